@@ -1,0 +1,92 @@
+# Everything that is done to this repository has one command here, and .ci/run calls exactly these.
+#
+#   make run      virtual environment, compile, start on 127.0.0.1:1883
+#   make test     install what the tests need (Debian packages too), compile, run them
+#   make check    ruff, mypy --strict, cython-lint, performance hints, import directions, tidiness
+#   make asan     the tests without sockets, under AddressSanitizer and UndefinedBehaviorSanitizer
+#   make fuzz     SECONDS=60 of mutated packets
+#   make soak     the long runs (by hand)
+#   make bench    the measurements (by hand); RULER=../shared/ruler has the comparison with other brokers
+#
+# PYTHON= chooses the interpreter (CPython 3.11 or 3.12), VENV= where the virtual environment is made.
+
+SHELL   = /bin/bash
+PYTHON ?= python3
+VENV   ?= .venv
+RULER  ?= ../shared/ruler
+SECONDS ?= 60
+ARGS   ?=
+
+BIN  = $(VENV)/bin
+ASAN = build/asan
+PACKAGES = $(wildcard broker shards zmq_mesh leveldb_store)
+
+.PHONY: run compile test check asan fuzz soak bench clean debian
+
+run: compile
+	$(BIN)/python -m broker $(ARGS)
+
+# -- what has to be there first
+
+# Debian packages, installed only when something is missing: the second run needs no network.
+debian:
+	@PYTHON="$(PYTHON)" tests/packaging/debian-packages
+
+$(VENV)/made: pyproject.toml | debian
+	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' || \
+	    { echo "mqttd needs CPython 3.11 or 3.12; $(PYTHON) is $$("$(PYTHON)" -V). Say PYTHON=python3.12"; exit 1; }
+	"$(PYTHON)" -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	    print(*project["dependencies"], *project["optional-dependencies"]["test"], sep="\n")' > $(VENV)/requirements.txt
+	$(BIN)/python -m pip install --quiet -r $(VENV)/requirements.txt
+	touch $@
+
+compile: $(VENV)/made
+	$(BIN)/python setup.py --quiet build_ext --inplace
+
+# -- tests
+
+test: $(VENV)/made
+	MQTTD_TESTS=1 $(BIN)/python setup.py --quiet build_ext --inplace
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/made
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	$(BIN)/mypy --strict $(PACKAGES) tests
+	$(BIN)/cython-lint pyx
+	$(BIN)/python setup.py --quiet hints
+	$(BIN)/python -m pytest --quiet tests/unit/test_imports_one_way.py tests/unit/test_tidy.py
+
+# A tree of its own, so that the modules of the release build stay where they are. pymalloc would hide what ASan is to
+# find; the leaks that CPython makes at its end are not ours.
+asan: $(VENV)/made
+	MQTTD_TESTS=1 MQTTD_PROFILE=asan $(BIN)/python setup.py --quiet build --build-lib $(ASAN)
+	rm -rf $(ASAN)/tests/unit/*.py $(ASAN)/tests/fuzz && mkdir -p $(ASAN)/tests/unit
+	cp tests/*.py $(ASAN)/tests/ && cp tests/unit/*.py $(ASAN)/tests/unit/ && cp -r tests/fuzz $(ASAN)/tests/
+	cp pyproject.toml $(ASAN)/
+	cd $(ASAN) && LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	    PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+	    $(abspath $(BIN))/python -m pytest -p no:cacheprovider -m "not whole_tree and not soak" tests/unit tests/fuzz $(ARGS)
+
+fuzz: compile
+	$(BIN)/python -m tests.fuzz.run --seconds $(SECONDS) $(ARGS)
+
+soak: compile
+	$(BIN)/python -m pytest -m soak $(ARGS)
+
+bench: compile
+	MQTTD_TESTS=1 $(BIN)/python setup.py --quiet build_ext --inplace
+	@if [ -f "$(RULER)/compare.py" ]; then \
+	    $(BIN)/python -m tests.benchmarks.run --ruler "$(RULER)" $(ARGS); \
+	else \
+	    echo "no ruler at $(RULER): the comparison with other brokers is left out (RULER=DIRECTORY says where it is)"; \
+	    $(BIN)/python -m tests.benchmarks.run $(ARGS); \
+	fi
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	rm -f pyx/*.so tests/unit/*.so tests/benchmarks/*.so

@@ -1,0 +1,5 @@
+"""`python -m broker` is `mqttd`."""
+
+from broker.cli import main
+
+raise SystemExit(main())

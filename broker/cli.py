@@ -1,0 +1,263 @@
+"""The command `mqttd`: read the settings, make the sockets, say what was started, supervise.
+
+Exit statuses: 0 stopped as asked; 1 a worker cannot start, or too many died; 2 wrong usage or settings; 3 an address
+cannot be listened on (in use, no permission, not of this machine). Each comes with one line on standard error that
+begins with `mqttd: `.
+
+Standard output carries one line, when every worker serves: `mqttd ready HOST:PORT workers=N`. Everything else goes to
+standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import broker
+from broker import config
+from broker.config import ConfigError, Settings
+from broker.logs import Log
+from shards import listening
+from shards.cores import usable_cores
+from shards.listening import CannotListen
+from shards.runtime_dir import RuntimeDir, RuntimeDirError
+from shards.supervisor import Policy, Reloaded, ReloadRefused, Seat, Supervisor, raise_descriptor_limit
+
+_CANNOT_START = 1
+_BAD_SETTINGS = 2
+_CANNOT_LISTEN = 3
+
+_DESCRIPTORS_OF_A_WORKER = 64
+"""Descriptors a worker needs for itself (streams, epoll, control, logs), beside listeners and a handful per sibling."""
+_DESCRIPTORS_PER_SIBLING = 8
+
+_EPILOG = """\
+mqttd check-config FILE    name every error in a configuration file and exit (status 2 if there is one)
+
+Settings come from defaults, then the file, then the environment (MQTTD_PORT, MQTTD_LIMITS__PACKET_BYTES_MAX, ...),
+then flags.
+Signals: SIGTERM and SIGINT stop the broker, SIGHUP re-reads the configuration.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `mqttd` with these arguments (default: the process's own). The exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        if arguments[:1] == ["check-config"]:
+            return _check_config(arguments[1:])
+        flags = vars(_parser().parse_args(arguments))
+        file = flags.pop("config", None) or os.environ.get(config.ENVIRONMENT_CONFIG) or None
+        return _serve(file, flags)
+    except _CannotStart as error:
+        for line in error.lines:
+            print(f"mqttd: {line}", file=sys.stderr)
+        return error.status
+
+
+class _CannotStart(Exception):
+    def __init__(self, status: int, *lines: str) -> None:
+        super().__init__(*lines)
+        self.status = status
+        self.lines = lines
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mqttd",
+        description="An MQTT 3.1.1 and 5.0 broker of N shared-nothing workers.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,  # what is not given must not override the environment
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--workers", type=int, metavar="N", help="worker processes (default: usable cores)")
+    add("--host", action="append", help="address to listen on, IPv4 or IPv6; may be repeated (default: loopback)")
+    add("--port", type=int, help="TCP port, 0 picks a free one (default: 1883)")
+    add("--config", metavar="FILE", help="configuration file (TOML); also MQTTD_CONFIG")
+    add("--store", choices=["memory"], help="where sessions and messages are kept (default: memory)")
+    add("--runtime-dir", metavar="DIR", help="directory for unix sockets (default: a private temporary one)")
+    add("--log-level", choices=["debug", "info", "warning", "error"], help="default: info")
+    add("--log-format", choices=["text", "json"], help="default: text")
+    add(
+        "--allow-anonymous",
+        action=argparse.BooleanOptionalAction,
+        help="let clients without credentials connect (default: on loopback addresses only)",
+    )
+    add("--version", action="version", version=f"mqttd {broker.__version__}")
+    return parser
+
+
+def _check_config(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="mqttd check-config", description="Name every error in a configuration file.")
+    parser.add_argument("file", metavar="FILE")
+    file = parser.parse_args(arguments).file
+    try:
+        config.load(file)
+    except ConfigError as error:
+        for line in error.lines:
+            print(line, file=sys.stderr)
+        return _BAD_SETTINGS
+    print(f"{file}: no errors")
+    return 0
+
+
+def _serve(file: str | None, flags: Mapping[str, Any]) -> int:
+    settings = _resolved(_load(file, flags))
+    run, row_bytes, heartbeat = _worker()
+    log = Log.of(settings)
+    descriptors = raise_descriptor_limit()
+    try:
+        runtime_dir = RuntimeDir(settings.runtime_dir)
+    except RuntimeDirError as error:
+        raise _CannotStart(_CANNOT_START, str(error)) from None
+    try:
+        supervisor = Supervisor(
+            run,
+            workers=settings.workers,
+            hosts=settings.host,
+            port=settings.port,
+            settings=settings,
+            policy=_policy(settings),
+            log=log.emit,
+            runtime_dir=runtime_dir,
+            on_ready=lambda: _say_ready(supervisor, settings),
+            reload=_Reload(file, flags, settings, log),
+            pin_cpus=settings.pin_cpus,
+            row_bytes=row_bytes,
+            heartbeat=heartbeat,
+        )
+    except CannotListen as error:
+        runtime_dir.close()
+        raise _CannotStart(_CANNOT_LISTEN, str(error)) from None
+    _say_start(supervisor, settings, log, descriptors)
+    if threading.active_count() != 1:
+        raise AssertionError("a thread was started before the fork")
+    status = supervisor.serve()
+    if supervisor.failure:
+        raise _CannotStart(status, supervisor.failure)
+    log.info("stopped")
+    return status
+
+
+def _load(file: str | None, flags: Mapping[str, Any]) -> Settings:
+    try:
+        return config.load(file, os.environ, flags)
+    except ConfigError as error:
+        raise _CannotStart(_BAD_SETTINGS, *error.lines) from None
+
+
+def _resolved(settings: Settings) -> Settings:
+    """What stands for "as many as" and "where there is one", looked up on this machine."""
+    updates: dict[str, Any] = {"workers": settings.workers or usable_cores()}
+    if "host" not in settings.model_fields_set:
+        updates["host"] = [host for host in settings.host if listening.available(host)] or settings.host
+    return settings.model_copy(update=updates)
+
+
+def _worker() -> tuple[Callable[[Seat], int], int, int]:
+    """(a worker's `run`, the bytes of its counter row, the index of its heartbeat in it).
+
+    Imported before the fork, so that the workers share the memory of the code.
+    """
+    try:
+        run = importlib.import_module("broker.worker").run
+        counters = importlib.import_module("pyx.counters")
+    except ImportError as error:
+        name = error.name or ""
+        if name.partition(".")[0] == "pyx":
+            reason = f"the compiled module {name} is missing (needs a C compiler at installation: pip install .)"
+        else:
+            reason = f"{error}"
+        raise _CannotStart(_CANNOT_START, f"cannot start: {reason}") from None
+    return run, counters.ROW_BYTES, counters.NAMES.index("heartbeat")
+
+
+def _policy(settings: Settings) -> Policy:
+    limits = settings.limits
+    return Policy(worker_hang_seconds_max=limits.worker_hang_seconds_max, stop_seconds_max=limits.stop_seconds_max)
+
+
+class _Reload:
+    """Re-reads file and environment on SIGHUP; flags stay."""
+
+    def __init__(self, file: str | None, flags: Mapping[str, Any], settings: Settings, log: Log) -> None:
+        self._file = file
+        self._flags = flags
+        self._settings = settings
+        self._log = log
+
+    def __call__(self) -> Reloaded:
+        try:
+            new = _resolved(config.load(self._file, os.environ, self._flags))
+            kept = config.restart_needed(self._settings, new)
+            settings = self._settings.reloaded(new.reloadable())
+        except ConfigError as error:
+            raise ReloadRefused("; ".join(error.lines)) from None
+        if kept:
+            self._log.warning("reload_needs_restart", keys=kept)
+        self._settings = settings
+        self._log.configure(settings.log_level, settings.limits.log_lines_per_second_max)
+        return Reloaded(settings, settings.reloadable(), _policy(settings))
+
+
+def _say_ready(supervisor: Supervisor, settings: Settings) -> None:
+    print(f"mqttd ready {supervisor.listening_on()[0]} workers={settings.workers}", flush=True)
+
+
+def _say_start(supervisor: Supervisor, settings: Settings, log: Log, descriptors: int) -> None:
+    """The start banner: for people as text, for machines as one event."""
+    limits = settings.limits
+    own = _DESCRIPTORS_OF_A_WORKER + len(supervisor.addresses) + _DESCRIPTORS_PER_SIBLING * settings.workers
+    per_worker = max(0, descriptors - own)
+    if limits.connections_max:
+        per_worker = min(per_worker, limits.connections_max)
+    connections = per_worker * settings.workers
+    if settings.log_format == "json":
+        log.info(
+            "start",
+            version=broker.__version__,
+            listeners=supervisor.listening_on(),
+            workers=settings.workers,
+            store=settings.store,
+            runtime_dir=supervisor.runtime_dir.path,
+            connections_max=connections,
+            descriptors=descriptors,
+            anonymous=settings.anonymous_allowed,
+            limits=limits.model_dump(),
+        )
+        return
+    address = supervisor.addresses[0]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.sockaddr[0], address.sockaddr[0])
+    target = f"-h {host} -p {supervisor.port}"
+    if settings.anonymous_allowed:
+        anonymous = "anonymous clients are allowed"
+    else:
+        anonymous = "anonymous clients are refused, and no credentials are configured: nobody can connect"
+    print(
+        f"mqttd {broker.__version__}\n"
+        f"  listening on  {', '.join(supervisor.listening_on())}\n"
+        f"  workers       {settings.workers}\n"
+        f"  store         {settings.store}"
+        + (" (lost with its worker)\n" if settings.store == "memory" else "\n")
+        + f"  connections   {connections} at most ({descriptors} file descriptors per worker)\n"
+        f"  limits        packet {limits.packet_bytes_max} bytes; per session {limits.queue_messages_max} messages "
+        f"or {limits.queue_bytes_max} bytes queued, {limits.inflight_max} in flight\n"
+        f"  access        {anonymous}\n"
+        "try\n"
+        f"  mosquitto_sub {target} -t 'hello/#' -v\n"
+        f"  mosquitto_pub {target} -t hello/world -m 'hi' -q 1\n"
+        f"  mosquitto_pub {target} -t hello/last -m 'kept' -r",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,299 @@
+"""CONNECT, DISCONNECT and the end of connections: who may come in, which session it gets, what becomes of it after.
+
+The way of a CONNECT: the accepting worker decodes it; if the client id's home is a sibling, the socket goes there with all
+that was read, and the sibling starts anew. At home: credentials, an older connection of the same client id is closed
+(take-over, one session and never two), the session is resumed or made, CONNACK, then whatever the session waits for.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from broker.sessions import NEVER, Details
+from pyx import counters as count
+from pyx.codec import encode_connack, encode_disconnect
+from pyx.reasons import ReasonCode
+from pyx.topics import is_topic_name
+from shards.placement import home
+
+if TYPE_CHECKING:
+    from broker.node import Node
+    from pyx.connection import Connection
+    from pyx.packets import Connect, Disconnect
+    from pyx.session import Session
+
+__all__ = ["Connecting"]
+
+AT_ONCE = 0x100
+"""Flag of a close reason: the client said goodbye (or cannot hear us): close without waiting for its FIN."""
+
+_OPEN = 2
+_CLOSING = 3
+_V3_SILENT = frozenset({ReasonCode.MALFORMED_PACKET, ReasonCode.PROTOCOL_ERROR})
+
+
+class Connecting:
+    """Decisions at the beginning and at the end of a connection."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._router = node.router
+        self._sessions = node.sessions
+        self._limits = node.settings.limits
+        self._row = node.counters
+        self._plain_connack: dict[tuple[int, bool], bytes] = {}
+
+    # ------------------------------------------------------------ in
+
+    def connect(self, conn: Connection, packet: Connect, raw: bytes) -> None:
+        """A whole CONNECT has come; `raw` are its bytes, for a hand-off."""
+        node = self._node
+        client_id = packet.client_id
+        assigned = False
+        if not client_id:
+            if packet.version < 5 and not packet.clean_start:  # [MQTT-3.1.3-8]
+                self._refuse(conn, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "empty client id without clean session")
+                return
+            client_id = self._assign()
+            assigned = True
+        elif node.workers > 1:
+            worker = home(client_id, node.workers)
+            if worker != node.index:
+                node.hand_over(conn, worker, raw)
+                return
+        if not node.settings.anonymous_allowed:
+            self._refuse(conn, ReasonCode.NOT_AUTHORIZED, "anonymous clients are not allowed")
+            return
+        if "authentication_method" in packet.properties:
+            self._refuse(conn, ReasonCode.BAD_AUTHENTICATION_METHOD, "no such authentication method")
+            return
+        will = packet.will
+        if will is not None and not is_topic_name(will.topic):
+            self._refuse(conn, ReasonCode.TOPIC_NAME_INVALID, "will topic with wildcard or empty")
+            return
+        self._open(conn, packet, client_id, assigned)
+
+    def _open(self, conn: Connection, packet: Connect, client_id: str, assigned: bool) -> None:
+        limits = self._limits
+        version = packet.version
+        properties = packet.properties
+        asked = keep_alive = packet.keep_alive
+        if limits.keep_alive_seconds_max and (not asked or asked > limits.keep_alive_seconds_max):
+            # v5 is told; v3 has no way to be told and keeps what it asked for
+            keep_alive = limits.keep_alive_seconds_max if version == 5 else asked
+        session = self._sessions.get(client_id)
+        if session is not None and session.connection is not None:
+            self._row.add(count.SESSIONS_TAKEN_OVER)
+            self.end_connection(session.connection, ReasonCode.SESSION_TAKEN_OVER, "taken over")
+            session = self._sessions.get(client_id)  # it may have ended with its connection
+        if session is not None and packet.clean_start:
+            self.end_session(session)
+            session = None
+        present = session is not None
+        if session is None:
+            session = self._sessions.new(client_id, version)
+        details: Details = session.details
+        if details.expiry_handle is not None:
+            details.expiry_handle.cancel()
+            details.expiry_handle = None
+        if details.will_handle is not None:  # [MQTT-3.1.3-9]: back before the Will Delay Interval has passed
+            details.will_handle.cancel()
+            details.will_handle = None
+        expiry = self._expiry(packet)
+        details.expiry_interval = expiry
+        session.durable = expiry > 0
+        details.username = packet.username
+        will = packet.will
+        if will is not None:
+            details.will = will
+        else:
+            details.will = None
+        if version == 5:
+            session.inflight_max = min(properties.get("receive_maximum", 65535), limits.inflight_max)
+            conn.packet_bytes_max = properties.get("maximum_packet_size", 0xFFFFFFFF)
+            conn.topic_alias_max = limits.topic_alias_max
+            conn.problem_information = bool(properties.get("request_problem_information", 1))
+        else:
+            session.inflight_max = limits.inflight_max
+        conn.keep_alive_ms = keep_alive * 1500
+        self._router.write(conn, self._connack(packet, present, client_id, assigned, expiry, keep_alive))
+        self._router.attach(session, conn)
+        self._node.opened(conn)
+        self._row.add(count.CONNECTIONS_OPENED)
+        log = self._node.log
+        if log.allows("connection_opened"):
+            log.write(
+                "info", "connection_opened", client=client_id, address=conn.address, version=version, keep_alive=keep_alive,
+                clean_start=packet.clean_start, session_present=present, session_expiry=expiry, username=packet.username,
+            )  # fmt: skip
+
+    def _connack(self, packet: Connect, present: bool, client_id: str, assigned: bool, expiry: int, keep_alive: int) -> bytes:
+        version = packet.version
+        if version < 5:
+            key = (version, present)
+            plain = self._plain_connack.get(key)
+            if plain is None:
+                plain = self._plain_connack[key] = encode_connack(version, present and version == 4, 0)
+            return plain
+        limits = self._limits
+        properties: dict[str, Any] = {
+            "receive_maximum": limits.receive_maximum,
+            "maximum_packet_size": limits.packet_bytes_max,
+        }
+        if limits.topic_alias_max:
+            properties["topic_alias_maximum"] = limits.topic_alias_max
+        if expiry != packet.properties.get("session_expiry_interval", 0):
+            properties["session_expiry_interval"] = expiry
+        if assigned:
+            properties["assigned_client_identifier"] = client_id
+        if keep_alive != packet.keep_alive:
+            properties["server_keep_alive"] = keep_alive
+        return encode_connack(version, present, 0, properties)
+
+    def _expiry(self, packet: Connect) -> int:
+        limits = self._limits
+        if packet.version == 5:
+            asked: int = packet.properties.get("session_expiry_interval", 0)
+        else:
+            asked = 0 if packet.clean_start else limits.session_expiry_seconds_default_v3
+        most = limits.session_expiry_seconds_max
+        return min(asked, most) if most else asked
+
+    def _assign(self) -> str:
+        # an assigned id's home is the accepting worker: the connection stays where it is
+        while True:
+            client_id = "auto-" + secrets.token_hex(12)
+            if home(client_id, self._node.workers) == self._node.index and self._sessions.get(client_id) is None:
+                return client_id
+
+    def _refuse(self, conn: Connection, reason: int, why: str) -> None:
+        self._row.add(count.CONNECTIONS_REFUSED)
+        version = conn.version or 4
+        properties = {"reason_string": why} if version == 5 else None
+        self._router.write(conn, encode_connack(version, False, reason, properties))
+        self._node.log.info("connection_refused", address=conn.address, reason=why, code=int(reason))
+        self._router.close(conn, int(reason), why)
+
+    def unavailable(self, conn: Connection, why: str) -> None:
+        """The client id's home cannot take the connection: CONNACK 0x88 (v3: 3)."""
+        self._refuse(conn, ReasonCode.SERVER_UNAVAILABLE, why)
+
+    def connect_timeout(self, conn: Connection) -> None:
+        """No whole CONNECT within connect_seconds_max."""
+        self._row.add(count.CONNECTIONS_REFUSED)
+        self._node.log.info("connection_refused", address=conn.address, reason="no CONNECT in time")
+        self._router.close(conn, AT_ONCE, "no CONNECT in time")
+
+    # ------------------------------------------------------------ out
+
+    def disconnect(self, conn: Connection, packet: Disconnect) -> None:
+        """DISCONNECT of the client: 0x00 takes its will away, 0x04 does not [MQTT-3.1.2-8, MQTT-3.14.4-3]."""
+        session: Session = conn.session
+        details: Details = session.details
+        asked = packet.properties.get("session_expiry_interval")
+        if asked is not None:
+            if details.expiry_interval == 0 and asked:  # [MQTT-3.14.2-2]: may not come back to life
+                self.protocol_error_reason(conn, ReasonCode.PROTOCOL_ERROR, "Session Expiry Interval after 0 in CONNECT")
+                return
+            most = self._limits.session_expiry_seconds_max
+            details.expiry_interval = min(asked, most) if most else asked
+            session.durable = details.expiry_interval > 0
+        if packet.reason_code == 0:
+            details.will = None
+        self.end_connection(conn, AT_ONCE, "disconnected by the client", told=packet.reason_code)
+
+    def protocol_error(self, conn: Connection, error: Any) -> None:
+        """A malformed packet or a protocol error: v5 is told why, v3 is just closed [MQTT-4.13.1-1]."""
+        self.protocol_error_reason(conn, int(error.reason_code), str(error))
+
+    def protocol_error_reason(self, conn: Connection, reason: int, why: str) -> None:
+        """The same for an error found later than in the codec."""
+        if conn.state < _OPEN:
+            self._refuse_bad_connect(conn, reason, why)
+            return
+        self._node.log.info("protocol_error", client=self._client(conn), address=conn.address, reason=why, code=reason)
+        self.end_connection(conn, reason, why)
+
+    def _refuse_bad_connect(self, conn: Connection, reason: int, why: str) -> None:
+        if conn.version == 5 or reason == ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
+            # an unknown level is answered in the form that all versions understand: return code 1 [MQTT-3.1.2-2]
+            self._refuse(conn, reason, why)
+            return
+        self._row.add(count.CONNECTIONS_REFUSED)
+        self._node.log.info("connection_refused", address=conn.address, reason=why, code=reason)
+        self._router.close(conn, AT_ONCE, why)
+
+    def keep_alive_timeout(self, conn: Connection) -> None:
+        """Nothing came for one and a half keep-alives [MQTT-3.1.2-22]."""
+        self.end_connection(conn, ReasonCode.KEEP_ALIVE_TIMEOUT, "keep-alive timeout")
+
+    def end_connection(self, conn: Connection, reason: int, why: str, told: int | None = None) -> None:
+        """Close a connection from our side: DISCONNECT to v5 with a reason, books closed at once, the socket follows."""
+        if conn.state >= _CLOSING:
+            return
+        self._router.close(conn, int(reason), why)
+        self.closed(conn, int(reason) & 0xFF, why, told)
+
+    def closed(self, conn: Connection, reason: int, why: str, told: int | None = None) -> None:
+        """The connection ends (ours or the client's doing): its session is detached, its will is due."""
+        session: Session | None = conn.session
+        if session is None:
+            return
+        if reason and conn.version == 5:
+            self._router.write(conn, encode_disconnect(reason))
+        conn.session = None
+        self._row.add(count.CONNECTIONS_CLOSED)
+        self._log_closed(conn, session, why, told)
+        details: Details = session.details
+        will = details.will
+        expiry = details.expiry_interval
+        delay = min(will.delay_interval, expiry) if will is not None else 0
+        self._router.detach(session)  # ends a session that is not durable
+        if expiry == 0:
+            self._sessions.remove(session)
+        elif expiry != NEVER:
+            details.expiry_handle = self._node.call_later(expiry, lambda: self._expire(session))
+        if will is not None:
+            if delay:
+                details.will_handle = self._node.call_later(delay, lambda: self._will_due(session))
+            else:
+                self._will_due(session)
+
+    def _will_due(self, session: Session) -> None:
+        details: Details = session.details
+        will, details.will = details.will, None
+        details.will_handle = None
+        if will is not None:
+            self._node.wills.publish(will, session.client_id)
+
+    def _expire(self, session: Session) -> None:
+        session.details.expiry_handle = None
+        self._row.add(count.SESSIONS_EXPIRED)
+        self.end_session(session)
+
+    def end_session(self, session: Session) -> None:
+        """An offline session is over: its will, if it still waits for its delay, is due now [MQTT-3.1.2-8]."""
+        details: Details = session.details
+        if details.expiry_handle is not None:
+            details.expiry_handle.cancel()
+            details.expiry_handle = None
+        self._sessions.remove(session)
+        self._router.end_session(session)
+        if details.will_handle is not None:
+            details.will_handle.cancel()
+            self._will_due(session)
+
+    def _log_closed(self, conn: Connection, session: Session, why: str, told: int | None) -> None:
+        log = self._node.log
+        if log.allows("connection_closed"):
+            log.write(
+                "info", "connection_closed", client=session.client_id, address=conn.address, reason=why, code=told,
+                seconds=round((self._router.now_ms - conn.opened) / 1000, 3), messages_in=conn.messages_in,
+                messages_out=conn.messages_out, bytes_in=conn.bytes_in, bytes_out=conn.bytes_out, drops=conn.drops,
+            )  # fmt: skip
+
+    def _client(self, conn: Connection) -> str | None:
+        return conn.session.client_id if conn.session is not None else None
+
+

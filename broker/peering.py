@@ -1,0 +1,100 @@
+"""What the links to the siblings tell this worker (`zmq_mesh.links.Events`), turned into calls of the router."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyx import counters as count
+
+if TYPE_CHECKING:
+    from broker.node import Node
+    from zmq_mesh.interest import Change
+
+__all__ = ["Peering"]
+
+
+class Peering:
+    """Implements `zmq_mesh.links.Events` for one node. Everything here runs once per batch or more rarely."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._router = node.router
+        self._row = node.counters
+        self._commits: list[tuple[int, int, Any]] = []
+
+    def batch(
+        self, peer: int, volatile: memoryview | None, sequenced: memoryview | None, payloads: list[Any], sequence: int
+    ) -> None:
+        """Route a batch. Its ack leaves when the tick's log is committed (`commit`)."""
+        router = self._router
+        used = 0
+        self._row.add(count.MESH_BATCHES_RECEIVED)
+        if volatile is not None:
+            used, _ = router.ingest(peer, volatile, payloads, 0)
+        refused = None
+        if sequenced is not None:
+            _, refused = router.ingest(peer, sequenced, payloads, used)
+        if sequence:
+            self._commits.append((peer, sequence, refused or ()))
+
+    def commit(self) -> None:
+        """The tick's log is committed: say so for the batches of this tick."""
+        if not self._commits:
+            return
+        links = self._node.links
+        for peer, sequence, refused in self._commits:
+            links[peer].commit(sequence, refused)
+        self._commits.clear()
+
+    def acknowledged(self, peer: int, ticket: int) -> None:
+        """Acks of publishers that waited for this peer may leave."""
+        self._router.peer_acknowledged(peer, ticket)
+
+    def refused(self, peer: int, ticket: int, position: int, reason: int) -> None:
+        """An entry was not taken: its copies are dropped here, with the reason."""
+        self._row.add(count.DROPPED_NO_MEMBER)
+        self._node.log.warning("peer_refused", peer=peer, position=position, reason=reason)
+
+    def lost(self, peer: int, entries_count: int, ticket: int) -> None:
+        """What waited for a worker that died (memory store)."""
+        self._row.add(count.DROPPED_PEER_LOST, entries_count)
+        self._node.log.warning("peer_lost", peer=peer, messages=entries_count)
+        self._router.peer_acknowledged(peer, ticket)
+
+    def interest(self, peer: int, changes: list[Change]) -> None:
+        """The peer wants, or no longer wants, filters."""
+        router = self._router
+        for text, group, members, _ in changes:
+            router.set_interest(peer, text, members, group)
+
+    def interest_snapshot(self, peer: int, entries: Iterator[Change]) -> None:
+        """All that the peer wants."""
+        router = self._router
+        router.forget_interest(peer)
+        for text, group, members, _ in entries:
+            router.set_interest(peer, text, members, group)
+
+    def interest_taken(self, peer: int, number: int) -> None:
+        """SUBACKs that waited for this peer may leave."""
+        self._router.peer_took_interest(peer, number)
+
+    def ready(self, peer: int) -> None:
+        """The peer is heard and its interest is complete here."""
+        self._router.peer_live(peer, True)
+        self._node.log.debug("peer_ready", peer=peer)
+        self._node.retaining.peer_ready(peer)
+        self._node.peers_changed()
+
+    def away(self, peer: int) -> None:
+        """Stopped or stalled: SUBACKs do not wait for it; its interest stays and what it should get is logged for it."""
+        self._node.log.warning("peer_away", peer=peer)
+        self._router.peer_away(peer)
+        self._node.peers_changed()
+
+    def gone(self, peer: int, incarnation: int) -> None:
+        """That incarnation is dead; with the memory store its sessions, and with them its interest, are gone."""
+        self._node.log.warning("peer_gone", peer=peer)
+        self._router.peer_live(peer, False)
+        self._router.forget_interest(peer)
+        self._node.peers_changed()

@@ -1,0 +1,346 @@
+"""A worker: one event loop, its sockets, its clock, its mesh; `run` is what the supervisor forks into.
+
+The tick: the reactor polls its sockets and ends each round with the router's end of tick (`pyx.router.Router.finish_tick`),
+which commits, lets sessions read on, and calls `Node.forward` when siblings get something. What comes over the mesh is
+treated the same way: drained within a budget, routed, committed, acknowledged.
+
+When a batch leaves: at once when the mesh was quiet, else after up to mesh_coalesce_microseconds_max, by a timerfd (the
+loop's own timers are too coarse): one message per wake-up makes three threads wake for each crossing, and gathering pays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import os
+import signal
+import struct
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from broker.connecting import AT_ONCE
+from broker.logs import Log
+from broker.node import Node
+from leveldb_store.memory import MemoryStore
+from pyx import counters as count
+from pyx.reactor import Reactor, trim_memory, tune_allocator
+from pyx.reasons import ReasonCode
+from shards import handoff
+from shards.seat import Seat
+from zmq_mesh.links import LinkLimits
+from zmq_mesh.sockets import Mesh
+
+if TYPE_CHECKING:
+    from broker.config import Settings
+    from pyx.connection import Connection
+
+__all__ = ["run"]
+
+_TIMER_SECONDS = 0.1
+_TRIM_SECONDS = 10.0
+_SPEC = struct.Struct("qqqq")
+_libc = ctypes.CDLL(None, use_errno=True)
+_TFD_NONBLOCK = 0o4000
+_TFD_CLOEXEC = 0o2000000
+
+
+def run(seat: Seat) -> int:
+    """Serve until told to stop; returns the exit status."""
+    uvloop.install()
+    return asyncio.run(_serve(seat))
+
+
+async def _serve(seat: Seat) -> int:
+    worker = Worker(seat)
+    try:
+        worker.start()
+        return await worker.stopped
+    finally:
+        worker.close()
+
+
+class _Waiting:
+    """A connection whose home did not take it yet."""
+
+    __slots__ = ("conn", "deadline", "raw", "worker")
+
+    def __init__(self, conn: Connection, worker: int, raw: bytes, deadline: float) -> None:
+        self.conn = conn
+        self.worker = worker
+        self.raw = raw
+        self.deadline = deadline
+
+
+class Worker:
+    """Sockets, time and mesh around one Node."""
+
+    def __init__(self, seat: Seat) -> None:
+        settings: Settings = seat.settings
+        self.seat = seat
+        self.settings = settings
+        self.loop = asyncio.get_running_loop()
+        self.stopped: asyncio.Future[int] = self.loop.create_future()
+        self.log = Log.of(settings).bind(worker=seat.index)
+        tune_allocator()
+        now = time.monotonic()
+        self.node = Node(
+            seat.index, seat.workers, settings, MemoryStore(), self.log, int(now * 1000), int(time.time() * 1000), seat.row,
+            self._hand_over,
+        )  # fmt: skip
+        self.reactor = Reactor(self.node.router, self.node.dispatch)
+        self.reactor.connect_ms_max = int(settings.limits.connect_seconds_max * 1000)
+        if settings.limits.connections_max:
+            self.reactor.connections_max = -(-settings.limits.connections_max // seat.workers)
+        self.reactor.schedule = lambda: self.loop.call_soon(self._poll)
+        self.node.opened = self.reactor.start_keep_alive
+        self.node.peers_changed = self._peers_changed
+        self.mesh: Mesh | None = None
+        self._listening = False
+        self._stopping = False
+        self._waiting: list[_Waiting] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._quiet_rounds = 0
+        self._trim_at = now + _TRIM_SECONDS
+        self._drain_soon = False
+        # coalescing
+        self._timerfd = -1
+        self._armed = False
+        self._sent_at = 0.0
+        self._coalesce = settings.limits.mesh_coalesce_microseconds_max * 1e-6
+
+    # ------------------------------------------------------------ start and stop
+
+    def start(self) -> None:
+        """Watch everything; accept connections when every sibling was heard."""
+        loop, seat = self.loop, self.seat
+        loop.add_reader(seat.control.fileno(), self._on_control)
+        loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
+        loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
+        loop.add_reader(self.reactor.fileno(), self._poll)
+        loop.add_reader(seat.handoff_receive.fileno(), self._on_handoff)
+        if seat.workers > 1:
+            self._start_mesh()
+        else:
+            self._listen()
+        self._on_timer()
+        gc.collect()
+        gc.freeze()
+
+    def _start_mesh(self) -> None:
+        limits = self.settings.limits
+        assert self.node.interest is not None
+        self._timerfd = _libc.timerfd_create(1, _TFD_NONBLOCK | _TFD_CLOEXEC)
+        if self._timerfd < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+        self.loop.add_reader(self._timerfd, self._on_timerfd)
+        self.mesh = Mesh(
+            self.seat.index, self.node.siblings, self.seat.runtime_dir, self.seat.incarnation, self.node.interest,
+            self.node.peering,
+            LinkLimits(
+                peer_outbox_bytes_max=limits.peer_outbox_bytes_max, handoff_log_bytes_max=limits.handoff_log_bytes_max,
+                link_silence_seconds_max=limits.link_silence_seconds_max, peer_stall_seconds_max=limits.peer_stall_seconds_max,
+            ),
+            time.monotonic(),
+        )  # fmt: skip
+        self.node.links = self.mesh.links
+        self.node.flush_mesh = self._flush_mesh_soon
+        for fd in self.mesh.filenos():
+            self.loop.add_reader(fd, self._on_mesh, fd)
+
+    def _listen(self) -> None:
+        if self._listening or self._stopping:
+            return
+        self._listening = True
+        for sock in self.seat.listeners:
+            self.reactor.listen(sock.fileno())
+        self.seat.ready()
+
+    def _peers_changed(self) -> None:
+        if not self._listening and self.mesh is not None and all(link.ready for link in self.mesh.links.values()):
+            self._listen()
+
+    def _on_control(self) -> None:
+        for message in self.seat.messages():
+            event = message["event"]
+            if event == "stop":
+                self._stop(float(message.get("seconds", 5.0)))
+            elif event == "sibling_down" and self.mesh is not None:
+                self.mesh.down(int(message["worker"]), int(message["incarnation"]))
+                self.reactor.finish()
+            elif event == "reload":
+                self.settings = self.settings.reloaded(message["settings"])
+                self.log.configure(self.settings.log_level, self.settings.limits.log_lines_per_second_max)
+                self.log.info("reloaded")
+            elif event == "closed":
+                os._exit(1)  # the supervisor is gone
+
+    def _on_sigterm(self) -> None:
+        self._stop(5.0)
+
+    def _stop(self, seconds: float) -> None:
+        """Accept nothing more, answer what was accepted, say DISCONNECT 0x8B to v5 clients, end."""
+        if self._stopping:
+            return
+        self._stopping = True
+        self.log.info("stopping", connections=len(self.reactor))
+        self.reactor.stop_listening()
+        self._poll()  # what lies in the sockets is answered
+        for conn in self.reactor.all_connections():
+            if conn.state == 2:
+                self.node.connecting.end_connection(conn, ReasonCode.SERVER_SHUTTING_DOWN, "server is shutting down")
+            else:
+                self.node.router.close(conn, AT_ONCE, "server is shutting down")
+        self.reactor.finish()
+        deadline = self.loop.time() + min(2.0, seconds / 2)
+        self._wait_for_last(deadline)
+
+    def _wait_for_last(self, deadline: float) -> None:
+        if len(self.reactor) and self.loop.time() < deadline:
+            self.loop.call_later(0.02, self._wait_for_last, deadline)
+        elif not self.stopped.done():
+            self.stopped.set_result(0)
+
+    def close(self) -> None:
+        """Let go of what the process holds."""
+        if self.mesh is not None:
+            self.mesh.close()
+
+    # ------------------------------------------------------------ the tick
+
+    def _poll(self) -> None:
+        if self.mesh is not None and not self.mesh.awake(time.monotonic()):
+            self._on_mesh(self.mesh.fileno)
+            return
+        self.reactor.poll()
+
+    def _on_timer(self) -> None:
+        now = time.monotonic()
+        self.seat.heartbeat[0] += 1
+        self.node.counters.set(count.CONNECTIONS, len(self.reactor))
+        if self.mesh is not None:
+            self.mesh.tick(now)
+            self._mesh_state()
+        self.reactor.run_timers()
+        if self._waiting:
+            self._retry_handoffs(now)
+        if now >= self._trim_at:
+            self._trim_at = now + _TRIM_SECONDS
+            trim_memory()
+        self.loop.call_later(_TIMER_SECONDS, self._on_timer)
+
+    # ------------------------------------------------------------ the mesh
+
+    def _on_mesh(self, fd: int) -> None:
+        mesh = self.mesh
+        assert mesh is not None
+        now = time.monotonic()
+        if mesh.readable(fd, now) and not self._drain_soon:
+            self._drain_soon = True
+            self.loop.call_soon(self._drain_again)
+        self._mesh_state()
+        self.reactor.finish()
+        self.node.peering.commit()
+        self._flush_mesh_soon()
+
+    def _drain_again(self) -> None:
+        self._drain_soon = False
+        assert self.mesh is not None
+        self._on_mesh(self.mesh.fileno)
+
+    def _mesh_state(self) -> None:
+        router = self.node.router
+        assert self.mesh is not None
+        for peer, link in self.mesh.links.items():
+            router.peer_full(peer, link.full)
+
+    def _flush_mesh_soon(self) -> None:
+        if self._armed:
+            return
+        now = time.monotonic()
+        if now - self._sent_at >= self._coalesce:
+            self._flush_mesh(now)
+        else:
+            self._armed = True
+            _libc.timerfd_settime(self._timerfd, 0, _SPEC.pack(0, 0, 0, int(self._coalesce * 1e9)), None)
+
+    def _on_timerfd(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._timerfd, 8)
+        self._armed = False
+        self._flush_mesh(time.monotonic())
+
+    def _flush_mesh(self, now: float) -> None:
+        assert self.mesh is not None
+        self._sent_at = now
+        self.mesh.flush(now)
+
+    # ------------------------------------------------------------ connections that live elsewhere
+
+    def _hand_over(self, conn: Connection, worker: int, raw: bytes) -> None:
+        deadline = time.monotonic() + min(
+            self.settings.limits.handoff_seconds_max,
+            max(0.0, self.settings.limits.connect_seconds_max - (self.node.router.now_ms - conn.opened) / 1000),
+        )
+        waiting = _Waiting(conn, worker, raw, deadline)
+        if not self._pass_on(waiting):
+            if len(self._waiting) >= self.settings.limits.handoff_pending_max:
+                self.node.connecting.unavailable(conn, "its worker is busy")
+            else:
+                self._waiting.append(waiting)
+
+    def _pass_on(self, waiting: _Waiting) -> bool:
+        conn = waiting.conn
+        host, _, port = conn.address.rpartition(":")
+        sent = handoff.send(
+            self.seat.handoff_send[waiting.worker], conn.fd, waiting.raw + conn.unread(),
+            waiting.deadline - time.monotonic(), (host.strip("[]"), int(port or 0)), 0,
+        )  # fmt: skip
+        if sent:
+            self.node.counters.add(count.CONNECTIONS_HANDED_OVER)
+            self.reactor.release(conn)
+        return sent
+
+    def _retry_handoffs(self, now: float) -> None:
+        kept = []
+        for waiting in self._waiting:
+            if waiting.conn.fd < 0:
+                continue
+            if now >= waiting.deadline:
+                self.node.connecting.unavailable(waiting.conn, "its worker did not take it in time")
+            elif not self._pass_on(waiting):
+                kept.append(waiting)
+        self._waiting = kept
+        self.reactor.finish()
+
+    def _on_handoff(self) -> None:
+        for _ in range(64):
+            try:
+                came = handoff.receive(self.seat.handoff_receive)
+            except handoff.HandoffLost as lost:
+                self.log.error("handoff_lost", reason=str(lost))
+                continue
+            if came is None:
+                break
+            self._take_in(came)
+        self.reactor.finish()
+
+    def _take_in(self, came: handoff.HandedOver) -> None:
+        self.node.counters.add(count.CONNECTIONS_TAKEN_IN)
+        if self._stopping:
+            os.close(came.fd)
+            return
+        conn = self.reactor.adopt(came.fd, b"", max(0, int(came.remaining_seconds * 1000)))
+        if came.remaining_seconds <= 0:
+            self.node.connecting.unavailable(conn, "its worker did not take it in time")
+        else:
+            self.node.dispatch.feed(conn, came.unread)
+
+
+if sys.platform != "linux":  # pragma: no cover
+    raise ImportError("mqttd runs on Linux")
+

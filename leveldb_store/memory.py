@@ -1,0 +1,57 @@
+"""The store without a disk: the same contract, in memory. What it holds is lost with its worker.
+
+A message is held once, by reference, however many indexes list it; it is gone when the last index, window and outbox that
+wants it has let go.
+"""
+
+from __future__ import annotations
+
+from pyx.records import Batch, Block, Index
+
+
+class MemoryStore:
+    """Implements `leveldb_store.contract.Store`."""
+
+    immediate = True
+
+    def __init__(self) -> None:
+        self._indexes: dict[bytes, Index] = {}
+        self._ticket = 0
+        self._nothing = Index()
+
+    def append(self, block: Block) -> int:
+        """See the contract."""
+        indexes = self._indexes
+        for name, batch in block.batches():
+            index = indexes.get(name)
+            if index is None:
+                index = indexes[name] = Index()
+            index.extend(batch)
+        self._ticket += 1
+        return self._ticket
+
+    def read(self, index: bytes, after: int, bytes_max: int) -> Batch:
+        """See the contract."""
+        return self._indexes.get(index, self._nothing).read(after, bytes_max)
+
+    def backlog(self, index: bytes, after: int) -> tuple[int, int]:
+        """See the contract."""
+        return self._indexes.get(index, self._nothing).backlog(after)
+
+    def position_of_last(self, index: bytes, messages: int, bytes_max: int) -> int:
+        """See the contract."""
+        return self._indexes.get(index, self._nothing).position_of_last(messages, bytes_max)
+
+    def trim(self, index: bytes, up_to: int) -> None:
+        """See the contract."""
+        held = self._indexes.get(index)
+        if held is not None:
+            held.trim(up_to)
+
+    def forget(self, index: bytes) -> None:
+        """See the contract."""
+        self._indexes.pop(index, None)
+
+    def messages_held(self) -> int:
+        """Index entries in all: for metrics and tests."""
+        return sum(len(index) for index in self._indexes.values())

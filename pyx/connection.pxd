@@ -1,0 +1,80 @@
+# cython: language_level=3
+"""One client connection without its socket: what came and is not a whole packet yet, what is to leave, and acks that wait.
+
+inbox   part[0 .. part_len): the beginning of one packet (or, when the packet budget of a tick ran out, whole packets
+        that wait for the next tick). Grows as bytes come, never on the word of a length field.
+acks    a ring of acks in the order of the packets they answer. One leaves when everything it waits for has happened and
+        all before it have left. While nothing waits an ack goes straight into the outbox.
+"""
+from cpython.ref cimport PyObject
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+from pyx.outbox cimport Outbox
+from pyx.timers cimport TimerNode
+
+
+cdef enum ConnectionState:
+    OPENING = 0             # before the CONNECT
+    DECIDING = 1            # CONNECT was handed up; packets behind it wait
+    OPEN = 2                # CONNACK 0 is in the outbox
+    CLOSING = 3             # what is in the outbox still leaves; nothing is read any more
+    CLOSED = 4
+
+
+cdef struct PendingAck:
+    uint64_t tick           # leaves when every peer of `mask` has acknowledged this tick, and the store too when `stored`
+    uint64_t mask
+    uint64_t ticket         # of the store; 0 = does not wait for it
+    uint64_t interest       # number of our interest that every live peer must have taken; 0 = does not wait for it
+    PyObject* packet        # SUBACK, UNSUBACK, ... ready to send (strong), or NULL: built from the next three
+    uint16_t packet_id
+    uint8_t packet_type
+    uint8_t reason
+
+
+cdef class Connection:
+    cdef Outbox out
+    cdef public object session          # Session or None
+    cdef uint8_t[16] peer               # address of the client, 4 or 16 bytes
+    cdef uint16_t peer_port
+    cdef uint8_t peer_family            # 4, 6; 0 = none
+    cdef public object via              # where it came from when that is not its socket's peer (PROXY, tests), or None
+    cdef public object context          # broker's own: the listener, the hand-off, a half-done authentication
+    cdef public int fd                  # -1: none (tests, simulation, after close)
+    cdef public uint8_t version         # 3, 4, 5; 0 before CONNECT
+    cdef public uint8_t state
+    cdef bint dirty                     # in the router's list of connections with output
+    cdef bint want_write                # waits for EPOLLOUT
+    cdef bint not_reading               # EPOLLIN is off
+    cdef bint paused                    # stopped reading because a peer's outbox is full
+    cdef bint waiting                   # in the router's list of connections with pending acks
+    cdef bint carried                   # part holds whole packets for the next tick
+    cdef bint dropping                  # drops have begun and were logged
+    cdef bint lingering                 # our FIN is out; what comes is thrown away until theirs or the timer
+    cdef public bint problem_information
+    cdef uint8_t* part
+    cdef uint32_t part_len
+    cdef uint32_t part_cap
+    cdef uint32_t part_want             # length of the packet that part begins, 0 = not known yet
+    cdef public uint32_t packet_bytes_max      # that the client takes
+    cdef public uint32_t topic_alias_max       # aliases the client may set here
+    cdef PyObject** aliases             # topic_alias_max + 1 strong bytes or NULL; NULL until the first
+    cdef TimerNode timer                # connect deadline, then keep-alive, then lingering
+    cdef uint64_t heard                 # ms: last packet began
+    cdef public uint32_t keep_alive_ms  # one and a half times what was agreed; 0 = off
+    cdef PendingAck* acks
+    cdef uint32_t ack_head
+    cdef uint32_t ack_count
+    cdef uint32_t ack_cap
+    cdef uint32_t unanswered            # PUBLISH QoS 1 whose PUBACK is in acks
+    cdef public uint64_t opened         # ms, monotonic
+    cdef public uint64_t bytes_in
+    cdef public uint64_t bytes_out
+    cdef public uint64_t messages_in
+    cdef public uint64_t messages_out
+    cdef public uint64_t drops
+
+    cdef int keep(self, const uint8_t* p, uint32_t n) except -1
+    cdef int push_ack(self, PendingAck* a) except -1
+    cdef void drop_acks(self) noexcept
+    cdef void free_part(self) noexcept

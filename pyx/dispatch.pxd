@@ -1,0 +1,29 @@
+# cython: language_level=3
+"""Bytes of a connection -> packets -> the router (PUBLISH, its acks, PINGREQ) or the handler (all others)."""
+from libc.stdint cimport uint8_t, uint16_t, uint32_t
+
+from pyx.codec cimport Publish, Scratch
+from pyx.connection cimport Connection
+from pyx.router cimport Router
+from pyx.session cimport Session
+from pyx.subscriptions cimport Subscriptions
+
+
+cdef class Dispatch:
+    cdef readonly Router router
+    cdef Subscriptions subscriptions
+    cdef Scratch scratch
+    cdef object raw                     # the CONNECT being handed up
+    cdef readonly list carried          # connections with whole packets left over for the next tick
+
+    # n bytes at p; nothing was left over before, or it stands in front of p. p does not lie in conn.part
+    cdef int take(self, Connection conn, uint8_t* p, uint32_t n) except -1
+    cdef int take_part(self, Connection conn) except -1
+    cdef uint32_t decode(self, Connection conn, uint8_t* p, uint32_t n) except? 0xFFFFFFFF
+    cdef int packet(self, Connection conn, uint8_t* p, uint32_t header, uint32_t total) except -1
+    cdef int publish(self, Connection conn, uint8_t flags, uint8_t* p, uint32_t header, uint32_t total) except -1
+    cdef int connect(self, Connection conn, uint8_t* p, uint32_t header, uint32_t total) except -1
+    cdef int hand_up(self, Connection conn) except -1
+    cdef bint known(self, Session s, uint16_t packet_id) except -1
+    cdef int refuse(self, Connection conn, Session s, Publish* pub, uint8_t reason) except -1
+    cdef int alias(self, Connection conn, Publish* pub) except -1

@@ -1,0 +1,328 @@
+"""Bytes of a connection -> packets.
+
+PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP and PINGREQ are finished here and in the router; CONNECT, SUBSCRIBE, UNSUBSCRIBE,
+DISCONNECT and AUTH are decoded and handed to the handler. Whatever a client sends ends in a packet, a documented MQTT error
+or a wait for more bytes: MalformedPacket and ProtocolError are caught in one place, `decode`.
+
+A partial packet is kept aside by the connection; nothing is allocated on the word of a length field.
+"""
+cimport cython
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.ref cimport Py_INCREF, Py_XDECREF, PyObject
+from libc.stdint cimport uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy, memmove
+
+from pyx cimport counters as count
+from pyx.codec cimport (Ack, Publish, connect_version, decode_ack, decode_auth, decode_connect, decode_disconnect, decode_pingreq, decode_publish,
+                        decode_subscribe, decode_unsubscribe, fixed_header, packet_flags, put_ack)
+from pyx.connection cimport CLOSING, DECIDING, OPEN, OPENING
+from pyx.message cimport Content
+from pyx.outbox cimport outbox_reserve
+from pyx.packets cimport (AUTH, CONNECT, DISCONNECT, PINGREQ, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBSCRIBE, UNSUBSCRIBE)
+from pyx.packets cimport Connect
+from pyx.reasons cimport malformed, protocol_error
+from pyx.session cimport Session
+from pyx.subscriptions cimport Matches
+from pyx.topics cimport level_count, topic_name_valid
+from pyx.wire cimport varint_size
+
+from pyx.reasons import MalformedPacket, ProtocolError
+
+cdef enum:
+    NO_MATCHING_SUBSCRIBERS = 0x10
+    PACKET_ID_NOT_FOUND = 0x92
+    RECEIVE_MAXIMUM_EXCEEDED = 0x93
+    TOPIC_ALIAS_INVALID = 0x94
+    PACKET_TOO_LARGE = 0x95
+    TOPIC_NAME_INVALID = 0x90
+    NOT_AUTHORIZED = 0x87
+    PROTOCOL_ERROR = 0x82
+    DIRECT = 65536              # a packet of more bytes is received into the connection's own buffer
+
+
+@cython.final
+cdef class Dispatch:
+    """The way from bytes to packets, for all connections of one router."""
+
+    def __cinit__(self, Router router not None):
+        self.router = router
+        self.subscriptions = router.subscriptions
+        self.scratch.buf = NULL
+        self.scratch.cap = 0
+        self.carried = []
+
+    def __dealloc__(self):
+        free(self.scratch.buf)
+
+    def feed(self, Connection conn not None, data):
+        """Bytes that came from the client, in any pieces: hand-off, tests, simulation. The reactor has its own way in."""
+        cdef const uint8_t[::1] view = data
+        if view.shape[0] == 0 or conn.state >= CLOSING:
+            return
+        conn.bytes_in += view.shape[0]
+        self.router.counters.at[count.BYTES_RECEIVED] += view.shape[0]
+        conn.keep(&view[0], <uint32_t>view.shape[0])
+        if not conn.carried and conn.state != DECIDING:
+            self.take_part(conn)
+
+    def resume(self, Connection conn not None):
+        """A CONNECT was decided on: go on with what came behind it."""
+        if conn.part_len and not conn.carried:
+            self.take_part(conn)
+
+    def take_carried(self):
+        """Decode on where the packet budget of the last tick ended. True: something is left again."""
+        cdef list carried = self.carried
+        cdef Connection conn
+        self.carried = []
+        for conn in carried:
+            conn.carried = False
+            if conn.state == OPEN and conn.part_len:
+                if conn.paused:
+                    conn.carried = True
+                    self.carried.append(conn)
+                else:
+                    self.take_part(conn)
+        return len(self.carried) > 0
+
+    cdef int take(self, Connection conn, uint8_t* p, uint32_t n) except -1:
+        cdef uint32_t used = self.decode(conn, p, n)
+        conn.part_len = 0
+        if used < n and conn.state < CLOSING:
+            conn.keep(p + used, n - used)
+        elif conn.part != NULL:
+            conn.free_part()
+        if conn.state == DECIDING and self.raw is not None:
+            self.hand_up(conn)
+        return 0
+
+    cdef int take_part(self, Connection conn) except -1:
+        # the same for bytes that stand in conn.part
+        cdef uint32_t used, n = conn.part_len
+        cdef uint8_t* p = conn.part
+        self.router.adoptable = conn
+        try:
+            used = self.decode(conn, p, n)
+        finally:
+            self.router.adoptable = None
+        if conn.part == NULL:               # a Message took the buffer: it held just that packet
+            return 0
+        if used >= n or conn.state >= CLOSING:
+            conn.free_part()
+        elif used:
+            memmove(p, p + used, n - used)
+            conn.part_len = n - used
+        if conn.state == DECIDING and self.raw is not None:
+            self.hand_up(conn)
+        return 0
+
+    cdef int hand_up(self, Connection conn) except -1:
+        packet, raw = self.raw
+        self.raw = None
+        self.router.handler.connect(conn, packet, raw)
+        if conn.state == OPEN and conn.part_len:
+            self.take_part(conn)
+        return 0
+
+    cdef uint32_t decode(self, Connection conn, uint8_t* p, uint32_t n) except? 0xFFFFFFFF:
+        # handles whole packets at p; returns the bytes they took
+        cdef uint32_t at = 0, remaining = 0, packets = 0, most = self.router.limits.tick_connection_packets_max
+        cdef int header
+        cdef uint64_t total
+        conn.part_want = 0
+        try:
+            while at < n:
+                header = fixed_header(p + at, n - at, conn.version == 5, &remaining)
+                if header == 0:
+                    if conn.state == OPENING and n - at >= 1 and p[at] >> 4 != CONNECT:
+                        protocol_error(PROTOCOL_ERROR, "first packet is not CONNECT")
+                    break
+                if header < 0:
+                    malformed("Remaining Length of more bytes than it may have")
+                total = <uint64_t>header + remaining
+                if conn.state == OPENING and p[at] >> 4 != CONNECT:
+                    protocol_error(PROTOCOL_ERROR, "first packet is not CONNECT")
+                if total > self.router.limits.packet_bytes_max:
+                    protocol_error(PACKET_TOO_LARGE, "packet larger than packet_bytes_max")
+                if total > n - at:
+                    conn.part_want = <uint32_t>total
+                    break
+                if packets == most:
+                    if not conn.carried:
+                        conn.carried = True
+                        self.carried.append(conn)
+                    break
+                packets += 1
+                # only a packet that has the buffer to itself can give it to its Message
+                if total != n:
+                    self.router.adoptable = None
+                self.packet(conn, p + at, <uint32_t>header, <uint32_t>total)
+                at += <uint32_t>total
+                if conn.state != OPEN:
+                    break
+        except (MalformedPacket, ProtocolError) as error:
+            self.router.counters.at[count.PROTOCOL_ERRORS] += 1
+            self.router.handler.protocol_error(conn, error)
+            at = n
+        if packets:
+            conn.heard = self.router.now_ms
+            self.router.counters.at[count.PACKETS_RECEIVED] += packets
+        return at
+
+    cdef int packet(self, Connection conn, uint8_t* p, uint32_t header, uint32_t total) except -1:
+        cdef uint8_t packet_type = p[0] >> 4, flags = packet_flags(p[0], conn.version)
+        cdef uint8_t* body = p + header
+        cdef uint32_t n = total - header
+        cdef bint v5 = conn.version == 5
+        cdef Session s
+        cdef Ack ack
+        cdef uint8_t* o
+        cdef uint8_t reason
+        cdef uint64_t mask
+        if packet_type == PUBLISH:
+            return self.publish(conn, flags, p, header, total)
+        s = <Session>conn.session
+        if packet_type == PUBACK:
+            decode_ack(&ack, PUBACK, flags, body, n, v5)
+            self.router.puback(s, ack.packet_id, ack.reason)
+        elif packet_type == PUBREC:
+            decode_ack(&ack, PUBREC, flags, body, n, v5)
+            self.router.pubrec(s, conn, ack.packet_id, ack.reason)
+        elif packet_type == PUBREL:
+            decode_ack(&ack, PUBREL, flags, body, n, v5)
+            reason = 0 if s.leave(ack.packet_id) else PACKET_ID_NOT_FOUND
+            self.router.logged = False
+            self.router.answer(conn, PUBCOMP, ack.packet_id, reason, 0)
+        elif packet_type == PUBCOMP:
+            decode_ack(&ack, PUBCOMP, flags, body, n, v5)
+            self.router.pubcomp(s, ack.packet_id)
+        elif packet_type == PINGREQ:
+            decode_pingreq(flags, n)
+            o = outbox_reserve(&conn.out, 2)
+            o[0] = 0xD0
+            o[1] = 0
+            self.router.set_dirty(conn)
+        elif packet_type == CONNECT:
+            if conn.state != OPENING:
+                protocol_error(PROTOCOL_ERROR, "second CONNECT")
+            self.connect(conn, p, header, total)
+        elif packet_type == SUBSCRIBE:
+            self.router.handler.subscribe(conn, s, decode_subscribe(flags, body, n, v5))
+        elif packet_type == UNSUBSCRIBE:
+            self.router.handler.unsubscribe(conn, s, decode_unsubscribe(flags, body, n, v5))
+        elif packet_type == DISCONNECT:
+            self.router.handler.disconnect(conn, decode_disconnect(flags, body, n, v5))
+        elif packet_type == AUTH and v5:
+            self.router.handler.auth(conn, decode_auth(flags, body, n, v5))
+        else:
+            protocol_error(PROTOCOL_ERROR, "packet that only a server sends" if packet_type else "packet type 0")
+        return 0
+
+    cdef int connect(self, Connection conn, uint8_t* p, uint32_t header, uint32_t total) except -1:
+        cdef Connect packet
+        conn.version = <uint8_t>connect_version(p + header, total - header)      # how to answer if it is bad
+        packet = decode_connect(p[0] & 15, p + header, total - header)
+        conn.version = packet.version
+        if conn.state == OPENING:
+            conn.state = DECIDING
+            self.raw = (packet, PyBytes_FromStringAndSize(<char*>p, total))
+        return 0
+
+    cdef int publish(self, Connection conn, uint8_t flags, uint8_t* p, uint32_t header, uint32_t total) except -1:
+        cdef Router router = self.router
+        cdef Session s = <Session>conn.session
+        cdef Publish pub
+        cdef Content c
+        cdef Matches* m
+        cdef bint v5 = conn.version == 5
+        cdef int kind
+        cdef uint8_t reason
+        cdef uint64_t mask
+        cdef uint32_t id_at
+        decode_publish(&pub, flags, p + header, total - header, v5, &self.scratch)
+        if pub.has_alias:
+            self.alias(conn, &pub)
+        m = self.subscriptions.cached(pub.topic, pub.topic_len)
+        if m == NULL:
+            if not topic_name_valid(pub.topic, pub.topic_len):
+                protocol_error(TOPIC_NAME_INVALID, "Topic Name with wildcard, U+0000, bad UTF-8, or empty")
+            if pub.topic_len > router.limits.topic_bytes_max or level_count(pub.topic, pub.topic_len) > router.limits.topic_levels_max:
+                protocol_error(TOPIC_NAME_INVALID, "Topic Name beyond topic_bytes_max or topic_levels_max")
+            m = self.subscriptions.match(pub.topic, pub.topic_len)
+        conn.messages_in += 1
+        if pub.topic[0] == c'$' and pub.topic_len >= 4 and pub.topic[1] == c'S' and pub.topic[2] == c'Y' and pub.topic[3] == c'S':
+            return self.refuse(conn, s, &pub, NOT_AUTHORIZED)
+        if pub.qos:
+            if conn.unanswered + s.arrived_count >= router.limits.receive_maximum and v5:
+                # a resent QoS 2 publish whose identifier is known takes no place of its own
+                if pub.qos == 1 or not self.known(s, pub.packet_id):
+                    protocol_error(RECEIVE_MAXIMUM_EXCEEDED, "more than Receive Maximum unacknowledged publishes")
+            if pub.qos == 2 and not s.arrive(pub.packet_id):
+                # there already: whatever the first one waits for, the answer waits for it too
+                router.counters.at[count.PUBLISH_DUPLICATES] += 1
+                router.logged = False
+                router.answer(conn, PUBREC, pub.packet_id, 0, router.unacknowledged_peers())
+                return 0
+            router.counters.at[count.PUBLISH_RECEIVED_QOS1 if pub.qos == 1 else count.PUBLISH_RECEIVED_QOS2] += 1
+        router.counters.at[count.PUBLISH_RECEIVED] += 1
+        c.topic = pub.topic
+        c.topic_len = pub.topic_len
+        c.props = pub.props
+        c.props_len = pub.props_len
+        c.payload = pub.payload
+        c.payload_len = pub.payload_len
+        c.qos = pub.qos
+        c.retain = pub.retain
+        c.expiry_offset = pub.expiry_offset
+        c.expires = router.wall_ms + <uint64_t>pub.expiry_interval * 1000 if pub.expiry_offset >= 0 else 0
+        c.number = router.next_number()
+        kind = -1
+        id_at = 0
+        if not pub.has_alias:
+            kind = (1 if v5 else 0) | (2 if pub.qos else 0)
+            id_at = header + 2 + pub.topic_len
+        router.begin(&c, s, s.client_id, p, total, kind, id_at)
+        reason = 0 if router.publish(m) or not v5 else NO_MATCHING_SUBSCRIBERS
+        if router.full_peers and router.matched_peers & router.full_peers:
+            router.pause(conn)
+        if pub.qos:
+            router.answer(conn, PUBACK if pub.qos == 1 else PUBREC, pub.packet_id, reason, router.mask)
+        return 0
+
+    cdef bint known(self, Session s, uint16_t packet_id) except -1:
+        if s.arrive(packet_id):
+            s.leave(packet_id)
+            return False
+        return True
+
+    cdef int refuse(self, Connection conn, Session s, Publish* pub, uint8_t reason) except -1:
+        # v5 is told in the ack; v3 has no way to be told and is answered as if all were well [MQTT-3.3.5-2]
+        if pub.qos:
+            self.router.logged = False
+            self.router.answer(conn, PUBACK if pub.qos == 1 else PUBREC, pub.packet_id, reason if conn.version == 5 else 0, 0)
+        if pub.qos == 2 and conn.version != 5:
+            s.arrive(pub.packet_id)
+        self.router.handler.publish_refused(conn, PyBytes_FromStringAndSize(<char*>pub.topic, pub.topic_len), reason)
+        return 0
+
+    cdef int alias(self, Connection conn, Publish* pub) except -1:
+        cdef bytes topic
+        if pub.topic_alias > conn.topic_alias_max:
+            protocol_error(TOPIC_ALIAS_INVALID, "Topic Alias above Topic Alias Maximum")
+        if pub.topic_len:
+            if conn.aliases == NULL:
+                conn.aliases = <PyObject**>calloc(conn.topic_alias_max + 1, sizeof(PyObject*))
+                if conn.aliases == NULL:
+                    raise MemoryError
+            topic = PyBytes_FromStringAndSize(<char*>pub.topic, pub.topic_len)
+            Py_XDECREF(conn.aliases[pub.topic_alias])
+            Py_INCREF(topic)
+            conn.aliases[pub.topic_alias] = <PyObject*>topic
+        else:
+            if conn.aliases == NULL or conn.aliases[pub.topic_alias] == NULL:
+                protocol_error(PROTOCOL_ERROR, "Topic Alias that was never set")
+            topic = <bytes>conn.aliases[pub.topic_alias]
+            pub.topic = <const uint8_t*><const char*>topic
+            pub.topic_len = <uint16_t>len(topic)
+        return 0

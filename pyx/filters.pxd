@@ -1,0 +1,66 @@
+# cython: language_level=3
+"""The structs of Subscriptions, shared by subscriptions, trie and results. Lifetimes: see subscriptions.pxd."""
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+
+cdef struct Subscriber:
+    void* session               # borrowed
+    uint32_t identifier         # Subscription Identifier, 0 = none
+    uint32_t slot_options       # low 24 bits: index in the session's Memberships; high 8: Subscription Options byte
+
+
+cdef struct SubscriberList:     # items[0 .. online) are of connected sessions, items[online .. count) of the others
+    Subscriber* items           # NULL while count == 0; a Filter's only subscriber lies in the Filter itself
+    uint32_t online
+    uint32_t count
+
+
+cdef struct Filter:
+    uint64_t hash
+    uint64_t siblings           # bit i: sibling i has plain (not shared) interest
+    SubscriberList plain
+    Group* groups
+    void* index                 # the log index of this filter, owned by the router; NULL = none. With one it is not dropped
+    uint32_t offline_durable    # how many memberships (plain or shared) of offline sessions have QoS >= 1
+    uint16_t length
+    uint8_t wildcard
+    uint8_t unused
+    Subscriber only             # where plain.items points while there has never been a second one
+    # the text follows: use filter_text()
+
+
+cdef struct Group:              # one ShareName on one Filter
+    Group* next
+    Filter* filter
+    SubscriberList members
+    uint32_t turn               # round robin position, used by the router
+    uint32_t offline_durable    # how many members of offline sessions have QoS >= 1 (counted in the Filter's as well)
+    uint32_t* sibling_members   # members per sibling (64 entries) or NULL
+    uint64_t siblings           # bit i: sibling i has members
+    uint16_t name_length
+    char* name
+
+
+cdef struct Membership:         # one entry of a session's own list
+    Filter* filter
+    Group* group                # NULL: plain
+    uint32_t index              # where it stands in the SubscriberList
+
+
+cdef struct Memberships:        # owned by the session, a field of it; zeroed = empty
+    Membership* items
+    uint32_t count
+    uint32_t capacity
+
+
+cdef struct Matches:
+    uint64_t generation
+    uint64_t topic_hash
+    uint32_t count
+    uint16_t topic_length
+    Filter** filters
+    const uint8_t* topic
+
+
+cdef inline const char* filter_text(const Filter* f) noexcept nogil:
+    return <const char*> (f + 1)

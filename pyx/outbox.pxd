@@ -1,0 +1,59 @@
+# cython: language_level=3
+"""Bytes on their way to one connection.
+
+    buf    [ sent | copied bytes, not yet sent              | free ]
+             0    head                                 tail    cap
+    shared [ (at, data, length, owner), ... ]   bodies sent by reference: each stands in the stream before byte `at` of buf
+
+Small packets are copied into buf. A large payload is not: its packet's head is copied and the payload goes into `shared`.
+buf and shared exist only while something waits: an idle connection has neither. Positions in buf are absolute (from its
+start) until everything was sent; then both start anew.
+"""
+from cpython.ref cimport PyObject
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+
+cdef extern from "<sys/uio.h>" nogil:
+    struct iovec:
+        void* iov_base
+        size_t iov_len
+
+
+cdef struct Shared:
+    const uint8_t* data         # of owner
+    PyObject* owner             # strong
+    uint32_t length
+    uint32_t at
+
+
+cdef struct Outbox:
+    uint8_t* buf
+    Shared* shared
+    uint64_t pending            # bytes not yet taken by the kernel, shared ones included
+    uint32_t head
+    uint32_t tail
+    uint32_t cap
+    uint32_t hint               # capacity that was useful last time
+    uint32_t shared_head
+    uint32_t shared_tail
+    uint32_t shared_cap
+    uint32_t shared_sent        # bytes of shared[shared_head] that the kernel has
+
+
+cdef uint8_t* outbox_grow(Outbox* o, uint32_t n) except NULL
+cdef int outbox_share(Outbox* o, const uint8_t* data, uint32_t length, object owner) except -1
+# fills up to n iovecs, returns how many; total: their bytes
+cdef int outbox_gather(Outbox* o, iovec* v, int n, size_t* total) noexcept
+cdef void outbox_sent(Outbox* o, size_t n) noexcept     # the kernel took n bytes
+cdef void outbox_clear(Outbox* o) noexcept
+
+
+cdef inline uint8_t* outbox_reserve(Outbox* o, uint32_t n) except NULL:
+    # room for n bytes that the caller fills at once
+    cdef uint8_t* p
+    if o.cap - o.tail < n:
+        return outbox_grow(o, n)
+    p = o.buf + o.tail
+    o.tail += n
+    o.pending += n
+    return p

@@ -1,0 +1,38 @@
+# cython: language_level=3
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from pyx.connection cimport Connection
+from pyx.dispatch cimport Dispatch
+from pyx.router cimport Router
+from pyx.timers cimport TimerWheel
+
+
+cdef class Reactor:
+    cdef readonly Router router
+    cdef readonly Dispatch dispatch
+    cdef TimerWheel timers
+    cdef int epoll
+    cdef uint8_t* buffer                # what was received: valid until the next recv
+    cdef uint32_t buffer_bytes
+    cdef dict connections               # fd -> Connection: the strong references
+    cdef list graveyard                 # closed in this round: events may still name them
+    cdef list listeners                 # [fd]
+    cdef bint accepting
+    cdef bint again                     # something is left to do without a new event
+    cdef public uint32_t connections_max
+    cdef public object schedule         # callable: run poll soon
+    cdef public uint32_t connect_ms_max
+
+    cdef int accept(self, int listener) except -1
+    cdef Connection open(self, int fd)
+    cdef int read(self, Connection conn) except -1
+    cdef int flush(self, Connection conn) except -1
+    cdef int flush_all(self) except -1
+    cdef int interest(self, Connection conn) except -1
+    cdef int lost(self, Connection conn, str why) except -1
+    cdef int end(self, Connection conn) except -1
+    cdef int close_asked(self) except -1
+    cdef int expire(self) except -1
+    cdef int stop_reading(self, Connection conn) except -1
+    cdef int round_end(self) except -1
+    cdef void now(self) noexcept

@@ -1,0 +1,545 @@
+"""Sockets: epoll, accept, recv, send. One instance per worker, nested in the event loop by its epoll descriptor.
+
+A round: collect what epoll names (one recv per readable connection into one shared buffer, decoded in place) -> the router's
+end of tick (commit, sessions that read on, entries for peers, acks) -> one send per connection with output. The event loop
+calls `poll` when the epoll descriptor is readable, and `poll` goes on while there is work, for a bounded number of rounds.
+
+Write interest is registered only while the kernel's buffer is full. Read interest goes while a publisher must wait for a peer.
+Everything here is bounded per round and connection (tick_connection_bytes_max, tick_connection_packets_max), and level-triggered
+epoll brings a connection that was cut off back at the end of its queue: that is the fairness.
+
+A connection that we end is closed after its last bytes left: our FIN goes out, what still comes is thrown away for a second
+or until the client's FIN (closing at once with unread input would make the kernel send RST and destroy what we said).
+"""
+cimport cython
+from cpython.ref cimport Py_DECREF
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy, memset
+
+from pyx cimport counters as count
+from pyx.connection cimport CLOSED, CLOSING, DECIDING, OPEN
+from pyx.kernel cimport (AF_INET, AF_INET6, CLOCK_MONOTONIC, CLOCK_REALTIME, EAGAIN, ECONNABORTED, EINTR, EPERM, EPOLL_CLOEXEC, EPOLL_CTL_ADD,
+                         EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, EPROTO, M_MMAP_THRESHOLD,
+                         M_TOP_PAD, M_TRIM_THRESHOLD, MSG_NOSIGNAL, SHUT_WR, SOCK_CLOEXEC, SOCK_NONBLOCK, accept4,
+                         clock_gettime, close, epoll_create1, epoll_ctl, epoll_event, epoll_wait, errno, getpeername, mallopt, malloc_trim, msghdr,
+                         ntohs, recv, send, sendmsg, shutdown, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t, timespec)
+from pyx.outbox cimport iovec, outbox_clear, outbox_gather, outbox_sent
+from pyx.session cimport Session
+from pyx.timers cimport TimerNode
+
+cdef enum:
+    EVENTS = 512                # of one epoll_wait
+    ROUNDS = 16                 # of one poll
+    ACCEPTS = 64                # of one round
+    VECTORS = 64                # of one sendmsg
+    TIMER_CONNECTION = 1        # connect deadline, keep-alive, lingering
+    TIMER_ACCEPT = 2            # accept again after the process ran out of descriptors
+    LINGER_MS = 1000
+    ACCEPT_PAUSE_MS = 100
+    NO_LINGER = 0x100           # close reason: at once
+
+
+def tune_allocator():
+    """Keep freed memory for the next tick instead of giving it back to the kernel and asking again (a page fault per page and tick)."""
+    mallopt(M_MMAP_THRESHOLD, 4 << 20)
+    mallopt(M_TRIM_THRESHOLD, 64 << 20)
+    mallopt(M_TOP_PAD, 1 << 20)
+
+
+def trim_memory():
+    """Give free memory back to the kernel: called when the worker is idle."""
+    return malloc_trim(0)
+
+
+@cython.final
+cdef class Reactor:
+    """The sockets of one worker."""
+
+    def __cinit__(self, Router router not None, Dispatch dispatch not None):
+        self.epoll = epoll_create1(EPOLL_CLOEXEC)
+        if self.epoll < 0:
+            raise OSError(errno, "epoll_create1")
+        self.router = router
+        self.dispatch = dispatch
+        self.timers = router.timers
+        self.buffer_bytes = router.limits.tick_connection_bytes_max
+        # in front: a partial packet of the connection
+        self.buffer = <uint8_t*>malloc(self.buffer_bytes * 2)
+        if self.buffer == NULL:
+            raise MemoryError
+        self.connections = {}
+        self.graveyard = []
+        self.listeners = []
+        self.connections_max = 0xFFFFFFFF
+        self.connect_ms_max = 10_000
+        self.now()
+
+    def __dealloc__(self):
+        free(self.buffer)
+        if self.epoll >= 0:
+            close(self.epoll)
+
+    cdef void now(self) noexcept:
+        cdef timespec t
+        clock_gettime(CLOCK_MONOTONIC, &t)
+        self.router.now_ms = <uint64_t>t.tv_sec * 1000 + <uint64_t>t.tv_nsec // 1_000_000
+        if self.router.wall_offset == 0:
+            clock_gettime(CLOCK_REALTIME, &t)
+            self.router.wall_offset = <uint64_t>t.tv_sec * 1000 + <uint64_t>t.tv_nsec // 1_000_000 - self.router.now_ms
+        self.router.wall_ms = self.router.now_ms + self.router.wall_offset
+
+    def fileno(self):
+        """The epoll descriptor: readable when `poll` has something to do."""
+        return self.epoll
+
+    def listen(self, int fd):
+        """Accept connections of a listening, non-blocking socket. The caller keeps it open."""
+        cdef epoll_event ev
+        memset(&ev, 0, sizeof(ev))
+        ev.events = EPOLLIN
+        ev.data.ptr = <void*><size_t>(2 * fd + 1)           # odd: no object's address
+        if epoll_ctl(self.epoll, EPOLL_CTL_ADD, fd, &ev) < 0:
+            raise OSError(errno, "epoll_ctl: listener")
+        self.listeners.append(fd)
+        self.accepting = True
+
+    def stop_listening(self):
+        """Accept nothing more."""
+        for fd in self.listeners:
+            epoll_ctl(self.epoll, EPOLL_CTL_DEL, fd, NULL)
+        self.listeners = []
+        self.accepting = False
+
+    def adopt(self, int fd, bytes unread not None=b"", int remaining_ms=-1):
+        """Take a connected, non-blocking socket and what was read from it already; returns its Connection."""
+        cdef Connection conn = self.open(fd)
+        cdef sockaddr_storage address
+        cdef socklen_t n = sizeof(address)
+        if getpeername(fd, <sockaddr*>&address, &n) == 0:
+            set_peer(conn, &address)
+        if remaining_ms >= 0:
+            self.timers.schedule(&conn.timer, self.router.now_ms + <uint64_t>remaining_ms)
+        if unread:
+            self.dispatch.feed(conn, unread)
+        return conn
+
+    def release(self, Connection conn not None):
+        """Forget a connection whose socket somebody else has now: our descriptor is closed, nothing is said to the client."""
+        conn.state = CLOSED
+        self.end(conn)
+
+    def __len__(self):
+        return len(self.connections)
+
+    def all_connections(self):
+        """Every connection, for shutting down and for tools."""
+        return list(self.connections.values())
+
+    def start_keep_alive(self, Connection conn not None):
+        """The connect deadline becomes the keep-alive's (conn.keep_alive_ms; 0: none) [MQTT-3.1.2-24]."""
+        conn.heard = self.router.now_ms
+        if conn.keep_alive_ms:
+            self.timers.schedule(&conn.timer, self.router.now_ms + conn.keep_alive_ms)
+        else:
+            self.timers.cancel(&conn.timer)
+
+    # ------------------------------------------------------------ one poll
+
+    def poll(self):
+        """Do what there is to do, for at most ROUNDS rounds."""
+        cdef epoll_event[EVENTS] events
+        cdef int n, i, rounds = 0
+        cdef uint32_t what
+        cdef size_t p
+        cdef Connection conn
+        while rounds < ROUNDS:
+            n = epoll_wait(self.epoll, events, EVENTS, 0)
+            if n < 0:
+                if errno == EINTR:
+                    continue
+                raise OSError(errno, "epoll_wait")
+            if n == 0 and not self.again:
+                break
+            self.now()
+            if self.again:
+                self.again = self.dispatch.take_carried()
+            for i in range(n):
+                p = <size_t>events[i].data.ptr
+                if p & 1:
+                    self.accept(<int>(p >> 1))
+                    continue
+                conn = <Connection>events[i].data.ptr
+                what = events[i].events
+                if conn.state == CLOSED:
+                    continue
+                if what & EPOLLOUT:
+                    self.flush(conn)
+                if what & (EPOLLIN | EPOLLERR | EPOLLHUP) and conn.state != CLOSED:
+                    if conn.not_reading and not conn.lingering:
+                        if what & (EPOLLERR | EPOLLHUP):
+                            self.lost(conn, "connection lost")
+                    else:
+                        self.read(conn)
+            self.round_end()
+            rounds += 1
+        if self.again:
+            self.schedule()
+
+    def finish(self):
+        """The end of a round for work that did not come from a socket: timers, the mesh, the broker."""
+        self.now()
+        self.round_end()
+        if self.again:
+            self.schedule()
+
+    cdef int round_end(self) except -1:
+        cdef int tries = 0
+        self.router.counters.at[count.TICKS] += 1
+        while True:
+            self.router.finish_tick()
+            if self.router.closing:
+                self.close_asked()
+                if self.router.next_position != self.router.block.first:
+                    self.router.finish_tick()
+            if self.router.resumed:
+                self.resume()
+            self.flush_all()
+            tries += 1
+            if self.router.ready.count == 0 and not self.router.closing:
+                break
+            if tries == 4:
+                self.again = True
+                break
+        if self.dispatch.carried:
+            self.again = True
+        if self.graveyard:
+            self.graveyard.clear()
+        return 0
+
+    def run_timers(self):
+        """Expire what is due: called by the worker's timer."""
+        self.now()
+        self.expire()
+        self.round_end()
+        if self.again:
+            self.schedule()
+
+    cdef int expire(self) except -1:
+        cdef TimerNode* t
+        cdef Connection conn
+        cdef uint64_t now = self.router.now_ms
+        while True:
+            t = self.timers.expired(now)
+            if t == NULL:
+                return 0
+            conn = <Connection>t.owner
+            if conn.state == CLOSED:
+                continue
+            if conn.lingering:
+                self.end(conn)
+            elif conn.state < OPEN:
+                self.router.handler.connect_timeout(conn)
+            elif conn.state == OPEN and conn.keep_alive_ms:
+                if conn.not_reading or conn.paused:
+                    conn.heard = now        # the clock stands still while we do not read
+                if now - conn.heard >= conn.keep_alive_ms:
+                    self.router.counters.at[count.KEEP_ALIVE_TIMEOUTS] += 1
+                    self.router.handler.keep_alive_timeout(conn)
+                else:
+                    self.timers.schedule(t, conn.heard + conn.keep_alive_ms)
+
+    # ------------------------------------------------------------ accept
+
+    cdef int accept(self, int listener) except -1:
+        cdef int fd, e, i
+        cdef sockaddr_storage address
+        cdef socklen_t n
+        cdef Connection conn
+        for i in range(ACCEPTS):
+            n = sizeof(address)
+            fd = accept4(listener, <sockaddr*>&address, &n, SOCK_NONBLOCK | SOCK_CLOEXEC)
+            if fd < 0:
+                e = errno
+                if e == EAGAIN:
+                    return 0
+                if e == EINTR or e == ECONNABORTED or e == EPROTO or e == EPERM:
+                    continue                # that connection is gone; the next may be fine
+                # no descriptor or no memory for it: stop asking for a while instead of spinning
+                self.router.counters.at[count.ACCEPT_ERRORS] += 1
+                self.pause_accepting(e)
+                return 0
+            self.router.counters.at[count.CONNECTIONS_ACCEPTED] += 1
+            if <uint32_t>len(self.connections) >= self.connections_max:
+                self.router.counters.at[count.CONNECTIONS_REFUSED] += 1
+                self.router.handler.too_many_connections()
+                close(fd)
+                continue
+            conn = self.open(fd)
+            set_peer(conn, &address)
+            self.timers.schedule(&conn.timer, self.router.now_ms + self.connect_ms_max)
+        return 0
+
+    def pause_accepting(self, int error):
+        """Out of descriptors or memory: the listeners rest for 100 ms."""
+        listeners = self.listeners
+        self.stop_listening()
+        self.router.handler.accept_failed(error)
+        self.timers.call(self.router.now_ms + ACCEPT_PAUSE_MS, lambda: self._accept_again(listeners))
+
+    def _accept_again(self, listeners):
+        for fd in listeners:
+            self.listen(fd)
+
+    cdef Connection open(self, int fd):
+        cdef Connection conn = Connection.__new__(Connection)
+        cdef epoll_event ev
+        conn.fd = fd
+        conn.opened = self.router.now_ms
+        conn.heard = self.router.now_ms
+        memset(&ev, 0, sizeof(ev))
+        ev.events = EPOLLIN
+        ev.data.ptr = <void*>conn
+        if epoll_ctl(self.epoll, EPOLL_CTL_ADD, fd, &ev) < 0:
+            conn.fd = -1
+            close(fd)
+            raise OSError(errno, "epoll_ctl: connection")
+        self.connections[fd] = conn
+        return conn
+
+    # ------------------------------------------------------------ in
+
+    cdef int read(self, Connection conn) except -1:
+        cdef ssize_t r
+        cdef uint8_t* to
+        cdef uint8_t* grown
+        cdef uint32_t room, front = 0
+        cdef uint64_t cap
+        cdef int e
+        cdef bint direct = conn.part_want > self.buffer_bytes
+        if conn.lingering or conn.state == CLOSING:
+            # thrown away
+            r = recv(conn.fd, self.buffer, self.buffer_bytes, 0)
+            if r == 0 or r < 0 and errno != EAGAIN and errno != EINTR:
+                self.end(conn)
+            return 0
+        if conn.carried or conn.state == DECIDING:
+            # whole packets wait, or a decision: nothing more is read meanwhile
+            if conn.part_len > self.buffer_bytes:
+                return self.stop_reading(conn)
+        if direct:
+            # a large packet: straight into its own buffer, which grows as bytes come
+            if conn.part_cap == conn.part_len:
+                cap = conn.part_cap + (conn.part_cap // 2 if conn.part_cap > self.buffer_bytes else self.buffer_bytes)
+                if cap > conn.part_want:
+                    cap = conn.part_want
+                grown = <uint8_t*>realloc(conn.part, cap)
+                if grown == NULL:
+                    raise MemoryError
+                conn.part = grown
+                conn.part_cap = <uint32_t>cap
+            to = conn.part + conn.part_len
+            room = conn.part_cap - conn.part_len
+            if room > self.buffer_bytes:
+                room = self.buffer_bytes
+        else:
+            front = conn.part_len if conn.part_len <= self.buffer_bytes and not conn.carried and conn.state != DECIDING else 0
+            if front:
+                memcpy(self.buffer, conn.part, front)
+            to = self.buffer + front
+            room = self.buffer_bytes
+        r = recv(conn.fd, to, room, 0)
+        self.router.counters.at[count.RECV_CALLS] += 1
+        if r <= 0:
+            if r < 0:
+                e = errno
+                if e == EAGAIN or e == EINTR:
+                    return 0
+                return self.lost(conn, "connection lost")
+            return self.lost(conn, "closed by the client without DISCONNECT" if conn.state == OPEN else "closed before CONNECT")
+        conn.bytes_in += r
+        self.router.counters.at[count.BYTES_RECEIVED] += r
+        if direct:
+            conn.part_len += <uint32_t>r
+            conn.heard = self.router.now_ms         # progress in a large packet is a sign of life
+            if conn.part_len >= conn.part_want:
+                self.dispatch.take_part(conn)
+        elif conn.carried or conn.state == DECIDING:
+            conn.keep(self.buffer, <uint32_t>r)
+        else:
+            self.dispatch.take(conn, self.buffer, front + <uint32_t>r)
+        if conn.paused and not conn.not_reading:
+            self.stop_reading(conn)
+        return 0
+
+    cdef int stop_reading(self, Connection conn) except -1:
+        conn.not_reading = True
+        return self.interest(conn)
+
+    def resume(self):
+        """Read on where the router says that a peer has room again."""
+        cdef list resumed = self.router.resumed
+        cdef Connection conn
+        self.router.resumed = []
+        for conn in resumed:
+            conn.paused = False
+            if conn.state == OPEN and conn.not_reading:
+                conn.not_reading = False
+                conn.heard = self.router.now_ms
+                self.interest(conn)
+
+    def read_on(self, Connection conn not None):
+        """After a decision: reading was stopped because too much had come behind the CONNECT."""
+        if conn.not_reading and not conn.paused and conn.state == OPEN:
+            conn.not_reading = False
+            self.interest(conn)
+
+    cdef int interest(self, Connection conn) except -1:
+        cdef epoll_event ev
+        memset(&ev, 0, sizeof(ev))
+        ev.events = (0 if conn.not_reading else EPOLLIN) | (EPOLLOUT if conn.want_write else 0)
+        ev.data.ptr = <void*>conn
+        if epoll_ctl(self.epoll, EPOLL_CTL_MOD, conn.fd, &ev) < 0:
+            raise OSError(errno, "epoll_ctl")
+        return 0
+
+    # ------------------------------------------------------------ out
+
+    cdef int flush_all(self) except -1:
+        cdef uint32_t i = 0
+        cdef Connection conn
+        cdef Router router = self.router
+        # flush may close a connection, which may make others dirty (a will): the list is walked to its end, whatever is added
+        while i < router.dirty.count:
+            conn = <Connection>router.dirty.items[i]
+            conn.dirty = False
+            if conn.fd >= 0 and not conn.want_write:
+                self.flush(conn)
+            Py_DECREF(conn)
+            i += 1
+        router.dirty.count = 0
+        return 0
+
+    cdef int flush(self, Connection conn) except -1:
+        cdef iovec[VECTORS] v
+        cdef msghdr m
+        cdef size_t total
+        cdef ssize_t r
+        cdef int e, n
+        cdef bint full = False
+        cdef Session s
+        while conn.out.pending:
+            if conn.out.shared_head == conn.out.shared_tail:
+                total = conn.out.tail - conn.out.head
+                r = send(conn.fd, conn.out.buf + conn.out.head, total, MSG_NOSIGNAL)
+            else:
+                n = outbox_gather(&conn.out, v, VECTORS, &total)
+                memset(&m, 0, sizeof(m))
+                m.msg_iov = v
+                m.msg_iovlen = n
+                r = sendmsg(conn.fd, &m, MSG_NOSIGNAL)
+            self.router.counters.at[count.SEND_CALLS] += 1
+            if r < 0:
+                e = errno
+                if e == EINTR:
+                    continue
+                if e != EAGAIN:
+                    return self.lost(conn, "connection lost")
+                full = True
+                break
+            conn.bytes_out += r
+            self.router.counters.at[count.BYTES_SENT] += r
+            outbox_sent(&conn.out, r)
+            if <size_t>r < total:
+                full = True
+                break
+        if full != conn.want_write:
+            conn.want_write = full
+            self.interest(conn)
+        if not full:
+            if conn.state == CLOSING:
+                self.half_close(conn)
+                return 0
+            if conn.dropping:
+                conn.dropping = False
+                self.router.handler.dropping_ended(conn)
+        if conn.state == OPEN and conn.out.pending <= self.router.limits.outbox_bytes_max // 2:
+            s = <Session>conn.session
+            if s.behind and s.inflight < s.inflight_max:
+                self.router.set_ready(s)
+        return 0
+
+    # ------------------------------------------------------------ the end of a connection
+
+    cdef int lost(self, Connection conn, str why) except -1:
+        # the client is gone, or its socket is
+        if conn.state == CLOSED:
+            return 0
+        if conn.state < CLOSING:
+            conn.state = CLOSING
+            self.router.handler.closed(conn, 0, why)
+        self.end(conn)
+        return 0
+
+    cdef int close_asked(self) except -1:
+        cdef list asked
+        cdef Connection conn
+        while self.router.closing:
+            asked = self.router.closing
+            self.router.closing = []
+            for conn, reason, why in asked:
+                if conn.state == CLOSED:
+                    continue
+                self.router.handler.closed(conn, reason & 0xFF, why)
+                conn.drop_acks()
+                if reason & NO_LINGER:
+                    self.end(conn)
+                elif not conn.want_write:
+                    self.flush(conn)                # goes on to half_close when everything left
+                if conn.state != CLOSED and not conn.lingering:
+                    # the kernel is full: give what is left a second
+                    self.timers.schedule(&conn.timer, self.router.now_ms + LINGER_MS)
+                    conn.lingering = True
+        return 0
+
+    def half_close(self, Connection conn not None):
+        """Everything we had to say was taken by the kernel: send FIN, wait for the client's."""
+        if conn.fd < 0:
+            return
+        shutdown(conn.fd, SHUT_WR)
+        conn.lingering = True
+        if conn.not_reading:
+            conn.not_reading = False
+            self.interest(conn)
+        self.timers.schedule(&conn.timer, self.router.now_ms + LINGER_MS)
+
+    cdef int end(self, Connection conn) except -1:
+        conn.state = CLOSED
+        self.timers.cancel(&conn.timer)
+        if conn.fd >= 0:
+            epoll_ctl(self.epoll, EPOLL_CTL_DEL, conn.fd, NULL)
+            close(conn.fd)
+            self.connections.pop(conn.fd, None)
+            conn.fd = -1
+            self.graveyard.append(conn)
+        conn.session = None
+        conn.context = None
+        conn.drop_acks()
+        conn.free_part()
+        outbox_clear(&conn.out)
+        return 0
+
+
+cdef int set_peer(Connection conn, sockaddr_storage* address) noexcept:
+    cdef sockaddr_in* a4
+    cdef sockaddr_in6* a6
+    if address.ss_family == AF_INET:
+        a4 = <sockaddr_in*>address
+        memcpy(conn.peer, &a4.sin_addr, 4)
+        conn.peer_port = ntohs(a4.sin_port)
+        conn.peer_family = 4
+    elif address.ss_family == AF_INET6:
+        a6 = <sockaddr_in6*>address
+        memcpy(conn.peer, &a6.sin6_addr, 16)
+        conn.peer_port = ntohs(a6.sin6_port)
+        conn.peer_family = 6
+    return 0

@@ -1,0 +1,60 @@
+# cython: language_level=3
+"""Reason Codes (MQTT 5, 2.4) and the two errors a peer can cause. The table is in reasons.pyx.
+
+C code uses the REASON_ constants, Python the IntEnum `ReasonCode` made from them.
+"""
+from libc.stdint cimport uint8_t
+
+
+cdef enum ReasonByte:
+    REASON_SUCCESS = 0x00                   # also Normal disconnection and Granted QoS 0
+    REASON_GRANTED_QOS_1 = 0x01
+    REASON_GRANTED_QOS_2 = 0x02
+    REASON_DISCONNECT_WITH_WILL_MESSAGE = 0x04
+    REASON_NO_MATCHING_SUBSCRIBERS = 0x10
+    REASON_NO_SUBSCRIPTION_EXISTED = 0x11
+    REASON_CONTINUE_AUTHENTICATION = 0x18
+    REASON_RE_AUTHENTICATE = 0x19
+    REASON_UNSPECIFIED_ERROR = 0x80
+    REASON_MALFORMED_PACKET = 0x81
+    REASON_PROTOCOL_ERROR = 0x82
+    REASON_IMPLEMENTATION_SPECIFIC_ERROR = 0x83
+    REASON_UNSUPPORTED_PROTOCOL_VERSION = 0x84
+    REASON_CLIENT_IDENTIFIER_NOT_VALID = 0x85
+    REASON_BAD_USER_NAME_OR_PASSWORD = 0x86
+    REASON_NOT_AUTHORIZED = 0x87
+    REASON_SERVER_UNAVAILABLE = 0x88
+    REASON_SERVER_BUSY = 0x89
+    REASON_BANNED = 0x8A
+    REASON_SERVER_SHUTTING_DOWN = 0x8B
+    REASON_BAD_AUTHENTICATION_METHOD = 0x8C
+    REASON_KEEP_ALIVE_TIMEOUT = 0x8D
+    REASON_SESSION_TAKEN_OVER = 0x8E
+    REASON_TOPIC_FILTER_INVALID = 0x8F
+    REASON_TOPIC_NAME_INVALID = 0x90
+    REASON_PACKET_IDENTIFIER_IN_USE = 0x91
+    REASON_PACKET_IDENTIFIER_NOT_FOUND = 0x92
+    REASON_RECEIVE_MAXIMUM_EXCEEDED = 0x93
+    REASON_TOPIC_ALIAS_INVALID = 0x94
+    REASON_PACKET_TOO_LARGE = 0x95
+    REASON_MESSAGE_RATE_TOO_HIGH = 0x96
+    REASON_QUOTA_EXCEEDED = 0x97
+    REASON_ADMINISTRATIVE_ACTION = 0x98
+    REASON_PAYLOAD_FORMAT_INVALID = 0x99
+    REASON_RETAIN_NOT_SUPPORTED = 0x9A
+    REASON_QOS_NOT_SUPPORTED = 0x9B
+    REASON_USE_ANOTHER_SERVER = 0x9C
+    REASON_SERVER_MOVED = 0x9D
+    REASON_SHARED_SUBSCRIPTIONS_NOT_SUPPORTED = 0x9E
+    REASON_CONNECTION_RATE_EXCEEDED = 0x9F
+    REASON_MAXIMUM_CONNECT_TIME = 0xA0
+    REASON_SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED = 0xA1
+    REASON_WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED = 0xA2
+
+
+# May a packet of this type, sent by a client (or the server), carry this Reason Code?
+cdef bint reason_allowed(uint8_t packet_type, uint8_t reason, bint from_server) noexcept nogil
+
+# The raises, out of line so that the checks stay small. Both always return -1 with the exception set.
+cdef int malformed(str why) except -1
+cdef int protocol_error(uint8_t reason, str why) except -1

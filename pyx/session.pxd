@@ -1,0 +1,84 @@
+# cython: language_level=3
+"""One session: its windows, the QoS 1 and 2 handshakes in both directions, what waits for it.
+
+window    outgoing messages without their last answer, a table by Packet Identifier: slot = id & (cap - 1). Identifiers
+          count up; one whose slot is taken by an old one is passed over.
+arrived   Packet Identifiers of QoS 2 publishes without their PUBREL, the same kind of table.
+queue     messages of this session alone (retained ones it asked for, shares of a group): a ring.
+log       everything else it is behind with: the session holds a cursor, the store the messages. `behind` says that new
+          messages of QoS > 0 go to the log and not straight to the window; `cursor` is the last position it was done with.
+"""
+from cpython.ref cimport PyObject
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+from pyx.connection cimport Connection
+from pyx.message cimport Message
+from pyx.subscriptions cimport Memberships
+
+
+cdef enum WindowState:
+    FREE = 0
+    WAIT_PUBACK = 1
+    WAIT_PUBREC = 2
+    WAIT_PUBCOMP = 3
+
+
+cdef struct Inflight:
+    PyObject* message           # strong; NULL where nothing will be sent again (a session that ends with its connection)
+    PyObject* identifiers       # strong bytes: Subscription Identifiers as properties; or NULL
+    uint64_t order              # rises with each message sent
+    uint16_t packet_id
+    uint8_t state
+    uint8_t flags               # bits 0-1 QoS, bit 2 RETAIN, bit 3: of a share group
+
+
+cdef struct Queued:
+    PyObject* message           # strong
+    PyObject* identifiers       # strong or NULL
+    uint8_t flags
+
+
+cdef class Session:
+    cdef public str client_id
+    cdef public Connection connection   # None while offline
+    cdef Memberships own
+    cdef Inflight* window
+    cdef uint32_t window_cap
+    cdef uint32_t inflight              # taken slots
+    cdef public uint32_t inflight_max   # min(Receive Maximum of the client, ours)
+    cdef uint64_t order
+    cdef uint16_t next_id
+    cdef public uint8_t version
+    cdef public bint durable            # outlives its connection
+    cdef bint behind
+    cdef object own_key                 # LogKey of its own (too many filters to merge their indexes), or None
+    cdef object resend                  # [(order, packet_id)] still to be sent again after a resumption, last first; or None
+    cdef bint ready                     # in the router's list of sessions to be served
+    cdef bint closing
+    cdef uint32_t* arrived              # packet_id | 1 << 16, 0 = free
+    cdef uint32_t arrived_cap
+    cdef uint32_t arrived_count
+    cdef Queued* queue
+    cdef uint32_t queue_head
+    cdef uint32_t queue_count
+    cdef uint32_t queue_cap
+    cdef uint64_t queue_bytes
+    cdef uint64_t cursor
+    cdef uint64_t stamp                 # of the router's last merge this session was in
+    cdef uint32_t merged                # where
+    cdef object batch                   # pyx.records.Batch being read, or None
+    cdef uint32_t batch_at
+    cdef object since                   # {filter: position} of subscriptions made while behind, or None
+    cdef dict watched                   # topic -> number of the last live message, while retained messages are on their way; or None
+    cdef uint32_t watching              # questions for retained messages that are open
+    cdef list holes                     # [(from, to)] positions that were dropped because the queue was full, or None
+    cdef public object details          # broker's own: expiry, will, ...
+
+    cdef Inflight* open_slot(self) except NULL
+    cdef Inflight* slot(self, uint16_t packet_id) noexcept
+    cdef void release(self, Inflight* slot) noexcept
+    cdef int arrive(self, uint16_t packet_id) except -1         # 1 new, 0 was there
+    cdef bint leave(self, uint16_t packet_id) noexcept
+    cdef int enqueue(self, Message message, PyObject* identifiers, uint8_t flags) except -1
+    cdef void dequeue(self) noexcept
+    cdef int clear(self) except -1

@@ -1,0 +1,224 @@
+"""The mechanics of a session: see the .pxd. Decisions (who may resume, when it ends) are broker's."""
+cimport cython
+from cpython.ref cimport Py_INCREF, Py_XDECREF, Py_XINCREF
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memset
+
+from pyx.message cimport content_bytes
+
+cdef enum:
+    WINDOW_FIRST = 8
+    WINDOW_LAST = 65536
+
+
+@cython.final
+cdef class Session:
+    """One client's session [MQTT-4.1]: lives as long as its connection or until its Session Expiry Interval has passed."""
+
+    def __cinit__(self, str client_id not None, int version=4):
+        self.client_id = client_id
+        self.version = <uint8_t>version
+        self.connection = None
+        self.next_id = 1
+        self.inflight_max = 100
+        self.batch = None
+        self.since = None
+        self.holes = None
+        self.own_key = None
+        self.watched = None
+        self.resend = None
+        self.details = None
+
+    def __dealloc__(self):
+        # memberships must have been removed: the filters hold a pointer to this object
+        self.clear()
+
+    cdef Inflight* open_slot(self) except NULL:
+        # a free slot with the next Packet Identifier; the caller has seen inflight < inflight_max <= 65,535
+        cdef Inflight* s
+        cdef Inflight* old
+        cdef Inflight* new
+        cdef uint32_t cap, i, tries = 0
+        if self.inflight * 2 >= self.window_cap and self.window_cap < WINDOW_LAST:
+            cap = self.window_cap * 2 if self.window_cap else WINDOW_FIRST
+            new = <Inflight*>calloc(cap, sizeof(Inflight))
+            if new == NULL:
+                raise MemoryError
+            old = self.window
+            for i in range(self.window_cap):
+                if old[i].state != FREE:
+                    new[old[i].packet_id & (cap - 1)] = old[i]      # distinct in the smaller table, so here too
+            free(old)
+            self.window = new
+            self.window_cap = cap
+        while True:
+            s = &self.window[self.next_id & (self.window_cap - 1)]
+            if s.state == FREE and self.next_id:
+                s.packet_id = self.next_id
+                s.order = self.order
+                self.order += 1
+                self.next_id += 1
+                if self.next_id == 0:
+                    self.next_id = 1
+                self.inflight += 1
+                return s
+            self.next_id += 1
+            tries += 1
+            if tries > 131072:
+                raise AssertionError("no free Packet Identifier although the window has room")
+
+    cdef Inflight* slot(self, uint16_t packet_id) noexcept:
+        cdef Inflight* s
+        if self.window_cap == 0:
+            return NULL
+        s = &self.window[packet_id & (self.window_cap - 1)]
+        if s.state == FREE or s.packet_id != packet_id:
+            return NULL
+        return s
+
+    cdef void release(self, Inflight* s) noexcept:
+        Py_XDECREF(s.message)
+        Py_XDECREF(s.identifiers)
+        s.message = NULL
+        s.identifiers = NULL
+        s.state = FREE
+        self.inflight -= 1
+
+    cdef int arrive(self, uint16_t packet_id) except -1:
+        cdef uint32_t* new
+        cdef uint32_t cap, i, k, v = packet_id | 0x10000u
+        if self.arrived_count * 2 >= self.arrived_cap and self.arrived_cap < 131072:
+            cap = self.arrived_cap * 2 if self.arrived_cap else 8
+            new = <uint32_t*>calloc(cap, sizeof(uint32_t))
+            if new == NULL:
+                raise MemoryError
+            for i in range(self.arrived_cap):
+                if self.arrived[i]:
+                    k = self.arrived[i] & (cap - 1)
+                    while new[k]:
+                        k = (k + 1) & (cap - 1)
+                    new[k] = self.arrived[i]
+            free(self.arrived)
+            self.arrived = new
+            self.arrived_cap = cap
+        k = v & (self.arrived_cap - 1)
+        while self.arrived[k]:
+            if self.arrived[k] == v:
+                return 0
+            k = (k + 1) & (self.arrived_cap - 1)
+        self.arrived[k] = v
+        self.arrived_count += 1
+        return 1
+
+    cdef bint leave(self, uint16_t packet_id) noexcept:
+        cdef uint32_t mask, k, j, home, v = packet_id | 0x10000u
+        if self.arrived_count == 0:
+            return False
+        mask = self.arrived_cap - 1
+        k = v & mask
+        while self.arrived[k] != v:
+            if self.arrived[k] == 0:
+                return False
+            k = (k + 1) & mask
+        # linear probing without tombstones: move back whatever would be cut off
+        j = k
+        while True:
+            self.arrived[k] = 0
+            while True:
+                j = (j + 1) & mask
+                if self.arrived[j] == 0:
+                    self.arrived_count -= 1
+                    return True
+                home = self.arrived[j] & mask
+                if ((j - home) & mask) >= ((j - k) & mask):
+                    break
+            self.arrived[k] = self.arrived[j]
+            k = j
+
+    cdef int enqueue(self, Message message, PyObject* identifiers, uint8_t flags) except -1:
+        cdef Queued* ring
+        cdef Queued* q
+        cdef uint32_t cap, i
+        if self.queue_count == self.queue_cap:
+            cap = self.queue_cap * 2 if self.queue_cap else 8
+            ring = <Queued*>malloc(cap * sizeof(Queued))
+            if ring == NULL:
+                raise MemoryError
+            for i in range(self.queue_count):
+                ring[i] = self.queue[(self.queue_head + i) & (self.queue_cap - 1)]
+            free(self.queue)
+            self.queue = ring
+            self.queue_cap = cap
+            self.queue_head = 0
+        q = &self.queue[(self.queue_head + self.queue_count) & (self.queue_cap - 1)]
+        q.message = <PyObject*>message
+        Py_INCREF(message)
+        q.identifiers = identifiers
+        Py_XINCREF(identifiers)
+        q.flags = flags
+        self.queue_count += 1
+        self.queue_bytes += content_bytes(&message.content)
+        return 0
+
+    cdef void dequeue(self) noexcept:
+        cdef Queued* q = &self.queue[self.queue_head]
+        self.queue_bytes -= content_bytes(&(<Message>q.message).content)
+        Py_XDECREF(q.message)
+        Py_XDECREF(q.identifiers)
+        self.queue_head = (self.queue_head + 1) & (self.queue_cap - 1)
+        self.queue_count -= 1
+        if self.queue_count == 0:
+            free(self.queue)
+            self.queue = NULL
+            self.queue_cap = self.queue_head = 0
+
+    cdef int clear(self) except -1:
+        # forget everything that waits or is in flight
+        cdef uint32_t i
+        for i in range(self.window_cap):
+            if self.window[i].state != FREE:
+                self.release(&self.window[i])
+        free(self.window)
+        self.window = NULL
+        self.window_cap = 0
+        free(self.arrived)
+        self.arrived = NULL
+        self.arrived_cap = self.arrived_count = 0
+        while self.queue_count:
+            self.dequeue()
+        self.batch = None
+        self.batch_at = 0
+        self.holes = None
+        self.since = None
+        return 0
+
+    def watch(self):
+        """From now on remember which topics are sent live: an older retained message of theirs will be dropped."""
+        self.watching += 1
+        if self.watched is None:
+            self.watched = {}
+
+    def unwatch(self):
+        """One question for retained messages has been answered."""
+        self.watching -= 1
+        if self.watching == 0 and self.queue_count == 0:
+            self.watched = None
+
+    @property
+    def subscriptions(self):
+        """How many subscriptions it has."""
+        return self.own.count
+
+    @property
+    def unacknowledged(self):
+        """Outgoing messages without their last answer."""
+        return self.inflight
+
+    @property
+    def queued(self):
+        """Messages of this session alone that wait (retained ones, shares of a group)."""
+        return self.queue_count
+
+    @property
+    def is_behind(self):
+        return bool(self.behind)

@@ -1,0 +1,524 @@
+# cython: language_level=3
+"""Topic Filters -> subscribers [MQTT-4.7]. subscriptions.pxd says what is called when; here is how it is made.
+
+Every Filter is one block (header, its first subscriber, its text) in one hash table keyed by its text: that is how
+SUBSCRIBE finds it and how a topic finds its exact Filter. A Filter with wildcards hangs in the trie (trie.pyx)
+as well. Results are kept by topic (results.pxd); as long as there is no wildcard filter at all, the hash table is its
+own cache.
+"""
+from os import urandom
+
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memchr, memcmp, memcpy, memset
+
+from pyx.filters cimport Filter, Group, Matches, Membership, Memberships, Subscriber, SubscriberList, filter_text
+from pyx.hashing cimport HashKey, hash_bytes, prefetch
+from pyx.results cimport Results
+from pyx.tables cimport (
+    Probe, Walk,
+    table_first, table_free, table_init, table_insert, table_next, table_prefetch, table_remove, table_walk,
+)
+from pyx.trie cimport Trie
+
+cdef enum:
+    SIBLINGS_MAX = 64
+    SLOT_MASK = 0xFFFFFF                    # of Subscriber.slot_options
+    FILTER_BYTES_MAX = 65535
+
+
+cdef inline bint durable(const Subscriber* subscriber) noexcept nogil:
+    return (subscriber.slot_options >> 24 & 3) != 0
+
+
+cdef inline uint32_t* list_capacity(SubscriberList* members) noexcept nogil:
+    """Where an allocated list keeps its capacity: in the item before the first."""
+    return &(members.items - 1).identifier
+
+
+cdef int list_resize(SubscriberList* members, Subscriber* only, uint32_t capacity) except -1:
+    """Give the list a block of its own. `only` is the place for one inside the Filter, or NULL."""
+    cdef Subscriber* block
+    cdef bint inside = members.items is NULL or members.items == only
+    block = <Subscriber*> realloc(NULL if inside else members.items - 1, (<size_t> capacity + 1) * sizeof(Subscriber))
+    if block is NULL:
+        raise MemoryError()
+    if inside and members.count:
+        memcpy(block + 1, members.items, members.count * sizeof(Subscriber))
+    members.items = block + 1
+    list_capacity(members)[0] = capacity
+    return 0
+
+
+cdef int list_reserve(SubscriberList* members, Subscriber* only) except -1:
+    """Room for one more."""
+    if members.items is NULL:
+        if only is not NULL:
+            members.items = only
+            return 0
+        return list_resize(members, only, 1)
+    if members.items == only:
+        return 0 if members.count == 0 else list_resize(members, only, 4)
+    if members.count == list_capacity(members)[0]:
+        return list_resize(members, only, members.count + (members.count >> 1) + 1)
+    return 0
+
+
+cdef void list_shrink(SubscriberList* members, Subscriber* only) noexcept:
+    cdef uint32_t capacity
+    cdef Subscriber* block
+    if members.count == 0:
+        if members.items is not NULL and members.items != only:
+            free(members.items - 1)
+        members.items = NULL
+    elif members.items != only:
+        capacity = list_capacity(members)[0]
+        if capacity > 8 and members.count < capacity >> 2:
+            block = <Subscriber*> realloc(members.items - 1, (<size_t> (capacity >> 1) + 1) * sizeof(Subscriber))
+            if block is not NULL:
+                members.items = block + 1
+                list_capacity(members)[0] = capacity >> 1
+
+
+cdef int own_reserve(Memberships* own) except -1:
+    cdef uint32_t capacity
+    cdef Membership* items
+    if own.count < own.capacity:
+        return 0
+    if own.count > SLOT_MASK:
+        raise OverflowError("a session has at most 16777216 subscriptions")
+    capacity = own.count + (own.count >> 3 if own.count >= 32 else own.count) + 1
+    items = <Membership*> realloc(own.items, capacity * sizeof(Membership))
+    if items is NULL:
+        raise MemoryError()
+    own.items = items
+    own.capacity = capacity
+    return 0
+
+
+cdef class Subscriptions:
+    def __cinit__(self):
+        cdef bytes seed = urandom(sizeof(HashKey))
+        memcpy(&self.key, <const char*> seed, sizeof(HashKey))
+        self.generation = 1
+        table_init(&self.table)
+        self.trie = Trie()
+        self.results = Results()
+
+    def __dealloc__(self):
+        cdef Walk walk
+        cdef Filter* f
+        cdef Group* g
+        memset(&walk, 0, sizeof(Walk))
+        while self.table.directory is not NULL:
+            f = <Filter*> table_walk(&self.table, &walk)
+            if f is NULL:
+                break
+            while f.groups is not NULL:
+                g = f.groups
+                f.groups = g.next
+                self.free_group(g)
+            if f.plain.items is not NULL and f.plain.items != &f.only:
+                free(f.plain.items - 1)
+            free(f)
+        table_free(&self.table)
+
+    # ------------------------------------------------------------------ Filters and Groups
+
+    cdef Filter* find(self, const uint8_t* text, size_t length) noexcept:
+        return self.find_hashed(hash_bytes(&self.key, text, length), text, length)
+
+    cdef Filter* find_hashed(self, uint64_t hash_, const uint8_t* text, size_t length) noexcept:
+        cdef Probe probe
+        cdef Filter* f = <Filter*> table_first(&self.table, hash_, &probe)
+        while f is not NULL:
+            prefetch(filter_text(f))                # in another cache line than the hash
+            if f.hash == hash_ and f.length == length and memcmp(filter_text(f), text, length) == 0:
+                return f
+            f = <Filter*> table_next(&probe)
+        return NULL
+
+    cdef Filter* hold(self, const uint8_t* text, size_t length) except NULL:
+        cdef Filter* f
+        if length == 0 or length > FILTER_BYTES_MAX:
+            raise ValueError("a Topic Filter has 1 to 65535 bytes")
+        f = self.find(text, length)
+        if f is not NULL:
+            return f
+        f = <Filter*> calloc(1, sizeof(Filter) + length)
+        if f is NULL:
+            raise MemoryError()
+        f.hash = hash_bytes(&self.key, text, length)
+        f.length = <uint16_t> length
+        f.wildcard = memchr(text, c'+', length) is not NULL or memchr(text, c'#', length) is not NULL
+        memcpy(<char*> filter_text(f), text, length)
+        try:
+            table_insert(&self.table, f)
+            if f.wildcard:
+                self.trie.plant(f)
+                self.wildcards += 1
+        except MemoryError:
+            table_remove(&self.table, f)
+            free(f)
+            raise
+        self.filters += 1
+        self.generation += 1
+        return f
+
+    cdef Group* hold_group(self, Filter* f, const uint8_t* name, size_t length) except NULL:
+        cdef Group* g = f.groups
+        if length == 0 or length > FILTER_BYTES_MAX:
+            raise ValueError("a ShareName has 1 to 65535 bytes")
+        while g is not NULL:
+            if g.name_length == length and memcmp(g.name, name, length) == 0:
+                return g
+            g = g.next
+        g = <Group*> calloc(1, sizeof(Group) + length)
+        if g is NULL:
+            raise MemoryError()
+        g.filter = f
+        g.name = <char*> (g + 1)
+        g.name_length = <uint16_t> length
+        memcpy(g.name, name, length)
+        g.next = f.groups
+        f.groups = g
+        return g
+
+    cdef void free_group(self, Group* g) noexcept:
+        if g.members.items is not NULL:
+            free(g.members.items - 1)
+        free(g.sibling_members)
+        free(g)
+
+    cdef void drop_group(self, Group* g) noexcept:
+        cdef Group** link = &g.filter.groups
+        while link[0] != g:
+            link = &link[0].next
+        link[0] = g.next
+        self.free_group(g)
+
+    cdef void drop(self, Filter* f) noexcept:
+        if f.wildcard:
+            self.trie.uproot(f)
+            self.wildcards -= 1
+        table_remove(&self.table, f)
+        self.filters -= 1
+        self.generation += 1
+        free(f)
+
+    cdef void drop_if_unused(self, Filter* f) noexcept:
+        cdef Group* g = f.groups
+        cdef Group* following
+        while g is not NULL:
+            following = g.next
+            if g.members.count == 0 and g.siblings == 0:
+                self.drop_group(g)
+            g = following
+        if f.plain.count == 0 and f.groups is NULL and f.siblings == 0 and f.index is NULL:
+            self.drop(f)
+
+    # ------------------------------------------------------------------ subscribers
+
+    cdef void moved(self, Subscriber* subscriber, uint32_t index) noexcept:
+        """A Subscriber has a new place in its list: its session's Membership follows."""
+        cdef Memberships* own = <Memberships*> (<char*> subscriber.session + self.own_offset)
+        own.items[subscriber.slot_options & SLOT_MASK].index = index
+
+    cdef int add(
+        self, Filter* f, Group* g, void* session, Memberships* own, uint8_t options, uint32_t identifier, bint online
+    ) except -1:
+        cdef SubscriberList* members = &f.plain if g is NULL else &g.members
+        cdef Subscriber* subscriber
+        cdef Membership* member
+        cdef Py_ssize_t offset = <char*> own - <char*> session
+        cdef uint32_t place
+        cdef int slot
+        if self.count == 0:
+            self.own_offset = offset
+        elif offset != self.own_offset:
+            raise ValueError("Memberships must be a field of the session")
+        slot = self.membership(f, g, session, own)
+        if slot >= 0:
+            place = own.items[slot].index
+            subscriber = &members.items[place]
+            if place >= members.online and durable(subscriber):
+                f.offline_durable -= 1
+                if g is not NULL:
+                    g.offline_durable -= 1
+            subscriber.identifier = identifier
+            subscriber.slot_options = <uint32_t> slot | <uint32_t> options << 24
+            if place >= members.online and durable(subscriber):
+                f.offline_durable += 1
+                if g is not NULL:
+                    g.offline_durable += 1
+            return 0
+        own_reserve(own)
+        list_reserve(members, &f.only if g is NULL else NULL)
+        place = members.count
+        members.count += 1
+        if online:
+            if members.online < place:              # the first of the offline ones makes room
+                members.items[place] = members.items[members.online]
+                self.moved(&members.items[place], place)
+                place = members.online
+            members.online += 1
+        subscriber = &members.items[place]
+        subscriber.session = session
+        subscriber.identifier = identifier
+        subscriber.slot_options = own.count | <uint32_t> options << 24
+        if not online and durable(subscriber):
+            f.offline_durable += 1
+            if g is not NULL:
+                g.offline_durable += 1
+        member = &own.items[own.count]
+        member.filter = f
+        member.group = g
+        member.index = place
+        own.count += 1
+        self.count += 1
+        return 1
+
+    cdef int membership(self, Filter* f, Group* g, void* session, Memberships* own) noexcept:
+        """Looks through the shorter of the two lists it must stand in."""
+        cdef SubscriberList* members = &f.plain if g is NULL else &g.members
+        cdef uint32_t i
+        if members.count < own.count:
+            for i in range(members.count):
+                if members.items[i].session == session:
+                    return <int> (members.items[i].slot_options & SLOT_MASK)
+        else:
+            for i in range(own.count):
+                if own.items[i].filter == f and own.items[i].group == g:
+                    return <int> i
+        return -1
+
+    cdef void leave_list(self, Filter* f, Group* g, uint32_t index) noexcept:
+        cdef SubscriberList* members = &f.plain if g is NULL else &g.members
+        cdef uint32_t last
+        if index < members.online:
+            members.online -= 1
+            last = members.online       # the last online one comes here and leaves its place to the last of all
+            if index != last:
+                members.items[index] = members.items[last]
+                self.moved(&members.items[index], index)
+            index = last
+        elif durable(&members.items[index]):
+            f.offline_durable -= 1
+            if g is not NULL:
+                g.offline_durable -= 1
+        members.count -= 1
+        last = members.count
+        if index != last:
+            members.items[index] = members.items[last]
+            self.moved(&members.items[index], index)
+        list_shrink(members, &f.only if g is NULL else NULL)
+
+    cdef int remove(self, Memberships* own, uint32_t i) except -1:
+        cdef Membership gone
+        cdef Membership* member
+        cdef SubscriberList* members
+        cdef Subscriber* subscriber
+        cdef Membership* items
+        if i >= own.count:
+            raise IndexError("no such membership")
+        gone = own.items[i]
+        self.leave_list(gone.filter, gone.group, gone.index)
+        own.count -= 1
+        self.count -= 1
+        if i != own.count:
+            member = &own.items[i]
+            member[0] = own.items[own.count]
+            members = &member.filter.plain if member.group is NULL else &member.group.members
+            subscriber = &members.items[member.index]
+            subscriber.slot_options = subscriber.slot_options & ~<uint32_t> SLOT_MASK | i
+        if own.count == 0:
+            free(own.items)
+            own.items = NULL
+            own.capacity = 0
+        elif own.capacity > 32 and own.count < own.capacity >> 2:
+            items = <Membership*> realloc(own.items, (own.capacity >> 1) * sizeof(Membership))
+            if items is not NULL:
+                own.items = items
+                own.capacity >>= 1
+        self.drop_if_unused(gone.filter)
+        return 0
+
+    cdef int remove_all(self, Memberships* own) except -1:
+        cdef Membership* member
+        while own.count:
+            own.count -= 1
+            self.count -= 1
+            member = &own.items[own.count]
+            self.leave_list(member.filter, member.group, member.index)
+            self.drop_if_unused(member.filter)
+        free(own.items)
+        own.items = NULL
+        own.capacity = 0
+        return 0
+
+    cdef void set_online(self, Memberships* own) noexcept:
+        cdef SubscriberList* members
+        cdef Membership* member
+        cdef Subscriber moving
+        cdef uint32_t i, place
+        for i in range(own.count):
+            member = &own.items[i]
+            members = &member.filter.plain if member.group is NULL else &member.group.members
+            if member.index < members.online:
+                continue
+            place = members.online
+            moving = members.items[member.index]
+            if place != member.index:
+                members.items[member.index] = members.items[place]
+                self.moved(&members.items[member.index], member.index)
+                members.items[place] = moving
+                member.index = place
+            members.online += 1
+            if durable(&moving):
+                member.filter.offline_durable -= 1
+                if member.group is not NULL:
+                    member.group.offline_durable -= 1
+
+    cdef void set_offline(self, Memberships* own) noexcept:
+        cdef SubscriberList* members
+        cdef Membership* member
+        cdef Subscriber moving
+        cdef uint32_t i, place
+        for i in range(own.count):
+            member = &own.items[i]
+            members = &member.filter.plain if member.group is NULL else &member.group.members
+            if member.index >= members.online:
+                continue
+            members.online -= 1
+            place = members.online
+            moving = members.items[member.index]
+            if place != member.index:
+                members.items[member.index] = members.items[place]
+                self.moved(&members.items[member.index], member.index)
+                members.items[place] = moving
+                member.index = place
+            if durable(&moving):
+                member.filter.offline_durable += 1
+                if member.group is not NULL:
+                    member.group.offline_durable += 1
+
+    # ------------------------------------------------------------------ siblings
+
+    cdef int set_sibling(self, Filter* f, int sibling, bint wanted) except -1:
+        if sibling < 0 or sibling >= SIBLINGS_MAX:
+            raise ValueError("a sibling is numbered 0 to 63")
+        if wanted:
+            f.siblings |= <uint64_t> 1 << sibling
+        else:
+            f.siblings &= ~(<uint64_t> 1 << sibling)
+            self.drop_if_unused(f)
+        return 0
+
+    cdef int set_sibling_members(self, Filter* f, Group* g, int sibling, uint32_t members) except -1:
+        if sibling < 0 or sibling >= SIBLINGS_MAX:
+            raise ValueError("a sibling is numbered 0 to 63")
+        if members:
+            if g.sibling_members is NULL:
+                g.sibling_members = <uint32_t*> calloc(SIBLINGS_MAX, sizeof(uint32_t))
+                if g.sibling_members is NULL:
+                    raise MemoryError()
+            g.sibling_members[sibling] = members
+            g.siblings |= <uint64_t> 1 << sibling
+        else:
+            if g.sibling_members is not NULL:
+                g.sibling_members[sibling] = 0
+            g.siblings &= ~(<uint64_t> 1 << sibling)
+            if g.siblings == 0:
+                free(g.sibling_members)
+                g.sibling_members = NULL
+            self.drop_if_unused(f)
+        return 0
+
+    cdef int forget_sibling(self, int sibling) except -1:
+        cdef Filter** wanted
+        cdef Filter* f
+        cdef Group* g
+        cdef Walk walk
+        cdef uint64_t bit, i, n = 0
+        if sibling < 0 or sibling >= SIBLINGS_MAX:
+            raise ValueError("a sibling is numbered 0 to 63")
+        bit = <uint64_t> 1 << sibling
+        wanted = <Filter**> malloc((self.filters + 1) * sizeof(Filter*))    # a table does not change while it is walked
+        if wanted is NULL:
+            raise MemoryError()
+        memset(&walk, 0, sizeof(Walk))
+        while True:
+            f = <Filter*> table_walk(&self.table, &walk)
+            if f is NULL:
+                break
+            if f.siblings & bit or f.groups is not NULL:
+                wanted[n] = f
+                n += 1
+        for i in range(n):
+            f = wanted[i]
+            f.siblings &= ~bit
+            g = f.groups
+            while g is not NULL:
+                if g.siblings & bit:
+                    g.siblings &= ~bit
+                    g.sibling_members[sibling] = 0
+                    if g.siblings == 0:
+                        free(g.sibling_members)
+                        g.sibling_members = NULL
+                g = g.next
+            self.drop_if_unused(f)
+        free(wanted)
+        return 0
+
+    # ------------------------------------------------------------------ matching
+
+    cdef Matches* single(self, uint64_t hash_, const uint8_t* topic, size_t length) noexcept:
+        """The result without any wildcard filter: as quick as a look into the cache, and takes no place there."""
+        self.only = self.find_hashed(hash_, topic, length)
+        if self.only is NULL:
+            return NULL
+        self.simple.generation = self.generation
+        self.simple.topic_hash = hash_
+        self.simple.count = 1
+        self.simple.topic_length = <uint16_t> length
+        self.simple.filters = &self.only
+        self.simple.topic = <const uint8_t*> filter_text(self.only)
+        return &self.simple
+
+    cdef Matches* cached(self, const uint8_t* topic, size_t length) noexcept:
+        cdef uint64_t hash_ = hash_bytes(&self.key, topic, length)
+        cdef Matches* matches
+        if self.wildcards == 0:
+            matches = self.single(hash_, topic, length)
+            if matches is not NULL:
+                return matches
+        matches = self.results.lookup(self.generation, hash_, topic, length)
+        if matches is NULL:
+            table_prefetch(&self.table, hash_)      # for the match that follows
+        return matches
+
+    cdef Matches* match(self, const uint8_t* topic, size_t length) except NULL:
+        cdef uint64_t hash_ = hash_bytes(&self.key, topic, length)
+        cdef Matches* matches
+        cdef Filter* f
+        cdef Trie trie = self.trie
+        if self.wildcards == 0:
+            matches = self.single(hash_, topic, length)
+            if matches is not NULL:
+                return matches
+        table_prefetch(&self.table, hash_)
+        matches = self.results.lookup(self.generation, hash_, topic, length)
+        if matches is not NULL:
+            return matches
+        if length == 0 or length > FILTER_BYTES_MAX:
+            raise ValueError("a Topic Name has 1 to 65535 bytes")
+        trie.found_count = 0
+        if self.wildcards:
+            trie.reserve(1)
+            if self.filters > self.wildcards:
+                f = self.find_hashed(hash_, topic, length)
+                if f is not NULL:
+                    trie.found[0] = f
+                    trie.found_count = 1
+            trie.walk(topic, length)
+        return self.results.keep(self.generation, hash_, topic, length, trie.found, trie.found_count)

@@ -1,0 +1,45 @@
+"""Where a client id and a retained topic live: pure functions over the *configured* number of workers.
+
+Rendezvous hashing: every worker draws a number from the key and the highest draw wins, so growing from N to N + 1
+workers moves only the keys the new worker wins (1 / (N + 1) of them) and nothing else. The draws are the 64-bit words
+of BLAKE2b digests of the key: one digest serves eight workers, worker i draws word i % 8 of digest i // 8. BLAKE2b
+and not `hash()`, because every process, every Python version and every later run must agree (sessions on disk depend
+on it).
+
+The two purposes hash in separate domains (`person`): a topic spelled like a client id draws other numbers.
+Ranges over the configured workers and never over the live ones, else a client id would have two homes.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from struct import Struct
+
+_DRAWS = Struct("<8Q")
+_DRAWS_PER_DIGEST = 8
+_CLIENT_ID = b"mqttd client id "
+_TOPIC = b"mqttd topic     "
+
+
+def home(client_id: str, workers: int) -> int:
+    """The worker, 0 .. workers - 1, that owns the session of `client_id` (about 1 us up to 8 workers)."""
+    if workers == 1:
+        return 0
+    return _winner(client_id.encode("utf-8", "surrogatepass"), workers, _CLIENT_ID)
+
+
+def owner(topic: bytes, workers: int) -> int:
+    """The worker, 0 .. workers - 1, that owns the retained message of `topic` (the topic name as on the wire)."""
+    if workers == 1:
+        return 0
+    return _winner(topic, workers, _TOPIC)
+
+
+def _winner(key: bytes, workers: int, purpose: bytes) -> int:
+    draws = _DRAWS.unpack(blake2b(key, person=purpose).digest())
+    if workers > _DRAWS_PER_DIGEST:
+        blocks = (workers - 1) // _DRAWS_PER_DIGEST
+        for block in range(1, blocks + 1):
+            draws += _DRAWS.unpack(blake2b(key, person=purpose, salt=block.to_bytes(16, "little")).digest())
+    draws = draws[:workers]
+    return draws.index(max(draws))  # equal draws (2**-64): the lower index

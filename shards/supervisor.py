@@ -1,0 +1,587 @@
+"""Forks the workers, watches them, restarts them, stops them. No event loop library, no threads, no ZeroMQ, no gRPC:
+one poll() over control sockets and a wake-up socket for signals, so that this process can always fork safely.
+
+Made before the first fork, and outliving every worker, so that a worker's death loses nothing that waits in them:
+    listeners        per worker, per address: the backlog of a dead worker waits for its successor
+    hand-off pairs   per worker: connections passed to a worker that is down are taken by its successor
+    shared rows      per worker: counters (written by the worker alone) and a heartbeat
+Made per fork: the control pair, which is how the two talk (`shards.seat` has the words).
+
+What happens when:
+    a worker dies               siblings are told; forked again at once, then after 0.25 s doubling to 10 s, until one
+                                has served 5 s
+    ... before it was ready, while the broker starts     the broker ends, exit status 1, with the worker's reason
+    ... and it was the 10th death in 60 s                the broker ends, exit status 1
+    its heartbeat stands still  its stack is taken (SIGUSR2, faulthandler) and logged; killed; then as above
+    SIGTERM, SIGINT             listeners closed, "stop"; SIGTERM at 90 %, SIGKILL at 95 % of `stop_seconds_max`; exit 0
+    a second SIGTERM or SIGINT  SIGKILL at once
+    SIGHUP                      `reload()`; its ReloadRefused keeps the old settings
+    the supervisor is killed    the kernel kills the workers (PR_SET_PDEATHSIG)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import mmap
+import os
+import random
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from setproctitle import setproctitle
+
+from shards import listening, stacks
+from shards.cores import usable_cpus
+from shards.notify import Notifier
+from shards.runtime_dir import RuntimeDir
+from shards.seat import HEARTBEAT_SECONDS, Message, Seat, messages
+
+__all__ = [
+    "HEARTBEAT_SECONDS",
+    "Log",
+    "Policy",
+    "ReloadRefused",
+    "Reloaded",
+    "Seat",
+    "Supervisor",
+    "raise_descriptor_limit",
+]
+
+Log = Callable[..., None]
+"""log(level, event, **fields), level one of "debug", "info", "warning", "error"."""
+
+_CACHE_LINE = 64
+_HANDOFF_BUFFER_BYTES = 1 << 20
+_PR_SET_PDEATHSIG = 1
+_STACK_SECONDS = 0.5
+_DELAY_SECONDS_FIRST = 0.25
+_DELAY_SECONDS_MAX = 10.0
+_HEALTHY_SECONDS = 5.0
+_DEATHS_MAX = 10
+_DEATHS_SECONDS = 60.0
+_WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+
+
+class ReloadRefused(Exception):
+    """The new settings are wrong; the old ones stay. Its text is for the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The supervisor's own bounds."""
+
+    worker_hang_seconds_max: float = 10.0
+    stop_seconds_max: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """What re-reading the configuration gave."""
+
+    settings: Any
+    """For the workers that are forked from now on (`Seat.settings`)."""
+    message: Message
+    """For those that run: the "settings" of their "reload" message (JSON types only)."""
+    policy: Policy
+
+
+@dataclass(slots=True)
+class _Post:
+    """What the supervisor knows of one worker."""
+
+    index: int
+    heartbeat: memoryview
+    pid: int = 0  # 0: not running
+    incarnation: int = 0
+    control: socket.socket | None = None
+    ready_at: float = 0.0  # 0: not ready
+    reason: str = ""  # what it said before it died
+    beat: int = 0
+    beat_at: float = 0.0  # when `beat` was last seen to change
+    kill_at: float = 0.0  # its stack was asked for; 0: not hung
+    delay: float = 0.0  # before its next fork
+    fork_at: float = 0.0  # 0: nothing planned
+    forked_at: float = 0.0
+
+
+class Supervisor:
+    """One broker's processes. `serve()` runs until told to stop."""
+
+    def __init__(
+        self,
+        run: Callable[[Seat], int],
+        *,
+        workers: int,
+        hosts: Sequence[str],
+        port: int,
+        settings: Any,
+        policy: Policy,
+        log: Log,
+        runtime_dir: RuntimeDir,
+        on_ready: Callable[[], None] = lambda: None,
+        reload: Callable[[], Reloaded] | None = None,
+        pin_cpus: bool = False,
+        row_bytes: int = 4096,
+        heartbeat: int = 0,
+    ) -> None:
+        """Makes the sockets.
+
+        `run(seat)` is a worker's whole life, called in its own process; its result is the exit status. `settings`
+        reach it unread. `row_bytes` is the size of a counter row, `heartbeat` the index of the heartbeat among its u64.
+
+        Raises listening.CannotListen.
+        """
+        self._run = run
+        self._workers = workers
+        self._settings = settings
+        self._policy = policy
+        self._log = log
+        self._on_ready = on_ready
+        self._reload = reload
+        self._pin_cpus = pin_cpus
+        self.runtime_dir = runtime_dir
+        self.addresses = listening.resolve(hosts)
+        self.port, self._listeners = listening.listen(self.addresses, port, workers)
+        self._handoffs = [_handoff_pair() for _ in range(workers)]
+        self._rows = _shared_rows(workers, row_bytes)
+        self._posts = [
+            _Post(index, row[heartbeat * 8 : heartbeat * 8 + 8].cast("Q")) for index, row in enumerate(self._rows)
+        ]
+        self._deaths: deque[float] = deque(maxlen=_DEATHS_MAX)
+        self._serving = False  # every worker was ready once
+        self._stop_at = 0.0  # when stopping began; 0: not stopping
+        self._killed = False
+        self.failure = ""
+        """Why `serve` gave something else than 0, one line."""
+
+    def listening_on(self) -> list[str]:
+        """`HOST:PORT` of every address, IPv6 hosts in brackets."""
+        return [address.text(self.port) for address in self.addresses]
+
+    def pids(self) -> list[int]:
+        """The workers' process ids by index, 0 for one that does not run."""
+        return [post.pid for post in self._posts]
+
+    # -- the loop
+
+    def serve(self) -> int:
+        """Fork the workers and watch them until told to stop. The exit status of the broker."""
+        self._notifier = Notifier()
+        self._watchdog_at = time.monotonic() + self._notifier.watchdog_seconds
+        self._pid = os.getpid()
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._wakeup, self._signalled = socket.socketpair()
+        self._wakeup.setblocking(False)
+        self._signalled.setblocking(False)
+        former = {number: signal.signal(number, lambda *_: None) for number in _WATCHED}
+        former_wakeup = signal.set_wakeup_fd(self._signalled.fileno(), warn_on_full_buffer=False)
+        setproctitle("mqttd: supervisor")
+        gc.collect()
+        gc.freeze()  # what the workers inherit stays in pages they share: their collectors do not touch it
+        try:
+            for post in self._posts:
+                self._fork(post)
+            while self._stop_at == 0 or any(post.pid for post in self._posts):
+                self._wait()
+                now = time.monotonic()
+                self._judge_heartbeats(now)
+                self._fork_what_is_due(now)
+                self._enforce_stop(now)
+                self._feed_watchdog(now)
+            return 1 if self.failure else 0
+        finally:
+            self._kill_all()
+            gc.unfreeze()
+            signal.set_wakeup_fd(former_wakeup)
+            for number, handler in former.items():
+                signal.signal(number, handler)
+            self._wakeup.close()
+            self._signalled.close()
+            self.close()
+
+    def close(self) -> None:
+        """Close every socket and remove the runtime directory's contents."""
+        listening.close(self._listeners)
+        for send, receive in self._handoffs:
+            send.close()
+            receive.close()
+        self.runtime_dir.close()
+
+    def _wait(self) -> None:
+        poll = select.poll()
+        poll.register(self._wakeup, select.POLLIN)
+        posts = {}
+        for post in self._posts:
+            if post.control is not None:
+                poll.register(post.control, select.POLLIN)
+                posts[post.control.fileno()] = post
+        began = time.monotonic()
+        timeout = self._seconds_until_due(began)
+        ready = poll.poll(timeout * 1000)
+        late = time.monotonic() - began - timeout
+        if late > 1.0:  # we did not run ourselves (stopped, suspended, starved): that silence proves nothing
+            for post in self._posts:
+                post.beat_at += late
+        for descriptor, _ in ready:
+            if descriptor in posts:
+                self._hear(posts[descriptor])
+        signals = b""
+        with contextlib.suppress(BlockingIOError):
+            signals = self._wakeup.recv(4096)
+        if signals:
+            self._handle_signals(set(signals))
+
+    def _seconds_until_due(self, now: float) -> float:
+        due = now + min(1.0, self._policy.worker_hang_seconds_max / 4)
+        for post in self._posts:
+            if post.fork_at:
+                due = min(due, post.fork_at)
+            if post.kill_at:
+                due = min(due, post.kill_at)
+        if self._stop_at:
+            due = min(due, now + self._policy.stop_seconds_max / 100)
+        if self._notifier.watchdog_seconds:
+            due = min(due, self._watchdog_at)
+        return max(0.0, due - now)
+
+    def _feed_watchdog(self, now: float) -> None:
+        if self._notifier.watchdog_seconds and now >= self._watchdog_at:
+            self._watchdog_at = now + self._notifier.watchdog_seconds
+            self._notifier.alive()
+
+    # -- signals
+
+    def _handle_signals(self, numbers: set[int]) -> None:
+        if signal.SIGCHLD in numbers:
+            self._reap()
+        if signal.SIGTERM in numbers or signal.SIGINT in numbers:
+            if self._stop_at:
+                self._kill_all()
+            else:
+                self._log("info", "stopping", signal="SIGTERM" if signal.SIGTERM in numbers else "SIGINT")
+                self._stop()
+        if signal.SIGHUP in numbers and not self._stop_at:
+            self._reload_settings()
+
+    def _reload_settings(self) -> None:
+        if self._reload is None:
+            return
+        if self._serving:
+            self._notifier.reloading()
+        try:
+            reloaded = self._reload()
+        except ReloadRefused as refused:
+            self._log("error", "reload_refused", reason=str(refused))
+        else:
+            self._settings = reloaded.settings
+            self._policy = reloaded.policy
+            for post in self._posts:
+                self._tell(post, {"event": "reload", "settings": reloaded.message})
+            self._log("info", "reloaded")
+        if self._serving:
+            self._notifier.ready(self._status())
+
+    # -- life and death of a worker
+
+    def _fork(self, post: _Post) -> None:
+        post.fork_at = 0.0
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        incarnation = max(post.incarnation + 1, time.time_ns() // 1000)
+        seat = Seat(
+            index=post.index,
+            workers=self._workers,
+            incarnation=incarnation,
+            incarnations=[other.incarnation if other.pid else 0 for other in self._posts],
+            listeners=self._listeners[post.index],
+            row=self._rows[post.index],
+            rows=self._rows,
+            heartbeat=post.heartbeat,
+            handoff_receive=self._handoffs[post.index][1],
+            handoff_send=[send for send, _ in self._handoffs],
+            control=theirs,
+            runtime_dir=self.runtime_dir.path,
+            settings=self._settings,
+        )
+        seat.incarnations[post.index] = incarnation
+        # A signal between the fork and the child's own handlers would be written into *our* wake-up socket.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                ours.close()
+                self._be_worker(seat)
+        except OSError as error:  # no memory, no process ids left: as if it had died
+            ours.close()
+            self._log("error", "fork_failed", worker=post.index, reason=error.strerror)
+            self._plan_successor(post, f"cannot fork: {error.strerror}", None)
+            return
+        finally:
+            theirs.close()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+        now = time.monotonic()
+        post.pid, post.incarnation, post.control = pid, incarnation, ours
+        post.reason, post.ready_at, post.kill_at = "", 0.0, 0.0
+        post.beat, post.beat_at, post.forked_at = post.heartbeat[0], now, now
+        for other in self._posts:
+            if other is not post and other.pid:
+                self._tell(other, {"event": "sibling_up", "worker": post.index, "incarnation": incarnation})
+                self._tell(post, {"event": "sibling_up", "worker": other.index, "incarnation": other.incarnation})
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(
+                    -1, os.WNOHANG
+                )  # -1: as PID 1 of a container we also inherit strangers' children
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for post in self._posts:
+                if post.pid == pid:
+                    self._bury(post, os.waitstatus_to_exitcode(status))
+
+    def _bury(self, post: _Post, exit_status: int) -> None:
+        """`exit_status` is negative for a signal, as in waitstatus_to_exitcode."""
+        self._hear(post)  # what it said last
+        if post.control is not None:
+            post.control.close()
+        if post.kill_at:
+            reason = "hung"
+        elif exit_status < 0:
+            reason = f"killed by {signal.Signals(-exit_status).name}"
+        else:
+            reason = f"exit status {exit_status}"
+        if post.reason:
+            reason = f"{post.reason} ({reason})"
+        pid, post.pid, post.control, post.kill_at = post.pid, 0, None, 0.0
+        served = time.monotonic() - post.ready_at if post.ready_at else None
+        post.ready_at = 0.0
+        for other in self._posts:
+            self._tell(other, {"event": "sibling_down", "worker": post.index, "incarnation": post.incarnation})
+        if self._stop_at:
+            if exit_status != 0:
+                self._log("warning", "worker_died_stopping", worker=post.index, pid=pid, reason=reason)
+            return
+        self._log("error", "worker_died", worker=post.index, pid=pid, reason=reason)
+        self._plan_successor(post, reason, served)
+
+    def _plan_successor(self, post: _Post, reason: str, served: float | None) -> None:
+        """`served` is for how many seconds the dead one was ready, None if it never was."""
+        now = time.monotonic()
+        self._deaths.append(now)
+        if not self._serving and served is None:
+            self._fail(f"worker {post.index} cannot start: {reason}")
+            return
+        if len(self._deaths) == _DEATHS_MAX and now - self._deaths[0] <= _DEATHS_SECONDS:
+            self._fail(
+                f"{_DEATHS_MAX} workers died within {_DEATHS_SECONDS:.0f} s, the last was worker {post.index}: {reason}"
+            )
+            return
+        if served is not None and served >= _HEALTHY_SECONDS:
+            post.delay = 0.0
+        post.fork_at = now + post.delay
+        post.delay = min(max(post.delay * 2, _DELAY_SECONDS_FIRST), _DELAY_SECONDS_MAX)
+
+    def _fork_what_is_due(self, now: float) -> None:
+        for post in self._posts:
+            if post.fork_at and post.fork_at <= now and not self._stop_at:
+                self._fork(post)
+
+    # -- what workers say and are told
+
+    def _hear(self, post: _Post) -> None:
+        if post.control is None:
+            return
+        for message in messages(post.control):
+            match message:
+                case {"event": "ready"} if not post.ready_at:
+                    post.ready_at = time.monotonic()
+                    seconds = round(post.ready_at - post.forked_at, 3)
+                    self._log("info", "worker_ready", worker=post.index, pid=post.pid, seconds=seconds)
+                    self._say_ready()
+                case {"event": "failed", "reason": str(reason)}:
+                    post.reason = reason
+                case {"event": "closed"}:  # it is dying: SIGCHLD tells the rest
+                    post.control.close()
+                    post.control = None
+                    return
+
+    def _say_ready(self) -> None:
+        if all(post.ready_at for post in self._posts) and not self._serving and not self._stop_at:
+            self._serving = True
+            self._notifier.ready(self._status())
+            self._on_ready()
+
+    def _tell(self, post: _Post, message: Message) -> None:
+        if post.control is None or not post.pid:
+            return
+        try:
+            post.control.send(json.dumps(message).encode())
+        except BlockingIOError:
+            # Hundreds of messages unread: what it believes of its siblings is worth nothing.
+            self._log("error", "worker_does_not_listen", worker=post.index, pid=post.pid)
+            self._kill(post, signal.SIGKILL)
+        except OSError:
+            pass  # it is dying: SIGCHLD tells the rest
+
+    def _status(self) -> str:
+        return f"serving on {', '.join(self.listening_on())} with {self._workers} workers"
+
+    # -- heartbeats
+
+    def _judge_heartbeats(self, now: float) -> None:
+        for post in self._posts:
+            if not post.pid:
+                continue
+            beat = post.heartbeat[0]
+            if beat != post.beat:
+                post.beat, post.beat_at = beat, now
+            elif not post.kill_at and not self._stop_at and now - post.beat_at > self._policy.worker_hang_seconds_max:
+                post.kill_at = now + _STACK_SECONDS
+                self._kill(post, stacks.SIGNAL)
+            if post.kill_at and now >= post.kill_at:
+                self._log(
+                    "error",
+                    "worker_hung",
+                    worker=post.index,
+                    pid=post.pid,
+                    seconds=round(now - post.beat_at, 1),
+                    state=stacks.process_state(post.pid),
+                    stack=stacks.read(self.runtime_dir.path, post.index),
+                )
+                post.kill_at = now + self._policy.worker_hang_seconds_max
+                self._kill(post, signal.SIGKILL)
+
+    # -- the end
+
+    def _fail(self, reason: str) -> None:
+        if not self._stop_at:
+            self.failure = reason
+            self._stop()
+
+    def _stop(self) -> None:
+        self._stop_at = time.monotonic()
+        self._notifier.stopping()
+        listening.close(
+            self._listeners
+        )  # else the kernel goes on filling their backlogs after the workers closed theirs
+        for post in self._posts:
+            post.fork_at = 0.0
+            self._tell(post, {"event": "stop", "seconds": self._policy.stop_seconds_max * 0.8})
+
+    def _enforce_stop(self, now: float) -> None:
+        if not self._stop_at or self._killed:
+            return
+        elapsed = (now - self._stop_at) / self._policy.stop_seconds_max
+        if elapsed >= 0.95:
+            self._killed = True
+            left = [post.index for post in self._posts if post.pid]
+            self._log("warning", "workers_killed_stopping", workers=left, seconds=self._policy.stop_seconds_max)
+            self._kill_all()
+        elif elapsed >= 0.9:
+            for post in self._posts:
+                self._kill(post, signal.SIGTERM)
+
+    def _kill_all(self) -> None:
+        for post in self._posts:
+            self._kill(post, signal.SIGKILL)
+
+    def _kill(self, post: _Post, number: signal.Signals) -> None:
+        if post.pid:  # not reaped yet, so the number is still its own
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(post.pid, number)
+
+    # -- in the child
+
+    def _be_worker(self, seat: Seat) -> NoReturn:
+        status = 1
+        try:
+            self._settle(seat)
+            status = self._run(seat)
+        except SystemExit as error:
+            status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        except BaseException as error:  # noqa: BLE001 (whatever it is, it must not unwind into the supervisor's frames)
+            reason = "".join(traceback.format_exception_only(error)).strip().replace("\n", " ")
+            seat.failed(reason)
+            self._log("error", "worker_failed", worker=seat.index, reason=reason, stack=traceback.format_exc())
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status & 0xFF)
+
+    def _settle(self, seat: Seat) -> None:
+        """Make the forked copy of the supervisor a process of its own."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the worker has a handler: die
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        # The terminal sends these two to the whole group; what they mean is the supervisor's to say.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self._libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+        if os.getppid() != self._pid:  # it died before the kernel was asked to tell
+            os._exit(1)
+        self._close_what_is_not(seat)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+        self._stack_file = stacks.register(seat.runtime_dir, seat.index)
+        setproctitle(f"mqttd: worker {seat.index}")
+        random.seed()
+        if self._pin_cpus:
+            cpus = usable_cpus()
+            os.sched_setaffinity(0, {cpus[seat.index % len(cpus)]})
+
+    def _close_what_is_not(self, seat: Seat) -> None:
+        for index, own in enumerate(self._listeners):
+            if index != seat.index:
+                for listener in own:
+                    listener.close()  # else a stopped sibling's backlog would stay open through us
+        for index, (_, receive) in enumerate(self._handoffs):
+            if index != seat.index:
+                receive.close()
+        for post in self._posts:
+            if post.control is not None:
+                post.control.close()
+        self._wakeup.close()
+        self._signalled.close()
+        self.runtime_dir.release()
+
+
+def raise_descriptor_limit() -> int:
+    """Raise the soft limit of open file descriptors to the hard one, for this process and its children. The limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):  # an unlimited hard limit above fs.nr_open
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return soft
+
+
+def _handoff_pair() -> tuple[socket.socket, socket.socket]:
+    """(send, receive), both non-blocking. The sender's buffer bounds what may wait for a worker that is down."""
+    send, receive = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    send.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _HANDOFF_BUFFER_BYTES)
+    send.setblocking(False)
+    receive.setblocking(False)
+    return send, receive
+
+
+def _shared_rows(workers: int, row_bytes: int) -> list[memoryview]:
+    """Counter rows, zeroed, in anonymous shared memory; no two workers write to one cache line."""
+    stride = -(-row_bytes // _CACHE_LINE) * _CACHE_LINE
+    shared = memoryview(mmap.mmap(-1, workers * stride))
+    return [shared[index * stride : index * stride + row_bytes] for index in range(workers)]

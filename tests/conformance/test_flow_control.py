@@ -1,0 +1,146 @@
+"""Receive Maximum in both directions."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import wire
+from tests.wire import Connect
+
+EXCEEDED = 0x93
+
+
+@pytest.mark.mqtt("MQTT-4.9.0-2")
+@pytest.mark.mqtt("MQTT-3.3.4-9")
+@pytest.mark.mosquitto_differs("sends one message too many after the first PUBACK")
+def test_no_more_than_receive_maximum(connect: Connect, name: str) -> None:
+    """A subscriber with Receive Maximum 2 is sent two messages, and one more for each PUBACK."""
+    subscriber, publisher = connect(5, properties={"receive_maximum": 2}), connect(5)
+    subscriber.subscribe(name, qos=1)
+    for number in range(5):
+        publisher.publish(name, b"%d" % number, qos=1)
+    for number in (0, 1):
+        subscriber.expect("PUBLISH", payload=b"%d" % number)
+    subscriber.expect_silence()
+    for number in (2, 3, 4):
+        subscriber.ack("PUBACK", number - 1)
+        subscriber.expect("PUBLISH", payload=b"%d" % number)
+        subscriber.expect_silence()
+
+
+@pytest.mark.mqtt("MQTT-4.9.0-2")
+def test_qos_2_counts_until_pubcomp(connect: Connect, name: str) -> None:
+    """At QoS 2 the place in the window is free after PUBCOMP, not after PUBREC."""
+    subscriber, publisher = connect(5, properties={"receive_maximum": 1}), connect(5)
+    subscriber.subscribe(name, qos=2)
+    for payload in (b"first", b"second"):
+        publisher.publish(name, payload, qos=2)
+    subscriber.expect("PUBLISH", payload=b"first", packet_id=1)
+    subscriber.ack("PUBREC", 1)
+    subscriber.expect("PUBREL", packet_id=1)
+    subscriber.expect_silence()
+    subscriber.ack("PUBCOMP", 1)
+    subscriber.expect("PUBLISH", payload=b"second")
+
+
+@pytest.mark.mqtt("MQTT-4.9.0-2")
+@pytest.mark.parametrize(("qos", "kind"), [(1, "PUBACK"), (2, "PUBREC")])
+def test_an_error_frees_the_window(connect: Connect, name: str, qos: int, kind: str) -> None:
+    """PUBACK or PUBREC with an error code makes room for the next message."""
+    subscriber, publisher = connect(5, properties={"receive_maximum": 1}), connect(5)
+    subscriber.subscribe(name, qos=qos)
+    for payload in (b"first", b"second"):
+        publisher.publish(name, payload, qos=qos)
+    refused = subscriber.expect("PUBLISH", payload=b"first")
+    subscriber.ack(kind, refused.packet_id, reason=0x83)
+    subscriber.expect("PUBLISH", payload=b"second")
+
+
+@pytest.mark.mqtt("MQTT-4.9.0-3")
+@pytest.mark.mqtt("MQTT-3.3.4-10")
+def test_a_full_window_stops_nothing_else(connect: Connect, name: str) -> None:
+    """With a full window the client is still sent QoS 0 messages and gets answers to all it sends."""
+    subscriber, publisher = connect(5, properties={"receive_maximum": 1}), connect(5)
+    subscriber.subscribe((f"{name}/1", 1), (f"{name}/0", 0))
+    for payload in (b"first", b"second"):
+        publisher.publish(f"{name}/1", payload, qos=1)
+    subscriber.expect("PUBLISH", payload=b"first")
+    publisher.publish(f"{name}/0", b"passes")
+    subscriber.receive(f"{name}/0", b"passes")
+    assert subscriber.subscribe(f"{name}/2", qos=1) == (1,)
+    subscriber.publish(f"{name}/elsewhere", b"x", qos=1)
+    subscriber.publish(f"{name}/elsewhere", b"x", qos=2)
+    subscriber.unsubscribe(f"{name}/2")
+    subscriber.expect_silence()
+
+
+@pytest.mark.mqtt("MQTT-3.3.4-7")
+@pytest.mark.mosquitto_differs("answers 0x97 to that message and goes on")
+def test_client_exceeds_the_window_of_the_broker(connect: Connect, name: str) -> None:
+    """A client that sends one QoS 2 message more than the Receive Maximum in CONNACK is told 0x93 and closed."""
+    client = connect(5)
+    window = client.connack.properties.get("receive_maximum", 65535)
+    assert window < 65535, "a broker without a Receive Maximum of its own promises 65,535 windows to everybody"
+    client.send(*(wire.publish(5, name, b"x", qos=2, packet_id=n) for n in range(1, window + 2)))
+    for _ in range(window + 1):
+        got = client.read()
+        if got.kind != "PUBREC":
+            break
+    assert (got.kind, got.reason) == ("DISCONNECT", EXCEEDED)
+    client.expect_closed()
+
+
+@pytest.mark.mqtt("MQTT-3.3.4-7")
+def test_client_uses_the_whole_window_of_the_broker(connect: Connect, name: str) -> None:
+    """Exactly Receive Maximum QoS 2 messages under way are allowed; each PUBCOMP makes room for one more."""
+    client = connect(5)
+    window = client.connack.properties.get("receive_maximum", 65535)
+    client.send(*(wire.publish(5, name, b"x", qos=2, packet_id=n) for n in range(1, window + 1)))
+    for number in range(1, window + 1):
+        client.expect("PUBREC", packet_id=number)
+    client.ack("PUBREL", 1)
+    client.expect("PUBCOMP", packet_id=1)
+    client.send(wire.publish(5, name, b"x", qos=2, packet_id=1))
+    client.expect("PUBREC", packet_id=1)
+    client.expect_silence()
+
+
+@pytest.mark.mqtt("MQTT-4.9.0-1")
+@pytest.mark.mosquitto_differs("forgets the Receive Maximum of the new connection for what it sends again")
+def test_the_next_connection_has_a_window_of_its_own(connect: Connect, name: str) -> None:
+    """Three messages are under way; the client comes back with Receive Maximum 1 and is sent one at a time."""
+    keep = {"session_expiry_interval": 60}
+    subscriber, publisher = connect(5, name, properties=keep | {"receive_maximum": 3}), connect(5)
+    subscriber.subscribe(name, qos=1)
+    for number in range(3):
+        publisher.publish(name, b"%d" % number, qos=1)
+        subscriber.expect("PUBLISH", payload=b"%d" % number)
+    subscriber.close()
+    again = connect(5, name, clean=False, properties=keep | {"receive_maximum": 1})
+    for number in range(3):
+        again.expect("PUBLISH", payload=b"%d" % number, packet_id=number + 1)
+        again.expect_silence()
+        again.ack("PUBACK", number + 1)
+    again.expect_silence()
+
+
+@pytest.mark.mqtt("MQTT-4.9.0-2")
+@pytest.mark.parametrize("qos", [1, 2])
+def test_many_messages_through_a_window_of_one(connect: Connect, name: str, qos: int) -> None:
+    """A hundred messages reach a subscriber with Receive Maximum 1, in order, while it acknowledges each."""
+    subscriber, publisher = connect(5, properties={"receive_maximum": 1}), connect(5)
+    subscriber.subscribe(name, qos=qos)
+    for number in range(100):
+        publisher.publish(name, b"%d" % number, qos=qos)
+    for number in range(100):
+        subscriber.receive(name, b"%d" % number)
+    subscriber.expect_silence()
+
+
+@pytest.mark.mqtt(v3="MQTT-4.3.2-2")
+def test_v311_without_a_window(connect: Connect, name: str) -> None:
+    """A v3.1.1 client has no Receive Maximum: it may send two hundred QoS 1 messages before it reads an answer."""
+    client = connect(4)
+    client.send(*(wire.publish(4, name, b"x", qos=1, packet_id=n) for n in range(1, 201)))
+    for number in range(1, 201):
+        client.expect("PUBACK", packet_id=number)

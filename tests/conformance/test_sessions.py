@@ -1,0 +1,273 @@
+"""Sessions: Session Present, clean start, expiry, and what waits for a client that is away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests import wire
+from tests.waiting import let_pass
+from tests.wire import Connect
+
+PROTOCOL_ERROR = 0x82
+FOREVER = 0xFFFFFFFF
+
+
+def durable(version: int, seconds: int = 60) -> dict[str, Any]:
+    """Options of a session that outlives its connection."""
+    return {"clean": False, "properties": {"session_expiry_interval": seconds} if version == 5 else {}}
+
+
+@pytest.mark.mqtt("MQTT-3.2.2-3", v3="MQTT-3.2.2-2")
+@pytest.mark.mqtt("MQTT-3.1.2-6", v3="MQTT-3.2.2-3")
+def test_session_present(connect: Connect, version: int, name: str) -> None:
+    """A client with clean start 0 finds no session at first, and its own one after it was away."""
+    first = connect(version, name, **durable(version))
+    assert not first.connack.session_present
+    first.disconnect()
+    assert connect(version, name, **durable(version)).connack.session_present
+
+
+@pytest.mark.mqtt("MQTT-3.1.2-23", v3="MQTT-3.1.2-4")
+def test_session_outlives_a_broken_connection(connect: Connect, version: int, name: str) -> None:
+    """It makes no difference to a session whether the client said DISCONNECT."""
+    connect(version, name, **durable(version)).close()
+    assert connect(version, name, **durable(version)).connack.session_present
+
+
+@pytest.mark.mqtt("MQTT-3.2.2-2", v3="MQTT-3.2.2-1")
+@pytest.mark.mqtt("MQTT-3.1.2-4", v3="MQTT-3.1.2-6")
+def test_clean_start_discards(connect: Connect, version: int, name: str) -> None:
+    """Clean start 1 gets Session Present 0, and the old subscriptions and messages are gone."""
+    old = connect(version, name, **durable(version))
+    old.subscribe(name, qos=1)
+    old.disconnect()
+    publisher = connect(version)
+    publisher.publish(name, b"waits", qos=1)
+    new = connect(version, name, clean=True)
+    assert not new.connack.session_present
+    publisher.publish(name, b"nobody", qos=1)
+    wire.expect_nothing_more(new, publisher, f"{name}/marker", qos=1)
+
+
+@pytest.mark.mqtt(v3="MQTT-3.1.2-6")
+def test_v311_clean_session_leaves_nothing(connect: Connect, name: str) -> None:
+    """The session of a v3.1.1 client with clean session 1 ends with its connection."""
+    connect(4, name, clean=True).disconnect()
+    assert not connect(4, name, clean=False).connack.session_present
+
+
+@pytest.mark.mqtt("MQTT-4.1.0-2")
+@pytest.mark.parametrize("properties", [{}, {"session_expiry_interval": 0}], ids=["absent", "0"])
+def test_v5_session_without_expiry_ends_at_once(connect: Connect, name: str, properties: dict[str, int]) -> None:
+    """A v5 session without Session Expiry Interval, or with 0, ends with its connection."""
+    connect(5, name, clean=False, properties=properties).disconnect()
+    assert not connect(5, name, clean=False).connack.session_present
+
+
+@pytest.mark.mqtt("MQTT-3.1.2-23")
+def test_v5_clean_start_begins_a_durable_session(connect: Connect, name: str) -> None:
+    """Clean start says what is before, Session Expiry Interval what is after."""
+    connect(5, name, clean=True, properties={"session_expiry_interval": 60}).disconnect()
+    assert connect(5, name, clean=False).connack.session_present
+
+
+@pytest.mark.mqtt("MQTT-4.1.0-2")
+def test_a_session_expires(connect: Connect, name: str) -> None:
+    """A session with Session Expiry Interval 1 is there at once after the connection, and gone two seconds later."""
+    connect(5, name, **durable(5, 1)).disconnect()
+    again = connect(5, name, **durable(5, 1))
+    assert again.connack.session_present
+    again.disconnect()
+    let_pass(3.1)
+    assert not connect(5, name, **durable(5, 1)).connack.session_present
+
+
+@pytest.mark.mqtt("MQTT-4.1.0-1")
+def test_a_connected_session_does_not_expire(connect: Connect, name: str) -> None:
+    """Session Expiry counts from the end of the connection, not from its beginning."""
+    client = connect(5, name, **durable(5, 1))
+    let_pass(2.5)
+    client.disconnect()
+    assert connect(5, name, **durable(5, 1)).connack.session_present
+
+
+@pytest.mark.mqtt("MQTT-3.1.2-23")
+def test_a_session_for_ever(connect: Connect, name: str) -> None:
+    """Session Expiry Interval 0xFFFFFFFF is a session that does not end by itself."""
+    connect(5, name, **durable(5, FOREVER)).disconnect()
+    assert connect(5, name, **durable(5, FOREVER)).connack.session_present
+
+
+@pytest.mark.mqtt("MQTT-4.1.0-2")
+def test_disconnect_may_shorten_the_session(connect: Connect, name: str) -> None:
+    """DISCONNECT with Session Expiry Interval 0 ends a session that was meant to last."""
+    connect(5, name, **durable(5)).disconnect(properties={"session_expiry_interval": 0})
+    assert not connect(5, name, **durable(5)).connack.session_present
+
+
+@pytest.mark.mqtt("MQTT-3.1.2-23")
+def test_disconnect_may_lengthen_the_session(connect: Connect, name: str) -> None:
+    """DISCONNECT with another Session Expiry Interval replaces that of CONNECT."""
+    connect(5, name, **durable(5, 1)).disconnect(properties={"session_expiry_interval": 60})
+    let_pass(2.5)
+    assert connect(5, name, **durable(5)).connack.session_present
+
+
+@pytest.mark.mqtt("MQTT-4.13.1-1")
+def test_disconnect_may_not_begin_an_expiry(connect: Connect, name: str) -> None:
+    """A client that connected with Session Expiry Interval 0 may not set another one on DISCONNECT."""
+    client = connect(5, name)
+    client.send(wire.disconnect(5, 0, {"session_expiry_interval": 60}))
+    client.expect_closed(PROTOCOL_ERROR)
+    assert not connect(5, name, clean=False).connack.session_present
+
+
+@pytest.mark.mqtt("MQTT-3.1.2-5", v3="MQTT-3.1.2-4")
+@pytest.mark.parametrize(("before", "after"), [(4, 5), (5, 4), (3, 4)])
+def test_a_session_may_change_its_version(connect: Connect, name: str, before: int, after: int) -> None:
+    """The session belongs to the client id: another version resumes it with its subscriptions."""
+    first = connect(before, name, **durable(before))
+    first.subscribe(name, qos=1)
+    first.disconnect()
+    connect(after).publish(name, b"waits", qos=1)
+    again = connect(after, name, **durable(after))
+    if after != 3:
+        assert again.connack.session_present
+    again.receive(name, b"waits", qos=1)
+
+
+@pytest.mark.mqtt("MQTT-4.5.0-1", v3="MQTT-3.1.2-5")
+@pytest.mark.parametrize("qos", [1, 2])
+def test_messages_wait(connect: Connect, version: int, name: str, qos: int) -> None:
+    """What is published at QoS 1 or 2 while a session is away comes when it is back: in order, DUP and RETAIN clear."""
+    subscriber = connect(version, name, **durable(version))
+    subscriber.subscribe(name, qos=qos)
+    subscriber.disconnect()
+    publisher = connect(version)
+    for number in range(30):
+        publisher.publish(name, b"%d" % number, qos=qos, retain=number == 29)
+    again = connect(version, name, **durable(version))
+    for number in range(30):
+        again.receive(name, b"%d" % number, qos=qos, dup=False, retain=False)
+    again.expect_silence()
+
+
+@pytest.mark.mqtt("MQTT-4.5.0-1")
+def test_qos_0_does_not_wait(connect: Connect, version: int, name: str) -> None:
+    """Neither a QoS 0 message nor one for a QoS 0 subscription is kept for a session that is away."""
+    subscriber = connect(version, name, **durable(version))
+    subscriber.subscribe((f"{name}/1", 1), (f"{name}/0", 0))
+    subscriber.disconnect()
+    publisher = connect(version)
+    publisher.publish(f"{name}/1", b"QoS 0", qos=0)
+    publisher.publish(f"{name}/0", b"granted 0", qos=1)
+    publisher.publish(f"{name}/1", b"waits", qos=1)
+    again = connect(version, name, **durable(version))
+    again.receive(f"{name}/1", b"waits", qos=1)
+    again.expect_silence()
+
+
+@pytest.mark.mqtt("MQTT-4.5.0-1")
+def test_messages_wait_at_the_effective_qos(connect: Connect, version: int, name: str) -> None:
+    """A message that waited comes at the lower of the published and the granted QoS."""
+    subscriber = connect(version, name, **durable(version))
+    subscriber.subscribe((f"{name}/1", 1), (f"{name}/2", 2))
+    subscriber.disconnect()
+    publisher = connect(version)
+    publisher.publish(f"{name}/1", b"a", qos=2)
+    publisher.publish(f"{name}/2", b"b", qos=1)
+    publisher.publish(f"{name}/2", b"c", qos=2)
+    again = connect(version, name, **durable(version))
+    for expected in [(f"{name}/1", b"a", 1), (f"{name}/2", b"b", 1), (f"{name}/2", b"c", 2)]:
+        again.receive(expected[0], expected[1], qos=expected[2])
+
+
+@pytest.mark.mqtt("MQTT-4.6.0-6")
+def test_waiting_messages_come_before_new_ones(connect: Connect, version: int, name: str) -> None:
+    """Five hundred messages wait; ten more are published once the client is back: all come, in order."""
+    subscriber = connect(version, name, **durable(version))
+    subscriber.subscribe(name, qos=1)
+    subscriber.disconnect()
+    publisher = connect(version)
+    for number in range(500):
+        publisher.publish(name, b"%d" % number, qos=1)
+    again = connect(version, name, **durable(version))
+    for number in range(500, 510):
+        publisher.publish(name, b"%d" % number, qos=1)
+    for number in range(510):
+        again.receive(name, b"%d" % number)
+    again.expect_silence()
+
+
+@pytest.mark.mqtt("MQTT-3.3.2-5")
+@pytest.mark.mqtt("MQTT-3.3.2-6")
+def test_waiting_messages_expire(connect: Connect, name: str) -> None:
+    """A message whose Message Expiry Interval passes while it waits is not sent; another says what is left of it."""
+    subscriber = connect(5, name, **durable(5))
+    subscriber.subscribe(name, qos=1)
+    subscriber.disconnect()
+    publisher = connect(5)
+    publisher.publish(name, b"expires", qos=1, properties={"message_expiry_interval": 1})
+    publisher.publish(name, b"lives", qos=1, properties={"message_expiry_interval": 100})
+    let_pass(2.1)
+    again = connect(5, name, **durable(5))
+    assert 96 <= again.receive(name, b"lives").properties["message_expiry_interval"] <= 98
+    again.expect_silence()
+
+
+@pytest.mark.mqtt("MQTT-4.1.0-1", v3="MQTT-4.1.0-1")
+def test_subscriptions_stay_with_the_session(connect: Connect, version: int, name: str) -> None:
+    """A client that is back gets live messages without subscribing again; UNSUBSCRIBE works on the old subscription."""
+    subscriber = connect(version, name, **durable(version))
+    subscriber.subscribe(f"{name}/a", f"{name}/+/c")
+    subscriber.disconnect()
+    again = connect(version, name, **durable(version))
+    publisher = connect(version)
+    publisher.publish(f"{name}/a", b"1")
+    publisher.publish(f"{name}/b/c", b"2")
+    again.receive(f"{name}/a", b"1")
+    again.receive(f"{name}/b/c", b"2")
+    again.unsubscribe(f"{name}/a")
+    publisher.publish(f"{name}/a", b"3")
+    wire.expect_nothing_more(again, publisher, f"{name}/marker")
+
+
+@pytest.mark.mqtt("MQTT-4.1.0-1")
+def test_a_session_lives_through_many_connections(connect: Connect, version: int, name: str) -> None:
+    """A client that comes and goes twenty times misses none of the messages that are published in between."""
+    connect(version, name, **durable(version)).subscribe(name, qos=2)
+    publisher = connect(version)
+    for number in range(20):
+        publisher.publish(name, b"%d" % number, qos=2)
+        client = connect(version, name, **durable(version))
+        got = client.expect("PUBLISH", payload=b"%d" % number)
+        client.ack("PUBREC", got.packet_id)
+        client.expect("PUBREL", packet_id=got.packet_id)
+        client.ack("PUBCOMP", got.packet_id)
+        client.disconnect()
+
+
+@pytest.mark.mqtt("MQTT-4.5.0-1")
+def test_messages_wait_for_many_sessions(connect: Connect, version: int, name: str) -> None:
+    """One message waits for twenty sessions, on whichever workers they are at home."""
+    ids = [f"{name}w{number}" for number in range(20)]
+    for client_id in ids:
+        client = connect(version, client_id, **durable(version))
+        client.subscribe(name, qos=1)
+        client.disconnect()
+    connect(version).publish(name, b"for all", qos=1)
+    for client_id in ids:
+        connect(version, client_id, **durable(version)).receive(name, b"for all", qos=1)
+
+
+@pytest.mark.mqtt("MQTT-3.10.4-2", v3="MQTT-3.10.4-2")
+def test_unsubscribed_while_messages_wait(connect: Connect, version: int, name: str) -> None:
+    """A session that unsubscribes and goes away is not sent what is published then."""
+    client = connect(version, name, **durable(version))
+    client.subscribe(name, qos=1)
+    client.unsubscribe(name)
+    client.disconnect()
+    connect(version).publish(name, b"no", qos=1)
+    connect(version, name, **durable(version)).expect_silence()

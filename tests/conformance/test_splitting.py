@@ -1,0 +1,99 @@
+"""One conversation, cut into segments in every way: what the broker answers does not depend on it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import wire
+from tests.waiting import let_pass
+from tests.wire import Client, Connect, OpenConnection, Packet, Will
+
+
+def conversation(version: int, name: str) -> bytes:
+    """Every kind of packet a client may send, ended by DISCONNECT."""
+    v5 = version == 5
+    properties = {"content_type": "c", "topic_alias": 1, "user_property": [("k", "v")]} if v5 else {}
+    return b"".join(
+        [
+            wire.connect(version, name, keep_alive=60, username="u", password=b"p", will=Will(f"{name}/will", b"w")),
+            wire.subscribe(version, 1, (f"{name}/+", 1), (f"{name}/x/#", 2)),
+            wire.publish(version, f"{name}/nobody/0", b"payload", properties=properties),
+            wire.publish(version, f"{name}/nobody/1", b"payload", qos=1, packet_id=2, properties=properties),
+            wire.publish(version, f"{name}/nobody/2", b"", qos=2, packet_id=3),
+            wire.ack(version, "PUBREL", 3),
+            wire.PINGREQ,
+            wire.unsubscribe(version, 4, f"{name}/+"),
+            wire.disconnect(version),
+        ]
+    )
+
+
+def answers(client: Client) -> list[Packet]:
+    """Everything the broker sends until it closes."""
+    got = []
+    try:
+        while True:
+            got.append(client.read())
+    except wire.Closed:
+        return got
+
+
+EXPECTED = ["CONNACK", "SUBACK", "PUBACK", "PUBREC", "PUBCOMP", "PINGRESP", "UNSUBACK"]
+
+
+@pytest.mark.mqtt("MQTT-4.2-1", v3="MQTT-7.1.1-1")
+def test_in_one_segment(open_connection: OpenConnection, any_version: int, name: str) -> None:
+    """A whole conversation in one segment is answered packet by packet, in order."""
+    client = open_connection(any_version)
+    client.send(conversation(any_version, name))
+    assert [got.kind for got in answers(client)] == EXPECTED
+
+
+@pytest.mark.mqtt("MQTT-4.2-1", v3="MQTT-7.1.1-1")
+def test_byte_by_byte(open_connection: OpenConnection, any_version: int, name: str) -> None:
+    """The same conversation, each byte in a segment of its own."""
+    client = open_connection(any_version)
+    for byte in conversation(any_version, name):
+        client.send(bytes([byte]))
+    assert [got.kind for got in answers(client)] == EXPECTED
+
+
+@pytest.mark.mqtt("MQTT-4.2-1", v3="MQTT-7.1.1-1")
+def test_at_every_split_point(open_connection: OpenConnection, version: int, name: str) -> None:
+    """The same conversation in two segments, cut at every byte."""
+    whole = conversation(version, name)
+    client = open_connection(version)
+    client.send(whole)
+    expected = answers(client)
+    for cut in range(1, len(whole)):
+        client = open_connection(version)
+        client.send(whole[:cut])
+        let_pass(0.001)  # so that the broker has most likely read the first part alone
+        client.send(whole[cut:])
+        assert answers(client) == expected, f"cut at byte {cut}"
+
+
+@pytest.mark.mqtt("MQTT-4.2-1", v3="MQTT-7.1.1-1")
+@pytest.mark.parametrize("segment", [1000, 65535, 65536, 65537])
+def test_a_large_packet_in_many_segments(connect: Connect, version: int, name: str, segment: int) -> None:
+    """A message of 400,000 bytes arrives whole, however it was cut, and so does the small one behind it."""
+    subscriber, publisher = connect(version), connect(version)
+    subscriber.subscribe(name, qos=1)
+    payload = bytes(range(250)) * 1600
+    data = wire.publish(version, name, payload, qos=1, packet_id=1) + wire.publish(version, name, b"small")
+    for start in range(0, len(data), segment):
+        publisher.send(data[start : start + segment])
+    publisher.expect("PUBACK", packet_id=1)
+    subscriber.receive(name, payload)
+    subscriber.receive(name, b"small")
+
+
+@pytest.mark.mqtt("MQTT-4.2-1", v3="MQTT-7.1.1-1")
+def test_a_packet_that_is_never_finished(connect: Connect, version: int, name: str) -> None:
+    """A client that stops in the middle of a PUBLISH harms nobody; what it began is not published."""
+    watcher, client = connect(version), connect(version)
+    watcher.subscribe(name)
+    client.send(wire.publish(version, name, b"x" * 1000)[:500])
+    watcher.expect_silence()
+    client.close()
+    wire.expect_nothing_more(watcher, connect(version), f"{name}/marker")

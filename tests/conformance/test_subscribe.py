@@ -1,0 +1,238 @@
+"""SUBSCRIBE and UNSUBSCRIBE: codes, replacement, overlap, and the promise of the SUBACK."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import wire
+from tests.wire import Connect
+
+MALFORMED, PROTOCOL_ERROR, NO_SUBSCRIPTION = 0x81, 0x82, 0x11
+INVALID_FILTERS = ["", "#/a", "a#", "a/#/b", "a+", "+a", "a/b+/c", "a\0b"]
+
+
+@pytest.mark.mqtt("MQTT-3.9.3-1", v3="MQTT-3.9.3-1")
+@pytest.mark.mqtt("MQTT-3.8.4-6", v3="MQTT-3.8.4-5")
+def test_suback_has_a_code_for_each_filter(connect: Connect, any_version: int, name: str) -> None:
+    """A SUBSCRIBE of four filters gets one SUBACK with the four granted QoS in their order."""
+    client = connect(any_version)
+    assert client.subscribe((f"{name}/a", 2), (f"{name}/b", 0), (f"{name}/+", 1), (f"{name}/#", 2)) == (2, 0, 1, 2)
+
+
+@pytest.mark.mqtt("MQTT-3.8.4-2", v3="MQTT-3.8.4-2")
+@pytest.mark.parametrize("packet_id", [1, 255, 256, 65535])
+def test_suback_has_the_identifier_of_the_subscribe(
+    connect: Connect, version: int, name: str, packet_id: int
+) -> None:
+    """SUBACK and UNSUBACK carry the identifier of what they answer."""
+    client = connect(version)
+    client.send(wire.subscribe(version, packet_id, (name, 0)))
+    client.expect("SUBACK", packet_id=packet_id)
+    client.send(wire.unsubscribe(version, packet_id, name))
+    client.expect("UNSUBACK", packet_id=packet_id)
+
+
+@pytest.mark.mqtt("MQTT-3.8.4-5", v3="MQTT-3.8.4-4")
+def test_two_hundred_filters_in_one_subscribe(connect: Connect, version: int, name: str) -> None:
+    """Every filter of a long SUBSCRIBE works."""
+    client = connect(version)
+    assert client.subscribe(*(f"{name}/{number}" for number in range(200)), qos=1) == (1,) * 200
+    for number in (0, 57, 199):
+        client.publish(f"{name}/{number}", b"x")
+        client.receive(f"{name}/{number}", b"x")
+
+
+@pytest.mark.mqtt("MQTT-4.7.1-1")
+@pytest.mark.mqtt("MQTT-4.7.1-2")
+@pytest.mark.mqtt("MQTT-4.7.3-1")
+@pytest.mark.parametrize("bad", [f for f in INVALID_FILTERS if "\0" not in f])
+@pytest.mark.mosquitto_differs("closes the connection instead")
+def test_an_invalid_filter_fails_alone(connect: Connect, version: int, name: str, bad: str) -> None:
+    """An invalid filter gets a failure code, 0x8F in v5; a valid one in the same packet is granted."""
+    client = connect(version)
+    assert client.subscribe((bad, 0), (name, 1)) == (0x8F if version == 5 else 0x80, 1)
+    client.publish(name, b"works")
+    client.receive(name, b"works")
+
+
+@pytest.mark.mqtt("MQTT-4.7.3-2", v3="MQTT-1.5.3-2")
+def test_a_filter_with_a_null_character(connect: Connect, version: int) -> None:
+    """A filter that is no UTF-8 Encoded String makes the packet malformed."""
+    client = connect(version)
+    client.send(wire.subscribe(version, 1, ("a\0b", 0)))
+    client.expect_closed(MALFORMED, PROTOCOL_ERROR)
+
+
+@pytest.mark.mqtt("MQTT-3.8.3-2", v3="MQTT-3.8.3-3")
+def test_subscribe_without_a_filter(connect: Connect, version: int) -> None:
+    """A SUBSCRIBE of nothing is a Protocol Error."""
+    client = connect(version)
+    client.send(wire.subscribe(version, 1))
+    client.expect_closed(PROTOCOL_ERROR, MALFORMED)
+
+
+@pytest.mark.mqtt("MQTT-3.10.3-2", v3="MQTT-3.10.3-2")
+def test_unsubscribe_without_a_filter(connect: Connect, version: int) -> None:
+    """An UNSUBSCRIBE of nothing is a Protocol Error."""
+    client = connect(version)
+    client.send(wire.unsubscribe(version, 1))
+    client.expect_closed(PROTOCOL_ERROR, MALFORMED)
+
+
+@pytest.mark.mqtt("MQTT-3.8.3-5", v3="MQTT-3-8.3-4")
+@pytest.mark.parametrize("options", [0x03, 0x40, 0x80, 0xC1])
+def test_reserved_options_and_qos_3(connect: Connect, version: int, name: str, options: int) -> None:
+    """A SUBSCRIBE with reserved option bits or QoS 3 closes the connection."""
+    client = connect(version)
+    client.send(wire.subscribe(version, 1, (name, options)))
+    client.expect_closed(MALFORMED, PROTOCOL_ERROR)
+
+
+@pytest.mark.mqtt(v3="MQTT-3-8.3-4")
+@pytest.mark.parametrize("options", [0x04, 0x08, 0x10, 0x20])
+def test_v311_has_no_options(connect: Connect, name: str, options: int) -> None:
+    """To a v3.1.1 client the options of v5 are reserved bits."""
+    client = connect(4)
+    client.send(wire.subscribe(4, 1, (name, options)))
+    client.expect_closed()
+
+
+@pytest.mark.mqtt("MQTT-3.8.3-5")
+def test_retain_handling_3(connect: Connect, name: str) -> None:
+    """Retain Handling 3 is a Protocol Error."""
+    client = connect(5)
+    client.send(wire.subscribe(5, 1, (name, 0x30)))
+    client.expect_closed(PROTOCOL_ERROR, MALFORMED)
+
+
+@pytest.mark.mqtt("MQTT-2.2.1-3", v3="MQTT-2.3.1-1")
+def test_packet_identifier_0(connect: Connect, version: int, name: str) -> None:
+    """SUBSCRIBE and UNSUBSCRIBE with Packet Identifier 0 close the connection."""
+    for refused in (wire.subscribe(version, 0, (name, 0)), wire.unsubscribe(version, 0, name)):
+        client = connect(version)
+        client.send(refused)
+        client.expect_closed(MALFORMED, PROTOCOL_ERROR)
+
+
+@pytest.mark.mqtt("MQTT-3.8.4-3", v3="MQTT-3.8.4-3")
+def test_the_same_filter_again_replaces(connect: Connect, version: int, name: str) -> None:
+    """Subscribing to the same filter with another QoS leaves one subscription, with the new QoS."""
+    subscriber, publisher = connect(version), connect(version)
+    for qos in (0, 2, 1):
+        assert subscriber.subscribe(name, qos=qos) == (qos,)
+        publisher.publish(name, b"%d" % qos, qos=2)
+        subscriber.receive(name, b"%d" % qos, qos=qos)
+    wire.expect_nothing_more(subscriber, publisher, f"{name}/marker", qos=2)
+
+
+@pytest.mark.mqtt("MQTT-3.8.4-5", v3="MQTT-3.8.4-4")
+def test_the_same_filter_twice_in_one_packet(connect: Connect, version: int, name: str) -> None:
+    """One packet with the same filter twice is handled like two packets: the last one counts."""
+    subscriber, publisher = connect(version), connect(version)
+    assert subscriber.subscribe((name, 0), (name, 1)) == (0, 1)
+    publisher.publish(name, b"x", qos=1)
+    subscriber.receive(name, b"x", qos=1)
+    wire.expect_nothing_more(subscriber, publisher, f"{name}/marker", qos=1)
+
+
+@pytest.mark.mqtt("MQTT-3.3.4-2", v3="MQTT-3.3.5-1")
+@pytest.mark.mosquitto_differs("sends a copy for each subscription")
+def test_overlapping_filters(connect: Connect, version: int, name: str) -> None:
+    """A client with four filters that match gets one copy, at the highest of their QoS."""
+    subscriber, publisher = connect(version), connect(version)
+    subscriber.subscribe((f"{name}/a/b", 0), (f"{name}/+/b", 2), (f"{name}/a/+", 1), (f"{name}/#", 1))
+    publisher.publish(f"{name}/a/b", b"one copy", qos=2)
+    subscriber.receive(f"{name}/a/b", b"one copy", qos=2)
+    wire.expect_nothing_more(subscriber, publisher, f"elsewhere/{name}", qos=2)
+
+
+@pytest.mark.mqtt("MQTT-3.10.4-1", v3="MQTT-3.10.4-2")
+def test_unsubscribe_ends_it(connect: Connect, version: int, name: str) -> None:
+    """After UNSUBACK no message of that filter is added for the client."""
+    subscriber, publisher = connect(version), connect(version)
+    subscriber.subscribe(name, f"{name}/other")
+    publisher.publish(name, b"before")
+    subscriber.receive(name, b"before")
+    subscriber.unsubscribe(name)
+    publisher.publish(name, b"after")
+    publisher.publish(f"{name}/other", b"kept")
+    subscriber.receive(f"{name}/other", b"kept")
+
+
+@pytest.mark.mqtt("MQTT-3.11.3-1")
+@pytest.mark.mqtt("MQTT-3.10.4-6")
+def test_unsuback_has_a_code_for_each_filter(connect: Connect, name: str) -> None:
+    """In v5 UNSUBACK says for each filter, in order, whether it was subscribed."""
+    client = connect(5)
+    client.subscribe(f"{name}/a", f"{name}/b")
+    got = client.unsubscribe(f"{name}/a", f"{name}/none", f"{name}/b", f"{name}/a")
+    assert got.codes == (0, NO_SUBSCRIPTION, 0, NO_SUBSCRIPTION)
+
+
+@pytest.mark.mqtt("MQTT-3.10.4-5", v3="MQTT-3.10.4-5")
+def test_unsubscribe_from_nothing(connect: Connect, any_version: int, name: str) -> None:
+    """An UNSUBSCRIBE of a filter that was never subscribed is answered."""
+    connect(any_version).unsubscribe(name)
+
+
+@pytest.mark.mqtt("MQTT-3.10.4-1", v3="MQTT-3.10.4-1")
+def test_filters_are_compared_by_character(connect: Connect, version: int, name: str) -> None:
+    """Unsubscribing from a/+ leaves a/b and a/# alone."""
+    subscriber, publisher = connect(version), connect(version)
+    subscriber.subscribe(f"{name}/b")
+    subscriber.unsubscribe(f"{name}/+", f"{name}/#", f"{name}/B", f"{name}/b/")
+    publisher.publish(f"{name}/b", b"still there")
+    subscriber.receive(f"{name}/b", b"still there")
+
+
+@pytest.mark.mqtt("MQTT-3.10.4-3", v3="MQTT-3.10.4-3")
+@pytest.mark.parametrize("qos", [1, 2])
+def test_unsubscribe_completes_what_was_begun(connect: Connect, version: int, name: str, qos: int) -> None:
+    """A message that was sent before the UNSUBSCRIBE is acknowledged to its end after it."""
+    subscriber, publisher = connect(version), connect(version)
+    subscriber.subscribe(name, qos=qos)
+    publisher.publish(name, b"begun", qos=qos)
+    begun = subscriber.expect("PUBLISH", payload=b"begun")
+    subscriber.unsubscribe(name)
+    if qos == 1:
+        subscriber.ack("PUBACK", begun.packet_id)
+    else:
+        subscriber.ack("PUBREC", begun.packet_id)
+        subscriber.expect("PUBREL", packet_id=begun.packet_id, reason=0)
+        subscriber.ack("PUBCOMP", begun.packet_id)
+    subscriber.expect_silence()
+
+
+@pytest.mark.mqtt("MQTT-3.8.4-1", v3="MQTT-3.8.4-1")
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_publish_after_the_suback_arrives(connect: Connect, version: int, name: str, qos: int) -> None:
+    """Whichever workers they are on: what is published after the SUBACK reaches the subscriber. Forty pairs."""
+    publisher = connect(version)
+    for number in range(40):
+        subscriber = connect(version)
+        subscriber.subscribe(f"{name}/{number}", qos=qos)
+        publisher.publish(f"{name}/{number}", b"x", qos=qos)
+        subscriber.receive(f"{name}/{number}", b"x", qos=qos)
+        subscriber.disconnect()
+
+
+@pytest.mark.mqtt("MQTT-3.8.4-1")
+def test_many_subscribes_in_one_segment(connect: Connect, version: int, name: str) -> None:
+    """A hundred SUBSCRIBEs sent together get a hundred SUBACKs in their order."""
+    client = connect(version)
+    client.send(*(wire.subscribe(version, n, (f"{name}/{n}", n % 3)) for n in range(1, 101)))
+    for number in range(1, 101):
+        client.expect("SUBACK", packet_id=number, codes=(number % 3,))
+
+
+@pytest.mark.mqtt("MQTT-3.10.4-1")
+def test_subscribe_and_unsubscribe_in_turn(connect: Connect, version: int, name: str) -> None:
+    """After fifty rounds of subscribing and unsubscribing, only what is subscribed at the end counts."""
+    subscriber, publisher = connect(version), connect(version)
+    for _ in range(50):
+        subscriber.subscribe(name, f"{name}/+")
+        subscriber.unsubscribe(name, f"{name}/+")
+    publisher.publish(name, b"no", qos=1)
+    subscriber.subscribe(name)
+    publisher.publish(name, b"yes")
+    subscriber.receive(name, b"yes")

@@ -1,0 +1,204 @@
+"""Will messages: when they are published, and when not."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests import wire
+from tests.waiting import let_pass
+from tests.wire import Client, Connect, Will
+
+WITH_WILL = 0x04
+KEEP = {"session_expiry_interval": 60}
+
+
+def watcher(connect: Connect, version: int, topic: str) -> Client:
+    """A client that is subscribed to the topic at QoS 2."""
+    client = connect(version)
+    client.subscribe(topic, qos=2)
+    return client
+
+
+@pytest.mark.mqtt("MQTT-3.1.2-8", v3="MQTT-3.1.2-8")
+@pytest.mark.mqtt("MQTT-3.1.2-12", v3="MQTT-3.1.2-14")
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_broken_connection_publishes_the_will(connect: Connect, any_version: int, name: str, qos: int) -> None:
+    """The will of a client whose connection breaks is published, at its QoS."""
+    watching = watcher(connect, any_version, name)
+    connect(any_version, will=Will(name, b"broken", qos=qos)).close()
+    watching.receive(name, b"broken", qos=qos, retain=False)
+
+
+@pytest.mark.mqtt("MQTT-3.14.4-3", v3="MQTT-3.14.4-3")
+@pytest.mark.mqtt("MQTT-3.1.2-10", v3="MQTT-3.1.2-10")
+def test_disconnect_deletes_the_will(connect: Connect, any_version: int, name: str) -> None:
+    """After DISCONNECT with reason 0x00 the will is not published."""
+    watching = watcher(connect, any_version, name)
+    connect(any_version, will=Will(name, b"no")).disconnect()
+    wire.expect_nothing_more(watching, connect(any_version), f"{name}/marker")
+
+
+@pytest.mark.mqtt("MQTT-3.1.2-8")
+def test_disconnect_with_will_message(connect: Connect, name: str) -> None:
+    """DISCONNECT with reason 0x04 publishes the will."""
+    watching = watcher(connect, 5, name)
+    connect(5, will=Will(name, b"as I said", qos=1)).disconnect(WITH_WILL)
+    watching.receive(name, b"as I said", qos=1)
+
+
+@pytest.mark.mqtt("MQTT-3.1.2-8")
+@pytest.mark.mosquitto_differs("deletes it")
+def test_disconnect_with_an_error(connect: Connect, name: str) -> None:
+    """Only reason 0x00 deletes the will: a client that leaves with 0x80 has it published."""
+    watching = watcher(connect, 5, name)
+    connect(5, will=Will(name, b"error")).disconnect(0x80)
+    watching.receive(name, b"error")
+
+
+@pytest.mark.mqtt("MQTT-3.1.2-8")
+def test_a_protocol_error_publishes_the_will(connect: Connect, version: int, name: str) -> None:
+    """The will of a client that the broker closes because of its error is published."""
+    watching = watcher(connect, version, name)
+    broken = connect(version, will=Will(name, b"its fault"))
+    broken.send(wire.publish(version, "a/#", b"x"))
+    broken.expect_closed(0x90, 0x81, 0x82)
+    watching.receive(name, b"its fault")
+
+
+@pytest.mark.mqtt("MQTT-3.1.2-15", v3="MQTT-3.1.2-17")
+@pytest.mark.mqtt("MQTT-3.1.2-14", v3="MQTT-3.1.2-16")
+@pytest.mark.parametrize("retain", [False, True])
+def test_will_retain(connect: Connect, version: int, name: str, retain: bool) -> None:
+    """A will is retained exactly if Will Retain is set; who is subscribed sees the flag clear."""
+    watching = watcher(connect, version, name)
+    connect(version, will=Will(name, b"will", retain=retain, qos=1)).close()
+    watching.receive(name, b"will", retain=False)
+    late = watcher(connect, version, name)
+    if retain:
+        late.receive(name, b"will", retain=True)
+    wire.expect_nothing_more(late, watching, f"{name}/marker")
+
+
+@pytest.mark.mqtt("MQTT-3.1.2-10")
+def test_the_will_of_the_last_connect_counts(connect: Connect, version: int, name: str) -> None:
+    """A client that comes back without a will has none; one that comes back with another has that."""
+    watching = watcher(connect, version, name)
+    connect(version, name, will=Will(name, b"old")).disconnect()
+    connect(version, name).close()
+    connect(version, name, will=Will(name, b"new")).close()
+    watching.receive(name, b"new")
+
+
+@pytest.mark.mqtt("MQTT-3.1.2-8")
+def test_each_will_is_published_once(connect: Connect, version: int, name: str) -> None:
+    """A client that breaks down five times has five wills published, each once."""
+    watching = watcher(connect, version, name)
+    for number in range(5):
+        connect(version, name, will=Will(name, b"%d" % number, qos=1)).close()
+        watching.receive(name, b"%d" % number)
+    wire.expect_nothing_more(watching, connect(version), f"{name}/marker", qos=1)
+
+
+@pytest.mark.mqtt("MQTT-3.1.2-8")
+def test_take_over_publishes_the_will(connect: Connect, version: int, name: str) -> None:
+    """The will (without delay) of a client that is taken over is published: its connection was closed."""
+    watching = watcher(connect, version, name)
+    connect(version, name + "c", will=Will(name, b"taken over", qos=1))
+    connect(version, name + "c")
+    watching.receive(name, b"taken over")
+
+
+@pytest.mark.mqtt("MQTT-3.3.2-17")
+@pytest.mark.mqtt("MQTT-3.3.2-15")
+@pytest.mark.mqtt("MQTT-3.3.2-16")
+@pytest.mark.mqtt("MQTT-3.1.2-9")
+def test_will_properties(connect: Connect, name: str) -> None:
+    """The properties of a will arrive with it, but for its delay."""
+    properties = {
+        "payload_format_indicator": 1,
+        "content_type": "text",
+        "response_topic": "answers",
+        "correlation_data": b"\0\1",
+        "user_property": [("b", "1"), ("a", "2"), ("b", "3")],
+    }
+    watching = watcher(connect, 5, name)
+    connect(5, will=Will(name, b"will", properties=properties | {"will_delay_interval": 0})).close()
+    assert watching.receive(name, b"will").properties == properties
+
+
+@pytest.mark.mqtt("MQTT-3.3.2-6")
+def test_will_message_expiry(connect: Connect, name: str) -> None:
+    """The Message Expiry Interval of a will counts from its publication."""
+    watching = watcher(connect, 5, name)
+    connect(5, will=Will(name, b"will", properties={"message_expiry_interval": 50})).close()
+    assert 49 <= watching.receive(name, b"will").properties["message_expiry_interval"] <= 50
+
+
+@pytest.mark.mqtt("MQTT-3.1.2-8")
+def test_will_delay(connect: Connect, name: str) -> None:
+    """A will with Will Delay Interval 1 is published a second after the connection broke, and not before."""
+    watching = watcher(connect, 5, name)
+    broken = connect(5, properties=KEEP, will=Will(name, b"late", properties={"will_delay_interval": 1}))
+    broken.close()
+    began = time.monotonic()
+    wire.expect_nothing_more(watching, connect(5), f"{name}/marker")
+    watching.receive(name, b"late")
+    assert 0.8 <= time.monotonic() - began <= 3.5
+
+
+@pytest.mark.mqtt("MQTT-3.1.3-9")
+def test_coming_back_cancels_a_delayed_will(connect: Connect, name: str) -> None:
+    """A client that is back before its Will Delay Interval has passed has no will published."""
+    watching = watcher(connect, 5, name)
+    will = Will(name, b"no", properties={"will_delay_interval": 1})
+    connect(5, name, properties=KEEP, will=will).close()
+    back = connect(5, name, clean=False, properties=KEEP)
+    assert back.connack.session_present
+    let_pass(2.5)
+    wire.expect_nothing_more(watching, back, f"{name}/marker")
+
+
+@pytest.mark.mqtt("MQTT-3.1.2-8")
+@pytest.mark.parametrize("expiry", [pytest.param(0, marks=pytest.mark.mosquitto_differs("forgets it")), 1])
+def test_a_will_is_not_delayed_beyond_its_session(connect: Connect, name: str, expiry: int) -> None:
+    """When the session ends before the Will Delay Interval has passed, the will is published then."""
+    watching = watcher(connect, 5, name)
+    will = Will(name, b"session ended", properties={"will_delay_interval": 60})
+    connect(5, properties={"session_expiry_interval": expiry}, will=will).close()
+    watching.receive(name, b"session ended")
+
+
+@pytest.mark.mqtt("MQTT-3.1.2-8")
+def test_delay_after_disconnect_with_will(connect: Connect, name: str) -> None:
+    """DISCONNECT 0x04 of a client whose session goes on starts the delay like a broken connection."""
+    watching = watcher(connect, 5, name)
+    leaving = connect(5, properties=KEEP, will=Will(name, b"late", properties={"will_delay_interval": 1}))
+    leaving.disconnect(WITH_WILL)
+    wire.expect_nothing_more(watching, connect(5), f"{name}/marker")
+    watching.receive(name, b"late")
+
+
+@pytest.mark.mqtt("MQTT-3.1.2-8")
+def test_a_will_waits_for_an_offline_subscriber(connect: Connect, version: int, name: str) -> None:
+    """A will at QoS 1 is queued for a session that is offline."""
+    keep = {"clean": False, "properties": KEEP if version == 5 else {}}
+    subscriber = connect(version, name, **keep)
+    subscriber.subscribe(name, qos=1)
+    subscriber.disconnect()
+    watching = watcher(connect, version, name)
+    connect(version, will=Will(name, b"will", qos=1)).close()
+    watching.receive(name, b"will")
+    connect(version, name, **keep).receive(name, b"will", qos=1)
+
+
+@pytest.mark.mqtt("MQTT-3.1.2-8")
+def test_an_empty_will(connect: Connect, version: int, name: str) -> None:
+    """A will may have an empty payload; retained, it clears the topic."""
+    connect(version).publish(name, b"kept", qos=1, retain=True)
+    watching = watcher(connect, version, name)
+    watching.receive(name, b"kept", retain=True)
+    connect(version, will=Will(name, b"", qos=1, retain=True)).close()
+    watching.receive(name, b"")
+    wire.expect_nothing_more(watcher(connect, version, name), watching, f"{name}/marker")

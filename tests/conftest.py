@@ -1,0 +1,119 @@
+"""Fixtures that every kind of test may use: running brokers, fresh names, and connections that are closed at the end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.broker_process import KIND, BrokerProcess
+from tests.wire import Client, Connect, OpenConnection
+
+#: Every wire-level scenario runs with one worker and over the mesh of four.
+WORKERS = (1,) if KIND == "mosquitto" else (1, 4)
+
+_numbers = itertools.count(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "mosquitto_differs(how): mosquitto 2.0.11 does not do as the standard says here")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        differs = item.get_closest_marker("mosquitto_differs")
+        if differs is not None and KIND == "mosquitto":
+            item.add_marker(pytest.mark.skip(reason=f"mosquitto {differs.args[0]}"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "workers" in metafunc.fixturenames:
+        metafunc.parametrize("workers", WORKERS, ids=[f"workers={count}" for count in WORKERS])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report: Any = yield
+    broker = getattr(item, "funcargs", {}).get("broker")
+    if report.failed and isinstance(broker, BrokerProcess):
+        since = getattr(item, "stderr_before", 0)
+        report.sections.append(("stderr of the broker during this test", broker.stderr(since)[-20000:]))
+    return report
+
+
+@pytest.fixture(scope="session")
+def running_brokers() -> Iterator[dict[int, BrokerProcess]]:
+    """Broker processes by number of workers, shared by all tests that do not kill them."""
+    running: dict[int, BrokerProcess] = {}
+    yield running
+    for broker in running.values():
+        status = broker.stop()
+        said = broker.stderr()
+        broker.forget()
+        assert status == 0, f"the broker ended with status {status}:\n{said[-20000:]}"
+        assert "Traceback" not in said, f"the broker wrote a traceback:\n{said[-20000:]}"
+
+
+@pytest.fixture
+def broker(
+    workers: int, running_brokers: dict[int, BrokerProcess], request: pytest.FixtureRequest
+) -> Iterator[BrokerProcess]:
+    """A broker with this many workers that other tests use too: do not kill it, use names of your own."""
+    found = running_brokers.get(workers)
+    if found is None or not found.alive():
+        found = running_brokers[workers] = BrokerProcess(workers).start()
+    request.node.stderr_before = found.stderr_size()
+    yield found
+    assert found.alive(), "the broker has ended during this test"
+
+
+@pytest.fixture
+def own_broker() -> Iterator[Callable[..., BrokerProcess]]:
+    """A function that starts a broker of this test alone: ``own_broker(workers, arguments, environment)``."""
+    started: list[BrokerProcess] = []
+
+    def start(*arguments: Any, **named: Any) -> BrokerProcess:
+        started.append(BrokerProcess(*arguments, **named))
+        return started[-1].start()
+
+    yield start
+    for each in started:
+        if each.alive():
+            each.stop()
+        each.kill()
+        each.forget()
+
+
+@pytest.fixture
+def name() -> str:
+    """A name nobody else uses: the root of this test's topics and client ids. At most 10 letters and digits."""
+    return f"n{next(_numbers):x}"
+
+
+@pytest.fixture
+def open_connection(broker: BrokerProcess) -> Iterator[OpenConnection]:
+    """A function that opens a connection for a version and sends nothing."""
+    opened: list[Client] = []
+
+    def open_one(version: int) -> Client:
+        opened.append(Client(broker.address, version))
+        return opened[-1]
+
+    yield open_one
+    for client in opened:
+        client.close()
+
+
+@pytest.fixture
+def connect(open_connection: OpenConnection, name: str) -> Connect:
+    """``connect(version, client_id=..., **options)``: a client that has its CONNACK; its id is fresh when not given."""
+    numbers = itertools.count(1)
+
+    def connect_one(version: int, client_id: str | None = None, **options: Any) -> Client:
+        client = open_connection(version)
+        client.connect(f"{name}x{next(numbers)}" if client_id is None else client_id, **options)
+        return client
+
+    return connect_one

@@ -1,0 +1,134 @@
+"""What is fuzzed: one function per target, and the packets mutation begins with.
+
+The invariant of every target is the same: each input is a packet, a documented MQTT error, or a wait for more bytes.
+Anything else that a target raises, and every crash, is a find. Under ``make asan`` so is a read beyond the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyx import codec, topics
+from pyx.reasons import MalformedPacket, MqttError, ProtocolError, ReasonCode
+from tests import wire
+from tests.wire import Will
+
+VERSIONS = (3, 4, 5)
+
+
+def whole(data: bytes) -> None:
+    """Decode the input as one packet, from either side, in every version."""
+    for version in VERSIONS:
+        for from_server in (False, True):
+            outcome(data, version, from_server)
+
+
+def outcome(data: bytes, version: int, from_server: bool = False) -> str:
+    """What becomes of the input: "packet", "wait", or the reason code of an error."""
+    try:
+        codec.decode(data, version, from_server)
+    except codec.Incomplete:
+        return "wait"
+    except (MalformedPacket, ProtocolError) as error:
+        return documented(error)
+    return "packet"
+
+
+def documented(error: MqttError) -> str:
+    """The reason code of an error: one of the standard, and one that says something went wrong."""
+    code = ReasonCode(error.reason_code)
+    assert code >= 0x80, f"an error with a reason code of success: {code!r}"
+    return code.name
+
+
+def stream(data: bytes, cut: int, version: int) -> list[str]:
+    """Feed the input in two parts to a stream decoder; return what came out until it ended or failed."""
+    decoder = codec.Decoder(version)
+    came: list[str] = []
+    try:
+        for part in (data[:cut], data[cut:]):
+            decoder.feed(part)
+            while (packet := decoder.next_packet()) is not None:
+                came.append(type(packet).__name__)
+    except (MalformedPacket, ProtocolError) as error:
+        came.append(documented(error))
+    return came
+
+
+def cut_anywhere(data: bytes) -> None:
+    """A stream of packets gives the same wherever it is cut."""
+    for version in VERSIONS:
+        expected = stream(data, len(data), version)
+        for cut in {0, 1, 2, len(data) // 2, len(data) - 1} - {-1}:
+            got = stream(data, cut, version)
+            assert got == expected, f"v{version}, cut at {cut}: {got}, whole: {expected}"
+
+
+def prefixes_wait(data: bytes) -> None:
+    """What begins a packet is never taken for a whole one."""
+    for version in VERSIONS:
+        if outcome(data, version) == "packet":
+            read = wire.Reader(data[1:])
+            length = read.varint()
+            end = len(data) - len(read.rest) + length
+            for size in {0, 1, end // 2, end - 1}:
+                assert outcome(data[:size], version) == "wait", f"{size} of {end} bytes"
+
+
+def topic_functions(data: bytes) -> None:
+    """The checks of topics say yes or no, and agree with each other."""
+    name, topic_filter = topics.is_topic_name(data), topics.is_topic_filter(data)
+    if name:
+        assert topic_filter, "a Topic Name is a Topic Filter too"
+        assert not topics.contains_wildcard(data)
+        data.decode()
+    if topic_filter:
+        assert topics.levels(data) == data.count(b"/") + 1
+    share = topics.parse_share(data) if topic_filter and data.startswith(b"$share/") else None
+    if share is not None:
+        assert data == b"$share/" + share[0] + b"/" + share[1]
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    "whole": whole,
+    "cut_anywhere": cut_anywhere,
+    "prefixes_wait": prefixes_wait,
+    "topics": topic_functions,
+}
+
+_EVERYTHING = {
+    "payload_format_indicator": 1,
+    "message_expiry_interval": 60,
+    "content_type": "t",
+    "response_topic": "r/s",
+    "correlation_data": b"\0\xff",
+    "topic_alias": 3,
+    "user_property": [("a", "b"), ("a", "c")],
+}
+
+
+def seeds() -> list[bytes]:
+    """Sane packets of every kind and version, and some that a broker sends."""
+    found = [wire.PINGREQ, wire.packet("PINGRESP", 0), b"a/+/#", b"$share/g/a/b", "ü/😀".encode()]
+    for version in VERSIONS:
+        v5 = version == 5
+        will = Will("w", b"x", 1, True, {"will_delay_interval": 5, "content_type": "t"} if v5 else {})
+        options = {"session_expiry_interval": 9, "receive_maximum": 3, "user_property": [("k", "v")]} if v5 else {}
+        found += [
+            wire.connect(version, "id", keep_alive=60, will=will, username="u", password=b"p", properties=options),
+            wire.publish(version, "a/b", b"payload"),
+            wire.publish(version, "a/b", b"payload", qos=2, packet_id=7, properties=_EVERYTHING if v5 else {}),
+            wire.subscribe(version, 1, ("a/+", 1), ("#", 2), properties={"subscription_identifier": 300} if v5 else {}),
+            wire.unsubscribe(version, 2, "a/+", "#"),
+            wire.disconnect(version),
+            *(wire.ack(version, kind, 7) for kind in ("PUBACK", "PUBREC", "PUBREL", "PUBCOMP")),
+        ]
+    found += [
+        wire.packet("CONNACK", 0, b"\1\0", wire.encode_properties({"assigned_client_identifier": "x"})),
+        wire.packet("SUBACK", 0, b"\0\1", b"\0", b"\1\x8f"),
+        wire.packet("UNSUBACK", 0, b"\0\1", b"\0", b"\0\x11"),
+        wire.packet("AUTH", 0, b"\x18", wire.encode_properties({"authentication_method": "m"})),
+        wire.disconnect(5, 0x04, {"session_expiry_interval": 1, "reason_string": "r"}),
+        wire.ack(5, "PUBACK", 7, 0x97, {"reason_string": "full"}),
+    ]
+    return found

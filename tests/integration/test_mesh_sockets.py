@@ -1,0 +1,331 @@
+"""Meshes of forked processes over real ipc:// sockets: large and small batches, SIGKILL and SIGSTOP of one of three."""
+
+import multiprocessing
+import os
+import select
+import signal
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+
+from zmq_mesh.envelope import OWN_FRAME, Entry, decode_entries, encode_entries
+from zmq_mesh.interest import Change, Publisher
+from zmq_mesh.links import LinkLimits
+from zmq_mesh.sockets import SOCKET_PATH_BYTES_MAX, Mesh, endpoint
+
+LIMITS = LinkLimits(peer_outbox_bytes_max=1024 * 1024, link_silence_seconds_max=0.6, peer_stall_seconds_max=1.0)
+FORK = multiprocessing.get_context("fork")
+
+
+class Node:
+    """One process: a poll loop around a mesh. Sends numbered entries when told, commits what it gets at once."""
+
+    def __init__(self, index: int, count: int, runtime_dir: str, incarnation: int) -> None:
+        self.publisher = Publisher()
+        self.publisher.change(b"from/%d/%d" % (index, incarnation))
+        self.got: dict[int, list[int]] = defaultdict(list)
+        self.got_volatile: dict[int, list[int]] = defaultdict(list)
+        self.acked: dict[int, int] = defaultdict(int)
+        self.tickets: dict[int, int] = defaultdict(int)
+        self.lost_entries = 0
+        self.log: list[tuple[str, int]] = []
+        self.wants: dict[int, set[bytes]] = defaultdict(set)
+        self.flows: dict[int, tuple[int, int, int]] = {}  # by peer: next number, end, payload bytes
+        peers = [peer for peer in range(count) if peer != index]
+        self.mesh = Mesh(index, peers, runtime_dir, incarnation, self.publisher, self, LIMITS, time.monotonic())
+
+    def batch(
+        self, peer: int, volatile: memoryview | None, sequenced: memoryview | None, payloads: list[Any], sequence: int
+    ) -> None:
+        frames = [memoryview(payload) for payload in payloads]
+        if volatile is not None:
+            own = len(frames) if sequenced is None else _own_frames(volatile)
+            entries = list(decode_entries(volatile, frames[:own]))
+            self.got_volatile[peer] += [entry.number for entry in entries]
+            frames = frames[own:]
+        if sequenced is not None:
+            for entry in decode_entries(sequenced, frames):
+                assert entry.payload == entry.number.to_bytes(8, "big") * (len(entry.payload) // 8)
+                self.got[peer].append(entry.number)
+            self.mesh.links[peer].commit(sequence)
+
+    def acknowledged(self, peer: int, ticket: int) -> None:
+        self.acked[peer] = ticket
+
+    def refused(self, peer: int, ticket: int, position: int, reason: int) -> None:
+        raise AssertionError((peer, ticket, position, reason))
+
+    def lost(self, peer: int, entries_count: int, ticket: int) -> None:
+        self.lost_entries += entries_count
+
+    def interest(self, peer: int, changes: list[Change]) -> None:
+        self.wants[peer] |= {change.filter for change in changes if change.members}
+
+    def interest_snapshot(self, peer: int, entries: Iterator[Change]) -> None:
+        self.wants[peer] = {entry.filter for entry in entries}
+
+    def interest_taken(self, peer: int, number: int) -> None:
+        self.log.append(("taken", peer))
+
+    def ready(self, peer: int) -> None:
+        self.log.append(("ready", peer))
+
+    def away(self, peer: int) -> None:
+        self.log.append(("away", peer))
+
+    def gone(self, peer: int, incarnation: int) -> None:
+        self.log.append(("gone", peer))
+
+    def flow(self) -> bool:
+        """One batch to each peer with a flow. -> whether any flow goes on."""
+        for peer, (number, end, size) in self.flows.items():
+            link = self.mesh.links[peer]
+            if number == end or link.full:
+                continue
+            upto = min(end, number + 16)
+            made = [Entry(b"t", n.to_bytes(8, "big") * (size // 8), n, 1, own_frame=size > 4096) for n in range(number, upto)]
+            part, frames = encode_entries(made)
+            volatile, volatile_frames = encode_entries([Entry(b"v", b"", number, own_frame=False)])
+            self.tickets[peer] += 1
+            link.submit(volatile, part, list(volatile_frames), list(frames), self.tickets[peer])
+            self.flows[peer] = (upto, end, size)
+        return any(number < end and not self.mesh.links[peer].full for peer, (number, end, _) in self.flows.items())
+
+    def report(self) -> dict[str, Any]:
+        links = self.mesh.links
+        return {
+            "got": {peer: list(numbers) for peer, numbers in self.got.items()},
+            "got_volatile": {peer: list(numbers) for peer, numbers in self.got_volatile.items()},
+            "acked": all(self.acked[peer] == ticket for peer, ticket in self.tickets.items()),
+            "sent": {peer: flow[0] for peer, flow in self.flows.items()},
+            "log": list(self.log),
+            "wants": {peer: sorted(filters) for peer, filters in self.wants.items()},
+            "ready": self.mesh.ready,
+            "lost": self.lost_entries,
+            "unacknowledged": {peer: link.unacknowledged for peer, link in links.items()},
+            "handoff_bytes": {peer: link.handoff_bytes for peer, link in links.items()},
+            "malformed": self.mesh.frames_malformed,
+        }
+
+    def run(self, pipe: Connection) -> None:
+        poll = select.poll()
+        poll.register(pipe.fileno(), select.POLLIN)
+        for fileno in self.mesh.filenos():
+            poll.register(fileno, select.POLLIN)
+        ticked_at = 0.0
+        more = busy = False
+        while True:
+            events = poll.poll(0 if more or busy else 50)
+            now = time.monotonic()
+            awake = self.mesh.awake(now)
+            more = False
+            ready = {fileno for fileno, _ in events}
+            for fileno in self.mesh.filenos():
+                if fileno in ready or fileno == self.mesh.fileno:
+                    more = self.mesh.readable(fileno, now) or more
+            if pipe.fileno() in ready:
+                command, arguments = pipe.recv()
+                if command == "end":
+                    self.mesh.close()
+                    return
+                if command == "flow":
+                    self.flows[arguments[0]] = arguments[1:]
+                elif command == "down":
+                    self.mesh.down(*arguments)
+                elif command == "want":
+                    self.publisher.change(*arguments)
+                pipe.send(self.report())
+            busy = awake and self.flow()
+            if now - ticked_at > 0.05:
+                ticked_at = now
+                self.mesh.tick(now)
+            self.mesh.flush(now)
+
+
+def _own_frames(part: memoryview) -> int:
+    return sum(1 for entry in decode_entries(part) if entry.own_frame) if not part[0] & OWN_FRAME else 1
+
+
+class Process:
+    """A forked node and the pipe to it."""
+
+    def __init__(self, index: int, count: int, runtime_dir: str, incarnation: int) -> None:
+        self.index = index
+        self.incarnation = incarnation
+        self.pipe, theirs = FORK.Pipe()
+        self.process = FORK.Process(target=self._main, args=(index, count, runtime_dir, incarnation, theirs))
+        self.process.start()
+        theirs.close()
+
+    @staticmethod
+    def _main(index: int, count: int, runtime_dir: str, incarnation: int, pipe: Connection) -> None:
+        Node(index, count, runtime_dir, incarnation).run(pipe)
+
+    def tell(self, command: str, *arguments: Any) -> dict[str, Any]:
+        self.pipe.send((command, arguments))
+        assert self.pipe.poll(10), f"worker {self.index} does not answer"
+        report: dict[str, Any] = self.pipe.recv()
+        return report
+
+    def report(self) -> dict[str, Any]:
+        return self.tell("report")
+
+    def wait(self, condition: Callable[[dict[str, Any]], bool], seconds: float = 10.0) -> dict[str, Any]:
+        end = time.monotonic() + seconds
+        while not condition(report := self.report()):
+            assert time.monotonic() < end, {
+                key: value if len(str(value)) < 500 else str(value)[-500:] for key, value in report.items()
+            }
+            time.sleep(0.01)
+        return report
+
+    def signal(self, number: int) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def end(self) -> None:
+        if self.process.is_alive():
+            self.signal(signal.SIGCONT)
+            self.pipe.send(("end", ()))
+            self.process.join(5)
+            if self.process.is_alive():
+                self.process.kill()
+        self.process.join()
+        self.pipe.close()
+        self.process.close()
+
+
+class Meshes:
+    """The processes of a test, and where their sockets are."""
+
+    def __init__(self, runtime_dir: str) -> None:
+        self.runtime_dir = runtime_dir
+        self.processes: list[Process] = []
+
+    def start(self, count: int) -> list[Process]:
+        self.processes = [Process(index, count, self.runtime_dir, 1) for index in range(count)]
+        for process in self.processes:
+            process.wait(lambda report: report["ready"])
+        return self.processes
+
+    def restart(self, index: int) -> Process:
+        dead = self.processes[index]
+        dead.process.join()
+        dead.end()
+        self.processes[index] = Process(index, len(self.processes), self.runtime_dir, dead.incarnation + 1)
+        return self.processes[index]
+
+
+@pytest.fixture
+def meshes() -> Iterator[Meshes]:
+    with tempfile.TemporaryDirectory(prefix="mesh") as runtime_dir:
+        started = Meshes(runtime_dir)
+        yield started
+        for process in started.processes:
+            process.end()
+
+
+def done(end: int, *peers: int) -> Callable[[dict[str, Any]], bool]:
+    """Everything up to `end` was sent to these peers and acked."""
+    return lambda report: report["acked"] and all(report["sent"][peer] == end for peer in peers)
+
+
+@pytest.mark.parametrize(("size", "count"), [(8, 20_000), (1200, 20_000), (4096, 4_000), (8192, 4_000), (1 << 20, 200)])
+def test_both_directions_everything_arrives_once_in_order(meshes: Meshes, size: int, count: int) -> None:
+    one, two = meshes.start(2)
+    one.tell("flow", 1, 0, count, size)
+    two.tell("flow", 0, 0, count, size)
+    for process, peer in ((one, 1), (two, 0)):
+        process.wait(done(count, peer), 30)
+    for process, peer in ((one, 1), (two, 0)):
+        report = process.report()
+        assert report["got"][peer] == list(range(count))
+        assert report["got_volatile"][peer] == list(range(0, count, 16))
+        assert report["malformed"] == 0
+
+
+def test_interest_is_exchanged_before_ready_and_followed_after(meshes: Meshes) -> None:
+    processes = meshes.start(3)
+    for process in processes:
+        report = process.report()
+        assert report["wants"] == {peer: [b"from/%d/1" % peer] for peer in range(3) if peer != process.index}
+    processes[0].tell("want", b"later")
+    for process in processes[1:]:
+        process.wait(lambda report: b"later" in report["wants"][0])
+
+
+def test_sigkill_of_one_of_three(meshes: Meshes) -> None:
+    """The others go on undisturbed; the successor is ready within 2 s and gets what is sent after that."""
+    processes = meshes.start(3)
+    count = 60_000
+    for source in (0, 1):
+        processes[source].tell("flow", 1 - source, 0, count, 64)
+        processes[source].tell("flow", 2, 0, count, 64)
+    time.sleep(0.1)
+    processes[2].signal(signal.SIGKILL)
+    successor = meshes.restart(2)
+    started_at = time.monotonic()
+    for source in (0, 1):
+        processes[source].tell("down", 2, 1)
+    successor.wait(lambda report: report["ready"], 2.0)
+    assert time.monotonic() - started_at < 2.0
+    for source in (0, 1):
+        processes[source].wait(done(count, 1 - source), 30)
+    for source in (0, 1):
+        report = processes[source].wait(lambda report: ("gone", 2) in report["log"] and report["log"][-1][1] == 2)
+        assert ("away", 1 - source) not in report["log"]
+        assert report["got"][1 - source] == list(range(count))
+        assert report["wants"][2] == [b"from/2/2"]
+    for source in (0, 1):
+        processes[source].tell("flow", 2, count, count + 5000, 64)
+        processes[source].wait(done(count + 5000, 2), 30)
+    report = successor.report()
+    for source in (0, 1):
+        got = report["got"][source]
+        assert got == list(range(got[0], count + 5000))
+        assert processes[source].report()["unacknowledged"][2] == 0
+
+
+def test_sigkill_without_the_supervisors_word(meshes: Meshes) -> None:
+    processes = meshes.start(2)
+    processes[0].tell("flow", 1, 0, 2000, 64)
+    processes[1].signal(signal.SIGKILL)
+    successor = meshes.restart(1)
+    successor.wait(lambda report: report["ready"], 2.0)
+    processes[0].wait(lambda report: report["ready"] and ("gone", 1) in report["log"])
+    processes[0].tell("flow", 1, 5000, 6000, 64)
+    processes[0].wait(done(6000, 1))
+    assert successor.report()["got"][0][-1000:] == list(range(5000, 6000))
+
+
+def test_sigstop_and_back(meshes: Meshes) -> None:
+    """Stopped for longer than the silence allowed: away, logged and acked; after SIGCONT all is delivered once, in order."""
+    processes = meshes.start(3)
+    count = 4_000
+    processes[2].signal(signal.SIGSTOP)
+    for source in (0, 1):
+        processes[source].tell("flow", 2, 0, count, 1024)
+        processes[source].tell("flow", 1 - source, 0, count, 1024)
+    for source in (0, 1):
+        report = processes[source].wait(done(count, 2, 1 - source), 5)
+        assert [entry for entry in report["log"] if entry[0] == "away"] == [("away", 2)]
+        assert report["handoff_bytes"][2] > 0
+    processes[2].signal(signal.SIGCONT)
+    for source in (0, 1):
+        report = processes[source].wait(lambda report: report["ready"] and report["unacknowledged"][2] == 0, 5)
+        assert report["handoff_bytes"][2] == 0
+        assert report["lost"] == 0
+    report = processes[2].report()
+    assert not [entry for entry in report["log"] if entry[0] == "away"]
+    for source in (0, 1):
+        assert report["got"][source] == list(range(count))
+
+
+def test_socket_path_too_long() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        endpoint("/tmp/" + "x" * SOCKET_PATH_BYTES_MAX, 0)

@@ -1,0 +1,244 @@
+"""The command line: what it says before there is a broker, around one, and when there cannot be one.
+
+The worker is a stand-in that is ready at once and stops when told, so that this needs nothing compiled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.broker_process import ROOT, processes_of_session
+from tests.waiting import wait_until
+
+SECONDS_MAX = 10.0
+WITH_STAND_IN = """
+import select, sys, types
+worker, counters = types.ModuleType("broker.worker"), types.ModuleType("pyx.counters")
+def run(seat):
+    seat.ready()
+    while not any(message["event"] == "stop" for message in seat.messages()):
+        seat.heartbeat[0] += 1
+        select.select([seat.control], [], [], 0.1)
+    return 0
+worker.run, counters.ROW_BYTES, counters.NAMES = run, 1024, ("x", "heartbeat")
+sys.modules["broker.worker"], sys.modules["pyx.counters"] = worker, counters
+"""
+MAIN = "from broker.cli import main; sys.exit(main())"
+
+
+class Command:
+    """A run of `mqttd` with the stand-in."""
+
+    def __init__(
+        self, directory: Path, *arguments: str, program: str = WITH_STAND_IN, environment: dict[str, str]
+    ) -> None:
+        self._out, self._err = directory / "out", directory / "err"
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", program + MAIN, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                cwd=ROOT,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
+
+    def out(self) -> str:
+        return self._out.read_text()
+
+    def err(self) -> str:
+        return self._err.read_text()
+
+    def wait_ready(self) -> Command:
+        wait_until(lambda: self.out().endswith("\n") or self.process.poll() is not None, SECONDS_MAX, "ready")
+        assert self.process.poll() is None, self.err()
+        return self
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(SECONDS_MAX)
+
+    def status(self) -> int:
+        return self.process.wait(SECONDS_MAX)
+
+
+Mqttd = Callable[..., Command]
+
+
+@pytest.fixture
+def mqttd(tmp_path: Path) -> Iterator[Mqttd]:
+    """``mqttd(*arguments, environment={}, program=...)`` starts it."""
+    started: list[Command] = []
+    with tempfile.TemporaryDirectory(prefix="m", dir="/tmp") as short:  # tmp_path is too long for runtime directories
+
+        def start(*arguments: str, environment: dict[str, str] | None = None, program: str = WITH_STAND_IN) -> Command:
+            directory = tmp_path / str(len(started))
+            directory.mkdir()
+            all_of_it = {"TMPDIR": short, **(environment or {})}
+            started.append(Command(directory, *arguments, program=program, environment=all_of_it))
+            return started[-1]
+
+        yield start
+        for each in started:
+            for pid in processes_of_session(each.process.pid):
+                os.kill(pid, signal.SIGKILL)
+            each.process.wait(SECONDS_MAX)
+
+
+def test_the_ready_line_is_all_of_the_output_and_comes_soon(mqttd: Mqttd) -> None:
+    began = time.monotonic()
+    command = mqttd("--workers", "2", "--port", "0").wait_ready()
+    assert time.monotonic() - began < 2.0
+    assert re.fullmatch(r"mqttd ready 127\.0\.0\.1:\d+ workers=2\n", command.out())
+    assert command.end() == 0
+    assert command.out().count("\n") == 1
+
+
+def test_an_ipv6_host_stands_in_brackets(mqttd: Mqttd) -> None:
+    command = mqttd("--workers", "1", "--port", "0", "--host", "::1").wait_ready()
+    assert re.fullmatch(r"mqttd ready \[::1\]:\d+ workers=1\n", command.out())
+    assert "mosquitto_pub -h ::1 -p " in command.err()
+
+
+def test_the_banner_says_what_was_started_and_what_to_try(mqttd: Mqttd) -> None:
+    command = mqttd("--workers", "2", "--port", "0").wait_ready()
+    port = command.out().split()[2].rpartition(":")[2]
+    banner = command.err()
+    for said in (
+        f"127.0.0.1:{port}, [::1]:{port}",
+        "workers       2",
+        "memory",
+        "anonymous clients are allowed",
+        "at most",
+    ):
+        assert said in banner
+    assert len(re.findall(rf"^  mosquitto_(?:pub|sub) -h 127\.0\.0\.1 -p {port} ", banner, re.MULTILINE)) == 3
+
+
+def test_logs_in_json_are_json_from_the_first_line(mqttd: Mqttd) -> None:
+    command = mqttd("--workers", "1", "--port", "0", "--log-format", "json").wait_ready()
+    assert command.end() == 0
+    events = [json.loads(line) for line in command.err().splitlines()]
+    assert [event["event"] for event in events] == ["start", "worker_ready", "stopping", "stopped"]
+    assert events[0]["limits"]["packet_bytes_max"] == 16 << 20
+    assert events[0]["connections_max"] > 0
+
+
+def test_file_environment_and_flags_meet(mqttd: Mqttd, tmp_path: Path) -> None:
+    file = tmp_path / "m.toml"
+    file.write_text('workers = 3\nhost = "::1"\nport = 0\n')
+    environment = {"MQTTD_CONFIG": str(file), "MQTTD_HOST": "127.0.0.1"}
+    command = mqttd("--workers", "2", environment=environment).wait_ready()
+    assert re.fullmatch(r"mqttd ready 127\.0\.0\.1:\d+ workers=2\n", command.out())
+
+
+def test_sighup_reloads_the_file_or_keeps_what_was(mqttd: Mqttd, tmp_path: Path) -> None:
+    file = tmp_path / "m.toml"
+    file.write_text('port = 0\nlog_format = "json"\n')
+    command = mqttd("--workers", "1", "--config", str(file)).wait_ready()
+
+    def events(name: str) -> list[dict[str, object]]:
+        return [event for event in map(json.loads, command.err().splitlines()) if event["event"] == name]
+
+    file.write_text("port = 0\nqueue_ful = 3\n")
+    command.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: events("reload_refused"), SECONDS_MAX, "the refusal")
+    assert events("reload_refused")[0]["reason"] == "queue_ful: unknown key; did you mean queue_full?"
+    file.write_text('port = 1\nlog_format = "json"\nlog_level = "warning"\n')
+    command.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: events("reload_needs_restart"), SECONDS_MAX, "the reload")
+    assert events("reload_needs_restart")[0]["keys"] == ["port"]
+    assert command.end() == 0
+    assert not events("stopped")  # its level is not logged any more
+
+
+def test_a_port_in_use(mqttd: Mqttd) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        command = mqttd("--host", "127.0.0.1", "--port", str(port))
+        assert command.status() == 3
+        assert command.err() == f"mqttd: cannot listen on 127.0.0.1:{port}: the port is in use\n"
+
+
+def test_an_open_address_must_be_asked_for(mqttd: Mqttd) -> None:
+    command = mqttd("--host", "0.0.0.0", "--port", "0")
+    assert command.status() == 2
+    assert command.err().count("\n") == 1
+    assert "--allow-anonymous" in command.err()
+    command = mqttd("--workers", "1", "--host", "0.0.0.0", "--port", "0", "--allow-anonymous").wait_ready()
+    assert "mosquitto_pub -h 127.0.0.1 " in command.err()
+
+
+def test_bad_settings(mqttd: Mqttd) -> None:
+    command = mqttd("--port", "70000", environment={"MQTTD_WORKERS": "-1"})
+    assert command.status() == 2
+    assert command.err().splitlines() == [
+        "mqttd: workers: input should be greater than or equal to 0, not -1 (from MQTTD_WORKERS)",
+        "mqttd: port: input should be less than or equal to 65535, not 70000 (from --port)",
+    ]
+
+
+def test_an_unknown_flag(mqttd: Mqttd) -> None:
+    command = mqttd("--wrokers", "2")
+    assert command.status() == 2
+    assert "--wrokers" in command.err()
+
+
+def test_missing_compiled_modules_are_one_line(mqttd: Mqttd) -> None:
+    command = mqttd(program=WITH_STAND_IN + 'sys.modules["pyx.counters"] = None\n')
+    assert command.status() == 1
+    assert command.err() == (
+        "mqttd: cannot start: the compiled module pyx.counters is missing "
+        "(needs a C compiler at installation: pip install .)\n"
+    )
+
+
+def test_a_worker_that_cannot_start(mqttd: Mqttd) -> None:
+    program = WITH_STAND_IN + 'worker.run = lambda seat: seat.failed("the disk is full") or 1\n'
+    command = mqttd("--workers", "2", "--port", "0", program=program)
+    assert command.status() == 1
+    assert command.err().splitlines()[-1] in {
+        f"mqttd: worker {index} cannot start: the disk is full (exit status 1)" for index in (0, 1)
+    }
+
+
+def test_a_runtime_directory_that_cannot_be_made(mqttd: Mqttd) -> None:
+    command = mqttd("--runtime-dir", "/proc/mqttd")
+    assert command.status() == 1
+    assert command.err() == "mqttd: runtime_dir /proc/mqttd: No such file or directory\n"
+
+
+def test_check_config(mqttd: Mqttd, tmp_path: Path) -> None:
+    file = tmp_path / "m.toml"
+    file.write_text("port = 1883\n")
+    command = mqttd("check-config", str(file))
+    assert (command.status(), command.out(), command.err()) == (0, f"{file}: no errors\n", "")
+    file.write_text('prot = 1\nworkers = "x"\n[limits]\nqueue_bytes_max = 0\n')
+    command = mqttd("check-config", str(file))
+    assert command.status() == 2
+    assert [line.partition(":")[0] for line in command.err().splitlines()] == [
+        "workers",
+        "limits.queue_bytes_max",
+        "prot",
+    ]
+    assert command.out() == ""
+
+
+@pytest.mark.parametrize(("flag", "said"), [("--version", "mqttd 0.1.0\n"), ("--help", "--allow-anonymous")])
+def test_version_and_help(mqttd: Mqttd, flag: str, said: str) -> None:
+    command = mqttd(flag)
+    assert command.status() == 0
+    assert said in command.out()

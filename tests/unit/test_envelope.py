@@ -1,0 +1,116 @@
+"""The mesh's bytes: golden entries and messages, round trips, and every cut and wrong byte ends in EnvelopeError."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zmq_mesh import envelope
+from zmq_mesh.envelope import (
+    Entry,
+    EnvelopeError,
+    Head,
+    Kind,
+    Prefix,
+    count_entries,
+    decode_entries,
+    encode_entries,
+    encode_entry,
+)
+
+PLAIN = Entry(b"a/b", b"hi", 0x0102030405060708, 1)
+PLAIN_BYTES = bytes.fromhex("01 0300 00000000 02000000 0807060504030201 612f62 6869")
+FULL = Entry(
+    b"t",
+    b"payload",
+    9,
+    qos=2,
+    retain=True,
+    properties=b"\x01\x01",
+    expires=0x1122334455,
+    shared=(b"g/t", b"h/#"),
+    own_frame=True,
+    retained_only=True,
+)
+FULL_BYTES = bytes.fromhex(
+    "7e 0100 02000000 07000000 0900000000000000 5544332211000000 02 0300 672f74 0300 682f23 74 0101"
+)
+
+entries = st.builds(
+    Entry,
+    topic=st.binary(max_size=20),
+    payload=st.binary(max_size=50),
+    number=st.integers(0, 2**64 - 1),
+    qos=st.integers(0, 2),
+    retain=st.booleans(),
+    properties=st.binary(max_size=20),
+    expires=st.none() | st.integers(0, 2**64 - 1),
+    shared=st.lists(st.binary(max_size=10), max_size=4).map(tuple),
+    own_frame=st.booleans(),
+    retained_only=st.booleans(),
+)
+
+
+def test_golden_entries() -> None:
+    assert encode_entry(PLAIN) == PLAIN_BYTES
+    assert encode_entry(FULL) == FULL_BYTES
+    assert list(decode_entries(PLAIN_BYTES + FULL_BYTES, [b"payload"])) == [PLAIN, FULL]
+    assert count_entries(PLAIN_BYTES + FULL_BYTES) == 2
+    assert count_entries(None) == 0
+
+
+def test_golden_prefix_and_head() -> None:
+    prefix = envelope.pack_prefix(1, 2, 0x0A0B, 0x0C0D, 0x12345)
+    assert prefix.hex() == "b5014523" "01000000" "02000000" "0b0a000000000000" "0d0c000000000000"
+    head = Head(Kind.BATCH, envelope.SEQUENCED, 0, 3, 4, 1, 0, 10, 11, 12, 13, 14, 15, 16)
+    packed = envelope.HEAD.pack(*head)
+    assert packed.hex() == "04010000" "03000000" "04000000" "01000000" "00000000" + "".join(
+        f"{number:02x}00000000000000" for number in range(10, 17)
+    )
+    frame = prefix + packed
+    assert len(frame) == envelope.HEAD_END == 104
+    assert envelope.unpack_prefix(frame) == Prefix(1, 2, 0x0A0B, 0x0C0D)
+    assert envelope.unpack_head(frame) == head
+    assert envelope.frames_expected(frame) == 2
+
+
+@given(st.lists(entries, max_size=5))
+def test_round_trip(made: list[Entry]) -> None:
+    part, frames = encode_entries(made)
+    assert list(decode_entries(part, frames)) == made
+    assert list(decode_entries(memoryview(bytearray(part)), [memoryview(frame) for frame in frames])) == made
+    assert count_entries(part) == len(made)
+
+
+@given(entries)
+def test_every_cut_is_an_error(entry: Entry) -> None:
+    part = encode_entry(entry)
+    for cut in range(1, len(part)):
+        with pytest.raises(EnvelopeError):
+            count_entries(part[:cut])
+        with pytest.raises(EnvelopeError):
+            list(decode_entries(part[:cut], [entry.payload] if entry.own_frame else []))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_decode_or_raise_envelope_error(part: bytes) -> None:
+    try:
+        count = count_entries(part)
+    except EnvelopeError:
+        return
+    try:
+        assert len(list(decode_entries(part))) == count
+    except EnvelopeError as error:
+        assert "payload frame" in str(error)  # noqa: PT017
+
+
+def test_payload_frames_must_fit_their_entries() -> None:
+    part, frames = encode_entries([FULL])
+    for wrong in ([], [b"paylaod!"], [*frames, b""]):
+        with pytest.raises(EnvelopeError, match="payload frame"):
+            list(decode_entries(part, wrong))
+
+
+@pytest.mark.parametrize("frame", [b"", b"\xb5\x01", b"\xb5\x02" + bytes(102), b"\x00\x01" + bytes(102)])
+def test_not_a_message_of_this_version(frame: bytes) -> None:
+    with pytest.raises(EnvelopeError):
+        envelope.unpack_prefix(frame)

@@ -1,0 +1,138 @@
+"""Passing connections: bytes, deadlines and descriptors arrive, and none is left open when something goes wrong."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from shards import handoff
+
+Pair = tuple[socket.socket, socket.socket]
+
+
+def open_descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """(send end, receive end) of a home's socket, which leak nothing else."""
+    send, receive = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    send.setblocking(False)
+    receive.setblocking(False)
+    before = open_descriptors()
+    yield send, receive
+    assert open_descriptors() == before
+    send.close()
+    receive.close()
+
+
+@pytest.fixture
+def connection(pair: Pair) -> Iterator[Pair]:  # noqa: ARG001 (opened after it, closed before its count)
+    """(the broker's end, the client's end)."""
+    ours, theirs = socket.socketpair()
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+@pytest.mark.parametrize("size", [0, 1, 59_999, 60_000, 60_001, 1_000_000])
+def test_unread_bytes_of_any_size_arrive_with_the_connection(pair: Pair, connection: Pair, size: int) -> None:
+    send, receive = pair
+    unread = os.urandom(size)
+    assert handoff.send(send, connection[0].fileno(), memoryview(unread), 7.5, ("2001:db8::1", 65535), 3)
+    got = handoff.receive(receive)
+    assert got is not None
+    assert (got.unread, got.peer, got.listener) == (unread, ("2001:db8::1", 65535), 3)
+    assert 7.0 < got.remaining_seconds <= 7.5
+    with socket.socket(fileno=got.fd) as home:
+        assert not home.get_inheritable()
+        home.sendall(b"hello")
+    assert connection[1].recv(10) == b"hello"
+    assert handoff.receive(receive) is None
+
+
+def test_time_spent_waiting_counts(pair: Pair, connection: Pair) -> None:
+    assert handoff.send(pair[0], connection[0].fileno(), b"", -0.5, ("h", 1), 0)
+    got = handoff.receive(pair[1])
+    assert got is not None
+    os.close(got.fd)
+    assert got.remaining_seconds <= -0.5
+
+
+def test_a_full_socket_is_said_and_nothing_is_lost(pair: Pair, connection: Pair) -> None:
+    sent = 0
+    while handoff.send(pair[0], connection[0].fileno(), b"%d" % sent + bytes(70_000), 1.0, ("h", 1), 0):
+        sent += 1
+    assert sent > 1
+    for number in range(sent):
+        got = handoff.receive(pair[1])
+        assert got is not None
+        os.close(got.fd)
+        assert got.unread.rstrip(b"\0") == (b"%d" % number).rstrip(b"\0")
+    assert handoff.receive(pair[1]) is None
+    assert handoff.send(pair[0], connection[0].fileno(), b"", 1.0, ("h", 1), 0)
+    got = handoff.receive(pair[1])
+    assert got is not None
+    os.close(got.fd)
+
+
+def test_small_hand_offs_wait_by_the_hundred(pair: Pair, connection: Pair) -> None:
+    """What the socket of a restarting worker holds with the default buffer."""
+    sent = 0
+    while handoff.send(pair[0], connection[0].fileno(), bytes(60), 1.0, ("127.0.0.1", 1), 0):
+        sent += 1
+    while (got := handoff.receive(pair[1])) is not None:
+        os.close(got.fd)
+    assert sent >= 100
+
+
+@pytest.mark.parametrize("unread", [b"few", bytes(100_000)])
+def test_no_free_descriptor_loses_that_connection_only(pair: Pair, connection: Pair, unread: bytes) -> None:
+    for _ in range(2):
+        assert handoff.send(pair[0], connection[0].fileno(), unread, 1.0, ("h", 1), 0)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
+    try:
+        with pytest.raises(handoff.HandoffLost):
+            handoff.receive(pair[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    got = handoff.receive(pair[1])
+    assert got is not None
+    os.close(got.fd)
+    assert got.unread == unread
+
+
+def test_only_half_of_the_descriptors_is_lost_too(pair: Pair, connection: Pair) -> None:
+    """Room for the connection but not for the memfd."""
+    assert handoff.send(pair[0], connection[0].fileno(), bytes(100_000), 1.0, ("h", 1), 0)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + 1, limits[1]))
+    try:
+        with pytest.raises(handoff.HandoffLost):
+            handoff.receive(pair[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_strange_message_closes_what_came_with_it(pair: Pair, connection: Pair) -> None:
+    for message in (b"x", bytes(100)):
+        socket.send_fds(pair[0], [message], [connection[0].fileno(), connection[1].fileno()])
+        with pytest.raises(handoff.HandoffLost):
+            handoff.receive(pair[1])
+
+
+def test_a_home_that_is_gone_is_an_error(connection: Pair) -> None:
+    send, receive = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    receive.close()
+    with send, pytest.raises(OSError, match=r"Broken pipe|reset"):
+        handoff.send(send, connection[0].fileno(), bytes(100_000), 1.0, ("h", 1), 0)

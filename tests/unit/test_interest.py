@@ -1,0 +1,150 @@
+"""Interest: numbered deltas and snapshots, held against a plain dictionary; whoever follows has the same table."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zmq_mesh import interest
+from zmq_mesh.envelope import EnvelopeError
+from zmq_mesh.interest import Change, Publisher, Told, decode_changes, decode_snapshot, encode_change
+
+
+class Follower:
+    """A peer: applies what it is told."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.table: dict[tuple[bytes, bytes | None], Change] = {}
+
+    def follow(self, publisher: Publisher) -> list[Told]:
+        steps = publisher.since(self.number)
+        for told in steps:
+            if told.snapshot:
+                self.table = {(entry.filter, entry.group): entry for entry in decode_snapshot(told.parts)}
+            else:
+                assert told.number == self.number + 1
+                for change in decode_changes(told.parts[0]):
+                    if change.members:
+                        self.table[change.filter, change.group] = change
+                    else:
+                        self.table.pop((change.filter, change.group), None)
+            self.number = told.number
+        return steps
+
+
+def test_golden_change() -> None:
+    assert encode_change(Change(b"a/+", None, 3, True)).hex() == "0300ffff0300000001" + b"a/+".hex()
+    assert encode_change(Change(b"a", b"g", 0, False)).hex() == "010001000000000000" + b"ag".hex()
+
+
+def test_a_new_follower_gets_a_snapshot_even_of_nothing() -> None:
+    publisher = Publisher()
+    follower = Follower()
+    assert [told.snapshot for told in follower.follow(publisher)] == [True]
+    assert follower.number == publisher.number == 1
+    assert follower.follow(publisher) == []
+
+
+def test_changes_of_one_tick_are_one_delta_with_the_announced_number() -> None:
+    publisher = Publisher()
+    follower = Follower()
+    follower.follow(publisher)
+    number = publisher.change(b"a")
+    assert publisher.change(b"b", b"g", 4, True) == number
+    assert publisher.change(b"a", None, 2) == number
+    assert follower.follow(publisher) == []  # not sealed yet
+    assert publisher.seal() == number
+    assert publisher.seal() == number
+    assert [told.number for told in follower.follow(publisher)] == [number]
+    assert set(follower.table.values()) == {Change(b"a", None, 2, False), Change(b"b", b"g", 4, True)}
+
+
+def test_filter_and_group_of_the_same_filter_are_separate() -> None:
+    publisher = Publisher()
+    publisher.change(b"a")
+    publisher.change(b"a", b"")
+    publisher.change(b"a", b"g")
+    publisher.withdraw(b"a")
+    publisher.seal()
+    follower = Follower()
+    follower.follow(publisher)
+    assert set(follower.table) == {(b"a", b""), (b"a", b"g")}
+
+
+def test_who_missed_too_much_gets_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interest, "HISTORY_BYTES_MAX", 100)
+    publisher = Publisher()
+    near, far = Follower(), Follower()
+    far.follow(publisher)
+    for i in range(50):
+        publisher.change(b"%d" % i)
+        publisher.seal()
+        if i == 45:
+            near.follow(publisher)
+    assert [told.snapshot for told in near.follow(publisher)] == [False] * 4
+    assert [told.snapshot for told in far.follow(publisher)] == [True]
+    assert near.table == far.table
+    assert near.number == far.number
+
+
+def test_big_snapshot_has_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interest, "SNAPSHOT_PART_BYTES_MAX", 100)
+    publisher = Publisher()
+    for i in range(50):
+        publisher.change(b"filter/%d" % i)
+    publisher.seal()
+    told = publisher.since(0)[0]
+    assert len(told.parts) > 5
+    assert max(map(len, told.parts)) <= 100
+    assert len(list(decode_snapshot(told.parts))) == 50
+    assert publisher.since(0)[0] is told  # made once for all who ask
+
+
+def test_source_is_asked_for_snapshots() -> None:
+    """A snapshot of a source is its state now, so what was not sealed yet is part of its number."""
+    table = [Change(b"a", None, 1, False)]
+    publisher = Publisher(source=lambda: table)
+    number = publisher.change(b"b")
+    table.append(Change(b"b", None, 1, False))
+    follower = Follower()
+    follower.follow(publisher)
+    assert follower.number == number == publisher.number
+    assert list(follower.table.values()) == table
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 5), st.sampled_from([None, b"", b"g"]), st.integers(0, 3), st.booleans(), st.integers(0, 3)),
+        max_size=60,
+    )
+)
+def test_followers_agree_with_the_table(steps: list[tuple[int, bytes | None, int, bool, int]]) -> None:
+    publisher = Publisher()
+    followers = [Follower(), Follower()]
+    model: dict[tuple[bytes, bytes | None], Change] = {}
+    for name, group, members, durable, what in steps:
+        key = (b"f%d" % name, group)
+        publisher.change(*key, members, durable)
+        if members:
+            model[key] = Change(*key, members, durable)
+        else:
+            model.pop(key, None)
+        if what:
+            publisher.seal()
+        if what > 1:
+            followers[what - 2].follow(publisher)
+    publisher.seal()
+    for follower in followers:
+        follower.follow(publisher)
+        assert follower.table == model
+        assert follower.number == publisher.number
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_decode_or_raise_envelope_error(part: bytes) -> None:
+    try:
+        changes = list(decode_changes(part))
+    except EnvelopeError:
+        return
+    again = b"".join(map(encode_change, changes))
+    assert len(again) == len(part)

@@ -1,0 +1,788 @@
+"""Links over simulated transports: seeded delay, loss, reordering, refusal, stopped and killed workers. No sockets, no clock.
+
+A world has a few workers. Each sends numbered entries to the others; the checkers hold what was received against what was
+submitted: no gap, no duplicate, order; acks only for what was committed (or logged); counters add up when all is quiet.
+"""
+
+import random
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from zmq_mesh import envelope
+from zmq_mesh.envelope import Entry, Refusal, decode_entries, encode_entries
+from zmq_mesh.interest import Change, Publisher
+from zmq_mesh.links import WHOLE_BATCH, HandoffLog, Link, LinkLimits
+
+LIMITS = LinkLimits(
+    peer_outbox_bytes_max=64 * 1024,
+    handoff_log_bytes_max=256 * 1024,
+    link_silence_seconds_max=1.5,
+    peer_stall_seconds_max=2.0,
+)
+
+
+class Network:
+    """Directed FIFO channels. A channel holds at most `capacity` messages; then it refuses."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.now = 1000.0
+        self.channels: dict[tuple[int, int], deque[tuple[float, list[Any]]]] = defaultdict(deque)
+        self.capacity = 64
+        self.delay = 0.0
+        self.loss = 0.0  # of accepted messages
+        self.duplication = 0.0
+        self.reordering = 0.0
+        self.cut: set[tuple[int, int]] = set()
+
+    def sender(self, source: int, target: int) -> Callable[[list[Any]], bool]:
+        def send(frames: list[Any]) -> bool:
+            channel = self.channels[source, target]
+            if (source, target) in self.cut or len(channel) >= self.capacity:
+                return False
+            if self.random.random() < self.loss:
+                return True
+            message = (self.now + self.random.random() * self.delay, [bytes(frame) for frame in frames])
+            channel.append(message)
+            if self.random.random() < self.duplication:
+                channel.append(message)
+            if len(channel) > 1 and self.random.random() < self.reordering:
+                channel[-1], channel[-2] = channel[-2], channel[-1]
+            return True
+
+        return send
+
+
+class Worker:
+    """A node around its links: commits what it gets a little later, remembers everything."""
+
+    def __init__(
+        self,
+        network: Network,
+        index: int,
+        peers: list[int],
+        incarnation: int,
+        limits: LinkLimits = LIMITS,
+        handoffs: dict[int, HandoffLog] | None = None,
+        received: dict[int, tuple[int, int]] | None = None,
+    ) -> None:
+        self.network = network
+        self.index = index
+        self.incarnation = incarnation
+        self.publisher = Publisher()
+        self.stopped = False
+        self.sequenced: dict[int, list[int]] = defaultdict(list)  # by peer: numbers of entries
+        self.volatile: dict[int, list[int]] = defaultdict(list)
+        self.commits: dict[int, deque[tuple[float, int]]] = defaultdict(deque)
+        self.commit_delay = 0.0
+        self.committed: dict[int, tuple[int, int]] = dict(received or {})  # the store: survives when a test says so
+        self.acked: dict[int, int] = defaultdict(lambda: -1)
+        self.refusals: list[tuple[int, int, int, int]] = []
+        self.losses: list[tuple[int, int, int]] = []
+        self.log: list[tuple[Any, ...]] = []
+        self.wants: dict[int, dict[tuple[bytes, bytes | None], Change]] = defaultdict(dict)
+        self.taken: dict[int, int] = defaultdict(int)
+        self.refuse: Callable[[int], list[tuple[int, int]]] = lambda sequence: []
+        self.links = {
+            peer: Link(
+                index,
+                peer,
+                incarnation,
+                self.publisher,
+                self,
+                network.sender(index, peer),
+                limits,
+                network.now,
+                handoff=(handoffs or {}).get(peer),
+                received=(received or {}).get(peer, (0, 0)),
+            )
+            for peer in peers
+        }
+
+    # Events
+    def batch(
+        self,
+        peer: int,
+        volatile: memoryview | None,
+        sequenced: memoryview | None,
+        payloads: list[Any],
+        sequence: int,
+    ) -> None:
+        assert (sequenced is None) == (sequence == 0)
+        volatile_frames = sum(1 for entry_flags in _flags(volatile) if entry_flags & envelope.OWN_FRAME)
+        if volatile is not None:
+            self.volatile[peer] += [e.number for e in decode_entries(volatile, payloads[:volatile_frames])]
+        if sequenced is not None:
+            rest = payloads[volatile_frames:]
+            # A duplicate's volatile payloads come along although its part does not.
+            own = sum(1 for entry_flags in _flags(sequenced) if entry_flags & envelope.OWN_FRAME)
+            self.sequenced[peer] += [e.number for e in decode_entries(sequenced, rest[len(rest) - own :])]
+            self.commits[peer].append((self.network.now + self.network.random.random() * self.commit_delay, sequence))
+
+    def acknowledged(self, peer: int, ticket: int) -> None:
+        assert ticket >= self.acked[peer]
+        self.acked[peer] = ticket
+
+    def refused(self, peer: int, ticket: int, position: int, reason: int) -> None:
+        assert ticket > self.acked[peer]
+        self.refusals.append((peer, ticket, position, reason))
+
+    def lost(self, peer: int, entries_count: int, ticket: int) -> None:
+        self.losses.append((peer, entries_count, ticket))
+
+    def interest(self, peer: int, changes: list[Change]) -> None:
+        for change in changes:
+            if change.members:
+                self.wants[peer][change.filter, change.group] = change
+            else:
+                self.wants[peer].pop((change.filter, change.group), None)
+
+    def interest_snapshot(self, peer: int, entries: Iterator[Change]) -> None:
+        self.wants[peer] = {(entry.filter, entry.group): entry for entry in entries}
+
+    def interest_taken(self, peer: int, number: int) -> None:
+        assert number > self.taken[peer]
+        self.taken[peer] = number
+
+    def ready(self, peer: int) -> None:
+        self.log.append(("ready", peer))
+
+    def away(self, peer: int) -> None:
+        self.log.append(("away", peer))
+
+    def gone(self, peer: int, incarnation: int) -> None:
+        self.log.append(("gone", peer, incarnation))
+        self.taken[peer] = 0
+
+    # The tick
+    def step(self) -> None:
+        now = self.network.now
+        for peer, link in self.links.items():
+            channel = self.network.channels[peer, self.index]
+            while channel and channel[0][0] <= now:
+                link.receive(channel.popleft()[1], now)
+            commits = self.commits[peer]
+            while commits and commits[0][0] <= now:
+                sequence = commits.popleft()[1]
+                position = link.position(sequence)
+                if position[0] == link.position(0)[0]:
+                    self.committed[peer] = position
+                link.commit(sequence, self.refuse(sequence))
+        self.publisher.seal()
+        for link in self.links.values():
+            link.writable(now)  # as if the descriptor was readable: a flush that asks the transport again
+
+
+def _flags(part: memoryview | None) -> list[int]:
+    return [] if part is None else [part[at] for at, _, _ in envelope._walk(part)]
+
+
+class World:
+    """Workers 0..n-1 and their network; steps of 10 ms, ticks of 150 ms."""
+
+    def __init__(self, count: int, seed: int = 1, limits: LinkLimits = LIMITS) -> None:
+        self.network = Network(seed)
+        self.count = count
+        self.limits = limits
+        self.number = 0
+        self.submitted: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self.submitted_volatile: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self.tickets: dict[tuple[int, int], int] = defaultdict(int)
+        self.workers = [self.start(i, 1) for i in range(count)]
+        self._ticked_at = 0.0
+
+    def start(self, index: int, incarnation: int, **options: Any) -> Worker:
+        peers = [peer for peer in range(self.count) if peer != index]
+        return Worker(self.network, index, peers, incarnation, self.limits, **options)
+
+    def run(self, seconds: float, each: Callable[[], None] = lambda: None) -> None:
+        end = self.network.now + seconds
+        while self.network.now < end:
+            self.network.now += 0.01
+            each()
+            tick = self.network.now - self._ticked_at >= 0.15
+            if tick:
+                self._ticked_at = self.network.now
+            for worker in self.workers:
+                if worker.stopped:
+                    continue
+                worker.step()
+                if tick:
+                    for link in worker.links.values():
+                        link.tick(self.network.now)
+
+    def submit(self, source: int, target: int, entries: int = 3, volatile: int = 0, size: int = 20) -> int:
+        """-> the ticket."""
+        numbers = list(range(self.number, self.number + entries + volatile))
+        self.number += len(numbers)
+        ticket = self.tickets[source, target]
+        self.tickets[source, target] += 1
+        made = [Entry(b"t", bytes(size), number, own_frame=size > 4096) for number in numbers]
+        part, frames = encode_entries(made[:entries])
+        volatile_part, volatile_frames = encode_entries(made[entries:])
+        self.submitted[source, target] += numbers[:entries]
+        self.submitted_volatile[source, target] += numbers[entries:]
+        self.workers[source].links[target].submit(
+            volatile_part or None, part or None, list(volatile_frames), list(frames), ticket
+        )
+        return ticket
+
+    def kill(self, index: int) -> Worker:
+        """SIGKILL: what lies in its sockets is gone. The supervisor has not told anybody yet."""
+        dead = self.workers[index]
+        dead.stopped = True
+        for (source, target), channel in self.network.channels.items():
+            if index in (source, target):
+                channel.clear()
+        return dead
+
+    def check_quiet(self) -> None:
+        for worker in self.workers:
+            for peer, link in worker.links.items():
+                assert link.ready
+                assert not link.away
+                assert not link.full
+                assert link.unacknowledged == 0
+                assert link.handoff_bytes == 0
+                assert link.outbox_bytes == sum(size for _, size in link._flight)
+                assert worker.acked[peer] == self.tickets[worker.index, peer] - 1
+
+
+def both(world: World) -> list[tuple[int, int]]:
+    return [(a, b) for a in range(world.count) for b in range(world.count) if a != b]
+
+
+def test_batches_arrive_in_order_and_are_acknowledged_after_their_commit() -> None:
+    world = World(2)
+    world.run(0.5)
+    world.workers[1].commit_delay = 0.0
+    ticket = world.submit(0, 1, entries=3, volatile=2)
+    world.workers[1].commits[0] = deque()
+    world.run(0.02)
+    assert world.workers[1].sequenced[0] == [0, 1, 2]
+    assert world.workers[1].volatile[0] == [3, 4]
+    assert world.workers[0].acked[1] == ticket
+    world.check_quiet()
+
+
+def test_no_ack_before_commit() -> None:
+    world = World(2)
+    world.run(0.5)
+    world.workers[1].commit_delay = 1e9
+    world.submit(0, 1)
+    world.run(1.0)
+    assert world.workers[1].sequenced[0] == [0, 1, 2]
+    assert world.workers[0].acked[1] == -1
+    assert world.workers[0].links[1].unacknowledged == 1
+
+
+def test_ready_once_interest_is_complete_and_subscribe_waits_for_taken() -> None:
+    world = World(3)
+    world.workers[0].publisher.change(b"a/+", None, 2, True)
+    world.workers[0].publisher.change(b"a/+", b"g", 5)
+    world.run(0.5)
+    for worker in world.workers:
+        assert sorted(worker.log) == sorted(("ready", peer) for peer in worker.links)
+    assert set(world.workers[1].wants[0].values()) == {Change(b"a/+", None, 2, True), Change(b"a/+", b"g", 5, False)}
+    number = world.workers[0].publisher.change(b"b")
+    assert world.workers[0].taken[1] < number
+    world.run(0.03)
+    assert world.workers[0].taken == {1: number, 2: number}
+    assert (b"b", None) in world.workers[2].wants[0]
+    number = world.workers[0].publisher.withdraw(b"a/+", b"g")
+    world.run(0.03)
+    assert set(world.workers[2].wants[0]) == {(b"a/+", None), (b"b", None)}
+    assert world.workers[0].taken == {1: number, 2: number}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_lossy_duplicating_reordering_network(seed: int) -> None:
+    """Nothing sequenced is lost, doubled or out of order; nothing volatile is doubled."""
+    world = World(3, seed)
+    world.run(0.5)
+    net = world.network
+    net.loss, net.duplication, net.reordering, net.delay = 0.05, 0.02, 0.05, 0.03
+    for worker in world.workers:
+        worker.commit_delay = 0.05
+
+    def each() -> None:
+        for source, target in both(world):
+            if net.random.random() < 0.3:
+                world.submit(source, target, net.random.randrange(4), net.random.randrange(3), net.random.choice((20, 5000)))
+        if net.random.random() < 0.02:
+            net.channels[net.random.choice(both(world))].clear()
+        if net.random.random() < 0.1:
+            world.workers[net.random.randrange(3)].publisher.change(b"%d" % net.random.randrange(50), None, net.random.randrange(3))
+
+    world.run(2.0, each)
+    net.loss = net.duplication = net.reordering = 0.0
+    world.run(4.0)
+    # Volatile-only batches have tickets that are never acknowledged.
+    for source, target in both(world):
+        world.submit(source, target)
+    world.run(1.0)
+    for source, target in both(world):
+        assert world.workers[target].sequenced[source] == world.submitted[source, target]
+        got = world.workers[target].volatile[source]
+        assert len(set(got)) == len(got)
+        assert set(got) <= set(world.submitted_volatile[source, target])
+        table = world.workers[source].publisher._table
+        assert world.workers[target].wants[source] == table
+    world.check_quiet()
+
+
+def test_lost_tail_is_sent_again_after_a_heartbeat() -> None:
+    world = World(2)
+    world.run(0.5)
+    world.network.loss = 1.0
+    world.submit(0, 1)
+    world.network.loss = 0.0
+    world.run(0.6)
+    assert world.workers[1].sequenced[0] == [0, 1, 2]
+    assert world.workers[0].links[1].resent == 1
+    world.check_quiet()
+
+
+def test_nothing_is_resent_while_it_may_be_under_way() -> None:
+    """Many heartbeats with a gap flag, one resend."""
+    world = World(2)
+    world.run(0.5)
+    world.network.delay = 0.0
+    world.network.loss = 1.0
+    world.submit(0, 1)
+    world.network.loss = 0.0
+    for _ in range(20):
+        world.submit(0, 1)
+        world.network.now += 0.001
+    world.run(1.0)
+    assert world.workers[1].sequenced[0] == world.submitted[0, 1]
+    assert world.workers[0].links[1].resent == 21
+    assert world.workers[1].links[0].duplicates == 0
+
+
+def test_stopped_worker_gets_everything_when_it_is_back() -> None:
+    """SIGSTOP for 5 s: away after 1.5 s, publishers acked from the log, delivered in order after SIGCONT, nothing twice."""
+    world = World(3)
+    world.run(0.5)
+    world.workers[2].stopped = True
+    world.network.capacity = 20
+
+    def each() -> None:
+        world.submit(0, 2, entries=1)
+        world.submit(0, 1, entries=1)
+
+    world.run(3.0, each)
+    link = world.workers[0].links[2]
+    assert link.away
+    assert ("away", 2) in world.workers[0].log
+    assert ("away", 1) not in world.workers[0].log
+    assert world.workers[0].acked[2] == world.tickets[0, 2] - 1
+    assert link.handoff_bytes > 0
+    world.workers[0].publisher.change(b"while/away")
+    world.run(2.0, each)
+    # Its own clock jumped: the node greets every sibling before it reads clients.
+    woken = world.workers[2]
+    woken.stopped = False
+    for woken_link in woken.links.values():
+        woken_link.greet(world.network.now)
+    assert all(woken_link.confirming for woken_link in woken.links.values())
+    world.run(0.6, each)  # its interest queues behind the log
+    assert not any(woken_link.confirming for woken_link in woken.links.values())
+    assert (b"while/away", None) in woken.wants[0]
+    assert ("away", 0) not in woken.log
+    world.run(1.0, each)
+    world.run(0.5)
+    assert world.workers[2].sequenced[0] == world.submitted[0, 2]
+    assert world.workers[1].sequenced[0] == world.submitted[0, 1]
+    world.check_quiet()
+
+
+def test_handoff_log_refuses_the_newest_above_its_limit() -> None:
+    world = World(2)
+    world.run(0.5)
+    world.workers[1].stopped = True
+    world.run(2.0)
+    for _ in range(40):
+        world.submit(0, 1, entries=2, size=4000)
+    world.run(0.02)
+    link = world.workers[0].links[1]
+    assert link.handoff_bytes <= LIMITS.handoff_log_bytes_max
+    refused = [ticket for _, ticket, position, reason in world.workers[0].refusals]
+    assert all(r[2:] == (WHOLE_BATCH, Refusal.HANDOFF_FULL) for r in world.workers[0].refusals)
+    assert refused == list(range(40 - len(refused), 40))
+    assert refused
+    assert link.handoff_refused == 2 * len(refused)
+    assert world.workers[0].acked[1] == 39 - len(refused)
+    world.workers[1].stopped = False
+    world.workers[1].links[0].greet(world.network.now)
+    world.run(2.0)
+    kept = 2 * (40 - len(refused))
+    assert world.workers[1].sequenced[0] == world.submitted[0, 1][:kept]
+
+
+def test_killed_worker_memory_store() -> None:
+    """What waited for it is lost and counted, its publishers are done; the successor starts clean; late frames are refused."""
+    world = World(3)
+    world.run(0.5)
+    world.workers[1].publisher.change(b"old", None, 1, True)
+    world.run(0.1)
+    world.workers[1].commit_delay = 1e9
+    for _ in range(5):
+        world.submit(0, 1, entries=3)
+    world.run(0.05)
+    stale = [bytes(frame) for frame in _capture(world, 1, 0)]
+    world.kill(1)
+    world.workers[0].links[1].down(1)
+    world.workers[2].links[1].down(1)
+    assert world.workers[0].losses == [(1, 15, 4)]
+    assert ("gone", 1, 1) in world.workers[0].log
+    link = world.workers[0].links[1]
+    assert link.outbox_bytes == 0
+    assert link.unacknowledged == 0
+    world.submit(0, 1, entries=2)
+    world.run(0.02)
+    assert world.workers[0].losses[-1] == (1, 2, 5)
+    refused = link.frames_refused
+    link.receive(stale, world.network.now)
+    assert link.frames_refused == refused + 1
+    world.workers[1] = world.start(1, 2)
+    world.workers[1].publisher.change(b"new")
+    world.run(0.3)
+    assert world.workers[0].log[-1] == ("ready", 1)
+    assert set(world.workers[0].wants[1]) == {(b"new", None)}
+    first = len(world.submitted[0, 1])
+    world.submit(0, 1)
+    world.submit(1, 0)
+    world.run(0.1)
+    assert world.workers[1].sequenced[0] == world.submitted[0, 1][first:]
+    assert world.workers[0].acked[1] == 6
+    link.receive(stale, world.network.now)
+    assert link.frames_refused == refused + 2
+    link.down(1)  # the supervisor's word comes late
+    assert link.ready
+
+
+def _capture(world: World, source: int, target: int) -> list[Any]:
+    """A heartbeat of that link, taken off the wire."""
+    taken: list[Any] = []
+    link = world.workers[source].links[target]
+    send = link._send
+
+    def tap(frames: list[Any]) -> bool:
+        taken.extend(frames)
+        return True
+
+    link._send = tap
+    link._say_word()
+    link._send = send
+    return taken
+
+
+def test_new_incarnation_before_the_supervisors_word() -> None:
+    world = World(2)
+    world.run(0.5)
+    world.workers[1].commit_delay = 1e9
+    world.submit(0, 1)
+    world.run(0.05)
+    world.kill(1)
+    world.workers[1] = world.start(1, 2)
+    world.run(0.3)
+    assert world.workers[0].log == [("ready", 1), ("gone", 1, 1), ("ready", 1)]
+    assert world.workers[0].losses == [(1, 3, 0)]
+
+
+def test_late_commit_of_a_dead_peers_batch_acks_nothing() -> None:
+    world = World(2)
+    world.run(0.5)
+    world.workers[1].commit_delay = 1e9
+    world.submit(0, 1)
+    world.run(0.05)
+    late = world.workers[1].commits[0].popleft()[1]
+    world.kill(0)
+    world.workers[0] = world.start(0, 2)
+    world.workers[1].links[0].down(1)
+    world.run(0.3)
+    world.submit(0, 1)
+    world.run(0.05)
+    world.workers[1].links[0].commit(late)
+    world.run(0.3)
+    assert world.workers[0].acked[1] == -1
+    sequence = world.workers[1].commits[0].popleft()[1]
+    assert sequence > late
+    world.workers[1].links[0].commit(sequence)
+    world.run(0.05)
+    assert world.workers[0].acked[1] == 1
+
+
+def test_refused_entries_arrive_before_the_ack_even_when_messages_are_lost() -> None:
+    world = World(2, 7)
+    world.run(0.5)
+    world.workers[1].refuse = lambda sequence: [(1, Refusal.NO_MEMBER)] if sequence % 3 == 0 else []
+    world.network.loss = 0.3
+    for _ in range(60):
+        world.submit(0, 1)
+        world.run(0.02)
+    world.network.loss = 0.0
+    world.run(2.0)
+    assert world.workers[1].sequenced[0] == world.submitted[0, 1]
+    assert len(world.workers[0].refusals) == len({r[1] for r in world.workers[0].refusals})
+    assert len(world.workers[0].refusals) in (20, 21)
+    world.check_quiet()
+    assert not world.workers[1].links[0]._refusals
+
+
+def test_back_pressure_has_hysteresis_and_counts_volatile_bytes() -> None:
+    world = World(2)
+    world.run(0.5)
+    link = world.workers[0].links[1]
+    world.workers[1].stopped = True
+    while not link.full:
+        world.submit(0, 1, entries=0, volatile=1, size=3000)
+    assert link.outbox_bytes >= LIMITS.peer_outbox_bytes_max
+    world.workers[1].stopped = False
+    world.run(0.1)
+    assert not link.full
+    assert link.outbox_bytes <= LIMITS.peer_outbox_bytes_max // 2
+    assert world.workers[1].volatile[0] == world.submitted_volatile[0, 1]
+
+
+def test_transport_that_refuses_loses_nothing_and_keeps_order() -> None:
+    world = World(2)
+    world.run(0.5)
+    world.network.capacity = 2
+    for _ in range(30):
+        world.submit(0, 1, entries=2, volatile=1)
+    link = world.workers[0].links[1]
+    assert link.flush(world.network.now)
+    world.run(1.0)
+    assert world.workers[1].sequenced[0] == world.submitted[0, 1]
+    assert world.workers[1].volatile[0] == world.submitted_volatile[0, 1]
+    world.check_quiet()
+
+
+def test_stall_counts_as_away_and_ends_when_the_log_is_empty() -> None:
+    """The peer speaks but takes nothing for longer than peer_stall_seconds_max."""
+    world = World(2)
+    world.run(0.5)
+    world.workers[1].commit_delay = 1e9  # its disk hangs
+    link = world.workers[0].links[1]
+    while not link.full:
+        world.submit(0, 1, entries=1, size=3000)
+    world.run(1.0)
+    assert link.full
+    assert not link.away
+    world.run(1.5)
+    assert link.away
+    assert not link.full
+    assert world.workers[0].acked[1] == world.tickets[0, 1] - 1
+    world.submit(0, 1)
+    world.run(0.1)
+    assert link.handoff_bytes
+    worker = world.workers[1]
+    worker.commit_delay = 0.0
+    worker.commits[0] = deque((0.0, sequence) for _, sequence in worker.commits[0])
+    world.run(0.6)
+    assert worker.sequenced[0] == world.submitted[0, 1]
+    assert world.workers[0].log == [("ready", 1), ("away", 1), ("ready", 1)]
+    world.check_quiet()
+
+
+def test_two_workers_that_flood_each_other_do_not_lock() -> None:
+    world = World(2)
+    world.run(0.5)
+    world.network.capacity = 4
+
+    def each() -> None:
+        for source, target in ((0, 1), (1, 0)):
+            while not world.workers[source].links[target].full:
+                world.submit(source, target, entries=8, volatile=2, size=1000)
+
+    world.run(2.0, each)
+    world.run(2.0)
+    assert len(world.submitted[0, 1]) > 2000
+    for source, target in both(world):
+        assert world.workers[target].sequenced[source] == world.submitted[source, target]
+        assert world.workers[target].volatile[source] == world.submitted_volatile[source, target]
+        assert not world.workers[source].links[target].volatile_dropped
+    world.check_quiet()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_surviving_logs_no_loss_after_ack(seed: int) -> None:
+    """Both workers are killed and stopped at random; logs and stores outlive them: every acked entry is committed once."""
+    world = World(2, seed)
+    rand = world.network.random
+    handoffs = {(a, b): HandoffLog(a * 10 + b + 1) for a, b in both(world)}
+    stores: dict[tuple[int, int], list[int]] = {(a, b): [] for a, b in both(world)}
+    marks: dict[tuple[int, int], tuple[int, int]] = {}
+    acked: dict[tuple[int, int], set[int]] = defaultdict(set)
+    in_ticket: dict[tuple[int, int, int], list[int]] = {}
+
+    def start(index: int, incarnation: int) -> Worker:
+        peer = 1 - index
+        worker = world.start(
+            index, incarnation, handoffs={peer: handoffs[index, peer]}, received={peer: marks.get((index, peer), (0, 0))}
+        )
+        _persist(worker, peer, stores[index, peer], marks, acked, in_ticket)
+        return worker
+
+    world.workers = [start(0, 1), start(1, 1)]
+    world.run(0.5)
+    incarnations = [1, 1]
+
+    def each() -> None:
+        for source, target in both(world):
+            if not world.workers[source].stopped and rand.random() < 0.3:
+                number = world.number
+                ticket = world.submit(source, target, rand.randrange(1, 4))
+                in_ticket[source, target, ticket] = list(range(number, world.number))
+
+    for _ in range(8):
+        world.run(rand.random() * 2.0, each)
+        victim = rand.randrange(2)
+        if rand.random() < 0.5:
+            world.kill(victim)
+            if rand.random() < 0.5:
+                world.workers[1 - victim].links[victim].down(incarnations[victim])
+            world.run(rand.random() * 3.0, each)
+            incarnations[victim] += 1
+            world.workers[victim] = start(victim, incarnations[victim])
+            world.workers[1 - victim].links[victim].down(incarnations[victim] - 1)
+        else:
+            world.workers[victim].stopped = True
+            world.run(rand.random() * 4.0, each)
+            world.workers[victim].stopped = False
+            world.workers[victim].links[1 - victim].greet(world.network.now)
+    world.run(5.0)
+    for source, target in both(world):
+        stored = stores[target, source]
+        assert len(stored) == len(set(stored)), f"seed {seed}: stored twice"
+        assert stored == sorted(stored), f"seed {seed}: order"
+        assert acked[source, target] <= set(stored), f"seed {seed}: acked and lost"
+        assert world.workers[source].links[target].unacknowledged == 0
+        assert not handoffs[source, target].entries
+
+
+def _persist(
+    worker: Worker,
+    peer: int,
+    store: list[int],
+    marks: dict[tuple[int, int], tuple[int, int]],
+    acked: dict[tuple[int, int], set[int]],
+    in_ticket: dict[tuple[int, int, int], list[int]],
+) -> None:
+    """A store that outlives the worker: entries and the link's position are written together, in the batch event's tick."""
+    seen = 0
+
+    def refuse(sequence: int) -> list[tuple[int, int]]:
+        nonlocal seen
+        numbers = worker.sequenced[peer]
+        taken = batches.popleft()
+        assert taken[0] == sequence
+        store.extend(numbers[seen : taken[1]])
+        seen = taken[1]
+        marks[worker.index, peer] = worker.links[peer].position(sequence)
+        return []
+
+    batches: deque[tuple[int, int]] = deque()
+    batch = worker.batch
+
+    def note(peer: int, volatile: Any, sequenced: Any, payloads: Any, sequence: int) -> None:
+        batch(peer, volatile, sequenced, payloads, sequence)
+        if sequence:
+            batches.append((sequence, len(worker.sequenced[peer])))
+
+    def acknowledged(peer: int, ticket: int) -> None:
+        refused = {ticket for _, ticket, _, _ in worker.refusals}
+        for t in set(range(worker.acked[peer] + 1, ticket + 1)) - refused:
+            acked[worker.index, peer].update(in_ticket.get((worker.index, peer, t), ()))
+        worker.acked[peer] = ticket
+
+    worker.batch = note  # type: ignore[method-assign]
+    worker.acknowledged = acknowledged  # type: ignore[method-assign]
+    worker.refuse = refuse
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_volatile_stores_kills_and_stops(seed: int) -> None:
+    """Memory store: of a pair that both live on, everything acked is received once, in order; limits hold throughout."""
+    world = World(3, seed)
+    rand = world.network.random
+    world.run(0.5)
+    incarnation = 1
+
+    def each() -> None:
+        for source, target in both(world):
+            worker = world.workers[source]
+            if not worker.stopped and not worker.links[target].full and rand.random() < 0.3:
+                world.submit(source, target, rand.randrange(4), rand.randrange(2), rand.choice((20, 5000)))
+            for link in worker.links.values():
+                assert link.handoff_bytes <= LIMITS.handoff_log_bytes_max + LIMITS.peer_outbox_bytes_max + 40000
+
+    for _ in range(5):
+        world.run(rand.random(), each)
+        if rand.random() < 0.5:
+            world.kill(2)
+            for index in (0, 1):
+                if rand.random() < 0.7:
+                    world.workers[index].links[2].down(incarnation)
+            world.run(rand.random() * 2.0, each)
+            incarnation += 1
+            world.workers[2] = world.start(2, incarnation)
+            for pair in ((2, 0), (2, 1)):
+                world.submitted[pair] = []
+                world.tickets[pair] = 0
+                world.workers[pair[1]].sequenced[2] = []
+        else:
+            world.workers[1].stopped = True
+            world.run(rand.random() * 2.5, each)
+            world.workers[1].stopped = False
+            for link in world.workers[1].links.values():
+                link.greet(world.network.now)
+    world.run(4.0)
+    for source, target in ((0, 1), (1, 0)):
+        refused = {r[1] for r in world.workers[source].refusals if r[0] == target}
+        if not refused:
+            assert world.workers[target].sequenced[source] == world.submitted[source, target], f"seed {seed}"
+    for source, target in ((2, 0), (2, 1)):
+        got = world.workers[target].sequenced[source]
+        assert got == sorted(set(got)), f"seed {seed}"
+    for source, target in both(world):
+        assert world.workers[source].links[target].unacknowledged == 0, f"seed {seed}"
+        assert world.workers[source].links[target].ready, f"seed {seed}"
+
+
+def test_wrong_bytes_are_an_envelope_error_and_change_nothing() -> None:
+    world = World(2, 3)
+    world.run(0.5)
+    rand = random.Random(5)
+    captured: list[list[Any]] = []
+    link = world.workers[0].links[1]
+    send = link._send
+    link._send = lambda frames: captured.append([bytes(f) for f in frames]) is None
+    world.submit(0, 1, entries=2, volatile=1, size=5000)
+    link._send = send
+    target = world.workers[1].links[0]
+    good = captured[0]
+    for _ in range(3000):
+        frames = [bytearray(frame) for frame in good]
+        mutation = rand.randrange(3)
+        if mutation == 0:
+            frames[0] = frames[0][: rand.randrange(len(frames[0]))]
+        elif mutation == 1:
+            at = rand.randrange(envelope.PREFIX_BYTES + 20)
+            frames[0][at] ^= 1 << rand.randrange(8)
+            if at in (envelope.PREFIX_BYTES, envelope.PREFIX_BYTES + 1):
+                continue  # kind and flags: another valid message
+        else:
+            frames = frames[: rand.randrange(1, len(frames))] if len(frames) > 1 else [*frames, bytearray(b"x")]
+        before = world.workers[1].sequenced[0][:]
+        try:
+            target.receive(frames, world.network.now)
+        except envelope.EnvelopeError:
+            assert world.workers[1].sequenced[0] == before
+    target.receive(good, world.network.now)
+    assert world.workers[1].sequenced[0] == world.submitted[0, 1]

@@ -1,0 +1,100 @@
+"""Listening sockets: one port for every address and worker, in use is noticed, refusals are one line."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import pytest
+
+from shards import listening
+from shards.listening import CannotListen
+
+
+def test_port_0_gives_every_worker_a_socket_per_address_on_one_port() -> None:
+    addresses = listening.resolve(["127.0.0.1", "::1"])
+    port, sockets = listening.listen(addresses, 0, 3)
+    names = [[listener.getsockname()[:2] for listener in own] for own in sockets]
+    assert names == [[("127.0.0.1", port), ("::1", port)]] * 3
+    for own in sockets:
+        for listener in own:
+            assert not listener.getblocking()
+            assert not listener.get_inheritable()
+            assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    listening.close(sockets)
+
+
+def test_the_kernel_spreads_connections_over_the_workers_and_nodelay_is_inherited() -> None:
+    port, sockets = listening.listen(listening.resolve(["127.0.0.1"]), 0, 2)
+    clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(64)]
+    taken = [0, 0]
+    for index, own in enumerate(sockets):
+        while True:
+            try:
+                connection, _ = own[0].accept()
+            except BlockingIOError:
+                break
+            with connection:
+                assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            taken[index] += 1
+    for client in clients:
+        client.close()
+    listening.close(sockets)
+    assert sum(taken) == 64
+    assert min(taken) > 8
+
+
+def test_a_port_in_use_is_refused_even_when_it_is_shared() -> None:
+    addresses = listening.resolve(["127.0.0.1"])
+    port, sockets = listening.listen(addresses, 0, 2)
+    with pytest.raises(CannotListen, match=rf"^cannot listen on 127.0.0.1:{port}: the port is in use$"):
+        listening.listen(addresses, port, 2)
+    listening.close(sockets)
+    again, sockets = listening.listen(addresses, port, 2)
+    assert again == port
+    listening.close(sockets)
+
+
+def test_port_0_looks_for_another_when_one_address_has_it_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = listening._probe
+    attempts = []
+
+    def taken_twice(*arguments: object) -> int:
+        attempts.append(arguments)
+        if len(attempts) < 3:
+            raise CannotListen("the port is in use")
+        return probe(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(listening, "_probe", taken_twice)
+    _, sockets = listening.listen(listening.resolve(["127.0.0.1"]), 0, 1)
+    listening.close(sockets)
+    assert len(attempts) == 3
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (errno.EACCES, "no permission (ports below 1024 need root or CAP_NET_BIND_SERVICE)"),
+        (errno.EADDRNOTAVAIL, "this machine has no such address"),
+        (errno.ENOBUFS, "No buffer space available"),
+    ],
+)
+def test_refusals_say_why(number: int, reason: str) -> None:
+    address = listening.resolve(["::1"])[0]
+    assert str(listening._explain(OSError(number, "x"), address, 80)) == f"cannot listen on [::1]:80: {reason}"
+
+
+def test_an_address_of_another_machine() -> None:
+    assert not listening.available("192.0.2.1")
+    assert listening.available("127.0.0.1")
+    with pytest.raises(CannotListen, match=r"this machine has no such address"):
+        listening.listen(listening.resolve(["192.0.2.1"]), 0, 1)
+
+
+def test_addresses_named_twice_count_once() -> None:
+    assert len(listening.resolve(["127.0.0.1", "127.0.0.1"])) == 1
+
+
+def test_a_name_that_does_not_resolve() -> None:
+    with pytest.raises(CannotListen, match=r"^cannot listen on no\.such\.invalid: "):
+        listening.resolve(["no.such.invalid"])

@@ -1,0 +1,94 @@
+"""What a link and its node say to each other: the events, the limits, and the log that a store may keep for a link."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from zmq_mesh.envelope import Buffer
+from zmq_mesh.interest import Change
+
+# Anything with the buffer protocol (a pyx message body, zmq.Frame, bytes): collections.abc.Buffer comes with 3.12 only.
+Payload = Any
+
+# `position` of a refusal that means every entry of the batch.
+WHOLE_BATCH: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLimits:
+    """Bounds of one link."""
+
+    peer_outbox_bytes_max: int = 8 * 1024 * 1024
+    handoff_log_bytes_max: int = 64 * 1024 * 1024
+    link_silence_seconds_max: float = 1.5
+    peer_stall_seconds_max: float = 2.0
+
+
+class Events(Protocol):
+    """What a link tells the node. Once per batch or rarer.
+
+    Buffers and payloads given to `batch` and interest own their memory: they may be kept.
+    """
+
+    def batch(
+        self,
+        peer: int,
+        volatile: memoryview | None,
+        sequenced: memoryview | None,
+        payloads: list[Payload],
+        sequence: int,
+    ) -> None:
+        """A batch. sequence: 0 without a sequenced part, else rising over the link's life: give it to `commit`."""
+
+    def acknowledged(self, peer: int, ticket: int) -> None:
+        """Every batch with a ticket <= this one is in the peer's custody (or in the hand-off log)."""
+
+    def refused(self, peer: int, ticket: int, position: int, reason: int) -> None:
+        """The entry at `position` of the sequenced part was refused (reason: envelope.Refusal); comes before the ack
+        of its ticket. WHOLE_BATCH: every entry, the hand-off log is full; its ticket is done.
+        """
+
+    def lost(self, peer: int, entries_count: int, ticket: int) -> None:
+        """The peer is gone; batches with a ticket <= this one are done, entries_count of them dropped (peer_lost)."""
+
+    def interest(self, peer: int, changes: list[Change]) -> None:
+        """Changes of the peer's interest; they count as taken when this returns."""
+
+    def interest_snapshot(self, peer: int, entries: Iterator[Change]) -> None:
+        """The peer's interest: replaces all that was known of it. Decoded as it is read; counts as taken on return."""
+
+    def interest_taken(self, peer: int, number: int) -> None:
+        """The peer routes by our interest table up to this number."""
+
+    def ready(self, peer: int) -> None:
+        """First heard since own start, or back from away, or confirmed after `greet`: its interest is complete here."""
+
+    def away(self, peer: int) -> None:
+        """Silent or stalled: SUBACKs do not wait for it. Its interest stays in force (hand-off log)."""
+
+    def gone(self, peer: int, incarnation: int) -> None:
+        """That incarnation is dead; once per incarnation. With the memory store its interest ends here."""
+
+
+class HandoffLog:
+    """What is logged for one peer, where it outlives the worker (simulation today, the store later).
+
+    Only a link that was given one survives the peer's death without `lost`, and its own with the log's entries.
+    """
+
+    def __init__(self, stream: int) -> None:
+        self.stream = stream
+        self.acknowledged = 0
+        self.reserved = 0  # where the numbers of the worker's present incarnation began
+        self.entries: deque[tuple[int, Buffer, list[Payload], int]] = deque()  # (sequence, part, payloads, entries)
+
+    def append(self, sequence: int, part: Buffer, payloads: list[Payload], entries: int) -> None:
+        """Sequences rise."""
+        self.entries.append((sequence, part, payloads, entries))
+
+    def trim(self, acknowledged: int) -> None:
+        """The peer has everything up to this number."""
+        self.acknowledged = max(self.acknowledged, acknowledged)
+        while self.entries and self.entries[0][0] <= acknowledged:
+            self.entries.popleft()

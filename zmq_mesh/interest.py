@@ -1,0 +1,154 @@
+"""What this worker wants to hear (Publisher), and the bytes in which its peers are told.
+
+Every state of the table has a number, rising by one per sealed delta and starting at 1 (the table as it is at start). A
+peer that has been told of number n is told of the rest by deltas n+1, n+2, ...; one that has been told nothing, or of a
+number whose deltas are no longer kept, gets a snapshot. Changes are collected until `seal`, once per tick: a storm of
+SUBSCRIBEs costs one delta, and its bytes are made once for all peers.
+
+    change      u16 filter bytes | u16 group bytes (0xFFFF = no group) | u32 members, 0 = withdrawn
+                | u8 flags (1 = durable) | filter | group
+
+A plain filter and each share group of that filter are entries of their own, keyed by (filter, group).
+"""
+
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from typing import Final, NamedTuple
+
+from zmq_mesh.envelope import Buffer, EnvelopeError
+
+CHANGE: Final = struct.Struct("<HHIB")
+NO_GROUP: Final = 0xFFFF
+DURABLE: Final = 0x01
+# Deltas above this are not worth keeping: a peer that missed so much takes a snapshot.
+HISTORY_BYTES_MAX: Final = 4 * 1024 * 1024
+# A part of a snapshot; one frame each.
+SNAPSHOT_PART_BYTES_MAX: Final = 1024 * 1024
+
+
+class Change(NamedTuple):
+    """The new state of one (filter, group).
+
+    filter: without $share and group. group: None = a plain filter. members: subscribers of the group on this worker (of a
+    plain filter too), 0 = nobody wants it any more. durable: some of them are sessions that outlive their connection.
+    """
+
+    filter: bytes
+    group: bytes | None
+    members: int
+    durable: bool
+
+
+def encode_change(change: Change) -> bytes:
+    """The change's bytes (see the top of this file)."""
+    group = change.group
+    group_bytes = NO_GROUP if group is None else len(group)
+    flags = DURABLE if change.durable else 0
+    return CHANGE.pack(len(change.filter), group_bytes, change.members, flags) + change.filter + (group or b"")
+
+
+def decode_changes(part: Buffer) -> Iterator[Change]:
+    """The changes of a delta, or the entries of a part of a snapshot; EnvelopeError where the bytes end early."""
+    at, size = 0, len(part)
+    while at < size:
+        if size - at < CHANGE.size:
+            raise EnvelopeError(f"change at {at}: its head is cut off")
+        filter_bytes, group_bytes, members, flags = CHANGE.unpack_from(part, at)
+        filter_at = at + CHANGE.size
+        group_at = filter_at + filter_bytes
+        at = group_at + (0 if group_bytes == NO_GROUP else group_bytes)
+        if at > size:
+            raise EnvelopeError(f"change at {filter_at - CHANGE.size}: {at - size} bytes are missing")
+        group = None if group_bytes == NO_GROUP else bytes(part[group_at:at])
+        yield Change(bytes(part[filter_at:group_at]), group, members, bool(flags & DURABLE))
+
+
+def decode_snapshot(parts: Iterable[Buffer]) -> Iterator[Change]:
+    """The entries of a snapshot, decoded as they are asked for."""
+    return chain.from_iterable(decode_changes(part) for part in parts)
+
+
+class Told(NamedTuple):
+    """One step for a peer: it is at `number` after these parts. A delta has one, a snapshot at least one (maybe empty)."""
+
+    number: int
+    snapshot: bool
+    parts: list[bytes]
+
+
+class Publisher:
+    """The local table, numbered. Pure; one per worker, read by all its links.
+
+    source: where the entries of a snapshot come from. By default the table is kept here (about 300 bytes per filter); a
+    router that can enumerate its filters hands a callable in, and only the deltas are kept.
+    """
+
+    def __init__(self, source: Callable[[], Iterable[Change]] | None = None) -> None:
+        self.number = 1
+        self._table: dict[tuple[bytes, bytes | None], Change] = {}
+        self._source: Callable[[], Iterable[Change]] = self._table.values if source is None else source
+        self._keeps_table = source is None
+        self._pending: dict[tuple[bytes, bytes | None], Change] = {}
+        self._history: deque[Told] = deque()  # numbers without gaps, the last is self.number
+        self._history_bytes = 0
+        self._snapshot: Told | None = None  # of self.number, while several peers ask for it
+
+    def change(self, filter: bytes, group: bytes | None = None, members: int = 1, durable: bool = False) -> int:
+        """Set the state of (filter, group); members 0 withdraws it. -> the number under which peers will be told.
+
+        The number may go into a SUBACK's wait at once: the change leaves with the next `seal`.
+        """
+        key = (filter, group)
+        change = Change(filter, group, members, durable)
+        if self._keeps_table:
+            if members:
+                self._table[key] = change
+            else:
+                self._table.pop(key, None)
+        self._pending[key] = change
+        return self.number + 1
+
+    def withdraw(self, filter: bytes, group: bytes | None = None) -> int:
+        """Nobody here wants (filter, group) any more. -> as `change`."""
+        return self.change(filter, group, 0, False)
+
+    def seal(self) -> int:
+        """Give the changes since the last seal the next number. -> the number of the table now."""
+        if self._pending:
+            delta = b"".join(map(encode_change, self._pending.values()))
+            self._pending.clear()
+            self.number += 1
+            self._snapshot = None
+            self._history.append(Told(self.number, False, [delta]))
+            self._history_bytes += len(delta)
+            while self._history_bytes > HISTORY_BYTES_MAX and len(self._history) > 1:
+                self._history_bytes -= len(self._history.popleft().parts[0])
+        return self.number
+
+    def since(self, number: int) -> list[Told]:
+        """What a peer that was told of `number` (0 = nothing) must be told now, in order: deltas, or one snapshot."""
+        if number == self.number:
+            return []
+        behind = self.number - number
+        if number and 0 < behind <= len(self._history):
+            return [self._history[i] for i in range(len(self._history) - behind, len(self._history))]
+        if self._snapshot is None:
+            self.seal()  # a source cannot be asked for its state of the last seal
+            self._snapshot = Told(self.number, True, self._snapshot_parts())
+        return [self._snapshot]
+
+    def _snapshot_parts(self) -> list[bytes]:
+        parts: list[bytes] = []
+        part: list[bytes] = []
+        size = 0
+        for entry in self._source():
+            encoded = encode_change(entry)
+            if size + len(encoded) > SNAPSHOT_PART_BYTES_MAX and part:
+                parts.append(b"".join(part))
+                part, size = [], 0
+            part.append(encoded)
+            size += len(encoded)
+        parts.append(b"".join(part))
+        return parts

@@ -1,0 +1,492 @@
+"""The sending half of a link: the stream's numbers, what is kept until it is acked, messages made and given to the transport.
+
+The theory is told in zmq_mesh.links, which adds the receiving half, the greeting, and who is away or gone.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+from struct import Struct
+from typing import Final
+
+from zmq_mesh import envelope
+from zmq_mesh.contract import Events, HandoffLog, LinkLimits, Payload
+from zmq_mesh.envelope import (
+    GAP,
+    HEAD,
+    INLINE_BYTES_MAX,
+    LAST,
+    MORE,
+    REFUSAL,
+    SEQUENCED,
+    SEQUENCED_FRAME,
+    SNAPSHOT,
+    VOLATILE_FRAME,
+    Buffer,
+    Kind,
+)
+from zmq_mesh.interest import Publisher
+
+# Members of an IntEnum cost more than ints on the way of each batch.
+BATCH: Final = int(Kind.BATCH)
+WORD: Final = int(Kind.WORD)
+HELLO: Final = int(Kind.HELLO)
+WELCOME: Final = int(Kind.WELCOME)
+INTEREST: Final = int(Kind.INTEREST)
+VOID: Final = int(Kind.VOID)
+U64: Final = Struct("<Q")
+_U64_MASK: Final = (1 << 64) - 1
+# After a restart the stream goes on beyond every number the former incarnation may have used without logging it.
+RESTART_SKIP: Final = 1 << 32
+# Refusals one message carries.
+REFUSALS_MAX: Final = 1000
+
+
+class Kept:
+    """One number of the stream, until it is acked. `start` < `sequence` only for a VOID that stands for a range."""
+
+    __slots__ = (
+        "at",
+        "entries",
+        "flags",
+        "frame",
+        "kind",
+        "logged",
+        "nbytes",
+        "part",
+        "payloads",
+        "sequence",
+        "ticket",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        sequence: int,
+        part: Buffer,
+        payloads: Sequence[Payload],
+        nbytes: int,
+        ticket: int,
+        entries: int,
+        at: float,
+        kind: int = BATCH,
+        flags: int = SEQUENCED,
+    ) -> None:
+        self.sequence = sequence
+        self.part = part
+        self.payloads = payloads
+        self.nbytes = nbytes  # counted in the outbox or in the log; 0 for interest
+        self.ticket = ticket  # -1 = not a batch, or its ticket is done already
+        self.entries = entries  # -1 = to be counted when somebody asks
+        self.at = at
+        self.kind = kind
+        self.flags = flags
+        self.frame = 0  # of the last transmission, 0 = never sent
+        self.logged = False
+
+
+class Outgoing:
+    """What a link has to say, and what it has said without an answer yet. See `Link` for the arguments."""
+
+    def __init__(
+        self,
+        own: int,
+        peer: int,
+        incarnation: int,
+        publisher: Publisher,
+        events: Events,
+        send: Callable[[list[Buffer]], bool],
+        limits: LinkLimits,
+        now: float,
+        *,
+        reconnect: Callable[[], None] | None = None,
+        handoff: HandoffLog | None = None,
+        received: tuple[int, int] = (0, 0),
+    ) -> None:
+        self.own = own
+        self.peer = peer
+        self.incarnation = incarnation
+        self.peer_incarnation = 0  # 0 = none alive is known
+        self.limits = limits
+        self._publisher = publisher
+        self._events = events
+        self._send = send
+        self._reconnect = reconnect
+        self._handoff = handoff
+        self._outbox_low = limits.peer_outbox_bytes_max // 2
+        self._unsaid_bytes_max = limits.peer_outbox_bytes_max // 8
+
+        # Where the peer stands.
+        self.ready = False
+        self.away = False
+        self.confirming = False  # greeted after a pause of ours, not ready again yet
+        self.full = False  # the router stops reading the publishers that match this peer
+        self._stalled = False  # away, but it speaks: sending goes on
+        self._open = False  # batches may be sent
+        self._welcomed = False
+        self._greeting = 1
+        self._interest_wanted = 0  # ready once this much of the peer's interest was taken
+        self._dead = 0  # incarnations up to this one are refused
+        self.now = now
+        self.heard_at = now
+        self._said_at = now
+        self._hello_at = float("-inf")
+        self._full_since = now
+
+        # Sending.
+        self._expected = b""  # the prefix of every valid message from the peer
+        self._prefix = envelope.pack_prefix(own, peer, incarnation, 0)
+        self._stream = self._stream_id(0) if handoff is None else handoff.stream
+        self._streams = 0
+        self._frame = 0
+        self._sequence = 0  # last number given
+        self._sent = 0  # highest number ever sent
+        self._acknowledged = 0
+        self._kept: deque[Kept] = deque()
+        self._unsent = 0  # the last so many of kept
+        self._waiting: deque[tuple[Buffer, list[Payload], int]] = deque()  # volatile parts the transport did not take
+        self._flight: deque[tuple[int, int]] = deque()  # (frame, volatile bytes), until the peer has seen the frame
+        self.outbox_bytes = 0
+        self.handoff_bytes = 0
+        self._blocked = False  # the transport refused; look again at flush
+        self._seen_by_peer = 0  # highest of our frames it has seen
+        self._stall_frame = 0
+        self._owe = False  # something the peer waits for is unsaid
+        self._owe_hello = False
+        self._owe_welcome = 0  # greeting to answer
+        self._interest_sent = 0
+        self._taken = 0
+        self._released = -1  # ticket whose batches are in the log: told at flush
+        self._done: list[tuple[int, int]] = []  # (ticket, entries), told as lost at flush
+        self._over: list[int] = []  # tickets refused by the full log: told at flush
+
+        # Receiving.
+        self._stream_in, self._received = received
+        self._committed = self._received
+        self._highest = self._received  # number of the stream known to have been sent
+        self._last_batch = self._received
+        self._offset = 0  # number for the node - number of the stream
+        self._floor = 0  # numbers for the node up to here belong to a former stream
+        self._frames_seen = 0
+        self._acknowledged_in = 0
+        self._unsaid_bytes = 0
+        self._interest_heard = 0
+        self._snapshot_parts: list[Buffer] = []
+        self._refusals: deque[tuple[int, int, int]] = deque()
+
+        # Counters.
+        self.batches_sent = 0
+        self.batches_received = 0
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self.resent = 0
+        self.duplicates = 0
+        self.frames_missing = 0  # of the peer's messages, with whatever QoS 0 they carried
+        self.frames_refused = 0  # of or for a former incarnation
+        self.volatile_dropped = 0  # entries of QoS 0 that were not sent: peer away or gone, outbox far over its limit
+        self.handoff_refused = 0  # entries
+        self.lost_entries = 0
+        if handoff is not None:
+            self._restore(handoff)
+
+    def submit(
+        self,
+        volatile: Buffer | None,
+        sequenced: Buffer | None,
+        payloads_volatile: list[Payload],
+        payloads_sequenced: list[Payload],
+        ticket: int,
+        entries_volatile: int = -1,
+        entries_sequenced: int = -1,
+    ) -> None:
+        """Send a batch (at most one per tick). The buffers, lists and payloads are the link's from now on: not changed after.
+
+        ticket: rising; only a batch with a sequenced part is ever acknowledged. entries_*: how many entries the parts have,
+        -1 = counted by the link should it have to drop them.
+        """
+        volatile_bytes = nbytes = 0
+        if volatile is not None:
+            volatile_bytes = len(volatile)
+            for payload in payloads_volatile:
+                volatile_bytes += memoryview(payload).nbytes
+        kept: Kept | None = None
+        if sequenced is not None:
+            nbytes = len(sequenced)
+            for payload in payloads_sequenced:
+                nbytes += memoryview(payload).nbytes
+            if self._open and not self.away:
+                self._sequence = sequence = self._sequence + 1
+                kept = Kept(sequence, sequenced, payloads_sequenced, nbytes, ticket, entries_sequenced, self.now)
+                self._kept.append(kept)
+                self.outbox_bytes += nbytes
+            else:
+                self._submit_absent(sequenced, payloads_sequenced, nbytes, ticket, entries_sequenced)
+        if self._open and not self._unsent and not self._waiting and not self._blocked:
+            if kept is not None:
+                if not self._transmit_batch(kept, volatile, payloads_volatile, volatile_bytes):
+                    self._unsent = 1
+                    if volatile is not None:
+                        self._wait(volatile, payloads_volatile, volatile_bytes, entries_volatile)
+            elif volatile is not None and not self._transmit_volatile(volatile, payloads_volatile, volatile_bytes):
+                self._wait(volatile, payloads_volatile, volatile_bytes, entries_volatile)
+        else:
+            if kept is not None:
+                self._unsent += 1
+            if volatile is not None:
+                self._wait(volatile, payloads_volatile, volatile_bytes, entries_volatile)
+        if not self.full and self.outbox_bytes >= self.limits.peer_outbox_bytes_max and not self.away:
+            self.full = True
+            self._full_since = self.now
+
+    def _submit_absent(self, part: Buffer, payloads: list[Payload], nbytes: int, ticket: int, entries: int) -> None:
+        """A sequenced part for a peer that is away (log it), gone (log it if the log survives), or its log is full."""
+        if self._handoff is None and not self.away:
+            self._done.append((ticket, envelope.count_entries(part) if entries < 0 else entries))
+        elif self.handoff_bytes + nbytes > self.limits.handoff_log_bytes_max:
+            self.handoff_refused += envelope.count_entries(part) if entries < 0 else entries
+            self._over.append(ticket)
+        else:
+            self._sequence += 1
+            item = Kept(self._sequence, part, payloads, nbytes, ticket, entries, self.now)
+            self._kept.append(item)
+            self._unsent += 1
+            self._log(item)
+
+    def _log(self, item: Kept) -> None:
+        item.logged = True
+        self.handoff_bytes += item.nbytes
+        if item.ticket >= 0:
+            self._released = item.ticket
+        if self._handoff is not None:
+            self._handoff.append(item.sequence, item.part, list(item.payloads), item.entries)
+
+    def _restore(self, handoff: HandoffLog) -> None:
+        """Take the log of a former incarnation of this worker; numbers that are not in it become VOID."""
+        at = handoff.acknowledged
+        self._acknowledged = at
+        for sequence, part, payloads, entries in list(handoff.entries):
+            if sequence > at + 1:
+                self._keep_void(at + 1, sequence - 1)
+            nbytes = len(part) + sum(memoryview(payload).nbytes for payload in payloads)
+            item = Kept(sequence, part, payloads, nbytes, -1, entries, self.now)
+            item.logged = True
+            self.handoff_bytes += nbytes
+            self._kept.append(item)
+            at = sequence
+        # An incarnation that died before any ack came may have used numbers of which the log knows nothing.
+        handoff.reserved = max(at, handoff.reserved) + RESTART_SKIP
+        self._keep_void(at + 1, handoff.reserved)
+        self._sequence = self._kept[-1].sequence
+        self._unsent = len(self._kept)
+
+    def _keep_void(self, start: int, end: int) -> None:
+        self._kept.append(Kept(end, U64.pack(start), (), 0, -1, 0, self.now, VOID))
+
+    def _drop_volatile(self) -> None:
+        while self._waiting:
+            part, payloads, entries = self._waiting.popleft()
+            self.outbox_bytes -= len(part) + sum(memoryview(payload).nbytes for payload in payloads)
+            self.volatile_dropped += envelope.count_entries(part) if entries < 0 else entries
+        while self._flight:
+            self.outbox_bytes -= self._flight.popleft()[1]
+
+    def _stream_id(self, count: int) -> int:
+        return ((self.incarnation * 0x9E3779B97F4A7C15 + count) & _U64_MASK) or 1
+
+    def _wait(self, part: Buffer, payloads: list[Payload], nbytes: int, entries: int) -> None:
+        """A volatile part that cannot leave now: kept for a peer that is there, up to twice the limit."""
+        if self._open and not self.away and self.outbox_bytes < 2 * self.limits.peer_outbox_bytes_max:
+            self._waiting.append((part, payloads, entries))
+            self.outbox_bytes += nbytes
+        else:
+            self.volatile_dropped += envelope.count_entries(part) if entries < 0 else entries
+
+    def _pump(self) -> None:
+        """Send what waits until the transport refuses."""
+        if not self._open or self._owe_welcome:
+            return
+        while self._waiting:
+            part, payloads, _ = self._waiting[0]
+            nbytes = len(part) + sum(memoryview(payload).nbytes for payload in payloads)
+            if not self._transmit_volatile(part, payloads, nbytes):
+                return
+            self._waiting.popleft()
+            self.outbox_bytes -= nbytes  # counted again as in flight
+        if self._unsent:
+            for item in list(islice(self._kept, len(self._kept) - self._unsent, None)):
+                if item.kind == BATCH:
+                    if not self._transmit_batch(item, None, [], 0):
+                        return
+                elif not self._transmit_other(item):
+                    return
+                self._unsent -= 1
+
+    def _transmit_batch(
+        self, kept: Kept, volatile: Buffer | None, payloads_volatile: list[Payload], volatile_bytes: int
+    ) -> bool:
+        flags = SEQUENCED
+        payloads = kept.payloads
+        part = kept.part
+        frames: list[Buffer] = []
+        inline: list[Buffer] = []
+        if volatile is not None:
+            if len(volatile) > INLINE_BYTES_MAX:
+                flags |= VOLATILE_FRAME
+                frames.append(volatile)
+            else:
+                inline.append(volatile)
+        if len(part) > INLINE_BYTES_MAX:
+            flags |= SEQUENCED_FRAME
+            frames.append(part)
+        else:
+            inline.append(part)
+        if payloads_volatile:
+            frames += payloads_volatile
+        if payloads:
+            frames += payloads
+        return self._transmit(
+            BATCH, flags, kept, inline, frames,
+            len(volatile) if volatile is not None else 0, len(part), len(payloads_volatile), len(payloads), volatile_bytes,
+        )  # fmt: skip
+
+    def _transmit_volatile(self, volatile: Buffer, payloads: list[Payload], volatile_bytes: int) -> bool:
+        flags = 0
+        inline: Sequence[Buffer]
+        if len(volatile) > INLINE_BYTES_MAX:
+            flags = VOLATILE_FRAME
+            frames = [volatile, *payloads]
+            inline = ()
+        else:
+            frames = payloads
+            inline = (volatile,)
+        return self._transmit(BATCH, flags, None, inline, frames, len(volatile), 0, len(payloads), 0, volatile_bytes)
+
+    def _transmit_other(self, kept: Kept) -> bool:
+        """Interest or VOID: one part, no payloads."""
+        if len(kept.part) > INLINE_BYTES_MAX:
+            return self._transmit(
+                kept.kind, kept.flags | SEQUENCED_FRAME, kept, (), [kept.part], 0, len(kept.part), 0, 0, 0
+            )
+        return self._transmit(kept.kind, kept.flags, kept, (kept.part,), (), 0, len(kept.part), 0, 0, 0)
+
+    def _transmit(
+        self,
+        kind: int,
+        flags: int,
+        kept: Kept | None,
+        inline: Sequence[Buffer],
+        frames: Sequence[Buffer],
+        volatile_part_bytes: int,
+        sequenced_part_bytes: int,
+        payloads_volatile: int,
+        payloads_sequenced: int,
+        volatile_bytes: int,
+    ) -> bool:
+        """One message with the state of both directions. -> False: the transport did not take it, nothing has changed."""
+        if frames:
+            flags |= MORE
+        if self._highest > self._received:
+            flags |= GAP
+        frame = self._frame + 1
+        refusals = 0
+        committed = self._committed
+        if self._refusals and kind > WELCOME:
+            refusals = len(self._refusals)
+            if refusals > REFUSALS_MAX:  # the rest goes with the acks that belong to it
+                refusals = REFUSALS_MAX
+                committed = self._refusals[refusals][0] - 1
+        head = HEAD.pack(
+            kind, flags, refusals, volatile_part_bytes, sequenced_part_bytes, payloads_volatile, payloads_sequenced,
+            frame, self._sent if kept is None else kept.sequence, self._received, committed,
+            self._acknowledged, self._frames_seen, self._interest_heard,
+        )  # fmt: skip
+        if refusals:
+            head += b"".join(REFUSAL.pack(*self._refusals[i]) for i in range(refusals))
+        message: list[Buffer] = [b"".join((self._prefix, head, *inline))]
+        if frames:
+            message += frames
+        if not self._send(message):
+            self._blocked = True
+            return False
+        self._blocked = False
+        self._frame = frame
+        self._owe = False
+        self._unsaid_bytes = 0
+        self._said_at = self.now
+        if kept is not None:
+            if kept.frame:
+                self.resent += 1
+            kept.frame = frame
+            if kept.sequence > self._sent:
+                self._sent = kept.sequence
+            self.bytes_sent += kept.nbytes
+        if kind == BATCH:
+            self.batches_sent += 1
+        if volatile_bytes:
+            self._flight.append((frame, volatile_bytes))
+            self.outbox_bytes += volatile_bytes
+            self.bytes_sent += volatile_bytes
+        return True
+
+    def _tell_interest(self) -> None:
+        """Queue what the peer has not been told of our interest; it goes out in order with the batches."""
+        for told in self._publisher.since(self._interest_sent):
+            number = U64.pack(told.number)
+            for i, part in enumerate(told.parts):
+                flags = SEQUENCED | (SNAPSHOT if told.snapshot else 0) | (LAST if i == len(told.parts) - 1 else 0)
+                self._sequence += 1
+                self._kept.append(Kept(self._sequence, number + part, (), 0, -1, 0, self.now, INTEREST, flags))
+                self._unsent += 1
+            self._interest_sent = told.number
+
+    def _find(self, sequence: int) -> Kept | None:
+        """The kept item that is, or covers, this number."""
+        index = self._index(sequence)
+        return self._kept[index] if index < len(self._kept) else None
+
+    def _index(self, sequence: int) -> int:
+        """Where in kept the first number >= sequence is. Numbers have no holes but for VOIDs, so a guess nearly always hits."""
+        kept = self._kept
+        if not kept:
+            return 0
+        guess = sequence - kept[0].sequence
+        if 0 <= guess < len(kept) and kept[guess].sequence == sequence:
+            return guess
+        return next((i for i, item in enumerate(kept) if item.sequence >= sequence), len(kept))
+
+    def _land(self, frames_seen: int) -> None:
+        flight = self._flight
+        while flight and flight[0][0] <= frames_seen:
+            self.outbox_bytes -= flight.popleft()[1]
+        if self.full and self.outbox_bytes <= self._outbox_low:
+            self.full = False
+
+    def _advance(self, committed: int) -> None:
+        """The peer's cumulative ack."""
+        kept = self._kept
+        ticket = -1
+        while kept and kept[0].sequence <= committed:
+            item = kept.popleft()
+            if item.logged:
+                self.handoff_bytes -= item.nbytes
+            else:
+                self.outbox_bytes -= item.nbytes
+                if item.ticket >= 0:
+                    ticket = item.ticket
+        if self._unsent > len(kept):
+            self._unsent = len(kept)
+        self._acknowledged = committed
+        if self._handoff is not None:
+            self._handoff.trim(committed)
+        if self.full and self.outbox_bytes <= self._outbox_low:
+            self.full = False
+        if ticket >= 0:
+            self._events.acknowledged(self.peer, ticket)
+        if self._stalled:
+            self._check_stall_over()
+
+    def _resend(self, received: int, frames_seen: int) -> None:
+        """The peer misses `received + 1`: go back to it if its last transmission is behind the peer already."""
+        index = self._index(received + 1)
+        if index < len(self._kept) - self._unsent and self._kept[index].frame <= frames_seen:
+            self._unsent = len(self._kept) - index
+            self._pump()

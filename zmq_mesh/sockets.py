@@ -1,0 +1,253 @@
+"""ZeroMQ under the links of one worker: one bound PULL for everything that comes, one PUSH to each sibling.
+
+PUSH and PULL, not DEALER: a message names its sender itself (no identity frame), the two directions have descriptors of
+their own (looking at one never swallows the edge of the other), and PULL takes one message of each sibling in turn, which is
+the fairness of the tick. PUSH with IMMEDIATE raises Again while the sibling is down or its high-water mark is reached; the
+link keeps what was not taken. What a broken connection swallows is the links' business (frame numbers).
+
+ZeroMQ's descriptors are edge-triggered: readable means "look", and looking until Again (or at EVENTS) is what arms them
+again. So `receive` ends with Again or EVENTS, or says True: then it must be called again without waiting for an edge.
+Contexts are made here, after the fork: an inherited one accepts messages that go nowhere.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any, Final, cast
+
+import zmq
+
+from zmq_mesh.contract import Events, HandoffLog, LinkLimits, Payload
+from zmq_mesh.envelope import MORE, PREFIX_BYTES, Buffer, EnvelopeError, unpack_prefix
+from zmq_mesh.interest import Publisher
+from zmq_mesh.links import Link
+
+# Messages (batches) in each of the two pipes; bytes are bounded by the links' outboxes.
+HIGH_WATER: Final = 64
+# From here ZeroMQ is given a reference instead of a copy. The call alone is cheaper from 8 KB on (2-4 us), but letting go of
+# a reference wakes pyzmq's collector thread: in CPU of both processes a copy wins up to about 64 KB (see INLINE_BYTES_MAX).
+REFERENCE_BYTES_MIN: Final = 64 * 1024
+# linux/un.h: sun_path with its terminating zero.
+SOCKET_PATH_BYTES_MAX: Final = 107
+
+_FLAGS_AT: Final = PREFIX_BYTES + 1
+_NOBLOCK: Final = zmq.NOBLOCK
+_MORE_NOBLOCK: Final = zmq.NOBLOCK | zmq.SNDMORE
+
+
+def endpoint(runtime_dir: str, worker: int) -> str:
+    """Where that worker listens. ValueError when the path is too long for a unix socket."""
+    path = os.path.join(runtime_dir, f"mesh.{worker}")
+    if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
+        raise ValueError(f"{path}: longer than {SOCKET_PATH_BYTES_MAX} bytes, choose a shorter --runtime-dir")
+    return f"ipc://{path}"
+
+
+class _Outlet:
+    """The PUSH socket to one sibling."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", address: str) -> None:
+        self._address = address
+        socket = context.socket(zmq.PUSH)
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+        socket.setsockopt(zmq.SNDHWM, HIGH_WATER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.copy_threshold = REFERENCE_BYTES_MIN
+        socket.connect(address)
+        self.socket = socket
+        self.refused = 0  # Again: nothing was sent
+
+    def send(self, frames: list[Buffer]) -> bool:
+        """All frames of one message, or none."""
+        socket = self.socket
+        last = len(frames) - 1
+        try:
+            if not last:
+                socket.send(frames[0], _NOBLOCK)
+                return True
+            socket.send(frames[0], _MORE_NOBLOCK)
+        except zmq.Again:
+            self.refused += 1
+            return False
+        # The first frame has chosen the pipe: the others are taken, or dropped with it when it breaks.
+        for i in range(1, last):
+            socket.send(frames[i], _MORE_NOBLOCK, False)
+        socket.send(frames[last], _NOBLOCK, False)
+        return True
+
+    def reconnect(self) -> None:
+        """Connect anew at once; what lay in the old pipe is lost (the peer it was for is dead)."""
+        self.socket.disconnect(self._address)
+        self.socket.connect(self._address)
+
+
+class Mesh:
+    """All links of one worker inside its host. Made after the fork; one thread.
+
+    peers: indexes of all configured siblings. runtime_dir: holds the sockets `mesh.<i>`. incarnation: greater than every
+    earlier one of this worker. The node
+
+    - adds `filenos()` to its loop (readable -> `readable(fd, now)`; or `receive` for `fileno` and `look_again` for the rest),
+    - begins every tick with `awake(now)` and reads clients only while it says True,
+    - ends every tick with `flush(now)`, and calls `tick(now)` at least every link_silence_seconds_max / 10.
+    """
+
+    def __init__(
+        self,
+        own: int,
+        peers: Iterable[int],
+        runtime_dir: str,
+        incarnation: int,
+        publisher: Publisher,
+        events: Events,
+        limits: LinkLimits,
+        now: float,
+        *,
+        handoffs: dict[int, HandoffLog] | None = None,
+        received: dict[int, tuple[int, int]] | None = None,
+    ) -> None:
+        self.own = own
+        self.limits = limits
+        self._publisher = publisher
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._inlet = self._context.socket(zmq.PULL)
+        self._inlet.setsockopt(zmq.RCVHWM, HIGH_WATER)
+        self._inlet.setsockopt(zmq.LINGER, 0)
+        self._inlet.bind(endpoint(runtime_dir, own))  # takes the path over from a dead predecessor
+        self.fileno = cast(int, self._inlet.getsockopt(zmq.FD))
+        self.links: dict[int, Link] = {}
+        self._outlets: dict[int, _Outlet] = {}
+        self._by_fileno: dict[int, int] = {}
+        self._routes: dict[bytes, Link] = {}  # by the prefix of their messages
+        for peer in peers:
+            outlet = _Outlet(self._context, endpoint(runtime_dir, peer))
+            self._outlets[peer] = outlet
+            self._by_fileno[cast(int, outlet.socket.getsockopt(zmq.FD))] = peer
+            self.links[peer] = Link(
+                own,
+                peer,
+                incarnation,
+                publisher,
+                events,
+                outlet.send,
+                limits,
+                now,
+                reconnect=outlet.reconnect,
+                handoff=(handoffs or {}).get(peer),
+                received=(received or {}).get(peer, (0, 0)),
+            )
+        self._awake_at = now
+        self.frames_malformed = 0
+
+    def filenos(self) -> list[int]:
+        """Descriptors to watch for reading (never for writing): the bound socket's, then one per sibling."""
+        return [self.fileno, *self._by_fileno]
+
+    def readable(self, fileno: int, now: float) -> bool:
+        """That descriptor was readable. -> True: call `receive` again in the next tick without waiting for an edge."""
+        if fileno == self.fileno:
+            return self.receive(now)
+        self.look_again(now, self._by_fileno[fileno])
+        return False
+
+    def receive(self, now: float, bytes_max: int = 1024 * 1024) -> bool:
+        """Drain what came, up to bytes_max and one message. -> True: there may be more, call again in the next tick."""
+        socket = self._inlet
+        recv: Callable[[int], bytes] = socket.recv  # small frames: a copy is cheaper than a zmq.Frame
+        routes = self._routes
+        left = bytes_max
+        looked = False
+        try:
+            while left > 0:
+                first = recv(_NOBLOCK)
+                frames: list[Payload]
+                if len(first) > _FLAGS_AT and first[_FLAGS_AT] & MORE:
+                    frames = self._rest(first)
+                    left -= sum(len(frame) for frame in frames)
+                else:
+                    frames = [first]
+                    left -= len(first)
+                link = routes.get(first[:PREFIX_BYTES])
+                try:
+                    if link is None:
+                        link = self._route(first)
+                    link.receive(frames, now)
+                except EnvelopeError:
+                    self.frames_malformed += 1
+                if not looked:
+                    # One message per wake-up is the common case without load: EVENTS costs half of an Again.
+                    looked = True
+                    if not cast(int, socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                        return False
+        except zmq.Again:
+            return False
+        return True
+
+    def look_again(self, now: float, peer: int) -> None:
+        """The descriptor of the socket to that sibling was readable: it may take messages again."""
+        self._outlets[peer].socket.getsockopt(zmq.EVENTS)  # arms the descriptor
+        self.links[peer].writable(now)
+
+    def flush(self, now: float) -> None:
+        """End of a tick: seal the interest of this tick, then what each link owes. Sibling sockets that refuse are looked
+        at again when their descriptor is readable.
+        """
+        self._publisher.seal()
+        for link in self.links.values():
+            link.flush(now)
+
+    def tick(self, now: float) -> None:
+        """Heartbeats, silence, stalls."""
+        self.awake(now)
+        self._publisher.seal()
+        for peer, link in self.links.items():
+            link.tick(now)
+            self._outlets[peer].socket.getsockopt(zmq.EVENTS)
+
+    def awake(self, now: float) -> bool:
+        """Whether clients may be read. Call it at the beginning of every tick, before anything else of the mesh.
+
+        After a pause of more than half of link_silence_seconds_max siblings may have given up waiting for this worker: it
+        greets each, and reads no client before all that still speak have answered and their interest was taken.
+        """
+        pause = now - self._awake_at
+        self._awake_at = now
+        if pause > self.limits.link_silence_seconds_max / 2.0:
+            for link in self.links.values():
+                link.greet(now)
+        return not any(link.confirming for link in self.links.values())
+
+    @property
+    def ready(self) -> bool:
+        """Every sibling has been heard since own start and is not away or gone now."""
+        return all(link.ready for link in self.links.values())
+
+    def down(self, peer: int, incarnation: int) -> None:
+        """The supervisor has reaped that incarnation of a sibling."""
+        self.links[peer].down(incarnation)
+
+    def close(self) -> None:
+        """Close the sockets and the context; what was not acked is the siblings' to miss."""
+        for outlet in self._outlets.values():
+            outlet.socket.close(0)
+        self._inlet.close(0)
+        self._context.term()
+
+    def _rest(self, first: bytes) -> list[Payload]:
+        """The frames after the first, by reference."""
+        frames: list[Any] = [first]
+        if self._inlet.getsockopt(zmq.RCVMORE):
+            frames += self._inlet.recv_multipart(_NOBLOCK, copy=False)
+        return frames
+
+    def _route(self, first: bytes) -> Link:
+        """The link of a message whose prefix was not seen before."""
+        sender = unpack_prefix(first).sender
+        link = self.links.get(sender)
+        if link is None:
+            raise EnvelopeError(f"no sibling has the number {sender}")
+        if len(self._routes) > 16 * len(self.links):  # one per incarnation of a sibling
+            self._routes.clear()
+        self._routes[first[:PREFIX_BYTES]] = link
+        return link
