@@ -38,14 +38,15 @@ class Peering:
         if sequence:
             self._commits.append((peer, sequence, refused or ()))
 
-    def commit(self) -> None:
-        """The tick's log is committed: say so for the batches of this tick."""
+    def commit(self) -> bool:
+        """The tick's log is committed: say so for the batches of this tick. False: there were none."""
         if not self._commits:
-            return
+            return False
         links = self._node.links
         for peer, sequence, refused in self._commits:
             links[peer].commit(sequence, refused)
         self._commits.clear()
+        return True
 
     def acknowledged(self, peer: int, ticket: int) -> None:
         """Acks of publishers that waited for this peer may leave."""

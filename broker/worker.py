@@ -112,6 +112,7 @@ class Worker:
         self._armed = False
         self._sent_at = 0.0
         self._coalesce = settings.limits.mesh_coalesce_microseconds_max * 1e-6
+        self._spec = _SPEC.pack(0, 0, 0, settings.limits.mesh_coalesce_microseconds_max * 1000)
 
     # ------------------------------------------------------------ start and stop
 
@@ -148,7 +149,8 @@ class Worker:
             time.monotonic(),
         )  # fmt: skip
         self.node.links = self.mesh.links
-        self.node.flush_mesh = self._flush_mesh_soon
+        self.node.router.forward_now = self._forward_soon
+        self.node.flush_mesh = self._flush_mesh
         for fd in self.mesh.filenos():
             self.loop.add_reader(fd, self._on_mesh, fd)
 
@@ -208,7 +210,10 @@ class Worker:
     def close(self) -> None:
         """Let go of what the process holds."""
         if self.mesh is not None:
+            for fd in self.mesh.filenos():
+                self.loop.remove_reader(fd)
             self.mesh.close()
+            self.mesh = None
 
     # ------------------------------------------------------------ the tick
 
@@ -219,6 +224,8 @@ class Worker:
         self.reactor.poll()
 
     def _on_timer(self) -> None:
+        if self.stopped.done():
+            return
         now = time.monotonic()
         self.seat.heartbeat[0] += 1
         self.node.counters.set(count.CONNECTIONS, len(self.reactor))
@@ -244,8 +251,8 @@ class Worker:
             self.loop.call_soon(self._drain_again)
         self._mesh_state()
         self.reactor.finish()
-        self.node.peering.commit()
-        self._flush_mesh_soon()
+        if self.node.peering.commit():
+            self._forward_soon()
 
     def _drain_again(self) -> None:
         self._drain_soon = False
@@ -258,25 +265,25 @@ class Worker:
         for peer, link in self.mesh.links.items():
             router.peer_full(peer, link.full)
 
-    def _flush_mesh_soon(self) -> None:
+    def _forward_soon(self) -> None:
+        """End of a tick with something for siblings: at once when it was quiet, else with what comes until the timer."""
         if self._armed:
             return
-        now = time.monotonic()
-        if now - self._sent_at >= self._coalesce:
-            self._flush_mesh(now)
+        if time.monotonic() - self._sent_at >= self._coalesce:
+            self.node.forward()
         else:
             self._armed = True
-            _libc.timerfd_settime(self._timerfd, 0, _SPEC.pack(0, 0, 0, int(self._coalesce * 1e9)), None)
+            _libc.timerfd_settime(self._timerfd, 0, self._spec, None)
 
     def _on_timerfd(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._timerfd, 8)
         self._armed = False
-        self._flush_mesh(time.monotonic())
+        self.node.forward()
 
-    def _flush_mesh(self, now: float) -> None:
+    def _flush_mesh(self) -> None:
         assert self.mesh is not None
-        self._sent_at = now
+        self._sent_at = now = time.monotonic()
         self.mesh.flush(now)
 
     # ------------------------------------------------------------ connections that live elsewhere

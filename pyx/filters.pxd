@@ -20,7 +20,7 @@ cdef struct Filter:
     uint64_t siblings           # bit i: sibling i has plain (not shared) interest
     SubscriberList plain
     Group* groups
-    void* index                 # the log index of this filter, owned by the router; NULL = none. With one it is not dropped
+    void* index                 # the filter's log index, of the router, or NULL. A Filter with one is not dropped
     uint32_t offline_durable    # how many memberships (plain or shared) of offline sessions have QoS >= 1
     uint16_t length
     uint8_t wildcard

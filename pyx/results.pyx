@@ -1,5 +1,6 @@
 # cython: language_level=3
-"""See results.pxd. One block for each entry holds the pointers and the topic; it is used again if it is large enough."""
+"""See results.pxd. One block for each entry holds the pointers and the topic; it is used again if large enough."""
+cimport cython
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy
@@ -11,6 +12,7 @@ cdef enum:
     RESULT_BYTES_MAX = 1 << 20
 
 
+@cython.auto_pickle(False)
 cdef class Results:
     def __dealloc__(self):
         cdef size_t i

@@ -47,4 +47,4 @@ class Retained:
     def page(
         self, filter_: builtins.bytes, after: builtins.bytes | None, limit: int, steps: int
     ) -> tuple[list[tuple[builtins.bytes, Any]], builtins.bytes | None]:
-        """The same in about `steps` steps at most, one topic looked at each: (list, `after` of the next call or None)."""
+        """The same in about `steps` steps at most (a topic each): (list, `after` of the next call or None)."""

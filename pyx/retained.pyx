@@ -28,6 +28,7 @@ travels, it could.
 from collections import OrderedDict
 from os import urandom
 
+cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -142,6 +143,7 @@ cdef size_t next_candidate(
         t_level = t_stop + 1 if t_stop < t_end else NULL
 
 
+@cython.auto_pickle(False)
 cdef class Retained:
     """The retained messages of the topics this worker owns."""
 

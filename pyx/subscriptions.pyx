@@ -8,6 +8,7 @@ own cache.
 """
 from os import urandom
 
+cimport cython
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
@@ -96,6 +97,7 @@ cdef int own_reserve(Memberships* own) except -1:
     return 0
 
 
+@cython.auto_pickle(False)
 cdef class Subscriptions:
     def __cinit__(self):
         cdef bytes seed = urandom(sizeof(HashKey))

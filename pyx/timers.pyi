@@ -19,7 +19,7 @@ class TimerWheel:
     def deadline(self) -> int | None:
         """ms: nothing happens before; None when there is no timer."""
 
-    def __init__(self, now_ms: int = 0) -> None: ...
+    def __new__(cls, now_ms: int = 0) -> TimerWheel: ...
     def call(self, deadline_ms: int, callback: Callable[[], object]) -> TimerCall:
         """Call it when the time has come. The wheel keeps the handle alive until then."""
 

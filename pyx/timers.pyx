@@ -18,6 +18,7 @@ for one of five minutes. At most PLACED_MAX (1024) timers are placed in one turn
 Timers end in the order of their deadlines, those of one millisecond in no order. While a timer is handled that ends
 on time, `now` is its deadline, however far the time has got.
 """
+cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
 cdef extern from *:
@@ -66,6 +67,7 @@ cdef inline void take_all(TimerList* target, TimerList* source) noexcept nogil:
     clear(source)
 
 
+@cython.auto_pickle(False)
 cdef class TimerWheel:
     """Timers by deadline. `now_ms` is the time it starts at."""
 
@@ -188,6 +190,7 @@ cdef class TimerWheel:
         return None if deadline == NEVER else deadline
 
 
+@cython.auto_pickle(False)
 cdef class TimerCall:
     """A call to come: made by TimerWheel.call."""
 

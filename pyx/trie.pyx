@@ -22,6 +22,7 @@ the same reason.
 """
 from os import urandom
 
+cimport cython
 from libc.stdint cimport uint8_t, uint16_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
@@ -76,6 +77,7 @@ cdef void free_pluses(const Node* node) noexcept:
         plus = following
 
 
+@cython.auto_pickle(False)
 cdef class Trie:
     def __cinit__(self):
         cdef bytes seed = urandom(sizeof(HashKey))

@@ -56,10 +56,10 @@ def free_port() -> int:
 class BrokerProcess:
     """A running broker: ``address`` to connect to, ``pid`` of its supervisor, what it wrote to its standard streams."""
 
-    def __init__(self, workers: int = 1, arguments: Sequence[str] = (), environment: Mapping[str, str] = {}) -> None:
+    def __init__(self, workers: int = 1, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> None:
         self.workers = workers
         self.arguments = list(arguments)
-        self.environment = dict(environment)
+        self.environment = dict(environment or {})
         self.address = ("127.0.0.1", 0)
         self._directory = tempfile.TemporaryDirectory(prefix="mqttd-test-")
         self._streams = {name: Path(self._directory.name, name) for name in ("stdout", "stderr")}

@@ -19,7 +19,9 @@ import os
 import socket
 import struct
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 #: How long a packet may take. Generous, because a loaded machine is no failure; no test waits for it in vain.
@@ -81,6 +83,7 @@ PROPERTY_IDS = {name: (number, kind) for number, (name, kind) in PROPERTIES.item
 REPEATED = {"user_property", "subscription_identifier"}
 
 Properties = Mapping[str, Any]
+NOTHING: Properties = MappingProxyType({})
 
 
 class Closed(Exception):
@@ -94,7 +97,7 @@ class Will(NamedTuple):
     payload: bytes
     qos: int = 0
     retain: bool = False
-    properties: Properties = {}
+    properties: Properties = NOTHING
 
 
 @dataclass(frozen=True)
@@ -178,7 +181,7 @@ def connect(
     will: Will | None = None,
     username: str | None = None,
     password: bytes | None = None,
-    properties: Properties = {},
+    properties: Properties = NOTHING,
     extra_flags: int = 0,
     protocol: bytes | None = None,
     level: int | None = None,
@@ -215,7 +218,7 @@ def publish(
     packet_id: int = 0,
     retain: bool = False,
     dup: bool = False,
-    properties: Properties = {},
+    properties: Properties = NOTHING,
 ) -> bytes:
     """A PUBLISH; the Packet Identifier is left out at QoS 0."""
     identifier = struct.pack(">H", packet_id) if qos else b""
@@ -223,7 +226,7 @@ def publish(
     return packet("PUBLISH", flags, binary(topic), identifier, in_v5(version, properties), payload)
 
 
-def ack(version: int, kind: str, packet_id: int, reason: int = 0, properties: Properties = {}) -> bytes:
+def ack(version: int, kind: str, packet_id: int, reason: int = 0, properties: Properties = NOTHING) -> bytes:
     """A PUBACK, PUBREC, PUBREL or PUBCOMP, in its short form where that is allowed."""
     tail = b""
     if properties or reason:
@@ -232,19 +235,19 @@ def ack(version: int, kind: str, packet_id: int, reason: int = 0, properties: Pr
     return packet(kind, 0x02 if kind == "PUBREL" else 0, struct.pack(">H", packet_id), tail)
 
 
-def subscribe(version: int, packet_id: int, *filters: tuple[str, int], properties: Properties = {}) -> bytes:
+def subscribe(version: int, packet_id: int, *filters: tuple[str, int], properties: Properties = NOTHING) -> bytes:
     """A SUBSCRIBE of (Topic Filter, options byte): the QoS, and in v5 the other options over it."""
     entries = [binary(topic_filter) + bytes([options]) for topic_filter, options in filters]
     return packet("SUBSCRIBE", 0x02, struct.pack(">H", packet_id), in_v5(version, properties), *entries)
 
 
-def unsubscribe(version: int, packet_id: int, *filters: str, properties: Properties = {}) -> bytes:
+def unsubscribe(version: int, packet_id: int, *filters: str, properties: Properties = NOTHING) -> bytes:
     """An UNSUBSCRIBE."""
     entries = [binary(topic_filter) for topic_filter in filters]
     return packet("UNSUBSCRIBE", 0x02, struct.pack(">H", packet_id), in_v5(version, properties), *entries)
 
 
-def disconnect(version: int, reason: int = 0, properties: Properties = {}) -> bytes:
+def disconnect(version: int, reason: int = 0, properties: Properties = NOTHING) -> bytes:
     """A DISCONNECT, in its short form where that is allowed."""
     if not (reason or properties):
         return packet("DISCONNECT", 0)
@@ -376,10 +379,8 @@ class Client:
     def send(self, *packets: bytes) -> None:
         """Send bytes as they are; a connection that the broker has closed already is no error here."""
         self.socket.settimeout(DEADLINE_SECONDS)
-        try:
+        with suppress(ConnectionResetError, BrokenPipeError):
             self.socket.sendall(b"".join(packets))
-        except (ConnectionResetError, BrokenPipeError):
-            pass
 
     def _fill(self, count: int, seconds: float) -> None:
         self.socket.settimeout(seconds)
@@ -481,7 +482,7 @@ class Client:
         self.connack = self.expect("CONNACK", reason=0)
         return self.connack
 
-    def subscribe(self, *filters: str | tuple[str, int], qos: int = 0, properties: Properties = {}) -> tuple[int, ...]:
+    def subscribe(self, *filters: str | tuple[str, int], qos: int = 0, properties: Properties = NOTHING) -> tuple[int, ...]:
         """SUBSCRIBE and SUBACK; returns its codes. A filter without options of its own gets ``qos``."""
         packet_id = self.next_packet_id()
         wanted = [(each, qos) if isinstance(each, str) else each for each in filters]
@@ -525,15 +526,13 @@ class Client:
         """Send a PUBACK, PUBREC, PUBREL or PUBCOMP."""
         self.send(ack(self.version, kind, packet_id, reason))
 
-    def disconnect(self, reason: int = 0, properties: Properties = {}) -> None:
+    def disconnect(self, reason: int = 0, properties: Properties = NOTHING) -> None:
         """DISCONNECT, then wait until the broker has closed too: what it does afterwards has begun."""
         self.send(disconnect(self.version, reason, properties))
         self.socket.shutdown(socket.SHUT_WR)
-        try:
+        with suppress(Closed):
             while self._read_from_socket(DEADLINE_SECONDS):
                 pass
-        except Closed:
-            pass
         self.socket.close()
 
 

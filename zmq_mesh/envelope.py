@@ -38,9 +38,9 @@ Buffer = bytes | bytearray | memoryview
 
 MAGIC: Final = 0xB5
 VERSION: Final = 1
-# Up to here a part is copied behind the head instead of having a frame of its own. Measured, CPU of both processes with all
-# threads, inline / own frame copied / own frame by reference: 8 KB 24 / 27 / 37 us, 16 KB 29 / 31 / 48, 32 KB 52 / 52 / 59,
-# 64 KB 70 / 97 / 76, 256 KB 297 / 241 / 167.
+# Up to here a part is copied behind the head instead of having a frame of its own. Measured, CPU of both processes with
+# all threads, inline / own frame copied / own frame by reference: 8 KB 24 / 27 / 37 us, 16 KB 29 / 31 / 48, 32 KB 52 /
+# 52 / 59, 64 KB 70 / 97 / 76, 256 KB 297 / 241 / 167.
 INLINE_BYTES_MAX: Final = 32 * 1024
 
 
@@ -127,9 +127,9 @@ class Head(NamedTuple):
 class Greeting(NamedTuple):
     """What HELLO and WELCOME say in addition.
 
-    stream: identity of the numbering of what the sender sends. your_stream: the receiver's stream that `received` of the
-    head refers to, 0 = none known. interest: number of the sender's interest table now. greeting: number of a HELLO; a
-    WELCOME repeats the one it answers.
+    stream: identity of the numbering of what the sender sends. your_stream: the receiver's stream that `received` of
+    the head refers to, 0 = none known. interest: number of the sender's interest table now. greeting: number of a
+    HELLO; a WELCOME repeats the one it answers.
     """
 
     stream: int
@@ -143,7 +143,8 @@ def pack_prefix(
 ) -> bytes:
     """The first PREFIX_BYTES bytes of every message between two incarnations.
 
-    your_stream: the receiver's stream that the acks refer to: a receiver that numbers anew refuses acks of the old numbers.
+    your_stream: the receiver's stream that the acks refer to: a receiver that numbers anew refuses acks of the old
+    numbers.
     """
     return PREFIX.pack(MAGIC, VERSION, your_stream & 0xFFFF, sender, receiver, sender_incarnation, receiver_incarnation)
 

@@ -31,8 +31,8 @@ SNAPSHOT_PART_BYTES_MAX: Final = 1024 * 1024
 class Change(NamedTuple):
     """The new state of one (filter, group).
 
-    filter: without $share and group. group: None = a plain filter. members: subscribers of the group on this worker (of a
-    plain filter too), 0 = nobody wants it any more. durable: some of them are sessions that outlive their connection.
+    filter: without $share and group. group: None = a plain filter. members: subscribers of the group on this worker (of
+    a plain filter too), 0 = nobody wants it any more. durable: some of them are sessions that outlive their connection.
     """
 
     filter: bytes
@@ -71,7 +71,7 @@ def decode_snapshot(parts: Iterable[Buffer]) -> Iterator[Change]:
 
 
 class Told(NamedTuple):
-    """One step for a peer: it is at `number` after these parts. A delta has one, a snapshot at least one (maybe empty)."""
+    """One step for a peer: it is at `number` after these parts (a delta has one; those of a snapshot may be empty)."""
 
     number: int
     snapshot: bool

@@ -1,30 +1,33 @@
 """One link to one peer, without sockets: numbers, acks, resend, hand-off, back-pressure, greeting.
 
-Accepted is not delivered: a transport takes a message and may still lose it with its connection. So what must not be lost
-has a number in the *stream* towards the peer and is kept until the peer's ack has come.
+Accepted is not delivered: a transport takes a message and may still lose it with its connection. So what must not be
+lost has a number in the *stream* towards the peer and is kept until the peer's ack has come.
 
     kept:   | logged (peer was away, publishers acked) | sent, not acked | not sent |      one deque, one order
             ^ acknowledged + 1                                           ^ unsent from the right end
 
-- Stream: batches with a sequenced part (QoS >= 1, retained) and interest share one numbering; the receiver hands them over
-  in order, without gap or duplicate. QoS 0 (the volatile part) has no number and is never sent twice.
-- Every message has a rising `frame` number, and says which frame of the peer was seen last and up to which number the stream
-  was received. So a sender knows what is lost, not merely late: number `received + 1` was last sent in a frame that the peer
-  has already passed (GAP is set). Nothing is sent again on suspicion, no timer is needed: heartbeats have frame numbers too.
-- `committed` is the cumulative ack. Refused entries are repeated until the peer's `acknowledged` has passed their batch, and
-  are read before the ack of the same message: an entry is never acked by a lost refusal.
-- HELLO introduces an incarnation, WELCOME answers it; both say what was received of which stream. A message of or for another
-  incarnation is refused and counted. Interest starts with a snapshot for each new incarnation.
+- Stream: batches with a sequenced part (QoS >= 1, retained) and interest share one numbering; the receiver hands them
+  over in order, without gap or duplicate. QoS 0 (the volatile part) has no number and is never sent twice.
+- Every message has a rising `frame` number, and says which frame of the peer was seen last and up to which number the
+  stream was received. So a sender knows what is lost, not merely late: number `received + 1` was last sent in a frame
+  that the peer has already passed (GAP is set). Nothing is sent again on suspicion, no timer is needed: heartbeats have
+  frame numbers too.
+- `committed` is the cumulative ack. Refused entries are repeated until the peer's `acknowledged` has passed their
+  batch, and are read before the ack of the same message: an entry is never acked by a lost refusal.
+- HELLO introduces an incarnation, WELCOME answers it; both say what was received of which stream. A message of or for
+  another incarnation is refused and counted. Interest starts with a snapshot for each new incarnation.
 - ready: the peer answered a greeting of ours made now, and all its interest as of then was taken.
-- away: silent for too long (stopped), or too long too full. Its interest stays in force; what was kept and what comes is
-  logged here (bounded, publishers are acked at the next flush) and goes out in order when it is back: until then everything
-  queues behind it. After its return new batches queue behind the log too, but wait for the peer's own ack again.
+- away: silent for too long (stopped), or too long too full. Its interest stays in force; what was kept and what comes
+  is logged here (bounded, publishers are acked at the next flush) and goes out in order when it is back: until then
+  everything queues behind it. After its return new batches queue behind the log too, but wait for the peer's own ack
+  again.
 - gone: reaped, or replaced by a new incarnation. Without a surviving hand-off log what was kept is `lost`.
-- The outbox counts sequenced bytes until they are acked, and volatile bytes until the peer has seen their frame (it says so
-  with whatever it sends, at the latest when an eighth of the limit is unsaid). Interest, acks and greetings do not count.
+- The outbox counts sequenced bytes until they are acked, and volatile bytes until the peer has seen their frame (it
+  says so with whatever it sends, at the latest when an eighth of the limit is unsaid). Interest, acks and greetings do
+  not count.
 
-Nothing here looks at a clock or a socket: `now` (seconds, monotonic) and `send` are given. Events are called synchronously
-from receive, tick, flush, down and greet, never from submit or commit.
+Nothing here looks at a clock or a socket: `now` (seconds, monotonic) and `send` are given. Events are called
+synchronously from receive, tick, flush, down and greet, never from submit or commit.
 """
 
 from collections.abc import Sequence
@@ -56,18 +59,18 @@ __all__ = ["WHOLE_BATCH", "Events", "HandoffLog", "Link", "LinkLimits", "Payload
 class Link(Outgoing):
     """The state of one directed pair of workers, both directions.
 
-    own, peer: worker indexes (u32). incarnation: of this worker, greater than that of every earlier one. send: takes the
-    frames of one message and says whether the transport accepted it (False = try again later). reconnect: asks the transport
-    for a new connection now instead of after its back-off (the peer has just been restarted).
-    handoff: a log that outlives the worker; None = memory. received: (stream, sequence) the store of this worker has
-    committed of the peer's stream, (0, 0) = nothing (see `position`).
+    own, peer: worker indexes (u32). incarnation: of this worker, greater than that of every earlier one. send: takes
+    the frames of one message and says whether the transport accepted it (False = try again later). reconnect: asks the
+    transport for a new connection now instead of after its back-off (the peer has just been restarted). handoff: a log
+    that outlives the worker; None = memory. received: (stream, sequence) the store of this worker has committed of the
+    peer's stream, (0, 0) = nothing (see `position`).
     """
 
     def commit(self, sequence: int, refused: Sequence[tuple[int, int]] = ()) -> None:
         """The last record of the batch with this number (from events.batch), and of all before it, is committed.
 
-        refused: (position, reason) of entries of this very batch that were not accepted. A number of a peer that is gone is
-        ignored. The ack leaves with the next message, at the latest with `flush`.
+        refused: (position, reason) of entries of this very batch that were not accepted. A number of a peer that is
+        gone is ignored. The ack leaves with the next message, at the latest with `flush`.
         """
         if sequence <= self._floor:
             return
@@ -80,7 +83,7 @@ class Link(Outgoing):
             self._owe = True
 
     def position(self, sequence: int) -> tuple[int, int]:
-        """(stream, number) of events.batch's `sequence`: what a store writes with the records, and `received` at restart."""
+        """(stream, number) of events.batch's `sequence`: a store writes it with the records; `received` at restart."""
         return self._stream_in, sequence - self._offset
 
     def flush(self, now: float) -> bool:
@@ -128,7 +131,7 @@ class Link(Outgoing):
         return self.flush(now)
 
     def greet(self, now: float) -> None:
-        """This worker was stopped for a while: not ready until the peer has answered now and its interest is taken.
+        """After a pause of our own: not ready until the peer has answered now and its interest is taken.
 
         What the peer said meanwhile may still lie in the socket, so silence starts anew.
         """
@@ -201,6 +204,8 @@ class Link(Outgoing):
             if refusals:
                 self._take_refusals(first, refusals)
             self._advance(committed)
+            if self._stalled:
+                self._check_stall_over()
         if taken > self._taken:
             self._taken = taken
             self._events.interest_taken(self.peer, taken)

@@ -1,4 +1,5 @@
-"""The sending half of a link: the stream's numbers, what is kept until it is acked, messages made and given to the transport.
+"""The sending half of a link: the stream's numbers, what is kept until it is acked, messages made and given to the
+transport.
 
 The theory is told in zmq_mesh.links, which adds the receiving half, the greeting, and who is away or gone.
 """
@@ -198,10 +199,11 @@ class Outgoing:
         entries_volatile: int = -1,
         entries_sequenced: int = -1,
     ) -> None:
-        """Send a batch (at most one per tick). The buffers, lists and payloads are the link's from now on: not changed after.
+        """Send a batch (at most one per tick). The buffers, lists and payloads are the link's from now on: not changed
+        after.
 
-        ticket: rising; only a batch with a sequenced part is ever acknowledged. entries_*: how many entries the parts have,
-        -1 = counted by the link should it have to drop them.
+        ticket: rising; only a batch with a sequenced part is ever acknowledged. entries_*: how many entries the parts
+        have, -1 = counted by the link should it have to drop them.
         """
         volatile_bytes = nbytes = 0
         if volatile is not None:
@@ -345,7 +347,8 @@ class Outgoing:
             frames += payloads
         return self._transmit(
             BATCH, flags, kept, inline, frames,
-            len(volatile) if volatile is not None else 0, len(part), len(payloads_volatile), len(payloads), volatile_bytes,
+            len(volatile) if volatile is not None else 0, len(part), len(payloads_volatile), len(payloads),
+            volatile_bytes,
         )  # fmt: skip
 
     def _transmit_volatile(self, volatile: Buffer, payloads: list[Payload], volatile_bytes: int) -> bool:
@@ -381,7 +384,7 @@ class Outgoing:
         payloads_sequenced: int,
         volatile_bytes: int,
     ) -> bool:
-        """One message with the state of both directions. -> False: the transport did not take it, nothing has changed."""
+        """One message with the state of both directions. -> False: the transport did not take it, nothing changed."""
         if frames:
             flags |= MORE
         if self._highest > self._received:
@@ -444,7 +447,7 @@ class Outgoing:
         return self._kept[index] if index < len(self._kept) else None
 
     def _index(self, sequence: int) -> int:
-        """Where in kept the first number >= sequence is. Numbers have no holes but for VOIDs, so a guess nearly always hits."""
+        """Where in kept the first number >= sequence is. There are no holes but VOIDs, so a guess mostly hits."""
         kept = self._kept
         if not kept:
             return 0
@@ -481,8 +484,6 @@ class Outgoing:
             self.full = False
         if ticket >= 0:
             self._events.acknowledged(self.peer, ticket)
-        if self._stalled:
-            self._check_stall_over()
 
     def _resend(self, received: int, frames_seen: int) -> None:
         """The peer misses `received + 1`: go back to it if its last transmission is behind the peer already."""

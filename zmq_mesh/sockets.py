@@ -1,9 +1,9 @@
 """ZeroMQ under the links of one worker: one bound PULL for everything that comes, one PUSH to each sibling.
 
 PUSH and PULL, not DEALER: a message names its sender itself (no identity frame), the two directions have descriptors of
-their own (looking at one never swallows the edge of the other), and PULL takes one message of each sibling in turn, which is
-the fairness of the tick. PUSH with IMMEDIATE raises Again while the sibling is down or its high-water mark is reached; the
-link keeps what was not taken. What a broken connection swallows is the links' business (frame numbers).
+their own (looking at one never swallows the edge of the other), and PULL takes one message of each sibling in turn,
+which is the fairness of the tick. PUSH with IMMEDIATE raises Again while the sibling is down or its high-water mark is
+reached; the link keeps what was not taken. What a broken connection swallows is the links' business (frame numbers).
 
 ZeroMQ's descriptors are edge-triggered: readable means "look", and looking until Again (or at EVENTS) is what arms them
 again. So `receive` ends with Again or EVENTS, or says True: then it must be called again without waiting for an edge.
@@ -23,8 +23,9 @@ from zmq_mesh.links import Link
 
 # Messages (batches) in each of the two pipes; bytes are bounded by the links' outboxes.
 HIGH_WATER: Final = 64
-# From here ZeroMQ is given a reference instead of a copy. The call alone is cheaper from 8 KB on (2-4 us), but letting go of
-# a reference wakes pyzmq's collector thread: in CPU of both processes a copy wins up to about 64 KB (see INLINE_BYTES_MAX).
+# From here ZeroMQ is given a reference instead of a copy. The call alone is cheaper from 8 KB on (2-4 us), but letting
+# go of a reference wakes pyzmq's collector thread: in CPU of both processes a copy wins up to about 64 KB (see
+# INLINE_BYTES_MAX).
 REFERENCE_BYTES_MIN: Final = 64 * 1024
 # linux/un.h: sun_path with its terminating zero.
 SOCKET_PATH_BYTES_MAX: Final = 107
@@ -66,14 +67,15 @@ class _Outlet:
             if not last:
                 socket.send(frames[0], _NOBLOCK)
                 return True
+            # The first frame chooses the pipe. When that breaks in the middle, ZeroMQ either drops the rest with it (the
+            # frame numbers will tell) or rolls back and says Again.
             socket.send(frames[0], _MORE_NOBLOCK)
+            for i in range(1, last):
+                socket.send(frames[i], _MORE_NOBLOCK, False)
+            socket.send(frames[last], _NOBLOCK, False)
         except zmq.Again:
             self.refused += 1
             return False
-        # The first frame has chosen the pipe: the others are taken, or dropped with it when it breaks.
-        for i in range(1, last):
-            socket.send(frames[i], _MORE_NOBLOCK, False)
-        socket.send(frames[last], _NOBLOCK, False)
         return True
 
     def reconnect(self) -> None:
@@ -85,10 +87,10 @@ class _Outlet:
 class Mesh:
     """All links of one worker inside its host. Made after the fork; one thread.
 
-    peers: indexes of all configured siblings. runtime_dir: holds the sockets `mesh.<i>`. incarnation: greater than every
-    earlier one of this worker. The node
+    peers: indexes of all configured siblings. runtime_dir: holds the sockets `mesh.<i>`. incarnation: greater than
+    every earlier one of this worker. The node
 
-    - adds `filenos()` to its loop (readable -> `readable(fd, now)`; or `receive` for `fileno` and `look_again` for the rest),
+    - adds `filenos()` to its loop (readable -> `readable(fd, now)`),
     - begins every tick with `awake(now)` and reads clients only while it says True,
     - ends every tick with `flush(now)`, and calls `tick(now)` at least every link_silence_seconds_max / 10.
     """
@@ -190,8 +192,8 @@ class Mesh:
         self.links[peer].writable(now)
 
     def flush(self, now: float) -> None:
-        """End of a tick: seal the interest of this tick, then what each link owes. Sibling sockets that refuse are looked
-        at again when their descriptor is readable.
+        """End of a tick: seal the interest of this tick, then what each link owes. Sibling sockets that refuse are
+        looked at again when their descriptor is readable.
         """
         self._publisher.seal()
         for link in self.links.values():
@@ -201,15 +203,14 @@ class Mesh:
         """Heartbeats, silence, stalls."""
         self.awake(now)
         self._publisher.seal()
-        for peer, link in self.links.items():
+        for link in self.links.values():
             link.tick(now)
-            self._outlets[peer].socket.getsockopt(zmq.EVENTS)
 
     def awake(self, now: float) -> bool:
         """Whether clients may be read. Call it at the beginning of every tick, before anything else of the mesh.
 
-        After a pause of more than half of link_silence_seconds_max siblings may have given up waiting for this worker: it
-        greets each, and reads no client before all that still speak have answered and their interest was taken.
+        After a pause of more than half of link_silence_seconds_max siblings may have given up waiting for this worker:
+        it greets each, and reads no client before all that still speak have answered and their interest was taken.
         """
         pause = now - self._awake_at
         self._awake_at = now
@@ -227,10 +228,10 @@ class Mesh:
         """The supervisor has reaped that incarnation of a sibling."""
         self.links[peer].down(incarnation)
 
-    def close(self) -> None:
-        """Close the sockets and the context; what was not acked is the siblings' to miss."""
+    def close(self, linger_seconds: float = 0.0) -> None:
+        """Close the sockets and the context; blocks for at most linger_seconds per sibling that does not read."""
         for outlet in self._outlets.values():
-            outlet.socket.close(0)
+            outlet.socket.close(int(linger_seconds * 1000))
         self._inlet.close(0)
         self._context.term()
 

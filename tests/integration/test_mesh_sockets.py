@@ -18,6 +18,8 @@ from zmq_mesh.interest import Change, Publisher
 from zmq_mesh.links import LinkLimits
 from zmq_mesh.sockets import SOCKET_PATH_BYTES_MAX, Mesh, endpoint
 
+# ruff: noqa: ARG002  (what an event says and this node does not need)
+
 LIMITS = LinkLimits(peer_outbox_bytes_max=1024 * 1024, link_silence_seconds_max=0.6, peer_stall_seconds_max=1.0)
 FORK = multiprocessing.get_context("fork")
 
@@ -88,7 +90,10 @@ class Node:
             if number == end or link.full:
                 continue
             upto = min(end, number + 16)
-            made = [Entry(b"t", n.to_bytes(8, "big") * (size // 8), n, 1, own_frame=size > 4096) for n in range(number, upto)]
+            made = [
+                Entry(b"t", n.to_bytes(8, "big") * (size // 8), n, 1, own_frame=size > 4096)
+                for n in range(number, upto)
+            ]
             part, frames = encode_entries(made)
             volatile, volatile_frames = encode_entries([Entry(b"v", b"", number, own_frame=False)])
             self.tickets[peer] += 1
@@ -304,7 +309,7 @@ def test_sigkill_without_the_supervisors_word(meshes: Meshes) -> None:
 
 
 def test_sigstop_and_back(meshes: Meshes) -> None:
-    """Stopped for longer than the silence allowed: away, logged and acked; after SIGCONT all is delivered once, in order."""
+    """Stopped for longer than the silence allowed: away, logged, acked; after SIGCONT all arrives once, in order."""
     processes = meshes.start(3)
     count = 4_000
     processes[2].signal(signal.SIGSTOP)

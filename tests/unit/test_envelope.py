@@ -60,10 +60,10 @@ def test_golden_entries() -> None:
 
 def test_golden_prefix_and_head() -> None:
     prefix = envelope.pack_prefix(1, 2, 0x0A0B, 0x0C0D, 0x12345)
-    assert prefix.hex() == "b5014523" "01000000" "02000000" "0b0a000000000000" "0d0c000000000000"
+    assert prefix.hex() == "b501452301000000020000000b0a0000000000000d0c000000000000"
     head = Head(Kind.BATCH, envelope.SEQUENCED, 0, 3, 4, 1, 0, 10, 11, 12, 13, 14, 15, 16)
     packed = envelope.HEAD.pack(*head)
-    assert packed.hex() == "04010000" "03000000" "04000000" "01000000" "00000000" + "".join(
+    assert packed.hex() == "0401000003000000040000000100000000000000" + "".join(
         f"{number:02x}00000000000000" for number in range(10, 17)
     )
     frame = prefix + packed

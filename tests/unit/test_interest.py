@@ -114,7 +114,9 @@ def test_source_is_asked_for_snapshots() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.integers(0, 5), st.sampled_from([None, b"", b"g"]), st.integers(0, 3), st.booleans(), st.integers(0, 3)),
+        st.tuples(
+            st.integers(0, 5), st.sampled_from([None, b"", b"g"]), st.integers(0, 3), st.booleans(), st.integers(0, 3)
+        ),
         max_size=60,
     )
 )

@@ -1,7 +1,9 @@
-"""Links over simulated transports: seeded delay, loss, reordering, refusal, stopped and killed workers. No sockets, no clock.
+"""Links over simulated transports: seeded delay, loss, reordering, refusal, stopped and killed workers. No sockets, no
+clock.
 
-A world has a few workers. Each sends numbered entries to the others; the checkers hold what was received against what was
-submitted: no gap, no duplicate, order; acks only for what was committed (or logged); counters add up when all is quiet.
+A world has a few workers. Each sends numbered entries to the others; the checkers hold what was received against what
+was submitted: no gap, no duplicate, order; acks only for what was committed (or logged); counters add up when all is
+quiet.
 """
 
 import random
@@ -85,7 +87,7 @@ class Worker:
         self.log: list[tuple[Any, ...]] = []
         self.wants: dict[int, dict[tuple[bytes, bytes | None], Change]] = defaultdict(dict)
         self.taken: dict[int, int] = defaultdict(int)
-        self.refuse: Callable[[int], list[tuple[int, int]]] = lambda sequence: []
+        self.refuse: Callable[[int], list[tuple[int, int]]] = lambda _: []
         self.links = {
             peer: Link(
                 index,
@@ -251,6 +253,15 @@ class World:
                 assert worker.acked[peer] == self.tickets[worker.index, peer] - 1
 
 
+def is_full(link: Link) -> bool:
+    """Not narrowed by a type checker that believes in constancy."""
+    return link.full
+
+
+def is_away(link: Link) -> bool:
+    return link.away
+
+
 def both(world: World) -> list[tuple[int, int]]:
     return [(a, b) for a in range(world.count) for b in range(world.count) if a != b]
 
@@ -298,7 +309,7 @@ def test_ready_once_interest_is_complete_and_subscribe_waits_for_taken() -> None
     assert world.workers[0].taken == {1: number, 2: number}
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(500))
 def test_lossy_duplicating_reordering_network(seed: int) -> None:
     """Nothing sequenced is lost, doubled or out of order; nothing volatile is doubled."""
     world = World(3, seed)
@@ -311,11 +322,13 @@ def test_lossy_duplicating_reordering_network(seed: int) -> None:
     def each() -> None:
         for source, target in both(world):
             if net.random.random() < 0.3:
-                world.submit(source, target, net.random.randrange(4), net.random.randrange(3), net.random.choice((20, 5000)))
+                size = net.random.choice((20, 5000))
+                world.submit(source, target, net.random.randrange(4), net.random.randrange(3), size)
         if net.random.random() < 0.02:
             net.channels[net.random.choice(both(world))].clear()
         if net.random.random() < 0.1:
-            world.workers[net.random.randrange(3)].publisher.change(b"%d" % net.random.randrange(50), None, net.random.randrange(3))
+            publisher = world.workers[net.random.randrange(3)].publisher
+            publisher.change(b"%d" % net.random.randrange(50), None, net.random.randrange(3))
 
     world.run(2.0, each)
     net.loss = net.duplication = net.reordering = 0.0
@@ -364,7 +377,7 @@ def test_nothing_is_resent_while_it_may_be_under_way() -> None:
 
 
 def test_stopped_worker_gets_everything_when_it_is_back() -> None:
-    """SIGSTOP for 5 s: away after 1.5 s, publishers acked from the log, delivered in order after SIGCONT, nothing twice."""
+    """SIGSTOP for 5 s: away after 1.5 s, publishers acked from the log, all delivered once, in order, after SIGCONT."""
     world = World(3)
     world.run(0.5)
     world.workers[2].stopped = True
@@ -424,7 +437,7 @@ def test_handoff_log_refuses_the_newest_above_its_limit() -> None:
 
 
 def test_killed_worker_memory_store() -> None:
-    """What waited for it is lost and counted, its publishers are done; the successor starts clean; late frames are refused."""
+    """What waited for it is lost and counted, its publishers are done; its successor starts clean."""
     world = World(3)
     world.run(0.5)
     world.workers[1].publisher.change(b"old", None, 1, True)
@@ -539,12 +552,12 @@ def test_back_pressure_has_hysteresis_and_counts_volatile_bytes() -> None:
     world.run(0.5)
     link = world.workers[0].links[1]
     world.workers[1].stopped = True
-    while not link.full:
+    while not is_full(link):
         world.submit(0, 1, entries=0, volatile=1, size=3000)
     assert link.outbox_bytes >= LIMITS.peer_outbox_bytes_max
     world.workers[1].stopped = False
     world.run(0.1)
-    assert not link.full
+    assert not is_full(link)
     assert link.outbox_bytes <= LIMITS.peer_outbox_bytes_max // 2
     assert world.workers[1].volatile[0] == world.submitted_volatile[0, 1]
 
@@ -569,14 +582,14 @@ def test_stall_counts_as_away_and_ends_when_the_log_is_empty() -> None:
     world.run(0.5)
     world.workers[1].commit_delay = 1e9  # its disk hangs
     link = world.workers[0].links[1]
-    while not link.full:
+    while not is_full(link):
         world.submit(0, 1, entries=1, size=3000)
     world.run(1.0)
-    assert link.full
-    assert not link.away
+    assert is_full(link)
+    assert not is_away(link)
     world.run(1.5)
-    assert link.away
-    assert not link.full
+    assert is_away(link)
+    assert not is_full(link)
     assert world.workers[0].acked[1] == world.tickets[0, 1] - 1
     world.submit(0, 1)
     world.run(0.1)
@@ -610,9 +623,9 @@ def test_two_workers_that_flood_each_other_do_not_lock() -> None:
     world.check_quiet()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(500))
 def test_surviving_logs_no_loss_after_ack(seed: int) -> None:
-    """Both workers are killed and stopped at random; logs and stores outlive them: every acked entry is committed once."""
+    """Both workers are killed and stopped at random; logs and stores outlive them: each acked entry is stored once."""
     world = World(2, seed)
     rand = world.network.random
     handoffs = {(a, b): HandoffLog(a * 10 + b + 1) for a, b in both(world)}
@@ -624,7 +637,10 @@ def test_surviving_logs_no_loss_after_ack(seed: int) -> None:
     def start(index: int, incarnation: int) -> Worker:
         peer = 1 - index
         worker = world.start(
-            index, incarnation, handoffs={peer: handoffs[index, peer]}, received={peer: marks.get((index, peer), (0, 0))}
+            index,
+            incarnation,
+            handoffs={peer: handoffs[index, peer]},
+            received={peer: marks.get((index, peer), (0, 0))},
         )
         _persist(worker, peer, stores[index, peer], marks, acked, in_ticket)
         return worker
@@ -674,7 +690,7 @@ def _persist(
     acked: dict[tuple[int, int], set[int]],
     in_ticket: dict[tuple[int, int, int], list[int]],
 ) -> None:
-    """A store that outlives the worker: entries and the link's position are written together, in the batch event's tick."""
+    """A store that outlives the worker: entries and the link's position are written together."""
     seen = 0
 
     def refuse(sequence: int) -> list[tuple[int, int]]:
@@ -706,9 +722,9 @@ def _persist(
     worker.refuse = refuse
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(500))
 def test_volatile_stores_kills_and_stops(seed: int) -> None:
-    """Memory store: of a pair that both live on, everything acked is received once, in order; limits hold throughout."""
+    """Memory store: of a pair that lives on, everything acked is received once, in order; limits hold throughout."""
     world = World(3, seed)
     rand = world.network.random
     world.run(0.5)
@@ -762,7 +778,12 @@ def test_wrong_bytes_are_an_envelope_error_and_change_nothing() -> None:
     captured: list[list[Any]] = []
     link = world.workers[0].links[1]
     send = link._send
-    link._send = lambda frames: captured.append([bytes(f) for f in frames]) is None
+
+    def capture(frames: list[Any]) -> bool:
+        captured.append([bytes(frame) for frame in frames])
+        return True
+
+    link._send = capture
     world.submit(0, 1, entries=2, volatile=1, size=5000)
     link._send = send
     target = world.workers[1].links[0]

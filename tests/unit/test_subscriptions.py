@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import resource
 import time
@@ -313,25 +314,30 @@ def test_filters_of_impossible_length_are_refused(text: bytes) -> None:
 
 
 def test_65535_levels_cost_neither_stack_nor_exponential_time() -> None:
-    """Filters and topics of 65,535 bytes, every second one a slash, in the worst shapes known."""
+    """Filters and topics of 65,535 bytes, every second one a slash or all of them, in the worst shapes known."""
     real = SubscriptionsAdapter()
     session = real.session("s")
     slashes = b"/" * 65535
     pluses = b"+/" * 32767 + b"+"
     deep = b"a/" * 32767 + b"a"
-    hostile = [slashes, pluses, deep, b"+/" * 32766 + b"x", b"a/" * 32766 + b"x", b"a/+/" * 16383 + b"#", b"+/#", b"#"]
-    hostile += [b"+/" * n + b"#" for n in range(1, 2000)]
+    hostile = [slashes, pluses, deep, b"+/" * 32766 + b"x", b"a/" * 32766 + b"x", b"a/+/" * 16383 + b"#", b"#"]
+    hostile += [b"+/" * n + b"#" for n in range(1, 300)]
     hostile += [b"/" * 65533 + b"+", b"/" * 65533 + b"#"]
+    elapsed = 0.0
     started = time.process_time()
     for text in hostile:
         real.add(session, text)
+    elapsed += time.process_time() - started
     for topic in (slashes, deep, b"a", b"/" * 65534 + b"a", b"a/" * 30000 + b"b"):
-        expected = sorted(t for t in set(hostile) if t.count(b"/") < 10 or matches(t, topic))
-        assert sorted(real.match(topic)) == sorted(t for t in expected if matches(t, topic))
-    elapsed = time.process_time() - started
+        started = time.process_time()
+        found = real.match(topic)
+        elapsed += time.process_time() - started
+        assert sorted(found) == sorted(text for text in hostile if matches(text, topic))
+    started = time.process_time()
     real.remove_all(session)
+    elapsed += time.process_time() - started
     assert real.filters == 0
-    assert elapsed < 20, "the model alone takes about half of it"
+    assert elapsed < 1, "some 15 ms on an idle machine"
 
 
 def test_time_of_a_match_is_bounded_by_the_filters_and_not_by_their_combinations() -> None:
@@ -346,25 +352,26 @@ def test_time_of_a_match_is_bounded_by_the_filters_and_not_by_their_combinations
     assert time.process_time() - started < 1
 
 
+def resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as fields:
+        return int(fields.read().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer keeps what is freed")
 def test_everything_is_given_back() -> None:
     """Grow to 100,000 filters and shrink, five times: memory stays where it was after the first."""
     real = SubscriptionsAdapter()
     sessions = [real.session(f"s{i}") for i in range(100)]
-    peak = 0
-    for turn in range(5):
+    after = []
+    for _ in range(5):
         for i in range(100000):
-            real.add(
-                sessions[i % 100],
-                b"device/%d/%s/state" % (i // 2, b"+" if i & 1 else b"x"),
-                b"g" if i % 7 == 0 else None,
-            )
+            text = b"device/%d/%s/state" % (i // 2, b"+" if i & 1 else b"x")
+            real.add(sessions[i % 100], text, b"g" if i % 7 == 0 else None)
         real.set_sibling_members(b"device/1/+/state", b"g", 3, 7)
         real.forget_sibling(3)
         for session in sessions:
             real.remove_all(session)
         assert (real.filters, real.count) == (0, 0)
         gc.collect()
-        now = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        if turn == 0:
-            peak = now
-    assert now - peak < 4096
+        after.append(resident_bytes())
+    assert after[-1] - after[0] < 2 << 20

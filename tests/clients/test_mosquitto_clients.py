@@ -1,0 +1,152 @@
+"""mosquitto_pub and mosquitto_sub, as a person uses them: QoS 0/1/2, retained, wills, resumption, v3.1.1 and v5."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.broker_process import BrokerProcess
+from tests.waiting import wait_until
+
+SECONDS_MAX = 15.0
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("mosquitto_sub") is None, reason="Debian's mosquitto-clients are missing: make test installs them"
+)
+
+
+class Subscriber:
+    """A running mosquitto_sub; its output grows in a file."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self.log = log
+
+    def said(self) -> str:
+        """Everything it has written until now."""
+        return self.log.read_text(errors="replace")
+
+    def wait_for(self, text: str) -> None:
+        """Wait until it has written this."""
+        wait_until(lambda: text in self.said(), SECONDS_MAX, f"{text!r} in {self.said()!r}")
+
+
+class Commands:
+    """mosquitto_pub and mosquitto_sub for one broker and one version."""
+
+    def __init__(self, broker: BrokerProcess, version: str, directory: Path) -> None:
+        host, port = broker.address
+        self.common = ["-h", host, "-p", str(port), "-V", version]
+        self.directory = directory
+        self.running: list[Subscriber] = []
+
+    def publish(self, *arguments: str, data: bytes | None = None) -> None:
+        """mosquitto_pub; its exit status is 0 only when its QoS handshake ended well."""
+        command = ["mosquitto_pub", *self.common, *arguments]
+        subprocess.run(command, input=data, timeout=SECONDS_MAX, check=True)
+
+    def listen(self, *arguments: str) -> Subscriber:
+        """mosquitto_sub in the background; returns when it is subscribed."""
+        log = self.directory / f"subscriber{len(self.running)}"
+        with log.open("wb") as out:
+            command = ["stdbuf", "-oL", "mosquitto_sub", *self.common, "-d", "-v", *arguments]
+            subscriber = Subscriber(subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT), log)
+        self.running.append(subscriber)
+        subscriber.wait_for("Subscribed (mid:")
+        return subscriber
+
+    def lines(self, *arguments: str) -> list[str]:
+        """mosquitto_sub that ends by itself (-C, -E, -W); returns the lines it wrote."""
+        command = ["mosquitto_sub", *self.common, *arguments]
+        done = subprocess.run(command, timeout=SECONDS_MAX, check=True, capture_output=True, text=True)
+        return done.stdout.splitlines()
+
+
+@pytest.fixture(params=["mqttv311", "mqttv5"])
+def commands(broker: BrokerProcess, request: pytest.FixtureRequest) -> Iterator[Commands]:
+    with tempfile.TemporaryDirectory() as directory:
+        made = Commands(broker, request.param, Path(directory))
+        yield made
+        for each in made.running:
+            each.process.kill()
+            each.process.wait()
+
+
+def durable(commands: Commands, name: str) -> list[str]:
+    """Arguments of a session that stays: its client id, no clean session, in v5 an expiry."""
+    return ["-i", name, "-c", *(["-x", "60"] if "mqttv5" in commands.common else [])]
+
+
+@pytest.mark.parametrize("granted", ["0", "1", "2"])
+@pytest.mark.parametrize("published", ["0", "1", "2"])
+def test_publish_and_subscribe(commands: Commands, name: str, published: str, granted: str) -> None:
+    """What mosquitto_pub publishes mosquitto_sub prints, at the lower QoS."""
+    subscriber = commands.listen("-t", f"{name}/#", "-q", granted)
+    commands.publish("-t", f"{name}/a", "-q", published, "-m", "hello")
+    subscriber.wait_for(f"{name}/a hello\n")
+    assert f"q{min(published, granted)}, r0" in subscriber.said()
+
+
+@pytest.mark.parametrize(
+    "qos", ["0", "1", pytest.param("2", marks=pytest.mark.mosquitto_differs("refuses part of it in v5, with 0x97"))]
+)
+def test_a_file_of_lines(commands: Commands, name: str, qos: str) -> None:
+    """mosquitto_pub -l: five hundred lines arrive in their order."""
+    subscriber = commands.listen("-t", name, "-q", qos)
+    commands.publish("-t", name, "-q", qos, "-l", data=b"".join(b"line %d\n" % n for n in range(500)))
+    subscriber.wait_for("line 499\n")
+    got = [line for line in subscriber.said().splitlines() if line.startswith(f"{name} line")]
+    assert got == [f"{name} line {n}" for n in range(500)]
+
+
+def test_a_large_file(commands: Commands, name: str) -> None:
+    """mosquitto_pub -s: 300,000 bytes arrive whole."""
+    subscriber = commands.listen("-t", name, "-q", "1")
+    commands.publish("-t", name, "-q", "1", "-s", data=b"0123456789" * 30000)
+    subscriber.wait_for("0123456789" * 30000)
+
+
+def test_retained(commands: Commands, name: str) -> None:
+    """A retained message is printed by a later mosquitto_sub; -n clears it."""
+    commands.publish("-t", name, "-q", "1", "-r", "-m", "kept")
+    assert commands.lines("-t", name, "-C", "1", "-F", "%r %p") == ["1 kept"]
+    commands.publish("-t", name, "-q", "1", "-r", "-n")
+    commands.publish("-t", f"{name}/marker", "-q", "1", "-r", "-m", "only this")
+    assert commands.lines("-t", f"{name}/#", "-C", "1", "-F", "%p") == ["only this"]
+
+
+def test_will(commands: Commands, name: str) -> None:
+    """The will of a mosquitto_sub that is killed is printed; that of one that ends by itself is not."""
+    watcher = commands.listen("-t", f"{name}/will/#", "-q", "1")
+    commands.lines("-t", name, "-E", "--will-topic", f"{name}/will/p", "--will-payload", "polite", "--will-qos", "1")
+    victim = commands.listen("-t", name, "--will-topic", f"{name}/will/v", "--will-payload", "dead", "--will-qos", "1")
+    os.kill(victim.process.pid, signal.SIGKILL)
+    watcher.wait_for(f"{name}/will/v dead\n")
+    assert "polite" not in watcher.said()
+
+
+@pytest.mark.parametrize("qos", ["1", "2"])
+def test_resumption(commands: Commands, name: str, qos: str) -> None:
+    """What was published while mosquitto_sub -c was away is printed when it is back."""
+    session = durable(commands, name)
+    commands.lines(*session, "-t", name, "-q", qos, "-E")
+    for number in range(5):
+        commands.publish("-t", name, "-q", qos, "-m", f"missed {number}")
+    assert commands.lines(*session, "-t", name, "-q", qos, "-C", "5") == [f"missed {number}" for number in range(5)]
+
+
+def test_shared_subscription(commands: Commands, name: str) -> None:
+    """Two mosquitto_sub of one group print each message once between them."""
+    members = [commands.listen("-t", f"$share/g/{name}", "-q", "1") for _ in range(2)]
+    for number in range(20):
+        commands.publish("-t", name, "-q", "1", "-m", f"<{number}>")
+    seen: Callable[[], str] = lambda: "".join(member.said() for member in members)  # noqa: E731
+    wait_until(lambda: all(f"<{number}>" in seen() for number in range(20)), SECONDS_MAX, "all messages")
+    assert all(seen().count(f" <{number}>\n") == 1 for number in range(20))
