@@ -19,6 +19,9 @@ ARGS   ?=
 
 BIN  = $(VENV)/bin
 ASAN = build/asan
+# cython-lint calls pycodestyle by its name
+export PATH := $(abspath $(BIN)):$(PATH)
+
 PACKAGES = $(wildcard broker shards zmq_mesh leveldb_store)
 
 .PHONY: run compile test check asan fuzz soak bench clean debian
@@ -66,7 +69,7 @@ asan: $(VENV)/made
 	MQTTD_TESTS=1 MQTTD_PROFILE=asan $(BIN)/python setup.py --quiet build --build-lib $(ASAN)
 	rm -rf $(ASAN)/tests/unit/*.py $(ASAN)/tests/fuzz && mkdir -p $(ASAN)/tests/unit
 	cp tests/*.py $(ASAN)/tests/ && cp tests/unit/*.py $(ASAN)/tests/unit/ && cp -r tests/fuzz $(ASAN)/tests/
-	cp pyproject.toml $(ASAN)/
+	cp -r pyproject.toml docs deploy $(ASAN)/
 	cd $(ASAN) && LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	    PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 	    $(abspath $(BIN))/python -m pytest -p no:cacheprovider -m "not whole_tree and not soak" tests/unit tests/fuzz $(ARGS)

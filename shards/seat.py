@@ -30,9 +30,9 @@ _MESSAGE_BYTES_MAX = 65536
 
 @dataclass(slots=True)
 class Seat:
-    """Everything a worker is given at its fork. The worker owns none of it: the supervisor keeps a copy of every
-    descriptor
-    but the control socket.
+    """Everything a worker is given at its fork.
+
+    Closing any of it is harmless to others: the supervisor keeps a copy of every descriptor but the control socket's.
     """
 
     index: int

@@ -477,9 +477,8 @@ class Supervisor:
     def _stop(self) -> None:
         self._stop_at = time.monotonic()
         self._notifier.stopping()
-        listening.close(
-            self._listeners
-        )  # else the kernel goes on filling their backlogs after the workers closed theirs
+        # Else the kernel goes on filling the backlogs after the workers have closed their copies.
+        listening.close(self._listeners)
         for post in self._posts:
             post.fork_at = 0.0
             self._tell(post, {"event": "stop", "seconds": self._policy.stop_seconds_max * 0.8})

@@ -56,7 +56,9 @@ def free_port() -> int:
 class BrokerProcess:
     """A running broker: ``address`` to connect to, ``pid`` of its supervisor, what it wrote to its standard streams."""
 
-    def __init__(self, workers: int = 1, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, workers: int = 1, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    ) -> None:
         self.workers = workers
         self.arguments = list(arguments)
         self.environment = dict(environment or {})

@@ -1,9 +1,9 @@
-"""Fixtures that every kind of test may use: running brokers, fresh names, and connections that are closed at the end."""
+"""Fixtures for every kind of test: running brokers, fresh names, and connections that are closed at the end."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pytest
@@ -34,8 +34,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    report: Any = yield
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
     broker = getattr(item, "funcargs", {}).get("broker")
     if report.failed and isinstance(broker, BrokerProcess):
         since = getattr(item, "stderr_before", 0)

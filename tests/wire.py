@@ -420,7 +420,7 @@ class Client:
         """Take the next packet, which must be of this kind and have these fields."""
         got = self.read()
         wrong = [name for name, value in fields.items() if getattr(got, name) != value]
-        assert got.kind == kind and not wrong, f"expected {kind} {fields}, got {got}"
+        assert (got.kind, wrong) == (kind, []), f"expected {kind} {fields}, got {got}"
         return got
 
     def await_packet(self, kind: str, packet_id: int = 0) -> Packet:
@@ -482,7 +482,9 @@ class Client:
         self.connack = self.expect("CONNACK", reason=0)
         return self.connack
 
-    def subscribe(self, *filters: str | tuple[str, int], qos: int = 0, properties: Properties = NOTHING) -> tuple[int, ...]:
+    def subscribe(
+        self, *filters: str | tuple[str, int], qos: int = 0, properties: Properties = NOTHING
+    ) -> tuple[int, ...]:
         """SUBSCRIBE and SUBACK; returns its codes. A filter without options of its own gets ``qos``."""
         packet_id = self.next_packet_id()
         wanted = [(each, qos) if isinstance(each, str) else each for each in filters]

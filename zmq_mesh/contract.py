@@ -46,7 +46,7 @@ class Events(Protocol):
 
     def refused(self, peer: int, ticket: int, position: int, reason: int) -> None:
         """The entry at `position` of the sequenced part was refused (reason: envelope.Refusal); comes before the ack
-        of its ticket. WHOLE_BATCH: every entry, the hand-off log is full; its ticket is done.
+        of its ticket. WHOLE_BATCH: every entry, the hand-off log is full.
         """
 
     def lost(self, peer: int, entries_count: int, ticket: int) -> None:

@@ -217,8 +217,9 @@ class Link(Outgoing):
                 self._owe = True
             return
         self._count_received(frames, volatile is not None)
-        if not fresh:
+        if not fresh and volatile is not None:
             volatile = None
+            index += payloads_volatile
         if flags & SEQUENCED and (sequence == self._received + 1 or kind == VOID):
             self._deliver(kind, flags, sequence, volatile, sequenced, list(frames[index:]))
             return
@@ -444,6 +445,7 @@ class Link(Outgoing):
             over, self._over = self._over, []
             for ticket in over:
                 self._events.refused(self.peer, ticket, WHOLE_BATCH, Refusal.HANDOFF_FULL)
+            self._released = max(self._released, over[-1])  # whatever came before is in the log
         if self._done:
             done, self._done = self._done, []
             entries = sum(count for _, count in done)

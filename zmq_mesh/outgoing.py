@@ -44,7 +44,7 @@ REFUSALS_MAX: Final = 1000
 
 
 class Kept:
-    """One number of the stream, until it is acked. `start` < `sequence` only for a VOID that stands for a range."""
+    """One number of the stream, until it is acked. A VOID may stand for a range that ends with its number."""
 
     __slots__ = (
         "at",

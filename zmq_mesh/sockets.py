@@ -67,8 +67,8 @@ class _Outlet:
             if not last:
                 socket.send(frames[0], _NOBLOCK)
                 return True
-            # The first frame chooses the pipe. When that breaks in the middle, ZeroMQ either drops the rest with it (the
-            # frame numbers will tell) or rolls back and says Again.
+            # The first frame chooses the pipe. When that breaks in the middle, ZeroMQ either drops the rest with it
+            # (the frame numbers will tell) or rolls back and says Again.
             socket.send(frames[0], _MORE_NOBLOCK)
             for i in range(1, last):
                 socket.send(frames[i], _MORE_NOBLOCK, False)

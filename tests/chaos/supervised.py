@@ -44,8 +44,11 @@ class _Worker:
             if seat.control in readable:
                 messages = seat.messages()
                 self.heard += messages
-                if any(message["event"] == "stop" for message in messages) and not seat.settings.get("ignore_stop"):
-                    return 0
+                if any(message["event"] == "stop" for message in messages):
+                    if not seat.settings.get("ignore_stop"):
+                        return 0
+                    while seat.listeners:
+                        seat.listeners.pop().close()
             if seat.handoff_receive in readable:
                 handed_over = handoff.receive(seat.handoff_receive)
                 if handed_over is not None:

@@ -5,6 +5,7 @@ The worker here answers one line per command (tests/chaos/supervised.py); nothin
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -365,6 +366,19 @@ def test_a_worker_that_ignores_the_stop_is_killed_in_time(start: Start) -> None:
     assert broker.end() == 0
     assert 0.9 < time.monotonic() - began < 1.5
     assert broker.logged("workers_killed_stopping")[0]["workers"] == [0, 1]
+
+
+def test_nothing_is_accepted_any_more_while_workers_end_their_work(start: Start) -> None:
+    """The supervisor's own copies of the listening sockets must not keep the backlogs open."""
+    broker = start(workers=2, policy={"stop_seconds_max": 3.0}, settings={"ignore_stop": True}).wait_ready()
+    broker.process.send_signal(signal.SIGTERM)
+
+    def refused() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", broker.port)) == errno.ECONNREFUSED
+
+    wait_until(refused, 2.0, "connections are refused")
+    assert len(broker.processes()) == 3
 
 
 def test_a_second_signal_does_not_wait(start: Start) -> None:

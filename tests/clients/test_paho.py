@@ -32,7 +32,7 @@ class Paho:
         self.client.on_connect = self._on_connect
         self.client.on_disconnect = lambda *_: self._closed.set()
         self.client.on_subscribe = lambda *_: self._subscribed.set()
-        self.client.on_message = lambda client, userdata, message: self.messages.put(message)
+        self.client.on_message = lambda *arguments: self.messages.put(arguments[-1])
         if will is not None:
             self.client.will_set(f"{client_id}/will", will, qos=1)
         host, port = broker.address
@@ -45,7 +45,7 @@ class Paho:
         self.client.loop_start()
         assert self._connected.wait(SECONDS_MAX), "no CONNACK"
 
-    def _on_connect(self, client: paho.Client, userdata: Any, flags: Any, reason: Any, properties: Any) -> None:
+    def _on_connect(self, _client: paho.Client, _userdata: Any, flags: Any, reason: Any, _properties: Any) -> None:
         assert not reason.is_failure, reason
         self.session_present = flags.session_present
         self._connected.set()

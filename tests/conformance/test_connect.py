@@ -231,9 +231,7 @@ def test_client_id_must_be_utf8(open_connection: OpenConnection, version: int, c
 @pytest.mark.mqtt("MQTT-3.1.3-11")
 @pytest.mark.mqtt("MQTT-4.7.0-1")
 @pytest.mark.parametrize("topic", ["a/#", "+", "", "a\0b"], ids=["#", "+", "empty", "U+0000"])
-def test_will_topic_must_be_a_topic_name(
-    open_connection: OpenConnection, version: int, name: str, topic: str
-) -> None:
+def test_will_topic_must_be_a_topic_name(open_connection: OpenConnection, version: int, name: str, topic: str) -> None:
     """A will for something that is no Topic Name is refused."""
     client = open_connection(version)
     client.send(wire.connect(version, name, will=Will(topic, b"x")))
@@ -350,7 +348,7 @@ def test_a_hundred_clients_at_once(open_connection: OpenConnection, version: int
 
 @pytest.mark.mqtt("MQTT-3.1.2-2")
 def test_connect_body_of_another_version(open_connection: OpenConnection, name: str) -> None:
-    """A v3.1.1 body under protocol level 5 is read as v5: its first length byte counts as properties, and is refused."""
+    """A v3.1.1 body under protocol level 5 is read as v5, where its first byte is a property length, and refused."""
     client = open_connection(5)
     client.send(wire.packet("CONNECT", 0, wire.binary("MQTT"), bytes([5, 2]), struct.pack(">H", 0), wire.binary(name)))
     client.expect_refused(MALFORMED, PROTOCOL_ERROR)

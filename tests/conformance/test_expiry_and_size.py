@@ -76,7 +76,7 @@ def test_exactly_as_large_as_allowed(connect: Connect, name: str) -> None:
 
 @pytest.mark.mqtt("MQTT-3.1.2-25")
 def test_too_large_while_it_waited(connect: Connect, name: str) -> None:
-    """A message waited; the client comes back with a Maximum Packet Size that it exceeds: it is dropped, others come."""
+    """A message that waited is too large for the client when it is back: it is dropped, the others come."""
     keep = {"session_expiry_interval": 60}
     subscriber = connect(5, name, properties=keep)
     subscriber.subscribe(name, qos=1)

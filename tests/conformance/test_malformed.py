@@ -1,4 +1,4 @@
-"""Malformed packets and protocol errors after CONNECT: the connection is closed with a reason, and nobody else notices."""
+"""Malformed packets and protocol errors after CONNECT: that connection is closed, and nobody else notices."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ WRONG: dict[str, tuple[bytes | None, bytes | None]] = {
     "SUBSCRIBE without options": (packet("SUBSCRIBE", 2, b"\0\1\0\1a"), packet("SUBSCRIBE", 2, b"\0\1\0\0\1a")),
     "SUBSCRIBE that is empty": (b"\x82\x00", b"\x82\x00"),
     "UNSUBSCRIBE without its flag": (packet("UNSUBSCRIBE", 0, b"\0\1\0\1a"), packet("UNSUBSCRIBE", 0, b"\0\1\0\0\1a")),
-    "UNSUBSCRIBE with a filter cut off": (packet("UNSUBSCRIBE", 2, b"\0\1\0\5a"), packet("UNSUBSCRIBE", 2, b"\0\1\0\0\5a")),
+    "UNSUBSCRIBE with a filter cut off": (
+        packet("UNSUBSCRIBE", 2, b"\0\1\0\5a"),
+        packet("UNSUBSCRIBE", 2, b"\0\1\0\0\5a"),
+    ),
     "PINGREQ with a flag": (b"\xc1\x00", b"\xc1\x00"),
     "DISCONNECT with a flag": (b"\xe1\x00", b"\xe1\x00"),
     "property length beyond the packet": (None, packet("PUBLISH", 0, b"\0\1a\x05x")),

@@ -155,9 +155,7 @@ def test_order(connect: Connect, version: int, name: str, qos: int) -> None:
 @pytest.mark.mqtt("MQTT-4.6.0-2")
 @pytest.mark.mqtt("MQTT-4.6.0-3")
 @pytest.mark.parametrize(("qos", "kind"), [(1, "PUBACK"), (2, "PUBREC")])
-def test_acks_come_in_the_order_of_the_messages(
-    connect: Connect, version: int, name: str, qos: int, kind: str
-) -> None:
+def test_acks_come_in_the_order_of_the_messages(connect: Connect, version: int, name: str, qos: int, kind: str) -> None:
     """Ten messages on ten topics, sent in one segment with odd identifiers, are acknowledged in their order."""
     subscriber, publisher = connect(version), connect(version)
     subscriber.subscribe(f"{name}/+", qos=0)
@@ -179,7 +177,7 @@ def test_nobody_subscribes(connect: Connect, version: int, name: str, qos: int, 
 
 @pytest.mark.mqtt("MQTT-2.2.1-4")
 def test_identifiers_count_up_from_1(connect: Connect, version: int, name: str) -> None:
-    """The messages a session is sent have the identifiers 1, 2, 3, ... whatever their QoS and whoever published them."""
+    """A session is sent the identifiers 1, 2, 3, ... whatever the QoS of the messages and whoever published them."""
     subscriber = connect(version)
     subscriber.subscribe(name, qos=2)
     for number in range(1, 8):

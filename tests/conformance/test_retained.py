@@ -102,7 +102,7 @@ def test_a_wildcard_finds_them_all(connect: Connect, version: int, name: str, pa
     for topic in topics:
         publisher.publish(topic, topic.encode(), qos=1, retain=True)
     subscriber.subscribe(pattern.replace("N", name), qos=1)
-    found = []
+    found: list[str] = []
     while len(found) < len(topics):
         got = subscriber.expect("PUBLISH", retain=True)
         if got.qos:
@@ -174,7 +174,7 @@ def test_between_versions(connect: Connect, name: str, sending: int, receiving: 
 
 @pytest.mark.mqtt("MQTT-3.3.2-5")
 def test_it_expires(connect: Connect, name: str) -> None:
-    """A retained message whose Message Expiry Interval has passed is not sent; until then what is left of it is said."""
+    """A retained message is not sent after its Message Expiry Interval; before, with what is left of that."""
     publisher = connect(5)
     publisher.publish(f"{name}/short", b"gone", qos=1, retain=True, properties={"message_expiry_interval": 1})
     publisher.publish(f"{name}/long", b"kept", qos=1, retain=True, properties={"message_expiry_interval": 100})

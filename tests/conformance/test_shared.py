@@ -66,7 +66,7 @@ def test_every_member_gets_some(connect: Connect, name: str) -> None:
     publisher = connect(5)
     for number in range(200):
         publisher.publish(name, b"%d" % number)
-    shares = []
+    shares: list[int] = []
     for member in members:
         # whatever the publisher sent has reached the broker after its PINGRESP, and the member before the marker
         publisher.expect_silence()
@@ -173,7 +173,9 @@ def test_shared_and_plain_of_one_client(connect: Connect, name: str) -> None:
 
 @pytest.mark.mqtt("MQTT-4.8.2-1")
 @pytest.mark.mqtt("MQTT-4.8.2-2")
-@pytest.mark.parametrize("bad", ["$share//N", "$share/g", "$share/g/", "$share/g+/N", "$share/#/N", "$share/", "$share"])
+@pytest.mark.parametrize(
+    "bad", ["$share//N", "$share/g", "$share/g/", "$share/g+/N", "$share/#/N", "$share/", "$share"]
+)
 @pytest.mark.mosquitto_differs("takes some of them and closes for others")
 def test_invalid_shared_filters(connect: Connect, version: int, name: str, bad: str) -> None:
     """A $share filter without a ShareName, with a wildcard in it or without a filter gets a failure code."""
@@ -197,7 +199,7 @@ def test_a_refused_message_goes_to_nobody_else(connect: Connect, name: str) -> N
 
 @pytest.mark.mqtt("MQTT-4.8.2-4")
 def test_qos_2_stays_with_its_session(connect: Connect, name: str) -> None:
-    """A member breaks down with a QoS 2 message under way: it gets the message again when it is back, nobody else."""
+    """A member breaks down with a QoS 2 message under way: it, and nobody else, gets it again when it is back."""
     keep = {"session_expiry_interval": 60}
     share = f"$share/{name}/{name}"
     member = connect(5, name, properties=keep)

@@ -21,9 +21,7 @@ def test_suback_has_a_code_for_each_filter(connect: Connect, any_version: int, n
 
 @pytest.mark.mqtt("MQTT-3.8.4-2", v3="MQTT-3.8.4-2")
 @pytest.mark.parametrize("packet_id", [1, 255, 256, 65535])
-def test_suback_has_the_identifier_of_the_subscribe(
-    connect: Connect, version: int, name: str, packet_id: int
-) -> None:
+def test_suback_has_the_identifier_of_the_subscribe(connect: Connect, version: int, name: str, packet_id: int) -> None:
     """SUBACK and UNSUBACK carry the identifier of what they answer."""
     client = connect(version)
     client.send(wire.subscribe(version, packet_id, (name, 0)))

@@ -81,7 +81,7 @@ def test_hash_does_not_match_dollar_topics(connect: Connect, version: int, name:
     publisher.publish(f"/{name}", b"seen")
     publisher.publish(name, b"seen too")
     expected = [(f"/{name}", b"seen"), (name, b"seen too")]
-    got = []
+    got: list[tuple[str, bytes]] = []
     while len(got) < len(expected):
         packet = subscriber.expect("PUBLISH")
         if name in packet.topic:
@@ -137,7 +137,8 @@ def test_empty_topic_name(connect: Connect, version: int) -> None:
 @pytest.mark.mqtt("MQTT-1.5.4-2", v3="MQTT-1.5.3-2")
 @pytest.mark.mqtt("MQTT-4.7.3-2")
 @pytest.mark.parametrize(
-    "topic", [b"a\0b", b"\xff", b"\xc0\xaf", b"\xed\xa0\x80", b"\xed\xbf\xbf", b"a\xe2\x82", b"\x80", b"\xf5\x80\x80\x80"]
+    "topic",
+    [b"a\0b", b"\xff", b"\xc0\xaf", b"\xed\xa0\x80", b"\xed\xbf\xbf", b"a\xe2\x82", b"\x80", b"\xf5\x80\x80\x80"],
 )
 @pytest.mark.parametrize("kind", ["PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE"])
 def test_topics_must_be_utf8(connect: Connect, version: int, kind: str, topic: bytes) -> None:
@@ -154,7 +155,7 @@ def test_topics_must_be_utf8(connect: Connect, version: int, kind: str, topic: b
 
 @pytest.mark.mqtt("MQTT-4.7.3-4")
 def test_rarely_used_characters(connect: Connect, version: int, name: str) -> None:
-    """Spaces, quotes, the first and last characters of each UTF-8 length that are no control characters: all are topics."""
+    """Spaces, quotes, the first and last characters of each UTF-8 length, but for control characters: all are topics."""
     client = connect(version)
     client.subscribe(f"{name}/#")
     for text in (" ", "~", "\u00a0", "\u07ff", "\u0800", "\ud7ff", "\ue000", "\U00010000", "\U0010fffd", "'\"\\"):

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import random
 
-INTERESTING = (b"\x00", b"\x01", b"\x7f", b"\x80", b"\xff", b"\0\0", b"\xff\xff", b"\x80\x00", b"\xff\xff\xff\x7f", b"#", b"/")
+INTERESTING = (
+    b"\x00",
+    b"\x01",
+    b"\x7f",
+    b"\x80",
+    b"\xff",
+    b"\0\0",
+    b"\xff\xff",
+    b"\x80\x00",
+    b"\xff\xff\xff\x7f",
+    b"#",
+    b"/",
+)
 
 
 def mutate(rng: random.Random, corpus: list[bytes]) -> bytes:

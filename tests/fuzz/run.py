@@ -87,7 +87,9 @@ def fuzz(seconds: float, seed: int, last: LastInput) -> int:
 
 def main() -> int:
     """Command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.run", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fuzz.run", description=__doc__.splitlines()[0] if __doc__ else ""
+    )
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=None, help="makes a run again; a new one each time by default")
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Every input that once was a find, and a short seeded run, so that ``make test`` and ``make asan`` fuzz a little too."""
+"""Every input that once was a find, and a short seeded run: ``make test`` and ``make asan`` fuzz a little too."""
 
 from __future__ import annotations
 

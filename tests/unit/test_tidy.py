@@ -123,7 +123,7 @@ def long_functions() -> dict[str, int]:
 
 
 def test_long_functions_only_get_shorter() -> None:
-    """A function over 70 lines is in long_functions.txt with its length; it may not grow, and leaves when it is short."""
+    """A function over 70 lines is in long_functions.txt with its length: it may not grow, and leaves when short."""
     listed = dict(line.rsplit(" ", 1) for line in LONG_FUNCTIONS.read_text().splitlines() if line and line[0] != "#")
     found = long_functions()
     grown = {name: lines for name, lines in found.items() if lines > int(listed.get(name, "0"))}
@@ -160,7 +160,9 @@ def test_every_compiled_module_that_python_imports_has_its_types() -> None:
     for path in sources(".py"):
         for name in of_python(path.read_text(), ".".join(path.relative_to(ROOT).parent.parts)):
             used |= {name, name.rpartition(".")[0]}
-    assert not [name_of(path) for name, path in compiled.items() if name in used and not path.with_suffix(".pyi").exists()]
+    assert not [
+        name_of(path) for name, path in compiled.items() if name in used and not path.with_suffix(".pyi").exists()
+    ]
 
 
 def test_tests_wait_in_one_place() -> None:

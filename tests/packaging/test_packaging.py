@@ -1,0 +1,136 @@
+"""What is shipped: sdist and wheel, an installation in a clean environment, and one where nothing can be compiled."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.whole_tree
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = [name for name in ("pyx", "broker", "shards", "zmq_mesh", "leveldb_store") if (ROOT / name).is_dir()]
+FILES = ["setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md"]
+SECONDS_MAX = 600.0
+
+
+def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command; its output is in the message when it fails."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("MQTTD_", "PYTHON"))}
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env={**clean, **environment},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS_MAX,
+    )
+    assert done.returncode == 0, f"{' '.join(map(str, command))}: {done.returncode}\n{done.stdout}\n{done.stderr}"[
+        -8000:
+    ]
+    return done
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources with tests, and nothing that a build has made."""
+    copy = tmp_path_factory.mktemp("tree")
+    for name in FILES:
+        shutil.copy(ROOT / name, copy / name)
+    for name in [*PACKAGES, "tests"]:
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.so", "*.c", "__pycache__"))
+    return copy
+
+
+@pytest.fixture(scope="module")
+def built(tree: Path) -> tuple[Path, Path]:
+    """sdist and wheel; the wheel is made from the sdist, so that the sdist is known to be complete."""
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", tree / "dist", cwd=tree)
+    (sdist,), (wheel,) = (tree / "dist").glob("*.tar.gz"), (tree / "dist").glob("*.whl")
+    return sdist, wheel
+
+
+def test_sdist(built: tuple[Path, Path]) -> None:
+    """The sdist has every source a wheel is made of, and no tests."""
+    with tarfile.open(built[0]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = {
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.suffix in (".py", ".pyx", ".pxd", ".pyi") or path.name == "py.typed"
+    }
+    assert sorted(wanted - names) == []
+    assert [name for name in names if name.startswith("tests") or name.endswith((".so", ".c"))] == []
+
+
+def test_wheel(built: tuple[Path, Path]) -> None:
+    """The wheel has modules, types and licence; no tests, no sources of Cython."""
+    with zipfile.ZipFile(built[1]) as archive:
+        names = archive.namelist()
+    for package in PACKAGES:
+        assert f"{package}/__init__.py" in names
+        assert f"{package}/py.typed" in names
+    modules = {name.partition("/")[2].partition(".")[0] for name in names if name.endswith(".so")}
+    assert modules == {path.stem for path in (ROOT / "pyx").glob("*.pyx")}
+    assert {name for name in names if name.endswith(".pyi")} == {
+        f"pyx/{path.name}" for path in (ROOT / "pyx").glob("*.pyi")
+    }
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
+    assert [name for name in names if name.endswith((".pyx", ".pxd", ".c"))] == []
+
+
+def test_installation_in_a_clean_environment(built: tuple[Path, Path], tmp_path: Path) -> None:
+    """pip install of the wheel, with its dependencies, gives a working ``mqttd``."""
+    venv.create(tmp_path / "venv", with_pip=True)
+    programs = tmp_path / "venv" / "bin"
+    run(programs / "python", "-m", "pip", "install", "--quiet", built[1], cwd=tmp_path)
+    assert "0.1.0" in run(programs / "mqttd", "--version", cwd=tmp_path).stdout
+    assert "--workers" in run(programs / "mqttd", "--help", cwd=tmp_path).stdout
+    started = subprocess.Popen(
+        [programs / "mqttd", "--workers", "1", "--port", "0"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert started.stdout is not None
+    said = []
+    for line in started.stdout:
+        said.append(line)
+        if line.startswith("mqttd ready"):
+            break
+    started.terminate()
+    said.append(started.communicate(timeout=30)[0])
+    assert started.returncode == 0, "".join(said)
+    assert any(line.startswith("mqttd ready 127.0.0.1:") for line in said), "".join(said)
+
+
+def test_without_a_compiler(tree: Path, tmp_path: Path) -> None:
+    """Where there is no compiler the pure parts install, and ``mqttd`` says in one line why it cannot start."""
+    target = tmp_path / "installed"
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index"]
+    run(*pip, "--target", target, tree, cwd=tmp_path, CC="there-is-no-compiler")
+    assert not list(target.rglob("*.so"))
+    for package in PACKAGES:
+        assert (target / package / "__init__.py").exists()
+    done = subprocess.run(
+        [sys.executable, "-m", "broker", "--port", "0"],
+        cwd=target,
+        env={**os.environ, "PYTHONPATH": str(target)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert "mqttd" in done.stderr
