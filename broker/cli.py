@@ -215,10 +215,9 @@ def _say_start(supervisor: Supervisor, settings: Settings, log: Log, descriptors
     """The start banner: for people as text, for machines as one event."""
     limits = settings.limits
     own = _DESCRIPTORS_OF_A_WORKER + len(supervisor.addresses) + _DESCRIPTORS_PER_SIBLING * settings.workers
-    per_worker = max(0, descriptors - own)
+    connections = max(0, descriptors - own) * settings.workers
     if limits.connections_max:
-        per_worker = min(per_worker, limits.connections_max)
-    connections = per_worker * settings.workers
+        connections = min(connections, limits.connections_max)
     if settings.log_format == "json":
         log.info(
             "start",

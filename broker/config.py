@@ -98,8 +98,8 @@ class Limits(BaseModel):
     connections_max: int = Field(
         default=0,
         ge=0,
-        description="Connections per worker, 0: as many as file descriptors allow; beyond: CONNACK 0x97 (v3: "
-        "3), closed.",
+        description="Connections of the broker, each worker having an equal part (rounded up); 0: as many as file "
+        "descriptors allow; beyond: CONNACK 0x97 (v3: 3), closed.",
     )
     connect_seconds_max: Seconds = Field(default=10.0, description="From accept to the complete CONNECT; then closed.")
     keep_alive_seconds_max: int = Field(

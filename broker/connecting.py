@@ -40,7 +40,6 @@ class Connecting:
         self._node = node
         self._router = node.router
         self._sessions = node.sessions
-        self._limits = node.settings.limits
         self._row = node.counters
         self._plain_connack: dict[tuple[int, bool], bytes] = {}
 
@@ -75,7 +74,7 @@ class Connecting:
         self._open(conn, packet, client_id, assigned)
 
     def _open(self, conn: Connection, packet: Connect, client_id: str, assigned: bool) -> None:
-        limits = self._limits
+        limits = self._node.settings.limits
         version = packet.version
         properties = packet.properties
         asked = keep_alive = packet.keep_alive
@@ -136,7 +135,7 @@ class Connecting:
             if plain is None:
                 plain = self._plain_connack[key] = encode_connack(version, present and version == 4, 0)
             return plain
-        limits = self._limits
+        limits = self._node.settings.limits
         properties: dict[str, Any] = {
             "receive_maximum": limits.receive_maximum,
             "maximum_packet_size": limits.packet_bytes_max,
@@ -152,7 +151,7 @@ class Connecting:
         return encode_connack(version, present, 0, properties)
 
     def _expiry(self, packet: Connect) -> int:
-        limits = self._limits
+        limits = self._node.settings.limits
         if packet.version == 5:
             asked: int = packet.properties.get("session_expiry_interval", 0)
         else:
@@ -196,7 +195,7 @@ class Connecting:
             if details.expiry_interval == 0 and asked:  # [MQTT-3.14.2-2]: may not come back to life
                 self.protocol_error_reason(conn, ReasonCode.PROTOCOL_ERROR, "Session Expiry Interval after 0 in CONNECT")
                 return
-            most = self._limits.session_expiry_seconds_max
+            most = self._node.settings.limits.session_expiry_seconds_max
             details.expiry_interval = min(asked, most) if most else asked
             session.durable = details.expiry_interval > 0
         if packet.reason_code == 0:

@@ -40,21 +40,22 @@ __all__ = ["Node"]
 _EVERY_SWEEP_MS = 1000
 
 
-def limits_of(settings: Settings) -> Limits:
-    """The data path's part of the settings' limits."""
-    chosen = settings.limits
-    names = (
-        "packet_bytes_max", "topic_bytes_max", "topic_levels_max", "topic_alias_max", "outbox_bytes_max", "share_large_bytes",
-        "inflight_max", "receive_maximum", "queue_messages_max", "queue_bytes_max", "filters_per_session_max",
-        "tick_connection_bytes_max", "tick_connection_packets_max", "tick_peer_bytes_max", "retained_messages_max",
-        "retained_bytes_max",
-    )  # fmt: skip
-    return Limits(
-        **{name: getattr(chosen, name) for name in names},
-        drop_oldest=settings.queue_full == "drop_oldest",
-        disconnect_when_full=settings.queue_full == "disconnect",
-        queue_qos0=settings.queue_qos0,
-    )
+_LIMITS = (
+    "packet_bytes_max", "topic_bytes_max", "topic_levels_max", "topic_alias_max", "outbox_bytes_max", "share_large_bytes",
+    "inflight_max", "receive_maximum", "queue_messages_max", "queue_bytes_max", "filters_per_session_max",
+    "tick_connection_bytes_max", "tick_connection_packets_max", "tick_peer_bytes_max", "retained_messages_max",
+    "retained_bytes_max",
+)  # fmt: skip
+
+
+def fill_limits(limits: Limits, settings: Settings) -> Limits:
+    """Put the data path's part of the settings into the struct it reads."""
+    for name in _LIMITS:
+        setattr(limits, name, getattr(settings.limits, name))
+    limits.drop_oldest = settings.queue_full == "drop_oldest"
+    limits.disconnect_when_full = settings.queue_full == "disconnect"
+    limits.queue_qos0 = settings.queue_qos0
+    return limits
 
 
 class Node:
@@ -81,7 +82,7 @@ class Node:
         self.timers = TimerWheel(now_ms)
         self.retained = Retained()
         self.router = Router(
-            index, workers, Subscriptions(), limits_of(settings), self.counters, self.timers, self.retained
+            index, workers, Subscriptions(), fill_limits(Limits(), settings), self.counters, self.timers, self.retained
         )
         self.router.set_time(now_ms, wall_ms)
         self.router.store = store
@@ -113,8 +114,12 @@ class Node:
         self.closed = self.connecting.closed
         self.subscribe = self.subscribing.subscribe
         self.unsubscribe = self.subscribing.unsubscribe
-        self._soon: list[Callable[[], None]] = []
         self._sweep()
+
+    def reload(self, settings: Settings) -> None:
+        """Take over what may change while the worker runs (it concerns what happens from now on)."""
+        self.settings = settings
+        fill_limits(self.router.limits, settings)
 
     # ------------------------------------------------------------ time
 

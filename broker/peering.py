@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pyx import counters as count
+from zmq_mesh.contract import WHOLE_BATCH
 
 if TYPE_CHECKING:
     from broker.node import Node
@@ -53,8 +54,8 @@ class Peering:
         self._router.peer_acknowledged(peer, ticket)
 
     def refused(self, peer: int, ticket: int, position: int, reason: int) -> None:
-        """An entry was not taken: its copies are dropped here, with the reason."""
-        self._row.add(count.DROPPED_NO_MEMBER)
+        """An entry was not taken, or (position WHOLE_BATCH) a whole batch, because the hand-off log is full."""
+        self._row.add(count.DROPPED_PEER_LOST if position == WHOLE_BATCH else count.DROPPED_NO_MEMBER)
         self._node.log.warning("peer_refused", peer=peer, position=position, reason=reason)
 
     def lost(self, peer: int, entries_count: int, ticket: int) -> None:

@@ -29,7 +29,6 @@ class Subscribing:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._router = node.router
-        self._limits = node.settings.limits
 
     def subscribe(self, conn: Connection, session: Session, packet: Subscribe) -> None:
         """Add or replace each subscription, in order [MQTT-3.8.4-5]; then SUBACK, then retained messages."""
@@ -64,7 +63,7 @@ class Subscribing:
             router.answer_packet(conn, suback, number)
 
     def _check(self, session: Session, text: bytes) -> int:
-        limits = self._limits
+        limits = self._node.settings.limits
         if not is_topic_filter(text) or len(text) > limits.topic_bytes_max or levels(text) > limits.topic_levels_max:
             return ReasonCode.TOPIC_FILTER_INVALID
         if session.subscriptions >= limits.filters_per_session_max:

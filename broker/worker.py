@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import logging
 import os
 import signal
 import struct
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from broker.connecting import AT_ONCE
-from broker.logs import Log
+from broker.logs import Log, StandardLibrary
 from broker.node import Node
 from leveldb_store.memory import MemoryStore
 from pyx import counters as count
@@ -86,6 +87,7 @@ class Worker:
         self.loop = asyncio.get_running_loop()
         self.stopped: asyncio.Future[int] = self.loop.create_future()
         self.log = Log.of(settings).bind(worker=seat.index)
+        logging.getLogger().handlers[:] = [StandardLibrary(self.log)]  # asyncio and uvloop speak there
         tune_allocator()
         now = time.monotonic()
         self.node = Node(
@@ -93,9 +95,7 @@ class Worker:
             self._hand_over,
         )  # fmt: skip
         self.reactor = Reactor(self.node.router, self.node.dispatch)
-        self.reactor.connect_ms_max = int(settings.limits.connect_seconds_max * 1000)
-        if settings.limits.connections_max:
-            self.reactor.connections_max = -(-settings.limits.connections_max // seat.workers)
+        self._tell_reactor()
         self.reactor.schedule = lambda: self.loop.call_soon(self._poll)
         self.node.opened = self.reactor.start_keep_alive
         self.node.peers_changed = self._peers_changed
@@ -112,7 +112,7 @@ class Worker:
         self._armed = False
         self._sent_at = 0.0
         self._coalesce = settings.limits.mesh_coalesce_microseconds_max * 1e-6
-        self._spec = _SPEC.pack(0, 0, 0, settings.limits.mesh_coalesce_microseconds_max * 1000)
+        self._spec = _SPEC.pack(0, 0, 0, max(1, settings.limits.mesh_coalesce_microseconds_max * 1000))
 
     # ------------------------------------------------------------ start and stop
 
@@ -175,11 +175,23 @@ class Worker:
                 self.mesh.down(int(message["worker"]), int(message["incarnation"]))
                 self.reactor.finish()
             elif event == "reload":
-                self.settings = self.settings.reloaded(message["settings"])
-                self.log.configure(self.settings.log_level, self.settings.limits.log_lines_per_second_max)
-                self.log.info("reloaded")
+                self._reload(self.settings.reloaded(message["settings"]))
             elif event == "closed":
                 os._exit(1)  # the supervisor is gone
+
+    def _reload(self, settings: Settings) -> None:
+        self.settings = settings
+        self.node.reload(settings)
+        self._tell_reactor()
+        self.log.configure(settings.log_level, settings.limits.log_lines_per_second_max)
+        self._coalesce = settings.limits.mesh_coalesce_microseconds_max * 1e-6
+        self._spec = _SPEC.pack(0, 0, 0, max(1, settings.limits.mesh_coalesce_microseconds_max * 1000))
+        self.log.info("reloaded")
+
+    def _tell_reactor(self) -> None:
+        limits = self.settings.limits
+        self.reactor.connect_ms_max = int(limits.connect_seconds_max * 1000)
+        self.reactor.connections_max = -(-limits.connections_max // self.seat.workers) if limits.connections_max else 0xFFFFFFFF
 
     def _on_sigterm(self) -> None:
         self._stop(5.0)
@@ -191,6 +203,8 @@ class Worker:
         self._stopping = True
         self.log.info("stopping", connections=len(self.reactor))
         self.reactor.stop_listening()
+        for sock in self.seat.listeners:
+            sock.close()
         self._poll()  # what lies in the sockets is answered
         for conn in self.reactor.all_connections():
             if conn.state == 2:
@@ -303,10 +317,14 @@ class Worker:
     def _pass_on(self, waiting: _Waiting) -> bool:
         conn = waiting.conn
         host, _, port = conn.address.rpartition(":")
-        sent = handoff.send(
-            self.seat.handoff_send[waiting.worker], conn.fd, waiting.raw + conn.unread(),
-            waiting.deadline - time.monotonic(), (host.strip("[]"), int(port or 0)), 0,
-        )  # fmt: skip
+        try:
+            sent = handoff.send(
+                self.seat.handoff_send[waiting.worker], conn.fd, waiting.raw + conn.unread(),
+                waiting.deadline - time.monotonic(), (host.strip("[]"), int(port or 0)), 0,
+            )  # fmt: skip
+        except OSError as error:
+            self.log.error("handoff_failed", worker_to=waiting.worker, reason=str(error))
+            return False
         if sent:
             self.node.counters.add(count.CONNECTIONS_HANDED_OVER)
             self.reactor.release(conn)

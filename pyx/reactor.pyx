@@ -457,7 +457,8 @@ cdef class Reactor:
             self.interest(conn)
         if not full:
             if conn.state == CLOSING:
-                self.half_close(conn)
+                if not conn.lingering:
+                    self.half_close(conn)
                 return 0
             if conn.dropping:
                 conn.dropping = False
@@ -491,10 +492,10 @@ cdef class Reactor:
                     continue
                 self.router.handler.closed(conn, reason & 0xFF, why)
                 conn.drop_acks()
+                if not conn.want_write and conn.fd >= 0:
+                    self.flush(conn)                # goes on to half_close when everything left
                 if reason & NO_LINGER:
                     self.end(conn)
-                elif not conn.want_write:
-                    self.flush(conn)                # goes on to half_close when everything left
                 if conn.state != CLOSED and not conn.lingering:
                     # the kernel is full: give what is left a second
                     self.timers.schedule(&conn.timer, self.router.now_ms + LINGER_MS)

@@ -114,6 +114,16 @@ cdef int32_t find_expiry(const Content* c) except -2:
     return -1
 
 
+cdef uint32_t plain_offline(const Filter* f) noexcept nogil:
+    # offline sessions that hold the filter itself with QoS > 0: members of its groups do not count
+    cdef uint32_t n = f.offline_durable
+    cdef const Group* g = f.groups
+    while g != NULL:
+        n -= g.offline_durable
+        g = g.next
+    return n
+
+
 @cython.final
 cdef class Peer:
     def __cinit__(self):
@@ -359,7 +369,7 @@ cdef class Router:
             if c.qos == 0:
                 self.counters.at[count.MATCHED] += l.count - n
                 self.counters.at[count.DROPPED_OFFLINE_QOS0] += l.count - n
-            elif f.offline_durable:
+            elif plain_offline(f):
                 want = True
         if want:
             self.log(f)
@@ -420,7 +430,7 @@ cdef class Router:
                 if c.qos == 0:
                     self.counters.at[count.MATCHED] += l.count - l.online
                     self.counters.at[count.DROPPED_OFFLINE_QOS0] += l.count - l.online
-                elif m.filters[i].offline_durable:
+                elif plain_offline(m.filters[i]):
                     want |= <uint64_t>1 << (i if i < 63 else 63)
         for k in range(n):
             e = &self.merged[k]
@@ -788,7 +798,9 @@ cdef class Router:
         self.acks_due = False
         for p in range(self.workers):
             peer = <Peer>self.peers[p] if self.peers[p] is not None else None
-            acknowledged[p] = <uint64_t>-1 if peer is None or not self.live_peers >> p & 1 else peer.acknowledged
+            acknowledged[p] = peer.acknowledged if peer is not None else 0
+            if peer is None or not self.live_peers >> p & 1 or peer.acknowledged >= peer.sent:
+                acknowledged[p] = <uint64_t>-1              # it has everything there is
             if peer is not None and self.live_for_interest >> p & 1 and peer.interest < interest:
                 interest = peer.interest
         for i in range(self.waiting.count):

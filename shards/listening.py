@@ -131,9 +131,8 @@ def _listener(address: Address, port: int) -> socket.socket:
     listener = _socket(address)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.setsockopt(
-            socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-        )  # accepted sockets inherit it: no call per connection
+        # Accepted sockets inherit it: no call per connection.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind(address.at(port))
         listener.listen(BACKLOG)
         listener.setblocking(False)

@@ -344,9 +344,8 @@ class Supervisor:
     def _reap(self) -> None:
         while True:
             try:
-                pid, status = os.waitpid(
-                    -1, os.WNOHANG
-                )  # -1: as PID 1 of a container we also inherit strangers' children
+                # Any child: as process 1 of a container, orphans of strangers are ours too.
+                pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
