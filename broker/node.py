@@ -213,7 +213,8 @@ class Node:
         """A session's backlog reached its limit."""
         self.log.warning("queue_full", client=session.client_id, dropped=dropped)
         if self.settings.queue_full == "disconnect" and session.connection is not None:
-            self.connecting.end_connection(session.connection, ReasonCode.QUOTA_EXCEEDED, "queue full")
+            # not at once: this is said in the middle of a walk over subscribers
+            self.router.close(session.connection, ReasonCode.QUOTA_EXCEEDED, "queue full")
 
     def retained_full(self, topic: bytes) -> None:
         """retained_messages_max or retained_bytes_max: the message is delivered but not kept."""

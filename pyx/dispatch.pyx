@@ -11,7 +11,7 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.ref cimport Py_INCREF, Py_XDECREF, PyObject
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, memmove
+from libc.string cimport memcmp, memmove
 
 from pyx cimport counters as count
 from pyx.codec cimport (Ack, Publish, connect_version, decode_ack, decode_auth, decode_connect, decode_disconnect, decode_pingreq, decode_publish,
@@ -39,6 +39,15 @@ cdef enum:
     NOT_AUTHORIZED = 0x87
     PROTOCOL_ERROR = 0x82
     DIRECT = 65536              # a packet of more bytes is received into the connection's own buffer
+
+
+cdef int not_connect(const uint8_t* p, uint32_t n) except -1:
+    # say what it is where that helps: a TLS record of a handshake, or a web browser
+    if p[0] == 0x16 and (n < 2 or p[1] == 3):
+        return protocol_error(PROTOCOL_ERROR, "TLS on a plain port")
+    if n >= 4 and (memcmp(p, b"GET ", 4) == 0 or memcmp(p, b"POST", 4) == 0 or memcmp(p, b"HEAD", 4) == 0):
+        return protocol_error(PROTOCOL_ERROR, "HTTP on a plain port")
+    return protocol_error(PROTOCOL_ERROR, "first packet is not CONNECT")
 
 
 @cython.final
@@ -136,13 +145,15 @@ cdef class Dispatch:
                 header = fixed_header(p + at, n - at, conn.version == 5, &remaining)
                 if header == 0:
                     if conn.state == OPENING and n - at >= 1 and p[at] >> 4 != CONNECT:
-                        protocol_error(PROTOCOL_ERROR, "first packet is not CONNECT")
+                        not_connect(p + at, n - at)
                     break
                 if header < 0:
+                    if conn.state == OPENING and p[at] >> 4 != CONNECT:
+                        not_connect(p + at, n - at)
                     malformed("Remaining Length of more bytes than it may have")
                 total = <uint64_t>header + remaining
                 if conn.state == OPENING and p[at] >> 4 != CONNECT:
-                    protocol_error(PROTOCOL_ERROR, "first packet is not CONNECT")
+                    not_connect(p + at, n - at)
                 if total > self.router.limits.packet_bytes_max:
                     protocol_error(PACKET_TOO_LARGE, "packet larger than packet_bytes_max")
                 if total > n - at:

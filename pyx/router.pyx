@@ -549,6 +549,7 @@ cdef class Router:
         # from in sync to behind: above 64 filters it gets a log index of its own, so that no filter's index must be merged
         if s.own.count > 64 and s.own_key is None:
             s.own_key = LogKey(b"\0" + s.client_id.encode())
+            (<LogKey>s.own_key).session = <void*>s
         return 0
 
     cdef int drop(self, Connection conn, int counter) except -1:
@@ -676,7 +677,7 @@ cdef class Router:
         s.enqueue(m, <PyObject*>identifiers if identifiers is not None else NULL, qos | (4 if retain else 0) | flags)
         if not s.behind:
             s.behind = True
-            s.cursor = self.next_position - 1 if not self.logged else self.here
+            s.cursor = self.next_position - 1
             self.fell_behind(s)
         if s.connection is not None:
             self.set_ready(s)
@@ -1004,6 +1005,7 @@ cdef class Router:
         s.since = None
         s.holes = None
         if s.own_key is not None:
+            (<LogKey>s.own_key).session = NULL
             self.store.forget((<LogKey>s.own_key).name)
             s.own_key = None
         return 0
@@ -1302,6 +1304,7 @@ cdef class Router:
         self.subscriptions.remove_all(&s.own)
         s.clear()
         if s.own_key is not None:
+            (<LogKey>s.own_key).session = NULL
             self.store.forget((<LogKey>s.own_key).name)
             s.own_key = None
         s.behind = False
@@ -1380,8 +1383,16 @@ cdef class Router:
         cdef LogKey key
         cdef uint64_t many = self.limits.queue_messages_max // 16 + 1, much = self.limits.queue_bytes_max // 16 + 1
         for key in keys:
-            if key.name[:1] != b"\0" and (key.grown >= many or key.grown_bytes >= much):
+            if key.grown < many and key.grown_bytes < much:
+                continue
+            if key.session == NULL:
                 self.sweep_key(key)
+            else:
+                key.grown = 0
+                key.grown_bytes = 0
+                self.bound(<Session>key.session)
+                self.store.trim(key.name, (<Session>key.session).cursor)
+        return 0
 
     cdef int sweep_key(self, LogKey key) except -1:
         cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>key.name, len(key.name))
@@ -1569,7 +1580,7 @@ cdef class Router:
         """While a peer's outbox is full, connections that publish to it are not read."""
         if full:
             self.full_peers |= <uint64_t>1 << peer
-        else:
+        elif self.full_peers >> peer & 1:
             self.full_peers &= ~(<uint64_t>1 << peer)
             self.resumed.extend(self.paused)
             self.paused = []

@@ -309,7 +309,7 @@ def test_connect_with_every_property(connect: Connect) -> None:
 
 @pytest.mark.mqtt("MQTT-3.1.4-5")
 def test_packets_may_follow_connect_at_once(open_connection: OpenConnection, any_version: int, name: str) -> None:
-    """CONNECT, SUBSCRIBE, PUBLISH and PINGREQ in one segment are all answered, CONNACK first, the others in any order."""
+    """CONNECT, SUBSCRIBE, PUBLISH and PINGREQ in one segment are all answered: CONNACK first, then in any order."""
     client = open_connection(any_version)
     client.send(
         wire.connect(any_version, name),

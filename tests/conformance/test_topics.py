@@ -104,7 +104,7 @@ def test_many_levels(connect: Connect, version: int, name: str) -> None:
 
 
 @pytest.mark.mqtt("MQTT-4.7.3-3")
-@pytest.mark.parametrize("length", [1000, 30000])
+@pytest.mark.parametrize("length", [1000, 4000])
 def test_long_topics(connect: Connect, version: int, name: str, length: int) -> None:
     """A topic may be long."""
     topic = f"{name}/{'x' * length}"
@@ -155,7 +155,7 @@ def test_topics_must_be_utf8(connect: Connect, version: int, kind: str, topic: b
 
 @pytest.mark.mqtt("MQTT-4.7.3-4")
 def test_rarely_used_characters(connect: Connect, version: int, name: str) -> None:
-    """Spaces, quotes, the first and last characters of each UTF-8 length, but for control characters: all are topics."""
+    """Spaces, quotes, first and last characters of each UTF-8 length (no control characters): all are topics."""
     client = connect(version)
     client.subscribe(f"{name}/#")
     for text in (" ", "~", "\u00a0", "\u07ff", "\u0800", "\ud7ff", "\ue000", "\U00010000", "\U0010fffd", "'\"\\"):
