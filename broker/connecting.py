@@ -30,6 +30,8 @@ AT_ONCE = 0x100
 
 _OPEN = 2
 _CLOSING = 3
+_PACKET_BYTES_MAX = 268_435_460
+"""The largest packet that MQTT can say: 5 bytes of fixed header and 268,435,455 more."""
 _V3_SILENT = frozenset({ReasonCode.MALFORMED_PACKET, ReasonCode.PROTOCOL_ERROR})
 
 
@@ -110,7 +112,7 @@ class Connecting:
             details.will = None
         if version == 5:
             session.inflight_max = min(properties.get("receive_maximum", 65535), limits.inflight_max)
-            conn.packet_bytes_max = properties.get("maximum_packet_size", 0xFFFFFFFF)
+            conn.packet_bytes_max = min(properties.get("maximum_packet_size", _PACKET_BYTES_MAX), _PACKET_BYTES_MAX)
             conn.topic_alias_max = limits.topic_alias_max
             conn.problem_information = bool(properties.get("request_problem_information", 1))
         else:

@@ -20,7 +20,7 @@ cdef class Connection:
         self.context = None
         self.fd = -1
         self.problem_information = True
-        self.packet_bytes_max = 0xFFFFFFFF
+        self.packet_bytes_max = 268_435_460        # the largest packet that MQTT can say
         self.timer.owner = <void*>self
 
     def __dealloc__(self):

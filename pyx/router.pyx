@@ -504,7 +504,7 @@ cdef class Router:
         f = &self.frames[v5 | (2 if qos else 0)]
         if not f.ready:
             frame_make(f, c, v5, qos != 0, c.payload_len < self.limits.share_large_bytes, self.wall_ms)
-        if f.total + ids_len + 4 > conn.packet_bytes_max and (f.total + ids_len > conn.packet_bytes_max or ids_len):
+        if f.total > conn.packet_bytes_max or ids_len and self.packet_total(c, True, qos != 0, ids_len) > conn.packet_bytes_max:
             return self.drop(conn, count.DROPPED_PACKET_TOO_LARGE)
         if qos:
             slot = s.open_slot()
@@ -1085,6 +1085,8 @@ cdef class Router:
 
     cdef uint64_t packet_total(self, const Content* c, bint v5, bint with_id, uint32_t ids_len) noexcept:
         cdef uint64_t remaining = remaining_length(c, v5, with_id, ids_len if v5 else 0)
+        if remaining > 268_435_455:
+            return <uint64_t>-1                 # no packet can say it
         return 1 + varint_size(<uint32_t>remaining) + remaining
 
     cdef int send_held(self, Session s, Connection conn, Message m, uint8_t qos, bint retain, bint dup, uint16_t packet_id, PyObject* ids) except -1:

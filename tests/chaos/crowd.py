@@ -1,0 +1,471 @@
+"""Many clients in one thread, for tests that disturb the broker while traffic flows.
+
+A ``Crowd`` turns over all its clients until a condition holds (``until``) or for a while (``let_run``); nothing happens
+in between, so a test reads like a story: let it run, kill a worker, let it run, look. Payloads are ``publisher number,
+sequence number, padding``; every subscriber keeps the sequence numbers of each publisher in the order of arrival, every
+publisher those it sent and those that were acknowledged. So what is lost, repeated or out of order can be computed.
+
+What it believes about MQTT comes from ``tests.wire``; only the few packets that come in masses are read by hand here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import selectors
+import socket
+import struct
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+from shards.placement import home
+from tests import wire
+
+RECEIVE_BYTES = 1 << 18
+CHUNK_BYTES = 1 << 16
+DEADLINE_SECONDS = 30.0
+
+_STAMP = struct.Struct(">II")
+_U16 = struct.Struct(">H")
+
+
+def ids_on(worker: int, workers: int, prefix: str) -> Iterator[str]:
+    """Client ids whose home is that worker."""
+    return (each for n in itertools.count() if home(each := f"{prefix}{n}", workers) == worker)
+
+
+class Member:
+    """A connection of a crowd. ``closed`` says why it is none any more, ``kinds`` what came but PUBLISH."""
+
+    def __init__(self, crowd: Crowd, client_id: str, *, version: int = 4, receive_buffer: int = 0, **options: Any) -> None:
+        self.crowd = crowd
+        self.client_id = client_id
+        self.version = version
+        self.connack: wire.Packet | None = None
+        self.packets: list[wire.Packet] = []
+        self.closed = ""
+        self.reading = True
+        self.bytes_in = 0
+        self._in = bytearray()
+        self._out = bytearray()
+        self._watching = selectors.EVENT_READ
+        self.socket = socket.socket()
+        if receive_buffer:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.socket.connect(crowd.address)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket.setblocking(False)
+        crowd.add(self)
+        self.send(wire.connect(version, client_id, **options))
+
+    # -- out
+
+    def send(self, data: bytes) -> None:
+        """Send, or keep for when the kernel takes it."""
+        if self.closed:
+            return
+        if not self._out:
+            try:
+                sent = self.socket.send(data)
+            except BlockingIOError:
+                sent = 0
+            except OSError as error:
+                self._lost(f"send: {error.strerror}")
+                return
+            if sent == len(data):
+                return
+            data = data[sent:]
+        self._out += data
+        self._watch()
+
+    @property
+    def unsent(self) -> int:
+        """Bytes that the kernel has not taken yet."""
+        return len(self._out)
+
+    def _watch(self) -> None:
+        wanted = (selectors.EVENT_READ if self.reading else 0) | (selectors.EVENT_WRITE if self._out else 0)
+        if wanted != self._watching and not self.closed:
+            if not self._watching:
+                self.crowd.selector.register(self.socket, wanted, self)
+            elif not wanted:
+                self.crowd.selector.unregister(self.socket)
+            else:
+                self.crowd.selector.modify(self.socket, wanted, self)
+            self._watching = wanted
+
+    def read_on(self, reading: bool) -> None:
+        """Stop reading, or begin again."""
+        self.reading = reading
+        self._watch()
+
+    # -- in
+
+    def ready(self, events: int) -> None:
+        """The socket is readable or writable."""
+        if events & selectors.EVENT_WRITE and self._out:
+            try:
+                del self._out[: self.socket.send(self._out)]
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                self._lost(f"send: {error.strerror}")
+                return
+            self._watch()
+        if events & selectors.EVENT_READ:
+            try:
+                data = self.socket.recv(RECEIVE_BYTES)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._lost(f"recv: {error.strerror}")
+                return
+            if not data:
+                self._lost("closed by the broker")
+                return
+            self.bytes_in += len(data)
+            self.take(data)
+
+    def take(self, data: bytes) -> None:
+        """Bytes that came: handle the whole packets, keep the rest."""
+        self._in += data
+        buffer, at, end = bytes(self._in), 0, len(self._in)
+        while end - at >= 2:
+            length, shift, body = 0, 0, at + 1
+            while body < end:
+                digit = buffer[body]
+                body += 1
+                length |= (digit & 0x7F) << shift
+                shift += 7
+                if not digit & 0x80:
+                    break
+            else:
+                break
+            if body + length > end:
+                break
+            first = buffer[at]
+            at = body + length
+            self.packet(first, buffer, body, at)
+            if self.closed:
+                return
+        del self._in[:at]
+
+    def packet(self, first: int, buffer: bytes, body: int, end: int) -> None:
+        """One packet: ``buffer[body:end]`` is what follows its fixed header."""
+        packet = wire.decode(self.version, first & 0x0F, wire.KINDS[first >> 4], buffer[body:end])
+        if packet.kind == "CONNACK":
+            self.connack = packet
+            if packet.reason == 0:
+                self.accepted()
+        else:
+            self.packets.append(packet)
+
+    def accepted(self) -> None:
+        """CONNACK 0 has come."""
+
+    def pump(self, now: float) -> float:
+        """Do what is due; returns when the next is (inf: nothing)."""
+        return float("inf")
+
+    def _lost(self, why: str) -> None:
+        self.closed = why
+        if self._watching:
+            self.crowd.selector.unregister(self.socket)
+        self._watching = 0
+        self.socket.close()
+
+    def close(self) -> None:
+        """Close the socket without DISCONNECT."""
+        if not self.closed:
+            self._lost("closed by the test")
+
+    @property
+    def accepted_by_broker(self) -> bool:
+        """CONNACK 0 has come."""
+        return self.connack is not None and self.connack.reason == 0
+
+
+class Subscriber(Member):
+    """Subscribes once it is connected. ``received``: by publisher, the sequence numbers in the order of arrival."""
+
+    def __init__(self, crowd: Crowd, client_id: str, *filters: str, qos: int = 0, **options: Any) -> None:
+        self.filters = filters
+        self.qos = qos
+        self.subscribed = False
+        self.received: dict[int, list[int]] = defaultdict(list)
+        self.count = 0
+        self.gap_max = 0.0
+        self.arrived_at = 0.0
+        self.delays: list[float] | None = None  # a list: from the time in the payload (rate publishers) to arrival
+        self.paused_acks = False
+        self.held: set[int] = set()  # Packet Identifiers of QoS 2 between PUBREC and PUBREL
+        super().__init__(crowd, client_id, **options)
+
+    def accepted(self) -> None:
+        if self.filters:
+            self.send(wire.subscribe(self.version, 1, *((each, self.qos) for each in self.filters)))
+        else:
+            self.subscribed = True
+
+    def take(self, data: bytes) -> None:
+        before = self.count
+        super().take(data)
+        if self.count > before:
+            now = time.monotonic()
+            if self.arrived_at:
+                self.gap_max = max(self.gap_max, now - self.arrived_at)
+            self.arrived_at = now
+
+    def watch_gaps(self) -> None:
+        """Begin to measure the longest pause between two arrivals."""
+        self.gap_max, self.arrived_at = 0.0, time.monotonic()
+
+    def gap(self) -> float:
+        """The longest pause since ``watch_gaps``, the one that goes on included."""
+        return max(self.gap_max, time.monotonic() - self.arrived_at)
+
+    def packet(self, first: int, buffer: bytes, body: int, end: int) -> None:
+        kind = first >> 4
+        if kind == 3:
+            qos = first >> 1 & 3
+            at = body + 2 + (buffer[body] << 8 | buffer[body + 1])
+            packet_id = 0
+            if qos:
+                packet_id = buffer[at] << 8 | buffer[at + 1]
+                at += 2
+            if self.version == 5:
+                at += 1 + buffer[at]  # fewer than 128 bytes of properties
+            if qos == 2 and packet_id in self.held:
+                assert first & 0x08, f"{self.client_id}: the Packet Identifier {packet_id} is in use"
+            else:
+                publisher, sequence = _STAMP.unpack_from(buffer, at)
+                self.received[publisher].append(sequence)
+                self.count += 1
+                if self.delays is not None:
+                    self.delays.append(time.monotonic() - struct.unpack_from(">d", buffer, at + 8)[0])
+            if qos == 1:
+                self.send(b"\x40\x02" + _U16.pack(packet_id))
+            elif qos == 2:
+                self.held.add(packet_id)
+                self.send(b"\x50\x02" + _U16.pack(packet_id))
+        elif kind == 6:
+            packet_id = buffer[body] << 8 | buffer[body + 1]
+            self.held.discard(packet_id)
+            self.send(b"\x70\x02" + _U16.pack(packet_id))
+        else:
+            super().packet(first, buffer, body, end)
+            if kind == 9:
+                assert max(self.packets[-1].codes) < 3, f"{self.client_id}: {self.packets[-1]}"
+                self.subscribed = True
+
+
+_numbers = itertools.count(1)
+
+
+class Publisher(Member):
+    """Publishes to one topic, once ``begin`` is said.
+
+    ``rate``: messages per second, 0: as fast as ``window`` unacknowledged ones (QoS 1, 2) or ``room`` (QoS 0: how many
+    more may be sent now) allow. ``count``: how many in all. ``acknowledged``: the sequence numbers the broker has taken.
+    """
+
+    def __init__(
+        self, crowd: Crowd, client_id: str, topic: str, *, qos: int = 0, rate: float = 0.0, window: int = 50,
+        payload_bytes: int = 16, count: int = 1 << 31, room: Callable[[], int] | None = None, **options: Any,
+    ) -> None:  # fmt: skip
+        self.number = next(_numbers)
+        self.topic = topic
+        self.qos = qos
+        self.rate = rate
+        self.window = window
+        self.count = count
+        self.room = room
+        self.sent = 0
+        self.acknowledged: list[int] = []
+        self.refused: list[tuple[int, int]] = []
+        self.late_max = 0.0
+        self._due = float("inf")
+        self._open: dict[int, int] = {}  # Packet Identifier -> sequence number
+        self._sent_at: dict[int, float] = {}
+        self.ack_seconds_max = 0.0
+        self._next_id = 0
+        self._head = wire.binary(topic)
+        self._padding = bytes(max(0, payload_bytes - 16))
+        super().__init__(crowd, client_id, **options)
+        length = len(self._head) + (2 if qos else 0) + (1 if self.version == 5 else 0) + 16 + len(self._padding)
+        self._fixed = bytes([0x30 | qos << 1]) + wire.varint(length) + self._head
+        self.packet_bytes = len(self._fixed) + length - len(self._head)
+
+    def begin(self) -> None:
+        """From now on it publishes."""
+        self._due = time.monotonic()
+
+    def stop(self) -> None:
+        """No new messages."""
+        self.count = self.sent
+
+    @property
+    def done(self) -> bool:
+        """All is sent and answered."""
+        return self.sent >= self.count and not self._open and not self.unsent
+
+    @property
+    def unanswered(self) -> int:
+        """Messages sent whose handshake is open."""
+        return len(self._open)
+
+    def _message(self, now: float) -> bytes:
+        packet_id = b""
+        if self.qos:
+            self._next_id = self._next_id % 65535 + 1
+            packet_id = _U16.pack(self._next_id)
+            self._open[self._next_id] = self.sent
+            self._sent_at[self._next_id] = now
+        stamp = _STAMP.pack(self.number, self.sent) + struct.pack(">d", now)
+        self.sent += 1
+        properties = b"\0" if self.version == 5 else b""
+        return b"".join((self._fixed, packet_id, properties, stamp, self._padding))
+
+    def pump(self, now: float) -> float:
+        if now < self._due or self.closed or not self.accepted_by_broker or self.sent >= self.count:
+            return self._due if self._due > now and not self.closed else float("inf")
+        if self.rate:
+            self.late_max = max(self.late_max, now - self._due)
+            while self._due <= now and self.sent < self.count and (not self.qos or len(self._open) < 60_000):
+                self.send(self._message(self._due))
+                self._due += 1.0 / self.rate
+            return self._due
+        if self.unsent > 4 * CHUNK_BYTES:
+            return float("inf")
+        allowed = self.window - len(self._open) if self.qos else 1 << 30
+        if self.room is not None:
+            allowed = min(allowed, self.room())
+        allowed = min(allowed, self.count - self.sent, max(1, CHUNK_BYTES // self.packet_bytes))
+        if allowed > 0:
+            self.send(b"".join([self._message(now) for _ in range(allowed)]))
+            return now
+        return float("inf")
+
+    def packet(self, first: int, buffer: bytes, body: int, end: int) -> None:
+        kind = first >> 4
+        if kind not in (4, 5, 7):
+            super().packet(first, buffer, body, end)
+            return
+        packet_id = buffer[body] << 8 | buffer[body + 1]
+        reason = buffer[body + 2] if end - body > 2 else 0
+        assert packet_id in self._open, f"{self.client_id}: an answer to {packet_id}, which is not open"
+        if kind == 7:
+            del self._open[packet_id]
+            return
+        sequence = self._open[packet_id]
+        self.ack_seconds_max = max(self.ack_seconds_max, time.monotonic() - self._sent_at.pop(packet_id))
+        if reason >= 0x80:
+            self.refused.append((sequence, reason))
+            del self._open[packet_id]
+            return
+        self.acknowledged.append(sequence)
+        if kind == 4:
+            del self._open[packet_id]
+        else:
+            self.send(b"\x62\x02" + _U16.pack(packet_id))
+
+
+class Crowd:
+    """All clients of a test. Use it as a context: it closes them at the end."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.address = address
+        self.selector = selectors.DefaultSelector()
+        self.members: list[Member] = []
+        self.on_turn: list[Callable[[float], None]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for member in self.members:
+            member.close()
+        self.selector.close()
+
+    def add(self, member: Member) -> None:
+        """A new member; called by itself."""
+        self.members.append(member)
+        self.selector.register(member.socket, selectors.EVENT_READ, member)
+
+    def publishers(self) -> list[Publisher]:
+        """Those who publish."""
+        return [each for each in self.members if isinstance(each, Publisher)]
+
+    def turn(self, seconds_max: float = 0.05) -> None:
+        """One round: pump the publishers, then handle what the sockets have."""
+        now = time.monotonic()
+        due = now + seconds_max
+        for member in self.publishers():
+            due = min(due, member.pump(now))
+        for key, events in self.selector.select(max(0.0, due - time.monotonic())):
+            key.data.ready(events)
+        for call in self.on_turn:
+            call(now)
+
+    def until(self, condition: Callable[[], object], what: str, seconds: float = DEADLINE_SECONDS) -> float:
+        """Turn until ``condition()``; returns the seconds it took. TimeoutError naming ``what`` after ``seconds``."""
+        began = time.monotonic()
+        while not condition():
+            if time.monotonic() - began > seconds:
+                raise TimeoutError(f"not within {seconds} s: {what}")
+            self.turn()
+        return time.monotonic() - began
+
+    def let_run(self, seconds: float) -> None:
+        """Let the traffic go on for so long."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            self.turn(min(0.05, left))
+
+    def settle(self) -> None:
+        """Every connection is accepted, every subscription answered."""
+        self.until(
+            lambda: all(
+                each.closed or (each.subscribed if isinstance(each, Subscriber) else each.accepted_by_broker)
+                for each in self.members
+            ),
+            "everybody is connected and has subscribed",
+        )
+        assert not [each.client_id for each in self.members if each.closed], "somebody was not let in"
+
+    def begin(self) -> None:
+        """All publishers publish."""
+        for each in self.publishers():
+            each.begin()
+
+    def finish(self, seconds: float = DEADLINE_SECONDS) -> None:
+        """The publishers stop, and wait until all they sent is answered."""
+        for each in self.publishers():
+            each.stop()
+        self.until(
+            lambda: all(each.done or each.closed for each in self.publishers()),
+            f"all is answered: {[(each.client_id, each.unanswered) for each in self.publishers() if not each.done]}",
+            seconds,
+        )
+
+
+def missing(subscriber: Subscriber, publisher: Publisher) -> set[int]:
+    """What was acknowledged (QoS 0: sent) and did not come."""
+    told = set(publisher.acknowledged) if publisher.qos else set(range(publisher.sent))
+    return told - set(subscriber.received[publisher.number])
+
+
+def repeated(subscriber: Subscriber, publisher: Publisher) -> int:
+    """How many came more than once."""
+    got = subscriber.received[publisher.number]
+    return len(got) - len(set(got))
+
+
+def in_order(subscriber: Subscriber, publisher: Publisher) -> bool:
+    """Whether the first arrivals are in the order of sending."""
+    first_arrivals = list(dict.fromkeys(subscriber.received[publisher.number]))
+    return first_arrivals == sorted(first_arrivals)
