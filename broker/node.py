@@ -8,6 +8,7 @@ The links are anything with the faces of `zmq_mesh.links.Link` (submit, commit, 
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -193,6 +194,14 @@ class Node:
     def auth(self, conn: Connection, packet: Any) -> None:
         """AUTH without an authentication method in CONNECT [MQTT-4.12.0-6]."""
         self.connecting.protocol_error_reason(conn, ReasonCode.PROTOCOL_ERROR, "AUTH without authentication method")
+
+    def internal_error(self, conn: Connection, error: Exception) -> None:
+        """A defect of ours showed while a packet of this connection was handled."""
+        self.log.error(
+            "internal_error", client=conn.session.client_id if conn.session is not None else None, address=conn.address,
+            traceback="".join(traceback.format_exception(error)),
+        )  # fmt: skip
+        self.connecting.end_connection(conn, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "internal error")
 
     def publish_refused(self, conn: Connection, topic: bytes, reason: int) -> None:
         """A publish that this client may not make."""

@@ -20,7 +20,8 @@ import signal
 import struct
 import sys
 import time
-from typing import TYPE_CHECKING
+import traceback
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 
@@ -119,6 +120,7 @@ class Worker:
     def start(self) -> None:
         """Watch everything; accept connections when every sibling was heard."""
         loop, seat = self.loop, self.seat
+        loop.set_exception_handler(self._on_exception)
         loop.add_reader(seat.control.fileno(), self._on_control)
         loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
@@ -131,6 +133,14 @@ class Worker:
         self._on_timer()
         gc.collect()
         gc.freeze()
+
+    def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        # a defect of ours outside of one connection's packets: what is in memory cannot be trusted, the supervisor starts anew
+        error = context.get("exception")
+        text = "".join(traceback.format_exception(error)) if error is not None else str(context.get("message"))
+        self.log.error("worker_failed", traceback=text)
+        self.seat.failed(f"internal error: {error!r}")
+        os._exit(70)
 
     def _start_mesh(self) -> None:
         limits = self.settings.limits

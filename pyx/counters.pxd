@@ -28,6 +28,7 @@ cpdef enum:
     ACCEPT_ERRORS
     KEEP_ALIVE_TIMEOUTS
     PROTOCOL_ERRORS
+    INTERNAL_ERRORS                 # exceptions of ours while a packet was handled: its connection was closed
     # traffic
     BYTES_RECEIVED
     BYTES_SENT

@@ -176,6 +176,11 @@ cdef class Dispatch:
             self.router.counters.at[count.PROTOCOL_ERRORS] += 1
             self.router.handler.protocol_error(conn, error)
             at = n
+        except Exception as error:
+            # ours, not the client's: this connection ends, the others of the worker go on
+            self.router.counters.at[count.INTERNAL_ERRORS] += 1
+            self.router.handler.internal_error(conn, error)
+            at = n
         if packets:
             conn.heard = self.router.now_ms
             self.router.counters.at[count.PACKETS_RECEIVED] += packets
