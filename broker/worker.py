@@ -125,7 +125,6 @@ class Worker:
         loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
         loop.add_reader(self.reactor.fileno(), self._poll)
-        loop.add_reader(seat.handoff_receive.fileno(), self._on_handoff)
         if seat.workers > 1:
             self._start_mesh()
         else:
@@ -170,6 +169,8 @@ class Worker:
         self._listening = True
         for sock in self.seat.listeners:
             self.reactor.listen(sock.fileno())
+        # Not earlier: siblings hand over to a worker that starts, and it must not ack what nobody else may have heard of.
+        self.loop.add_reader(self.seat.handoff_receive.fileno(), self._on_handoff)
         self.seat.ready()
 
     def _peers_changed(self) -> None:

@@ -46,7 +46,7 @@ cdef class Connection:
     cdef bint dirty                     # in the router's list of connections with output
     cdef bint want_write                # waits for EPOLLOUT
     cdef bint not_reading               # EPOLLIN is off
-    cdef bint paused                    # stopped reading because a peer's outbox is full
+    cdef public bint paused             # stopped reading because a peer's outbox is full
     cdef bint waiting                   # in the router's list of connections with pending acks
     cdef bint carried                   # part holds whole packets for the next tick
     cdef bint dropping                  # drops have begun and were logged

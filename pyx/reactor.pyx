@@ -460,7 +460,7 @@ cdef class Reactor:
                 if not conn.lingering:
                     self.half_close(conn)
                 return 0
-            if conn.dropping:
+            if conn.dropping and conn.state == OPEN and not (<Session>conn.session).behind:
                 conn.dropping = False
                 self.router.handler.dropping_ended(conn)
         if conn.state == OPEN and conn.out.pending <= self.router.limits.outbox_bytes_max // 2:

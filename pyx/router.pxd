@@ -153,3 +153,4 @@ cdef class Router:
     cdef int choose_local(self, Group* g) except -1
     cdef int forward(self, uint64_t mask) except -1
     cdef int drop(self, Connection conn, int counter) except -1
+    cdef int note_drops(self, Connection conn, int counter, uint64_t dropped) except -1

@@ -209,6 +209,12 @@ cdef class Router:
         self.dirty.count = 0
         return out
 
+    def outbox_taken(self, Connection conn not None):
+        """Its output was taken (`Connection.take_output`): its session may read on. For the simulation (see the reactor's flush)."""
+        cdef Session s = <Session>conn.session
+        if conn.state == OPEN and s is not None and s.behind and s.inflight < s.inflight_max:
+            self.set_ready(s)
+
     def write(self, Connection conn not None, bytes packet not None):
         """Put a packet into the outbox at once, before acks that still wait."""
         cdef uint32_t n = <uint32_t>len(packet)
@@ -554,11 +560,16 @@ cdef class Router:
 
     cdef int drop(self, Connection conn, int counter) except -1:
         self.counters.at[counter] += 1
-        conn.drops += 1
+        self.note_drops(conn, counter, 1)
+        return 1
+
+    cdef int note_drops(self, Connection conn, int counter, uint64_t dropped) except -1:
+        # the reactor says when they have ended: nothing waits in the outbox and nothing in the session
+        conn.drops += dropped
         if not conn.dropping:
             conn.dropping = True
             self.handler.dropping(conn, counter)
-        return 1
+        return 0
 
     # ------------------------------------------------------------ retained messages
 
@@ -999,6 +1010,9 @@ cdef class Router:
         return merge_batches(batches) if batches else None
 
     cdef int caught_up(self, Session s) except -1:
+        cdef Connection conn = <Connection>s.connection
+        if conn.dropping:
+            self.set_dirty(conn)
         s.behind = False
         s.batch = None
         s.batch_at = 0
@@ -1456,6 +1470,8 @@ cdef class Router:
         if dropped:
             self.counters.at[count.MATCHED] += dropped
             self.counters.at[count.DROPPED_QUEUE_FULL] += dropped
+            if s.connection is not None:
+                self.note_drops(<Connection>s.connection, count.DROPPED_QUEUE_FULL, dropped)
             self.handler.queue_full(s, dropped)
         return 0
 

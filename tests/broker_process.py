@@ -6,6 +6,7 @@ instead, to find out whether it is the broker or the test that is wrong.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.waiting import wait_until
 
@@ -131,6 +133,34 @@ class BrokerProcess:
     def processes(self) -> list[int]:
         """Supervisor and everything it forked."""
         return processes_of_session(self.pid)
+
+    def worker_pids(self) -> dict[int, int]:
+        """Process ids of the workers by index, from their titles."""
+        found = {}
+        for pid in self.processes():
+            try:
+                title = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if title.startswith(b"mqttd: worker "):
+                found[int(title.split()[-1])] = pid
+        return found
+
+    def pss_bytes(self) -> int:
+        """Memory of supervisor and workers, what they share counted once (kernel socket buffers are not in it)."""
+        kilobytes = 0
+        for pid in self.processes():
+            try:
+                rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            kilobytes += int(rollup.partition("\nPss:")[2].split()[0])
+        return kilobytes * 1024
+
+    def logged(self, event: str) -> list[dict[str, Any]]:
+        """The log lines of this event until now; the broker must have been started with ``--log-format json``."""
+        lines = [json.loads(line) for line in self.stderr().splitlines(keepends=True) if line.startswith("{") and line[-1] == "\n"]
+        return [line for line in lines if line["event"] == event]
 
     def stop(self, with_signal: int = signal.SIGTERM) -> int:
         """End it as an operator would; return the exit status. AssertionError when a process is left behind."""

@@ -198,8 +198,7 @@ class Subscriber(Member):
         self.count = 0
         self.gap_max = 0.0
         self.arrived_at = 0.0
-        self.delays: list[float] | None = None  # a list: from the time in the payload (rate publishers) to arrival
-        self.paused_acks = False
+        self.delays: list[float] | None = None  # a list: seconds from when a message was due to be sent to its arrival
         self.held: set[int] = set()  # Packet Identifiers of QoS 2 between PUBREC and PUBREL
         super().__init__(crowd, client_id, **options)
 
@@ -316,6 +315,10 @@ class Publisher(Member):
         """Messages sent whose handshake is open."""
         return len(self._open)
 
+    def room_before(self, reader: Subscriber, lag: int) -> int:
+        """How many more may be sent so that the reader is at most ``lag`` behind."""
+        return lag - (self.sent - len(reader.received[self.number]))
+
     def _message(self, now: float) -> bytes:
         packet_id = b""
         if self.qos:
@@ -379,6 +382,7 @@ class Crowd:
         self.address = address
         self.selector = selectors.DefaultSelector()
         self.members: list[Member] = []
+        self.publishers: list[Publisher] = []
         self.on_turn: list[Callable[[float], None]] = []
 
     def __enter__(self) -> Self:
@@ -394,17 +398,15 @@ class Crowd:
     def add(self, member: Member) -> None:
         """A new member; called by itself."""
         self.members.append(member)
+        if isinstance(member, Publisher):
+            self.publishers.append(member)
         self.selector.register(member.socket, selectors.EVENT_READ, member)
-
-    def publishers(self) -> list[Publisher]:
-        """Those who publish."""
-        return [each for each in self.members if isinstance(each, Publisher)]
 
     def turn(self, seconds_max: float = 0.05) -> None:
         """One round: pump the publishers, then handle what the sockets have."""
         now = time.monotonic()
         due = now + seconds_max
-        for member in self.publishers():
+        for member in self.publishers:
             due = min(due, member.pump(now))
         for key, events in self.selector.select(max(0.0, due - time.monotonic())):
             key.data.ready(events)
@@ -439,16 +441,16 @@ class Crowd:
 
     def begin(self) -> None:
         """All publishers publish."""
-        for each in self.publishers():
+        for each in self.publishers:
             each.begin()
 
     def finish(self, seconds: float = DEADLINE_SECONDS) -> None:
         """The publishers stop, and wait until all they sent is answered."""
-        for each in self.publishers():
+        for each in self.publishers:
             each.stop()
         self.until(
-            lambda: all(each.done or each.closed for each in self.publishers()),
-            f"all is answered: {[(each.client_id, each.unanswered) for each in self.publishers() if not each.done]}",
+            lambda: all(each.done or each.closed for each in self.publishers),
+            f"all is answered: {[(each.client_id, each.unanswered) for each in self.publishers if not each.done]}",
             seconds,
         )
 

@@ -1,0 +1,198 @@
+"""What is measured: every scenario with its brokers, and what its figures must reach.
+
+A scenario's variants are measured in turn, A B C A B C, so that whatever else the machine does hits all of them alike.
+A target compares the median of one figure of one variant with that of another variant, or with a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shards.placement import home
+from tests.benchmarks import memory
+from tests.benchmarks.ruler import Figures
+
+if TYPE_CHECKING:
+    from tests.benchmarks.ruler import Ruler
+
+CPU = "broker_us_per_msg"
+P50 = "lat_p50_us"
+
+Measure = Callable[["Ruler"], Figures]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One thing that is measured. `broker`: as Ruler.mqload knows it. `extra`: more arguments for mqload."""
+
+    name: str
+    broker: str
+    extra: str = ""
+    measure: Measure | None = None
+    """Instead of mqload."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """At most `at_most` times the figure of variant `than`, or, without one, at most that number."""
+
+    of: str
+    at_most: float
+    than: str | None = "mosquitto"
+    figure: str = CPU
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A row, or several that are measured together."""
+
+    name: str
+    title: str
+    arguments: str
+    variants: tuple[Variant, ...]
+    targets: tuple[Target, ...]
+    figures: tuple[str, ...] = (CPU, "out_per_s")
+    """What the table of all figures shows."""
+    seconds: float = 1.0
+    """Times the seconds of the run: more where little happens, for CPU is counted in steps of 10 ms."""
+    runs_max: int = 100
+    """Memory does not need five."""
+    remark: str = ""
+
+
+MOSQUITTO = Variant("mosquitto", "mosquitto")
+NATS = Variant("nats-server", "nats-server")
+OURS = Variant("mqttd", "mqttd/1")
+OURS_V5 = Variant("mqttd, v5", "mqttd/1", "--v5")
+OURS_TWO = Variant("mqttd, 2 workers", "mqttd/2")
+
+
+def share_that_crosses(pairs: int, workers: int = 2) -> float:
+    """How many of mqload's pairs have their publisher on one worker and their subscriber on another, 0 to 1."""
+    crossing = sum(home(f"mqlP{i}", workers) != home(f"mqlS{i}", workers) for i in range(pairs))
+    return crossing / pairs
+
+
+def _crosses(pairs: int) -> str:
+    return f"with two workers {share_that_crosses(pairs):.0%} of the pairs cross the mesh"
+
+
+RATE = (CPU, "out_per_s", P50, "lat_p99_us")
+
+SCENARIOS: tuple[Scenario, ...] = (
+    Scenario(
+        "pair0", "pair 20:20, QoS 0, saturated", "pair --pubs 20 --qos 0 {S}",
+        (MOSQUITTO, NATS, OURS, OURS_V5, OURS_TWO),
+        (
+            Target("mqttd", 1 / 40), Target("mqttd", 1 / 3, "nats-server"), Target("mqttd, v5", 1.2, "mqttd"),
+            Target("mqttd, 2 workers", 2.5, "mqttd"),
+        ),
+        remark=_crosses(20),
+    ),
+    Scenario(
+        "pair1", "pair 20:20, QoS 1, window 50", "pair --pubs 20 --qos 1 --window 50 {S}",
+        (MOSQUITTO, NATS, OURS, OURS_V5, OURS_TWO),
+        (Target("mqttd", 1 / 20), Target("mqttd, v5", 1.2, "mqttd"), Target("mqttd, 2 workers", 2.5, "mqttd")),
+        remark=_crosses(20),
+    ),
+    Scenario(
+        "pair2", "pair 20:20, QoS 2, window 50", "pair --pubs 20 --qos 2 --window 50 {S}",
+        (MOSQUITTO, OURS), (Target("mqttd", 1 / 20),),
+    ),
+    Scenario(
+        "fanin0", "fan-in 50 -> 1, QoS 0", "fanin --pubs 50 --subs 1 --qos 0 {S}",
+        (MOSQUITTO, NATS, OURS), (Target("mqttd", 1 / 30),),
+    ),
+    Scenario(
+        "out1000", "fan-out 1 -> 1000, QoS 0", "fanout --subs 1000 --qos 0 {S}",
+        (MOSQUITTO, NATS, OURS), (Target("mqttd", 1 / 40), Target("mqttd", 1 / 3, "nats-server")),
+    ),
+    Scenario(
+        "out100_4k", "fan-out 1 -> 100, QoS 0, 4 KB", "fanout --subs 100 --qos 0 --payload 4096 {S}",
+        (MOSQUITTO, NATS, OURS), (Target("mqttd", 1 / 5), Target("mqttd", 1 / 3, "nats-server")),
+    ),
+    Scenario(
+        "out100_q1", "fan-out 1 -> 100, QoS 1, window 50", "fanout --subs 100 --qos 1 --window 50 {S}",
+        (MOSQUITTO, NATS, OURS), (Target("mqttd", 1 / 15),),
+    ),
+    Scenario(
+        "shared1", "shared 20 -> 10, QoS 1, window 50", "shared --pubs 20 --subs 10 --qos 1 --window 50 {S}",
+        (MOSQUITTO, OURS), (Target("mqttd", 1 / 15),),
+    ),
+    Scenario(
+        "wild100k", "100,000 wildcard filters that do not match", "wild --filters 100000 --qos 0 {S}",
+        (MOSQUITTO, NATS, OURS), (Target("mqttd", 1 / 20),),
+    ),
+    Scenario(
+        "sparse500", "pair 500:500 at 20,000 msg/s", "pair --pubs 500 --qos 0 --rate 20000 {S}",
+        (MOSQUITTO, NATS, OURS, OURS_TWO),
+        (
+            Target("mqttd", 0.95), Target("mqttd", 1.0, figure=P50), Target("mqttd, 2 workers", 1.3),
+            Target("mqttd, 2 workers", 500, None, P50),
+        ),
+        figures=RATE, remark=_crosses(500),
+    ),
+    Scenario(
+        "sparse500_60k", "pair 500:500 at 60,000 msg/s", "pair --pubs 500 --qos 0 --rate 60000 {S}",
+        (MOSQUITTO, OURS, OURS_TWO), (Target("mqttd, 2 workers", 1.0), Target("mqttd, 2 workers", 500, None, P50)),
+        figures=RATE, remark=_crosses(500),
+    ),
+    Scenario(
+        "sparse_out500", "fan-out 1 -> 500 at 40/s", "fanout --subs 500 --qos 0 --rate 40 {S}",
+        (MOSQUITTO, NATS, OURS), (Target("mqttd", 0.85),), figures=RATE, seconds=1.5, remark="0.75 is the goal",
+    ),
+    Scenario(
+        "connect", "one connect, CONNACK, disconnect", "connect --conns 50 {S}",
+        (MOSQUITTO, NATS, OURS), (Target("mqttd", 1.5),), figures=(CPU, "per_s"),
+    ),
+    Scenario(
+        "large", "1 MB to 10,000 subscribers over 4 workers", "",
+        (Variant("mqttd, 4 workers", "mqttd/4", measure=memory.large_body),),
+        (Target("mqttd, 4 workers", memory.LARGE_GROWTH_BYTES_MAX, None, "growth_bytes"),),
+        figures=("growth_bytes", "socket_bytes", "seconds"), runs_max=2,
+        remark="2 bodies per worker + 1 KB per connection",
+    ),
+    Scenario(
+        "stalled", "one of 1,000 subscribers does not read, p50 of the others", "",
+        (
+            Variant("mqttd, all read", "mqttd/1", measure=memory.everybody_reads),
+            Variant("mqttd, one does not", "mqttd/1", measure=memory.one_does_not_read),
+        ),
+        (Target("mqttd, one does not", 1.1, "mqttd, all read", P50),), figures=(P50, "lat_p99_us", CPU),
+    ),
+    Scenario(
+        "idle15k", "memory per idle connection, 15,000", "idle --conns 15000 --keepalive 20 --seconds 2",
+        (MOSQUITTO, NATS, OURS_TWO), (Target("mqttd, 2 workers", 2048, None, "bytes_per_conn"),),
+        figures=("bytes_per_conn", "ramp_per_s"), runs_max=3,
+    ),
+    Scenario(
+        "filters1m", "1,000,000 filters in one worker", "",
+        (
+            Variant("mqttd, exact", "mqttd/1", measure=memory.exact_filters),
+            Variant("mqttd, wildcard", "mqttd/1", measure=memory.wildcard_filters),
+        ),
+        (
+            Target("mqttd, exact", 200, None, "bytes_per_filter"),
+            Target("mqttd, wildcard", 400, None, "bytes_per_filter"),
+            Target("mqttd, exact", 100, None, "match_ns"), Target("mqttd, wildcard", 1000, None, "match_ns"),
+        ),
+        figures=("bytes_per_filter", "match_ns", "subscribe_s"), runs_max=2,
+        remark="1,000 clients x 1,000 filters of 30 bytes; wildcard: half +, half #; match: their slowest shape",
+    ),
+    Scenario(
+        "idle_cpu", "10,000 idle connections, keep-alive 300 s: CPU", "idle --conns 10000 --keepalive 300 --seconds 10",
+        (MOSQUITTO, OURS), (Target("mqttd", 0.5, None, "hold_broker_cpu_pct"),),
+        figures=("hold_broker_cpu_pct",), runs_max=2, remark="percent of a core, PINGREQs included",
+    ),
+    Scenario(
+        "sockets", "kernel memory per connection", "",
+        (
+            Variant("mqttd, idle", "mqttd/1", measure=memory.idle_sockets),
+            Variant("mqttd, does not read", "mqttd/1", measure=memory.stalled_sockets),
+        ),
+        (), figures=("pss_bytes", "slab_bytes", "socket_bytes"), runs_max=1,
+        remark="kernel: of both ends, for the client runs on the same machine",
+    ),
+)  # fmt: skip

@@ -1,0 +1,173 @@
+"""The tables of the measurements: for the terminal and, between two marks, for docs/benchmarks.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.scenarios import Scenario, Target
+
+BEGIN = "<!-- measured: python -m tests.benchmarks.run -->"
+END = "<!-- end of what is measured -->"
+
+
+@dataclass
+class Result:
+    """One scenario, measured. Plain values, so that it survives as JSON."""
+
+    date: str
+    commit: str
+    runs: int
+    medians: dict[str, dict[str, float]] = field(default_factory=dict)
+    spreads: dict[str, dict[str, float]] = field(default_factory=dict)
+    complaints: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Result:
+        """From JSON."""
+        return cls(**values)
+
+
+#: figure -> (its title, format of a value)
+FIGURES: dict[str, tuple[str, str]] = {
+    "broker_us_per_msg": ("CPU", "{:.3g} us"),
+    "out_per_s": ("delivered", "{:,.0f}/s"),
+    "per_s": ("cycles", "{:,.0f}/s"),
+    "lat_p50_us": ("p50", "{:.0f} us"),
+    "lat_p99_us": ("p99", "{:.0f} us"),
+    "bytes_per_conn": ("PSS each", "{:,.0f} B"),
+    "ramp_per_s": ("connected", "{:,.0f}/s"),
+    "bytes_per_filter": ("PSS each", "{:.0f} B"),
+    "match_ns": ("match", "{:.0f} ns"),
+    "subscribe_s": ("subscribed in", "{:.1f} s"),
+    "growth_bytes": ("PSS growth", "{:,.0f} B"),
+    "socket_bytes": ("socket buffers", "{:,.0f} B"),
+    "slab_bytes": ("kernel objects", "{:,.0f} B"),
+    "pss_bytes": ("PSS", "{:,.0f} B"),
+    "seconds": ("time", "{:.1f} s"),
+    "hold_broker_cpu_pct": ("CPU", "{:.2f} %"),
+}
+
+
+def shown(figure: str, value: float | None) -> str:
+    """A value with its unit."""
+    return "-" if value is None or math.isnan(value) else FIGURES[figure][1].format(value)
+
+
+def ratio_shown(ratio: float) -> str:
+    """0.0125 -> 1/80, 0.87 -> 0.87."""
+    if 0 < ratio < 0.4:
+        inverse = 1 / ratio
+        return f"1/{inverse:.1f}" if inverse < 10 and abs(inverse - round(inverse)) > 0.01 else f"1/{inverse:.0f}"
+    return f"{ratio:.2f}"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A target beside what was measured."""
+
+    of: str
+    than: str
+    reached: str
+    at_most: str
+    met: bool | None
+    """None: not measured."""
+
+
+def judged(target: Target, result: Result) -> Judgement:
+    """Compare a target with the medians."""
+    value = result.medians.get(target.of, {}).get(target.figure)
+    spread = result.spreads.get(target.of, {}).get(target.figure, 0.0)
+    of = f"{target.of}: {shown(target.figure, value)} (+-{spread / 2:.0f} %)"
+    if target.than is None:
+        met = None if value is None else value <= target.at_most
+        return Judgement(of, "", shown(target.figure, value), shown(target.figure, target.at_most), met)
+    base = result.medians.get(target.than, {}).get(target.figure)
+    base_spread = result.spreads.get(target.than, {}).get(target.figure, 0.0)
+    than = f"{target.than}: {shown(target.figure, base)} (+-{base_spread / 2:.0f} %)"
+    if value is None or not base:
+        return Judgement(of, than, "-", ratio_shown(target.at_most), None)
+    return Judgement(of, than, ratio_shown(value / base), ratio_shown(target.at_most), value / base <= target.at_most)
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def targets_table(scenarios: Iterable[Scenario], results: Mapping[str, Result]) -> list[str]:
+    """What was to be reached, and what was."""
+    titles = ("scenario", "measured", "compared with", "reached", "at most", "met")
+    lines = [_row(titles), "|---|---|---|---:|---:|---|"]
+    for scenario in scenarios:
+        result = results.get(scenario.name)
+        if result is None:
+            continue
+        for target in scenario.targets:
+            j = judged(target, result)
+            met = "-" if j.met is None else "yes" if j.met else "**no**"
+            title = scenario.title + (" (p50)" if target.figure == "lat_p50_us" and "p50" not in scenario.title else "")
+            lines.append(_row((title, j.of, j.than, j.reached, j.at_most, met)))
+    return lines
+
+
+def figures_table(scenarios: Iterable[Scenario], results: Mapping[str, Result]) -> list[str]:
+    """Every variant's figures; the ratio is that of CPU to the first variant's (mosquitto, where it takes part)."""
+    lines = [_row(("scenario", "broker", "figures", "spread", "CPU ratio", "remark")), "|---|---|---|---:|---:|---|"]
+    for scenario in scenarios:
+        result = results.get(scenario.name)
+        if result is None:
+            continue
+        measured = [result.medians[v.name] for v in scenario.variants if v.name in result.medians]
+        first = measured[0].get("broker_us_per_msg") if measured else None
+        remark = scenario.remark
+        for variant in scenario.variants:
+            if variant.name not in result.medians:
+                continue
+            medians = result.medians[variant.name]
+            figures = ", ".join(
+                f"{FIGURES[name][0]} {shown(name, medians.get(name))}" for name in scenario.figures if name in medians
+            )
+            spread = result.spreads[variant.name].get(scenario.figures[0])
+            cpu = medians.get("broker_us_per_msg")
+            ratio = ratio_shown(cpu / first) if cpu and first and "broker_us_per_msg" in scenario.figures else ""
+            said = "; ".join(text for text in (remark, result.complaints.get(variant.name, "")) if text)
+            lines.append(
+                _row((scenario.title, variant.name, figures, "" if spread is None else f"{spread:.0f} %", ratio, said))
+            )
+            remark = ""
+    return lines
+
+
+def document(scenarios: Iterable[Scenario], results: Mapping[str, Result], machine: str, command: str) -> str:
+    """All that stands between the marks."""
+    scenarios = list(scenarios)
+    origins: dict[tuple[str, str, int], list[str]] = {}
+    for scenario in scenarios:
+        if scenario.name in results:
+            r = results[scenario.name]
+            origins.setdefault((r.date, r.commit, r.runs), []).append(scenario.name)
+    measured = [
+        f"- {date}, commit {commit}, medians of {runs}: " + ("all" if len(origins) == 1 else ", ".join(names))
+        for (date, commit, runs), names in origins.items()
+    ]
+    parts = [
+        f"Machine: {machine}.", "", f"    {command}", "", *measured, "",
+        "### What had to be reached", "", *targets_table(scenarios, results), "",
+        "### All figures", "",
+        "CPU: of the broker with all its processes, user and system, per delivered message (per cycle for connect). "
+        "Spread: (largest - smallest) / median of the first figure.",
+        "", *figures_table(scenarios, results),
+    ]  # fmt: skip
+    return "\n".join(parts)
+
+
+def write(path: Path, text: str) -> None:
+    """Put the text between the marks of a document."""
+    before, begin, rest = path.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{path} has no lines {BEGIN!r} and {END!r}")
+    path.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")

@@ -1,0 +1,45 @@
+"""Brokers that a test may hurt, and crowds of clients for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.broker_process import BrokerProcess
+from tests.chaos.crowd import Crowd
+
+StartBroker = Callable[..., BrokerProcess]
+OpenCrowd = Callable[[BrokerProcess], Crowd]
+
+
+@pytest.fixture
+def start_broker() -> Iterator[StartBroker]:
+    """``start_broker(workers, *arguments, **limits)``. When the test has passed, those that run must end orderly."""
+    started: list[BrokerProcess] = []
+
+    def start(workers: int = 4, *arguments: str, **limits: float) -> BrokerProcess:
+        environment = {f"MQTTD_LIMITS__{name.upper()}": str(value) for name, value in limits.items()}
+        started.append(BrokerProcess(workers, ["--log-format", "json", *arguments], environment))
+        return started[-1].start()
+
+    yield start
+    try:
+        for each in started:
+            if each.alive():
+                status = each.stop()
+                assert status == 0, f"the broker ended with status {status}:\n{each.stderr()[-20000:]}"
+            said = each.stderr()
+            assert "Traceback" not in said, f"the broker wrote a traceback:\n{said[-20000:]}"
+    finally:
+        for each in started:
+            each.kill()
+            each.forget()
+
+
+@pytest.fixture
+def crowd_of() -> Iterator[OpenCrowd]:
+    """``crowd_of(broker)``: its clients are closed with the test."""
+    with ExitStack() as open_crowds:
+        yield lambda broker: open_crowds.enter_context(Crowd(broker.address))

@@ -1,0 +1,194 @@
+"""SIGKILL of a worker under load: the others' clients notice nothing, the successor serves soon, messages flow again.
+
+Pairs of all workers to all workers publish at a steady rate. A pair is an *onlooker* of a kill when neither end lives on
+the killed worker. What the machine itself does to the clients is measured in the same way before the kill, and allowed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import statistics
+import time
+from dataclasses import dataclass
+
+import pytest
+
+from tests.broker_process import BrokerProcess
+from tests.chaos.conftest import OpenCrowd, StartBroker
+from tests.chaos.crowd import Crowd, Publisher, Subscriber, ids_on, in_order, missing, repeated
+
+WORKERS = 4
+GAP_SECONDS_MEDIAN = 0.1
+GAP_SECONDS_MAX = 0.5
+SERVES_SECONDS_MAX = 2.0
+WATCH_SECONDS = 1.0
+
+_generations = itertools.count()
+
+
+@dataclass
+class Pair:
+    """A publisher on one worker and its subscriber on another."""
+
+    source: int
+    target: int
+    publisher: Publisher
+    subscriber: Subscriber
+
+
+def make_pair(crowd: Crowd, source: int, target: int, rate: float, qos: int) -> Pair:
+    """A pair with fresh names; it does not publish yet."""
+    name = f"g{next(_generations)}"
+    subscriber = Subscriber(crowd, next(ids_on(target, WORKERS, f"{name}s")), f"load/{name}", qos=qos)
+    publisher = Publisher(crowd, next(ids_on(source, WORKERS, f"{name}p")), f"load/{name}", qos=qos, rate=rate)
+    return Pair(source, target, publisher, subscriber)
+
+
+def make_pairs(crowd: Crowd, rate: float, touching: int | None = None) -> list[Pair]:
+    """From each worker to each, QoS 0 and 1 in turn; ``touching``: only those with an end on that worker."""
+    return [
+        make_pair(crowd, source, target, rate, (source + target) % 2)
+        for source, target in itertools.product(range(WORKERS), repeat=2)
+        if touching is None or touching in (source, target)
+    ]
+
+
+def gaps(pairs: list[Pair]) -> list[float]:
+    """The longest pause of each subscriber."""
+    return [pair.subscriber.gap() for pair in pairs]
+
+
+def kill_and_watch(broker: BrokerProcess, crowd: Crowd, pairs: list[Pair], victim: int) -> tuple[list[float], float]:
+    """Kill the victim; returns (the onlookers' longest gaps, less those of a quiet time; seconds until it serves)."""
+    onlookers = [pair for pair in pairs if victim not in (pair.source, pair.target)]
+    for pair in onlookers:
+        pair.subscriber.watch_gaps()
+    crowd.let_run(WATCH_SECONDS)
+    usual = max(gaps(onlookers))
+    for pair in onlookers:
+        pair.subscriber.watch_gaps()
+    pid = broker.worker_pids()[victim]
+    began = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    # Connections that the dead one held are closed by the kernel at once.
+    touched = [pair for pair in pairs if pair not in onlookers]
+    crowd.until(
+        lambda: all(p.publisher.closed for p in touched if p.source == victim)
+        and all(p.subscriber.closed for p in touched if p.target == victim),
+        "the killed worker's connections are gone",
+    )
+    new = make_pair(crowd, victim, victim, 50.0, 1)
+    crowd.until(lambda: new.subscriber.subscribed and new.publisher.accepted_by_broker, "the killed worker serves", 20.0)
+    serves = time.monotonic() - began
+    for each in (new.subscriber, new.publisher):
+        each.close()
+    crowd.let_run(WATCH_SECONDS)
+    found = [max(0.0, gap - usual) for gap in gaps(onlookers)]
+    for pair in onlookers:
+        assert not pair.publisher.closed, f"{pair.publisher.client_id}: {pair.publisher.closed}"
+        assert not pair.subscriber.closed, f"{pair.subscriber.client_id}: {pair.subscriber.closed}"
+    return found, serves
+
+
+def check_pairs(crowd: Crowd, pairs: list[Pair]) -> None:
+    """What was acknowledged arrives, in order, and once; QoS 0 is not lost either, since nobody is slow."""
+    crowd.finish()
+    crowd.until(lambda: not any(missing(p.subscriber, p.publisher) for p in pairs), "all that was acknowledged is there")
+    for pair in pairs:
+        assert repeated(pair.subscriber, pair.publisher) == 0
+        assert in_order(pair.subscriber, pair.publisher)
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.soak)])
+def test_the_others_do_not_notice_a_killed_worker(
+    start_broker: StartBroker, crowd_of: OpenCrowd, kills: int, record_property: pytest.RecordProperty
+) -> None:
+    """Longest gaps of the onlookers: median under 100 ms, none above 500 ms; the victim serves within 2 s, and flows."""
+    broker = start_broker(WORKERS)
+    crowd = crowd_of(broker)
+    pairs = make_pairs(crowd, rate=100.0)
+    crowd.settle()
+    crowd.begin()
+    found: list[float] = []
+    for kill in range(kills):
+        victim = kill % WORKERS
+        began = time.monotonic()
+        of_this_kill, serves = kill_and_watch(broker, crowd, pairs, victim)
+        found += of_this_kill
+        record_property(f"kill {kill}", f"worker {victim} serves after {serves:.3f} s, gap {max(of_this_kill):.3f} s at most")
+        assert serves < SERVES_SECONDS_MAX
+        check_by_newcomers(crowd, pairs, victim)
+        kept = [pair for pair in pairs if victim not in (pair.source, pair.target)]
+        for pair in pairs:
+            if pair not in kept:
+                pair.publisher.close()
+                pair.subscriber.close()
+        renewed = make_pairs(crowd, 100.0, touching=victim)
+        crowd.until(lambda new=renewed: all(p.subscriber.subscribed and p.publisher.accepted_by_broker for p in new), "renewed")  # type: ignore[misc]
+        for pair in renewed:
+            pair.publisher.begin()
+        pairs = kept + renewed
+        if kills > 3:  # ten deaths within a minute would end the broker
+            crowd.let_run(max(0.0, 7.0 - (time.monotonic() - began)))
+    record_property("gaps", f"median {statistics.median(found):.4f} s, max {max(found):.4f} s over {len(found)}")
+    assert statistics.median(found) < GAP_SECONDS_MEDIAN
+    assert max(found) < GAP_SECONDS_MAX
+    check_pairs(crowd, pairs)
+
+
+def check_by_newcomers(crowd: Crowd, pairs: list[Pair], victim: int) -> None:
+    """Old subscribers get what is published on the new worker; a new subscriber on it gets what the old ones publish."""
+    old = [pair for pair in pairs if victim not in (pair.source, pair.target)]
+    names = ids_on(victim, WORKERS, f"new{next(_generations)}x")
+    publishers = [Publisher(crowd, next(names), pair.publisher.topic, qos=1, rate=50.0) for pair in old]
+    subscribers = [Subscriber(crowd, next(names), pair.publisher.topic, qos=1) for pair in old]
+    crowd.until(lambda: all(each.accepted_by_broker for each in publishers), "publishers are on the new worker")
+    for each in publishers:
+        each.begin()
+    crowd.until(
+        lambda: all(p.subscriber.received.get(new.number) for p, new in zip(old, publishers, strict=True)),
+        "what is published on the new worker reaches the others' subscribers",
+    )
+    crowd.until(
+        lambda: all(new.received.get(p.publisher.number) for p, new in zip(old, subscribers, strict=True)),
+        "what the others publish reaches the new worker's subscribers",
+    )
+    for each in publishers:
+        each.stop()
+    crowd.until(lambda: all(each.done for each in publishers), "all is acknowledged")
+    crowd.until(
+        lambda: not any(missing(p.subscriber, new) for p, new in zip(old, publishers, strict=True)),
+        "all that was acknowledged is there",
+    )
+    for member in (*publishers, *subscribers):
+        member.close()
+
+
+def test_an_ack_of_a_worker_that_has_just_started_can_be_relied_on(start_broker: StartBroker, crowd_of: OpenCrowd) -> None:
+    """Publishers come back to the killed worker through its siblings at once: it acks nothing before it knows who listens."""
+    broker = start_broker(WORKERS)
+    crowd = crowd_of(broker)
+    listeners = [Subscriber(crowd, next(ids_on(worker, WORKERS, "listener")), "early/#", qos=1) for worker in (0, 1, 2)]
+    crowd.settle()
+    names = ids_on(3, WORKERS, "early")
+    for _ in range(3):
+        os.kill(broker.worker_pids()[3], signal.SIGKILL)
+        publishers = [Publisher(crowd, next(names), f"early/{n}", qos=1, window=10) for n in range(20)]
+        for each in publishers:
+            each.begin()
+        crowd.until(lambda new=publishers: all(each.acknowledged or each.closed for each in new), "they are served", 15.0)  # type: ignore[misc]
+        assert sum(not each.closed for each in publishers) >= 15, "only those that the dead one had accepted may be lost"
+        crowd.let_run(0.2)
+        for each in publishers:
+            each.stop()
+        crowd.until(lambda new=publishers: all(each.done or each.closed for each in new), "all is acknowledged")  # type: ignore[misc]
+        for listener in listeners:
+            crowd.until(
+                lambda new=publishers, to=listener: not any(missing(to, each) for each in new),  # type: ignore[misc]
+                "all that was acknowledged is there",
+            )
+            assert not any(repeated(listener, each) for each in publishers)
+        for each in publishers:
+            each.close()

@@ -1,0 +1,168 @@
+"""SIGSTOP of one of four workers for 5 s: it is away, not dead. And of one that does not come back: it is hung."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+
+import pytest
+
+from tests.chaos.conftest import OpenCrowd, StartBroker
+from tests.chaos.crowd import Crowd, Publisher, Subscriber, ids_on, in_order, missing, repeated
+
+WORKERS = 4
+STOPPED = 3
+STOP_SECONDS = 5.0
+SLOWED_SECONDS_MAX = 2.0
+UNTOUCHED_GAP_SECONDS_MAX = 0.5
+SLACK_SECONDS = 0.3  # clients of this test share two cores with the broker
+
+
+class Pair:
+    """A publisher on one worker and, on another, a subscriber whose session outlives its connection."""
+
+    def __init__(self, crowd: Crowd, source: int, target: int, qos: int) -> None:
+        self.source, self.target, self.qos = source, target, qos
+        name = f"p{source}{target}{qos}"
+        self.subscriber_id = next(ids_on(target, WORKERS, f"{name}s"))
+        self.subscriber = Subscriber(crowd, self.subscriber_id, f"stop/{name}", qos=qos, clean=False)
+        self.publisher = Publisher(
+            crowd, next(ids_on(source, WORKERS, f"{name}p")), f"stop/{name}", qos=qos, rate=30.0, clean=False
+        )
+
+    @property
+    def touched(self) -> bool:
+        """Whether an end of it lives on the stopped worker."""
+        return STOPPED in (self.source, self.target)
+
+
+def test_a_stopped_worker_slows_the_others_two_seconds_at_most_and_loses_nothing(
+    start_broker: StartBroker, crowd_of: OpenCrowd, record_property: pytest.RecordProperty
+) -> None:
+    """No disconnect; what does not touch it goes on; after SIGCONT all is there, once at QoS 2, sessions included."""
+    broker = start_broker(WORKERS)
+    crowd = crowd_of(broker)
+    pairs = [Pair(crowd, *where) for where in itertools.product(range(WORKERS), range(WORKERS), (0, 1, 2))]
+    crowd.settle()
+    crowd.begin()
+    crowd.let_run(1.0)
+    untouched = [pair for pair in pairs if not pair.touched]
+    publishing_to_it = [pair for pair in pairs if pair.target == STOPPED != pair.source and pair.qos]
+    for pair in untouched:
+        pair.subscriber.watch_gaps()
+    for each in crowd.publishers:
+        each.ack_seconds_max = 0.0
+    pid = broker.worker_pids()[STOPPED]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        crowd.let_run(STOP_SECONDS)
+        # Said while it is stopped: nobody waits for its return.
+        waiting = {pair.publisher.client_id: pair.publisher.unanswered for pair in publishing_to_it}
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    gap = max(pair.subscriber.gap() for pair in untouched)
+    slowed = max(pair.publisher.ack_seconds_max for pair in publishing_to_it)
+    unslowed = max(pair.publisher.ack_seconds_max for pair in untouched)
+    record_property("gap of the untouched", gap)
+    record_property("acks of publishers to it", slowed)
+    record_property("acks of the untouched", unslowed)
+    crowd.let_run(1.0)
+    crowd.finish()
+    crowd.until(
+        lambda: not any(missing(pair.subscriber, pair.publisher) for pair in pairs if pair.qos),
+        "all that was acknowledged is there",
+    )
+    assert not [member.client_id for member in crowd.members if member.closed]
+    assert gap < UNTOUCHED_GAP_SECONDS_MAX
+    assert unslowed < UNTOUCHED_GAP_SECONDS_MAX
+    assert slowed < SLOWED_SECONDS_MAX + SLACK_SECONDS
+    assert max(waiting.values()) < 30 * SLOWED_SECONDS_MAX
+    for pair in pairs:
+        assert pair.qos == 1 or not repeated(pair.subscriber, pair.publisher), pair.subscriber_id
+        assert in_order(pair.subscriber, pair.publisher), pair.subscriber_id
+    for pair in untouched:
+        assert not missing(pair.subscriber, pair.publisher), "QoS 0 that did not touch it"
+    assert not broker.logged("worker_died")
+    check_sessions(crowd, pairs)
+
+
+def check_sessions(crowd: Crowd, pairs: list[Pair]) -> None:
+    """Every session is still there, and nothing waits in it."""
+    for pair in pairs:
+        pair.subscriber.close()
+    back = [Subscriber(crowd, pair.subscriber_id, clean=False) for pair in pairs]
+    crowd.until(lambda: all(each.connack for each in back), "they are back")
+    assert all(each.connack.session_present for each in back if each.connack)
+    for pair, subscriber in zip(pairs, back, strict=True):
+        publisher = Publisher(crowd, f"{pair.subscriber_id}q", pair.publisher.topic, qos=2, count=1)
+        publisher.begin()
+        crowd.until(lambda to=subscriber, of=publisher.number: to.received.get(of), "its subscription is in force")  # type: ignore[misc]
+        assert subscriber.count == len(subscriber.received[publisher.number]) == 1 or pair.qos == 1
+
+
+def test_clients_of_a_stopped_worker_wait_and_new_ones_are_refused_in_time(
+    start_broker: StartBroker, crowd_of: OpenCrowd
+) -> None:
+    """A SUBACK elsewhere waits no longer than link_silence_seconds_max; a session on it is back with it."""
+    broker = start_broker(WORKERS)
+    crowd = crowd_of(broker)
+    pid = broker.worker_pids()[STOPPED]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        # The kernel gives a quarter of the connections to the stopped one's backlog: those have to wait for it.
+        wanted = [Subscriber(crowd, next(ids_on(n % 3, WORKERS, f"during{n}x")), "during/#", qos=1) for n in range(16)]
+        crowd.until(lambda: sum(each.subscribed for each in wanted) >= 4, "subscribed beside a stopped worker", 5.0)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    crowd.until(lambda: all(each.subscribed for each in wanted), "those in its backlog are served as well")
+    publisher = Publisher(crowd, next(ids_on(STOPPED, WORKERS, "after")), "during/x", qos=1, count=10)
+    publisher.begin()
+    crowd.until(lambda: publisher.done, "the worker that was stopped knows who subscribed meanwhile")
+    crowd.until(lambda: not any(missing(each, publisher) for each in wanted), "all that was acknowledged is there")
+
+
+def test_a_worker_that_woke_up_acks_nothing_before_it_knows_the_interest(
+    start_broker: StartBroker, crowd_of: OpenCrowd
+) -> None:
+    """A publish that waited in a stopped worker's socket reaches who subscribed elsewhere before it was published."""
+    broker = start_broker(WORKERS)
+    crowd = crowd_of(broker)
+    publisher = Publisher(crowd, next(ids_on(STOPPED, WORKERS, "stopped")), "wake/x", qos=1, count=20)
+    others = [Subscriber(crowd, next(ids_on(n, WORKERS, f"sub{n}x")), "other", qos=1) for n in range(3)]
+    crowd.settle()
+    pid = broker.worker_pids()[STOPPED]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        for each in others:
+            each.send(bytes.fromhex("82 0b 00 07 00 06") + b"wake/#" + b"\x01")
+        crowd.until(lambda: all(len(each.packets) == 2 for each in others), "SUBACK while a sibling is stopped", 5.0)
+        publisher.begin()
+        crowd.turn()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    crowd.until(lambda: publisher.done, "it answers")
+    crowd.until(lambda: not any(missing(each, publisher) for each in others), "the SUBACKs were true")
+
+
+def test_a_hung_worker_is_killed_and_restarted_with_its_state_in_the_log(
+    start_broker: StartBroker, crowd_of: OpenCrowd
+) -> None:
+    """worker_hang_seconds_max without a heartbeat: logged with stack and state, killed, and its successor serves."""
+    broker = start_broker(2, worker_hang_seconds_max=2.0)
+    crowd = crowd_of(broker)
+    stays = Subscriber(crowd, next(ids_on(0, 2, "stays")), "hang/#", qos=1)
+    crowd.settle()
+    former = broker.worker_pids()[1]
+    os.kill(former, signal.SIGSTOP)
+    crowd.until(lambda: len(broker.logged("worker_ready")) == 3, "it was replaced", 10.0)
+    hung = broker.logged("worker_hung")
+    assert [line["worker"] for line in hung] == [1]
+    assert hung[0]["state"].startswith("T")  # stopped: it cannot write its stack, and the line says why
+    assert "stack" in hung[0]
+    assert broker.logged("worker_died")[0]["reason"] == "hung"
+    assert broker.worker_pids()[1] != former
+    publisher = Publisher(crowd, next(ids_on(1, 2, "new")), "hang/x", qos=1, count=10)
+    publisher.begin()
+    crowd.until(lambda: publisher.done and not missing(stays, publisher), "messages flow")
+    assert not stays.closed

@@ -1,0 +1,568 @@
+"""One worker's process without its process: a Node, its links and its connections, driven as broker.worker drives them.
+
+What is the real thing: Node with all of pyx but the reactor, Link, and of zmq_mesh.sockets.Mesh everything but the
+sockets (awake, flush, tick, down). What is imitated, and must be kept in sync: the reactor's end of a round and its reading
+(pyx.reactor.round_end, close_asked, flush, read) and broker.worker.Worker (its tick, coalescing, hand-off).
+
+A worker ends between two ticks. What its end means:
+
+volatile    the memory store as it is: sessions, log, hand-off and retained messages die with the worker; a new Node starts.
+survives    as a disk would keep it. The memory store has no recovery, so the Node object itself is what was "read back": its
+            sessions of clients with a Session Expiry Interval, subscriptions, windows and Packet Identifiers of both directions,
+            logs and cursors, retained messages. Lost is what RAM alone held: every connection (with its bytes in both
+            directions, pending acks and open questions), every session that ends with its connection, every link (numbers,
+            peers' state, QoS 0 on its way). Written with the tick that decided it, and so kept: what the links had been given
+            at QoS > 0 and the peer had not acknowledged (HandoffLog), and the position that was committed of each peer's
+            stream. Siblings keep the interest of a worker that is gone (its durable part, as protocol.md says; here all of it,
+            which costs entries that match nothing). Wills of the clients that were connected are published at the recovery.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from broker.logs import Log
+from broker.node import Node
+from broker.peering import Peering
+from leveldb_store.memory import MemoryStore
+from pyx.connection import Connection
+from zmq_mesh.contract import HandoffLog, LinkLimits
+from zmq_mesh.links import Link
+from zmq_mesh.sockets import Mesh
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.simulation.network import Line
+    from tests.simulation.world import World
+
+__all__ = ["Worker"]
+
+OPEN, CLOSING, CLOSED = 2, 3, 4
+TIMER_SECONDS = 0.1
+HANDOFF_SECONDS = 5.0
+
+
+class QuietLog(Log):
+    """Says what the broker logs when the run is to be read."""
+
+    __slots__ = ("_say",)
+
+    def __init__(self, say: Callable[[str], None] | None) -> None:
+        self._say = say
+
+    def emit(self, level: str, event: str, **fields: Any) -> None:
+        if self._say is not None:
+            self._say(f"{level} {event} " + " ".join(f"{name}={value}" for name, value in fields.items()))
+
+    def debug(self, event: str, **fields: Any) -> None:
+        self.emit("debug", event, **fields)
+
+    def info(self, event: str, **fields: Any) -> None:
+        self.emit("info", event, **fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        self.emit("warning", event, **fields)
+
+    def error(self, event: str, **fields: Any) -> None:
+        self.emit("error", event, **fields)
+
+    def write(self, level: str, event: str, **fields: Any) -> None:
+        self.emit(level, event, **fields)
+
+    def allows(self, event: str) -> bool:  # noqa: ARG002
+        return self._say is not None
+
+    def flush(self) -> None:
+        pass
+
+
+class SimulatedNode(Node):
+    """Tells the world what it drops."""
+
+    worker: Worker
+
+    def queue_full(self, session: Any, dropped: int) -> None:
+        self.worker.world.queue_dropped(session.client_id, dropped)
+        super().queue_full(session, dropped)
+
+
+class SimulatedPeering(Peering):
+    """Remembers what a store would: how far each peer's stream is committed, and (survives) its interest."""
+
+    def __init__(self, node: SimulatedNode) -> None:
+        super().__init__(node)
+        self._simulated = node.worker
+
+    def commit(self) -> bool:
+        worker = self._simulated
+        for peer, sequence, _ in self._commits:
+            worker.received[peer] = worker.mesh.links[peer].position(sequence)
+        return super().commit()
+
+    def refused(self, peer: int, ticket: int, position: int, reason: int) -> None:
+        self._simulated.refused += 1
+        super().refused(peer, ticket, position, reason)
+
+    def gone(self, peer: int, incarnation: int) -> None:
+        if not self._simulated.world.survives:
+            super().gone(peer, incarnation)
+            return
+        self._node.log.warning("peer_gone", peer=peer)
+        self._router.peer_live(peer, False)
+        self._node.peers_changed()
+
+
+class SimulatedMesh(Mesh):
+    """The mesh without its sockets."""
+
+    def __init__(self, worker: Worker, limits: LinkLimits) -> None:
+        node, world = worker.node, worker.world
+        assert node.interest is not None
+        self.own = worker.index
+        self.limits = limits
+        self._publisher = node.interest
+        self._awake_at = world.clock.now
+        self.links: dict[int, Link] = {}
+        for peer in node.siblings:
+            channel = world.channels[worker.index, peer]
+            self.links[peer] = Link(
+                worker.index, peer, worker.incarnation, node.interest, node.peering, channel.send, limits, world.clock.now,
+                reconnect=channel.reconnect, handoff=worker.handoffs.get(peer), received=worker.received.get(peer, (0, 0)),
+            )  # fmt: skip
+
+
+class Worker:
+    """What broker.worker.Worker is to a process."""
+
+    node: SimulatedNode
+    mesh: SimulatedMesh
+
+    def __init__(self, world: World, index: int) -> None:
+        self.world = world
+        self.clock = world.clock
+        self.index = index
+        self.incarnation = 0
+        self.alive = False
+        self.stopped = False
+        self.listening = False
+        self.backlog: list[Line] = []
+        """Accepted by the kernel; it outlives the process."""
+        self.handed: deque[tuple[Line, bytes, float]] = deque()
+        """Lines of other workers with what was read of them and their deadline; outlives the process too."""
+        self.handoffs: dict[int, HandoffLog] = {}
+        self.received: dict[int, tuple[int, int]] = {}
+        self.refused = 0
+        self.lines: dict[Connection, Line] = {}
+        self._waiting: list[tuple[Line, int, bytes, float]] = []
+        self._inbox: deque[tuple[int, list[bytes]]] = deque()
+        self._controls: list[tuple[int, int]] = []
+        self._awake_due = False
+        self._timer_due = False
+        self._forward_due = False
+        self._armed = False
+        self._sent_at = 0.0
+        self._again = False
+
+    # ------------------------------------------------------------ life
+
+    def start(self) -> None:
+        """A new process: with nothing (volatile), or with what the disk kept (survives)."""
+        world, clock = self.world, self.clock
+        self.incarnation += 1
+        self.alive, self.stopped, self.listening = True, False, False
+        self.lines, self._waiting = {}, []
+        self._inbox.clear()
+        self._controls.clear()
+        self._awake_due = self._forward_due = self._armed = self._again = False
+        self._sent_at = 0.0
+        if self.incarnation == 1 or not world.survives:
+            self._new_node()
+        siblings = self.node.siblings
+        if world.survives and self.incarnation == 1:
+            self.handoffs = {peer: HandoffLog(stream=self.index * 100 + peer + 1) for peer in siblings}
+        if not world.survives:
+            self.received = {}
+        node = self.node
+        node.router.set_time(clock.monotonic_ms, clock.wall_ms)
+        if self.incarnation > 1 and world.survives:
+            self._recover()
+        self.mesh = SimulatedMesh(self, world.link_limits)
+        node.links = self.mesh.links
+        if not siblings:
+            self._listen()
+        for channel in world.channels_to(self.index):
+            channel.target_started()
+        self._on_timer(self.incarnation)
+
+    def _new_node(self) -> None:
+        world, clock = self.world, self.clock
+        index = self.index
+        say = None if world.say is None else (lambda text: world.tell(f"worker {index}: {text}"))
+        node = SimulatedNode.__new__(SimulatedNode)
+        node.worker = self
+        node.__init__(  # type: ignore[misc]
+            index, world.workers_count, world.settings, MemoryStore(), QuietLog(say), clock.monotonic_ms, clock.wall_ms
+        )
+        self.node = node
+        self.refused = 0
+        node.peering = SimulatedPeering(node)
+        node.hand_over = self._hand_over
+        node.peers_changed = self._peers_changed
+        node.flush_mesh = self._flush_mesh
+        node.router.forward_now = self._forward_soon
+
+    def kill(self) -> None:
+        """SIGKILL between two ticks."""
+        world = self.world
+        if world.survives:
+            # What this tick decided for siblings is on disk with it.
+            self.node.forward()
+        lost = {peer: kept_payloads(link) for peer, link in self.mesh.links.items() if link.handoff_bytes}
+        self.alive = self.stopped = self.listening = False
+        for line in [*self.lines.values(), *(each[0] for each in self._waiting)]:
+            line.end_down(reset=True)
+        if world.survives:
+            for link in self.mesh.links.values():
+                link.tick(self.clock.now + 1000.0)  # away: everything that is not acknowledged goes to its log
+        for channel in world.channels_to(self.index):
+            channel.target_died()
+        for peer in self.node.siblings:
+            if self.clock.chance(0.5):
+                world.channels[self.index, peer].lose()
+        world.worker_killed(self.index, lost)
+
+    def _recover(self) -> None:
+        """RAM is empty: no connection, no peer."""
+        node = self.node
+        router = node.router
+        for peer in node.siblings:
+            router.peer_live(peer, False)
+            router.peer_full(peer, False)
+        for session in list(node.sessions):
+            conn = session.connection
+            if conn is not None and conn.state < CLOSING:
+                conn.state = CLOSING
+                node.connecting.closed(conn, 0, "worker died")
+                conn.state = CLOSED
+        router.closing.clear()
+        router.resumed.clear()
+        node.dispatch.take_carried()
+        node.links = {}
+        self._round()
+        node.links = {}
+
+    def stop(self) -> None:
+        """SIGSTOP."""
+        self.stopped = True
+
+    def proceed(self) -> None:
+        """SIGCONT."""
+        if not self.alive or not self.stopped:
+            return
+        self.stopped = False
+        if self._timer_due:
+            self._timer_due = False
+            self._on_timer(self.incarnation)
+        if self._forward_due:
+            self._forward_due = False
+            self._on_timerfd(self.incarnation)
+        self.wake()
+
+    @property
+    def running(self) -> bool:
+        """Alive and not stopped."""
+        return self.alive and not self.stopped
+
+    # ------------------------------------------------------------ what wakes it
+
+    def wake(self) -> None:
+        """Something came: the loop will look soon."""
+        if self.alive and not self._awake_due:
+            self._awake_due = True
+            incarnation = self.incarnation
+            self.clock.after(self.clock.between(0.00001, self.world.loop_seconds), lambda: self._loop(incarnation))
+
+    def mesh_input(self, peer: int, frames: list[bytes]) -> None:
+        self._inbox.append((peer, frames))
+        self.wake()
+
+    def line_readable(self, line: Line) -> None:  # noqa: ARG002
+        self.wake()
+
+    def line_writable(self, line: Line) -> None:  # noqa: ARG002
+        self.wake()
+
+    def connected(self, line: Line) -> None:
+        """The kernel accepted a connection for this worker's socket."""
+        self.backlog.append(line)
+        self.wake()
+
+    def writable(self, peer: int) -> None:
+        """The transport to that peer takes messages again."""
+        if self.running:
+            self.mesh.links[peer].writable(self.clock.now)
+
+    def sibling_down(self, peer: int, incarnation: int) -> None:
+        """The supervisor says that it reaped that incarnation."""
+        if self.alive:
+            self._controls.append((peer, incarnation))
+            self.wake()
+
+    # ------------------------------------------------------------ the loop
+
+    def _loop(self, incarnation: int) -> None:
+        if incarnation != self.incarnation or not self.alive:
+            return
+        self._awake_due = False
+        if self.stopped:
+            return  # `proceed` wakes it again
+        controls, self._controls = self._controls, []
+        for peer, dead in controls:
+            self.mesh.down(peer, dead)
+            self.finish()
+        if self._inbox and self.clock.chance(0.7):
+            self._on_mesh()
+        if self._client_work():
+            self._poll()
+        if self._inbox:
+            self._on_mesh()
+        self.world.after_tick(self)
+
+    def _client_work(self) -> bool:
+        return self._again or (self.listening and bool(self.backlog or self.handed)) or any(
+            line.up or line.up_ended or line.want_write for line in self.lines.values()
+        )
+
+    def _poll(self) -> None:
+        if not self.mesh.awake(self.clock.now):
+            self._on_mesh()
+            return  # looked at again when a sibling or the timer wakes the loop
+        clock = self.clock
+        router = self.node.router
+        router.set_time(clock.monotonic_ms, clock.wall_ms)
+        if self._again:
+            self._again = self.node.dispatch.take_carried()
+        self._accept()
+        lines = list(self.lines.values())
+        clock.random.shuffle(lines)
+        for line in lines:
+            if line.want_write and not line.full:
+                line.want_write = False
+                self._flush(line)
+            self._read(line)
+        self._round()
+        if self._again:
+            self.wake()
+
+    def _accept(self) -> None:
+        if not self.listening:
+            return
+        backlog, self.backlog = self.backlog, []
+        for line in backlog:
+            self._adopt(line)
+        while self.handed:
+            line, raw, deadline = self.handed.popleft()
+            conn = self._adopt(line)
+            if deadline <= self.clock.now:
+                self.node.connecting.unavailable(conn, "its worker did not take it in time")
+            else:
+                self.node.dispatch.feed(conn, raw)
+
+    def _adopt(self, line: Line) -> Connection:
+        conn = Connection()
+        conn.opened = self.clock.monotonic_ms
+        conn.via = f"{line.client.name}#{line.number}"
+        line.conn, line.worker = conn, self
+        self.lines[conn] = line
+        return conn
+
+    def _read(self, line: Line) -> None:
+        conn = line.conn
+        assert conn is not None
+        if conn not in self.lines:
+            return
+        if conn.state >= CLOSING:
+            line.up.clear()
+        elif conn.paused and not line.up_reset:
+            return
+        elif line.up and not line.up_reset:
+            most = self.world.settings.limits.tick_connection_bytes_max
+            if self.clock.chance(0.2):
+                most = self.clock.random.randrange(1, 40)
+            data = bytes(line.up[:most])
+            del line.up[:most]
+            self.node.dispatch.feed(conn, data)
+            if line.up:
+                self.wake()
+                return
+        if line.up_ended and conn in self.lines:
+            if conn.state < CLOSING:
+                conn.state = CLOSING
+                self.node.connecting.closed(conn, 0, "connection lost")
+            self._end(line)
+
+    # ------------------------------------------------------------ the end of a round (pyx.reactor)
+
+    def finish(self) -> None:
+        """The end of a round for work that did not come from a client."""
+        self.node.router.set_time(self.clock.monotonic_ms, self.clock.wall_ms)
+        self._round()
+
+    def _round(self) -> None:
+        router = self.node.router
+        for _ in range(4):
+            router.finish_tick()
+            if router.closing:
+                self._close_asked()
+                router.finish_tick()
+            resumed, router.resumed = router.resumed, []
+            for conn in resumed:
+                conn.paused = False
+                self.wake()
+            for conn in router.take_dirty():
+                line = self.lines.get(conn)
+                if line is not None and not line.want_write:
+                    self._flush(line)
+        router.finish_tick()  # what _flush made ready; its output leaves with the next round
+        if router.closing:
+            self._again = True
+            self.wake()
+
+    def _close_asked(self) -> None:
+        router = self.node.router
+        while router.closing:
+            asked, router.closing = router.closing, []
+            for conn, reason, why in asked:
+                if conn.state == CLOSED:
+                    continue
+                self.node.connecting.closed(conn, reason & 0xFF, why)
+                line = self.lines.get(conn)
+                if line is not None:
+                    line.send_down(conn.take_output())
+                    self._end(line)
+
+    def _flush(self, line: Line) -> None:
+        conn = line.conn
+        assert conn is not None
+        if line.full:
+            line.want_write = True
+            return
+        data = conn.take_output()
+        if data:
+            line.send_down(data)
+        self.node.router.outbox_taken(conn)
+
+    def _end(self, line: Line) -> None:
+        conn = line.conn
+        assert conn is not None
+        conn.state = CLOSED
+        del self.lines[conn]
+        line.end_down()
+
+    # ------------------------------------------------------------ timers and mesh (broker.worker)
+
+    def _listen(self) -> None:
+        if not self.listening:
+            self.listening = True
+            self.wake()
+
+    def _peers_changed(self) -> None:
+        if self.alive and not self.listening and all(link.ready for link in self.mesh.links.values()):
+            self._listen()
+
+    def _on_timer(self, incarnation: int) -> None:
+        if incarnation != self.incarnation or not self.alive:
+            return
+        if self.stopped:
+            self._timer_due = True
+            return
+        now = self.clock.now
+        self.mesh.tick(now)
+        self._mesh_state()
+        self.node.router.set_time(self.clock.monotonic_ms, self.clock.wall_ms)
+        self.node.timers.advance(self.clock.monotonic_ms)
+        self._round()
+        self._retry_handoffs()
+        self.world.after_tick(self)
+        if self._client_work() or self._inbox:
+            self.wake()
+        self.clock.after(TIMER_SECONDS, lambda: self._on_timer(incarnation))
+
+    def _on_mesh(self) -> None:
+        now = self.clock.now
+        for _ in range(min(len(self._inbox), self.clock.random.randrange(1, 17))):
+            peer, frames = self._inbox.popleft()
+            self.world.channels[peer, self.index].taken()
+            self.mesh.links[peer].receive(frames, now)
+        self._mesh_state()
+        self.finish()
+        if self.node.peering.commit():
+            self._forward_soon()
+        if self._inbox:
+            self.wake()
+
+    def _mesh_state(self) -> None:
+        for peer, link in self.mesh.links.items():
+            self.node.router.peer_full(peer, link.full)
+
+    def _forward_soon(self) -> None:
+        if self._armed or not self.alive:
+            return
+        if self.clock.now - self._sent_at >= self.world.coalesce_seconds:
+            self.node.forward()
+        else:
+            self._armed = True
+            incarnation = self.incarnation
+            self.clock.after(self.world.coalesce_seconds, lambda: self._on_timerfd(incarnation))
+
+    def _on_timerfd(self, incarnation: int) -> None:
+        if incarnation != self.incarnation or not self.alive:
+            return
+        if self.stopped:
+            self._forward_due = True
+            return
+        self._armed = False
+        self.node.forward()
+
+    def _flush_mesh(self) -> None:
+        self._sent_at = self.clock.now
+        if self.node.links:
+            self.mesh.flush(self.clock.now)
+
+    # ------------------------------------------------------------ connections that live elsewhere
+
+    def _hand_over(self, conn: Connection, worker: int, raw: bytes) -> None:
+        line = self.lines.pop(conn)
+        raw += conn.unread()
+        conn.state = CLOSED
+        self._pass_on(line, worker, raw, self.clock.now + HANDOFF_SECONDS)
+
+    def _pass_on(self, line: Line, worker: int, raw: bytes, deadline: float) -> bool:
+        home = self.world.workers[worker]
+        if len(home.handed) >= 8:  # the socket is full
+            if (line, worker, raw, deadline) not in self._waiting:
+                self._waiting.append((line, worker, raw, deadline))
+            return False
+        line.worker = home
+        home.handed.append((line, raw, deadline))
+        home.wake()
+        return True
+
+    def _retry_handoffs(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for line, worker, raw, deadline in waiting:
+            if deadline <= self.clock.now:
+                conn = self._adopt(line)
+                conn.version = 4
+                self.node.connecting.unavailable(conn, "its worker did not take it in time")
+                self._round()
+            else:
+                self._pass_on(line, worker, raw, deadline)
+
+
+def kept_payloads(link: Link) -> Sequence[bytes]:
+    """What lies in the link's hand-off log in RAM: (parts) as the envelope packs them."""
+    return [bytes(item.part) for item in link._kept if item.logged]
