@@ -59,6 +59,8 @@ check: $(VENV)/made
 	$(BIN)/ruff format --check .
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	$(BIN)/mypy --strict $(PACKAGES) tests
+	$(BIN)/python -m mypy.stubtest --concise --allowlist tests/unit/stubtest_allowlist.txt --ignore-unused-allowlist \
+	    $(subst /,.,$(basename $(wildcard pyx/*.pyi)))
 	$(BIN)/cython-lint pyx
 	$(BIN)/python setup.py --quiet hints
 	$(BIN)/python -m pytest --quiet tests/unit/test_imports_one_way.py tests/unit/test_tidy.py

@@ -190,7 +190,8 @@ class Connecting:
 
     def disconnect(self, conn: Connection, packet: Disconnect) -> None:
         """DISCONNECT of the client: 0x00 takes its will away, 0x04 does not [MQTT-3.1.2-8, MQTT-3.14.4-3]."""
-        session: Session = conn.session
+        session = conn.session
+        assert session is not None  # of an open connection
         details: Details = session.details
         asked = packet.properties.get("session_expiry_interval")
         if asked is not None:

@@ -198,30 +198,30 @@ class Node:
     def internal_error(self, conn: Connection, error: Exception) -> None:
         """A defect of ours showed while a packet of this connection was handled."""
         self.log.error(
-            "internal_error", client=conn.session.client_id if conn.session is not None else None, address=conn.address,
+            "internal_error", client=_client(conn), address=conn.address,
             traceback="".join(traceback.format_exception(error)),
         )  # fmt: skip
         self.connecting.end_connection(conn, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "internal error")
 
     def publish_refused(self, conn: Connection, topic: bytes, reason: int) -> None:
         """A publish that this client may not make."""
-        self.log.info("publish_refused", client=conn.session.client_id, topic=topic, code=reason)
+        self.log.info("publish_refused", client=_client(conn), topic=topic, code=reason)
 
     def dropping(self, conn: Connection, counter: int) -> None:
         """Drops begin for a client."""
         self.log.warning(
-            "drops_begin", client=conn.session.client_id, address=conn.address, reason=_names()[counter], drops=conn.drops
+            "drops_begin", client=_client(conn), address=conn.address, reason=count.NAMES[counter], drops=conn.drops
         )
 
     def dropping_ended(self, conn: Connection) -> None:
-        """Its outbox is empty again: the summary."""
-        session: Session | None = conn.session
-        self.log.warning("drops_end", client=session.client_id if session else None, drops=conn.drops)
+        """Nothing waits for it any more: the summary."""
+        self.log.warning("drops_end", client=_client(conn), drops=conn.drops)
 
     def queue_full(self, session: Session, dropped: int) -> None:
         """A session's backlog reached its limit."""
-        self.log.warning("queue_full", client=session.client_id, dropped=dropped)
-        if self.settings.queue_full == "disconnect" and session.connection is not None:
+        if session.connection is None:  # else it is among the drops of its connection
+            self.log.warning("queue_full", client=session.client_id, dropped=dropped)
+        elif self.settings.queue_full == "disconnect":
             # not at once: this is said in the middle of a walk over subscribers
             self.router.close(session.connection, ReasonCode.QUOTA_EXCEEDED, "queue full")
 
@@ -238,5 +238,5 @@ class Node:
         self.log.error("accept_failed", errno=error)
 
 
-def _names() -> tuple[str, ...]:
-    return count.NAMES
+def _client(conn: Connection) -> str | None:
+    return conn.session.client_id if conn.session is not None else None

@@ -113,7 +113,6 @@ class Worker:
         self._armed = False
         self._sent_at = 0.0
         self._coalesce = settings.limits.mesh_coalesce_microseconds_max * 1e-6
-        self._spec = _SPEC.pack(0, 0, 0, max(1, settings.limits.mesh_coalesce_microseconds_max * 1000))
 
     # ------------------------------------------------------------ start and stop
 
@@ -196,7 +195,6 @@ class Worker:
         self._tell_reactor()
         self.log.configure(settings.log_level, settings.limits.log_lines_per_second_max)
         self._coalesce = settings.limits.mesh_coalesce_microseconds_max * 1e-6
-        self._spec = _SPEC.pack(0, 0, 0, max(1, settings.limits.mesh_coalesce_microseconds_max * 1000))
         self.log.info("reloaded")
 
     def _tell_reactor(self) -> None:
@@ -291,20 +289,24 @@ class Worker:
             router.peer_full(peer, link.full)
 
     def _forward_soon(self) -> None:
-        """End of a tick with something for siblings: at once when it was quiet, else with what comes until the timer."""
-        if self._armed:
-            return
-        if time.monotonic() - self._sent_at >= self._coalesce:
+        """End of a tick with something for siblings: at once when nothing left for a while, else with what comes until then.
+
+        Under load the ticks themselves come often enough, and each new deadline replaces the timer's last: it fires in a lull.
+        """
+        wait = self._sent_at + self._coalesce - time.monotonic()
+        if wait <= 0:
+            self._armed = False
             self.node.forward()
-        else:
+        elif not self._armed:
             self._armed = True
-            _libc.timerfd_settime(self._timerfd, 0, self._spec, None)
+            _libc.timerfd_settime(self._timerfd, 0, _SPEC.pack(0, 0, 0, max(1000, int(wait * 1e9))), None)
 
     def _on_timerfd(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._timerfd, 8)
-        self._armed = False
-        self.node.forward()
+        if self._armed:
+            self._armed = False
+            self.node.forward()
 
     def _flush_mesh(self) -> None:
         assert self.mesh is not None

@@ -48,6 +48,12 @@ class MemoryStore:
         if held is not None:
             held.trim(up_to)
 
+    def cut(self, index: bytes, after: int) -> None:
+        """See the contract."""
+        held = self._indexes.get(index)
+        if held is not None:
+            held.cut(after)
+
     def forget(self, index: bytes) -> None:
         """See the contract."""
         self._indexes.pop(index, None)

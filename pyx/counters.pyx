@@ -1,4 +1,5 @@
 """One table of counters and drop reasons. A new counter is one line in counters.pxd."""
+cimport cython
 from libc.string cimport memset
 from cpython.buffer cimport PyObject_GetBuffer, PyBuffer_Release, PyBUF_SIMPLE, PyBUF_WRITABLE
 
@@ -27,6 +28,7 @@ if COUNTERS_END > 64:
     raise ImportError("a counter row has 64 places")
 
 
+@cython.final
 cdef class Row:
     """A row of uint64 counters. ``Row()`` owns its memory; ``Row(buffer)`` writes into `buffer` (at least ROW_BYTES long)."""
 

@@ -279,6 +279,7 @@ cdef class Dispatch:
                 router.counters.at[count.PUBLISH_DUPLICATES] += 1
                 router.logged = False
                 router.answer(conn, PUBREC, pub.packet_id, 0, router.unacknowledged_peers())
+                router.acks_due = True
                 return 0
             router.counters.at[count.PUBLISH_RECEIVED_QOS1 if pub.qos == 1 else count.PUBLISH_RECEIVED_QOS2] += 1
         router.counters.at[count.PUBLISH_RECEIVED] += 1

@@ -1,6 +1,8 @@
 """The bounds the data path needs: a plain struct with defaults, filled by broker.config."""
+cimport cython
 
 
+@cython.final
 cdef class Limits:
     def __cinit__(self, **values):
         self.packet_bytes_max = 16 << 20
@@ -22,7 +24,5 @@ cdef class Limits:
         self.drop_oldest = False
         self.disconnect_when_full = False
         self.queue_qos0 = False
-
-    def __init__(self, **values):
         for name, value in values.items():
             setattr(self, name, value)

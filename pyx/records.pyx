@@ -233,6 +233,14 @@ cdef class Index:
         if self.head == self.tail or self.head > 1024 and self.head > self.cap // 2:
             self._compact()
 
+    def cut(self, uint64_t after):
+        """Forget everything behind position `after`."""
+        cdef uint32_t k = self.first_after(after)
+        if k < self.tail:
+            self.total_bytes = self.ends[k] - content_bytes(&(<Message>self.messages[k]).content)
+            del self.messages[k:]
+            self.tail = k
+
 
 cdef Batch merge_batches(list batches):
     # one Batch of several indexes', by position, each position once; ends where the first truncated one ends

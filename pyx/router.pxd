@@ -153,4 +153,5 @@ cdef class Router:
     cdef int choose_local(self, Group* g) except -1
     cdef int forward(self, uint64_t mask) except -1
     cdef int drop(self, Connection conn, int counter) except -1
+    cdef uint64_t needed_up_to(self, Session s) except? 0xFFFFFFFFFFFFFFFF
     cdef int note_drops(self, Connection conn, int counter, uint64_t dropped) except -1

@@ -776,6 +776,7 @@ cdef class Router:
         a.interest = interest
         waits = (packet, then)
         a.packet = <PyObject*>waits
+        self.acks_due = True                # the peers may have taken that much already
         conn.push_ack(&a)
         if not conn.waiting:
             conn.waiting = True
@@ -1395,9 +1396,9 @@ cdef class Router:
             self.sweep_key(key)
 
     cdef int sweep_grown(self, list keys) except -1:
-        # the same for those of `keys` that have grown by a sixteenth of a session's limit since their last sweep
+        # the same for those of `keys` that have grown by a thirty-second of a session's limit since their last sweep
         cdef LogKey key
-        cdef uint64_t many = self.limits.queue_messages_max // 16 + 1, much = self.limits.queue_bytes_max // 16 + 1
+        cdef uint64_t many = self.limits.queue_messages_max // 32 + 1, much = self.limits.queue_bytes_max // 32 + 1
         for key in keys:
             if key.grown < many and key.grown_bytes < much:
                 continue
@@ -1408,11 +1409,22 @@ cdef class Router:
                 key.grown_bytes = 0
                 self.bound(<Session>key.session)
                 self.store.trim(key.name, (<Session>key.session).cursor)
+                if self.needed_up_to(<Session>key.session) < self.block.first - 1:
+                    self.store.cut(key.name, self.needed_up_to(<Session>key.session))
         return 0
+
+    cdef uint64_t needed_up_to(self, Session s) except? 0xFFFFFFFFFFFFFFFF:
+        # the last position the session still wants: what it drops at its limit (drop_newest) would else be held until it has read the rest
+        cdef uint64_t last = self.block.first - 1
+        if s.holes:
+            a, z = s.holes[len(s.holes) - 1]
+            if <uint64_t>z >= last:
+                return a
+        return last
 
     cdef int sweep_key(self, LogKey key) except -1:
         cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>key.name, len(key.name))
-        cdef uint64_t lowest, over
+        cdef uint64_t lowest, over, highest = 0
         cdef uint32_t i
         cdef Session s
         cdef bint needed = False
@@ -1433,10 +1445,13 @@ cdef class Router:
             needed = True
             if s.cursor < lowest:
                 lowest = s.cursor
+            highest = max(highest, self.needed_up_to(s))
         if key.count:
             needed = True
         if needed:
             self.store.trim(key.name, lowest)
+            if highest < self.block.first - 1:
+                self.store.cut(key.name, highest)
         else:
             self.keys.pop(key.name, None)
             self.store.forget(key.name)

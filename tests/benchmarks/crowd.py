@@ -39,7 +39,7 @@ class Crowd:
 
     def _await_answers(self, i: int, filters: Sequence[tuple[str, int]]) -> None:
         size = 4 + (len(_suback(filters)) if filters else 0)
-        got = self.sockets[i].recv(size, socket.MSG_WAITALL)
+        got = _receive(self.sockets[i], size)
         if got[:4] != b"\x20\x02\x00\x00" or len(got) != size:
             raise RuntimeError(f"connection {i}: CONNACK and SUBACK expected, {got[:20]!r} of {size} bytes came")
 
@@ -82,7 +82,7 @@ class Publisher:
     def __init__(self, port: int, name: str) -> None:
         self._socket = _dial(port, 0)
         self._socket.sendall(wire.connect(4, name))
-        assert self._socket.recv(4, socket.MSG_WAITALL) == b"\x20\x02\x00\x00"
+        assert _receive(self._socket, 4) == b"\x20\x02\x00\x00"
 
     def publish(self, topic: str, payload: bytes) -> None:
         """Send one message."""
@@ -91,7 +91,7 @@ class Publisher:
     def handled(self) -> None:
         """Return when the broker has read everything."""
         self._socket.sendall(wire.PINGREQ)
-        assert self._socket.recv(2, socket.MSG_WAITALL) == b"\xd0\x00"
+        assert _receive(self._socket, 2) == b"\xd0\x00"
 
     def __enter__(self) -> Self:
         return self
@@ -107,6 +107,13 @@ def _dial(port: int, receive_buffer: int) -> socket.socket:
     dialled.settimeout(_PATIENCE_SECONDS)
     dialled.connect(("127.0.0.1", port))
     return dialled
+
+
+def _receive(source: socket.socket, size: int) -> bytes:
+    got = b""
+    while len(got) < size and (more := source.recv(size - len(got))):
+        got += more
+    return got
 
 
 def _subscribe(filters: Sequence[tuple[str, int]]) -> bytes:

@@ -12,10 +12,10 @@ MB = 1 << 20
 MIB_SIZES = [pytest.param(100, id="100MB"), pytest.param(1000, id="1GB", marks=pytest.mark.soak)]
 PAYLOAD_BYTES = 4000
 LAG_MESSAGES = 64  # the reading subscriber is never further behind: what the stalled one misses is its own matter
-OUTBOX_BYTES = MB
+OUTBOX_BYTES = 8 * MB
 QUEUE_BYTES = 16 * MB
 INFLIGHT = 100
-NOISE_BYTES = MB // 4  # pages that come and go in two or three processes
+NOISE_BYTES = MB // 2  # of a worker: pages that come and go with the traffic itself
 
 
 def publish_all(crowd: Crowd, publisher: Publisher, reader: Subscriber, megabytes: int, what: str) -> None:
@@ -56,7 +56,7 @@ def test_a_stalled_subscriber_costs_its_bound(
     record_property: pytest.RecordProperty,
 ) -> None:  # fmt: skip
     """Memory grows by its limits + 10 %; drops = sent - received; the other subscriber of the topic gets all."""
-    broker = start_broker(processes)
+    broker = start_broker(processes, outbox_bytes_max=OUTBOX_BYTES)
     crowd = crowd_of(broker)
     where = ids_on(processes - 1, processes, "sub")
     reader = Subscriber(crowd, next(where), "flood", qos=qos)
@@ -72,13 +72,14 @@ def test_a_stalled_subscriber_costs_its_bound(
     memory.peak = 0
     publish_all(crowd, publisher, reader, megabytes, "all is published")
     growth = max(memory.peak, broker.pss_bytes()) - usual
-    limits = OUTBOX_BYTES if qos == 0 else OUTBOX_BYTES + QUEUE_BYTES + INFLIGHT * PAYLOAD_BYTES
+    limits = OUTBOX_BYTES if qos == 0 else QUEUE_BYTES + INFLIGHT * PAYLOAD_BYTES
     record_property("growth", f"{growth / MB:.2f} MB of {limits / MB:.2f} MB of limits")
     sent = publisher.sent - warmed
     stalled.read_on(True)
     crowd.until(lambda: drops_of(broker, stalled.client_id), "its drops have ended")
     publisher.room, publisher.count = None, publisher.sent + 1
-    crowd.until(lambda: stalled.received[publisher.number][-1:] == [publisher.sent - 1], "it is served again")
+    last = publisher.sent
+    crowd.until(lambda: stalled.received[publisher.number][-1:] == [last], "it is served again")
     received = len(stalled.received[publisher.number]) - 1
     dropped = drops_of(broker, stalled.client_id)
     record_property("counts", f"sent {sent}, received {received}, dropped {dropped}")
@@ -87,5 +88,5 @@ def test_a_stalled_subscriber_costs_its_bound(
     assert in_order(stalled, publisher)
     assert not missing(reader, publisher)
     assert repeated(reader, publisher) == 0
-    assert growth <= limits * 1.1 + NOISE_BYTES
+    assert growth <= limits * 1.1 + NOISE_BYTES * processes
 

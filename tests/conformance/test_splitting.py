@@ -76,10 +76,12 @@ def test_a_large_packet_in_many_segments(connect: Connect, version: int, name: s
     subscriber, publisher = connect(version), connect(version)
     subscriber.subscribe(name, qos=1)
     payload = bytes(range(250)) * 1600
-    data = wire.publish(version, name, payload, qos=1, packet_id=1) + wire.publish(version, name, b"small")
+    data = wire.publish(version, name, payload, qos=1, packet_id=1)
+    data += wire.publish(version, name, b"small", qos=1, packet_id=2)
     for start in range(0, len(data), segment):
         publisher.send(data[start : start + segment])
     publisher.expect("PUBACK", packet_id=1)
+    publisher.expect("PUBACK", packet_id=2)
     subscriber.receive(name, payload)
     subscriber.receive(name, b"small")
 

@@ -82,7 +82,12 @@ class QuietLog(Log):
 class SimulatedNode(Node):
     """Tells the world what it drops."""
 
-    worker: Worker
+    def __init__(self, worker: Worker, log: Log) -> None:
+        self.worker = worker
+        world, clock = worker.world, worker.clock
+        super().__init__(
+            worker.index, world.workers_count, world.settings, MemoryStore(), log, clock.monotonic_ms, clock.wall_ms
+        )
 
     def queue_full(self, session: Any, dropped: int) -> None:
         self.worker.world.queue_dropped(session.client_id, dropped)
@@ -187,10 +192,10 @@ class Worker:
             self.received = {}
         node = self.node
         node.router.set_time(clock.monotonic_ms, clock.wall_ms)
-        if self.incarnation > 1 and world.survives:
-            self._recover()
         self.mesh = SimulatedMesh(self, world.link_limits)
         node.links = self.mesh.links
+        if self.incarnation > 1 and world.survives:
+            self._recover()
         if not siblings:
             self._listen()
         for channel in world.channels_to(self.index):
@@ -198,15 +203,10 @@ class Worker:
         self._on_timer(self.incarnation)
 
     def _new_node(self) -> None:
-        world, clock = self.world, self.clock
+        world = self.world
         index = self.index
         say = None if world.say is None else (lambda text: world.tell(f"worker {index}: {text}"))
-        node = SimulatedNode.__new__(SimulatedNode)
-        node.worker = self
-        node.__init__(  # type: ignore[misc]
-            index, world.workers_count, world.settings, MemoryStore(), QuietLog(say), clock.monotonic_ms, clock.wall_ms
-        )
-        self.node = node
+        self.node = node = SimulatedNode(self, QuietLog(say))
         self.refused = 0
         node.peering = SimulatedPeering(node)
         node.hand_over = self._hand_over
@@ -250,9 +250,7 @@ class Worker:
         router.closing.clear()
         router.resumed.clear()
         node.dispatch.take_carried()
-        node.links = {}
         self._round()
-        node.links = {}
 
     def stop(self) -> None:
         """SIGSTOP."""
@@ -556,7 +554,7 @@ class Worker:
         for line, worker, raw, deadline in waiting:
             if deadline <= self.clock.now:
                 conn = self._adopt(line)
-                conn.version = 4
+                conn.version = line.client.version
                 self.node.connecting.unavailable(conn, "its worker did not take it in time")
                 self._round()
             else:

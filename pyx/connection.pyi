@@ -1,0 +1,36 @@
+"""One client connection without its socket: what came, what is to leave, and acks that wait."""
+
+from typing import Any, final
+
+from pyx.session import Session
+
+@final
+class Connection:
+    """A connection's protocol state. The reactor owns its socket; in tests and the simulation there is none."""
+
+    session: Session | None
+    via: Any
+    context: Any
+    fd: int
+    version: int
+    state: int
+    paused: bool
+    problem_information: bool
+    packet_bytes_max: int
+    topic_alias_max: int
+    keep_alive_ms: int
+    opened: int
+    bytes_in: int
+    bytes_out: int
+    messages_in: int
+    messages_out: int
+    drops: int
+    def __init__(self) -> None: ...
+    @property
+    def address(self) -> str: ...
+    @property
+    def pending(self) -> int: ...
+    @property
+    def acks_pending(self) -> int: ...
+    def unread(self) -> bytes: ...
+    def take_output(self) -> bytes: ...

@@ -1,0 +1,19 @@
+"""Bytes of a connection -> packets -> the router or the handler."""
+
+from typing import Any, final
+
+from pyx.connection import Connection
+from pyx.router import Router
+
+@final
+class Dispatch:
+    """The way from bytes to packets, for all connections of one router."""
+
+    @property
+    def router(self) -> Router: ...
+    @property
+    def carried(self) -> list[Connection]: ...
+    def __new__(cls, router: Router) -> Dispatch: ...
+    def feed(self, conn: Connection, data: Any) -> None: ...
+    def resume(self, conn: Connection) -> None: ...
+    def take_carried(self) -> bool: ...

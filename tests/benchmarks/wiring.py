@@ -1,0 +1,179 @@
+"""Links, memory and time to ready of N workers whose channels are wired in three ways.
+
+    python -m tests.benchmarks.wiring [workers ...]
+
+at registration     every worker links to every other one when it starts
+at first use        a worker links to those that its clients have to do with: here to FIRST_USE others; the worst case
+                    is the one above, and the first message waits for a link to become ready
+one shared sender   every worker links to one process that passes everything on
+
+Each worker is a forked process with nothing but a `zmq_mesh.sockets.Mesh`. Reported when all links of all workers are
+ready: what a mesh adds to its process in descriptors, threads and memory of its own (Private_Dirty: the median, and the
+process that has the most where that is the shared sender), seconds from the fork of the first until the last one was
+ready, and what heartbeats cost while nobody says anything, in percent of a core, all workers together.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from statistics import median
+from typing import Any, NamedTuple
+
+from tests.waiting import let_pass
+from zmq_mesh.interest import Publisher
+from zmq_mesh.links import LinkLimits
+from zmq_mesh.sockets import Mesh
+
+FIRST_USE = 4
+_TICK_SECONDS = 0.1
+_READY_SECONDS_MAX = 60.0
+_IDLE_SECONDS = 3.0
+_LIMITS = LinkLimits()
+_FORK = get_context("fork")
+
+
+class Quiet:
+    """Events of a worker without a broker."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: None
+
+
+def at_registration(worker: int, workers: int) -> list[int]:
+    """Every other one."""
+    return [other for other in range(workers) if other != worker]
+
+
+def at_first_use(worker: int, workers: int) -> list[int]:
+    """The next few and the last few, so that it is mutual."""
+    reach = FIRST_USE // 2
+    near = {(worker + step) % workers for step in range(-reach, reach + 1)} - {worker}
+    return sorted(near)
+
+
+def shared_sender(worker: int, workers: int) -> list[int]:
+    """All of the sender, which is worker 0; the sender of everybody else."""
+    return list(range(1, workers)) if worker == 0 else [0]
+
+
+WAYS: dict[str, Callable[[int, int], list[int]]] = {
+    "at registration": at_registration,
+    "at first use": at_first_use,
+    "one shared sender": shared_sender,
+}
+
+
+class Seen(NamedTuple):
+    """What a worker says of itself."""
+
+    descriptors: int
+    threads: int
+    private: int
+
+
+def _serve(worker: int, peers: list[int], runtime_dir: str, parent: Connection) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    events: Any = Quiet()
+    before = _seen()
+    mesh = Mesh(worker, peers, runtime_dir, 1, Publisher(), events, _LIMITS, time.monotonic())
+    poll = select.poll()
+    for number in [*mesh.filenos(), parent.fileno()]:
+        poll.register(number, select.POLLIN)
+    told = again = False
+    while True:
+        came = poll.poll(0 if again else _TICK_SECONDS * 1000)
+        now = time.monotonic()
+        again = False
+        for number, _ in came:
+            if number == parent.fileno():
+                parent.recv()
+                parent.send(Seen(*(new - old for new, old in zip(_seen(), before, strict=True))))
+                continue  # it goes on until all were asked, then it is killed
+            again |= mesh.readable(number, now)
+        mesh.tick(now)
+        mesh.flush(now)
+        if mesh.ready and not told:
+            told = True
+            parent.send(time.monotonic())
+
+
+def _seen() -> Seen:
+    with open("/proc/self/smaps_rollup", encoding="ascii") as lines:
+        private = next(int(line.split()[1]) for line in lines if line.startswith("Private_Dirty:"))
+    return Seen(len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), private)
+
+
+def measure(way: str, workers: int) -> None:
+    """Print one line of the table."""
+    wiring = WAYS[way]
+    with tempfile.TemporaryDirectory(prefix="wiring-") as runtime_dir:
+        pairs, processes = [], []
+        began = time.monotonic()
+        for worker in range(workers):
+            ours, theirs = _FORK.Pipe()
+            process = _FORK.Process(target=_serve, args=(worker, wiring(worker, workers), runtime_dir, theirs))
+            process.start()
+            theirs.close()
+            pairs.append(ours)
+            processes.append(process)
+        try:
+            ready = 0.0
+            for ours in pairs:
+                if not ours.poll(_READY_SECONDS_MAX):
+                    raise TimeoutError(f"{way}, {workers} workers: not ready in {_READY_SECONDS_MAX:.0f} s")
+                ready = max(ready, ours.recv() - began)
+            pids = [process.pid or 0 for process in processes]
+            cpu = sum(map(_cpu_seconds, pids))
+            let_pass(_IDLE_SECONDS)
+            idle = (sum(map(_cpu_seconds, pids)) - cpu) / _IDLE_SECONDS
+            seen: list[Seen] = []
+            for ours in pairs:
+                ours.send("say")
+                seen.append(ours.recv())
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+    links = sum(len(wiring(worker, workers)) for worker in range(workers)) // 2
+    cells = [
+        way,
+        workers,
+        links,
+        *(_range(values) for values in zip(*seen, strict=True)),
+        f"{ready:.2f}",
+        f"{idle:.1%}",
+    ]
+    print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
+
+
+def _range(values: Sequence[int]) -> str:
+    usual, most = int(median(values)), max(values)
+    return f"{usual}" if most < usual * 1.5 else f"{usual} (one: {most})"
+
+
+def _cpu_seconds(pid: int) -> float:
+    with open(f"/proc/{pid}/stat", encoding="ascii") as line:
+        words = line.read().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    """Measure every way at every size."""
+    sizes = [int(argument) for argument in sys.argv[1:]] or [4, 16, 64]
+    print("| way | workers | links | descriptors each | threads each | private memory each, KB | ready, s | idle CPU |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    for way in WAYS:
+        for workers in sizes:
+            measure(way, workers)
+
+
+if __name__ == "__main__":
+    main()

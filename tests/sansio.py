@@ -1,0 +1,357 @@
+"""Workers without sockets, processes and clock, for tests of the data path: bytes go in, packets come out.
+
+`Host` is one or more Nodes with memory stores; their links are the real ones, over lists instead of ZeroMQ. `Peer` is an
+MQTT client at the other end of a Connection that has no socket: what it sends is fed to the dispatch, what it is sent is
+taken from the outbox. Nothing happens by itself: `Host.turn` is one tick of every worker, `Host.settle` as many as it
+takes until nothing moves. Packets are built and read by tests.wire, which shares no code with pyx.
+
+What the reactor does at the end of a round (close what was asked for, carry on with left-over packets) is imitated here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from broker.config import Limits, Settings
+from broker.logs import Log
+from broker.node import Node
+from leveldb_store.memory import MemoryStore
+from pyx.connection import Connection
+from pyx.session import Session
+from shards.placement import home
+from tests import wire
+from tests.wire import KINDS, Packet
+from zmq_mesh.contract import LinkLimits
+from zmq_mesh.links import Link
+
+OPEN, CLOSING, CLOSED = 2, 3, 4
+START_MS, START_WALL_MS = 1_000, 1_800_000_000_000
+DROPS = (
+    "dropped_expired", "dropped_offline_qos0", "dropped_outbox_full", "dropped_queue_full", "dropped_packet_too_large",
+    "dropped_unsubscribed", "dropped_session_ended", "dropped_refused", "dropped_peer_lost", "dropped_no_member",
+    "dropped_worker_lost",
+)  # fmt: skip
+DELIVERIES = ("delivered_qos0", "delivered_qos1", "delivered_qos2")
+
+
+class KeptLog(Log):
+    """Keeps the events instead of writing them."""
+
+    __slots__ = ("events",)
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str, dict[str, Any]]] = []
+
+    def write(self, level: str, event: str, **fields: Any) -> None:
+        self.events.append((level, event, fields))
+
+    def emit(self, level: str, event: str, **fields: Any) -> None:
+        self.write(level, event, **fields)
+
+    def debug(self, event: str, **fields: Any) -> None:
+        self.write("debug", event, **fields)
+
+    def info(self, event: str, **fields: Any) -> None:
+        self.write("info", event, **fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        self.write("warning", event, **fields)
+
+    def error(self, event: str, **fields: Any) -> None:
+        self.write("error", event, **fields)
+
+    def allows(self, event: str) -> bool:  # noqa: ARG002
+        return True
+
+    def flush(self) -> None:
+        pass
+
+    def named(self, event: str) -> list[dict[str, Any]]:
+        return [fields for _, name, fields in self.events if name == event]
+
+
+class Host:
+    """Workers of one host. Keywords: `limits` as in the configuration, the others are settings."""
+
+    def __init__(self, workers: int = 1, limits: dict[str, Any] | None = None, **settings: Any) -> None:
+        self.now_ms = START_MS
+        self.settings = Settings(workers=workers, limits=Limits(**(limits or {})), **settings)
+        self.logs = [KeptLog() for _ in range(workers)]
+        self.stores = [MemoryStore() for _ in range(workers)]
+        self.nodes = [
+            Node(i, workers, self.settings, self.stores[i], self.logs[i], START_MS, START_WALL_MS) for i in range(workers)
+        ]
+        self.peers: list[Peer] = []
+        self.held: set[tuple[int, int]] = set()
+        """(from, to): what is between these workers waits."""
+        self._under_way: dict[tuple[int, int], deque[list[Any]]] = {}
+        self._ended: set[Connection] = set()
+        for node in self.nodes:
+            node.links = {peer: self._link(node, peer) for peer in node.siblings}
+            node.flush_mesh = lambda node=node: self._flush(node)  # type: ignore[misc]
+        self.settle()
+
+    @property
+    def node(self) -> Node:
+        """The only one, or the first."""
+        return self.nodes[0]
+
+    @property
+    def now(self) -> float:
+        return self.now_ms / 1000
+
+    def _link(self, node: Node, peer: int) -> Link:
+        line: deque[list[Any]] = deque()
+        self._under_way[node.index, peer] = line
+
+        def send(frames: list[Any]) -> bool:
+            line.append([bytes(memoryview(frame)) for frame in frames])
+            return True
+
+        assert node.interest is not None
+        return Link(node.index, peer, 1, node.interest, node.peering, send, LinkLimits(), self.now)
+
+    def _flush(self, node: Node) -> None:
+        assert node.interest is not None
+        node.interest.seal()
+        for link in node.links.values():
+            link.flush(self.now)
+
+    # ------------------------------------------------------------ time
+
+    def pass_time(self, seconds: float) -> None:
+        """The clock goes on; timers run."""
+        until = self.now_ms + int(seconds * 1000)
+        while self.now_ms < until:
+            self.now_ms = min(until, self.now_ms + 100)
+            for node in self.nodes:
+                node.router.set_time(self.now_ms)
+                node.timers.advance(self.now_ms)
+                for link in node.links.values():
+                    link.tick(self.now)
+            self.turn()
+        self.settle()
+
+    def turn(self) -> bool:
+        """One tick of every worker. False: nothing moved."""
+        moved = False
+        for node in self.nodes:
+            moved = node.dispatch.take_carried() or moved
+            moved = self._receive(node) or moved
+            node.router.finish_tick()
+            moved = self._close_asked(node) or moved
+            node.router.resumed = []
+            if node.peering.commit():
+                node.forward()
+            moved = self._send(node) or moved
+        return moved
+
+    def settle(self) -> None:
+        """Ticks until nothing moves any more."""
+        for _ in range(10_000):
+            if not self.turn():
+                return
+        raise AssertionError("the workers never come to rest")
+
+    def _receive(self, node: Node) -> bool:
+        moved = False
+        for peer in node.siblings:
+            line = self._under_way[peer, node.index]
+            while line and (peer, node.index) not in self.held:
+                node.links[peer].receive(line.popleft(), self.now)
+                moved = True
+        if moved:
+            self._flush(node)
+        return moved
+
+    def _close_asked(self, node: Node) -> bool:
+        moved = False
+        while node.router.closing:
+            moved = True
+            asked, node.router.closing = node.router.closing, []
+            for conn, reason, why in asked:
+                node.closed(conn, reason & 0xFF, why)
+                self._ended.add(conn)
+            node.router.finish_tick()
+        return moved
+
+    def _send(self, node: Node) -> bool:
+        moved = False
+        for conn in node.router.take_dirty():
+            peer = conn.context
+            if isinstance(peer, Peer) and not peer.stalled:
+                moved = peer.take() or moved
+        return moved
+
+    # ------------------------------------------------------------ clients
+
+    def open(self, version: int = 4, worker: int = 0) -> Peer:
+        """A connection without CONNECT."""
+        peer = Peer(self, self.nodes[worker], version)
+        self.peers.append(peer)
+        return peer
+
+    def connect(self, client_id: str, version: int = 4, **options: Any) -> Peer:
+        """A client at its home, CONNACK taken. `expiry` is the Session Expiry Interval of a v5 client."""
+        expiry = options.pop("expiry", None)
+        if expiry is not None:
+            options["properties"] = {**options.get("properties", {}), "session_expiry_interval": expiry}
+        peer = self.open(version, home(client_id, len(self.nodes)))
+        peer.client_id = client_id
+        peer.send(wire.connect(version, client_id, **options))
+        self.settle()
+        connack = peer.next("CONNACK")
+        assert connack.reason == 0, connack
+        peer.session_present = connack.session_present
+        return peer
+
+    def lose(self, peer: Peer) -> None:
+        """The client's end of the connection is gone, without DISCONNECT."""
+        conn = peer.conn
+        if conn.state < CLOSING:
+            peer.node.router.close(conn, 0, "lost")
+        self.settle()
+
+    # ------------------------------------------------------------ the books
+
+    def counters(self, worker: int | None = None) -> dict[str, int]:
+        """Counters of one worker, or of all together."""
+        rows = [node.counters.as_dict() for node in (self.nodes if worker is None else [self.nodes[worker]])]
+        return {name: sum(row[name] for row in rows) for name in rows[0]}
+
+    def waiting(self) -> int:
+        """Copies counted as matched that are neither delivered nor dropped: in windows and in sessions' own queues."""
+        return sum(
+            session.unacknowledged + session.queued for node in self.nodes for session in node.sessions
+        )  # fmt: skip
+
+    def check_books(self) -> None:
+        """matched = delivered + dropped + waiting [protocol.md, Counting]."""
+        row = self.counters()
+        settled = sum(row[name] for name in (*DELIVERIES, *DROPS))
+        assert row["matched"] == settled + self.waiting(), {
+            name: value for name, value in row.items() if value and name in (*DELIVERIES, *DROPS, "matched")
+        } | {"waiting": self.waiting()}
+
+
+class Peer:
+    """A client. `stalled`: it takes nothing that it is sent, as if the kernel's buffers were full."""
+
+    def __init__(self, host: Host, node: Node, version: int) -> None:
+        self.host = host
+        self.node = node
+        self.version = version
+        self.conn = Connection()
+        self.conn.context = self
+        self.stalled = False
+        self.client_id = ""
+        self.session_present = False
+        self.packets: deque[Packet] = deque()
+        self._bytes = b""
+        self._packet_id = 0
+
+    @property
+    def session(self) -> Session:
+        session = self.node.sessions.get(self.client_id)
+        assert session is not None
+        return session
+
+    @property
+    def closed(self) -> bool:
+        return self.conn.state >= CLOSING
+
+    # ------------------------------------------------------------ bytes
+
+    def send(self, *packets: bytes) -> None:
+        """Feed, without a tick."""
+        self.node.dispatch.feed(self.conn, b"".join(packets))
+
+    def take(self) -> bool:
+        """What was sent to it. False: nothing."""
+        out = self.conn.take_output()
+        if self.conn.session is not None:
+            self.node.router.outbox_taken(self.conn)
+        self._bytes += out
+        self.packets.extend(self._whole())
+        return bool(out)
+
+    def _whole(self) -> Iterator[Packet]:
+        while len(self._bytes) >= 2:
+            length = shift = 0
+            at = 1
+            while at < len(self._bytes):
+                length |= (self._bytes[at] & 0x7F) << shift
+                shift += 7
+                at += 1
+                if not self._bytes[at - 1] & 0x80:
+                    break
+            else:
+                return
+            if len(self._bytes) < at + length:
+                return
+            first, body = self._bytes[0], self._bytes[at : at + length]
+            self._bytes = self._bytes[at + length :]
+            yield wire.decode(self.version, first & 15, KINDS[first >> 4], body)
+
+    # ------------------------------------------------------------ packets
+
+    def next(self, kind: str) -> Packet:
+        """The next packet, which must be of this kind."""
+        if not self.packets:
+            self.host.settle()
+        assert self.packets, f"{kind} expected, nothing came"
+        packet = self.packets.popleft()
+        assert packet.kind == kind, f"{kind} expected: {packet}"
+        return packet
+
+    def silent(self) -> None:
+        """Nothing more comes."""
+        self.host.settle()
+        assert not self.packets, self.packets
+
+    def subscribe(self, *filters: tuple[str, int], identifier: int = 0) -> list[int]:
+        properties = {"subscription_identifier": [identifier]} if identifier else {}
+        self.send(wire.subscribe(self.version, self.packet_id(), *filters, properties=properties))
+        self.host.settle()
+        return list(self.next("SUBACK").codes)
+
+    def unsubscribe(self, *filters: str) -> None:
+        self.send(wire.unsubscribe(self.version, self.packet_id(), *filters))
+        self.host.settle()
+        self.next("UNSUBACK")
+
+    def publish(self, topic: str, payload: bytes = b"", qos: int = 0, **options: Any) -> int:
+        """Sends it; its acks are the caller's."""
+        packet_id = self.packet_id() if qos else 0
+        self.send(wire.publish(self.version, topic, payload, qos=qos, packet_id=packet_id, **options))
+        return packet_id
+
+    def ack(self, kind: str, packet_id: int, reason: int = 0) -> None:
+        self.send(wire.ack(self.version, kind, packet_id, reason))
+
+    def packet_id(self) -> int:
+        self._packet_id = self._packet_id % 65535 + 1
+        return self._packet_id
+
+    def receive(self, accept: Callable[[Packet], bool] = lambda _: True) -> list[Packet]:
+        """Take every PUBLISH that comes, answering each to its end; other packets are left out."""
+        got: list[Packet] = []
+        while True:
+            self.host.settle()
+            if not self.packets:
+                return got
+            while self.packets:
+                packet = self.packets.popleft()
+                if packet.kind == "PUBLISH":
+                    if accept(packet):
+                        got.append(packet)
+                    if packet.qos:
+                        self.ack("PUBACK" if packet.qos == 1 else "PUBREC", packet.packet_id)
+                elif packet.kind == "PUBREL":
+                    self.ack("PUBCOMP", packet.packet_id)
+
+    def disconnect(self) -> None:
+        self.send(wire.disconnect(self.version))
+        self.host.settle()

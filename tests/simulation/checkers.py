@@ -1,0 +1,207 @@
+"""What must hold: while a world runs (after ticks), and when it has come to rest.
+
+Each checker raises Violation. What is exempt is said where it is exempted, and is counted nowhere else: a message that may
+be missing is one that a documented consequence took (a full queue, a killed worker with volatile memory).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from pyx import counters as count
+from tests.simulation.history import Delivery, Publish, Violation, matches
+
+if TYPE_CHECKING:
+    from tests.simulation.clients import Client
+    from tests.simulation.workers import Worker
+    from tests.simulation.world import World
+
+DROPS = [value for name, value in vars(count).items() if name.startswith("DROPPED_")]
+
+
+# ------------------------------------------------------------------------------------------------ while it runs
+
+
+def check_worker(worker: Worker) -> None:
+    """Limits and books of one worker, between two ticks."""
+    check_limits(worker)
+    check_counters(worker)
+    check_homes(worker)
+
+
+def check_limits(worker: Worker) -> None:
+    """Every queue within its limit."""
+    node, world = worker.node, worker.world
+    limits = world.settings.limits
+    for session in node.sessions:
+        who = f"session {session.client_id} of worker {worker.index}"
+        if session.unacknowledged > limits.inflight_max:
+            raise Violation(f"{who}: {session.unacknowledged} in flight, inflight_max {limits.inflight_max}")
+        if session.queued > limits.queue_messages_max:
+            raise Violation(f"{who}: {session.queued} queued, queue_messages_max {limits.queue_messages_max}")
+        messages, nbytes = node.router.backlog(session)
+        # a log is swept when it has grown by a sixteenth of the limit; a tick may bring a batch more
+        most = limits.queue_messages_max * 17 // 16 + 1 + world.tick_messages_max
+        if messages > most * max(1, session.subscriptions if session.subscriptions <= 64 else 1):
+            raise Violation(f"{who}: backlog of {messages} messages, queue_messages_max {limits.queue_messages_max}")
+        if nbytes > limits.queue_bytes_max * 2:
+            raise Violation(f"{who}: backlog of {nbytes} bytes, queue_bytes_max {limits.queue_bytes_max}")
+    for conn in worker.lines:
+        # what one packet adds is seen only afterwards
+        if conn.pending > limits.outbox_bytes_max + world.tick_bytes_max:
+            raise Violation(f"{conn.address}: {conn.pending} bytes, outbox_bytes_max {limits.outbox_bytes_max}")
+        if conn.version == 5 and conn.acks_pending > limits.receive_maximum + 8:
+            raise Violation(f"{conn.address}: {conn.acks_pending} acks wait, receive_maximum {limits.receive_maximum}")
+    for peer, link in worker.mesh.links.items():
+        if link.outbox_bytes > 2 * world.link_limits.peer_outbox_bytes_max + world.tick_bytes_max:
+            raise Violation(f"link {worker.index} -> {peer}: outbox of {link.outbox_bytes} bytes")
+        if link.handoff_bytes > world.link_limits.handoff_log_bytes_max:
+            raise Violation(f"link {worker.index} -> {peer}: hand-off log of {link.handoff_bytes} bytes")
+
+
+def check_counters(worker: Worker) -> None:
+    """matched = delivered + expired + dropped + waiting; what the mesh lost was never matched here."""
+    row = worker.node.counters
+    sessions = list(worker.node.sessions)
+    waiting = sum(session.unacknowledged + session.queued for session in sessions)
+    delivered = row.get(count.DELIVERED_QOS0) + row.get(count.DELIVERED_QOS1) + row.get(count.DELIVERED_QOS2)
+    dropped = sum(row.get(each) for each in DROPS) - row.get(count.DROPPED_PEER_LOST) - worker.refused
+    matched = row.get(count.MATCHED)
+    if matched != delivered + dropped + waiting:
+        raise Violation(
+            f"worker {worker.index}: matched {matched} = delivered {delivered} + dropped {dropped} + waiting {waiting}"
+            f" + {matched - delivered - dropped - waiting}: "
+            + " ".join(f"{name}={value}" for name, value in row.as_dict().items() if value and "drop" in name)
+        )
+    if worker.world.survives and row.get(count.DROPPED_PEER_LOST):
+        raise Violation(f"worker {worker.index}: peer_lost although hand-off logs survive")
+
+
+def check_homes(worker: Worker) -> None:
+    """One session per client id, at its home, with at most one open connection."""
+    open_ids: set[str] = set()
+    for conn in worker.lines:
+        if conn.state == 2:
+            client_id = conn.session.client_id
+            if client_id in open_ids:
+                raise Violation(f"worker {worker.index}: two open connections of {client_id}")
+            open_ids.add(client_id)
+    for session in worker.node.sessions:
+        if worker.world.clients[session.client_id].home != worker.index:
+            raise Violation(f"worker {worker.index} has a session of {session.client_id}, whose home is another")
+
+
+# ------------------------------------------------------------------------------------------------ at rest
+
+
+def check_history(world: World) -> None:
+    """All that can be said when everything has come to rest."""
+    per_session: dict[tuple[str, int, int], list[Delivery]] = defaultdict(list)
+    received: dict[str, set[int]] = defaultdict(set)
+    shared: dict[int, list[Delivery]] = defaultdict(list)
+    for delivery in world.history.deliveries:
+        received[delivery.client.name].add(delivery.publish.number)
+        if delivery.retain:
+            continue
+        if delivery.publish.topic.startswith("s/"):
+            shared[delivery.publish.number].append(delivery)
+        else:
+            per_session[delivery.client.name, delivery.session, delivery.publish.number].append(delivery)
+    for copies in per_session.values():
+        check_copies(copies)
+    check_order(world)
+    for client in world.clients.values():
+        check_nothing_lost(world, client, received[client.name])
+    check_shared(world, shared)
+    check_taken_over(world)
+
+
+def check_copies(copies: list[Delivery]) -> None:
+    """QoS 0 at most once, QoS 2 exactly once; QoS 1 again only as a redelivery or because it was published again."""
+    first = copies[0]
+    publish = first.publish
+    if len(copies) == 1:
+        return
+    fresh = sum(not copy.dup for copy in copies)
+    many = f"{first.client.name} got {publish} {len(copies)} times: {[(copy.at, copy.qos, copy.dup) for copy in copies]}"
+    if publish.qos == 0 or all(copy.qos == 2 for copy in copies):
+        raise Violation(many)
+    if publish.qos == 2 and all(copy.qos == 0 for copy in copies):
+        raise Violation(many)
+    if fresh > (publish.sends if publish.qos == 1 else 1):
+        raise Violation(f"{many}: {fresh} without DUP, sent {publish.sends} times")
+
+
+def check_order(world: World) -> None:
+    """Per publisher, topic and QoS a session gets first copies in the order in which they were published."""
+    last: dict[tuple[str, int, str, str, int, int], int] = {}
+    seen: set[tuple[str, int, int]] = set()
+    for delivery in world.history.deliveries:
+        publish = delivery.publish
+        one = (delivery.client.name, delivery.session, publish.number)
+        if delivery.retain or publish.will or publish.topic.startswith("s/") or one in seen:
+            continue
+        seen.add(one)
+        who = (delivery.client.name, delivery.session, publish.publisher.name, publish.topic, publish.qos, delivery.qos)
+        if last.get(who, 0) > publish.number:
+            raise Violation(f"{delivery.client.name} got {publish} after #{last[who]} at {delivery.at}")
+        last[who] = publish.number
+
+
+def check_nothing_lost(world: World, client: Client, received: set[int]) -> None:
+    """Ack means custody, SUBACK means interest: what was acknowledged and begun after the SUBACK has come."""
+    if client.uncertain:
+        return
+    periods = [period for period in client.periods if period.end is None and not period.group]
+    missing: list[Publish] = []
+    for publish in world.history.publishes:
+        if publish.number in received or publish.topic.startswith("s/") or publish.started is None or publish.will:
+            continue
+        if client.home in publish.lost_for:
+            continue  # its share lay in the memory of a worker that was killed while the subscriber's was away
+        held = [p for p in periods if p.start <= publish.started and matches(p.filter, publish.topic)]
+        if not held or world.cut_off(client, publish, max(p.start for p in held)):
+            continue
+        if publish.qos == 0 or all(p.qos == 0 for p in held):
+            if not world.calm(client, publish):
+                continue
+        elif publish.acknowledged is None or publish.reason >= 0x80:
+            continue
+        missing.append(publish)
+    if len(missing) > world.history.queue_drops.get(client.name, 0):
+        shown = ", ".join(f"{each} (began {each.started}, acknowledged {each.acknowledged})" for each in missing[:5])
+        raise Violation(
+            f"{client.name} (home {client.home}) misses {len(missing)}: {shown}; subscribed "
+            + ", ".join(f"{p.text} q{p.qos} since {p.start}" for p in periods if matches(p.filter, missing[0].topic))
+        )
+
+
+def check_shared(world: World, shared: dict[int, list[Delivery]]) -> None:
+    """A QoS 2 message goes to one member of a group; none is lost while the group stays as it is."""
+    for number, copies in shared.items():
+        publish = world.history.publishes[number - 1]
+        if publish.qos == 2 and len(copies) > 1 and all(copy.qos == 2 for copy in copies):
+            raise Violation(f"{publish} went to {[(copy.client.name, copy.session, copy.at) for copy in copies]}")
+    members = [client for client in world.clients.values() if client.name in world.group_members]
+    if not members or any(client.uncertain or world.history.queue_drops.get(client.name) for client in members):
+        return
+    periods = [[p for p in client.periods if p.group and p.end is None and p.qos] for client in members]
+    if not all(periods) or any(p.end is not None for client in members for p in client.periods if p.group):
+        return
+    start = max(p.start for each in periods for p in each)
+    for publish in world.history.publishes:
+        if (
+            publish.topic.startswith("s/") and publish.qos and not publish.will and publish.number not in shared
+            and publish.started is not None and publish.started >= start
+            and publish.acknowledged is not None and publish.reason < 0x80
+        ):  # fmt: skip
+            raise Violation(f"no member got {publish}, begun {publish.started}, acknowledged {publish.acknowledged}")
+
+
+def check_taken_over(world: World) -> None:
+    """A connection whose client id came back on another one is closed."""
+    for client in world.clients.values():
+        for line, successor_accepted in client.left:
+            if successor_accepted and not line.down_ended:
+                raise Violation(f"{client.name}: connection {line.number} is open although it was taken over")

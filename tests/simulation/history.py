@@ -1,0 +1,97 @@
+"""What was published, subscribed and delivered in one run: the clients write it, the checkers read it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from tests.simulation.clients import Client
+
+
+class Violation(AssertionError):
+    """The broker broke a promise."""
+
+
+class Publish:
+    """One message, with a payload of its own."""
+
+    def __init__(self, number: int, publisher: Client, topic: str, qos: int, retain: bool, payload: bytes) -> None:
+        self.number = number
+        self.publisher = publisher
+        self.topic = topic
+        self.qos = qos
+        self.retain = retain
+        self.payload = payload
+        self.will = False
+        self.started: float | None = None
+        """When the transmission began that the ack answers (at QoS 2: the first one)."""
+        self.sends = 0
+        self.acknowledged: float | None = None
+        """PUBACK or PUBREC came."""
+        self.reason = 0
+        self.given_up = False
+        """Its publisher lost the session before the answer."""
+        self.lost_for: set[int] = set()
+        """Workers whose share lay in the RAM of a worker that was killed (volatile)."""
+
+    def __str__(self) -> str:
+        return f"#{self.number} {self.topic} q{self.qos} of {self.publisher.name}"
+
+
+class Period:
+    """A subscription, from its SUBACK until it may have ended."""
+
+    def __init__(self, text: str, qos: int, start: float) -> None:
+        self.text = text
+        self.qos = qos
+        """The lowest that was asked for meanwhile."""
+        self.start = start
+        self.end: float | None = None
+        self.group = ""
+        self.filter = text
+        if text.startswith("$share/"):
+            _, self.group, self.filter = text.split("/", 2)
+
+
+class Delivery(NamedTuple):
+    """A PUBLISH that a client took."""
+
+    client: Client
+    session: int
+    publish: Publish
+    qos: int
+    retain: bool
+    dup: bool
+    at: float
+
+
+class History:
+    """Everything that the checkers need."""
+
+    def __init__(self) -> None:
+        self.publishes: list[Publish] = []
+        self.by_payload: dict[bytes, Publish] = {}
+        self.deliveries: list[Delivery] = []
+        self.queue_drops: dict[str, int] = {}
+        """By client id: messages dropped because its queue was full."""
+        self.padding = 0
+
+    def publish(self, publisher: Client, topic: str, qos: int, retain: bool) -> Publish:
+        """A new message."""
+        number = len(self.publishes) + 1
+        payload = b"%d." % number
+        made = Publish(number, publisher, topic, qos, retain, payload + b"x" * publisher.world.padding())
+        self.publishes.append(made)
+        self.by_payload[made.payload] = made
+        return made
+
+
+def matches(topic_filter: str, topic: str) -> bool:
+    """Does the Topic Filter match the Topic Name [MQTT 5, 4.7]."""
+    wanted, levels = topic_filter.split("/"), topic.split("/")
+    for at, level in enumerate(wanted):
+        if level == "#":
+            return True
+        if at >= len(levels) or level not in ("+", levels[at]):
+            return False
+    return len(wanted) == len(levels)
