@@ -80,16 +80,11 @@ fuzz: compile
 	$(BIN)/python -m tests.fuzz.run --seconds $(SECONDS) $(ARGS)
 
 soak: compile
-	$(BIN)/python -m pytest -m soak $(ARGS)
+	RULER="$(RULER)" $(BIN)/python -m pytest -m soak $(ARGS)
 
 bench: compile
 	MQTTD_TESTS=1 $(BIN)/python setup.py --quiet build_ext --inplace
-	@if [ -f "$(RULER)/compare.py" ]; then \
-	    $(BIN)/python -m tests.benchmarks.run --ruler "$(RULER)" $(ARGS); \
-	else \
-	    echo "no ruler at $(RULER): the comparison with other brokers is left out (RULER=DIRECTORY says where it is)"; \
-	    $(BIN)/python -m tests.benchmarks.run $(ARGS); \
-	fi
+	$(BIN)/python -m tests.benchmarks.run --ruler "$(RULER)" $(ARGS)
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyx import counters as count
 from zmq_mesh.contract import WHOLE_BATCH
+from zmq_mesh.envelope import Refusal
 
 if TYPE_CHECKING:
     from broker.node import Node
@@ -32,7 +33,9 @@ class Peering:
         used = 0
         self._row.add(count.MESH_BATCHES_RECEIVED)
         if volatile is not None:
-            used, _ = router.ingest(peer, volatile, payloads, 0)
+            used, refused = router.ingest(peer, volatile, payloads, 0)
+            if refused:  # QoS 0 is not chosen again
+                self._drop(count.DROPPED_NO_MEMBER, len(refused))
         refused = None
         if sequenced is not None:
             _, refused = router.ingest(peer, sequenced, payloads, used)
@@ -55,12 +58,23 @@ class Peering:
 
     def refused(self, peer: int, ticket: int, position: int, reason: int) -> None:
         """An entry was not taken, or (position WHOLE_BATCH) a whole batch, because the hand-off log is full."""
-        self._row.add(count.DROPPED_PEER_LOST if position == WHOLE_BATCH else count.DROPPED_NO_MEMBER)
+        if reason == Refusal.NO_MEMBER and position != WHOLE_BATCH:
+            batch = self._node.links[peer].batch_of(ticket)
+            if batch is not None:
+                part, payloads = batch
+                self._router.choose_again(peer, ticket, memoryview(part), list(payloads), position)
+                return
+        self._drop(count.DROPPED_PEER_LOST, 1)
         self._node.log.warning("peer_refused", peer=peer, position=position, reason=reason)
+
+    def _drop(self, reason: int, copies: int) -> None:
+        # nobody matched them, so they are born here, for the sum to be right
+        self._row.add(count.MATCHED, copies)
+        self._row.add(reason, copies)
 
     def lost(self, peer: int, entries_count: int, ticket: int) -> None:
         """What waited for a worker that died (memory store)."""
-        self._row.add(count.DROPPED_PEER_LOST, entries_count)
+        self._drop(count.DROPPED_PEER_LOST, entries_count)
         self._node.log.warning("peer_lost", peer=peer, messages=entries_count)
         self._router.peer_acknowledged(peer, ticket)
 

@@ -173,6 +173,8 @@ class Worker:
         self.seat.ready()
 
     def _peers_changed(self) -> None:
+        if self._waiting:
+            self.loop.call_soon(self._retry_handoffs)
         if not self._listening and self.mesh is not None and all(link.ready for link in self.mesh.links.values()):
             self._listen()
 
@@ -231,9 +233,11 @@ class Worker:
             self.stopped.set_result(0)
 
     def close(self) -> None:
-        """Let go of what the process holds."""
+        """Let go of what the process holds; the loop still turns for a moment, and nothing of it comes here."""
+        for fd in (self.seat.control.fileno(), self.seat.handoff_receive.fileno(), self.reactor.fileno()):
+            self.loop.remove_reader(fd)
         if self.mesh is not None:
-            for fd in self.mesh.filenos():
+            for fd in (self._timerfd, *self.mesh.filenos()):
                 self.loop.remove_reader(fd)
             self.mesh.close()
             self.mesh = None
@@ -241,6 +245,8 @@ class Worker:
     # ------------------------------------------------------------ the tick
 
     def _poll(self) -> None:
+        if self.stopped.done():
+            return
         if self.mesh is not None and not self.mesh.awake(time.monotonic()):
             self._on_mesh(self.mesh.fileno)
             return
@@ -257,7 +263,7 @@ class Worker:
             self._mesh_state()
         self.reactor.run_timers()
         if self._waiting:
-            self._retry_handoffs(now)
+            self._retry_handoffs()
         if now >= self._trim_at:
             self._trim_at = now + _TRIM_SECONDS
             trim_memory()
@@ -279,7 +285,8 @@ class Worker:
 
     def _drain_again(self) -> None:
         self._drain_soon = False
-        assert self.mesh is not None
+        if self.mesh is None:
+            return
         self._on_mesh(self.mesh.fileno)
 
     def _mesh_state(self) -> None:
@@ -329,6 +336,8 @@ class Worker:
 
     def _pass_on(self, waiting: _Waiting) -> bool:
         conn = waiting.conn
+        if not self.node.is_ready(waiting.worker):  # down, stopped, or back but not heard yet: it may never take it
+            return False
         host, _, port = conn.address.rpartition(":")
         try:
             sent = handoff.send(
@@ -343,7 +352,8 @@ class Worker:
             self.reactor.release(conn)
         return sent
 
-    def _retry_handoffs(self, now: float) -> None:
+    def _retry_handoffs(self) -> None:
+        now = time.monotonic()
         kept = []
         for waiting in self._waiting:
             if waiting.conn.fd < 0:
@@ -356,6 +366,9 @@ class Worker:
         self.reactor.finish()
 
     def _on_handoff(self) -> None:
+        if self.mesh is not None and not self.mesh.awake(time.monotonic()):
+            self._on_mesh(self.mesh.fileno)
+            return
         for _ in range(64):
             try:
                 came = handoff.receive(self.seat.handoff_receive)

@@ -70,6 +70,8 @@ cdef class Block:
         cdef uint32_t i
         out = []
         for key in self.keys:
+            if key.count == 0:              # its session ended in this tick
+                continue
             b = batch_new(key.count)
             for i in range(key.count):
                 b.positions[i] = self.first + key.records[i]
@@ -210,7 +212,7 @@ cdef class Index:
             return 0
         if n > messages:
             i = self.tail - <uint32_t>messages
-        if self.total_bytes > bytes_max and self.ends[i] < self.total_bytes - bytes_max:
+        if i < self.tail and self.total_bytes > bytes_max and self.ends[i] < self.total_bytes - bytes_max:
             lo = i
             hi = self.tail
             while lo < hi:
@@ -396,6 +398,8 @@ cdef int64_t read_entry(const uint8_t* p, size_t n, Entry* out) except -1:
         raise ValueError("mesh entry cut off")
     out.flags = p[0]
     c.qos = out.flags & ENTRY_QOS
+    if c.qos == 3:
+        raise ValueError("mesh entry with QoS 3")
     c.retain = (out.flags & ENTRY_RETAIN) != 0
     c.topic_len = <unsigned short>get16(p + 1)
     c.props_len = get32(p + 3)
@@ -459,6 +463,8 @@ def unpack_messages(bytes data not None, expiry_offset):
     out = []
     while at < n:
         at += read_entry(p + at, n - at, &e)
+        if e.flags & ENTRY_OWN_FRAME:
+            raise ValueError("mesh entry without its payload")
         if e.content.expires:
             e.content.expiry_offset = expiry_offset(PyBytes_FromStringAndSize(<const char*>e.content.props, e.content.props_len))
         m = message_copy(&e.content, None)

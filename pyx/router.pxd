@@ -124,10 +124,15 @@ cdef class Router:
     cdef int fan_out(self, Filter* f) except -1
     cdef int fan_out_merged(self, Matches* m) except -1
     cdef int deliver(self, Session s, uint8_t qos, uint8_t first, const uint8_t* ids, uint32_t ids_len, uint8_t flags) except -1
-    cdef int entry(self, int peer, uint8_t flags, list choices) except -1
+    cdef int entry(self, int peer, uint8_t flags, bytes choice) except -1
     cdef int32_t chain_identifier(self, uint32_t value, int32_t after) except -1
     cdef int fell_behind(self, Session s) except -1
-    cdef int choose_worker(self, Group* g, dict choices) except -1
+    cdef bint offline(self, Filter* f, uint32_t sessions) noexcept
+    cdef bint was_absent(self, Session s, uint64_t position)
+    cdef int choose_among(self, Group* g, int refused, list choices) except -1
+    cdef int wait_longer(self, int peer, uint64_t tick, int other) except -1
+    cdef uint64_t in_holes(self, Session s, uint64_t* size) except? 0xFFFFFFFFFFFFFFFF
+    cdef int choose_worker(self, Group* g, list choices) except -1
     cdef int queue_for(self, Session s, Message m, uint8_t qos, bint retain, object identifiers, uint8_t flags) except -1
     cdef Batch read_log(self, Session s)
     cdef int caught_up(self, Session s) except -1
@@ -149,8 +154,10 @@ cdef class Router:
     cdef int pause(self, Connection conn) except -1
     cdef Message borrow(self, const Content* c, object owner)
     cdef bint chosen(self, Entry* e) except -1
+    cdef Group* named(self, const uint8_t* name, uint32_t n) noexcept
+    cdef int begin_entry(self, Entry* e, list payloads, int used) except -1
     cpdef uint64_t next_number(self)
-    cdef int choose_local(self, Group* g) except -1
+    cdef int choose_local(self, Group* g, uint32_t turn) except -1
     cdef int forward(self, uint64_t mask) except -1
     cdef int drop(self, Connection conn, int counter) except -1
     cdef uint64_t needed_up_to(self, Session s) except? 0xFFFFFFFFFFFFFFFF

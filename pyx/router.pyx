@@ -18,22 +18,21 @@ is counted as matched when it leaves it.
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF, Py_XINCREF
-from libc.stdlib cimport free, qsort, realloc
+from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy, memset
 
 from pyx cimport counters as count
 from pyx.codec cimport put_ack
 from pyx.connection cimport CLOSED, CLOSING, OPEN, PendingAck
-from pyx.frames cimport expiry_left, frame_make, put_head, remaining_length
+from pyx.frames cimport frame_make, put_head, remaining_length
 from pyx.message cimport content_bytes, message_adopt, message_borrow, message_copy
 from pyx.outbox cimport outbox_reserve, outbox_share
-from pyx.packets cimport PUBLISH, PUBREL, WILL
+from pyx.packets cimport PUBLISH, PUBREL
 from pyx.placement cimport owner_of
 from pyx.properties cimport Property, next_property
 from pyx.records cimport (Batch, ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Entry, merge_batches, read_entry)
 from pyx.session cimport FREE, Queued, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC
 from pyx.subscriptions cimport Membership, filter_text
-from pyx.topics cimport has_wildcard, topic_name_valid
 from pyx.wire cimport Cursor, put_u16, put_varint, varint_size
 
 cdef enum:
@@ -43,6 +42,10 @@ cdef enum:
     OWN_FRAME_BYTES = 8192          # mesh payloads from here on travel in a frame of their own
     IDENTIFIERS_MAX = 64            # Subscription Identifiers in one delivery
     NUMBER_WORKER_BITS = 8
+    WATCHED_MAX = 65536             # topics a session remembers while it waits for retained messages
+    ABSENCES_MAX = 64               # disconnections a session remembers before it has caught up
+    QUOTA_EXCEEDED = 0x97
+    REFUSED_NO_MEMBER = 1           # zmq_mesh.envelope.Refusal
 
 
 cdef int pointers_push(Pointers* list_, object item) except -1:
@@ -122,6 +125,10 @@ cdef uint32_t plain_offline(const Filter* f) noexcept nogil:
         n -= g.offline_durable
         g = g.next
     return n
+
+
+cdef inline bint lies_in(Connection conn, const uint8_t* p) noexcept:
+    return conn.part != NULL and conn.part <= p <= conn.part + conn.part_len
 
 
 @cython.final
@@ -256,7 +263,9 @@ cdef class Router:
         cdef Connection conn
         if self.held is None:
             conn = self.adoptable
-            if conn is not None and conn.part != NULL and conn.part <= self.content.payload < conn.part + conn.part_len:
+            # a topic that an alias stands for, and properties without their alias, lie elsewhere
+            if conn is not None and lies_in(conn, self.content.payload) and lies_in(conn, self.content.topic) and \
+                    (self.content.props_len == 0 or lies_in(conn, self.content.props)):
                 self.held = message_adopt(self.content, conn.part, self.publisher)
                 conn.part = NULL
                 conn.part_len = conn.part_cap = conn.part_want = 0
@@ -267,11 +276,11 @@ cdef class Router:
     cdef int publish(self, Matches* m) except -1:
         cdef const Content* c = self.content
         cdef uint32_t i
-        cdef uint64_t siblings = 0
+        cdef uint64_t siblings = 0, served = 0
         cdef bint groups = False
         cdef Group* g
         cdef int owner
-        cdef object choices
+        cdef list choices
         for i in range(m.count):
             siblings |= m.filters[i].siblings
             if m.filters[i].groups != NULL:
@@ -287,18 +296,20 @@ cdef class Router:
                     self.entry(owner, ENTRY_RETAINED_ONLY, None)
                     self.mask |= <uint64_t>1 << owner
         if groups:
-            choices = {}
+            choices = []
             for i in range(m.count):
                 g = m.filters[i].groups
                 while g != NULL:
                     self.choose_worker(g, choices)
                     g = g.next
-            for owner in choices:
-                siblings &= ~(<uint64_t>1 << owner)
-                # plain interest of that sibling is served by the same entry: it matches again there
-                self.entry(owner, 0, choices[owner])
+            for owner, choice in choices:
+                # an entry names one group, so that a refusal does; plain interest of that sibling is served by the first
+                # of them: it matches again there
+                self.entry(owner, ENTRY_RETAINED_ONLY if served >> owner & 1 else 0, choice)
+                served |= <uint64_t>1 << owner
                 if c.qos:
                     self.mask |= <uint64_t>1 << owner
+            siblings &= ~served
         if siblings:
             self.forward(siblings)
         self.held = None
@@ -318,28 +329,30 @@ cdef class Router:
             p += 1
         return 0
 
-    cdef int entry(self, int peer, uint8_t flags, list choices) except -1:
-        # one mesh entry for a peer; choices: packed "group/filter" strings
+    cdef int entry(self, int peer, uint8_t flags, bytes choice) except -1:
+        # one mesh entry for a peer; choice: the packed "group/filter" for which it was chosen, or None
         cdef Peer p = <Peer>self.peers[peer]
         cdef const Content* c = self.content
         cdef bint sequenced = c.qos != 0 or c.retain
         cdef bint own_frame = c.payload_len >= OWN_FRAME_BYTES
-        cdef bytes packed = b""
-        if choices is not None:
-            packed = b"".join(choices)
+        cdef const uint8_t* packed = NULL
+        cdef uint32_t packed_len = 0
+        if choice is not None:
+            packed = <const uint8_t*><const char*>choice
+            packed_len = <uint32_t>len(choice)
         if own_frame:
             flags |= ENTRY_OWN_FRAME
         if sequenced:
             if p.sequenced is None:
                 p.sequenced = Packed.__new__(Packed)
-            p.sequenced.entry(c, flags, <const uint8_t*><const char*>packed, <uint32_t>len(packed), <uint8_t>(len(choices) if choices else 0))
+            p.sequenced.entry(c, flags, packed, packed_len, packed != NULL)
             if own_frame:
                 p.sequenced_payloads.append(self.hold())
             p.sent = self.tick
         else:
             if p.volatile_entries is None:
                 p.volatile_entries = Packed.__new__(Packed)
-            p.volatile_entries.entry(c, flags, <const uint8_t*><const char*>packed, <uint32_t>len(packed), <uint8_t>(len(choices) if choices else 0))
+            p.volatile_entries.entry(c, flags, packed, packed_len, packed != NULL)
             if own_frame:
                 p.volatile_payloads.append(self.hold())
         self.dirty_peers |= <uint64_t>1 << peer
@@ -372,10 +385,7 @@ cdef class Router:
                 else:
                     want = True
         if l.count > n:
-            if c.qos == 0:
-                self.counters.at[count.MATCHED] += l.count - n
-                self.counters.at[count.DROPPED_OFFLINE_QOS0] += l.count - n
-            elif plain_offline(f):
+            if self.offline(f, l.count - n):
                 want = True
         if want:
             self.log(f)
@@ -389,7 +399,7 @@ cdef class Router:
         cdef Merged* e
         cdef Merged* grown
         cdef Session s
-        cdef uint32_t i, k, n = 0, ids_len
+        cdef uint32_t i, k, cap, n = 0, ids_len
         cdef int32_t at
         cdef uint8_t options, qos
         cdef uint8_t[IDENTIFIERS_MAX * 5] ids
@@ -406,11 +416,12 @@ cdef class Router:
                     continue
                 if s.stamp != self.stamp:
                     if n == self.merged_cap:
-                        self.merged_cap = self.merged_cap * 2 if self.merged_cap else 64
-                        grown = <Merged*>realloc(self.merged, self.merged_cap * sizeof(Merged))
+                        cap = self.merged_cap * 2 if self.merged_cap else 64
+                        grown = <Merged*>realloc(self.merged, cap * sizeof(Merged))
                         if grown == NULL:
                             raise MemoryError
                         self.merged = grown
+                        self.merged_cap = cap
                     s.stamp = self.stamp
                     s.merged = n
                     e = &self.merged[n]
@@ -433,10 +444,7 @@ cdef class Router:
                 if options & 3:
                     e.filters |= <uint64_t>1 << (i if i < 63 else 63)
             if l.count > l.online:
-                if c.qos == 0:
-                    self.counters.at[count.MATCHED] += l.count - l.online
-                    self.counters.at[count.DROPPED_OFFLINE_QOS0] += l.count - l.online
-                elif plain_offline(m.filters[i]):
+                if self.offline(m.filters[i], l.count - l.online):
                     want |= <uint64_t>1 << (i if i < 63 else 63)
         for k in range(n):
             e = &self.merged[k]
@@ -464,16 +472,28 @@ cdef class Router:
 
     cdef int32_t chain_identifier(self, uint32_t value, int32_t after) except -1:
         cdef Identifier* grown
+        cdef uint32_t cap
         if self.identifiers_count == self.identifiers_cap:
-            self.identifiers_cap = self.identifiers_cap * 2 if self.identifiers_cap else 64
-            grown = <Identifier*>realloc(self.identifiers, self.identifiers_cap * sizeof(Identifier))
+            cap = self.identifiers_cap * 2 if self.identifiers_cap else 64
+            grown = <Identifier*>realloc(self.identifiers, cap * sizeof(Identifier))
             if grown == NULL:
                 raise MemoryError
             self.identifiers = grown
+            self.identifiers_cap = cap
         self.identifiers[self.identifiers_count].value = value
         self.identifiers[self.identifiers_count].next = after
         self.identifiers_count += 1
         return <int32_t>(self.identifiers_count - 1)
+
+    cdef bint offline(self, Filter* f, uint32_t sessions) noexcept:
+        # so many offline sessions hold this filter; True: somebody must find the message in the log
+        cdef uint32_t wanted
+        if self.limits.queue_qos0:
+            return True
+        wanted = plain_offline(f) if self.content.qos else 0
+        self.counters.at[count.MATCHED] += sessions - wanted
+        self.counters.at[count.DROPPED_OFFLINE_QOS0] += sessions - wanted
+        return wanted != 0
 
     cdef int deliver(self, Session s, uint8_t qos, uint8_t first, const uint8_t* ids, uint32_t ids_len, uint8_t flags) except -1:
         # one copy for one session; 1: done with it (sent or dropped), 0: the session is behind and the message must be logged
@@ -496,13 +516,15 @@ cdef class Router:
                 return 0
             self.counters.at[count.MATCHED] += 1
         else:
+            if conn is None and self.limits.queue_qos0:
+                return 0
             self.counters.at[count.MATCHED] += 1
             if conn is None:
                 self.counters.at[count.DROPPED_OFFLINE_QOS0] += 1
                 return 1
             if conn.out.pending > self.limits.outbox_bytes_max:
                 return self.drop(conn, count.DROPPED_OUTBOX_FULL)
-        if s.watched is not None:
+        if s.watched is not None and len(s.watched) < WATCHED_MAX:
             s.watched[PyBytes_FromStringAndSize(<const char*>c.topic, c.topic_len)] = c.number
         v5 = 1 if conn.version == 5 else 0
         if not v5:
@@ -561,6 +583,8 @@ cdef class Router:
     cdef int drop(self, Connection conn, int counter) except -1:
         self.counters.at[counter] += 1
         self.note_drops(conn, counter, 1)
+        if self.limits.disconnect_when_full and counter == count.DROPPED_OUTBOX_FULL:
+            self.close(conn, QUOTA_EXCEEDED, "outbox full")
         return 1
 
     cdef int note_drops(self, Connection conn, int counter, uint64_t dropped) except -1:
@@ -602,34 +626,38 @@ cdef class Router:
 
     # ------------------------------------------------------------ shared subscriptions
 
-    cdef int choose_worker(self, Group* g, dict choices) except -1:
+    cdef int choose_worker(self, Group* g, list choices) except -1:
         # one worker per group, in proportion to its members; then that worker chooses the member
-        cdef uint32_t total = g.members.count, at
-        cdef int p
-        cdef bytes packed
         if g.siblings == 0:
-            return self.choose_local(g)
+            g.turn += 1
+            return self.choose_local(g, g.turn)
+        return self.choose_among(g, -1, choices)
+
+    cdef int choose_among(self, Group* g, int refused, list choices) except -1:
+        # the same where siblings have members; refused: a sibling that has none any more, whatever it said
+        cdef uint32_t total = g.members.count, at
+        cdef int p, chosen = -1
         for p in range(self.workers):
-            if g.siblings >> p & 1:
+            if g.siblings >> p & 1 and p != refused:
                 total += g.sibling_members[p]
         if total == 0:
             return 0
         g.turn += 1
         at = g.turn % total
         if at < g.members.count:
-            return self.choose_local(g)
+            return self.choose_local(g, at)
         at -= g.members.count
         for p in range(self.workers):
-            if g.siblings >> p & 1:
+            if g.siblings >> p & 1 and p != refused:
+                chosen = p
                 if at < g.sibling_members[p]:
                     break
                 at -= g.sibling_members[p]
         name = g.name[:g.name_length] + b"/" + filter_text(g.filter)[:g.filter.length]
-        packed = bytes((len(name) & 255, len(name) >> 8)) + name
-        choices.setdefault(p, []).append(packed)
+        choices.append((chosen, bytes((len(name) & 255, len(name) >> 8)) + name))
         return 1
 
-    cdef int choose_local(self, Group* g) except -1:
+    cdef int choose_local(self, Group* g, uint32_t turn) except -1:
         # 1: given to a member (or queued for one, or dropped with a reason), 0: no member
         cdef SubscriberList* l = &g.members
         cdef const Content* c = self.content
@@ -641,9 +669,8 @@ cdef class Router:
         cdef uint8_t[8] ids
         if l.count == 0:
             return 0
-        g.turn += 1
         for i in range(l.online):
-            k = (g.turn + i) % l.online
+            k = (turn + i) % l.online
             sub = &l.items[k]
             s = <Session>sub.session
             conn = <Connection>s.connection
@@ -664,7 +691,7 @@ cdef class Router:
             return 1
         for i in range(l.count):
             # an online member first: it will be served soonest
-            k = (g.turn + i) % l.online if i < l.online else i
+            k = (turn + i) % l.online if i < l.online else i
             sub = &l.items[k]
             s = <Session>sub.session
             options = <uint8_t>(sub.slot_options >> 24)
@@ -954,11 +981,11 @@ cdef class Router:
                 m = <Message>q.message
                 identifiers = <object>q.identifiers if q.identifiers != NULL else None
                 s.dequeue()
-                if flags & RETAINED_COPY and s.watched is not None:
+                if s.watched is not None:
                     number = s.watched.get(PyBytes_FromStringAndSize(<const char*>m.content.topic, m.content.topic_len), 0)
                     if s.watching == 0 and s.queue_count == 0:
                         s.watched = None
-                    if m.content.number <= number:
+                    if flags & RETAINED_COPY and m.content.number <= number:
                         # a newer message of that topic is there already
                         self.counters.at[count.MATCHED] -= 1
                         continue
@@ -999,7 +1026,7 @@ cdef class Router:
             e = &s.own.items[i]
             if e.group != NULL or e.filter.index == NULL:
                 continue
-            if (e.filter.plain.items[e.index].slot_options >> 24) & 3 == 0:
+            if (e.filter.plain.items[e.index].slot_options >> 24) & 3 == 0 and s.absences is None:
                 continue
             name = (<LogKey>e.filter.index).name
             after = s.cursor
@@ -1019,11 +1046,24 @@ cdef class Router:
         s.batch_at = 0
         s.since = None
         s.holes = None
+        s.absences = None
         if s.own_key is not None:
             (<LogKey>s.own_key).session = NULL
             self.store.forget((<LogKey>s.own_key).name)
             s.own_key = None
         return 0
+
+    cdef bint was_absent(self, Session s, uint64_t position):
+        # a QoS 0 copy is found in the log by sessions that were online when it was published, too: they had it then
+        cdef uint64_t a, z
+        while s.absences:
+            a, z = s.absences[0]
+            if position <= a:
+                return False
+            if position <= z:
+                return True
+            del s.absences[0]
+        return False
 
     cdef bint in_hole(self, Session s, uint64_t position):
         cdef uint64_t a, z
@@ -1063,11 +1103,13 @@ cdef class Router:
             options |= o & 8
             if sub.identifier and ids_len + 5 <= sizeof(ids):
                 ids_len += put_identifier(ids + ids_len, sub.identifier)
-        if not found or options & 3 == 0:
+        if not found:
             return 0
         qos = options & 3
         if qos > c.qos:
             qos = c.qos
+        if qos == 0 and not self.was_absent(s, s.cursor):
+            return 0
         self.counters.at[count.MATCHED] += 1
         identifiers = PyBytes_FromStringAndSize(<const char*>ids, ids_len) if ids_len and conn.version == 5 else None
         return self.send_copy(s, conn, m, qos, c.retain and options & 8 != 0, identifiers, 0)
@@ -1144,11 +1186,16 @@ cdef class Router:
         """Add or replace a subscription. `text`: a valid Topic Filter without $share; `options`: the wire byte. True: it is new."""
         cdef Filter* f = self.subscriptions.hold(<const uint8_t*><const char*>text, len(text))
         cdef Group* g = NULL
-        cdef int new
+        cdef int new, held
+        cdef bint wanted = False            # at QoS > 0 before
         if group is not None:
             g = self.subscriptions.hold_group(f, <const uint8_t*><const char*>group, len(group))
+        else:
+            held = self.subscriptions.membership(f, NULL, <void*>s, &s.own)
+            wanted = held >= 0 and (f.plain.items[s.own.items[held].index].slot_options >> 24) & 3 != 0
         new = self.subscriptions.add(f, g, <void*>s, &s.own, <uint8_t>options, identifier, s.connection is not None)
-        if new and s.behind and s.own_key is None:
+        if group is None and s.behind and s.own_key is None and (new or not wanted and s.absences is None):
+            # what is in the log already was not for it, or was sent at QoS 0
             if s.since is None:
                 s.since = {}
             s.since[text] = self.next_position - 1
@@ -1240,6 +1287,9 @@ cdef class Router:
             if not s.behind:
                 s.behind = True
                 s.cursor = self.next_position - 1
+                self.fell_behind(s)
+        if s.absences is not None:
+            s.absences[len(s.absences) - 1] = (s.absences[len(s.absences) - 1][0], self.next_position - 1)
         if s.behind:
             self.set_ready(s)
 
@@ -1260,7 +1310,12 @@ cdef class Router:
             return 0
         if slot.message == NULL:
             s.release(slot)
+            self.counters.at[count.DROPPED_SESSION_ENDED] += 1
             return 0
+        if self.packet_total(&(<Message>slot.message).content, conn.version == 5, True,
+                             <uint32_t>len(<bytes>slot.identifiers) if slot.identifiers != NULL else 0) > conn.packet_bytes_max:
+            s.release(slot)
+            return self.drop(conn, count.DROPPED_PACKET_TOO_LARGE)
         self.counters.at[count.REDELIVERED] += 1
         self.send_held(s, conn, <Message>slot.message, slot.flags & 3, slot.flags & 4 != 0, True, packet_id, slot.identifiers)
         return 0
@@ -1276,6 +1331,13 @@ cdef class Router:
                 s.behind = True
                 s.cursor = self.next_position - 1
                 self.fell_behind(s)
+            if self.limits.queue_qos0:
+                if s.absences is None:
+                    s.absences = []
+                if len(s.absences) >= ABSENCES_MAX:
+                    s.absences[0] = (s.absences[0][0], s.absences[1][1])
+                    del s.absences[1]
+                s.absences.append((self.next_position - 1, <uint64_t>-1))
             if s.own_key is None:
                 self.subscriptions.set_offline(&s.own)
         else:
@@ -1313,8 +1375,9 @@ cdef class Router:
             else:
                 dropped += 1
         if s.behind:
-            dropped += self.backlog(s)[0]
-            self.counters.at[count.MATCHED] += self.backlog(s)[0]
+            unread = self.backlog(s)[0]
+            dropped += unread
+            self.counters.at[count.MATCHED] += unread
         self.counters.at[count.DROPPED_SESSION_ENDED] += dropped
         s.connection = None
         s.resend = None
@@ -1322,6 +1385,7 @@ cdef class Router:
         s.clear()
         if s.own_key is not None:
             (<LogKey>s.own_key).session = NULL
+            (<LogKey>s.own_key).count = 0
             self.store.forget((<LogKey>s.own_key).name)
             s.own_key = None
         s.behind = False
@@ -1356,28 +1420,22 @@ cdef class Router:
                 if g.name_length == len(name) and memcmp(g.name, <const char*>name, len(name)) == 0 and g.members.count:
                     self.begin(&m.content, None, None, NULL, 0, -1, 0)
                     self.held = m
-                    self.choose_local(g)
+                    g.turn += 1
+                    self.choose_local(g, g.turn)
                     self.held = None
                     return 1
                 g = g.next
         return 0
 
     def backlog(self, Session s not None):
-        """(messages, bytes) in logs that the session has not read; its own queue not included."""
-        cdef uint64_t messages = 0, size = 0
-        cdef uint32_t i
-        cdef Membership* e
+        """(messages, bytes) in logs that the session has not read; its own queue not included. A message that several of its
+        filters match counts for each."""
+        cdef uint64_t gone, gone_bytes = 0
         if not s.behind:
             return 0, 0
-        if s.own_key is not None:
-            return self.store.backlog((<LogKey>s.own_key).name, s.cursor)
-        for i in range(s.own.count):
-            e = &s.own.items[i]
-            if e.group == NULL and e.filter.index != NULL and (e.filter.plain.items[e.index].slot_options >> 24) & 3:
-                a, b = self.store.backlog((<LogKey>e.filter.index).name, s.cursor)
-                messages += a
-                size += b
-        return messages, size
+        messages, size = self.backlog_after(s, s.cursor)
+        gone = self.in_holes(s, &gone_bytes)
+        return messages - gone, size - gone_bytes
 
     def publish_message(self, Message m not None, Session origin=None):
         """Route a message of the broker itself (a will, $SYS). Returns the peers that were given it."""
@@ -1438,9 +1496,11 @@ cdef class Router:
         over = self.store.position_of_last(key.name, self.limits.queue_messages_max, self.limits.queue_bytes_max)
         for i in range(f.plain.count):
             s = <Session>f.plain.items[i].session
-            if not s.behind or s.own_key is not None or (f.plain.items[i].slot_options >> 24) & 3 == 0:
+            if not s.behind or s.own_key is not None:
                 continue
-            if s.cursor < over or s.own.count > 1 and s.cursor < lowest:
+            if (f.plain.items[i].slot_options >> 24) & 3 == 0 and s.absences is None:
+                continue
+            if s.cursor < over or s.own.count > 1 and s.cursor < self.block.first - 1:
                 self.bound(s)
             needed = True
             if s.cursor < lowest:
@@ -1463,7 +1523,7 @@ cdef class Router:
         # the session's backlog over its limit: the cursor moves (drop_oldest) or a hole is made (drop_newest)
         cdef uint64_t lo, hi, mid, messages, size, last = self.block.first - 1, dropped
         cdef uint64_t total, total_bytes
-        total, total_bytes = self.backlog(s)
+        total, total_bytes = self.backlog_after(s, s.cursor)
         if total <= self.limits.queue_messages_max and total_bytes <= self.limits.queue_bytes_max:
             return 0
         if self.limits.drop_oldest:
@@ -1491,12 +1551,8 @@ cdef class Router:
         return 0
 
     cdef uint64_t make_hole(self, Session s, uint64_t total, uint64_t total_bytes, uint64_t last) except? 0xFFFFFFFFFFFFFFFF:
-        cdef uint64_t lo, hi, mid, messages, size, gone = 0, gone_bytes = 0
-        for a, z in s.holes or ():
-            x = self.backlog_after(s, max(<uint64_t>a, s.cursor))
-            y = self.backlog_after(s, max(<uint64_t>z, s.cursor))
-            gone += x[0] - y[0]
-            gone_bytes += x[1] - y[1]
+        cdef uint64_t lo, hi, mid, messages, size, gone, gone_bytes = 0
+        gone = self.in_holes(s, &gone_bytes)
         if total - gone <= self.limits.queue_messages_max and total_bytes - gone_bytes <= self.limits.queue_bytes_max:
             return 0
         # keep the first ones up to the limit: everything behind position lo is the hole
@@ -1522,12 +1578,37 @@ cdef class Router:
         return messages
 
     cdef tuple backlog_after(self, Session s, uint64_t position):
-        cdef uint64_t kept = s.cursor
-        s.cursor = position
-        try:
-            return self.backlog(s)
-        finally:
-            s.cursor = kept
+        # what lies behind `position` in the indexes it reads, holes included
+        cdef uint64_t messages = 0, size = 0, after
+        cdef uint32_t i
+        cdef Membership* e
+        cdef bytes name
+        if s.own_key is not None:
+            return self.store.backlog((<LogKey>s.own_key).name, position)
+        for i in range(s.own.count):
+            e = &s.own.items[i]
+            if e.group != NULL or e.filter.index == NULL:
+                continue
+            if (e.filter.plain.items[e.index].slot_options >> 24) & 3 == 0 and s.absences is None:
+                continue
+            name = (<LogKey>e.filter.index).name
+            after = position
+            if s.since is not None:
+                after = max(after, <uint64_t>s.since.get(name, 0))
+            a, b = self.store.backlog(name, after)
+            messages += a
+            size += b
+        return messages, size
+
+    cdef uint64_t in_holes(self, Session s, uint64_t* size) except? 0xFFFFFFFFFFFFFFFF:
+        # how much of that was dropped before, and counted
+        cdef uint64_t messages = 0
+        for a, z in s.holes or ():
+            x = self.backlog_after(s, max(<uint64_t>a, s.cursor))
+            y = self.backlog_after(s, max(<uint64_t>z, s.cursor))
+            messages += x[0] - y[0]
+            size[0] += x[1] - y[1]
+        return messages
 
     # ------------------------------------------------------------ peers
 
@@ -1568,7 +1649,7 @@ cdef class Router:
 
     def take(self, int peer):
         """(volatile, sequenced, volatile payloads, sequenced payloads, tick) for a link to send, or None. `tick` comes back in
-        `peer_acknowledged` when the peer has everything up to and with this batch."""
+        `peer_acknowledged` when the peer has everything up to and with this batch: what comes after it is of another tick."""
         cdef Peer p = <Peer>self.peers[peer]
         self.dirty_peers &= ~(<uint64_t>1 << peer)
         if p.volatile_entries is None and p.sequenced is None:
@@ -1578,6 +1659,7 @@ cdef class Router:
         p.sequenced = None
         p.volatile_payloads = []
         p.sequenced_payloads = []
+        self.tick += 1
         return out
 
     def peer_acknowledged(self, int peer, uint64_t tick):
@@ -1640,8 +1722,6 @@ cdef class Router:
         cdef Entry e
         cdef uint32_t position = 0
         cdef Matches* m
-        cdef Message message
-        cdef const uint8_t[::1] view
         cdef list refused = None
         self.adoptable = None
         while at < n:
@@ -1652,17 +1732,8 @@ cdef class Router:
                 position += 1
                 continue
             self.counters.at[count.MESH_ENTRIES_RECEIVED] += 1
-            if e.content.expires:
-                e.content.expiry_offset = find_expiry(&e.content)
-            self.begin(&e.content, None, None, NULL, 0, -1, 0)
-            if e.flags & ENTRY_OWN_FRAME:
-                owner = payloads[used]
-                used += 1
-                view = owner
-                e.content.payload = &view[0] if view.shape[0] else <const uint8_t*>b""
-                # topic and properties are copied aside, the body is not
-                self.held = self.borrow(&e.content, owner)
-            if e.content.retain:
+            used = self.begin_entry(&e, payloads, used)
+            if e.content.retain and not e.choices_count:
                 self.keep()
             if not e.flags & ENTRY_RETAINED_ONLY:
                 m = self.subscriptions.cached(e.content.topic, e.content.topic_len)
@@ -1672,13 +1743,81 @@ cdef class Router:
                     self.fan_out(m.filters[0])
                 elif m.count:
                     self.fan_out_merged(m)
-                if e.choices_count and not self.chosen(&e):
-                    if refused is None:
-                        refused = []
-                    refused.append((position, 0x10))
+            if e.choices_count and not self.chosen(&e):
+                if refused is None:
+                    refused = []
+                refused.append((position, REFUSED_NO_MEMBER))
             self.held = None
             position += 1
         return used, refused
+
+    cdef int begin_entry(self, Entry* e, list payloads, int used) except -1:
+        # the publish in hand is a sibling's; returns how many of the payload frames are taken now
+        cdef const uint8_t[::1] view
+        if e.content.expires:
+            e.content.expiry_offset = find_expiry(&e.content)
+        self.begin(&e.content, None, None, NULL, 0, -1, 0)
+        if not e.flags & ENTRY_OWN_FRAME:
+            return used
+        if used >= len(payloads):
+            raise ValueError("mesh entry without its payload frame")
+        owner = payloads[used]
+        view = owner
+        if view.shape[0] != e.content.payload_len:
+            raise ValueError("mesh payload frame of another size than its entry says")
+        e.content.payload = &view[0] if view.shape[0] else <const uint8_t*>b""
+        # topic and properties are copied aside, the body is not
+        self.held = self.borrow(&e.content, owner)
+        return used + 1
+
+    def choose_again(self, int peer, uint64_t tick, const uint8_t[::1] entries not None, list payloads not None, int position):
+        """A sibling refused the entry at `position` of the batch of that tick: it has no member of the group any more. A member
+        here or another worker is chosen, and the publisher's ack waits for that one too."""
+        cdef size_t at = 0, n = <size_t>entries.shape[0]
+        cdef Entry e
+        cdef Group* g
+        cdef const uint8_t* p
+        cdef uint32_t length
+        cdef int used = 0
+        cdef list choices = []
+        while at < n:
+            at += read_entry(&entries[at], n - at, &e)
+            if position == 0:
+                break
+            position -= 1
+            if e.flags & ENTRY_OWN_FRAME:
+                used += 1
+        if position or n == 0 or e.flags & ENTRY_CONTROL:
+            raise ValueError("no such mesh entry")
+        self.adoptable = None
+        self.begin_entry(&e, payloads, used)
+        p = e.choices
+        for _ in range(e.choices_count):
+            length = p[0] | <uint32_t>p[1] << 8
+            g = self.named(p + 2, length)
+            if g == NULL or not self.choose_among(g, peer, choices):
+                self.counters.at[count.MATCHED] += 1
+                self.counters.at[count.DROPPED_NO_MEMBER] += 1
+            p += 2 + length
+        for other, choice in choices:
+            self.entry(other, ENTRY_RETAINED_ONLY, choice)
+            self.wait_longer(peer, tick, other)
+        self.held = None
+
+    cdef int wait_longer(self, int peer, uint64_t tick, int other) except -1:
+        # whoever waits for `peer` to acknowledge `tick` waits for `other` to acknowledge this one as well. More publishers than
+        # the one that is meant: this is rare
+        cdef uint32_t i, k
+        cdef Connection conn
+        cdef PendingAck* a
+        for i in range(self.waiting.count):
+            conn = <Connection>self.waiting.items[i]
+            for k in range(conn.ack_count):
+                a = &conn.acks[(conn.ack_head + k) & (conn.ack_cap - 1)]
+                if a.mask >> peer & 1 and a.tick <= tick:
+                    a.mask |= <uint64_t>1 << other
+                    a.tick = self.tick
+        return 0
 
     cdef Message borrow(self, const Content* c, object owner):
         cdef bytes head = PyBytes_FromStringAndSize(<const char*>c.topic, c.topic_len) + PyBytes_FromStringAndSize(<const char*>c.props, c.props_len)
@@ -1690,24 +1829,33 @@ cdef class Router:
     cdef bint chosen(self, Entry* e) except -1:
         # a sibling chose this worker for these groups: we choose the member. False: one of them has no member any more
         cdef const uint8_t* p = e.choices
-        cdef uint32_t i, n, slash
-        cdef Filter* f
+        cdef uint32_t n
         cdef Group* g
         cdef bint all_found = True
-        for i in range(e.choices_count):
+        for _ in range(e.choices_count):
             n = p[0] | <uint32_t>p[1] << 8
-            p += 2
-            slash = 0
-            while slash < n and p[slash] != c'/':
-                slash += 1
-            f = self.subscriptions.find(p + slash + 1, n - slash - 1) if slash < n else NULL
-            g = f.groups if f != NULL else NULL
-            while g != NULL and (g.name_length != slash or memcmp(g.name, p, slash) != 0):
-                g = g.next
-            if g == NULL or not self.choose_local(g):
+            g = self.named(p + 2, n)
+            if g == NULL:
                 all_found = False
-            p += n
+            else:
+                g.turn += 1
+                if not self.choose_local(g, g.turn):
+                    all_found = False
+            p += 2 + n
         return all_found
+
+    cdef Group* named(self, const uint8_t* name, uint32_t n) noexcept:
+        # the group of b"group/filter": a ShareName has no slash
+        cdef uint32_t slash = 0
+        cdef Filter* f
+        cdef Group* g
+        while slash < n and name[slash] != c'/':
+            slash += 1
+        f = self.subscriptions.find(name + slash + 1, n - slash - 1) if slash < n else NULL
+        g = f.groups if f != NULL else NULL
+        while g != NULL and (g.name_length != slash or memcmp(g.name, name, slash) != 0):
+            g = g.next
+        return g
 
 def expiry_offset(bytes properties not None):
     """Where the Message Expiry Interval's value stands in checked PUBLISH properties, or -1."""

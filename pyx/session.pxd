@@ -71,6 +71,7 @@ cdef class Session:
     cdef object since                   # {filter: position} of subscriptions made while behind, or None
     cdef dict watched                   # topic -> number of the last live message, while retained messages are on their way; or None
     cdef uint32_t watching              # questions for retained messages that are open
+    cdef list absences                  # [(from, to)] positions logged while it was offline and queue_qos0 was on, or None
     cdef list holes                     # [(from, to)] positions that were dropped because the queue was full, or None
     cdef public object details          # broker's own: expiry, will, ...
 

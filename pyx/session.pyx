@@ -2,7 +2,7 @@
 cimport cython
 from cpython.ref cimport Py_INCREF, Py_XDECREF, Py_XINCREF
 from libc.stdlib cimport calloc, free, malloc
-from libc.string cimport memset
+
 
 from pyx.message cimport content_bytes
 
@@ -24,6 +24,7 @@ cdef class Session:
         self.batch = None
         self.since = None
         self.holes = None
+        self.absences = None
         self.own_key = None
         self.watched = None
         self.resend = None
@@ -189,7 +190,9 @@ cdef class Session:
         self.batch = None
         self.batch_at = 0
         self.holes = None
+        self.absences = None
         self.since = None
+        self.watched = None
         return 0
 
     def watch(self):
@@ -222,3 +225,8 @@ cdef class Session:
     @property
     def is_behind(self):
         return bool(self.behind)
+
+    @property
+    def is_watching(self):
+        """Topics that are sent live are remembered, because retained messages are on their way."""
+        return self.watched is not None

@@ -159,7 +159,11 @@ class BrokerProcess:
 
     def logged(self, event: str) -> list[dict[str, Any]]:
         """The log lines of this event until now; the broker must have been started with ``--log-format json``."""
-        lines = [json.loads(line) for line in self.stderr().splitlines(keepends=True) if line.startswith("{") and line[-1] == "\n"]
+        lines = [
+            json.loads(line)
+            for line in self.stderr().splitlines(keepends=True)
+            if line.startswith("{") and line[-1] == "\n"
+        ]
         return [line for line in lines if line["event"] == event]
 
     def stop(self, with_signal: int = signal.SIGTERM) -> int:

@@ -91,6 +91,9 @@ class Host:
         for node in self.nodes:
             node.links = {peer: self._link(node, peer) for peer in node.siblings}
             node.flush_mesh = lambda node=node: self._flush(node)  # type: ignore[misc]
+        for node in self.nodes:
+            for link in node.links.values():
+                link.tick(self.now)
         self.settle()
 
     @property

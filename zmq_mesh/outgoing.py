@@ -253,6 +253,13 @@ class Outgoing:
             self._unsent += 1
             self._log(item)
 
+    def batch_of(self, ticket: int) -> tuple[Buffer, Sequence[Payload]] | None:
+        """The sequenced part and the payloads that were submitted under this ticket, while they are kept."""
+        for item in self._kept:
+            if item.ticket == ticket:
+                return item.part, item.payloads
+        return None
+
     def _log(self, item: Kept) -> None:
         item.logged = True
         self.handoff_bytes += item.nbytes

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
     ruler = Ruler.at(Path(options.ruler))
     if ruler is None:
-        print(f"no ruler at {options.ruler}: the comparison with other brokers is left out (--ruler says where it is)")
+        print(f"no ruler at {options.ruler}: no comparison with other brokers (RULER=DIRECTORY says where it is)")
         return 0
     results = _kept_results()
     began = time.monotonic()

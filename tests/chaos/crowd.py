@@ -37,9 +37,13 @@ def ids_on(worker: int, workers: int, prefix: str) -> Iterator[str]:
 
 
 class Member:
-    """A connection of a crowd. ``closed`` says why it is none any more, ``kinds`` what came but PUBLISH."""
+    """A connection of a crowd. ``closed`` says why it is none any more, ``packets`` what came
+    beside CONNACK and what a subscriber or publisher handles itself.
+    """
 
-    def __init__(self, crowd: Crowd, client_id: str, *, version: int = 4, receive_buffer: int = 0, **options: Any) -> None:
+    def __init__(
+        self, crowd: Crowd, client_id: str, *, version: int = 4, receive_buffer: int = 0, **options: Any
+    ) -> None:
         self.crowd = crowd
         self.client_id = client_id
         self.version = version
@@ -165,10 +169,6 @@ class Member:
     def accepted(self) -> None:
         """CONNACK 0 has come."""
 
-    def pump(self, now: float) -> float:
-        """Do what is due; returns when the next is (inf: nothing)."""
-        return float("inf")
-
     def _lost(self, why: str) -> None:
         self.closed = why
         if self._watching:
@@ -266,13 +266,15 @@ _numbers = itertools.count(1)
 class Publisher(Member):
     """Publishes to one topic, once ``begin`` is said.
 
-    ``rate``: messages per second, 0: as fast as ``window`` unacknowledged ones (QoS 1, 2) or ``room`` (QoS 0: how many
-    more may be sent now) allow. ``count``: how many in all. ``acknowledged``: the sequence numbers the broker has taken.
+    ``rate``: messages per second, 0: as fast as ``window`` (unacknowledged ones at QoS 1 and 2) and ``room`` (how many
+    more may be sent now) allow. ``count``: how many in all. ``acknowledged``: the sequence numbers the broker has
+    taken, in the order of its answers.
     """
 
     def __init__(
         self, crowd: Crowd, client_id: str, topic: str, *, qos: int = 0, rate: float = 0.0, window: int = 50,
-        payload_bytes: int = 16, count: int = 1 << 31, room: Callable[[], int] | None = None, **options: Any,
+        payload_bytes: int = 16, count: int = 1 << 31, retain: bool = False,
+        room: Callable[[], int] | None = None, **options: Any,
     ) -> None:  # fmt: skip
         self.number = next(_numbers)
         self.topic = topic
@@ -294,7 +296,7 @@ class Publisher(Member):
         self._padding = bytes(max(0, payload_bytes - 16))
         super().__init__(crowd, client_id, **options)
         length = len(self._head) + (2 if qos else 0) + (1 if self.version == 5 else 0) + 16 + len(self._padding)
-        self._fixed = bytes([0x30 | qos << 1]) + wire.varint(length) + self._head
+        self._fixed = bytes([0x30 | qos << 1 | retain]) + wire.varint(length) + self._head
         self.packet_bytes = len(self._fixed) + length - len(self._head)
 
     def begin(self) -> None:
@@ -332,6 +334,7 @@ class Publisher(Member):
         return b"".join((self._fixed, packet_id, properties, stamp, self._padding))
 
     def pump(self, now: float) -> float:
+        """Send what is due; returns when more is (inf: not before something comes)."""
         if now < self._due or self.closed or not self.accepted_by_broker or self.sent >= self.count:
             return self._due if self._due > now and not self.closed else float("inf")
         if self.rate:

@@ -1,6 +1,6 @@
 """One client that publishes QoS 0 as fast as the broker takes it, in a process of its own; ended by a signal.
 
-    python -m tests.chaos.flood PORT CLIENT_ID TOPIC
+Started by ``python -m tests.chaos.flood PORT CLIENT_ID TOPIC``; says ``flooding`` when it is connected.
 """
 
 from __future__ import annotations

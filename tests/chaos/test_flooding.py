@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from tests.broker_process import ROOT
-from tests.chaos.conftest import OpenCrowd, StartBroker
+from tests.chaos.conftest import OpenCrowd, Record, StartBroker
 from tests.chaos.crowd import Publisher, Subscriber, ids_on, in_order, missing, repeated
 
 PAIR_SECONDS_P50 = 0.002
@@ -19,14 +19,13 @@ PAIR_SECONDS_P50 = 0.002
 @pytest.mark.parametrize("each", [4_000, pytest.param(200_000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("payload_bytes", [64, 20_000])
 def test_two_workers_that_flood_each_other_do_not_lock(
-    start_broker: StartBroker, crowd_of: OpenCrowd, each: int, payload_bytes: int, record_property: pytest.RecordProperty
+    start_broker: StartBroker, crowd_of: OpenCrowd, each: int, payload_bytes: int, record_property: Record
 ) -> None:
     """QoS 1 in both directions at once through small outboxes: all is acknowledged, delivered, once, in order."""
     if payload_bytes > 1000:
         each //= 10
-    broker = start_broker(
-        2, peer_outbox_bytes_max=1 << 20, queue_messages_max=10_000_000, queue_bytes_max=1 << 32, peer_stall_seconds_max=60
-    )
+    queue = {"queue_messages_max": 10_000_000, "queue_bytes_max": 1 << 32}
+    broker = start_broker(2, peer_outbox_bytes_max=1 << 20, peer_stall_seconds_max=60, **queue)
     crowd = crowd_of(broker)
     pairs: list[tuple[Publisher, Subscriber]] = []
     for source in (0, 1):
@@ -34,12 +33,11 @@ def test_two_workers_that_flood_each_other_do_not_lock(
         for number in range(8):
             topic = f"flood/{source}/{number}"
             subscriber = Subscriber(crowd, next(others), topic, qos=1)
-            pairs.append(
-                (Publisher(crowd, next(names), topic, qos=1, window=100, payload_bytes=payload_bytes, count=each), subscriber)
-            )
+            publisher = Publisher(crowd, next(names), topic, qos=1, window=100, payload_bytes=payload_bytes, count=each)
+            pairs.append((publisher, subscriber))
     crowd.settle()
     crowd.begin()
-    seconds = crowd.until(lambda: all(publisher.done for publisher, _ in pairs), "all is acknowledged", 60.0 + each / 500)
+    seconds = crowd.until(lambda: all(of.done for of, _ in pairs), "all is acknowledged", 60.0 + each / 500)
     crowd.until(lambda: not any(missing(to, of) for of, to in pairs), "all that was acknowledged is there")
     record_property("rate", f"{len(pairs) * each / seconds:.0f} messages/s")
     for publisher, subscriber in pairs:
@@ -53,7 +51,7 @@ def test_two_workers_that_flood_each_other_do_not_lock(
 @pytest.mark.parametrize("qos", [0, 1])
 def test_a_saturating_publisher_leaves_a_modest_pair_its_turn(
     start_broker: StartBroker, crowd_of: OpenCrowd, seconds: float, qos: int, request: pytest.FixtureRequest,
-    record_property: pytest.RecordProperty,
+    record_property: Record,
 ) -> None:  # fmt: skip
     """A pair of 100 msg/s on the same worker loses nothing; its p50 stays under 2 ms (asserted in the long run)."""
     broker = start_broker(1)

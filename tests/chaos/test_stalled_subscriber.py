@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.broker_process import BrokerProcess
-from tests.chaos.conftest import OpenCrowd, StartBroker
+from tests.chaos.conftest import OpenCrowd, Record, StartBroker
 from tests.chaos.crowd import Crowd, Publisher, Subscriber, ids_on, in_order, missing, repeated
 
 MB = 1 << 20
@@ -53,14 +53,15 @@ class Memory:
 @pytest.mark.parametrize("qos", [0, 1])
 def test_a_stalled_subscriber_costs_its_bound(
     start_broker: StartBroker, crowd_of: OpenCrowd, megabytes: int, processes: int, qos: int,
-    record_property: pytest.RecordProperty,
+    record_property: Record,
 ) -> None:  # fmt: skip
     """Memory grows by its limits + 10 %; drops = sent - received; the other subscriber of the topic gets all."""
     broker = start_broker(processes, outbox_bytes_max=OUTBOX_BYTES)
     crowd = crowd_of(broker)
     where = ids_on(processes - 1, processes, "sub")
     reader = Subscriber(crowd, next(where), "flood", qos=qos)
-    publisher = Publisher(crowd, next(ids_on(0, processes, "pub")), "flood", qos=qos, window=50, payload_bytes=PAYLOAD_BYTES)
+    client_id = next(ids_on(0, processes, "pub"))
+    publisher = Publisher(crowd, client_id, "flood", qos=qos, window=50, payload_bytes=PAYLOAD_BYTES)
     crowd.settle()
     memory = Memory(crowd, broker)
     publish_all(crowd, publisher, reader, 60, "everybody reads: buffers have their size")
@@ -89,4 +90,3 @@ def test_a_stalled_subscriber_costs_its_bound(
     assert not missing(reader, publisher)
     assert repeated(reader, publisher) == 0
     assert growth <= limits * 1.1 + NOISE_BYTES * processes
-

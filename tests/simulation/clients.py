@@ -61,6 +61,11 @@ class Client:
         self.uncertain = False
         """Nothing can be said of its session any more."""
         self._doomed: Line | None = None
+        self._strays: list[Line] = []
+        self._foreign = False
+        """The home may have a session that is not the one this client remembers."""
+        self._lasting = False
+        """The session of this connection outlives it."""
         self._connecting_clean = True
         # the client's half of the session
         self.outgoing: dict[int, tuple[Publish, str]] = {}
@@ -72,7 +77,8 @@ class Client:
         self._buffer = bytearray()
         self._answers: deque[tuple[str, int]] = deque()
         self._reading = False
-        self._closed_at = 0.0
+        self._closed_at = self._connected_at = 0.0
+        self._connections: list[tuple[float, float]] = []
 
     # ------------------------------------------------------------ connections
 
@@ -89,8 +95,6 @@ class Client:
         self.clean_next = False
         if clean:
             self._end_session(False)
-        elif self.expect_present and self.plan.expiry < 100 and clock.now - self._closed_at > 1.0:
-            self._end_session(None)
         self._connecting_clean = clean
         properties: dict[str, Any] = {}
         if self.version == 5:
@@ -125,29 +129,36 @@ class Client:
     def _lost(self) -> None:
         """The connection is no more, as far as this client can tell."""
         if self.line is not None and not self.connected and self.plan.expiry:
-            if not self.expect_present:
-                self.expect_present = None
+            self._strays.append(self.line)
+            if not self.expect_present or self.plan.expiry < 100:
+                self.expect_present, self._foreign = None, True
             if self._connecting_clean:
                 self.uncertain = True  # that CONNECT may still come to its home, after a later one
-        self._closed_at = self.clock.now
+        if self.connected:
+            self._closed_at = self.clock.now
+            self._connections.append((self._connected_at, self.clock.now))
         self.line = None
         self.connected = False
         self._buffer.clear()
         self._answers.clear()
-        if self.plan.expiry < 100:
+        if self.plan.expiry < 100 or not self._lasting:
             self._end_periods()
+            if not self._lasting and self.expect_present:
+                self.expect_present = False
 
     def _come_back(self) -> None:
         if self.wants_connection:
-            self.clock.after(self.clock.between(0.02, 0.6), self._reconnect)
+            self.clock.after(self.clock.between(0.02, 0.6), self.reconnect)
 
-    def _reconnect(self) -> None:
+    def reconnect(self) -> None:
+        """Connect unless there is a connection."""
         if self.line is None and self.wants_connection:
             self.connect()
 
     def session_lost(self) -> None:
         """The worker that held the session is dead, and the session with it."""
-        self.expect_present = False
+        # a CONNECT that was given up may still come to its home and begin a session
+        self.expect_present = None if any(not line.closed_by_worker for line in self._strays) else False
         self._end_periods()
         if self.line is not None and self.line.closed_by_worker:
             self._doomed = self.line  # what still comes on it speaks of a session that is no more
@@ -210,6 +221,11 @@ class Client:
         properties = {"subscription_identifier": identifier} if identifier else {}
         packet = wire.subscribe(self.version, packet_id, *((item[0], item[1]) for item in items), properties=properties)
         self._send(packet, ("SUBACK", packet_id))
+
+    def connected_during(self, start: float, end: float) -> bool:
+        """One connection all the time."""
+        now = [(self._connected_at, self.clock.now)] if self.connected else []
+        return any(opened <= start and closed >= end for opened, closed in self._connections + now)
 
     @property
     def quiet(self) -> bool:
@@ -315,15 +331,31 @@ class Client:
             self.world.tell(f"{self.name}: refused {packet.reason:#x}")
             return
         expected = False if self._connecting_clean else self.expect_present
+        if expected is False and self._strays and not self._connecting_clean:
+            expected, self._foreign = None, True
+        if self.line is self._doomed or (self.plan.expiry < 100 and self.clock.now - self._closed_at > 1.0):
+            expected = None
         if expected is not None and packet.session_present != expected and not self.uncertain:
             raise Violation(f"{self.name}: Session Present {packet.session_present}, expected {expected}")
+        if self._foreign and packet.session_present:
+            # begun by a connection that this client gave up before it heard of it: not what it remembers
+            assert self.line is not None
+            self.clean_next = True
+            self._send(wire.disconnect(self.version))
+            self.line.close()
+            self._lost()
+            self._come_back()
+            return
+        self._foreign = False
         self.connected = True
+        self._connected_at = self.clock.now
         self.left = [(line, True) for line, _ in self.left]
-        self.expect_present = self.plan.expiry > 0 and self.line is not self._doomed
+        self._lasting = self.plan.expiry > 0 and not (self.version == 4 and self._connecting_clean)
+        self.expect_present = self._lasting and self.line is not self._doomed
         self._window = packet.properties.get("receive_maximum", self.world.settings.limits.receive_maximum)
         if not packet.session_present:
             if not self._connecting_clean:
-                self._end_session(True)
+                self._end_session(self.expect_present)
         else:
             for packet_id, (publish, state) in list(self.outgoing.items()):
                 if state == "PUBLISH":
@@ -348,7 +380,7 @@ class Client:
         reason = 0x80 if refuse else 0
         if packet.qos == 2:
             if packet.packet_id not in self.incoming:
-                self._delivered(publish, packet)
+                self._delivered(publish, packet, refused=bool(reason))
                 if not reason:
                     self.incoming[packet.packet_id] = publish
             else:
@@ -364,8 +396,10 @@ class Client:
         if len(self.incoming) > most:
             raise Violation(f"{self.name}: more than Receive Maximum {most} under way")
 
-    def _delivered(self, publish: Publish, packet: wire.Packet) -> None:
-        delivery = Delivery(self, self.session_number, publish, packet.qos, packet.retain, packet.dup, self.clock.now)
+    def _delivered(self, publish: Publish, packet: wire.Packet, refused: bool = False) -> None:
+        delivery = Delivery(
+            self, self.session_number, publish, packet.qos, packet.retain, packet.dup, refused, self.clock.now
+        )
         self.world.history.deliveries.append(delivery)
         self.world.tell(f"{self.name}: got {publish} qos={packet.qos} dup={packet.dup} retain={packet.retain}")
 
@@ -416,6 +450,8 @@ class Client:
         self.world.tell(f"{self.name}: subscribed {[item[0] for item in items]}")
 
     def _begin_period(self, text: str, qos: int) -> None:
+        for _, items in self.requests.values():  # what was asked for since then may be in force already
+            qos = min([qos, *(item[1] for item in items if item[0] == text)])
         for period in self.periods:
             if period.end is None and period.text == text:
                 if period.qos >= qos:

@@ -62,6 +62,8 @@ class Delivery(NamedTuple):
     qos: int
     retain: bool
     dup: bool
+    refused: bool
+    """By PUBREC: the Packet Identifier is free, and the message was not taken."""
     at: float
 
 

@@ -29,12 +29,12 @@ from broker.peering import Peering
 from leveldb_store.memory import MemoryStore
 from pyx.connection import Connection
 from zmq_mesh.contract import HandoffLog, LinkLimits
+from zmq_mesh.envelope import decode_entries
+from zmq_mesh.interest import Publisher
 from zmq_mesh.links import Link
 from zmq_mesh.sockets import Mesh
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tests.simulation.network import Line
     from tests.simulation.world import World
 
@@ -107,10 +107,6 @@ class SimulatedPeering(Peering):
             worker.received[peer] = worker.mesh.links[peer].position(sequence)
         return super().commit()
 
-    def refused(self, peer: int, ticket: int, position: int, reason: int) -> None:
-        self._simulated.refused += 1
-        super().refused(peer, ticket, position, reason)
-
     def gone(self, peer: int, incarnation: int) -> None:
         if not self._simulated.world.survives:
             super().gone(peer, incarnation)
@@ -125,16 +121,15 @@ class SimulatedMesh(Mesh):
 
     def __init__(self, worker: Worker, limits: LinkLimits) -> None:
         node, world = worker.node, worker.world
-        assert node.interest is not None
         self.own = worker.index
         self.limits = limits
-        self._publisher = node.interest
+        self._publisher = node.interest or Publisher()
         self._awake_at = world.clock.now
         self.links: dict[int, Link] = {}
         for peer in node.siblings:
             channel = world.channels[worker.index, peer]
             self.links[peer] = Link(
-                worker.index, peer, worker.incarnation, node.interest, node.peering, channel.send, limits, world.clock.now,
+                worker.index, peer, worker.incarnation, self._publisher, node.peering, channel.send, limits, world.clock.now,
                 reconnect=channel.reconnect, handoff=worker.handoffs.get(peer), received=worker.received.get(peer, (0, 0)),
             )  # fmt: skip
 
@@ -159,7 +154,6 @@ class Worker:
         """Lines of other workers with what was read of them and their deadline; outlives the process too."""
         self.handoffs: dict[int, HandoffLog] = {}
         self.received: dict[int, tuple[int, int]] = {}
-        self.refused = 0
         self.lines: dict[Connection, Line] = {}
         self._waiting: list[tuple[Line, int, bytes, float]] = []
         self._inbox: deque[tuple[int, list[bytes]]] = deque()
@@ -207,7 +201,6 @@ class Worker:
         index = self.index
         say = None if world.say is None else (lambda text: world.tell(f"worker {index}: {text}"))
         self.node = node = SimulatedNode(self, QuietLog(say))
-        self.refused = 0
         node.peering = SimulatedPeering(node)
         node.hand_over = self._hand_over
         node.peers_changed = self._peers_changed
@@ -393,6 +386,7 @@ class Worker:
             data = bytes(line.up[:most])
             del line.up[:most]
             self.node.dispatch.feed(conn, data)
+            self._again = True  # the packet budget of the tick may have left something
             if line.up:
                 self.wake()
                 return
@@ -561,6 +555,11 @@ class Worker:
                 self._pass_on(line, worker, raw, deadline)
 
 
-def kept_payloads(link: Link) -> Sequence[bytes]:
-    """What lies in the link's hand-off log in RAM: (parts) as the envelope packs them."""
-    return [bytes(item.part) for item in link._kept if item.logged]
+def kept_payloads(link: Link) -> list[bytes]:
+    """The payloads of what lies in the link's hand-off log in RAM: acknowledged to publishers, and not at the peer."""
+    return [
+        bytes(entry.payload)
+        for item in link._kept
+        if item.logged
+        for entry in decode_entries(memoryview(item.part), [memoryview(payload) for payload in item.payloads])
+    ]

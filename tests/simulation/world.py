@@ -1,0 +1,391 @@
+"""One simulated host: workers, their links, clients, and a seeded fate. `World(seed, mode).run()` raises Violation or comes to rest.
+
+The seed decides everything: how many workers and clients, the limits, who does what when, what breaks. First a stretch of
+life with faults, then calm (everything heals, everybody reconnects and reads fast) until nothing moves any more: that it
+comes to rest at all is a check of its own. Then the books are closed (tests.simulation.checkers).
+
+Not modelled: TLS and WebSocket, keep-alive (its timers are the reactor's), authentication, more than one host, clocks that
+step, a full or failing disk, malformed bytes (tests/fuzz), and time spent inside a tick.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from broker.config import Limits, Settings
+from pyx.placement import owner
+from shards.placement import home
+from tests.simulation import checkers
+from tests.simulation.clients import Client, Plan
+from tests.simulation.clock import Clock
+from tests.simulation.history import History, Publish, Violation
+from tests.simulation.network import Channel, Line
+from tests.simulation.workers import Worker
+from zmq_mesh.contract import LinkLimits
+
+__all__ = ["Mode", "World"]
+
+Mode = Literal["survives", "volatile"]
+
+FOREVER = 0xFFFFFFFF
+REST_SECONDS = 60.0
+SILENCE_SECONDS = 1.5
+CHECK_EVERY = 12
+PLAIN = [f"t/{a}/{b}" for a in range(3) for b in "xy"]
+FILTERS = ["t/#", "t/+/x", "t/0/+", "t/1/#", "+/2/y", *PLAIN]
+SHARED = ["s/0", "s/1"]
+RETAINED = ["r/0", "r/1", "r/2"]
+GROUP = "$share/g/s/#"
+
+
+class World:
+    """Everything of one run."""
+
+    def __init__(self, seed: int, mode: Mode, say: Callable[[str], None] | None = None) -> None:
+        self.seed = seed
+        self.mode = mode
+        self.survives = mode == "survives"
+        self.say = say
+        self.clock = clock = Clock(seed)
+        self.history = History()
+        chance, pick = clock.chance, clock.random.choice
+        self.workers_count = pick([1, 2, 3, 3, 4])
+        self.small_links = chance(0.2)
+        self.small_queues = chance(0.25)
+        self.large_payloads = chance(0.2)
+        self.loop_seconds = pick([0.0001, 0.001, 0.005])
+        self.coalesce_seconds = pick([0.0, 0.0003, 0.003])
+        self.hurry = clock.between(0.3, 1.0)
+        self.settings = Settings(
+            workers=self.workers_count,
+            queue_full=pick(["drop_oldest", "drop_newest"]),
+            limits=Limits(
+                inflight_max=pick([1, 3, 10, 100]),
+                receive_maximum=pick([2, 10, 100]),
+                queue_messages_max=pick([5, 20]) if self.small_queues else 20_000,
+                outbox_bytes_max=pick([4096, 1 << 20]),
+                share_large_bytes=pick([64, 2048]),
+                tick_connection_packets_max=pick([1, 5, 1000]),
+            ),
+        )
+        self.link_limits = LinkLimits(
+            peer_outbox_bytes_max=pick([2000, 20_000]) if self.small_links else 8 << 20,
+            link_silence_seconds_max=SILENCE_SECONDS,
+        )
+        self.tick_messages_max = 2000
+        self.tick_bytes_max = 4 << 20
+        self.workers = [Worker(self, index) for index in range(self.workers_count)]
+        high_water = pick([4, 64])
+        self.channels = {
+            (a, b): Channel(clock, self.workers[a], self.workers[b], high_water)
+            for a in range(self.workers_count)
+            for b in range(self.workers_count)
+            if a != b
+        }
+        self.clients: dict[str, Client] = {}
+        self.group_members: list[str] = []
+        self.calming = False
+        self.faults: list[tuple[float, float]] = []
+        self.kills: list[tuple[float, int]] = []
+        self.cuts: list[tuple[int, int, float, float]] = []
+        self._ticks = 0
+        for number in range(clock.random.randrange(5, 12)):
+            self._new_client(f"c{number}", self._plan())
+
+    def _plan(self) -> Plan:
+        clock = self.clock
+        version = clock.random.choice([4, 5])
+        expiry = clock.random.choice([0, FOREVER, FOREVER] if version == 4 else [0, 2, FOREVER, FOREVER])
+        return Plan(version, expiry, clock.random.choice([1, 3, 50]), clock.chance(0.15), clock.chance(0.1))
+
+    def _new_client(self, name: str, plan: Plan) -> Client:
+        client = self.clients[name] = Client(self, name, home(name, self.workers_count), plan)
+        return client
+
+    # ------------------------------------------------------------ what the parts ask
+
+    def tell(self, text: str) -> None:
+        """A line of the story, for `-v`."""
+        if self.say is not None:
+            self.say(f"{self.clock.now:9.4f} {text}")
+
+    def channels_to(self, worker: int) -> list[Channel]:
+        """All that end at this worker."""
+        return [channel for (_, target), channel in self.channels.items() if target == worker]
+
+    def open_line(self, client: Client) -> Line:
+        """A TCP connection: the kernel gives it to any of the listening sockets."""
+        delay = self.clock.between(0.0001, 0.01)
+        line = Line(self.clock, client, client.lines_count, delay, 2000 if client.plan.slow else 1 << 30)
+        worker = self.clock.random.choice(self.workers)
+        self.tell(f"{client.name}: connects (connection {line.number}, worker {worker.index}, home {client.home})")
+        self.clock.after(delay, lambda: worker.connected(line))
+        return line
+
+    def plain_topic(self) -> str:
+        """One of the topics of plain subscriptions."""
+        return self.clock.random.choice(PLAIN)
+
+    def padding(self) -> int:
+        """How much longer a payload is than its number."""
+        if not self.large_payloads:
+            return 0
+        return self.clock.random.choice([0, 0, 100, 3000, 9000])
+
+    def queue_dropped(self, client_id: str, dropped: int) -> None:
+        """A full queue cost that many."""
+        drops = self.history.queue_drops
+        drops[client_id] = drops.get(client_id, 0) + dropped
+
+    def after_tick(self, worker: Worker) -> None:
+        """Between two ticks of a worker."""
+        self._ticks += 1
+        if self._ticks % CHECK_EVERY == 0:
+            checkers.check_worker(worker)
+
+    def worker_killed(self, index: int, lost: dict[int, list[bytes]]) -> None:
+        """What the clients cannot know yet; `lost`: payloads that only this worker's memory held for a peer."""
+        self.kills.append((self.clock.now, index))
+        if self.survives:
+            return
+        for client in self.clients.values():
+            if client.home == index:
+                client.session_lost()
+        for peer, payloads in lost.items():
+            for payload in payloads:
+                if (publish := self.history.by_payload.get(payload)) is not None:
+                    publish.lost_for.add(peer)
+
+    def cut_off(self, client: Client, publish: Publish, since: float) -> bool:
+        """Whether the SUBACK promise is void: subscribed while the links between two running workers were broken for longer
+        than link_silence_seconds_max (inside a host that does not happen to workers that run)."""
+        pair = {client.home, publish.publisher.home}
+        assert publish.started is not None
+        return any(
+            pair == {a, b} and start <= since <= end + 1.0 and publish.started <= end + 1.0 for a, b, start, end in self.cuts
+        )
+
+    def calm(self, client: Client, publish: Publish) -> bool:
+        """Whether even QoS 0 must have arrived."""
+        at = publish.started
+        assert at is not None
+        return (
+            not self.small_links
+            and not client.plan.slow
+            and all(end < at - 3.0 or start > at + 3.0 for start, end in self.faults)
+            and client.connected_during(at, at + 3.0)
+            and publish.publisher.connected_during(at, at + 3.0)
+        )
+
+    # ------------------------------------------------------------ life
+
+    def run(self) -> str:
+        """Live, calm down, close the books. Returns a digest of what happened."""
+        for worker in self.workers:
+            worker.start()
+        self._start_clients()
+        if self.workers_count > 1 or self.clock.chance(0.7):
+            self.clock.after(self.clock.between(1.0, 3.0), self._fault)
+        self.clock.run_until(self.clock.now + self.clock.between(6.0, 12.0))
+        self._calm_down()
+        self._rest("after the faults")
+        for worker in self.workers:
+            checkers.check_worker(worker)
+        checkers.check_history(self)
+        self._check_retained()
+        story = "".join(f"{each.client.name} {each.publish.number} {each.at:.6f}\n" for each in self.history.deliveries)
+        return hashlib.sha256(story.encode()).hexdigest()[:16]
+
+    def _start_clients(self) -> None:
+        clock = self.clock
+        members = [each for each in self.clients.values() if each.plan.expiry > 100][:3]
+        self.group_members = [each.name for each in members if clock.chance(0.7)]
+        for client in self.clients.values():
+            if client.name in self.group_members:
+                client.subscribe([(GROUP, clock.random.randrange(1, 3))])
+            filters = clock.random.sample(FILTERS, clock.random.randrange(0, 4))
+            if filters:
+                client.subscribe([(text, clock.random.randrange(3)) for text in filters])
+            if clock.chance(0.05):
+                client.subscribe([(f"t/{number}/#", 1) for number in range(70)])
+            clock.after(clock.between(0.0, 1.0), client.connect)
+            clock.after(clock.between(0.5, 2.0), lambda client=client: self._act(client))  # type: ignore[misc]
+
+    def _act(self, client: Client) -> None:
+        if self.calming:
+            return
+        clock = self.clock
+        fate = clock.random.random()
+        if client.line is None:
+            if fate < 0.3:
+                client.connect()
+        elif fate < 0.70:
+            for _ in range(clock.random.choice([1, 1, 2, 5, 15])):
+                self._publish(client)
+        elif fate < 0.80:
+            client.subscribe([(clock.random.choice(FILTERS), clock.random.randrange(3))])
+        elif fate < 0.86:
+            client.unsubscribe(clock.random.choice(FILTERS))
+        elif fate < 0.96:
+            client.close(clock.random.choice(["disconnect", "close", "reset"]))
+            client.wants_connection = clock.chance(0.7)
+            client.clean_next = clock.chance(0.05) and client.name not in self.group_members
+            if client.wants_connection:
+                clock.after(clock.between(0.0, 1.0), client.reconnect)
+        elif client.connected:
+            client.connect()  # taken over by itself
+        clock.after(clock.between(0.02, 0.5) * self.hurry, lambda: self._act(client))
+
+    def _publish(self, client: Client) -> None:
+        clock = self.clock
+        qos = clock.random.choice([0, 1, 1, 2, 2])
+        fate = clock.random.random()
+        if fate < 0.8:
+            client.publish(self.plain_topic(), qos, False)
+        elif fate < 0.9:
+            client.publish(clock.random.choice(SHARED), qos, False)
+        else:
+            names = list(self.clients)
+            topic = RETAINED[names.index(client.name)] if names.index(client.name) < len(RETAINED) else self.plain_topic()
+            client.publish(topic, qos, topic in RETAINED)
+
+    # ------------------------------------------------------------ faults
+
+    def _fault(self) -> None:
+        if self.calming:
+            return
+        clock = self.clock
+        worker = clock.random.choice(self.workers)
+        fate = clock.random.random()
+        if fate < 0.3:
+            self._kill(worker)
+        elif fate < 0.55 and worker.running:
+            seconds = clock.random.choice([0.1, 0.5, 1.0, 2.0, 3.0]) * clock.between(0.7, 1.3)
+            self.tell(f"--- stop worker {worker.index} for {seconds:.2f} s")
+            self.faults.append((clock.now, clock.now + seconds))
+            worker.stop()
+            clock.after(seconds, lambda: self._proceed(worker))
+        elif self.channels:
+            a, b = clock.random.choice(list(self.channels))
+            if fate < 0.85:
+                self._cut(a, b)
+            else:
+                self.channels[a, b].delay = clock.random.choice([0.0001, 0.0003, 0.01, 0.1])
+        clock.after(clock.between(0.2, 2.5), self._fault)
+
+    def _proceed(self, worker: Worker) -> None:
+        self.tell(f"--- continue worker {worker.index}")
+        worker.proceed()
+
+    def _cut(self, a: int, b: int) -> None:
+        clock = self.clock
+        seconds = clock.between(0.01, 1.0) if clock.chance(0.8) else clock.between(1.0, 3.0)
+        self.tell(f"--- cut link {a} -> {b} for {seconds:.2f} s")
+        self.faults.append((clock.now, clock.now + seconds))
+        if seconds > SILENCE_SECONDS / 2:
+            self.cuts.append((a, b, clock.now, clock.now + seconds))
+        self.channels[a, b].break_off(seconds)
+
+    def _kill(self, worker: Worker) -> None:
+        if not worker.alive:
+            return
+        clock = self.clock
+        self.tell(f"--- kill worker {worker.index}, incarnation {worker.incarnation}")
+        self.faults.append((clock.now, clock.now + 2.0))
+        incarnation = worker.incarnation
+        worker.kill()
+        reaped = clock.between(0.0, 0.01)
+        for sibling in self.workers:
+            if sibling is not worker:
+                clock.after(
+                    reaped,
+                    lambda sibling=sibling: sibling.sibling_down(worker.index, incarnation),  # type: ignore[misc]
+                )
+        clock.after(reaped + clock.between(0.0, 0.5), lambda: self._restart(worker))
+
+    def _restart(self, worker: Worker) -> None:
+        self.tell(f"--- start worker {worker.index}")
+        worker.start()
+
+    # ------------------------------------------------------------ rest
+
+    def _calm_down(self) -> None:
+        self.tell("--- calm")
+        self.calming = True
+        for channel in self.channels.values():
+            channel.delay = 0.0003
+        for worker in self.workers:
+            worker.proceed()
+        for client in self.clients.values():
+            client.wants_connection = True
+            client.reconnect()
+
+    def _rest(self, when: str) -> None:
+        end = self.clock.now + REST_SECONDS
+        quiet_since = self.clock.now
+        while True:
+            self.clock.run_until(self.clock.now + 0.1)
+            for worker in self.workers:
+                worker.proceed()
+            moving = next(self._moving(), None)
+            if moving is not None:
+                quiet_since = self.clock.now
+            elif self.clock.now - quiet_since > 0.5:
+                return
+            if self.clock.now > end:
+                raise Violation(f"no rest {when}: " + "; ".join(self._moving()))
+
+    def _moving(self) -> Iterator[str]:
+        for worker in self.workers:
+            if not worker.running or not worker.listening:
+                yield f"worker {worker.index} does not serve"
+                continue
+            for peer, link in worker.mesh.links.items():
+                if not link.ready or link.unacknowledged:
+                    yield (
+                        f"link {worker.index} -> {peer}: ready {link.ready}, away {link.away}, full {link.full}, "
+                        f"{link.unacknowledged} unacknowledged"
+                    )
+            for session in worker.node.sessions:
+                backlog = worker.node.router.backlog(session)[0]
+                if session.unacknowledged or session.queued or backlog:
+                    yield (
+                        f"session {session.client_id}: {session.unacknowledged} in flight, {session.queued} queued, "
+                        f"backlog {backlog}, connected {session.connection is not None}"
+                    )
+        for client in self.clients.values():
+            if not client.quiet:
+                yield (
+                    f"{client.name}: connected {client.connected}, unanswered {list(client.outgoing)}, "
+                    f"requests {list(client.requests)}, unsent {len(client.unsent)}, unreleased {list(client.incoming)}"
+                )
+
+    def _check_retained(self) -> None:
+        """Every worker knows the last retained message of each topic."""
+        probes = []
+        for worker in self.workers:
+            names = (f"probe{number}" for number in range(1000))
+            name = next(name for name in names if home(name, self.workers_count) == worker.index)
+            probe = self._new_client(name, Plan(5, 0, 50, False, False))
+            probe.subscribe([("r/#", 1)])
+            probe.connect()
+            probes.append(probe)
+        self._rest("after the probes")
+        for topic in RETAINED:
+            sent = [each for each in self.history.publishes if each.topic == topic and each.sends]
+            sure = [number for number, each in enumerate(sent) if each.acknowledged is not None and each.reason < 0x80]
+            least = sure[-1] if sure else -1
+            # what was sent again at QoS 1 is a new message
+            allowed = {each.number for each in sent[max(least, 0) :]}
+            allowed |= {each.number for each in sent if each.qos == 1 and each.sends > 1}
+            # a restart takes up to a second until its links stand
+            wiped = not self.survives and any(
+                index == owner(topic.encode(), self.workers_count) and sure and at + 1.5 > (sent[least].started or 0.0)
+                for at, index in self.kills
+            )
+            for probe in probes:
+                got = [each.publish.number for each in self.history.deliveries if each.client is probe and each.publish.topic == topic]
+                if len(got) > 1 or (got and got[0] not in allowed) or (not got and sure and not wiped):
+                    raise Violation(f"{probe.name} (home {probe.home}) got {got} of {topic}, allowed {sorted(allowed)}")
