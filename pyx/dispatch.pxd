@@ -19,6 +19,7 @@ cdef class Dispatch:
     # n bytes at p; nothing was left over before, or it stands in front of p. p does not lie in conn.part
     cdef int take(self, Connection conn, uint8_t* p, uint32_t n) except -1
     cdef int take_part(self, Connection conn) except -1
+    cpdef int carry_on(self, Connection conn) except -1
     cdef uint32_t decode(self, Connection conn, uint8_t* p, uint32_t n) except? 0xFFFFFFFF
     cdef int packet(self, Connection conn, uint8_t* p, uint32_t header, uint32_t total) except -1
     cdef int publish(self, Connection conn, uint8_t flags, uint8_t* p, uint32_t header, uint32_t total) except -1

@@ -14,8 +14,10 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memmove
 
 from pyx cimport counters as count
-from pyx.codec cimport (Ack, Publish, connect_version, decode_ack, decode_auth, decode_connect, decode_disconnect, decode_pingreq, decode_publish,
-                        decode_subscribe, decode_unsubscribe, fixed_header, packet_flags, put_ack)
+from pyx.codec cimport (
+    Ack, Publish, connect_version, decode_ack, decode_auth, decode_connect, decode_disconnect, decode_pingreq, decode_publish,
+    decode_subscribe, decode_unsubscribe, fixed_header, packet_flags,
+)
 from pyx.connection cimport CLOSING, DECIDING, OPEN, OPENING
 from pyx.message cimport Content
 from pyx.outbox cimport outbox_reserve
@@ -86,14 +88,20 @@ cdef class Dispatch:
         cdef Connection conn
         self.carried = []
         for conn in carried:
+            if conn.paused and conn.state == OPEN:
+                continue                    # until `carry_on`
             conn.carried = False
             if conn.state == OPEN and conn.part_len:
-                if conn.paused:
-                    conn.carried = True
-                    self.carried.append(conn)
-                else:
-                    self.take_part(conn)
+                self.take_part(conn)
+            if not conn.carried and conn.not_reading and not conn.paused:
+                self.router.resumed.append(conn)
         return len(self.carried) > 0
+
+    cpdef int carry_on(self, Connection conn) except -1:
+        # a connection that was paused with packets left over goes on with them
+        if conn.carried and conn not in self.carried:
+            self.carried.append(conn)
+        return 0
 
     cdef int take(self, Connection conn, uint8_t* p, uint32_t n) except -1:
         cdef uint32_t used = self.decode(conn, p, n)
@@ -195,7 +203,6 @@ cdef class Dispatch:
         cdef Ack ack
         cdef uint8_t* o
         cdef uint8_t reason
-        cdef uint64_t mask
         if packet_type == PUBLISH:
             return self.publish(conn, flags, p, header, total)
         s = <Session>conn.session
@@ -240,6 +247,8 @@ cdef class Dispatch:
         conn.version = <uint8_t>connect_version(p + header, total - header)      # how to answer if it is bad
         packet = decode_connect(p[0] & 15, p + header, total - header)
         conn.version = packet.version
+        if packet.version == 5 and header != 1 + varint_size(total - header):
+            malformed("Remaining Length of more bytes than needed")
         if conn.state == OPENING:
             conn.state = DECIDING
             self.raw = (packet, PyBytes_FromStringAndSize(<char*>p, total))
@@ -254,7 +263,6 @@ cdef class Dispatch:
         cdef bint v5 = conn.version == 5
         cdef int kind
         cdef uint8_t reason
-        cdef uint64_t mask
         cdef uint32_t id_at
         decode_publish(&pub, flags, p + header, total - header, v5, &self.scratch)
         if pub.has_alias:
@@ -267,7 +275,8 @@ cdef class Dispatch:
                 protocol_error(TOPIC_NAME_INVALID, "Topic Name beyond topic_bytes_max or topic_levels_max")
             m = self.subscriptions.match(pub.topic, pub.topic_len)
         conn.messages_in += 1
-        if pub.topic[0] == c'$' and pub.topic_len >= 4 and pub.topic[1] == c'S' and pub.topic[2] == c'Y' and pub.topic[3] == c'S':
+        if pub.topic[0] == c'$' and pub.topic_len >= 4 and memcmp(pub.topic, b"$SYS", 4) == 0 and \
+                (pub.topic_len == 4 or pub.topic[4] == c'/'):
             return self.refuse(conn, s, &pub, NOT_AUTHORIZED)
         if pub.qos:
             if conn.unanswered + s.arrived_count >= router.limits.receive_maximum and v5:

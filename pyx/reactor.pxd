@@ -34,5 +34,6 @@ cdef class Reactor:
     cdef int close_asked(self) except -1
     cdef int expire(self) except -1
     cdef int stop_reading(self, Connection conn) except -1
+    cdef bint answers_wait(self, Connection conn) noexcept
     cdef int round_end(self) except -1
     cdef void now(self) noexcept

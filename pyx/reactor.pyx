@@ -36,6 +36,7 @@ cdef enum:
     TIMER_ACCEPT = 2            # accept again after the process ran out of descriptors
     LINGER_MS = 1000
     ACCEPT_PAUSE_MS = 100
+    ACKS_MAX = 65536            # answers of a connection that wait for a commit or a sibling; then it is not read
     NO_LINGER = 0x100           # close reason: at once
 
 
@@ -176,7 +177,8 @@ cdef class Reactor:
                     self.flush(conn)
                 if what & (EPOLLIN | EPOLLERR | EPOLLHUP) and conn.state != CLOSED:
                     if conn.not_reading and not conn.lingering:
-                        if what & (EPOLLERR | EPOLLHUP):
+                        # a client that has closed both directions and has left packets: they are handled first
+                        if what & EPOLLERR or what & EPOLLHUP and (not conn.carried or conn.paused):
                             self.lost(conn, "connection lost")
                     else:
                         self.read(conn)
@@ -240,7 +242,7 @@ cdef class Reactor:
             elif conn.state < OPEN:
                 self.router.handler.connect_timeout(conn)
             elif conn.state == OPEN and conn.keep_alive_ms:
-                if conn.not_reading or conn.paused:
+                if conn.carried or conn.paused:
                     conn.heard = now        # the clock stands still while we do not read
                 if now - conn.heard >= conn.keep_alive_ms:
                     self.router.counters.at[count.KEEP_ALIVE_TIMEOUTS] += 1
@@ -322,10 +324,10 @@ cdef class Reactor:
             if r == 0 or r < 0 and errno != EAGAIN and errno != EINTR:
                 self.end(conn)
             return 0
-        if conn.carried or conn.state == DECIDING:
-            # whole packets wait, or a decision: nothing more is read meanwhile
-            if conn.part_len > self.buffer_bytes:
-                return self.stop_reading(conn)
+        if conn.carried or conn.state == DECIDING or self.answers_wait(conn):
+            # whole packets wait, or a decision, or the client does not take its answers: nothing more is read meanwhile. What
+            # it has closed is noticed when that is over
+            return self.stop_reading(conn)
         if direct:
             # a large packet: straight into its own buffer, which grows as bytes come
             if conn.part_cap == conn.part_len:
@@ -342,7 +344,7 @@ cdef class Reactor:
             if room > self.buffer_bytes:
                 room = self.buffer_bytes
         else:
-            front = conn.part_len if conn.part_len <= self.buffer_bytes and not conn.carried and conn.state != DECIDING else 0
+            front = conn.part_len if conn.part_len <= self.buffer_bytes else 0
             if front:
                 memcpy(self.buffer, conn.part, front)
             to = self.buffer + front
@@ -363,8 +365,6 @@ cdef class Reactor:
             conn.heard = self.router.now_ms         # progress in a large packet is a sign of life
             if conn.part_len >= conn.part_want:
                 self.dispatch.take_part(conn)
-        elif conn.carried or conn.state == DECIDING:
-            conn.keep(self.buffer, <uint32_t>r)
         else:
             self.dispatch.take(conn, self.buffer, front + <uint32_t>r)
         if conn.paused and not conn.not_reading:
@@ -382,7 +382,10 @@ cdef class Reactor:
         self.router.resumed = []
         for conn in resumed:
             conn.paused = False
-            if conn.state == OPEN and conn.not_reading:
+            if conn.carried:
+                self.dispatch.carry_on(conn)        # and then read, see Dispatch.take_carried
+                self.again = True
+            elif conn.state == OPEN and conn.not_reading and not self.answers_wait(conn):
                 conn.not_reading = False
                 conn.heard = self.router.now_ms
                 self.interest(conn)
@@ -392,6 +395,11 @@ cdef class Reactor:
         if conn.not_reading and not conn.paused and conn.state == OPEN:
             conn.not_reading = False
             self.interest(conn)
+
+    cdef bint answers_wait(self, Connection conn) noexcept:
+        # Messages stop at outbox_bytes_max, answers do not: a client that asks on and takes no answer is not read. Large
+        # payloads do not lie in buf and do not count, so that messages alone never stop the reading
+        return conn.out.tail - conn.out.head > 2 * <uint64_t>self.router.limits.outbox_bytes_max or conn.ack_count > ACKS_MAX
 
     cdef int interest(self, Connection conn) except -1:
         cdef epoll_event ev
@@ -448,12 +456,17 @@ cdef class Reactor:
                 break
             conn.bytes_out += r
             self.router.counters.at[count.BYTES_SENT] += r
+            if conn.not_reading:
+                conn.heard = self.router.now_ms     # a sign of life, while it can give no other
             outbox_sent(&conn.out, r)
             if <size_t>r < total:
                 full = True
                 break
         if full != conn.want_write:
             conn.want_write = full
+            self.interest(conn)
+        if conn.not_reading and conn.state == OPEN and not conn.paused and not conn.carried and not self.answers_wait(conn):
+            conn.not_reading = False
             self.interest(conn)
         if not full:
             if conn.state == CLOSING:
@@ -465,7 +478,7 @@ cdef class Reactor:
                 self.router.handler.dropping_ended(conn)
         if conn.state == OPEN and conn.out.pending <= self.router.limits.outbox_bytes_max // 2:
             s = <Session>conn.session
-            if s.behind and s.inflight < s.inflight_max:
+            if s.behind and (s.inflight < s.inflight_max or s.resend is not None):
                 self.router.set_ready(s)
         return 0
 

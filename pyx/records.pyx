@@ -208,20 +208,23 @@ cdef class Index:
     def position_of_last(self, uint64_t messages, uint64_t bytes_max):
         """The position behind which at most `messages` messages and `bytes_max` bytes lie: a cursor before it is over."""
         cdef uint32_t n = self.tail - self.head, i = self.head, lo, hi, mid
+        cdef uint64_t floor
         if n == 0:
             return 0
         if n > messages:
             i = self.tail - <uint32_t>messages
-        if i < self.tail and self.total_bytes > bytes_max and self.ends[i] < self.total_bytes - bytes_max:
-            lo = i
-            hi = self.tail
-            while lo < hi:
-                mid = (lo + hi) // 2
-                if self.ends[mid] < self.total_bytes - bytes_max:
-                    lo = mid + 1
-                else:
-                    hi = mid
-            i = lo + 1 if lo < self.tail else self.tail
+        if i < self.tail and self.total_bytes > bytes_max:
+            floor = self.total_bytes - bytes_max        # what has ended before it is too much
+            if self.ends[i] - content_bytes(&(<Message>self.messages[i]).content) < floor:
+                lo = i + 1
+                hi = self.tail
+                while lo < hi:
+                    mid = (lo + hi) // 2
+                    if self.ends[mid - 1] < floor:
+                        lo = mid + 1
+                    else:
+                        hi = mid
+                i = lo
         if i == self.head:
             return 0
         return self.positions[i - 1]

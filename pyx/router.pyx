@@ -219,7 +219,7 @@ cdef class Router:
     def outbox_taken(self, Connection conn not None):
         """Its output was taken (`Connection.take_output`): its session may read on. For the simulation (see the reactor's flush)."""
         cdef Session s = <Session>conn.session
-        if conn.state == OPEN and s is not None and s.behind and s.inflight < s.inflight_max:
+        if conn.state == OPEN and s is not None and s.behind and (s.inflight < s.inflight_max or s.resend is not None):
             self.set_ready(s)
 
     def write(self, Connection conn not None, bytes packet not None):

@@ -21,7 +21,9 @@ def main() -> int:
     parser.add_argument("--mode", choices=MODES, help="default: both")
     parser.add_argument("-v", "--verbose", action="store_true", help="tell the story of each run")
     arguments = parser.parse_args()
-    seeds = [arguments.seed] if arguments.seed is not None else range(arguments.first, arguments.first + arguments.seeds)
+    seeds = (
+        [arguments.seed] if arguments.seed is not None else range(arguments.first, arguments.first + arguments.seeds)
+    )
     failed = 0
     began = time.monotonic()
     for seed in seeds:

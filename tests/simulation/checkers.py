@@ -102,11 +102,11 @@ def check_history(world: World) -> None:
     shared: dict[int, list[Delivery]] = defaultdict(list)
     for delivery in world.history.deliveries:
         received[delivery.client.name].add(delivery.publish.number)
-        if delivery.retain or delivery.refused:
+        if delivery.retain:
             continue
         if delivery.publish.topic.startswith("s/"):
             shared[delivery.publish.number].append(delivery)
-        else:
+        elif not delivery.refused:
             per_session[delivery.client.name, delivery.session, delivery.publish.number].append(delivery)
     for copies in per_session.values():
         check_copies(copies)
@@ -124,7 +124,9 @@ def check_copies(copies: list[Delivery]) -> None:
     if len(copies) == 1:
         return
     fresh = sum(not copy.dup for copy in copies)
-    many = f"{first.client.name} got {publish} {len(copies)} times: {[(copy.at, copy.qos, copy.dup) for copy in copies]}"
+    many = (
+        f"{first.client.name} got {publish} {len(copies)} times: {[(copy.at, copy.qos, copy.dup) for copy in copies]}"
+    )
     if publish.qos == 0 or all(copy.qos == 2 for copy in copies):
         raise Violation(many)
     if publish.qos == 2 and all(copy.qos == 0 for copy in copies):
@@ -184,8 +186,9 @@ def check_nothing_lost(world: World, client: Client, received: set[int]) -> None
 
 def check_shared(world: World, shared: dict[int, list[Delivery]]) -> None:
     """A QoS 2 message goes to one member of a group; none is lost while the group stays as it is."""
-    for number, copies in shared.items():
+    for number, every in shared.items():
         publish = world.history.publishes[number - 1]
+        copies = [copy for copy in every if not copy.refused]
         if publish.qos == 2 and len(copies) > 1 and all(copy.qos == 2 for copy in copies):
             raise Violation(f"{publish} went to {[(copy.client.name, copy.session, copy.at) for copy in copies]}")
     members = [client for client in world.clients.values() if client.name in world.group_members]

@@ -264,7 +264,13 @@ class Client:
             publish.started = self.clock.now
         publish.sends += 1
         packet = wire.publish(
-            self.version, publish.topic, publish.payload, qos=publish.qos, packet_id=packet_id, retain=publish.retain, dup=dup
+            self.version,
+            publish.topic,
+            publish.payload,
+            qos=publish.qos,
+            packet_id=packet_id,
+            retain=publish.retain,
+            dup=dup,
         )
         answer = ("PUBACK" if publish.qos == 1 else "PUBREC", packet_id) if publish.qos else None
         self._send(packet, answer)

@@ -40,7 +40,12 @@ class Channel:
 
     def send(self, frames: list[Any]) -> bool:
         """Take one message, or say that the transport cannot now."""
-        if self.cut or not self.connected or not self.target.alive or len(self._flying) + self.waiting >= self._high_water:
+        if (
+            self.cut
+            or not self.connected
+            or not self.target.alive
+            or len(self._flying) + self.waiting >= self._high_water
+        ):
             self.refused = True
             return False
         clock = self._clock

@@ -323,8 +323,10 @@ class Worker:
         self.world.after_tick(self)
 
     def _client_work(self) -> bool:
-        return self._again or (self.listening and bool(self.backlog or self.handed)) or any(
-            line.up or line.up_ended or line.want_write for line in self.lines.values()
+        return (
+            self._again
+            or (self.listening and bool(self.backlog or self.handed))
+            or any(line.up or line.up_ended or line.want_write for line in self.lines.values())
         )
 
     def _poll(self) -> None:
@@ -413,6 +415,7 @@ class Worker:
             resumed, router.resumed = router.resumed, []
             for conn in resumed:
                 conn.paused = False
+                self.node.dispatch.carry_on(conn)
                 self.wake()
             for conn in router.take_dirty():
                 line = self.lines.get(conn)

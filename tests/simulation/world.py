@@ -164,7 +164,8 @@ class World:
         pair = {client.home, publish.publisher.home}
         assert publish.started is not None
         return any(
-            pair == {a, b} and start <= since <= end + 1.0 and publish.started <= end + 1.0 for a, b, start, end in self.cuts
+            pair == {a, b} and start <= since <= end + 1.0 and publish.started <= end + 1.0
+            for a, b, start, end in self.cuts
         )
 
     def calm(self, client: Client, publish: Publish) -> bool:
@@ -248,7 +249,9 @@ class World:
             client.publish(clock.random.choice(SHARED), qos, False)
         else:
             names = list(self.clients)
-            topic = RETAINED[names.index(client.name)] if names.index(client.name) < len(RETAINED) else self.plain_topic()
+            topic = (
+                RETAINED[names.index(client.name)] if names.index(client.name) < len(RETAINED) else self.plain_topic()
+            )
             client.publish(topic, qos, topic in RETAINED)
 
     # ------------------------------------------------------------ faults
@@ -386,6 +389,10 @@ class World:
                 for at, index in self.kills
             )
             for probe in probes:
-                got = [each.publish.number for each in self.history.deliveries if each.client is probe and each.publish.topic == topic]
+                got = [
+                    each.publish.number
+                    for each in self.history.deliveries
+                    if each.client is probe and each.publish.topic == topic
+                ]
                 if len(got) > 1 or (got and got[0] not in allowed) or (not got and sure and not wiped):
                     raise Violation(f"{probe.name} (home {probe.home}) got {got} of {topic}, allowed {sorted(allowed)}")

@@ -1,0 +1,24 @@
+from typing import Any
+
+from pyx.message import Message
+from pyx.records import Batch, Block, LogKey, Packed
+
+Unpacked = tuple[bytes, bytes | None, int, int, bool, bytes, int, bytes, bool, bool]
+
+def add(block: Block, message: Message) -> int: ...
+def index(block: Block, key: LogKey, record: int) -> None: ...
+def merge(batches: list[Batch]) -> Batch: ...
+def pack(
+    packed: Packed,
+    topic: bytes,
+    payload: bytes,
+    number: int,
+    qos: int = 0,
+    retain: bool = False,
+    properties: bytes = b"",
+    expires: int | None = None,
+    shared: tuple[bytes, ...] = (),
+    own_frame: bool = False,
+    retained_only: bool = False,
+) -> None: ...
+def unpack(data: Any) -> list[Unpacked]: ...

@@ -1,0 +1,60 @@
+# cython: language_level=3
+"""Blocks, batches and mesh entries filled from Python, for the tests alone."""
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memset
+
+from pyx.message cimport Content, Message
+from pyx.records cimport Batch, Block, Entry, LogKey, Packed, merge_batches, read_entry
+
+
+def add(Block block not None, Message message not None):
+    """The record's index."""
+    return block.add(message)
+
+
+def index(Block block not None, LogKey key not None, uint32_t record):
+    block.index(key, record)
+
+
+def merge(list batches not None):
+    return merge_batches(batches)
+
+
+def pack(
+    Packed packed not None, bytes topic, bytes payload, uint64_t number, int qos=0, bint retain=False,
+    bytes properties=b"", expires=None, tuple shared=(), bint own_frame=False, bint retained_only=False,
+):
+    """Append one entry, as the router does."""
+    cdef Content c
+    cdef bytes choices = b"".join([bytes([len(choice) & 255, len(choice) >> 8]) + choice for choice in shared])
+    memset(&c, 0, sizeof(Content))
+    c.topic = <const uint8_t*> <const char*> topic
+    c.topic_len = len(topic)
+    c.payload = <const uint8_t*> <const char*> payload
+    c.payload_len = len(payload)
+    c.props = <const uint8_t*> <const char*> properties
+    c.props_len = len(properties)
+    c.qos = qos
+    c.retain = retain
+    c.number = number
+    c.expires = expires or 0
+    packed.entry(
+        &c, (0x20 if own_frame else 0) | (0x40 if retained_only else 0), <const uint8_t*> <const char*> choices,
+        len(choices), len(shared),
+    )
+
+
+def unpack(const uint8_t[::1] data):
+    """[(topic, payload or None, number, qos, retain, properties, expires, choices, own_frame, retained_only)]."""
+    cdef Entry e
+    cdef Content* c = &e.content
+    cdef size_t at = 0, n = data.shape[0]
+    out = []
+    while at < n:
+        at += read_entry(&data[at], n - at, &e)
+        out.append((
+            (<char*> c.topic)[:c.topic_len], None if c.payload is NULL else (<char*> c.payload)[:c.payload_len], c.number,
+            c.qos, bool(c.retain), (<char*> c.props)[:c.props_len], c.expires,
+            (<char*> e.choices)[:e.choices_len] if e.choices_count else b"", bool(e.flags & 0x20), bool(e.flags & 0x40),
+        ))
+    return out

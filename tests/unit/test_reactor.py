@@ -1,0 +1,198 @@
+"""The reactor over socket pairs: what only it decides (when to read, when to close), without a process around it."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from pyx.connection import Connection
+from pyx.reactor import Reactor
+from tests import wire
+from tests.sansio import CLOSED, Host
+
+
+class Sockets:
+    """A worker's reactor; each client is the other end of a socket pair."""
+
+    def __init__(self, **limits: int) -> None:
+        self.host = Host(limits=limits)
+        self.node = self.host.node
+        self.again = False
+        self.reactor = Reactor(self.node.router, self.node.dispatch)
+        self.reactor.schedule = self._schedule
+        self.node.opened = self.reactor.start_keep_alive
+        self._ends: list[socket.socket] = []
+
+    def _schedule(self) -> None:
+        self.again = True
+
+    def open(self, *packets: bytes) -> tuple[socket.socket, Connection]:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        self._ends.append(theirs)
+        conn = self.reactor.adopt(ours.detach())
+        if packets:
+            theirs.sendall(b"".join(packets))
+            self.poll()
+        return theirs, conn
+
+    def poll(self) -> None:
+        self.again = True
+        while self.again:
+            self.again = False
+            self.reactor.poll()
+
+    def until(self, done: Callable[[], bool], seconds: float = 10.0) -> None:
+        """Polls until it is so."""
+        deadline = time.monotonic() + seconds
+        while not done():
+            assert time.monotonic() < deadline, "it never came"
+            self.poll()
+
+    def close(self) -> None:
+        for end in self._ends:
+            end.close()
+        self.until(lambda: len(self.reactor) == 0 or self._expired())
+
+    def _expired(self) -> bool:
+        self.reactor.run_timers()
+        return len(self.reactor) == 0
+
+
+@pytest.fixture
+def sockets() -> Iterator[Sockets]:
+    it = Sockets()
+    yield it
+    it.close()
+
+
+def taken(end: socket.socket) -> bytes:
+    """All that lies there now."""
+    got = b""
+    while True:
+        try:
+            part = end.recv(1 << 20)
+        except BlockingIOError:
+            return got
+        if not part:
+            return got
+        got += part
+
+
+def test_more_small_packets_than_a_tick_handles(sockets: Sockets) -> None:
+    """What waits for the next tick stops the reading, and the reading goes on after it."""
+    end, _ = sockets.open(wire.connect(4, "client"))
+    taken(end)
+    data, sent, got = wire.PINGREQ * 100_000, 0, b""
+
+    def all_answered() -> bool:
+        nonlocal sent, got
+        if sent < len(data):
+            try:
+                sent += end.send(data[sent : sent + 100_000])
+            except BlockingIOError:
+                pass
+        got += taken(end)
+        return len(got) >= len(data)
+
+    sockets.until(all_answered)
+    assert got == b"\xd0\x00" * 100_000
+
+
+def test_what_came_before_the_end_of_the_connection_counts(sockets: Sockets) -> None:
+    """A client that sends a burst, DISCONNECT, and closes: more packets than a tick handles, and no will."""
+    witness, _ = sockets.open(wire.connect(4, "witness"), wire.subscribe(4, 1, ("#", 0)))
+    end, conn = sockets.open(wire.connect(4, "client", will=wire.Will("will", b"x")))
+    taken(end)
+    end.setblocking(True)
+    end.sendall(wire.publish(4, "t", b"") * 5000 + wire.disconnect(4))
+    end.close()
+    got = b""
+
+    def all_there() -> bool:
+        nonlocal got
+        got += taken(witness)
+        return conn.state == CLOSED
+
+    sockets.until(all_there)
+    got += taken(witness)
+    assert got.count(wire.publish(4, "t", b"")) == 5000
+    assert b"will" not in got
+
+
+def test_a_client_that_takes_no_answers_is_not_read_without_end() -> None:
+    sockets = Sockets(outbox_bytes_max=4096)
+    end, conn = sockets.open(wire.connect(4, "client"))
+    total = 0
+    deadline = time.monotonic() + 10
+    blocked = 0
+    while blocked < 3 and time.monotonic() < deadline:
+        try:
+            total += end.send(wire.PINGREQ * 10_000)
+            blocked = 0
+        except BlockingIOError:
+            blocked += 1
+        sockets.poll()
+    assert blocked == 3, "it was read on and on"
+    assert conn.pending < 4096 * 2 + 2 * 65536
+    answers = 0
+
+    def all_answered() -> bool:
+        nonlocal answers
+        answers += len(taken(end))
+        return answers >= total + 4
+
+    sockets.until(all_answered)
+    assert answers == total // 2 * 2 + 4
+    sockets.close()
+
+
+def test_a_paused_connection_with_packets_left_over_does_not_spin(sockets: Sockets) -> None:
+    end, conn = sockets.open(wire.connect(4, "client"))
+    taken(end)
+    conn.paused = True
+    end.sendall(wire.PINGREQ * 5000)
+    sockets.poll()
+    assert not sockets.again
+    assert len(taken(end)) == 2000
+    sockets.node.router.resumed.append(conn)
+    sockets.reactor.finish()
+    sockets.poll()
+    assert len(taken(end)) == 8000
+
+
+def test_our_end_is_closed_after_the_last_byte_left(sockets: Sockets) -> None:
+    end, conn = sockets.open(wire.connect(5, "client"), b"\xf0\x00", wire.PINGREQ * 100)
+    said = taken(end)
+    assert said.endswith(b"\xe0\x01\x81") or said[-3:-1] == b"\xe0\x01"
+    assert conn.state != CLOSED
+    end.close()
+    sockets.until(lambda: conn.state == CLOSED)
+
+
+@pytest.mark.parametrize("size", [1, 60_000, 65_536, 65_537, 200_000, 3_000_000])
+@pytest.mark.parametrize("piece", [1000, 65_536, 500_000])
+def test_packets_of_every_size(sockets: Sockets, size: int, piece: int) -> None:
+    """Small ones through the shared buffer, large ones straight into their own."""
+    witness, _ = sockets.open(wire.connect(4, "witness"), wire.subscribe(4, 1, ("t", 0)))
+    taken(witness)
+    end, _ = sockets.open(wire.connect(4, "client"))
+    expected = wire.publish(4, "t", bytes(i * 7 & 255 for i in range(1000)) * (size // 1000) + b"x" * (size % 1000))
+    data, sent, got = expected * 2, 0, b""
+
+    def all_there() -> bool:
+        nonlocal sent, got
+        if sent < len(data):
+            try:
+                sent += end.send(data[sent : sent + piece])
+            except BlockingIOError:
+                pass
+        got += taken(witness)
+        return len(got) >= len(data)
+
+    sockets.until(all_there)
+    assert got == data
