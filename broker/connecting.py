@@ -29,7 +29,6 @@ AT_ONCE = 0x100
 """Flag of a close reason: the client said goodbye (or cannot hear us): close without waiting for its FIN."""
 
 _OPEN = 2
-_CLOSING = 3
 _PACKET_BYTES_MAX = 268_435_460
 """The largest packet that MQTT can say: 5 bytes of fixed header and 268,435,455 more."""
 _V3_SILENT = frozenset({ReasonCode.MALFORMED_PACKET, ReasonCode.PROTOCOL_ERROR})
@@ -232,8 +231,7 @@ class Connecting:
 
     def end_connection(self, conn: Connection, reason: int, why: str, told: int | None = None) -> None:
         """Close a connection from our side: DISCONNECT to v5 with a reason, books closed at once, the socket follows."""
-        if conn.state >= _CLOSING:
-            return
+        # the router may have asked for its end already in this tick: its session is let go now all the same
         self._router.close(conn, int(reason), why)
         self.closed(conn, int(reason) & 0xFF, why, told)
 

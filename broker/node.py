@@ -145,7 +145,7 @@ class Node:
         """The number under which siblings will know what was subscribed up to now; 0 without siblings."""
         if self.interest is None:
             return 0
-        return self.interest.number + 1 if self.router.interest_due else self.interest.number
+        return self.interest.next
 
     def is_ready(self, peer: int) -> bool:
         """Can that sibling be asked now."""

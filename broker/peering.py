@@ -95,6 +95,10 @@ class Peering:
         """SUBACKs that waited for this peer may leave."""
         self._router.peer_took_interest(peer, number)
 
+    def answered(self, peer: int) -> None:
+        """The peer may serve by our interest as of now: SUBACKs wait for it."""
+        self._router.peer_answered(peer)
+
     def ready(self, peer: int) -> None:
         """The peer is heard and its interest is complete here."""
         self._router.peer_live(peer, True)

@@ -280,7 +280,8 @@ class Worker:
             self.loop.call_soon(self._drain_again)
         self._mesh_state()
         self.reactor.finish()
-        if self.node.peering.commit():
+        # Once the clients are gone a sibling must not tell its publishers that their messages have been taken here.
+        if not self._stopping and self.node.peering.commit():
             self._forward_soon()
 
     def _drain_again(self) -> None:

@@ -1686,6 +1686,10 @@ cdef class Router:
             self.live_for_interest &= ~(<uint64_t>1 << peer)
             self.acks_due = True
 
+    def peer_answered(self, int peer):
+        """A peer may serve by what it was told of our interest until now: SUBACKs wait for it."""
+        self.live_for_interest |= <uint64_t>1 << peer
+
     def peer_away(self, int peer):
         """A peer that is stopped: SUBACKs do not wait for it, its entries are acknowledged by its link's hand-off log."""
         self.live_for_interest &= ~(<uint64_t>1 << peer)

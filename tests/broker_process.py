@@ -147,14 +147,17 @@ class BrokerProcess:
         return found
 
     def pss_bytes(self) -> int:
-        """Memory of supervisor and workers, what they share counted once (kernel socket buffers are not in it)."""
+        """Memory of supervisor and workers, what they share counted once (kernel socket buffers are not in it).
+
+        Without the pages of files: our share of an interpreter's code grows when another Python on the machine ends.
+        """
         kilobytes = 0
         for pid in self.processes():
             try:
                 rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            kilobytes += int(rollup.partition("\nPss:")[2].split()[0])
+            kilobytes += sum(int(rollup.partition(f"\n{kind}:")[2].split()[0]) for kind in ("Pss_Anon", "Pss_Shmem"))
         return kilobytes * 1024
 
     def logged(self, event: str) -> list[dict[str, Any]]:

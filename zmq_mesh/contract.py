@@ -61,6 +61,11 @@ class Events(Protocol):
     def interest_taken(self, peer: int, number: int) -> None:
         """The peer routes by our interest table up to this number."""
 
+    def answered(self, peer: int) -> None:
+        """The peer greeted, and was told of our interest as of now: it may serve by that before it is `ready` here.
+        SUBACKs wait for it from now on, until `away` or `gone`.
+        """
+
     def ready(self, peer: int) -> None:
         """First heard since own start, or back from away, or confirmed after `greet`: its interest is complete here."""
 

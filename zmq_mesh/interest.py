@@ -114,6 +114,11 @@ class Publisher:
         """Nobody here wants (filter, group) any more. -> as `change`."""
         return self.change(filter, group, 0, False)
 
+    @property
+    def next(self) -> int:
+        """The number under which peers know everything that was changed until now."""
+        return self.number + 1 if self._pending else self.number
+
     def seal(self) -> int:
         """Give the changes since the last seal the next number. -> the number of the table now."""
         if self._pending:

@@ -112,7 +112,11 @@ class Link(Outgoing):
         """Time passes: heartbeat, silence, stall, greeting. Call it at least every link_silence_seconds_max / 10."""
         self.now = now
         silence = self.limits.link_silence_seconds_max
-        if self.peer_incarnation and now - self.heard_at > silence and (not self.away or self._stalled):
+        if (
+            self.peer_incarnation
+            and now - self.heard_at > silence
+            and (not self.away or self._stalled or self._answered)
+        ):
             self._leave(stalled=False)
         elif self.full and now - self._full_since > self.limits.peer_stall_seconds_max:
             self._leave(stalled=True)
@@ -381,13 +385,14 @@ class Link(Outgoing):
     def _check_ready(self) -> None:
         if not self.ready and self._welcomed and not self.away and self._interest_heard >= self._interest_wanted:
             self.ready = True
-            self.confirming = False
+            self.confirming = self._answered = False
             self._events.ready(self.peer)
 
     def _leave(self, stalled: bool) -> None:
         """The peer is away: what is kept goes to the log, what waits of QoS 0 is dropped."""
-        was_away = self.away
+        told = not self.away or self._answered
         self.away = True
+        self._answered = False
         self.ready = self.confirming = False
         self._stalled = stalled
         self._stall_frame = self._frame
@@ -401,7 +406,7 @@ class Link(Outgoing):
                 self.outbox_bytes -= item.nbytes
                 self._log(item)
         self.full = False
-        if not was_away:
+        if told:
             self._events.away(self.peer)
 
     def _gone(self) -> None:
@@ -409,7 +414,7 @@ class Link(Outgoing):
         incarnation, self.peer_incarnation = self.peer_incarnation, 0
         self._dead = max(self._dead, incarnation)
         self.ready = self.away = self.full = self.confirming = False
-        self._open = self._welcomed = self._stalled = False
+        self._open = self._welcomed = self._stalled = self._answered = False
         self._greeting += 1
         self._hello_at = float("-inf")
         self._expected = b""
@@ -465,8 +470,12 @@ class Link(Outgoing):
         self._hello_at = self.now
 
     def _say_welcome(self) -> None:
+        self._publisher.seal()  # what waits to be told is part of the answer
         if self._say_greeting(WELCOME, self._owe_welcome):
             self._owe_welcome = 0
+            if not self.ready:
+                self._answered = True
+                self._events.answered(self.peer)
 
     def _say_greeting(self, kind: int, greeting: int) -> bool:
         body = GREETING.pack(self._stream, self._stream_in, self._publisher.number, greeting)

@@ -124,6 +124,7 @@ class Outgoing:
         self._stalled = False  # away, but it speaks: sending goes on
         self._open = False  # batches may be sent
         self._welcomed = False
+        self._answered = False  # it may go by the interest of our last WELCOME, though it is not ready here
         self._greeting = 1
         self._interest_wanted = 0  # ready once this much of the peer's interest was taken
         self._dead = 0  # incarnations up to this one are refused

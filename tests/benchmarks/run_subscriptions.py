@@ -16,7 +16,7 @@ import gc
 import multiprocessing
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tests.benchmarks.bench_subscriptions import Population
@@ -101,9 +101,8 @@ def line(shape: str, filters: int) -> None:
     )
 
 
-def main() -> None:
+def main(sizes: Sequence[int] = (1000, 100_000, 1_000_000)) -> None:
     """Measure every shape at every size."""
-    sizes = [int(argument) for argument in sys.argv[1:]] or [1000, 100_000, 1_000_000]
     print(f"{'filters':9} {'count':>9} {'match ns':>9} {'none ns':>9} {'cached ns':>9} {'bytes':>8} {'slowest us':>10}")
     context = multiprocessing.get_context("spawn")
     for size in sizes:
@@ -114,4 +113,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:]:
+        main([int(argument) for argument in sys.argv[1:]])
+    else:
+        main()

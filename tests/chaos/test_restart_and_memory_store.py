@@ -45,10 +45,12 @@ def test_retained_messages_of_the_others_survive(start_broker: StartBroker, crow
 
 def publish_retained(crowd: Crowd, topics: list[str]) -> None:
     """One retained message for each, from all workers."""
+    publishers = []
     for number, topic in enumerate(topics):
         client_id = next(ids_on(number % WORKERS, WORKERS, f"keeper{len(crowd.members)}x"))
-        Publisher(crowd, client_id, topic, qos=1, count=1, retain=True).begin()
-    crowd.finish()
+        publishers.append(Publisher(crowd, client_id, topic, qos=1, count=1, retain=True))
+        publishers[-1].begin()
+    crowd.until(lambda: all(each.done for each in publishers), "the retained messages are acknowledged")
 
 
 def found_from_everywhere(crowd: Crowd, expected: int) -> list[int]:

@@ -74,6 +74,9 @@ class Node:
     def interest_taken(self, peer: int, number: int) -> None:
         self.log.append(("taken", peer))
 
+    def answered(self, peer: int) -> None:
+        pass
+
     def ready(self, peer: int) -> None:
         self.log.append(("ready", peer))
 

@@ -32,7 +32,7 @@ def main() -> int:
                 digest = World(seed, mode, print if arguments.verbose else None).run()
             except Exception as error:  # noqa: BLE001
                 failed += 1
-                if not isinstance(error, AssertionError) or arguments.verbose:
+                if arguments.verbose:
                     traceback.print_exc()
                 print(f"seed {seed} {mode}: {error}\n    python -m tests.simulation --seed {seed} --mode {mode} -v")
             else:

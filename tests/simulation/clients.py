@@ -1,8 +1,11 @@
-"""Simulated clients: they follow MQTT 3.1.1 and 5 by real bytes (tests.wire's, not the broker's codec) and remember everything.
+"""Simulated clients: they follow MQTT 3.1.1 and 5 by real bytes (tests.wire's, not the broker's codec).
 
 A client has one desired connection; when it ends the client comes back after a while. It keeps its half of the session
-as the standards say: what it published and was not answered is sent again on a resumed session and given up on a new one;
-QoS 2 messages are taken once per Packet Identifier until their PUBREL. It answers when it reads, in order.
+as the standards say: what it published and was not answered is sent again on a resumed session and given up on a new
+one; QoS 2 messages are taken once per Packet Identifier until their PUBREL. It answers when it reads, in order.
+
+A connection that is given up before its CONNACK may still reach its home, later than the next one, and begin a session
+there. A client that cannot know whose session it found cleans it (`_foreign`).
 """
 
 from __future__ import annotations
@@ -183,7 +186,10 @@ class Client:
 
     def publish(self, topic: str, qos: int, retain: bool) -> None:
         """Publish as soon as the connection and the window allow it."""
-        self.unsent.append(self.world.history.publish(self, topic, qos, retain))
+        publish = self.world.history.publish(self, topic, qos, retain)
+        if self.version == 5 and not retain and self.clock.chance(0.03):
+            publish.expiry = self.clock.random.randrange(1, 3)
+        self.unsent.append(publish)
         self._pump()
 
     def subscribe(self, filters: list[tuple[str, int]]) -> None:
@@ -271,6 +277,7 @@ class Client:
             packet_id=packet_id,
             retain=publish.retain,
             dup=dup,
+            properties={} if publish.expiry is None else {"message_expiry_interval": publish.expiry},
         )
         answer = ("PUBACK" if publish.qos == 1 else "PUBREC", packet_id) if publish.qos else None
         self._send(packet, answer)
@@ -471,5 +478,7 @@ class Client:
 
     def _disconnect_came(self, packet: wire.Packet) -> None:
         self.world.tell(f"{self.name}: DISCONNECT {packet.reason:#x}")
-        if packet.reason not in (0x8E, 0x8B):
+        if packet.reason == 0x97 and self.world.settings.queue_full == "disconnect":
+            return
+        if packet.reason != 0x8E:
             raise Violation(f"{self.name}: DISCONNECT {packet.reason:#x}")

@@ -23,6 +23,8 @@ class Publish:
         self.retain = retain
         self.payload = payload
         self.will = False
+        self.expiry: int | None = None
+        """Message Expiry Interval in seconds: it need not arrive."""
         self.started: float | None = None
         """When the transmission began that the ack answers (at QoS 2: the first one)."""
         self.sends = 0

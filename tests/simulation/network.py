@@ -1,9 +1,9 @@
 """What lies between clients and workers, and between workers: delay, loss with a connection, and closing. No sockets.
 
-Channel   one direction between two workers, as ZeroMQ's PUSH to PULL over ipc: whole messages in order, a high-water mark,
-          refusal while the other process is down, and loss of what is under way when the connection breaks.
-Line      one TCP connection between a client and the worker that has its descriptor: bytes in order both ways, a limit to
-          what the client's side of the kernel takes without being read.
+Channel   one direction between two workers, as ZeroMQ's PUSH to PULL over ipc: whole messages in order, a high-water
+          mark, refusal while the other process is down, and loss of what is under way when the connection breaks.
+Line      one TCP connection between a client and the worker that has its descriptor: bytes in order both ways, a
+          limit to what the client's side of the kernel takes without being read.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 
 class Channel:
-    """Messages of one worker to another. Delays differ, so batches of different links overtake each other; those of one
-    link do not."""
+    """Messages of one worker to another. Batches of different links overtake each other; those of one link do not."""
 
     def __init__(self, clock: Clock, source: Worker, target: Worker, high_water: int) -> None:
         self._clock = clock

@@ -1,20 +1,23 @@
 """One worker's process without its process: a Node, its links and its connections, driven as broker.worker drives them.
 
 What is the real thing: Node with all of pyx but the reactor, Link, and of zmq_mesh.sockets.Mesh everything but the
-sockets (awake, flush, tick, down). What is imitated, and must be kept in sync: the reactor's end of a round and its reading
-(pyx.reactor.round_end, close_asked, flush, read) and broker.worker.Worker (its tick, coalescing, hand-off).
+sockets (awake, flush, tick, down). What is imitated, and must be kept in sync: the reactor's end of a round and its
+reading (pyx.reactor.round_end, close_asked, flush, read) and broker.worker.Worker (its tick, coalescing, hand-off).
 
 A worker ends between two ticks. What its end means:
 
-volatile    the memory store as it is: sessions, log, hand-off and retained messages die with the worker; a new Node starts.
-survives    as a disk would keep it. The memory store has no recovery, so the Node object itself is what was "read back": its
-            sessions of clients with a Session Expiry Interval, subscriptions, windows and Packet Identifiers of both directions,
-            logs and cursors, retained messages. Lost is what RAM alone held: every connection (with its bytes in both
-            directions, pending acks and open questions), every session that ends with its connection, every link (numbers,
-            peers' state, QoS 0 on its way). Written with the tick that decided it, and so kept: what the links had been given
-            at QoS > 0 and the peer had not acknowledged (HandoffLog), and the position that was committed of each peer's
-            stream. Siblings keep the interest of a worker that is gone (its durable part, as protocol.md says; here all of it,
-            which costs entries that match nothing). Wills of the clients that were connected are published at the recovery.
+volatile    the memory store as it is: sessions, log, hand-off and retained messages die with the worker; a new Node
+            starts.
+survives    as a disk would keep it. The memory store has no recovery, so the Node object itself is what was "read
+            back": its sessions of clients with a Session Expiry Interval, subscriptions, windows and Packet Identifiers
+            of both directions, logs and cursors, retained messages, counters. Lost is what RAM alone held: every
+            connection (with its bytes in both directions, pending acks and open questions), every session that ends
+            with its connection, every link (numbers, what it knew of peers, QoS 0 on its way). Written with the tick
+            that decided it, and so kept: what the links had been given at QoS > 0 and the peer had not acknowledged
+            (HandoffLog), and the position that was committed of each peer's stream. Siblings keep the interest of a
+            worker that is gone (protocol.md: its durable part; here all of it, which costs entries that match nothing).
+            Wills of the clients that were connected are published at the recovery. Not shown by this: that the records
+            of a real store suffice to bring all of that back.
 """
 
 from __future__ import annotations
@@ -129,9 +132,18 @@ class SimulatedMesh(Mesh):
         for peer in node.siblings:
             channel = world.channels[worker.index, peer]
             self.links[peer] = Link(
-                worker.index, peer, worker.incarnation, self._publisher, node.peering, channel.send, limits, world.clock.now,
-                reconnect=channel.reconnect, handoff=worker.handoffs.get(peer), received=worker.received.get(peer, (0, 0)),
-            )  # fmt: skip
+                worker.index,
+                peer,
+                worker.incarnation,
+                self._publisher,
+                node.peering,
+                channel.send,
+                limits,
+                world.clock.now,
+                reconnect=channel.reconnect,
+                handoff=worker.handoffs.get(peer),
+                received=worker.received.get(peer, (0, 0)),
+            )
 
 
 class Worker:

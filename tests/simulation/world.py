@@ -1,11 +1,16 @@
-"""One simulated host: workers, their links, clients, and a seeded fate. `World(seed, mode).run()` raises Violation or comes to rest.
+"""One simulated host: workers, their links, clients, and a seeded fate.
 
-The seed decides everything: how many workers and clients, the limits, who does what when, what breaks. First a stretch of
-life with faults, then calm (everything heals, everybody reconnects and reads fast) until nothing moves any more: that it
-comes to rest at all is a check of its own. Then the books are closed (tests.simulation.checkers).
+`World(seed, mode).run()` raises Violation or comes to rest. The seed decides everything: how many workers and clients,
+the limits, who does what when, what breaks. First a stretch of life with faults, then calm (everything heals, everybody
+reconnects and reads fast) until nothing moves any more: that it comes to rest at all is a check of its own. Then the
+books are closed (tests.simulation.checkers).
 
-Not modelled: TLS and WebSocket, keep-alive (its timers are the reactor's), authentication, more than one host, clocks that
-step, a full or failing disk, malformed bytes (tests/fuzz), and time spent inside a tick.
+Faults: killed workers (the supervisor restarts them), stopped ones (SIGSTOP, SIGCONT), links that break and lose what
+is under way, slow links, connections that are reset, clients that read slowly, take over themselves, or give up
+waiting.
+
+Not modelled: TLS and WebSocket, keep-alive (its timers are the reactor's), authentication, more than one host, clocks
+that step, a full or failing disk, malformed bytes (tests/fuzz), and time spent inside a tick.
 """
 
 from __future__ import annotations
@@ -60,7 +65,7 @@ class World:
         self.hurry = clock.between(0.3, 1.0)
         self.settings = Settings(
             workers=self.workers_count,
-            queue_full=pick(["drop_oldest", "drop_newest"]),
+            queue_full=pick(["drop_oldest", "drop_newest", "disconnect"]),
             limits=Limits(
                 inflight_max=pick([1, 3, 10, 100]),
                 receive_maximum=pick([2, 10, 100]),
@@ -159,8 +164,9 @@ class World:
                     publish.lost_for.add(peer)
 
     def cut_off(self, client: Client, publish: Publish, since: float) -> bool:
-        """Whether the SUBACK promise is void: subscribed while the links between two running workers were broken for longer
-        than link_silence_seconds_max (inside a host that does not happen to workers that run)."""
+        """Whether the SUBACK promise is void: subscribed while the links between two running workers were broken for
+        longer than link_silence_seconds_max (inside a host that does not happen to workers that run).
+        """
         pair = {client.home, publish.publisher.home}
         assert publish.started is not None
         return any(
@@ -174,6 +180,8 @@ class World:
         assert at is not None
         return (
             not self.small_links
+            and self.settings.limits.outbox_bytes_max
+            > 100_000  # else a tick full of messages is too much for an outbox
             and not client.plan.slow
             and all(end < at - 3.0 or start > at + 3.0 for start, end in self.faults)
             and client.connected_during(at, at + 3.0)

@@ -146,6 +146,9 @@ class Worker:
         assert number > self.taken[peer]
         self.taken[peer] = number
 
+    def answered(self, peer: int) -> None:
+        pass
+
     def ready(self, peer: int) -> None:
         self.log.append(("ready", peer))
 

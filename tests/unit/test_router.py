@@ -244,6 +244,24 @@ def test_disconnect_when_full_ends_a_connection_whose_outbox_overflows() -> None
     host.check_books()
 
 
+def test_a_take_over_of_a_connection_whose_end_was_asked_for_in_the_same_tick() -> None:
+    host = Host(limits={"outbox_bytes_max": 4096}, queue_full="disconnect")
+    subscriber, publisher = host.connect("subscriber", 5, expiry=100), host.connect("publisher")
+    subscriber.subscribe(("t", 1))
+    subscriber.stalled = True
+    publisher.send(*(wire.publish(4, "t", b"x" * 1000) for _ in range(20)))
+    assert subscriber.closed
+    again = host.open(5)
+    again.client_id = "subscriber"
+    again.send(wire.connect(5, "subscriber", clean=False, properties={"session_expiry_interval": 100}))
+    host.settle()
+    assert again.next("CONNACK").session_present
+    assert again.session.connection is again.conn
+    publish_many(publisher, "t", [b"new"])
+    assert payloads(again.receive()) == [b"new"]
+    host.check_books()
+
+
 def test_two_filters_are_one_copy_with_the_higher_qos_and_both_identifiers() -> None:
     host = Host(limits={"inflight_max": 1})
     subscriber, publisher = host.connect("subscriber", 5, expiry=100), host.connect("publisher")
