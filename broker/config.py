@@ -99,7 +99,7 @@ class Limits(BaseModel):
         default=0,
         ge=0,
         description="Connections of the broker, each worker having an equal part (rounded up); 0: as many as file "
-        "descriptors allow; beyond: CONNACK 0x97 (v3: 3), closed.",
+        "descriptors allow; beyond: closed at once, counted and logged.",
     )
     connect_seconds_max: Seconds = Field(default=10.0, description="From accept to the complete CONNECT; then closed.")
     keep_alive_seconds_max: int = Field(
@@ -197,7 +197,10 @@ class Limits(BaseModel):
         description="Publishers wait at most so long for a sibling whose outbox is full; then it counts as away.",
     )
     mesh_coalesce_microseconds_max: int = Field(
-        default=300, ge=0, le=100_000, description="A batch for a sibling waits at most so long for company; 0: never."
+        default=700,
+        ge=0,
+        le=100_000,
+        description="After a batch has left for a sibling, the next one waits at most so long for company; 0: never.",
     )
     peer_outbox_bytes_max: int = Field(
         default=64 * _MIB,

@@ -155,6 +155,7 @@ class Worker:
                 link_silence_seconds_max=limits.link_silence_seconds_max, peer_stall_seconds_max=limits.peer_stall_seconds_max,
             ),
             time.monotonic(),
+            drain_bytes_max=limits.tick_peer_bytes_max,
         )  # fmt: skip
         self.node.links = self.mesh.links
         self.node.router.forward_now = self._forward_soon

@@ -108,7 +108,9 @@ class Mesh:
         *,
         handoffs: dict[int, HandoffLog] | None = None,
         received: dict[int, tuple[int, int]] | None = None,
+        drain_bytes_max: int = 1024 * 1024,
     ) -> None:
+        self.drain_bytes_max = drain_bytes_max
         self.own = own
         self.limits = limits
         self._publisher = publisher
@@ -153,12 +155,12 @@ class Mesh:
         self.look_again(now, self._by_fileno[fileno])
         return False
 
-    def receive(self, now: float, bytes_max: int = 1024 * 1024) -> bool:
-        """Drain what came, up to bytes_max and one message. -> True: there may be more, call again in the next tick."""
+    def receive(self, now: float) -> bool:
+        """Drain what came, up to drain_bytes_max and one message. -> True: there may be more, call again in the next tick."""
         socket = self._inlet
         recv: Callable[[int], bytes] = socket.recv  # small frames: a copy is cheaper than a zmq.Frame
         routes = self._routes
-        left = bytes_max
+        left = self.drain_bytes_max
         looked = False
         try:
             while left > 0:

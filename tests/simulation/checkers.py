@@ -203,7 +203,7 @@ def check_shared(world: World, shared: dict[int, list[Delivery]]) -> None:
     start = max(p.start for each in periods for p in each)
     for publish in world.history.publishes:
         if (
-            publish.topic.startswith("s/") and publish.qos and not publish.will and publish.number not in shared
+            publish.topic.startswith("s/") and publish.qos and not publish.will and publish.expiry is None and publish.number not in shared
             and publish.started is not None and publish.started >= start
             and publish.acknowledged is not None and publish.reason < 0x80 and not publish.lost_for
         ):  # fmt: skip

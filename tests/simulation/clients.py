@@ -478,7 +478,5 @@ class Client:
 
     def _disconnect_came(self, packet: wire.Packet) -> None:
         self.world.tell(f"{self.name}: DISCONNECT {packet.reason:#x}")
-        if packet.reason == 0x97 and self.world.settings.queue_full == "disconnect":
-            return
         if packet.reason != 0x8E:
             raise Violation(f"{self.name}: DISCONNECT {packet.reason:#x}")

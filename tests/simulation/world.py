@@ -65,7 +65,7 @@ class World:
         self.hurry = clock.between(0.3, 1.0)
         self.settings = Settings(
             workers=self.workers_count,
-            queue_full=pick(["drop_oldest", "drop_newest", "disconnect"]),
+            queue_full=pick(["drop_oldest", "drop_newest"]),
             limits=Limits(
                 inflight_max=pick([1, 3, 10, 100]),
                 receive_maximum=pick([2, 10, 100]),
