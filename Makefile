@@ -69,12 +69,14 @@ check: $(VENV)/made
 # find; the leaks that CPython makes at its end are not ours.
 asan: $(VENV)/made
 	MQTTD_TESTS=1 MQTTD_PROFILE=asan $(BIN)/python setup.py --quiet build --build-lib $(ASAN)
-	rm -rf $(ASAN)/tests/unit/*.py $(ASAN)/tests/fuzz && mkdir -p $(ASAN)/tests/unit
-	cp tests/*.py $(ASAN)/tests/ && cp tests/unit/*.py $(ASAN)/tests/unit/ && cp -r tests/fuzz $(ASAN)/tests/
+	rm -rf $(ASAN)/tests/unit/*.py $(ASAN)/tests/fuzz $(ASAN)/tests/contract && mkdir -p $(ASAN)/tests/unit
+	cp tests/*.py $(ASAN)/tests/ && cp tests/unit/*.py $(ASAN)/tests/unit/
+	cp -r tests/fuzz tests/contract $(ASAN)/tests/
 	cp -r pyproject.toml docs deploy $(ASAN)/
 	cd $(ASAN) && LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	    PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	    $(abspath $(BIN))/python -m pytest -p no:cacheprovider -m "not whole_tree and not soak" tests/unit tests/fuzz $(ARGS)
+	    $(abspath $(BIN))/python -m pytest -p no:cacheprovider -m "not whole_tree and not soak" tests/unit tests/fuzz \
+	    tests/contract $(ARGS)
 
 fuzz: compile
 	$(BIN)/python -m tests.fuzz.run --seconds $(SECONDS) $(ARGS)

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 _QUESTION = Struct("<Q")
 _ANSWER = Struct("<QB")
 _PAGE = 500
+_PAGE_BYTES = 1 << 20
+_QUEUED_MAX = 2 * _PAGE
+"""A session that has so much in its queue is sent no further page until it has taken some of it."""
+_LATER_SECONDS = 0.05
 
 
 class Question:
@@ -59,6 +63,11 @@ class Retaining:
                 self._ask(Question(session, text, peer))
 
     def _send_own(self, session: Session, text: bytes, after: bytes | None) -> None:
+        if session.connection is None:
+            return
+        if session.queued >= _QUEUED_MAX:
+            self._node.call_later(_LATER_SECONDS, lambda: self._send_own(session, text, after))
+            return
         found = self._retained.match(text, after, _PAGE)
         if not found:
             return
@@ -97,6 +106,13 @@ class Retaining:
         text, _, after = payload[_QUESTION.size :].partition(b"\0")
         found = self._retained.match(text, after or None, _PAGE)
         more = len(found) == _PAGE
+        size = 0
+        for count, (_, message) in enumerate(found, 1):
+            size += len(message.payload)
+            if size > _PAGE_BYTES and count < len(found):
+                del found[count:]
+                more = True
+                break
         packed = pack_messages([message for _, message in found])
         self._router.tell(peer, b"!", _ANSWER.pack(number, more) + packed)
 
@@ -112,9 +128,19 @@ class Retaining:
             self._queue(session, question.filter, messages)
             question.after = messages[-1].topic
         if more and session.connection is not None:
-            self._put(number, question)
+            self._go_on(number, question)
         else:
             self._close(number)
+
+    def _go_on(self, number: int, question: Question) -> None:
+        if self._questions.get(number) is not question:
+            return
+        if question.session.connection is None:
+            self._close(number)
+        elif question.session.queued >= _QUEUED_MAX:
+            self._node.call_later(_LATER_SECONDS, lambda: self._go_on(number, question))
+        else:
+            self._put(number, question)
 
     def _close(self, number: int) -> None:
         self._questions.pop(number).session.unwatch()

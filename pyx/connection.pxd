@@ -1,5 +1,6 @@
 # cython: language_level=3
-"""One client connection without its socket: what came and is not a whole packet yet, what is to leave, and acks that wait.
+"""One client connection without its socket: what came and is not a whole packet yet, what is to leave, and acks that
+wait.
 
 inbox   part[0 .. part_len): the beginning of one packet (or, when the packet budget of a tick ran out, whole packets
         that wait for the next tick). Grows as bytes come, never on the word of a length field.
@@ -22,7 +23,8 @@ cdef enum ConnectionState:
 
 
 cdef struct PendingAck:
-    uint64_t tick           # leaves when every peer of `mask` has acknowledged this tick, and the store too when `stored`
+    # leaves when every peer of `mask` has acknowledged this tick, and the store too when `stored`
+    uint64_t tick
     uint64_t mask
     uint64_t ticket         # of the store; 0 = does not wait for it
     uint64_t interest       # number of our interest that every live peer must have taken; 0 = does not wait for it

@@ -10,7 +10,8 @@ _by_value = None
 
 
 def names():
-    """The counters' names in the order of the table (the constants are attributes of this module from its import on)."""
+    """The counters' names in the order of the table (the constants are attributes of this module from its import
+    on)."""
     global _by_value
     if _by_value is None:
         table = {value: name for name, value in globals().items() if name.isupper() and type(value) is int}
@@ -30,7 +31,8 @@ if COUNTERS_END > 64:
 
 @cython.final
 cdef class Row:
-    """A row of uint64 counters. ``Row()`` owns its memory; ``Row(buffer)`` writes into `buffer` (at least ROW_BYTES long)."""
+    """A row of uint64 counters. ``Row()`` owns its memory; ``Row(buffer)`` writes into `buffer` (at least ROW_BYTES
+    long)."""
 
     def __cinit__(self, buffer=None):
         cdef Py_buffer view

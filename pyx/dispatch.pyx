@@ -1,8 +1,8 @@
 """Bytes of a connection -> packets.
 
-PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP and PINGREQ are finished here and in the router; CONNECT, SUBSCRIBE, UNSUBSCRIBE,
-DISCONNECT and AUTH are decoded and handed to the handler. Whatever a client sends ends in a packet, a documented MQTT error
-or a wait for more bytes: MalformedPacket and ProtocolError are caught in one place, `decode`.
+PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP and PINGREQ are finished here and in the router; CONNECT, SUBSCRIBE,
+UNSUBSCRIBE, DISCONNECT and AUTH are decoded and handed to the handler. Whatever a client sends ends in a packet, a
+documented MQTT error or a wait for more bytes: MalformedPacket and ProtocolError are caught in one place, `decode`.
 
 A partial packet is kept aside by the connection; nothing is allocated on the word of a length field.
 """
@@ -15,13 +15,14 @@ from libc.string cimport memcmp, memmove
 
 from pyx cimport counters as count
 from pyx.codec cimport (
-    Ack, Publish, connect_version, decode_ack, decode_auth, decode_connect, decode_disconnect, decode_pingreq, decode_publish,
-    decode_subscribe, decode_unsubscribe, fixed_header, packet_flags,
+    Ack, Publish, connect_version, decode_ack, decode_auth, decode_connect, decode_disconnect, decode_pingreq,
+    decode_publish, decode_subscribe, decode_unsubscribe, fixed_header, packet_flags,
 )
 from pyx.connection cimport CLOSING, DECIDING, OPEN, OPENING
 from pyx.message cimport Content
 from pyx.outbox cimport outbox_reserve
-from pyx.packets cimport (AUTH, CONNECT, DISCONNECT, PINGREQ, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBSCRIBE, UNSUBSCRIBE)
+from pyx.packets cimport (AUTH, CONNECT, DISCONNECT, PINGREQ, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBSCRIBE,
+                          UNSUBSCRIBE)
 from pyx.packets cimport Connect
 from pyx.reasons cimport malformed, protocol_error
 from pyx.session cimport Session
@@ -67,7 +68,8 @@ cdef class Dispatch:
         free(self.scratch.buf)
 
     def feed(self, Connection conn not None, data):
-        """Bytes that came from the client, in any pieces: hand-off, tests, simulation. The reactor has its own way in."""
+        """Bytes that came from the client, in any pieces: hand-off, tests, simulation. The reactor has its own way
+        in."""
         cdef const uint8_t[::1] view = data
         if view.shape[0] == 0 or conn.state >= CLOSING:
             return
@@ -271,7 +273,8 @@ cdef class Dispatch:
         if m == NULL:
             if not topic_name_valid(pub.topic, pub.topic_len):
                 protocol_error(TOPIC_NAME_INVALID, "Topic Name with wildcard, U+0000, bad UTF-8, or empty")
-            if pub.topic_len > router.limits.topic_bytes_max or level_count(pub.topic, pub.topic_len) > router.limits.topic_levels_max:
+            if pub.topic_len > router.limits.topic_bytes_max or \
+                    level_count(pub.topic, pub.topic_len) > router.limits.topic_levels_max:
                 protocol_error(TOPIC_NAME_INVALID, "Topic Name beyond topic_bytes_max or topic_levels_max")
             m = self.subscriptions.match(pub.topic, pub.topic_len)
         conn.messages_in += 1
@@ -326,7 +329,8 @@ cdef class Dispatch:
         # v5 is told in the ack; v3 has no way to be told and is answered as if all were well [MQTT-3.3.5-2]
         if pub.qos:
             self.router.logged = False
-            self.router.answer(conn, PUBACK if pub.qos == 1 else PUBREC, pub.packet_id, reason if conn.version == 5 else 0, 0)
+            self.router.answer(conn, PUBACK if pub.qos == 1 else PUBREC, pub.packet_id,
+                               reason if conn.version == 5 else 0, 0)
         if pub.qos == 2 and conn.version != 5:
             s.arrive(pub.packet_id)
         self.router.handler.publish_refused(conn, PyBytes_FromStringAndSize(<char*>pub.topic, pub.topic_len), reason)

@@ -1,9 +1,9 @@
 # cython: language_level=3
 """An outgoing PUBLISH as bytes.
 
-A Frame is one encoding of the publish that is being routed, made once and copied to every subscriber that gets the same:
-there are four, by (MQTT 5 or not) and (with a Packet Identifier or not). First byte and identifier are patched in the copy.
-With a large payload the Frame ends before it: the payload leaves by reference.
+A Frame is one encoding of the publish that is being routed, made once and copied to every subscriber that gets the
+same: there are four, by (MQTT 5 or not) and (with a Packet Identifier or not). First byte and identifier are patched in
+the copy. With a large payload the Frame ends before it: the payload leaves by reference.
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -23,7 +23,8 @@ cdef struct Frame:
 
 
 cdef inline uint32_t expiry_left(const Content* c, uint64_t wall_ms) noexcept nogil:
-    """Seconds of Message Expiry Interval left, rounded up, never more than was asked for (the clocks of two workers differ)."""
+    """Seconds of Message Expiry Interval left, rounded up, never more than was asked for (the clocks of two workers
+    differ)."""
     cdef const uint8_t* p = c.props + c.expiry_offset
     cdef uint64_t asked = <uint64_t>p[0] << 24 | <uint64_t>p[1] << 16 | <uint64_t>p[2] << 8 | p[3]
     cdef uint64_t left = (c.expires - wall_ms + 999) // 1000 if wall_ms < c.expires else 0
@@ -38,7 +39,8 @@ cdef inline uint64_t remaining_length(const Content* c, bint v5, bint with_id, u
 
 
 # Everything before the payload. ids: Subscription Identifiers as properties. Returns the byte behind.
-cdef inline uint8_t* put_head(uint8_t* p, const Content* c, uint8_t first, uint32_t remaining, bint v5, uint16_t packet_id,
+cdef inline uint8_t* put_head(uint8_t* p, const Content* c, uint8_t first, uint32_t remaining, bint v5,
+                              uint16_t packet_id,
                               bint with_id, const uint8_t* ids, uint32_t ids_len, uint64_t wall_ms) noexcept nogil:
     p[0] = first
     p = put_varint(p + 1, remaining)

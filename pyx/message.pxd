@@ -6,7 +6,8 @@ cdef struct Content:
     # What a PUBLISH says, wherever its bytes lie: in the receive buffer (until the packet has been handled), in a mesh
     # frame (until the batch has been handled) or in a Message (as long as that lives).
     const uint8_t* topic
-    const uint8_t* props            # v5 properties in wire form without their length, Topic Alias and Subscription Identifiers
+    # v5 properties in wire form without their length, Topic Alias and Subscription Identifiers
+    const uint8_t* props
     const uint8_t* payload
     uint32_t props_len
     uint32_t payload_len
@@ -28,7 +29,8 @@ cdef class Message:
 
 
 cdef Message message_copy(const Content* c, object publisher)
-cdef Message message_adopt(const Content* c, uint8_t* block, object publisher)      # takes block, which contains the bytes
+# takes block, which contains the bytes
+cdef Message message_adopt(const Content* c, uint8_t* block, object publisher)
 cdef Message message_borrow(const Content* c, object owner)
 cdef inline uint32_t content_bytes(const Content* c) noexcept nogil:
     return c.topic_len + c.props_len + c.payload_len

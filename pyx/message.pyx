@@ -1,8 +1,8 @@
 """A publish held once per worker.
 
 The bytes of a message (topic, properties, payload) exist once however many sessions, outboxes, links and log indexes
-want them: all of them hold a reference to one Message, and CPython's reference count says when it may go. A Message never
-changes after it was made. "Zero copy" here means no copy in user space per subscriber; the kernel still copies.
+want them: all of them hold a reference to one Message, and CPython's reference count says when it may go. A Message
+never changes after it was made. "Zero copy" here means no copy in user space per subscriber; the kernel still copies.
 """
 cimport cython
 from libc.stdlib cimport malloc, free

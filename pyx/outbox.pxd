@@ -3,11 +3,12 @@
 
     buf    [ sent | copied bytes, not yet sent              | free ]
              0    head                                 tail    cap
-    shared [ (at, data, length, owner), ... ]   bodies sent by reference: each stands in the stream before byte `at` of buf
+    shared [ (at, data, length, owner), ... ]   bodies sent by reference: each stands in the stream before byte `at` of
+    buf
 
-Small packets are copied into buf. A large payload is not: its packet's head is copied and the payload goes into `shared`.
-buf and shared exist only while something waits: an idle connection has neither. Positions in buf are absolute (from its
-start) until everything was sent; then both start anew.
+Small packets are copied into buf. A large payload is not: its packet's head is copied and the payload goes into
+`shared`. buf and shared exist only while something waits: an idle connection has neither. Positions in buf are absolute
+(from its start) until everything was sent; then both start anew.
 """
 from cpython.ref cimport PyObject
 from libc.stdint cimport uint8_t, uint32_t, uint64_t

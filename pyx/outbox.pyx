@@ -1,6 +1,6 @@
 """Bytes on their way to one connection: see the .pxd for the picture."""
 from cpython.ref cimport Py_INCREF, Py_XDECREF
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdlib cimport free, realloc
 from libc.string cimport memmove
 
 cdef enum:

@@ -1,7 +1,8 @@
-"""Which worker owns a retained topic: rendezvous hashing, per message and therefore here (client ids: shards.placement).
+"""Which worker owns a retained topic: rendezvous hashing, per message and therefore here (client ids:
+shards.placement).
 
-FNV-1a over the topic, then one SplitMix64 finalizer per worker; the highest wins. Fixed constants, no seed: every process
-and every later run must agree. Growing from N to N + 1 workers moves only the topics that the new one wins.
+FNV-1a over the topic, then one SplitMix64 finalizer per worker; the highest wins. Fixed constants, no seed: every
+process and every later run must agree. Growing from N to N + 1 workers moves only the topics that the new one wins.
 """
 
 

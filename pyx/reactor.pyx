@@ -1,15 +1,17 @@
 """Sockets: epoll, accept, recv, send. One instance per worker, nested in the event loop by its epoll descriptor.
 
-A round: collect what epoll names (one recv per readable connection into one shared buffer, decoded in place) -> the router's
-end of tick (commit, sessions that read on, entries for peers, acks) -> one send per connection with output. The event loop
-calls `poll` when the epoll descriptor is readable, and `poll` goes on while there is work, for a bounded number of rounds.
+A round: collect what epoll names (one recv per readable connection into one shared buffer, decoded in place) -> the
+router's end of tick (commit, sessions that read on, entries for peers, acks) -> one send per connection with output.
+The event loop calls `poll` when the epoll descriptor is readable, and `poll` goes on while there is work, for a bounded
+number of rounds.
 
-Write interest is registered only while the kernel's buffer is full. Read interest goes while a publisher must wait for a peer.
-Everything here is bounded per round and connection (tick_connection_bytes_max, tick_connection_packets_max), and level-triggered
-epoll brings a connection that was cut off back at the end of its queue: that is the fairness.
+Write interest is registered only while the kernel's buffer is full. Read interest goes while a publisher must wait for
+a peer. Everything here is bounded per round and connection (tick_connection_bytes_max, tick_connection_packets_max),
+and level-triggered epoll brings a connection that was cut off back at the end of its queue: that is the fairness.
 
-A connection that we end is closed after its last bytes left: our FIN goes out, what still comes is thrown away for a second
-or until the client's FIN (closing at once with unread input would make the kernel send RST and destroy what we said).
+A connection that we end is closed after its last bytes left: our FIN goes out, what still comes is thrown away for a
+second or until the client's FIN (closing at once with unread input would make the kernel send RST and destroy what we
+said).
 """
 cimport cython
 from cpython.ref cimport Py_DECREF
@@ -18,11 +20,14 @@ from libc.string cimport memcpy, memset
 
 from pyx cimport counters as count
 from pyx.connection cimport CLOSED, CLOSING, DECIDING, OPEN
-from pyx.kernel cimport (AF_INET, AF_INET6, CLOCK_MONOTONIC, CLOCK_REALTIME, EAGAIN, ECONNABORTED, EINTR, EPERM, EPOLL_CLOEXEC, EPOLL_CTL_ADD,
-                         EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, EPROTO, M_MMAP_THRESHOLD,
-                         M_TOP_PAD, M_TRIM_THRESHOLD, MSG_NOSIGNAL, SHUT_WR, SOCK_CLOEXEC, SOCK_NONBLOCK, accept4,
-                         clock_gettime, close, epoll_create1, epoll_ctl, epoll_event, epoll_wait, errno, getpeername, mallopt, malloc_trim, msghdr,
-                         ntohs, recv, send, sendmsg, shutdown, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t, timespec)
+from pyx.kernel cimport (
+    AF_INET, AF_INET6, CLOCK_MONOTONIC, CLOCK_REALTIME, EAGAIN, ECONNABORTED, EINTR, EPERM, EPOLLERR, EPOLLHUP,
+    EPOLLIN, EPOLLOUT, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPROTO, MSG_NOSIGNAL,
+    M_MMAP_THRESHOLD, M_TOP_PAD, M_TRIM_THRESHOLD, SHUT_WR, SOCK_CLOEXEC, SOCK_NONBLOCK, accept4, clock_gettime,
+    close, epoll_create1, epoll_ctl, epoll_event, epoll_wait, errno, getpeername, malloc_trim, mallopt, msghdr,
+    ntohs, recv, send, sendmsg, shutdown, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t,
+    timespec,
+)
 from pyx.outbox cimport iovec, outbox_clear, outbox_gather, outbox_sent
 from pyx.session cimport Session
 from pyx.timers cimport TimerNode
@@ -41,7 +46,8 @@ cdef enum:
 
 
 def tune_allocator():
-    """Keep freed memory for the next tick instead of giving it back to the kernel and asking again (a page fault per page and tick)."""
+    """Keep freed memory for the next tick instead of giving it back to the kernel and asking again (a page fault per
+    page and tick)."""
     mallopt(M_MMAP_THRESHOLD, 4 << 20)
     mallopt(M_TRIM_THRESHOLD, 64 << 20)
     mallopt(M_TOP_PAD, 1 << 20)
@@ -125,7 +131,8 @@ cdef class Reactor:
         return conn
 
     def release(self, Connection conn not None):
-        """Forget a connection whose socket somebody else has now: our descriptor is closed, nothing is said to the client."""
+        """Forget a connection whose socket somebody else has now: our descriptor is closed, nothing is said to the
+        client."""
         conn.state = CLOSED
         self.end(conn)
 
@@ -253,11 +260,11 @@ cdef class Reactor:
     # ------------------------------------------------------------ accept
 
     cdef int accept(self, int listener) except -1:
-        cdef int fd, e, i
+        cdef int fd, e
         cdef sockaddr_storage address
         cdef socklen_t n
         cdef Connection conn
-        for i in range(ACCEPTS):
+        for _ in range(ACCEPTS):
             n = sizeof(address)
             fd = accept4(listener, <sockaddr*>&address, &n, SOCK_NONBLOCK | SOCK_CLOEXEC)
             if fd < 0:
@@ -325,8 +332,8 @@ cdef class Reactor:
                 self.end(conn)
             return 0
         if conn.carried or conn.state == DECIDING or self.answers_wait(conn):
-            # whole packets wait, or a decision, or the client does not take its answers: nothing more is read meanwhile. What
-            # it has closed is noticed when that is over
+            # whole packets wait, or a decision, or the client does not take its answers: nothing more is read
+            # meanwhile. What it has closed is noticed when that is over
             return self.stop_reading(conn)
         if direct:
             # a large packet: straight into its own buffer, which grows as bytes come
@@ -357,7 +364,9 @@ cdef class Reactor:
                 if e == EAGAIN or e == EINTR:
                     return 0
                 return self.lost(conn, "connection lost")
-            return self.lost(conn, "closed by the client without DISCONNECT" if conn.state == OPEN else "closed before CONNECT")
+            return self.lost(
+                conn, "closed by the client without DISCONNECT" if conn.state == OPEN else "closed before CONNECT"
+            )
         conn.bytes_in += r
         self.router.counters.at[count.BYTES_RECEIVED] += r
         if direct:
@@ -397,9 +406,10 @@ cdef class Reactor:
             self.interest(conn)
 
     cdef bint answers_wait(self, Connection conn) noexcept:
-        # Messages stop at outbox_bytes_max, answers do not: a client that asks on and takes no answer is not read. Large
-        # payloads do not lie in buf and do not count, so that messages alone never stop the reading
-        return conn.out.tail - conn.out.head > 2 * <uint64_t>self.router.limits.outbox_bytes_max or conn.ack_count > ACKS_MAX
+        # Messages stop at outbox_bytes_max, answers do not: a client that asks on and takes no answer is not read.
+        # Large payloads do not lie in buf and do not count, so that messages alone never stop the reading
+        return conn.out.tail - conn.out.head > 2 * <uint64_t>self.router.limits.outbox_bytes_max \
+                or conn.ack_count > ACKS_MAX
 
     cdef int interest(self, Connection conn) except -1:
         cdef epoll_event ev
@@ -416,7 +426,8 @@ cdef class Reactor:
         cdef uint32_t i = 0
         cdef Connection conn
         cdef Router router = self.router
-        # flush may close a connection, which may make others dirty (a will): the list is walked to its end, whatever is added
+        # flush may close a connection, which may make others dirty (a will): the list is walked to its end, whatever is
+        # added
         while i < router.dirty.count:
             conn = <Connection>router.dirty.items[i]
             conn.dirty = False
@@ -465,7 +476,8 @@ cdef class Reactor:
         if full != conn.want_write:
             conn.want_write = full
             self.interest(conn)
-        if conn.not_reading and conn.state == OPEN and not conn.paused and not conn.carried and not self.answers_wait(conn):
+        if conn.not_reading and conn.state == OPEN and not conn.paused and not conn.carried \
+                and not self.answers_wait(conn):
             conn.not_reading = False
             self.interest(conn)
         if not full:

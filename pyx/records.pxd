@@ -74,7 +74,8 @@ cdef class Packed:
     cdef uint32_t cap
     cdef uint32_t entries
     cdef uint8_t* room(self, uint32_t n) except NULL
-    cdef int entry(self, const Content* c, uint8_t flags, const uint8_t* choices, uint32_t choices_len, uint8_t choices_count) except -1
+    cdef int entry(self, const Content* c, uint8_t flags, const uint8_t* choices, uint32_t choices_len,
+                   uint8_t choices_count) except -1
 
 
 # next entry of a mesh batch; returns the bytes it took, raises ValueError for a damaged one

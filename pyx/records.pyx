@@ -185,7 +185,8 @@ cdef class Index:
         cdef uint64_t begin
         cdef Batch b
         if i < self.tail:
-            begin = self.ends[i - 1] if i > self.head else self.ends[i] - content_bytes(&(<Message>self.messages[i]).content)
+            begin = self.ends[i - 1] \
+                    if i > self.head else self.ends[i] - content_bytes(&(<Message>self.messages[i]).content)
             k = i + 1
             while k < self.tail and k - i < READ_MESSAGES_MAX and self.ends[k] - begin + 64 * (k - i) <= bytes_max:
                 k += 1
@@ -206,7 +207,8 @@ cdef class Index:
         return self.tail - i, self.total_bytes - (self.ends[i] - content_bytes(&(<Message>self.messages[i]).content))
 
     def position_of_last(self, uint64_t messages, uint64_t bytes_max):
-        """The position behind which at most `messages` messages and `bytes_max` bytes lie: a cursor before it is over."""
+        """The position behind which at most `messages` messages and `bytes_max` bytes lie: a cursor before it is
+        over."""
         cdef uint32_t n = self.tail - self.head, i = self.head, lo, hi, mid
         cdef uint64_t floor
         if n == 0:
@@ -353,7 +355,8 @@ cdef class Packed:
         self.size += n
         return b
 
-    cdef int entry(self, const Content* c, uint8_t flags, const uint8_t* choices, uint32_t choices_len, uint8_t choices_count) except -1:
+    cdef int entry(self, const Content* c, uint8_t flags, const uint8_t* choices, uint32_t choices_len,
+                   uint8_t choices_count) except -1:
         # flags: ENTRY_OWN_FRAME and ENTRY_RETAINED_ONLY from the caller, the others from the content
         cdef uint32_t n = 19 + c.topic_len + c.props_len
         cdef uint8_t* p
@@ -396,7 +399,7 @@ cdef int64_t read_entry(const uint8_t* p, size_t n, Entry* out) except -1:
     cdef const uint8_t* end = p + n
     cdef Content* c = &out.content
     cdef uint64_t need
-    cdef uint32_t i, k
+    cdef uint32_t k
     if n < 19:
         raise ValueError("mesh entry cut off")
     out.flags = p[0]
@@ -425,7 +428,7 @@ cdef int64_t read_entry(const uint8_t* p, size_t n, Entry* out) except -1:
         out.choices_count = at[0]
         at += 1
         out.choices = at
-        for i in range(out.choices_count):
+        for _ in range(out.choices_count):
             if end - at < 2:
                 raise ValueError("mesh entry cut off")
             k = get16(at)
@@ -469,7 +472,8 @@ def unpack_messages(bytes data not None, expiry_offset):
         if e.flags & ENTRY_OWN_FRAME:
             raise ValueError("mesh entry without its payload")
         if e.content.expires:
-            e.content.expiry_offset = expiry_offset(PyBytes_FromStringAndSize(<const char*>e.content.props, e.content.props_len))
+            e.content.expiry_offset = expiry_offset(PyBytes_FromStringAndSize(<const char*>e.content.props,
+                                                                              e.content.props_len))
         m = message_copy(&e.content, None)
         out.append(m)
     return out

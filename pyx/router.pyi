@@ -16,18 +16,6 @@ from pyx.timers import TimerWheel
 _Taken = tuple[Packed | None, Packed | None, list[Message], list[Message], int]
 
 @final
-class Peer:
-    """What one sibling or host gets with the next batch."""
-
-    @property
-    def acknowledged(self) -> int: ...
-    @property
-    def sent(self) -> int: ...
-    @property
-    def interest(self) -> int: ...
-    def __init__(self) -> None: ...
-
-@final
 class Router:
     """Routes publishes of one worker. `store` and `handler` are set before the first connection."""
 

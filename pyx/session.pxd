@@ -6,7 +6,8 @@ window    outgoing messages without their last answer, a table by Packet Identif
 arrived   Packet Identifiers of QoS 2 publishes without their PUBREL, the same kind of table.
 queue     messages of this session alone (retained ones it asked for, shares of a group): a ring.
 log       everything else it is behind with: the session holds a cursor, the store the messages. `behind` says that new
-          messages of QoS > 0 go to the log and not straight to the window; `cursor` is the last position it was done with.
+          messages of QoS > 0 go to the log and not straight to the window; `cursor` is the last position it was done
+          with.
 """
 from cpython.ref cimport PyObject
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
@@ -24,7 +25,8 @@ cdef enum WindowState:
 
 
 cdef struct Inflight:
-    PyObject* message           # strong; NULL where nothing will be sent again (a session that ends with its connection)
+    # strong; NULL where nothing will be sent again (a session that ends with its connection)
+    PyObject* message
     PyObject* identifiers       # strong bytes: Subscription Identifiers as properties; or NULL
     uint64_t order              # rises with each message sent
     uint16_t packet_id
@@ -52,7 +54,8 @@ cdef class Session:
     cdef public bint durable            # outlives its connection
     cdef bint behind
     cdef object own_key                 # LogKey of its own (too many filters to merge their indexes), or None
-    cdef object resend                  # [(order, packet_id)] still to be sent again after a resumption, last first; or None
+    # [(order, packet_id)] still to be sent again after a resumption, last first; or None
+    cdef object resend
     cdef bint ready                     # in the router's list of sessions to be served
     cdef bint closing
     cdef uint32_t* arrived              # packet_id | 1 << 16, 0 = free
@@ -69,9 +72,11 @@ cdef class Session:
     cdef object batch                   # pyx.records.Batch being read, or None
     cdef uint32_t batch_at
     cdef object since                   # {filter: position} of subscriptions made while behind, or None
-    cdef dict watched                   # topic -> number of the last live message, while retained messages are on their way; or None
+    # topic -> number of the last live message, while retained messages are on their way; or None
+    cdef dict watched
     cdef uint32_t watching              # questions for retained messages that are open
-    cdef list absences                  # [(from, to)] positions logged while it was offline and queue_qos0 was on, or None
+    # [(from, to)] positions logged while it was offline and queue_qos0 was on, or None
+    cdef list absences
     cdef list holes                     # [(from, to)] positions that were dropped because the queue was full, or None
     cdef public object details          # broker's own: expiry, will, ...
 

@@ -13,7 +13,8 @@ cdef enum:
 
 @cython.final
 cdef class Session:
-    """One client's session [MQTT-4.1]: lives as long as its connection or until its Session Expiry Interval has passed."""
+    """One client's session [MQTT-4.1]: lives as long as its connection or until its Session Expiry Interval has
+    passed."""
 
     def __cinit__(self, str client_id not None, int version=4):
         self.client_id = client_id

@@ -1,11 +1,11 @@
 """Workers without sockets, processes and clock, for tests of the data path: bytes go in, packets come out.
 
-`Host` is one or more Nodes with memory stores; their links are the real ones, over lists instead of ZeroMQ. `Peer` is an
-MQTT client at the other end of a Connection that has no socket: what it sends is fed to the dispatch, what it is sent is
-taken from the outbox. Nothing happens by itself: `Host.turn` is one tick of every worker, `Host.settle` as many as it
-takes until nothing moves. Packets are built and read by tests.wire, which shares no code with pyx.
+`Host` is one or more Nodes with memory stores; their links are the real ones, over lists instead of ZeroMQ. `Peer`
+is an MQTT client at the other end of a Connection that has no socket: what it sends is fed to the dispatch, what it is
+sent is taken from the outbox. Nothing happens by itself: `Host.turn` is one tick of every worker, `Host.settle` as many
+as it takes until nothing moves. Packets are built and read by tests.wire, which shares no code with pyx.
 
-What the reactor does at the end of a round (close what was asked for, carry on with left-over packets) is imitated here.
+What the reactor does at the end of a round (close what was asked for, carry on with left-over packets) is imitated.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class Host:
         self.logs = [KeptLog() for _ in range(workers)]
         self.stores = [MemoryStore() for _ in range(workers)]
         self.nodes = [
-            Node(i, workers, self.settings, self.stores[i], self.logs[i], START_MS, START_WALL_MS) for i in range(workers)
+            Node(i, workers, self.settings, self.stores[i], self.logs[i], START_MS, START_WALL_MS)
+            for i in range(workers)
         ]
         self.peers: list[Peer] = []
         self.held: set[tuple[int, int]] = set()

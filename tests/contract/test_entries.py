@@ -48,8 +48,8 @@ def choices(entry: Entry) -> bytes:
 
 def unpacked(entry: Entry) -> adapter.Unpacked:
     return (
-        entry.topic, None if entry.own_frame else entry.payload, entry.number, entry.qos, entry.retain, entry.properties,
-        entry.expires or 0, choices(entry), entry.own_frame, entry.retained_only,
+        entry.topic, None if entry.own_frame else entry.payload, entry.number, entry.qos, entry.retain,
+        entry.properties, entry.expires or 0, choices(entry), entry.own_frame, entry.retained_only,
     )  # fmt: skip
 
 

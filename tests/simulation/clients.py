@@ -161,7 +161,8 @@ class Client:
     def session_lost(self) -> None:
         """The worker that held the session is dead, and the session with it."""
         # a CONNECT that was given up may still come to its home and begin a session
-        self.expect_present = None if any(not line.closed_by_worker for line in self._strays) else False
+        self._foreign = any(not line.closed_by_worker for line in self._strays)
+        self.expect_present = None if self._foreign else False
         self._end_periods()
         if self.line is not None and self.line.closed_by_worker:
             self._doomed = self.line  # what still comes on it speaks of a session that is no more
@@ -350,7 +351,7 @@ class Client:
             expected = None
         if expected is not None and packet.session_present != expected and not self.uncertain:
             raise Violation(f"{self.name}: Session Present {packet.session_present}, expected {expected}")
-        if self._foreign and packet.session_present:
+        if (self._foreign or self.uncertain) and packet.session_present:
             # begun by a connection that this client gave up before it heard of it: not what it remembers
             assert self.line is not None
             self.clean_next = True

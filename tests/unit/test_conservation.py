@@ -1,4 +1,4 @@
-"""Random operations, and books that add up after every one of them [protocol.md, Counting]; backlogs that are bounded."""
+"""Random operations, and books that add up after every one of them; backlogs that are bounded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILTERS = ["a", "b", "a/+", "#", "+", "$share/g/a", "$share/g/#", "$share/h/a"]
 
 
 class Crowd:
-    """Clients that do something at random. Bodies are `publisher.number`: order is checked per publisher, topic and QoS."""
+    """Clients that do something at random."""
 
     def __init__(self, seed: int, workers: int, **options: Any) -> None:
         self.numbers = random.Random(seed)
@@ -169,7 +169,7 @@ def test_books_add_up_whatever_happens(seed: int, many: int, policy: str) -> Non
 def test_a_backlog_with_drops_is_a_list_with_holes(
     policy: str, filters: int, limit: int, steps: list[tuple[str, int]]
 ) -> None:
-    """What is received is what was published, in order, less what was counted as dropped, and no more than was allowed."""
+    """What is received is what was published, in order, less what was counted as dropped; no more than was allowed."""
     host = Host(queue_full=policy, limits={"queue_messages_max": limit, "inflight_max": 3})
     subscriber, publisher = host.connect("s", 5, expiry=100), host.connect("p")
     subscriber.subscribe(*((f"t/{i}", 1) for i in range(filters)))

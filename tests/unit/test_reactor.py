@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -92,10 +93,8 @@ def test_more_small_packets_than_a_tick_handles(sockets: Sockets) -> None:
     def all_answered() -> bool:
         nonlocal sent, got
         if sent < len(data):
-            try:
+            with contextlib.suppress(BlockingIOError):
                 sent += end.send(data[sent : sent + 100_000])
-            except BlockingIOError:
-                pass
         got += taken(end)
         return len(got) >= len(data)
 
@@ -187,10 +186,8 @@ def test_packets_of_every_size(sockets: Sockets, size: int, piece: int) -> None:
     def all_there() -> bool:
         nonlocal sent, got
         if sent < len(data):
-            try:
+            with contextlib.suppress(BlockingIOError):
                 sent += end.send(data[sent : sent + piece])
-            except BlockingIOError:
-                pass
         got += taken(witness)
         return len(got) >= len(data)
 

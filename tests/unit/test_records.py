@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -167,10 +169,8 @@ def test_a_payload_outlives_its_message() -> None:
 @given(st.binary(max_size=120))
 @settings(max_examples=500)
 def test_any_bytes_are_entries_or_an_error(data: bytes) -> None:
-    try:
+    with contextlib.suppress(ValueError):
         adapter.unpack(data)
-    except ValueError:
-        pass
 
 
 @pytest.mark.parametrize("wrong", [b"\x03", b"\x20"])

@@ -71,7 +71,9 @@ class SessionMachine(RuleBasedStateMachine):
         for number in random.Random(seed).sample(sorted(self.arrived), min(count, len(self.arrived))):
             self.leave(number)
 
-    @rule(body=st.binary(max_size=20), identifiers=st.one_of(st.none(), st.binary(max_size=3)), flags=st.integers(0, 31))
+    @rule(
+        body=st.binary(max_size=20), identifiers=st.one_of(st.none(), st.binary(max_size=3)), flags=st.integers(0, 31)
+    )
     def enqueue(self, body: bytes, identifiers: bytes | None, flags: int) -> None:
         enqueue(self.session, message(body), identifiers, flags)
         self.queue.append((body, identifiers, flags))

@@ -1,0 +1,34 @@
+# cython: language_level=3
+"""Sessions that are behind: see the .pyx."""
+from cpython.ref cimport PyObject
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+
+from pyx.connection cimport Connection
+from pyx.message cimport Content, Message
+from pyx.records cimport Batch, LogKey
+from pyx.routing cimport Routing
+from pyx.session cimport Session
+
+
+cdef class Backlog(Routing):
+    cdef int queue_for(self, Session s, Message m, uint8_t qos, bint retain, object identifiers,
+                       uint8_t flags) except -1
+    cdef int serve(self, Session s) except -1
+    cdef Batch read_log(self, Session s)
+    cdef int caught_up(self, Session s) except -1
+    cdef bint was_absent(self, Session s, uint64_t position)
+    cdef bint in_hole(self, Session s, uint64_t position)
+    cdef int deliver_logged(self, Session s, Connection conn, Message m) except -1
+    cdef int send_copy(self, Session s, Connection conn, Message m, uint8_t qos, bint retain, object identifiers,
+                       uint8_t flags) except -1
+    cdef int send_held(self, Session s, Connection conn, Message m, uint8_t qos, bint retain, bint dup,
+                       uint16_t packet_id, PyObject* ids) except -1
+    cdef int resend_next(self, Session s, Connection conn) except -1
+    cdef int sweep_grown(self, list keys) except -1
+    cdef uint64_t needed_up_to(self, Session s) except? 0xFFFFFFFFFFFFFFFF
+    cdef int sweep_key(self, LogKey key) except -1
+    cdef int bound(self, Session s) except -1
+    cdef uint64_t make_hole(self, Session s, uint64_t total, uint64_t total_bytes,
+                            uint64_t last) except? 0xFFFFFFFFFFFFFFFF
+    cdef tuple backlog_after(self, Session s, uint64_t position)
+    cdef uint64_t in_holes(self, Session s, uint64_t* size) except? 0xFFFFFFFFFFFFFFFF

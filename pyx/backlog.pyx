@@ -1,0 +1,479 @@
+"""Sessions that are behind: offline, or without room in their window or outbox.
+
+Such a session holds a cursor; the messages stand once in the log, under the indexes of the filters. When it has room it
+is *ready*, and at the end of a tick it is served: first what was in flight when its last connection ended, then its own
+queue (retained messages, shares of a group), then the log, until it has caught up.
+
+The bounds of a backlog are kept here too: what is beyond them is dropped for that session alone, by moving its cursor
+(drop_oldest) or by a hole (drop_newest); and what no session needs any more is forgotten.
+"""
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XINCREF
+from libc.string cimport memcpy
+
+from pyx cimport counters as count
+from pyx.codec cimport put_ack
+from pyx.connection cimport OPEN
+from pyx.frames cimport put_head, remaining_length
+from pyx.outbox cimport outbox_reserve, outbox_share
+from pyx.packets cimport PUBREL
+from pyx.records cimport merge_batches
+from pyx.routing cimport IDENTIFIERS_MAX, READ_BYTES_MAX, RETAINED_COPY, SHARED_COPY, put_identifier, topic_matches
+from pyx.session cimport Inflight, Queued, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC
+from pyx.subscriptions cimport Filter, Membership, Subscriber, filter_text
+from pyx.wire cimport varint_size
+
+
+cdef class Backlog(Routing):
+    """Serves, bounds and forgets."""
+
+    cdef int queue_for(self, Session s, Message m, uint8_t qos, bint retain, object identifiers,
+                       uint8_t flags) except -1:
+        # for this session alone; it is behind until it has been sent
+        self.counters.at[count.MATCHED] += 1
+        s.enqueue(m, <PyObject*>identifiers if identifiers is not None else NULL, qos | (4 if retain else 0) | flags)
+        if not s.behind:
+            s.behind = True
+            s.cursor = self.next_position - 1
+            self.fell_behind(s)
+        if s.connection is not None:
+            self.set_ready(s)
+        return 0
+
+    def serve_ready(self):
+        """Let the sessions that are behind and have room read on. After `commit`: what was logged in this tick can be
+        read."""
+        cdef uint32_t i, n
+        cdef Session s
+        # serve may not add to the list: it is walked once
+        n = self.ready.count
+        for i in range(n):
+            s = <Session>self.ready.items[i]
+            s.ready = False
+            self.serve(s)
+            Py_DECREF(s)
+        if self.ready.count > n:
+            for i in range(n, self.ready.count):
+                self.ready.items[i - n] = self.ready.items[i]
+        self.ready.count -= n
+
+    cdef int serve(self, Session s) except -1:
+        cdef Connection conn
+        cdef Queued* q
+        cdef Batch b
+        cdef Message m
+        cdef uint64_t position
+        cdef uint8_t flags, qos
+        cdef object identifiers
+        while s.behind:
+            conn = <Connection>s.connection
+            if conn is None or conn.state != OPEN or conn.out.pending > self.limits.outbox_bytes_max:
+                return 0
+            if s.resend is not None:
+                if s.inflight - <uint32_t>len(s.resend) >= s.inflight_max:
+                    return 0
+                self.resend_next(s, conn)
+                continue
+            if s.queue_count:
+                q = &s.queue[s.queue_head]
+                flags = q.flags
+                qos = flags & 3
+                if qos and s.inflight >= s.inflight_max:
+                    return 0
+                m = <Message>q.message
+                identifiers = <object>q.identifiers if q.identifiers != NULL else None
+                s.dequeue()
+                if s.watched is not None:
+                    number = s.watched.get(PyBytes_FromStringAndSize(<const char*>m.content.topic, m.content.topic_len),
+                                           0)
+                    if s.watching == 0 and s.queue_count == 0:
+                        s.watched = None
+                    if flags & RETAINED_COPY and m.content.number <= number:
+                        # a newer message of that topic is there already
+                        self.counters.at[count.MATCHED] -= 1
+                        continue
+                self.send_copy(s, conn, m, qos, flags & 4 != 0, identifiers, flags & SHARED_COPY)
+                continue
+            if s.inflight >= s.inflight_max:
+                return 0
+            b = <Batch>s.batch
+            if b is None or s.batch_at >= b.count:
+                b = self.read_log(s)
+                if b is None:
+                    self.caught_up(s)
+                    return 0
+                s.batch = b
+                s.batch_at = 0
+            position = b.positions[s.batch_at]
+            m = <Message>b.messages[s.batch_at]
+            s.batch_at += 1
+            s.cursor = position
+            if s.holes is not None and self.in_hole(s, position):
+                continue
+            self.deliver_logged(s, conn, m)
+        return 0
+
+    cdef Batch read_log(self, Session s):
+        # the next messages of the session's backlog, or None: it has everything
+        cdef uint32_t i
+        cdef Membership* e
+        cdef Batch b
+        cdef list batches
+        cdef bytes name
+        cdef uint64_t after
+        if s.own_key is not None:
+            b = self.store.read((<LogKey>s.own_key).name, s.cursor, READ_BYTES_MAX)
+            return b if b.count else None
+        batches = []
+        for i in range(s.own.count):
+            e = &s.own.items[i]
+            if e.group != NULL or e.filter.index == NULL:
+                continue
+            if (e.filter.plain.items[e.index].slot_options >> 24) & 3 == 0 and s.absences is None:
+                continue
+            name = (<LogKey>e.filter.index).name
+            after = s.cursor
+            if s.since is not None:
+                after = max(after, <uint64_t>s.since.get(name, 0))
+            b = self.store.read(name, after, READ_BYTES_MAX)
+            if b.count:
+                batches.append(b)
+        return merge_batches(batches) if batches else None
+
+    cdef int caught_up(self, Session s) except -1:
+        cdef Connection conn = <Connection>s.connection
+        if conn.dropping:
+            self.set_dirty(conn)
+        s.behind = False
+        s.batch = None
+        s.batch_at = 0
+        s.since = None
+        s.holes = None
+        s.absences = None
+        if s.own_key is not None:
+            (<LogKey>s.own_key).session = NULL
+            self.store.forget((<LogKey>s.own_key).name)
+            s.own_key = None
+        return 0
+
+    cdef bint was_absent(self, Session s, uint64_t position):
+        # a QoS 0 copy is found in the log by sessions that were online when it was published, too: they had it then
+        cdef uint64_t a, z
+        while s.absences:
+            a, z = s.absences[0]
+            if position <= a:
+                return False
+            if position <= z:
+                return True
+            del s.absences[0]
+        return False
+
+    cdef bint in_hole(self, Session s, uint64_t position):
+        cdef uint64_t a, z
+        while s.holes:
+            a, z = s.holes[0]
+            if position <= a:
+                return False
+            if position <= z:
+                return True
+            del s.holes[0]
+        s.holes = None
+        return False
+
+    cdef int deliver_logged(self, Session s, Connection conn, Message m) except -1:
+        # which of its subscriptions match it now: their options and identifiers count [subscription options are those
+        # in force when the message is sent]
+        cdef Content* c = &m.content
+        cdef Membership* e
+        cdef Subscriber* sub
+        cdef uint32_t i, ids_len = 0
+        cdef uint8_t options = 0, o, qos
+        cdef uint8_t[IDENTIFIERS_MAX * 5] ids
+        cdef bint found = False
+        for i in range(s.own.count):
+            e = &s.own.items[i]
+            if e.group != NULL:
+                continue
+            if s.own.count > 1 and not topic_matches(<const uint8_t*>filter_text(e.filter), e.filter.length, c.topic,
+                                                     c.topic_len):
+                continue
+            sub = &e.filter.plain.items[e.index]
+            o = <uint8_t>(sub.slot_options >> 24)
+            if o & 4 and m.publisher is not None and m.publisher == s.client_id:
+                continue
+            found = True
+            if o & 3 > options & 3:
+                options = (options & 8) | (o & 3)
+            options |= o & 8
+            if sub.identifier and ids_len + 5 <= sizeof(ids):
+                ids_len += put_identifier(ids + ids_len, sub.identifier)
+        if not found:
+            return 0
+        qos = options & 3
+        if qos > c.qos:
+            qos = c.qos
+        if qos == 0 and not self.was_absent(s, s.cursor):
+            return 0
+        self.counters.at[count.MATCHED] += 1
+        identifiers = PyBytes_FromStringAndSize(<const char*>ids, ids_len) if ids_len and conn.version == 5 else None
+        return self.send_copy(s, conn, m, qos, c.retain and options & 8 != 0, identifiers, 0)
+
+    cdef int send_copy(self, Session s, Connection conn, Message m, uint8_t qos, bint retain, object identifiers,
+                       uint8_t flags) except -1:
+        # a copy that waited leaves; the caller has seen room in the window
+        cdef Inflight* slot
+        cdef uint16_t packet_id = 0
+        cdef PyObject* ids = <PyObject*>identifiers if identifiers is not None else NULL
+        cdef uint32_t ids_len = <uint32_t>len(<bytes>identifiers) if identifiers is not None else 0
+        if m.content.expires and self.wall_ms >= m.content.expires:
+            self.counters.at[count.DROPPED_EXPIRED] += 1
+            return 0
+        if self.packet_total(&m.content, conn.version == 5, qos != 0, ids_len) > conn.packet_bytes_max:
+            return self.drop(conn, count.DROPPED_PACKET_TOO_LARGE)
+        if qos:
+            slot = s.open_slot()
+            packet_id = slot.packet_id
+            slot.state = WAIT_PUBACK if qos == 1 else WAIT_PUBREC
+            slot.flags = qos | (4 if retain else 0) | flags
+            if s.durable or flags & SHARED_COPY:
+                slot.message = <PyObject*>m
+                Py_INCREF(m)
+                slot.identifiers = ids
+                Py_XINCREF(ids)
+        else:
+            self.counters.at[count.DELIVERED_QOS0] += 1
+        self.send_held(s, conn, m, qos, retain, False, packet_id, ids)
+        return 0
+
+    cdef int send_held(self, Session s, Connection conn, Message m, uint8_t qos, bint retain, bint dup,
+                       uint16_t packet_id, PyObject* ids) except -1:
+        cdef Content* c = &m.content
+        cdef bint v5 = conn.version == 5
+        cdef bint share = c.payload_len >= self.limits.share_large_bytes
+        cdef const uint8_t* idp = NULL
+        cdef uint32_t ids_len = 0, remaining, n
+        cdef uint8_t* p
+        if ids != NULL and v5:
+            idp = <const uint8_t*><const char*><bytes>ids
+            ids_len = <uint32_t>len(<bytes>ids)
+        remaining = <uint32_t>remaining_length(c, v5, qos != 0, ids_len)
+        n = 1 + varint_size(remaining) + remaining - (c.payload_len if share else 0)
+        p = outbox_reserve(&conn.out, n)
+        p = put_head(p, c, 0x30 | (8 if dup else 0) | qos << 1 | (1 if retain else 0), remaining, v5, packet_id,
+                     qos != 0, idp, ids_len, self.wall_ms)
+        if share:
+            outbox_share(&conn.out, c.payload, c.payload_len, m)
+        else:
+            memcpy(p, c.payload, c.payload_len)
+        conn.messages_out += 1
+        self.counters.at[count.PUBLISH_SENT] += 1
+        self.set_dirty(conn)
+        return 0
+
+    cdef int resend_next(self, Session s, Connection conn) except -1:
+        cdef Inflight* slot
+        cdef uint8_t* p
+        cdef uint16_t packet_id
+        cdef uint32_t ids_len = 0
+        packet_id = (<list>s.resend).pop()[1]
+        if not s.resend:
+            s.resend = None
+        slot = s.slot(packet_id)
+        if slot == NULL:
+            return 0
+        if slot.state == WAIT_PUBCOMP:
+            p = outbox_reserve(&conn.out, 4)
+            put_ack(p, PUBREL, packet_id, 0, False)
+            self.set_dirty(conn)
+            return 0
+        if slot.message == NULL:
+            s.release(slot)
+            self.counters.at[count.DROPPED_SESSION_ENDED] += 1
+            return 0
+        if slot.identifiers != NULL:
+            ids_len = <uint32_t>len(<bytes>slot.identifiers)
+        if self.packet_total(
+            &(<Message>slot.message).content, conn.version == 5, True, ids_len
+        ) > conn.packet_bytes_max:
+            s.release(slot)
+            return self.drop(conn, count.DROPPED_PACKET_TOO_LARGE)
+        self.counters.at[count.REDELIVERED] += 1
+        self.send_held(s, conn, <Message>slot.message, slot.flags & 3, slot.flags & 4 != 0, True, packet_id,
+                       slot.identifiers)
+        return 0
+
+    def backlog(self, Session s not None):
+        """(messages, bytes) in logs that the session has not read; its own queue not included. A message that several
+        of its filters match counts for each."""
+        cdef uint64_t gone, gone_bytes = 0
+        if not s.behind:
+            return 0, 0
+        messages, size = self.backlog_after(s, s.cursor)
+        gone = self.in_holes(s, &gone_bytes)
+        return messages - gone, size - gone_bytes
+
+    def sweep(self):
+        """Bound the backlogs and forget what nobody needs any more: for every log index that is held."""
+        cdef LogKey key
+        for key in list(self.keys.values()):
+            self.sweep_key(key)
+
+    cdef int sweep_grown(self, list keys) except -1:
+        # the same for those of `keys` that have grown by a thirty-second of a session's limit since their last sweep
+        cdef LogKey key
+        cdef uint64_t many = self.limits.queue_messages_max // 32 + 1, much = self.limits.queue_bytes_max // 32 + 1
+        for key in keys:
+            if key.grown < many and key.grown_bytes < much:
+                continue
+            if key.session == NULL:
+                self.sweep_key(key)
+            else:
+                key.grown = 0
+                key.grown_bytes = 0
+                self.bound(<Session>key.session)
+                self.store.trim(key.name, (<Session>key.session).cursor)
+                if self.needed_up_to(<Session>key.session) < self.block.first - 1:
+                    self.store.cut(key.name, self.needed_up_to(<Session>key.session))
+        return 0
+
+    cdef uint64_t needed_up_to(self, Session s) except? 0xFFFFFFFFFFFFFFFF:
+        # the last position the session still wants: what it drops at its limit (drop_newest) would else be held until
+        # it has read the rest
+        cdef uint64_t last = self.block.first - 1
+        if s.holes:
+            a, z = s.holes[len(s.holes) - 1]
+            if <uint64_t>z >= last:
+                return a
+        return last
+
+    cdef int sweep_key(self, LogKey key) except -1:
+        cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>key.name, len(key.name))
+        cdef uint64_t lowest, over, highest = 0
+        cdef uint32_t i
+        cdef Session s
+        cdef bint needed = False
+        key.grown = 0
+        key.grown_bytes = 0
+        if f == NULL:
+            self.keys.pop(key.name, None)
+            self.store.forget(key.name)
+            return 0
+        lowest = self.block.first - 1
+        over = self.store.position_of_last(key.name, self.limits.queue_messages_max, self.limits.queue_bytes_max)
+        for i in range(f.plain.count):
+            s = <Session>f.plain.items[i].session
+            if not s.behind or s.own_key is not None:
+                continue
+            if (f.plain.items[i].slot_options >> 24) & 3 == 0 and s.absences is None:
+                continue
+            if s.cursor < over or s.own.count > 1 and s.cursor < self.block.first - 1:
+                self.bound(s)
+            needed = True
+            if s.cursor < lowest:
+                lowest = s.cursor
+            highest = max(highest, self.needed_up_to(s))
+        if key.count:
+            needed = True
+        if needed:
+            self.store.trim(key.name, lowest)
+            if highest < self.block.first - 1:
+                self.store.cut(key.name, highest)
+        else:
+            self.keys.pop(key.name, None)
+            self.store.forget(key.name)
+            f.index = NULL
+            self.subscriptions.drop_if_unused(f)
+        return 0
+
+    cdef int bound(self, Session s) except -1:
+        # the session's backlog over its limit: the cursor moves (drop_oldest) or a hole is made (drop_newest)
+        cdef uint64_t lo, hi, mid, messages, size, last = self.block.first - 1, dropped
+        cdef uint64_t total, total_bytes
+        total, total_bytes = self.backlog_after(s, s.cursor)
+        if total <= self.limits.queue_messages_max and total_bytes <= self.limits.queue_bytes_max:
+            return 0
+        if self.limits.drop_oldest:
+            lo = s.cursor
+            hi = last
+            while lo < hi:
+                mid = (lo + hi) // 2
+                messages, size = self.backlog_after(s, mid)
+                if messages <= self.limits.queue_messages_max and size <= self.limits.queue_bytes_max:
+                    hi = mid
+                else:
+                    lo = mid + 1
+            dropped = total - self.backlog_after(s, lo)[0]
+            s.cursor = lo
+            s.batch = None
+            s.batch_at = 0
+        else:
+            dropped = self.make_hole(s, total, total_bytes, last)
+        if dropped:
+            self.counters.at[count.MATCHED] += dropped
+            self.counters.at[count.DROPPED_QUEUE_FULL] += dropped
+            if s.connection is not None:
+                self.note_drops(<Connection>s.connection, count.DROPPED_QUEUE_FULL, dropped)
+            self.handler.queue_full(s, dropped)
+        return 0
+
+    cdef uint64_t make_hole(self, Session s, uint64_t total, uint64_t total_bytes,
+                            uint64_t last) except? 0xFFFFFFFFFFFFFFFF:
+        cdef uint64_t lo, hi, mid, messages, size, gone, gone_bytes = 0
+        gone = self.in_holes(s, &gone_bytes)
+        if total - gone <= self.limits.queue_messages_max and total_bytes - gone_bytes <= self.limits.queue_bytes_max:
+            return 0
+        # keep the first ones up to the limit: everything behind position lo is the hole
+        lo = s.holes[len(s.holes) - 1][1] if s.holes else s.cursor
+        hi = last
+        while lo < hi:
+            mid = (lo + hi + 1) // 2
+            messages, size = self.backlog_after(s, mid)
+            if total - gone - messages <= self.limits.queue_messages_max \
+                    and total_bytes - gone_bytes - size <= self.limits.queue_bytes_max:
+                lo = mid
+            else:
+                hi = mid - 1
+        messages = self.backlog_after(s, lo)[0]
+        if s.holes is None:
+            s.holes = []
+        if s.holes and (s.holes[len(s.holes) - 1][1] == lo or len(s.holes) >= 64):
+            # never more than 64 holes: then what lies between is dropped as well
+            a, z = s.holes[len(s.holes) - 1]
+            messages += self.backlog_after(s, z)[0] - self.backlog_after(s, lo)[0] if z < lo else 0
+            s.holes[len(s.holes) - 1] = (a, last)
+        else:
+            s.holes.append((lo, last))
+        return messages
+
+    cdef tuple backlog_after(self, Session s, uint64_t position):
+        # what lies behind `position` in the indexes it reads, holes included
+        cdef uint64_t messages = 0, size = 0, after
+        cdef uint32_t i
+        cdef Membership* e
+        cdef bytes name
+        if s.own_key is not None:
+            return self.store.backlog((<LogKey>s.own_key).name, position)
+        for i in range(s.own.count):
+            e = &s.own.items[i]
+            if e.group != NULL or e.filter.index == NULL:
+                continue
+            if (e.filter.plain.items[e.index].slot_options >> 24) & 3 == 0 and s.absences is None:
+                continue
+            name = (<LogKey>e.filter.index).name
+            after = position
+            if s.since is not None:
+                after = max(after, <uint64_t>s.since.get(name, 0))
+            a, b = self.store.backlog(name, after)
+            messages += a
+            size += b
+        return messages, size
+
+    cdef uint64_t in_holes(self, Session s, uint64_t* size) except? 0xFFFFFFFFFFFFFFFF:
+        # how much of that was dropped before, and counted
+        cdef uint64_t messages = 0
+        for a, z in s.holes or ():
+            x = self.backlog_after(s, max(<uint64_t>a, s.cursor))
+            y = self.backlog_after(s, max(<uint64_t>z, s.cursor))
+            messages += x[0] - y[0]
+            size[0] += x[1] - y[1]
+        return messages

@@ -1,0 +1,162 @@
+# cython: language_level=3
+"""What a router consists of, and what all its parts use: time, the lists of the tick, the publish in hand, the log,
+acks.
+
+A Router is made in layers, each a file of its own that knows only those below it:
+
+    pyx.routing     Routing     the state; the publish in hand; the log of the tick; acks to publishers
+    pyx.backlog     Backlog     sessions that are behind: reading the log, resending, bounding and forgetting
+    pyx.siblings    Siblings    share groups and the other workers: entries for them, entries from them
+    pyx.router      Router      matching and delivering; sessions; the tick
+"""
+from cpython.ref cimport PyObject
+from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from pyx.connection cimport Connection
+from pyx.counters cimport Row
+from pyx.frames cimport Frame
+from pyx.limits cimport Limits
+from pyx.message cimport Content, Message
+from pyx.records cimport Batch, Block, Entry, LogKey, Packed
+from pyx.session cimport Inflight, Session
+from pyx.subscriptions cimport Filter, Group, Matches, Subscriber, SubscriberList, Subscriptions
+from pyx.timers cimport TimerWheel
+from pyx.wire cimport put_varint
+
+
+cdef enum:
+    SHARED_COPY = 8                 # flag of an in-flight or queued message: it belongs to a share group
+    RETAINED_COPY = 16              # of a queued message: a retained one, sent because of a SUBSCRIBE
+    READ_BYTES_MAX = 262144         # of a log, at once
+    OWN_FRAME_BYTES = 8192          # mesh payloads from here on travel in a frame of their own
+    IDENTIFIERS_MAX = 64            # Subscription Identifiers in one delivery
+    NUMBER_WORKER_BITS = 8
+    WATCHED_MAX = 65536             # topics a session remembers while it waits for retained messages
+    ABSENCES_MAX = 64               # disconnections a session remembers before it has caught up
+    QUOTA_EXCEEDED = 0x97
+    REFUSED_NO_MEMBER = 1           # zmq_mesh.envelope.Refusal
+
+
+cdef struct Pointers:               # a growing list of strong references
+    PyObject** items
+    uint32_t count
+    uint32_t cap
+
+
+cdef struct Merged:                 # one session in the merge of several filters
+    PyObject* session               # borrowed
+    uint32_t identifier             # first Subscription Identifier, 0 = none
+    int32_t more                    # chain of further ones, -1 = none
+    uint8_t options                 # QoS: the highest; Retain As Published: any
+    uint64_t filters                # bit i: match i wants QoS > 0 for this session (63: it or a later one)
+
+
+cdef struct Identifier:
+    uint32_t value
+    int32_t next
+
+
+cdef class Peer:
+    """What one sibling or host gets with the next batch."""
+    cdef Packed volatile_entries    # QoS 0
+    cdef Packed sequenced           # QoS > 0 and retained
+    cdef list volatile_payloads
+    cdef list sequenced_payloads
+    cdef readonly uint64_t acknowledged     # tick up to which it has everything
+    cdef readonly uint64_t sent             # tick of the last sequenced entry
+    cdef readonly uint64_t interest         # number of our interest it has taken
+
+
+cdef class Routing:
+    cdef readonly Subscriptions subscriptions
+    cdef readonly Limits limits
+    cdef readonly Row counters
+    cdef readonly TimerWheel timers
+    cdef public object handler          # broker's decisions
+    cdef readonly object retained       # pyx.retained.Retained
+    cdef uint64_t retained_bytes
+    cdef public object interest         # zmq_mesh.interest.Publisher, None = no siblings
+    cdef public object store            # leveldb_store contract
+    cdef readonly int worker
+    cdef readonly int workers
+    cdef readonly uint64_t now_ms       # monotonic
+    cdef readonly uint64_t wall_ms      # started from the wall clock, then monotonic: steps of the clock change nothing
+    cdef uint64_t wall_offset
+    cdef uint64_t last_number
+
+    # the publish in hand
+    cdef const Content* content
+    cdef Session origin                 # of the publisher; None: a peer, a will, the broker
+    cdef object publisher
+    cdef Message held                   # made when the first one wants to keep it
+    cdef Connection adoptable           # its inbox holds just this packet: the Message may take it over
+    cdef Frame[4] frames                # MQTT 5: 1, with Packet Identifier: 2
+    cdef uint64_t here                  # arrival position it gets if it is logged
+    cdef bint logged
+    cdef uint64_t matched_peers         # peers that were given it, acknowledged or not
+    cdef uint64_t mask                  # peers whose acknowledgement the publisher's ack waits for
+    cdef uint64_t stamp
+    cdef Merged* merged
+    cdef uint32_t merged_cap
+    cdef Identifier* identifiers
+    cdef uint32_t identifiers_count
+    cdef uint32_t identifiers_cap
+
+    # the tick
+    cdef readonly uint64_t tick
+    cdef Block block
+    cdef uint64_t next_position
+    cdef public uint64_t durable_ticket
+    cdef uint64_t last_ticket
+    cdef Pointers dirty                 # connections with output
+    cdef Pointers ready                 # sessions to be served
+    cdef Pointers waiting               # connections with pending acks
+    cdef list peers                     # Peer or None, by worker
+    cdef public uint64_t dirty_peers    # have entries to take
+    cdef uint64_t full_peers            # publishers that match them are not read
+    cdef uint64_t live_peers            # acks wait for them
+    cdef uint64_t live_for_interest     # SUBACKs wait for them: live and not away
+    cdef list paused                    # connections not read because of full_peers
+    cdef public list resumed            # connections to be read again: the reactor takes them
+    # connections that the handler or the router wants closed: (connection, reason code, why)
+    cdef public list closing
+    cdef list after_acks                # to be called when the acks of this round are out
+    cdef dict keys                      # log index name -> LogKey
+    cdef bint acks_due
+    cdef public object forward_now      # called at the end of a tick with entries for peers or new interest
+    cdef public bint interest_due
+
+    cdef int set_dirty(self, Connection conn) except -1
+    cdef int set_ready(self, Session s) except -1
+    cdef int begin(self, const Content* c, Session origin, object publisher, const uint8_t* raw, uint32_t raw_len,
+                   int raw_kind, uint32_t raw_id_at) except -1
+    cdef Message hold(self)
+    cdef int drop(self, Connection conn, int counter) except -1
+    cdef int note_drops(self, Connection conn, int counter, uint64_t dropped) except -1
+    cdef int fell_behind(self, Session s) except -1
+    cdef uint64_t packet_total(self, const Content* c, bint v5, bint with_id, uint32_t ids_len) noexcept
+    cdef LogKey key_of(self, Filter* f)
+    cdef int log(self, Filter* f) except -1
+    cdef int log_own(self, Session s) except -1
+    cdef int answer(self, Connection conn, uint8_t packet_type, uint16_t packet_id, uint8_t reason,
+                    uint64_t mask) except -1
+    cdef int release_acks(self) except -1
+    cdef uint64_t unacknowledged_peers(self) noexcept
+    cdef int pause(self, Connection conn) except -1
+
+    # implemented by Router
+    cdef int deliver(self, Session s, uint8_t qos, uint8_t first, const uint8_t* ids, uint32_t ids_len,
+                     uint8_t flags) except -1
+    cdef int fan_out(self, Filter* f) except -1
+    cdef int fan_out_merged(self, Matches* m) except -1
+    cdef int keep(self) except -2
+
+
+cdef int pointers_push(Pointers* list_, object item) except -1
+cdef bint topic_matches(const uint8_t* f, size_t fn, const uint8_t* t, size_t tn) noexcept nogil
+cdef int32_t find_expiry(const Content* c) except -2
+
+
+cdef inline uint32_t put_identifier(uint8_t* p, uint32_t value) noexcept nogil:
+    p[0] = 0x0B
+    return <uint32_t>(put_varint(p + 1, value) - p)

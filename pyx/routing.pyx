@@ -1,0 +1,425 @@
+"""The ground of the router: its state, and what every layer above it uses (see the .pxd)."""
+cimport cython
+from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcpy, memset
+
+from pyx cimport counters as count
+from pyx.codec cimport put_ack
+from pyx.connection cimport CLOSED, CLOSING, OPEN, PendingAck
+from pyx.frames cimport remaining_length
+from pyx.message cimport message_adopt, message_copy
+from pyx.outbox cimport outbox_reserve
+from pyx.packets cimport PUBLISH
+from pyx.properties cimport Property, next_property
+from pyx.subscriptions cimport filter_text
+from pyx.wire cimport Cursor, varint_size
+
+
+cdef int pointers_push(Pointers* list_, object item) except -1:
+    cdef uint32_t cap
+    cdef PyObject** p
+    if list_.count == list_.cap:
+        cap = list_.cap * 2 if list_.cap else 64
+        p = <PyObject**>realloc(list_.items, cap * sizeof(PyObject*))
+        if p == NULL:
+            raise MemoryError
+        list_.items = p
+        list_.cap = cap
+    Py_INCREF(item)
+    list_.items[list_.count] = <PyObject*>item
+    list_.count += 1
+    return 0
+
+
+cdef void free_pointers(Pointers* p) noexcept:
+    cdef uint32_t i
+    for i in range(p.count):
+        Py_XDECREF(p.items[i])
+    free(p.items)
+    p.items = NULL
+    p.count = p.cap = 0
+
+
+cdef bint topic_matches(const uint8_t* f, size_t fn, const uint8_t* t, size_t tn) noexcept nogil:
+    """Does a valid Topic Filter match a valid Topic Name [MQTT-4.7.1-2, 4.7.1-3, 4.7.2-1]."""
+    cdef size_t i = 0, k = 0
+    if tn and t[0] == c'$' and fn and (f[0] == c'+' or f[0] == c'#'):
+        return False
+    while i < fn:
+        if f[i] == c'#':
+            return True
+        if f[i] == c'+':
+            while k < tn and t[k] != c'/':
+                k += 1
+            i += 1
+        else:
+            while i < fn and f[i] != c'/':
+                if k >= tn or t[k] != f[i]:
+                    return False
+                i += 1
+                k += 1
+            if k < tn and t[k] != c'/':
+                return False
+        if i >= fn:
+            return k >= tn
+        # f[i] is '/'
+        if k >= tn:
+            return fn - i == 2 and f[i + 1] == c'#'
+        i += 1
+        k += 1
+        if i >= fn:                 # the filter ends with an empty level
+            return k >= tn
+    return k >= tn
+
+
+cdef int32_t find_expiry(const Content* c) except -2:
+    """Where the Message Expiry Interval's value stands in props that a sibling has checked, or -1."""
+    cdef Cursor cursor
+    cdef Property p
+    cdef uint64_t seen = 0
+    cdef const uint8_t* at
+    cursor.at = c.props
+    cursor.end = c.props + c.props_len
+    while cursor.at < cursor.end:
+        at = cursor.at
+        next_property(&cursor, &p, &seen, PUBLISH, True)
+        if at[0] == 0x02:
+            return <int32_t>(at + 1 - c.props)
+    return -1
+
+
+cdef inline bint lies_in(Connection conn, const uint8_t* p) noexcept:
+    return conn.part != NULL and conn.part <= p <= conn.part + conn.part_len
+
+
+@cython.final
+cdef class Peer:
+    def __cinit__(self):
+        self.volatile_payloads = []
+        self.sequenced_payloads = []
+
+
+cdef class Routing:
+    """What the layers of a Router have in common."""
+
+    def __cinit__(self, int worker, int workers, Subscriptions subscriptions not None, Limits limits not None,
+                  Row counters not None,
+                  TimerWheel timers not None, retained=None):
+        if not 0 <= worker < workers <= 64:
+            raise ValueError("worker out of range")
+        self.worker = worker
+        self.workers = workers
+        self.subscriptions = subscriptions
+        self.limits = limits
+        self.counters = counters
+        self.timers = timers
+        self.retained = retained
+        self.peers = [Peer() if i != worker else None for i in range(workers)]
+        self.keys = {}
+        self.paused = []
+        self.resumed = []
+        self.closing = []
+        self.after_acks = []
+        self.next_position = 1
+        self.block = Block(1)
+        self.tick = 1
+
+    def __dealloc__(self):
+        cdef int i
+        for i in range(4):
+            free(self.frames[i].store)
+        free(self.merged)
+        free(self.identifiers)
+        free_pointers(&self.dirty)
+        free_pointers(&self.ready)
+        free_pointers(&self.waiting)
+
+    def set_time(self, uint64_t monotonic_ms, uint64_t wall_ms=0):
+        """The clock of this tick. `wall_ms` is given once, at start: later steps of the wall clock change nothing
+        here."""
+        if wall_ms:
+            self.wall_offset = wall_ms - monotonic_ms
+        self.now_ms = monotonic_ms
+        self.wall_ms = monotonic_ms + self.wall_offset
+
+    cdef int set_dirty(self, Connection conn) except -1:
+        if not conn.dirty:
+            conn.dirty = True
+            pointers_push(&self.dirty, conn)
+        return 0
+
+    cdef int set_ready(self, Session s) except -1:
+        if not s.ready:
+            s.ready = True
+            pointers_push(&self.ready, s)
+        return 0
+
+    def take_dirty(self):
+        """The connections that have output since the last call: for tests and the simulation (the reactor walks the
+        list)."""
+        cdef uint32_t i
+        out = []
+        for i in range(self.dirty.count):
+            (<Connection>self.dirty.items[i]).dirty = False
+            out.append(<object>self.dirty.items[i])
+            Py_DECREF(<object>self.dirty.items[i])
+        self.dirty.count = 0
+        return out
+
+    def outbox_taken(self, Connection conn not None):
+        """Its output was taken (`Connection.take_output`): its session may read on. For the simulation (see the
+        reactor's flush)."""
+        cdef Session s = <Session>conn.session
+        if conn.state == OPEN and s is not None and s.behind and (s.inflight < s.inflight_max or s.resend is not None):
+            self.set_ready(s)
+
+    def write(self, Connection conn not None, bytes packet not None):
+        """Put a packet into the outbox at once, before acks that still wait."""
+        cdef uint32_t n = <uint32_t>len(packet)
+        if n and conn.state != CLOSED:
+            memcpy(outbox_reserve(&conn.out, n), <const char*>packet, n)
+            self.set_dirty(conn)
+
+    def close(self, Connection conn not None, int reason=0, str why=""):
+        """Ask for the connection's end; it is closed at the end of the tick, after its output left."""
+        if conn.state < CLOSING:
+            conn.state = CLOSING
+            self.closing.append((conn, reason, why))
+
+    cdef int begin(self, const Content* c, Session origin, object publisher, const uint8_t* raw, uint32_t raw_len,
+                   int raw_kind,
+                   uint32_t raw_id_at) except -1:
+        # raw: the packet as it came; raw_kind: which frame it is byte for byte (but for first byte and identifier), -1
+        # = none
+        cdef Frame* f
+        self.content = c
+        self.origin = origin
+        self.publisher = publisher
+        self.held = None
+        self.logged = False
+        self.here = self.next_position
+        self.mask = 0
+        self.matched_peers = 0
+        self.frames[0].ready = self.frames[1].ready = self.frames[2].ready = self.frames[3].ready = False
+        if raw_kind >= 0:
+            f = &self.frames[raw_kind]
+            f.data = raw
+            f.total = raw_len
+            f.length = raw_len if c.payload_len < self.limits.share_large_bytes else raw_len - c.payload_len
+            f.id_at = raw_id_at
+            f.ready = True
+        return 0
+
+    cdef Message hold(self):
+        cdef Connection conn
+        if self.held is None:
+            conn = self.adoptable
+            # a topic that an alias stands for, and properties without their alias, lie elsewhere
+            if conn is not None and lies_in(conn, self.content.payload) and lies_in(conn, self.content.topic) and \
+                    (self.content.props_len == 0 or lies_in(conn, self.content.props)):
+                self.held = message_adopt(self.content, conn.part, self.publisher)
+                conn.part = NULL
+                conn.part_len = conn.part_cap = conn.part_want = 0
+            else:
+                self.held = message_copy(self.content, self.publisher)
+        return self.held
+
+    cdef int drop(self, Connection conn, int counter) except -1:
+        self.counters.at[counter] += 1
+        self.note_drops(conn, counter, 1)
+        if self.limits.disconnect_when_full and counter == count.DROPPED_OUTBOX_FULL:
+            self.close(conn, QUOTA_EXCEEDED, "outbox full")
+        return 1
+
+    cdef int note_drops(self, Connection conn, int counter, uint64_t dropped) except -1:
+        # the reactor says when they have ended: nothing waits in the outbox and nothing in the session
+        conn.drops += dropped
+        if not conn.dropping:
+            conn.dropping = True
+            self.handler.dropping(conn, counter)
+        return 0
+
+    cdef int fell_behind(self, Session s) except -1:
+        # from in sync to behind: above 64 filters it gets a log index of its own, so that no filter's index must be
+        # merged
+        if s.own.count > 64 and s.own_key is None:
+            s.own_key = LogKey(b"\0" + s.client_id.encode())
+            (<LogKey>s.own_key).session = <void*>s
+        return 0
+
+    cdef uint64_t packet_total(self, const Content* c, bint v5, bint with_id, uint32_t ids_len) noexcept:
+        cdef uint64_t remaining = remaining_length(c, v5, with_id, ids_len if v5 else 0)
+        if remaining > 268_435_455:
+            return <uint64_t>-1                 # no packet can say it
+        return 1 + varint_size(<uint32_t>remaining) + remaining
+
+    cdef LogKey key_of(self, Filter* f):
+        cdef LogKey key
+        if f.index == NULL:
+            key = LogKey(filter_text(f)[:f.length])
+            self.keys[key.name] = key           # the strong reference
+            f.index = <void*>key
+        return <LogKey>f.index
+
+    cdef int log(self, Filter* f) except -1:
+        cdef LogKey key = self.key_of(f)
+        if not self.logged:
+            self.block.add(self.hold())
+            self.next_position += 1
+            self.logged = True
+        self.block.index(key, <uint32_t>(self.here - self.block.first))
+        return 0
+
+    cdef int log_own(self, Session s) except -1:
+        if not self.logged:
+            self.block.add(self.hold())
+            self.next_position += 1
+            self.logged = True
+        self.block.index(<LogKey>s.own_key, <uint32_t>(self.here - self.block.first))
+        return 0
+
+    def durable(self, uint64_t ticket):
+        """The store's callback: everything up to this ticket is as safe as the store promises."""
+        self.durable_ticket = ticket
+        self.acks_due = True
+
+    cdef int answer(self, Connection conn, uint8_t packet_type, uint16_t packet_id, uint8_t reason,
+                    uint64_t mask) except -1:
+        cdef PendingAck a
+        cdef uint8_t* p
+        cdef uint64_t ticket = self.last_ticket + 1 if self.logged and not self.store.immediate else 0
+        if conn.ack_count == 0 and mask == 0 and ticket == 0:
+            p = outbox_reserve(&conn.out, 5)
+            if put_ack(p, packet_type, packet_id, reason, conn.version == 5) - p == 4:
+                conn.out.tail -= 1
+                conn.out.pending -= 1
+            self.set_dirty(conn)
+            return 0
+        memset(&a, 0, sizeof(a))
+        a.tick = self.tick
+        a.mask = mask
+        a.ticket = ticket
+        a.packet_id = packet_id
+        a.packet_type = packet_type
+        a.reason = reason
+        conn.push_ack(&a)
+        if packet_type == 4:
+            conn.unanswered += 1
+        if not conn.waiting:
+            conn.waiting = True
+            pointers_push(&self.waiting, conn)
+        return 0
+
+    def answer_packet(self, Connection conn not None, bytes packet not None, uint64_t interest=0, then=None):
+        """A SUBACK, UNSUBACK, ...: leaves after the acks before it, and when every live peer has taken our interest up
+        to number `interest`; then `then()` is called."""
+        cdef PendingAck a
+        cdef tuple waits
+        if conn.ack_count == 0 and (interest == 0 or self.live_for_interest == 0):
+            self.write(conn, packet)
+            if then is not None:
+                then()
+            return
+        memset(&a, 0, sizeof(a))
+        a.interest = interest
+        waits = (packet, then)
+        a.packet = <PyObject*>waits
+        self.acks_due = True                # the peers may have taken that much already
+        conn.push_ack(&a)
+        if not conn.waiting:
+            conn.waiting = True
+            pointers_push(&self.waiting, conn)
+
+    cdef int release_acks(self) except -1:
+        cdef uint32_t i, kept = 0
+        cdef Connection conn
+        cdef PendingAck* a
+        cdef uint64_t[64] acknowledged
+        cdef Peer peer
+        cdef uint64_t mask, interest = <uint64_t>-1
+        cdef int p
+        cdef bytes packet
+        cdef uint8_t* at
+        if self.waiting.count == 0 or not self.acks_due:
+            return 0
+        self.acks_due = False
+        for p in range(self.workers):
+            peer = <Peer>self.peers[p] if self.peers[p] is not None else None
+            acknowledged[p] = peer.acknowledged if peer is not None else 0
+            if peer is None or not self.live_peers >> p & 1 or peer.acknowledged >= peer.sent:
+                acknowledged[p] = <uint64_t>-1              # it has everything there is
+            if peer is not None and self.live_for_interest >> p & 1 and peer.interest < interest:
+                interest = peer.interest
+        for i in range(self.waiting.count):
+            conn = <Connection>self.waiting.items[i]
+            while conn.ack_count:
+                a = &conn.acks[conn.ack_head]
+                if a.ticket > self.durable_ticket or a.interest > interest:
+                    break
+                mask = a.mask
+                p = 0
+                while mask:
+                    if mask & 1 and acknowledged[p] < a.tick:
+                        break
+                    mask >>= 1
+                    p += 1
+                if mask:
+                    break
+                if a.packet != NULL:
+                    packet = (<tuple>a.packet)[0]
+                    if (<tuple>a.packet)[1] is not None:
+                        self.after_acks.append((<tuple>a.packet)[1])
+                    at = outbox_reserve(&conn.out, <uint32_t>len(packet))
+                    memcpy(at, <const char*>packet, len(packet))
+                    Py_XDECREF(a.packet)
+                else:
+                    at = outbox_reserve(&conn.out, 5)
+                    if put_ack(at, a.packet_type, a.packet_id, a.reason, conn.version == 5) - at == 4:
+                        conn.out.tail -= 1
+                        conn.out.pending -= 1
+                    if a.packet_type == 4:
+                        conn.unanswered -= 1
+                conn.ack_head = (conn.ack_head + 1) & (conn.ack_cap - 1)
+                conn.ack_count -= 1
+                self.set_dirty(conn)
+            if conn.ack_count:
+                self.waiting.items[kept] = <PyObject*>conn
+                kept += 1
+            else:
+                conn.waiting = False
+                Py_DECREF(conn)
+        self.waiting.count = kept
+        while self.after_acks:
+            self.after_acks.pop(0)()
+        return 0
+
+    cdef uint64_t unacknowledged_peers(self) noexcept:
+        cdef int p
+        cdef uint64_t mask = 0
+        for p in range(self.workers):
+            if p != self.worker and (<Peer>self.peers[p]).acknowledged < (<Peer>self.peers[p]).sent:
+                mask |= <uint64_t>1 << p
+        return mask
+
+    cdef int pause(self, Connection conn) except -1:
+        if not conn.paused:
+            conn.paused = True
+            self.paused.append(conn)
+            self.counters.at[count.READING_PAUSED] += 1
+        return 0
+
+    # ------------------------------------------------------------ implemented by Router
+
+    cdef int deliver(self, Session s, uint8_t qos, uint8_t first, const uint8_t* ids, uint32_t ids_len,
+                     uint8_t flags) except -1:
+        raise NotImplementedError
+
+    cdef int fan_out(self, Filter* f) except -1:
+        raise NotImplementedError
+
+    cdef int fan_out_merged(self, Matches* m) except -1:
+        raise NotImplementedError
+
+    cdef int keep(self) except -2:
+        raise NotImplementedError
