@@ -1,8 +1,9 @@
 """CONNECT, DISCONNECT and the end of connections: who may come in, which session it gets, what becomes of it after.
 
-The way of a CONNECT: the accepting worker decodes it; if the client id's home is a sibling, the socket goes there with all
-that was read, and the sibling starts anew. At home: credentials, an older connection of the same client id is closed
-(take-over, one session and never two), the session is resumed or made, CONNACK, then whatever the session waits for.
+The way of a CONNECT: the accepting worker decodes it; if the client id's home is a sibling, the socket goes there
+with all that was read, and the sibling starts anew. At home: credentials, an older connection of the same client id
+is closed (take-over, one session and never two), the session is resumed or made, CONNACK, then whatever the session
+waits for.
 """
 
 from __future__ import annotations
@@ -124,11 +125,21 @@ class Connecting:
         log = self._node.log
         if log.allows("connection_opened"):
             log.write(
-                "info", "connection_opened", client=client_id, address=conn.address, version=version, keep_alive=keep_alive,
-                clean_start=packet.clean_start, session_present=present, session_expiry=expiry, username=packet.username,
-            )  # fmt: skip
+                "info",
+                "connection_opened",
+                client=client_id,
+                address=conn.address,
+                version=version,
+                keep_alive=keep_alive,
+                clean_start=packet.clean_start,
+                session_present=present,
+                session_expiry=expiry,
+                username=packet.username,
+            )
 
-    def _connack(self, packet: Connect, present: bool, client_id: str, assigned: bool, expiry: int, keep_alive: int) -> bytes:
+    def _connack(
+        self, packet: Connect, present: bool, client_id: str, assigned: bool, expiry: int, keep_alive: int
+    ) -> bytes:
         version = packet.version
         if version < 5:
             key = (version, present)
@@ -195,7 +206,7 @@ class Connecting:
         asked = packet.properties.get("session_expiry_interval")
         if asked is not None:
             if details.expiry_interval == 0 and asked:  # [MQTT-3.14.2-2]: may not come back to life
-                self.protocol_error_reason(conn, ReasonCode.PROTOCOL_ERROR, "Session Expiry Interval after 0 in CONNECT")
+                self.protocol_error_reason(conn, ReasonCode.PROTOCOL_ERROR, "Session Expiry after 0 in CONNECT")
                 return
             most = self._node.settings.limits.session_expiry_seconds_max
             details.expiry_interval = min(asked, most) if most else asked
@@ -230,7 +241,9 @@ class Connecting:
         self.end_connection(conn, ReasonCode.KEEP_ALIVE_TIMEOUT, "keep-alive timeout")
 
     def end_connection(self, conn: Connection, reason: int, why: str, told: int | None = None) -> None:
-        """Close a connection from our side: DISCONNECT to v5 with a reason, books closed at once, the socket follows."""
+        """Close a connection from our side: DISCONNECT to v5 with a reason, books closed at once; the socket
+        follows.
+        """
         # the router may have asked for its end already in this tick: its session is let go now all the same
         self._router.close(conn, int(reason), why)
         self.closed(conn, int(reason) & 0xFF, why, told)
@@ -288,12 +301,19 @@ class Connecting:
         log = self._node.log
         if log.allows("connection_closed"):
             log.write(
-                "info", "connection_closed", client=session.client_id, address=conn.address, reason=why, code=told,
-                seconds=round((self._router.now_ms - conn.opened) / 1000, 3), messages_in=conn.messages_in,
-                messages_out=conn.messages_out, bytes_in=conn.bytes_in, bytes_out=conn.bytes_out, drops=conn.drops,
-            )  # fmt: skip
+                "info",
+                "connection_closed",
+                client=session.client_id,
+                address=conn.address,
+                reason=why,
+                code=told,
+                seconds=round((self._router.now_ms - conn.opened) / 1000, 3),
+                messages_in=conn.messages_in,
+                messages_out=conn.messages_out,
+                bytes_in=conn.bytes_in,
+                bytes_out=conn.bytes_out,
+                drops=conn.drops,
+            )
 
     def _client(self, conn: Connection) -> str | None:
         return conn.session.client_id if conn.session is not None else None
-
-

@@ -1,7 +1,8 @@
 """A worker without its sockets and clock: router, sessions, store, links and the decisions of the slow paths, wired up.
 
-`broker.worker` gives it sockets, time and the mesh; the simulation gives it a seeded clock and network instead. It is the
-`handler` of the router, of the dispatch and of the reactor: everything that needs a decision ends in one of its methods.
+`broker.worker` gives it sockets, time and the mesh; the simulation gives it a seeded clock and network instead. It is
+the `handler` of the router, of the dispatch and of the reactor: everything that needs a decision ends in one of its
+methods.
 
 The links are anything with the faces of `zmq_mesh.links.Link` (submit, commit, ready, away, full), by worker index.
 """
@@ -42,11 +43,23 @@ _EVERY_SWEEP_MS = 1000
 
 
 _LIMITS = (
-    "packet_bytes_max", "topic_bytes_max", "topic_levels_max", "topic_alias_max", "outbox_bytes_max", "share_large_bytes",
-    "inflight_max", "receive_maximum", "queue_messages_max", "queue_bytes_max", "filters_per_session_max",
-    "tick_connection_bytes_max", "tick_connection_packets_max", "tick_peer_bytes_max", "retained_messages_max",
+    "packet_bytes_max",
+    "topic_bytes_max",
+    "topic_levels_max",
+    "topic_alias_max",
+    "outbox_bytes_max",
+    "share_large_bytes",
+    "inflight_max",
+    "receive_maximum",
+    "queue_messages_max",
+    "queue_bytes_max",
+    "filters_per_session_max",
+    "tick_connection_bytes_max",
+    "tick_connection_packets_max",
+    "tick_peer_bytes_max",
+    "retained_messages_max",
     "retained_bytes_max",
-)  # fmt: skip
+)
 
 
 def fill_limits(limits: Limits, settings: Settings) -> Limits:
@@ -101,7 +114,7 @@ class Node:
         self.retaining = Retaining(self)
         self.peering = Peering(self)
         self.hand_over = hand_over or self._no_home
-        self.opened: Callable[[Connection], None] = lambda conn: None
+        self.opened: Callable[[Connection], None] = lambda _conn: None
         """Called when a CONNACK 0 is in the outbox: the reactor starts the keep-alive timer."""
         self.flush_mesh: Callable[[], None] = lambda: None
         """Sends what the links were given; the worker delays it to gather more."""
@@ -172,9 +185,14 @@ class Node:
             return
         volatile, sequenced, payloads_volatile, payloads_sequenced, tick = taken
         link.submit(
-            volatile, sequenced, payloads_volatile, payloads_sequenced, tick,
-            volatile.entry_count if volatile is not None else 0, sequenced.entry_count if sequenced is not None else 0,
-        )  # fmt: skip
+            volatile,
+            sequenced,
+            payloads_volatile,
+            payloads_sequenced,
+            tick,
+            volatile.entry_count if volatile is not None else 0,
+            sequenced.entry_count if sequenced is not None else 0,
+        )
         self.counters.add(count.MESH_BATCHES_SENT)
         if link.full:
             self.router.peer_full(peer, True)
@@ -186,21 +204,23 @@ class Node:
         elif kind == b"!":
             self.retaining.answered(peer, payload)
 
-    def _no_home(self, conn: Connection, worker: int, raw: bytes) -> None:
+    def _no_home(self, conn: Connection, _worker: int, _raw: bytes) -> None:
         self.connecting.unavailable(conn, "its worker cannot be reached")
 
     # ------------------------------------------------------------ the data path asks or tells
 
-    def auth(self, conn: Connection, packet: Any) -> None:
+    def auth(self, conn: Connection, _packet: Any) -> None:
         """AUTH without an authentication method in CONNECT [MQTT-4.12.0-6]."""
         self.connecting.protocol_error_reason(conn, ReasonCode.PROTOCOL_ERROR, "AUTH without authentication method")
 
     def internal_error(self, conn: Connection, error: Exception) -> None:
         """A defect of ours showed while a packet of this connection was handled."""
         self.log.error(
-            "internal_error", client=_client(conn), address=conn.address,
+            "internal_error",
+            client=_client(conn),
+            address=conn.address,
             traceback="".join(traceback.format_exception(error)),
-        )  # fmt: skip
+        )
         self.connecting.end_connection(conn, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "internal error")
 
     def publish_refused(self, conn: Connection, topic: bytes, reason: int) -> None:

@@ -107,7 +107,7 @@ class Peering:
         self._node.peers_changed()
 
     def away(self, peer: int) -> None:
-        """Stopped or stalled: SUBACKs do not wait for it; its interest stays and what it should get is logged for it."""
+        """Stopped or stalled: SUBACKs do not wait for it; its interest stays, what it should get is logged for it."""
         self._node.log.warning("peer_away", peer=peer)
         self._router.peer_away(peer)
         self._node.peers_changed()

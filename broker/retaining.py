@@ -1,10 +1,10 @@
-"""Retained messages for a new subscription, wherever on the host they live.
+r"""Retained messages for a new subscription, wherever on the host they live.
 
-Each topic has one owner among the workers (pyx.placement). After a SUBACK every owner is asked: this worker answers itself in
-pages, siblings are sent a question over the link and answer in pages of entries. A sibling that is away is asked when it is
-back, as long as the session still wants it.
+Each topic has one owner among the workers (pyx.placement). After a SUBACK every owner is asked: this worker answers
+itself in pages, siblings are sent a question over the link and answer in pages of entries. A sibling that is away is
+asked when it is back, as long as the session still wants it.
 
-    question    topic b"?"      payload: u64 number of the question | Topic Filter | after: b"\\0" + last topic sent, or nothing
+    question    topic b"?"      payload: u64 number | Topic Filter | NUL + last topic of the last page, or nothing
     answer      topic b"!"      payload: u64 number | u8 1 = more | entries
 """
 

@@ -1,7 +1,7 @@
 """The sessions of one worker: who has one, when it ends.
 
-A session ends with its connection (Session Expiry Interval 0), when its interval has passed since the connection closed, or
-when its client asks for a clean start [MQTT-3.1.2-4]. Stored intervals are seconds; 0xFFFFFFFF never ends.
+A session ends with its connection (Session Expiry Interval 0), when its interval has passed since the connection
+closed, or when its client asks for a clean start [MQTT-3.1.2-4]. Stored intervals are seconds; 0xFFFFFFFF never ends.
 """
 
 from __future__ import annotations

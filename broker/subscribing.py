@@ -1,7 +1,7 @@
 """SUBSCRIBE and UNSUBSCRIBE: one reason code per Topic Filter, interest to the siblings, then the retained messages.
 
-A SUBACK leaves when every live sibling routes by the new interest, so that a publish that begins after it, on any worker,
-reaches the subscriber. Retained messages follow the SUBACK.
+A SUBACK leaves when every live sibling routes by the new interest, so that a publish that begins after it, on any
+worker, reaches the subscriber. Retained messages follow the SUBACK.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ class Subscribing:
         identifier = packet.identifier
         for item in packet.filters:
             text, options = item.filter, item.options
-            share = None
+            group = None
             if text.startswith(b"$share/"):
                 share = parse_share(text)
                 if share is None:
                     codes.append(ReasonCode.TOPIC_FILTER_INVALID)
                     continue
-                group, text = share
+                text = share[1]
             refused = self._check(session, text)
             if refused:
                 codes.append(refused)
                 continue
-            new = router.subscribe(session, text, options, identifier, share[0] if share else None)
+            new = router.subscribe(session, text, options, identifier, group)
             codes.append(options & 3)
             handling = options & _RETAIN_HANDLING
-            if share is None and handling != _NEVER_RETAINED and (new or handling != _ONLY_IF_NEW):
+            if group is None and handling != _NEVER_RETAINED and (new or handling != _ONLY_IF_NEW):
                 wanted.append(text)
         number = self._node.interest_number()
         suback = encode_suback(conn.version, packet.packet_id, codes)
@@ -81,7 +81,7 @@ class Subscribing:
                 if share is None:
                     codes.append(ReasonCode.TOPIC_FILTER_INVALID)
                     continue
-                group, text = share
+                text = share[1]
             found = router.unsubscribe(session, text, group)
             codes.append(ReasonCode.SUCCESS if found else ReasonCode.NO_SUBSCRIPTION_EXISTED)
         router.answer_packet(conn, encode_unsuback(conn.version, packet.packet_id, codes))

@@ -1,11 +1,12 @@
 """A worker: one event loop, its sockets, its clock, its mesh; `run` is what the supervisor forks into.
 
-The tick: the reactor polls its sockets and ends each round with the router's end of tick (`pyx.router.Router.finish_tick`),
-which commits, lets sessions read on, and calls `Node.forward` when siblings get something. What comes over the mesh is
-treated the same way: drained within a budget, routed, committed, acknowledged.
+The tick: the reactor polls its sockets and ends each round with the router's end of tick
+(`pyx.router.Router.finish_tick`), which commits, lets sessions read on, and calls `Node.forward` when siblings get
+something. What comes over the mesh is treated the same way: drained within a budget, routed, committed, acknowledged.
 
-When a batch leaves: at once when the mesh was quiet, else after up to mesh_coalesce_microseconds_max, by a timerfd (the
-loop's own timers are too coarse): one message per wake-up makes three threads wake for each crossing, and gathering pays.
+When a batch leaves: at once when the mesh was quiet, else after up to mesh_coalesce_microseconds_max, by a timerfd
+(the loop's own timers are too coarse): one message per wake-up makes three threads wake for each crossing, and
+gathering pays.
 """
 
 from __future__ import annotations
@@ -92,9 +93,16 @@ class Worker:
         tune_allocator()
         now = time.monotonic()
         self.node = Node(
-            seat.index, seat.workers, settings, MemoryStore(), self.log, int(now * 1000), int(time.time() * 1000), seat.row,
+            seat.index,
+            seat.workers,
+            settings,
+            MemoryStore(),
+            self.log,
+            int(now * 1000),
+            int(time.time() * 1000),
+            seat.row,
             self._hand_over,
-        )  # fmt: skip
+        )
         self.reactor = Reactor(self.node.router, self.node.dispatch)
         self._tell_reactor()
         self.reactor.schedule = lambda: self.loop.call_soon(self._poll)
@@ -132,8 +140,9 @@ class Worker:
         gc.collect()
         gc.freeze()
 
-    def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        # a defect of ours outside of one connection's packets: what is in memory cannot be trusted, the supervisor starts anew
+    def _on_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        # a defect of ours outside of one connection's packets: what is in memory cannot be trusted; the supervisor
+        # starts anew
         error = context.get("exception")
         text = "".join(traceback.format_exception(error)) if error is not None else str(context.get("message"))
         self.log.error("worker_failed", traceback=text)
@@ -148,15 +157,21 @@ class Worker:
             raise OSError(ctypes.get_errno(), "timerfd_create")
         self.loop.add_reader(self._timerfd, self._on_timerfd)
         self.mesh = Mesh(
-            self.seat.index, self.node.siblings, self.seat.runtime_dir, self.seat.incarnation, self.node.interest,
+            self.seat.index,
+            self.node.siblings,
+            self.seat.runtime_dir,
+            self.seat.incarnation,
+            self.node.interest,
             self.node.peering,
             LinkLimits(
-                peer_outbox_bytes_max=limits.peer_outbox_bytes_max, handoff_log_bytes_max=limits.handoff_log_bytes_max,
-                link_silence_seconds_max=limits.link_silence_seconds_max, peer_stall_seconds_max=limits.peer_stall_seconds_max,
+                peer_outbox_bytes_max=limits.peer_outbox_bytes_max,
+                handoff_log_bytes_max=limits.handoff_log_bytes_max,
+                link_silence_seconds_max=limits.link_silence_seconds_max,
+                peer_stall_seconds_max=limits.peer_stall_seconds_max,
             ),
             time.monotonic(),
             drain_bytes_max=limits.tick_peer_bytes_max,
-        )  # fmt: skip
+        )
         self.node.links = self.mesh.links
         self.node.router.forward_now = self._forward_soon
         self.node.flush_mesh = self._flush_mesh
@@ -169,7 +184,7 @@ class Worker:
         self._listening = True
         for sock in self.seat.listeners:
             self.reactor.listen(sock.fileno())
-        # Not earlier: siblings hand over to a worker that starts, and it must not ack what nobody else may have heard of.
+        # Not earlier: siblings hand over to a worker that starts, and it must not ack what nobody has heard.
         self.loop.add_reader(self.seat.handoff_receive.fileno(), self._on_handoff)
         self.seat.ready()
 
@@ -203,7 +218,9 @@ class Worker:
     def _tell_reactor(self) -> None:
         limits = self.settings.limits
         self.reactor.connect_ms_max = int(limits.connect_seconds_max * 1000)
-        self.reactor.connections_max = -(-limits.connections_max // self.seat.workers) if limits.connections_max else 0xFFFFFFFF
+        self.reactor.connections_max = (
+            -(-limits.connections_max // self.seat.workers) if limits.connections_max else 0xFFFFFFFF
+        )
 
     def _on_sigterm(self) -> None:
         self._stop(5.0)
@@ -298,9 +315,10 @@ class Worker:
             router.peer_full(peer, link.full)
 
     def _forward_soon(self) -> None:
-        """End of a tick with something for siblings: at once when nothing left for a while, else with what comes until then.
+        """Send what siblings get: at once when nothing left for a while, else with what comes.
 
-        Under load the ticks themselves come often enough, and each new deadline replaces the timer's last: it fires in a lull.
+        Under load the ticks themselves come often enough, and each new deadline replaces the timer's last: it fires in
+        a lull.
         """
         wait = self._sent_at + self._coalesce - time.monotonic()
         if wait <= 0:
@@ -343,9 +361,13 @@ class Worker:
         host, _, port = conn.address.rpartition(":")
         try:
             sent = handoff.send(
-                self.seat.handoff_send[waiting.worker], conn.fd, waiting.raw + conn.unread(),
-                waiting.deadline - time.monotonic(), (host.strip("[]"), int(port or 0)), 0,
-            )  # fmt: skip
+                self.seat.handoff_send[waiting.worker],
+                conn.fd,
+                waiting.raw + conn.unread(),
+                waiting.deadline - time.monotonic(),
+                (host.strip("[]"), int(port or 0)),
+                0,
+            )
         except OSError as error:
             self.log.error("handoff_failed", worker_to=waiting.worker, reason=str(error))
             return False
@@ -396,4 +418,3 @@ class Worker:
 
 if sys.platform != "linux":  # pragma: no cover
     raise ImportError("mqttd runs on Linux")
-

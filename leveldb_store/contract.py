@@ -1,9 +1,9 @@
 """What a store promises the router.
 
-The router gathers what somebody cannot take at once into one block per tick and appends it. Sessions that are behind read
-from an index (one per Topic Filter, or one of their own) from the position they have reached. Positions are arrival
-positions: 64 bits, rising by one per logged message, given by the router. The contract is in batches; no store is ever
-called per message.
+The router gathers what somebody cannot take at once into one block per tick and appends it. Sessions that are behind
+read from an index (one per Topic Filter, or one of their own) from the position they have reached. Positions are
+arrival positions: 64 bits, rising by one per logged message, given by the router. The contract is in batches; no
+store is ever called per message.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ class Store(Protocol):
     """True: what `append` returns is as safe as this store will ever make it (no disk): acks wait for no ticket."""
 
     def append(self, block: Block) -> int:
-        """Take the records of one tick; readable at once. Returns a ticket, rising by 1, that the callback the store was
-        given reports as durable when its turn has come (never from within this call, unless `immediate`)."""
+        """Take the records of one tick; readable at once. Returns a ticket, rising by 1, that the callback the store
+        was given reports as durable when its turn has come (never from within this call, unless `immediate`).
+        """
 
     def read(self, index: bytes, after: int, bytes_max: int) -> Batch:
-        """Messages of an index behind position `after`, oldest first: at least one if there is one, else up to `bytes_max`."""
+        """Messages of an index behind position `after`, oldest first: one if there is one, then up to `bytes_max`."""
 
     def backlog(self, index: bytes, after: int) -> tuple[int, int]:
         """(messages, bytes) of an index behind position `after`."""

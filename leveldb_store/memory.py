@@ -1,7 +1,7 @@
 """The store without a disk: the same contract, in memory. What it holds is lost with its worker.
 
-A message is held once, by reference, however many indexes list it; it is gone when the last index, window and outbox that
-wants it has let go.
+A message is held once, by reference, however many indexes list it; it is gone when the last index, window and outbox
+that wants it has let go.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class Mesh:
         return False
 
     def receive(self, now: float) -> bool:
-        """Drain what came, up to drain_bytes_max and one message. -> True: there may be more, call again in the next tick."""
+        """Drain what came, up to drain_bytes_max and one message. -> True: there may be more, call again next tick."""
         socket = self._inlet
         recv: Callable[[int], bytes] = socket.recv  # small frames: a copy is cheaper than a zmq.Frame
         routes = self._routes

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import let_pass
 from zmq_mesh.envelope import OWN_FRAME, Entry, decode_entries, encode_entries
 from zmq_mesh.interest import Change, Publisher
 from zmq_mesh.links import LinkLimits
@@ -189,7 +190,7 @@ class Process:
             assert time.monotonic() < end, {
                 key: value if len(str(value)) < 500 else str(value)[-500:] for key, value in report.items()
             }
-            time.sleep(0.01)
+            let_pass(0.01)
         return report
 
     def signal(self, number: int) -> None:
@@ -274,7 +275,7 @@ def test_sigkill_of_one_of_three(meshes: Meshes) -> None:
     for source in (0, 1):
         processes[source].tell("flow", 1 - source, 0, count, 64)
         processes[source].tell("flow", 2, 0, count, 64)
-    time.sleep(0.1)
+    let_pass(0.1)
     processes[2].signal(signal.SIGKILL)
     successor = meshes.restart(2)
     started_at = time.monotonic()

@@ -1,0 +1,258 @@
+"""Workers around links, over simulated transports: what test_links.py plays with."""
+
+import random
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from zmq_mesh import envelope
+from zmq_mesh.envelope import Entry, decode_entries, encode_entries
+from zmq_mesh.interest import Change, Publisher
+from zmq_mesh.links import HandoffLog, Link, LinkLimits
+
+LIMITS = LinkLimits(
+    peer_outbox_bytes_max=64 * 1024,
+    handoff_log_bytes_max=256 * 1024,
+    link_silence_seconds_max=1.5,
+    peer_stall_seconds_max=2.0,
+)
+
+
+class Network:
+    """Directed FIFO channels. A channel holds at most `capacity` messages; then it refuses."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.now = 1000.0
+        self.channels: dict[tuple[int, int], deque[tuple[float, list[Any]]]] = defaultdict(deque)
+        self.capacity = 64
+        self.delay = 0.0
+        self.loss = 0.0  # of accepted messages
+        self.duplication = 0.0
+        self.reordering = 0.0
+        self.cut: set[tuple[int, int]] = set()
+
+    def sender(self, source: int, target: int) -> Callable[[list[Any]], bool]:
+        def send(frames: list[Any]) -> bool:
+            channel = self.channels[source, target]
+            if (source, target) in self.cut or len(channel) >= self.capacity:
+                return False
+            if self.random.random() < self.loss:
+                return True
+            message = (self.now + self.random.random() * self.delay, [bytes(frame) for frame in frames])
+            channel.append(message)
+            if self.random.random() < self.duplication:
+                channel.append(message)
+            if len(channel) > 1 and self.random.random() < self.reordering:
+                channel[-1], channel[-2] = channel[-2], channel[-1]
+            return True
+
+        return send
+
+
+class Worker:
+    """A node around its links: commits what it gets a little later, remembers everything."""
+
+    def __init__(
+        self,
+        network: Network,
+        index: int,
+        peers: list[int],
+        incarnation: int,
+        limits: LinkLimits = LIMITS,
+        handoffs: dict[int, HandoffLog] | None = None,
+        received: dict[int, tuple[int, int]] | None = None,
+    ) -> None:
+        self.network = network
+        self.index = index
+        self.incarnation = incarnation
+        self.publisher = Publisher()
+        self.stopped = False
+        self.sequenced: dict[int, list[int]] = defaultdict(list)  # by peer: numbers of entries
+        self.volatile: dict[int, list[int]] = defaultdict(list)
+        self.commits: dict[int, deque[tuple[float, int]]] = defaultdict(deque)
+        self.commit_delay = 0.0
+        self.committed: dict[int, tuple[int, int]] = dict(received or {})  # the store: survives when a test says so
+        self.acked: dict[int, int] = defaultdict(lambda: -1)
+        self.refusals: list[tuple[int, int, int, int]] = []
+        self.losses: list[tuple[int, int, int]] = []
+        self.log: list[tuple[Any, ...]] = []
+        self.wants: dict[int, dict[tuple[bytes, bytes | None], Change]] = defaultdict(dict)
+        self.taken: dict[int, int] = defaultdict(int)
+        self.refuse: Callable[[int], list[tuple[int, int]]] = lambda _: []
+        self.links = {
+            peer: Link(
+                index,
+                peer,
+                incarnation,
+                self.publisher,
+                self,
+                network.sender(index, peer),
+                limits,
+                network.now,
+                handoff=(handoffs or {}).get(peer),
+                received=(received or {}).get(peer, (0, 0)),
+            )
+            for peer in peers
+        }
+
+    # Events
+    def batch(
+        self,
+        peer: int,
+        volatile: memoryview | None,
+        sequenced: memoryview | None,
+        payloads: list[Any],
+        sequence: int,
+    ) -> None:
+        assert (sequenced is None) == (sequence == 0)
+        volatile_frames = sum(1 for entry_flags in _flags(volatile) if entry_flags & envelope.OWN_FRAME)
+        if volatile is not None:
+            self.volatile[peer] += [e.number for e in decode_entries(volatile, payloads[:volatile_frames])]
+        if sequenced is not None:
+            self.sequenced[peer] += [e.number for e in decode_entries(sequenced, payloads[volatile_frames:])]
+            self.commits[peer].append((self.network.now + self.network.random.random() * self.commit_delay, sequence))
+
+    def acknowledged(self, peer: int, ticket: int) -> None:
+        assert ticket >= self.acked[peer]
+        self.acked[peer] = ticket
+
+    def refused(self, peer: int, ticket: int, position: int, reason: int) -> None:
+        assert ticket > self.acked[peer]
+        self.refusals.append((peer, ticket, position, reason))
+
+    def lost(self, peer: int, entries_count: int, ticket: int) -> None:
+        self.losses.append((peer, entries_count, ticket))
+
+    def interest(self, peer: int, changes: list[Change]) -> None:
+        for change in changes:
+            if change.members:
+                self.wants[peer][change.filter, change.group] = change
+            else:
+                self.wants[peer].pop((change.filter, change.group), None)
+
+    def interest_snapshot(self, peer: int, entries: Iterator[Change]) -> None:
+        self.wants[peer] = {(entry.filter, entry.group): entry for entry in entries}
+
+    def interest_taken(self, peer: int, number: int) -> None:
+        assert number > self.taken[peer]
+        self.taken[peer] = number
+
+    def answered(self, peer: int) -> None:
+        pass
+
+    def ready(self, peer: int) -> None:
+        self.log.append(("ready", peer))
+
+    def away(self, peer: int) -> None:
+        self.log.append(("away", peer))
+
+    def gone(self, peer: int, incarnation: int) -> None:
+        self.log.append(("gone", peer, incarnation))
+        self.taken[peer] = 0
+
+    # The tick
+    def step(self) -> None:
+        now = self.network.now
+        for peer, link in self.links.items():
+            channel = self.network.channels[peer, self.index]
+            while channel and channel[0][0] <= now:
+                link.receive(channel.popleft()[1], now)
+            commits = self.commits[peer]
+            while commits and commits[0][0] <= now:
+                sequence = commits.popleft()[1]
+                position = link.position(sequence)
+                if position[0] == link.position(0)[0]:
+                    self.committed[peer] = position
+                link.commit(sequence, self.refuse(sequence))
+        self.publisher.seal()
+        for link in self.links.values():
+            link.writable(now)  # as if the descriptor was readable: a flush that asks the transport again
+
+
+def _flags(part: memoryview | None) -> list[int]:
+    return [] if part is None else [part[at] for at, _, _ in envelope._walk(part)]
+
+
+class World:
+    """Workers 0..n-1 and their network; steps of 10 ms, ticks of 150 ms."""
+
+    def __init__(self, count: int, seed: int = 1, limits: LinkLimits = LIMITS) -> None:
+        self.network = Network(seed)
+        self.count = count
+        self.limits = limits
+        self.number = 0
+        self.submitted: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self.submitted_volatile: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self.tickets: dict[tuple[int, int], int] = defaultdict(int)
+        self.workers = [self.start(i, 1) for i in range(count)]
+        self._ticked_at = 0.0
+
+    def start(self, index: int, incarnation: int, **options: Any) -> Worker:
+        peers = [peer for peer in range(self.count) if peer != index]
+        return Worker(self.network, index, peers, incarnation, self.limits, **options)
+
+    def run(self, seconds: float, each: Callable[[], None] = lambda: None) -> None:
+        end = self.network.now + seconds
+        while self.network.now < end:
+            self.network.now += 0.01
+            each()
+            tick = self.network.now - self._ticked_at >= 0.15
+            if tick:
+                self._ticked_at = self.network.now
+            for worker in self.workers:
+                if worker.stopped:
+                    continue
+                worker.step()
+                if tick:
+                    for link in worker.links.values():
+                        link.tick(self.network.now)
+
+    def submit(self, source: int, target: int, entries: int = 3, volatile: int = 0, size: int = 20) -> int:
+        """-> the ticket."""
+        numbers = list(range(self.number, self.number + entries + volatile))
+        self.number += len(numbers)
+        ticket = self.tickets[source, target]
+        self.tickets[source, target] += 1
+        made = [Entry(b"t", bytes(size), number, own_frame=size > 4096) for number in numbers]
+        part, frames = encode_entries(made[:entries])
+        volatile_part, volatile_frames = encode_entries(made[entries:])
+        self.submitted[source, target] += numbers[:entries]
+        self.submitted_volatile[source, target] += numbers[entries:]
+        self.workers[source].links[target].submit(
+            volatile_part or None, part or None, list(volatile_frames), list(frames), ticket
+        )
+        return ticket
+
+    def kill(self, index: int) -> Worker:
+        """SIGKILL: what lies in its sockets is gone. The supervisor has not told anybody yet."""
+        dead = self.workers[index]
+        dead.stopped = True
+        for (source, target), channel in self.network.channels.items():
+            if index in (source, target):
+                channel.clear()
+        return dead
+
+    def check_quiet(self) -> None:
+        for worker in self.workers:
+            for peer, link in worker.links.items():
+                assert link.ready
+                assert not link.away
+                assert not link.full
+                assert link.unacknowledged == 0
+                assert link.handoff_bytes == 0
+                assert link.outbox_bytes == sum(size for _, size in link._flight)
+                assert worker.acked[peer] == self.tickets[worker.index, peer] - 1
+
+
+def is_full(link: Link) -> bool:
+    """Not narrowed by a type checker that believes in constancy."""
+    return link.full
+
+
+def is_away(link: Link) -> bool:
+    return link.away
+
+
+def both(world: World) -> list[tuple[int, int]]:
+    return [(a, b) for a in range(world.count) for b in range(world.count) if a != b]
