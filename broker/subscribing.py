@@ -44,7 +44,7 @@ class Subscribing:
                 if share is None:
                     codes.append(ReasonCode.TOPIC_FILTER_INVALID)
                     continue
-                text = share[1]
+                group, text = share
             refused = self._check(session, text)
             if refused:
                 codes.append(refused)
@@ -81,7 +81,7 @@ class Subscribing:
                 if share is None:
                     codes.append(ReasonCode.TOPIC_FILTER_INVALID)
                     continue
-                text = share[1]
+                group, text = share
             found = router.unsubscribe(session, text, group)
             codes.append(ReasonCode.SUCCESS if found else ReasonCode.NO_SUBSCRIPTION_EXISTED)
         router.answer_packet(conn, encode_unsuback(conn.version, packet.packet_id, codes))

@@ -671,3 +671,16 @@ def test_retained_messages_are_queued_no_faster_than_they_are_taken(workers_: in
         subscriber.take()
     assert sorted(got) == sorted(f"r/{i}" for i in range(4000))
     host.check_books()
+
+
+def test_leaving_a_group_keeps_the_plain_subscription_and_the_other_groups() -> None:
+    host = Host()
+    member, publisher = host.connect("member", 5), host.connect("publisher")
+    member.subscribe(("t", 0), ("$share/g/t", 0), ("$share/h/t", 0))
+    member.unsubscribe("$share/g/t")
+    publish_many(publisher, "t", [b"x"], 0)
+    assert len(member.receive()) == 2
+    member.unsubscribe("t", "$share/h/t")
+    publish_many(publisher, "t", [b"y"], 0)
+    assert member.receive() == []
+    assert member.session.subscriptions == 0
