@@ -142,6 +142,8 @@ class Mesh:
                 received=(received or {}).get(peer, (0, 0)),
             )
         self._awake_at = now
+        self._pause_max = limits.link_silence_seconds_max / 2.0
+        self._confirming = False
         self.frames_malformed = 0
 
     def filenos(self) -> list[int]:
@@ -216,10 +218,13 @@ class Mesh:
         """
         pause = now - self._awake_at
         self._awake_at = now
-        if pause > self.limits.link_silence_seconds_max / 2.0:
+        if pause > self._pause_max:
+            self._confirming = True
             for link in self.links.values():
                 link.greet(now)
-        return not any(link.confirming for link in self.links.values())
+        if self._confirming:  # rare: the usual tick pays two comparisons
+            self._confirming = any(link.confirming for link in self.links.values())
+        return not self._confirming
 
     @property
     def ready(self) -> bool:
