@@ -95,6 +95,8 @@ class Mesh:
     - ends every tick with `flush(now)`, and calls `tick(now)` at least every link_silence_seconds_max / 10.
     """
 
+    _confirming = False  # greeted after a pause, and some link has not confirmed yet
+
     def __init__(
         self,
         own: int,
@@ -142,8 +144,6 @@ class Mesh:
                 received=(received or {}).get(peer, (0, 0)),
             )
         self._awake_at = now
-        self._pause_max = limits.link_silence_seconds_max / 2.0
-        self._confirming = False
         self.frames_malformed = 0
 
     def filenos(self) -> list[int]:
@@ -218,7 +218,7 @@ class Mesh:
         """
         pause = now - self._awake_at
         self._awake_at = now
-        if pause > self._pause_max:
+        if pause > self.limits.link_silence_seconds_max * 0.5:
             self._confirming = True
             for link in self.links.values():
                 link.greet(now)
