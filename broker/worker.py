@@ -22,6 +22,7 @@ import struct
 import sys
 import time
 import traceback
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -105,6 +106,7 @@ class Worker:
         )
         self.reactor = Reactor(self.node.router, self.node.dispatch)
         self._tell_reactor()
+        self.reactor.stays = True
         self.reactor.schedule = lambda: self.loop.call_soon(self._poll)
         self.node.opened = self.reactor.start_keep_alive
         self.node.peers_changed = self._peers_changed
@@ -128,7 +130,7 @@ class Worker:
         """Watch everything; accept connections when every sibling was heard."""
         loop, seat = self.loop, self.seat
         loop.set_exception_handler(self._on_exception)
-        loop.add_reader(seat.control.fileno(), self._on_control)
+        self.reactor.watch(seat.control.fileno(), self._on_control)
         loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
         loop.add_reader(self.reactor.fileno(), self._poll)
@@ -155,7 +157,7 @@ class Worker:
         self._timerfd = _libc.timerfd_create(1, _TFD_NONBLOCK | _TFD_CLOEXEC)
         if self._timerfd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
-        self.loop.add_reader(self._timerfd, self._on_timerfd)
+        self.reactor.watch(self._timerfd, self._on_timerfd)
         self.mesh = Mesh(
             self.seat.index,
             self.node.siblings,
@@ -176,7 +178,7 @@ class Worker:
         self.node.router.forward_now = self._forward_soon
         self.node.flush_mesh = self._flush_mesh
         for fd in self.mesh.filenos():
-            self.loop.add_reader(fd, self._on_mesh, fd)
+            self.reactor.watch(fd, partial(self._on_mesh, fd))
 
     def _listen(self) -> None:
         if self._listening or self._stopping:
@@ -185,7 +187,7 @@ class Worker:
         for sock in self.seat.listeners:
             self.reactor.listen(sock.fileno())
         # Not earlier: siblings hand over to a worker that starts, and it must not ack what nobody has heard.
-        self.loop.add_reader(self.seat.handoff_receive.fileno(), self._on_handoff)
+        self.reactor.watch(self.seat.handoff_receive.fileno(), self._on_handoff)
         self.seat.ready()
 
     def _peers_changed(self) -> None:
@@ -252,11 +254,12 @@ class Worker:
 
     def close(self) -> None:
         """Let go of what the process holds; the loop still turns for a moment, and nothing of it comes here."""
-        for fd in (self.seat.control.fileno(), self.seat.handoff_receive.fileno(), self.reactor.fileno()):
-            self.loop.remove_reader(fd)
+        self.loop.remove_reader(self.reactor.fileno())
+        self.reactor.unwatch(self.seat.control.fileno())
+        self.reactor.unwatch(self.seat.handoff_receive.fileno())
         if self.mesh is not None:
             for fd in (self._timerfd, *self.mesh.filenos()):
-                self.loop.remove_reader(fd)
+                self.reactor.unwatch(fd)
             self.mesh.close()
             self.mesh = None
 
@@ -295,6 +298,7 @@ class Worker:
         now = time.monotonic()
         if mesh.readable(fd, now) and not self._drain_soon:
             self._drain_soon = True
+            self.reactor.leave = True
             self.loop.call_soon(self._drain_again)
         self._mesh_state()
         self.reactor.finish()

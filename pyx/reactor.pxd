@@ -16,6 +16,10 @@ cdef class Reactor:
     cdef uint32_t buffer_bytes
     cdef dict connections               # fd -> Connection: the strong references
     cdef list graveyard                 # closed in this round: events may still name them
+    cdef dict watchers                  # fd -> callable
+    cdef uint64_t last_ns               # of the last round
+    cdef public bint stays              # poll waits for more while traffic is dense
+    cdef public bint leave              # back to the event loop after this round
     cdef list listeners                 # [fd]
     cdef bint accepting
     cdef bint again                     # something is left to do without a new event
@@ -37,3 +41,4 @@ cdef class Reactor:
     cdef bint answers_wait(self, Connection conn) noexcept
     cdef int round_end(self) except -1
     cdef void now(self) noexcept
+    cdef uint64_t clock(self) noexcept

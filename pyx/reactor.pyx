@@ -34,7 +34,10 @@ from pyx.timers cimport TimerNode
 
 cdef enum:
     EVENTS = 512                # of one epoll_wait
-    ROUNDS = 16                 # of one poll
+    BUSY_NS = 1_000_000         # rounds closer than this: wait for the next one here
+    STAY_NS = 5_000_000         # then the event loop around has its turn
+    WAIT_MS = 50                # not shorter: a timer that is the kernel's next one costs more than the detour
+    PAUSE_NS = 500_000_000      # longer than any round: this process was stopped
     ACCEPTS = 64                # of one round
     VECTORS = 64                # of one sendmsg
     TIMER_CONNECTION = 1        # connect deadline, keep-alive, lingering
@@ -76,6 +79,7 @@ cdef class Reactor:
             raise MemoryError
         self.connections = {}
         self.graveyard = []
+        self.watchers = {}
         self.listeners = []
         self.connections_max = 0xFFFFFFFF
         self.connect_ms_max = 10_000
@@ -86,10 +90,15 @@ cdef class Reactor:
         if self.epoll >= 0:
             close(self.epoll)
 
-    cdef void now(self) noexcept:
+    cdef uint64_t clock(self) noexcept:
         cdef timespec t
         clock_gettime(CLOCK_MONOTONIC, &t)
-        self.router.now_ms = <uint64_t>t.tv_sec * 1000 + <uint64_t>t.tv_nsec // 1_000_000
+        return <uint64_t>t.tv_sec * 1_000_000_000 + <uint64_t>t.tv_nsec
+
+    cdef void now(self) noexcept:
+        cdef timespec t
+        self.last_ns = self.clock()
+        self.router.now_ms = self.last_ns // 1_000_000
         if self.router.wall_offset == 0:
             clock_gettime(CLOCK_REALTIME, &t)
             self.router.wall_offset = <uint64_t>t.tv_sec * 1000 + <uint64_t>t.tv_nsec // 1_000_000 - self.router.now_ms
@@ -104,7 +113,7 @@ cdef class Reactor:
         cdef epoll_event ev
         memset(&ev, 0, sizeof(ev))
         ev.events = EPOLLIN
-        ev.data.ptr = <void*><size_t>(2 * fd + 1)           # odd: no object's address
+        ev.data.ptr = <void*><size_t>(4 * <size_t>fd + 1)           # bit 0: no object's address
         if epoll_ctl(self.epoll, EPOLL_CTL_ADD, fd, &ev) < 0:
             raise OSError(errno, "epoll_ctl: listener")
         self.listeners.append(fd)
@@ -154,27 +163,46 @@ cdef class Reactor:
     # ------------------------------------------------------------ one poll
 
     def poll(self):
-        """Do what there is to do, for at most ROUNDS rounds."""
+        """Do what there is to do. With `stays`: and wait here for more, while it comes faster than every BUSY_NS.
+
+        While traffic is dense the event loop around this one is a detour for every wake-up; it has its turn every STAY_NS
+        at the latest, or WAIT_MS after the traffic ended.
+        """
         cdef epoll_event[EVENTS] events
-        cdef int n, i, rounds = 0
+        cdef int n, i, wait = 0
         cdef uint32_t what
+        cdef uint64_t begun, before
         cdef size_t p
         cdef Connection conn
-        while rounds < ROUNDS:
-            n = epoll_wait(self.epoll, events, EVENTS, 0)
+        cdef list watched = None
+        begun = self.clock()
+        while True:
+            if wait:
+                with nogil:
+                    n = epoll_wait(self.epoll, events, EVENTS, WAIT_MS)
+            else:
+                n = epoll_wait(self.epoll, events, EVENTS, 0)
             if n < 0:
                 if errno == EINTR:
                     continue
                 raise OSError(errno, "epoll_wait")
             if n == 0 and not self.again:
                 break
+            before = self.last_ns
             self.now()
+            if self.last_ns - before > PAUSE_NS and wait:
+                break                       # this process was stopped: what was read before is not acted on; come again
             if self.again:
                 self.again = self.dispatch.take_carried()
             for i in range(n):
                 p = <size_t>events[i].data.ptr
-                if p & 1:
-                    self.accept(<int>(p >> 1))
+                if p & 3:
+                    if p & 1:
+                        self.accept(<int>(p >> 2))
+                    else:
+                        if watched is None:
+                            watched = []
+                        watched.append(self.watchers.get(<int>(p >> 2)))
                     continue
                 conn = <Connection>events[i].data.ptr
                 what = events[i].events
@@ -190,9 +218,32 @@ cdef class Reactor:
                     else:
                         self.read(conn)
             self.round_end()
-            rounds += 1
+            if watched is not None:
+                for callback in watched:
+                    if callback is not None:
+                        callback()
+                watched = None
+            if self.leave or self.last_ns - begun > STAY_NS:
+                break
+            wait = self.stays and self.last_ns - before < BUSY_NS and not self.again
+        self.leave = False
         if self.again:
             self.schedule()
+
+    def watch(self, int fd, callback):
+        """Call `callback()` while `fd` is readable, after the clients of that round."""
+        cdef epoll_event ev
+        memset(&ev, 0, sizeof(ev))
+        ev.events = EPOLLIN
+        ev.data.ptr = <void*><size_t>(4 * <size_t>fd + 2)       # bit 1: no object's address
+        if epoll_ctl(self.epoll, EPOLL_CTL_ADD, fd, &ev) < 0:
+            raise OSError(errno, "epoll_ctl: watch")
+        self.watchers[fd] = callback
+
+    def unwatch(self, int fd):
+        """Watch it no more; nothing if it is not watched."""
+        if self.watchers.pop(fd, None) is not None:
+            epoll_ctl(self.epoll, EPOLL_CTL_DEL, fd, NULL)
 
     def finish(self):
         """The end of a round for work that did not come from a socket: timers, the mesh, the broker."""
