@@ -165,8 +165,8 @@ cdef class Reactor:
     def poll(self):
         """Do what there is to do. With `stays`: and wait here for more, while it comes faster than every BUSY_NS.
 
-        While traffic is dense the event loop around this one is a detour for every wake-up; it has its turn every STAY_NS
-        at the latest, or WAIT_MS after the traffic ended.
+        While traffic is dense the event loop around this one is a detour for every wake-up; it has its turn every
+        STAY_NS, or WAIT_MS after the traffic ended.
         """
         cdef epoll_event[EVENTS] events
         cdef int n, i, wait = 0
