@@ -1,4 +1,4 @@
-"""Where a client id and a retained topic live: pure functions over the *configured* number of workers.
+"""Where a client id lives: a pure function of the *configured* number of workers (retained topics: pyx.placement).
 
 Rendezvous hashing: every worker draws a number from the key and the highest draw wins, so growing from N to N + 1
 workers moves only the keys the new worker wins (1 / (N + 1) of them) and nothing else. The draws are the 64-bit words
@@ -6,7 +6,6 @@ of BLAKE2b digests of the key: one digest serves eight workers, worker i draws w
 and not `hash()`, because every process, every Python version and every later run must agree (sessions on disk depend
 on it).
 
-The two purposes hash in separate domains (`person`): a topic spelled like a client id draws other numbers.
 Ranges over the configured workers and never over the live ones, else a client id would have two homes.
 """
 
@@ -18,28 +17,21 @@ from struct import Struct
 _DRAWS = Struct("<8Q")
 _DRAWS_PER_DIGEST = 8
 _CLIENT_ID = b"mqttd client id "
-_TOPIC = b"mqttd topic     "
+"""Separates these digests from those of any other use (BLAKE2b's `person`)."""
 
 
 def home(client_id: str, workers: int) -> int:
     """The worker, 0 .. workers - 1, that owns the session of `client_id` (about 1 us up to 8 workers)."""
     if workers == 1:
         return 0
-    return _winner(client_id.encode("utf-8", "surrogatepass"), workers, _CLIENT_ID)
+    return _winner(client_id.encode("utf-8", "surrogatepass"), workers)
 
 
-def owner(topic: bytes, workers: int) -> int:
-    """The worker, 0 .. workers - 1, that owns the retained message of `topic` (the topic name as on the wire)."""
-    if workers == 1:
-        return 0
-    return _winner(topic, workers, _TOPIC)
-
-
-def _winner(key: bytes, workers: int, purpose: bytes) -> int:
-    draws = _DRAWS.unpack(blake2b(key, person=purpose).digest())
+def _winner(key: bytes, workers: int) -> int:
+    draws = _DRAWS.unpack(blake2b(key, person=_CLIENT_ID).digest())
     if workers > _DRAWS_PER_DIGEST:
         blocks = (workers - 1) // _DRAWS_PER_DIGEST
         for block in range(1, blocks + 1):
-            draws += _DRAWS.unpack(blake2b(key, person=purpose, salt=block.to_bytes(16, "little")).digest())
+            draws += _DRAWS.unpack(blake2b(key, person=_CLIENT_ID, salt=block.to_bytes(16, "little")).digest())
     draws = draws[:workers]
     return draws.index(max(draws))  # equal draws (2**-64): the lower index
