@@ -73,8 +73,12 @@ cpdef enum:
     COUNTERS_END
 
 
+cdef enum:
+    PLACES = 1024                   # of a row: room for more counters
+
+
 cdef class Row:
     """Somebody's row: either mapped memory that outlives the process, or memory of its own."""
     cdef uint64_t* at
     cdef object owner
-    cdef uint64_t[64] own
+    cdef uint64_t[PLACES] own

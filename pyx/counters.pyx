@@ -3,7 +3,7 @@ cimport cython
 from libc.string cimport memset
 from cpython.buffer cimport PyObject_GetBuffer, PyBuffer_Release, PyBUF_SIMPLE, PyBUF_WRITABLE
 
-ROW_BYTES = 1024
+ROW_BYTES = 8192
 
 
 _by_value = None
@@ -25,8 +25,8 @@ def __getattr__(name):
     raise AttributeError(name)
 
 
-if COUNTERS_END > 64:
-    raise ImportError("a counter row has 64 places")
+if COUNTERS_END > PLACES or PLACES * sizeof(uint64_t) != ROW_BYTES:
+    raise ImportError("the counter table is longer than a row")
 
 
 @cython.final

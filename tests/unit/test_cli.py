@@ -32,7 +32,7 @@ def run(seat):
         seat.heartbeat[0] += 1
         select.select([seat.control], [], [], 0.1)
     return 0
-worker.run, counters.ROW_BYTES, counters.NAMES = run, 1024, ("x", "heartbeat")
+worker.run, counters.ROW_BYTES, counters.NAMES = run, 8192, ("x", "heartbeat")
 sys.modules["broker.worker"], sys.modules["pyx.counters"] = worker, counters
 """
 MAIN = "from broker.cli import main; sys.exit(main())"
