@@ -16,8 +16,6 @@ cdef class Backlog(Routing):
     cdef int serve(self, Session s) except -1
     cdef Batch read_log(self, Session s)
     cdef int caught_up(self, Session s) except -1
-    cdef bint was_absent(self, Session s, uint64_t position)
-    cdef bint in_hole(self, Session s, uint64_t position)
     cdef int deliver_logged(self, Session s, Connection conn, Message m) except -1
     cdef int send_copy(self, Session s, Connection conn, Message m, uint8_t qos, bint retain, object identifiers,
                        uint8_t flags) except -1

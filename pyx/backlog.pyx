@@ -24,6 +24,19 @@ from pyx.subscriptions cimport Filter, Membership, Subscriber, filter_text
 from pyx.wire cimport varint_size
 
 
+cdef bint lies_within(list spans, uint64_t position):
+    # spans: (a, z) in order, each from behind a up to z; those that end before the position, which only rises, are gone
+    cdef uint64_t a, z
+    while spans:
+        a, z = spans[0]
+        if position <= a:
+            return False
+        if position <= z:
+            return True
+        del spans[0]
+    return False
+
+
 cdef class Backlog(Routing):
     """Serves, bounds and forgets."""
 
@@ -108,7 +121,7 @@ cdef class Backlog(Routing):
             m = <Message>b.messages[s.batch_at]
             s.batch_at += 1
             s.cursor = position
-            if s.holes is not None and self.in_hole(s, position):
+            if s.holes is not None and lies_within(s.holes, position):
                 continue
             self.deliver_logged(s, conn, m)
         return 0
@@ -156,30 +169,6 @@ cdef class Backlog(Routing):
             s.own_key = None
         return 0
 
-    cdef bint was_absent(self, Session s, uint64_t position):
-        # a QoS 0 copy is found in the log by sessions that were online when it was published, too: they had it then
-        cdef uint64_t a, z
-        while s.absences:
-            a, z = s.absences[0]
-            if position <= a:
-                return False
-            if position <= z:
-                return True
-            del s.absences[0]
-        return False
-
-    cdef bint in_hole(self, Session s, uint64_t position):
-        cdef uint64_t a, z
-        while s.holes:
-            a, z = s.holes[0]
-            if position <= a:
-                return False
-            if position <= z:
-                return True
-            del s.holes[0]
-        s.holes = None
-        return False
-
     cdef int deliver_logged(self, Session s, Connection conn, Message m) except -1:
         # which of its subscriptions match it now: their options and identifiers count [subscription options are those
         # in force when the message is sent]
@@ -212,7 +201,8 @@ cdef class Backlog(Routing):
         qos = options & 3
         if qos > c.qos:
             qos = c.qos
-        if qos == 0 and not self.was_absent(s, s.cursor):
+        if qos == 0 and (s.absences is None or not lies_within(s.absences, s.cursor)):
+            # found in the log by sessions that were online when it was published, too: they had it then
             return 0
         self.counters.at[count.MATCHED] += 1
         identifiers = PyBytes_FromStringAndSize(<const char*>ids, ids_len) if ids_len and conn.version == 5 else None
@@ -241,7 +231,7 @@ cdef class Backlog(Routing):
                 slot.identifiers = ids
                 Py_XINCREF(ids)
         else:
-            self.counters.at[count.DELIVERED_QOS0] += 1
+            conn.out.qos0 += 1
         self.send_held(s, conn, m, qos, retain, False, packet_id, ids)
         return 0
 

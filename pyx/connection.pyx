@@ -7,7 +7,7 @@ from cpython.ref cimport Py_XDECREF, Py_XINCREF
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
 
-from pyx.outbox cimport iovec, outbox_clear, outbox_gather, outbox_sent
+from pyx.outbox cimport outbox_clear
 
 
 @cython.final
@@ -111,16 +111,7 @@ cdef class Connection:
         """What came and was not decoded: for the hand-off."""
         return PyBytes_FromStringAndSize(<char*>self.part, self.part_len) if self.part_len else b""
 
-    def take_output(self):
-        """All bytes of the outbox, which is empty then: the kernel's part in tests and in the simulation."""
-        cdef iovec[64] v
-        cdef size_t total = 0
-        cdef int n, i
-        pieces = []
-        while self.out.pending:
-            n = outbox_gather(&self.out, v, 64, &total)
-            for i in range(n):
-                pieces.append(PyBytes_FromStringAndSize(<char*>v[i].iov_base, <Py_ssize_t>v[i].iov_len))
-            outbox_sent(&self.out, total)
-            self.bytes_out += total
-        return b"".join(pieces)
+    @property
+    def pending_qos0(self):
+        """QoS 0 PUBLISH packets in the outbox that nobody has wholly taken."""
+        return self.out.qos0

@@ -52,6 +52,7 @@ cpdef enum:
     DROPPED_EXPIRED
     DROPPED_OFFLINE_QOS0
     DROPPED_OUTBOX_FULL
+    DROPPED_CONNECTION_CLOSED       # QoS 0 copies in an outbox that the kernel had not taken when the connection ended
     DROPPED_QUEUE_FULL
     DROPPED_PACKET_TOO_LARGE
     DROPPED_UNSUBSCRIBED

@@ -25,7 +25,7 @@ def __getattr__(name):
     raise AttributeError(name)
 
 
-if COUNTERS_END > PLACES or PLACES * sizeof(uint64_t) != ROW_BYTES:
+if <int>COUNTERS_END > <int>PLACES or PLACES * sizeof(uint64_t) != ROW_BYTES:
     raise ImportError("the counter table is longer than a row")
 
 

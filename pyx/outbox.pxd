@@ -9,6 +9,9 @@
 Small packets are copied into buf. A large payload is not: its packet's head is copied and the payload goes into
 `shared`. buf and shared exist only while something waits: an idle connection has neither. Positions in buf are absolute
 (from its start) until everything was sent; then both start anew.
+
+What goes in are whole MQTT packets, a shared body as the end of its packet: so the kernel's progress can be told in
+packets, which is looked at only while it takes less than everything.
 """
 from cpython.ref cimport PyObject
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -39,13 +42,18 @@ cdef struct Outbox:
     uint32_t shared_tail
     uint32_t shared_cap
     uint32_t shared_sent        # bytes of shared[shared_head] that the kernel has
+    uint32_t qos0               # QoS 0 PUBLISH packets in here that the kernel has not wholly taken
+    uint32_t left               # bytes the kernel has not taken of the packet it has begun; 0: of none
+    bint left_qos0              # that one is a QoS 0 PUBLISH
 
 
 cdef uint8_t* outbox_grow(Outbox* o, uint32_t n) except NULL
 cdef int outbox_share(Outbox* o, const uint8_t* data, uint32_t length, object owner) except -1
 # fills up to n iovecs, returns how many; total: their bytes
 cdef int outbox_gather(Outbox* o, iovec* v, int n, size_t* total) noexcept
-cdef void outbox_sent(Outbox* o, size_t n) noexcept     # the kernel took n bytes
+# the kernel took n bytes; returns how many QoS 0 PUBLISH packets are wholly taken by that (whoever puts one in counts
+# it in qos0)
+cdef uint32_t outbox_sent(Outbox* o, size_t n) noexcept
 cdef void outbox_clear(Outbox* o) noexcept
 
 

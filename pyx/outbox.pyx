@@ -102,20 +102,53 @@ cdef int outbox_gather(Outbox* o, iovec* v, int n, size_t* total) noexcept:
     return k
 
 
-cdef void outbox_sent(Outbox* o, size_t n) noexcept:
+cdef uint32_t taken_qos0(Outbox* o, size_t n) noexcept:
+    # the packets that end within the next n bytes, of which less than all are taken
+    cdef uint32_t at = o.head, i = o.shared_head, skip = o.shared_sent, taken = 0, length, shift, k
+    while n:
+        if o.left == 0:
+            length = shift = 0
+            k = at
+            while True:
+                k += 1
+                length |= (o.buf[k] & 0x7F) << shift
+                shift += 7
+                if o.buf[k] & 0x80 == 0:
+                    break
+            o.left = k + 1 - at + length
+            o.left_qos0 = o.buf[at] & 0xF6 == 0x30
+        if n < o.left:
+            o.left -= <uint32_t>n
+            return taken
+        if i < o.shared_tail and o.shared[i].at - at + o.shared[i].length - skip == o.left:
+            at = o.shared[i].at                 # its body is the shared one
+            i += 1
+            skip = 0
+        else:
+            at += o.left
+        n -= o.left
+        taken += o.left_qos0
+        o.left = 0
+    return taken
+
+
+cdef uint32_t outbox_sent(Outbox* o, size_t n) noexcept:
     cdef Shared* s
     cdef size_t part
-    o.pending -= n
-    if o.pending == 0:
+    cdef uint32_t taken = o.qos0
+    if o.pending == n:
         outbox_clear(o)
-        return
+        return taken
+    taken = taken_qos0(o, n)
+    o.qos0 -= taken
+    o.pending -= n
     while n:
         if o.shared_head < o.shared_tail and o.shared[o.shared_head].at == o.head:
             s = &o.shared[o.shared_head]
             part = s.length - o.shared_sent
             if part > n:
                 o.shared_sent += <uint32_t>n
-                return
+                return taken
             n -= part
             o.shared_sent = 0
             o.shared_head += 1
@@ -126,6 +159,7 @@ cdef void outbox_sent(Outbox* o, size_t n) noexcept:
                 part = n
             o.head += <uint32_t>part
             n -= part
+    return taken
 
 
 cdef void outbox_clear(Outbox* o) noexcept:
@@ -145,3 +179,4 @@ cdef void outbox_clear(Outbox* o) noexcept:
     o.head = o.tail = o.cap = 0
     o.shared_head = o.shared_tail = o.shared_cap = o.shared_sent = 0
     o.pending = 0
+    o.qos0 = o.left = 0

@@ -28,7 +28,7 @@ from pyx.kernel cimport (
     ntohs, recv, send, sendmsg, shutdown, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t,
     timespec,
 )
-from pyx.outbox cimport iovec, outbox_clear, outbox_gather, outbox_sent
+from pyx.outbox cimport iovec, outbox_gather
 from pyx.session cimport Session
 from pyx.timers cimport TimerNode
 
@@ -516,11 +516,9 @@ cdef class Reactor:
                     return self.lost(conn, "connection lost")
                 full = True
                 break
-            conn.bytes_out += r
-            self.router.counters.at[count.BYTES_SENT] += r
             if conn.not_reading:
                 conn.heard = self.router.now_ms     # a sign of life, while it can give no other
-            outbox_sent(&conn.out, r)
+            self.router.output_taken(conn, r)
             if <size_t>r < total:
                 full = True
                 break
@@ -602,7 +600,7 @@ cdef class Reactor:
         conn.context = None
         conn.drop_acks()
         conn.free_part()
-        outbox_clear(&conn.out)
+        self.router.discard_output(conn)
         return 0
 
 

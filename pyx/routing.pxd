@@ -6,8 +6,9 @@ A Router is made in layers, each a file of its own that knows only those below i
 
     pyx.routing     Routing     the state; the publish in hand; the log of the tick; acks to publishers
     pyx.backlog     Backlog     sessions that are behind: reading the log, resending, bounding and forgetting
+    pyx.fanout      FanOut      from a match to its subscribers; what is retained
     pyx.siblings    Siblings    share groups and the other workers: entries for them, entries from them
-    pyx.router      Router      matching and delivering; sessions; the tick
+    pyx.router      Router      a publish; subscriptions and sessions; the tick
 """
 from cpython.ref cimport PyObject
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -17,9 +18,9 @@ from pyx.counters cimport Row
 from pyx.frames cimport Frame
 from pyx.limits cimport Limits
 from pyx.message cimport Content, Message
-from pyx.records cimport Batch, Block, Entry, LogKey, Packed
-from pyx.session cimport Inflight, Session
-from pyx.subscriptions cimport Filter, Group, Matches, Subscriber, SubscriberList, Subscriptions
+from pyx.records cimport Block, LogKey, Packed
+from pyx.session cimport Session
+from pyx.subscriptions cimport Filter, Subscriptions
 from pyx.timers cimport TimerWheel
 from pyx.wire cimport put_varint
 
@@ -126,6 +127,8 @@ cdef class Routing:
     cdef public object forward_now      # called at the end of a tick with entries for peers or new interest
     cdef public bint interest_due
 
+    cdef int output_taken(self, Connection conn, size_t n) except -1
+    cpdef int discard_output(self, Connection conn) except -1
     cdef int set_dirty(self, Connection conn) except -1
     cdef int set_ready(self, Session s) except -1
     cdef int begin(self, const Content* c, Session origin, object publisher, const uint8_t* raw, uint32_t raw_len,
@@ -143,13 +146,6 @@ cdef class Routing:
     cdef int release_acks(self) except -1
     cdef uint64_t unacknowledged_peers(self) noexcept
     cdef int pause(self, Connection conn) except -1
-
-    # implemented by Router
-    cdef int deliver(self, Session s, uint8_t qos, uint8_t first, const uint8_t* ids, uint32_t ids_len,
-                     uint8_t flags) except -1
-    cdef int fan_out(self, Filter* f) except -1
-    cdef int fan_out_merged(self, Matches* m) except -1
-    cdef int keep(self) except -2
 
 
 cdef int pointers_push(Pointers* list_, object item) except -1

@@ -1,5 +1,6 @@
 """The ground of the router: its state, and what every layer above it uses (see the .pxd)."""
 cimport cython
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
@@ -9,7 +10,7 @@ from pyx.codec cimport put_ack
 from pyx.connection cimport CLOSED, CLOSING, OPEN, PendingAck
 from pyx.frames cimport remaining_length
 from pyx.message cimport message_adopt, message_copy
-from pyx.outbox cimport outbox_reserve
+from pyx.outbox cimport iovec, outbox_clear, outbox_gather, outbox_reserve, outbox_sent
 from pyx.packets cimport PUBLISH
 from pyx.properties cimport Property, next_property
 from pyx.subscriptions cimport filter_text
@@ -167,12 +168,35 @@ cdef class Routing:
         self.dirty.count = 0
         return out
 
-    def outbox_taken(self, Connection conn not None):
-        """Its output was taken (`Connection.take_output`): its session may read on. For the simulation (see the
-        reactor's flush)."""
+    def take_output(self, Connection conn not None):
+        """All bytes of its outbox, which is empty then; its session may read on. The kernel's part in tests and in the
+        simulation (see the reactor's flush)."""
+        cdef iovec[64] v
+        cdef size_t total = 0
+        cdef int n, i
         cdef Session s = <Session>conn.session
+        pieces = []
+        while conn.out.pending:
+            n = outbox_gather(&conn.out, v, 64, &total)
+            for i in range(n):
+                pieces.append(PyBytes_FromStringAndSize(<char*>v[i].iov_base, <Py_ssize_t>v[i].iov_len))
+            self.output_taken(conn, total)
         if conn.state == OPEN and s is not None and s.behind and (s.inflight < s.inflight_max or s.resend is not None):
             self.set_ready(s)
+        return b"".join(pieces)
+
+    cdef int output_taken(self, Connection conn, size_t n) except -1:
+        # somebody took n bytes of its outbox
+        conn.bytes_out += n
+        self.counters.at[count.BYTES_SENT] += n
+        self.counters.at[count.DELIVERED_QOS0] += outbox_sent(&conn.out, n)
+        return 0
+
+    cpdef int discard_output(self, Connection conn) except -1:
+        """The connection is no more: what nobody took of its outbox is dropped."""
+        self.counters.at[count.DROPPED_CONNECTION_CLOSED] += conn.out.qos0
+        outbox_clear(&conn.out)
+        return 0
 
     def write(self, Connection conn not None, bytes packet not None):
         """Put a packet into the outbox at once, before acks that still wait."""
@@ -408,18 +432,3 @@ cdef class Routing:
             self.paused.append(conn)
             self.counters.at[count.READING_PAUSED] += 1
         return 0
-
-    # ------------------------------------------------------------ implemented by Router
-
-    cdef int deliver(self, Session s, uint8_t qos, uint8_t first, const uint8_t* ids, uint32_t ids_len,
-                     uint8_t flags) except -1:
-        raise NotImplementedError
-
-    cdef int fan_out(self, Filter* f) except -1:
-        raise NotImplementedError
-
-    cdef int fan_out_merged(self, Matches* m) except -1:
-        raise NotImplementedError
-
-    cdef int keep(self) except -2:
-        raise NotImplementedError

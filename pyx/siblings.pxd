@@ -2,13 +2,13 @@
 """Share groups and the other workers: see the .pyx."""
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from pyx.backlog cimport Backlog
+from pyx.fanout cimport FanOut
 from pyx.message cimport Content, Message
 from pyx.records cimport Entry
 from pyx.subscriptions cimport Group
 
 
-cdef class Siblings(Backlog):
+cdef class Siblings(FanOut):
     cdef int entry(self, int peer, uint8_t flags, bytes choice) except -1
     cdef int choose_worker(self, Group* g, list choices) except -1
     cdef int choose_among(self, Group* g, int refused, list choices) except -1

@@ -20,7 +20,7 @@ from pyx.session cimport Session
 from pyx.subscriptions cimport Filter, Matches, Subscriber, SubscriberList, filter_text
 
 
-cdef class Siblings(Backlog):
+cdef class Siblings(FanOut):
     """Chooses members and workers, packs entries, routes those that come."""
 
     cdef int entry(self, int peer, uint8_t flags, bytes choice) except -1:

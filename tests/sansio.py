@@ -29,7 +29,8 @@ from zmq_mesh.links import Link
 OPEN, CLOSING, CLOSED = 2, 3, 4
 START_MS, START_WALL_MS = 1_000, 1_800_000_000_000
 DROPS = (
-    "dropped_expired", "dropped_offline_qos0", "dropped_outbox_full", "dropped_queue_full", "dropped_packet_too_large",
+    "dropped_expired", "dropped_offline_qos0", "dropped_outbox_full", "dropped_connection_closed",
+    "dropped_queue_full", "dropped_packet_too_large",
     "dropped_unsubscribed", "dropped_session_ended", "dropped_refused", "dropped_peer_lost", "dropped_no_member",
     "dropped_worker_lost",
 )  # fmt: skip
@@ -150,6 +151,9 @@ class Host:
             if node.peering.commit():
                 node.forward()
             moved = self._send(node) or moved
+            for conn in self._ended:
+                node.router.discard_output(conn)
+            self._ended.clear()
         return moved
 
     def settle(self) -> None:
@@ -226,10 +230,12 @@ class Host:
         return {name: sum(row[name] for row in rows) for name in rows[0]}
 
     def waiting(self) -> int:
-        """Copies counted as matched that are neither delivered nor dropped: in windows and in sessions' own queues."""
+        """Copies counted as matched that are neither delivered nor dropped: in windows, in sessions' own queues, and
+        those of QoS 0 in outboxes.
+        """
         return sum(
             session.unacknowledged + session.queued for node in self.nodes for session in node.sessions
-        )  # fmt: skip
+        ) + sum(peer.conn.pending_qos0 for peer in self.peers)  # fmt: skip
 
     def check_books(self) -> None:
         """matched = delivered + dropped + waiting [protocol.md, Counting]."""
@@ -274,9 +280,7 @@ class Peer:
 
     def take(self) -> bool:
         """What was sent to it. False: nothing."""
-        out = self.conn.take_output()
-        if self.conn.session is not None:
-            self.node.router.outbox_taken(self.conn)
+        out = self.node.router.take_output(self.conn)
         self._bytes += out
         self.packets.extend(self._whole())
         return bool(out)

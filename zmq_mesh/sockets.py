@@ -158,22 +158,26 @@ class Mesh:
         return False
 
     def receive(self, now: float) -> bool:
-        """Drain what came, up to drain_bytes_max and one message. -> True: there may be more, call again next tick."""
+        """Drain what came, until drain_bytes_max of any one sibling. -> True: there may be more, call again next tick.
+
+        PULL takes one message of each sibling in turn and cannot leave one out: so a sibling with more than its part
+        ends the round for all, and the next round goes on behind it.
+        """
         socket = self._inlet
         recv: Callable[[int], bytes] = socket.recv  # small frames: a copy is cheaper than a zmq.Frame
         routes = self._routes
-        left = self.drain_bytes_max
+        drained: dict[Link | None, int] = {}  # bytes; None: of nobody's messages
         looked = False
         try:
-            while left > 0:
+            while True:
                 first = recv(_NOBLOCK)
                 frames: list[Payload]
                 if len(first) > _FLAGS_AT and first[_FLAGS_AT] & MORE:
                     frames = self._rest(first)
-                    left -= sum(len(frame) for frame in frames)
+                    size = sum(len(frame) for frame in frames)
                 else:
                     frames = [first]
-                    left -= len(first)
+                    size = len(first)
                 link = routes.get(first[:PREFIX_BYTES])
                 try:
                     if link is None:
@@ -181,6 +185,9 @@ class Mesh:
                     link.receive(frames, now)
                 except EnvelopeError:
                     self.frames_malformed += 1
+                drained[link] = size = drained.get(link, 0) + size
+                if size >= self.drain_bytes_max:
+                    return True
                 if not looked:
                     # One message per wake-up is the common case without load: EVENTS costs half of an Again.
                     looked = True
@@ -188,7 +195,6 @@ class Mesh:
                         return False
         except zmq.Again:
             return False
-        return True
 
     def look_again(self, now: float, peer: int) -> None:
         """The descriptor of the socket to that sibling was readable: it may take messages again."""

@@ -1,5 +1,6 @@
 """Meshes of forked processes over real ipc:// sockets: large and small batches, SIGKILL and SIGSTOP of one of three."""
 
+import itertools
 import multiprocessing
 import os
 import select
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.waiting import let_pass
+from tests.waiting import let_pass, wait_until
 from zmq_mesh.envelope import OWN_FRAME, Entry, decode_entries, encode_entries
 from zmq_mesh.interest import Change, Publisher
 from zmq_mesh.links import LinkLimits
@@ -333,6 +334,48 @@ def test_sigstop_and_back(meshes: Meshes) -> None:
     assert not [entry for entry in report["log"] if entry[0] == "away"]
     for source in (0, 1):
         assert report["got"][source] == list(range(count))
+
+
+def test_a_round_takes_its_part_of_each_sibling() -> None:
+    """`drain_bytes_max` is of each sibling: two of them give twice as much before clients have their turn."""
+    count, size, most = 16 * 200, 512, 64 * 1024
+    with tempfile.TemporaryDirectory(prefix="mesh") as runtime_dir:
+        nodes = [Node(index, 3, runtime_dir, 1) for index in range(3)]
+        target, sources = nodes[0], nodes[1:]
+        target.mesh.drain_bytes_max = most
+
+        def round_of(*some: Node) -> None:
+            now = time.monotonic()
+            for node in some:
+                for fileno in node.mesh.filenos():
+                    node.mesh.readable(fileno, now)
+                node.flow()
+                node.mesh.tick(now)
+                node.mesh.flush(now)
+
+        try:
+            wait_until(lambda: round_of(*nodes) or all(node.mesh.ready for node in nodes), 10, "meshes ready")
+            for node in sources:
+                node.flows[0] = (0, count, size)
+            wait_until(
+                lambda: round_of(*sources) or all(node.flows[0][0] * size > 8 * most for node in sources),
+                10,
+                "the sources have sent more than a round's part",
+            )
+            rounds = [{1: 0, 2: 0}]
+            while target.mesh.receive(time.monotonic()):
+                taken = {peer: len(target.got[peer]) * size for peer in (1, 2)}
+                before = rounds[-1]
+                for peer in (1, 2):
+                    assert taken[peer] - before[peer] <= most + 16 * size  # and the batch that reached it
+                rounds.append(taken)
+            assert any(
+                all(after[peer] - before[peer] > most // 2 for peer in (1, 2))
+                for before, after in itertools.pairwise(rounds)
+            )
+        finally:
+            for node in nodes:
+                node.mesh.close()
 
 
 def test_socket_path_too_long() -> None:

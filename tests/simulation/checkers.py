@@ -65,6 +65,7 @@ def check_counters(worker: Worker) -> None:
     row = worker.node.counters
     sessions = list(worker.node.sessions)
     waiting = sum(session.unacknowledged + session.queued for session in sessions)
+    waiting += sum(conn.pending_qos0 for conn in worker.lines)
     delivered = row.get(count.DELIVERED_QOS0) + row.get(count.DELIVERED_QOS1) + row.get(count.DELIVERED_QOS2)
     dropped = sum(row.get(each) for each in DROPS)
     matched = row.get(count.MATCHED)

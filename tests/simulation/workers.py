@@ -252,6 +252,7 @@ class Worker:
                 conn.state = CLOSING
                 node.connecting.closed(conn, 0, "worker died")
                 conn.state = CLOSED
+                router.discard_output(conn)
         router.closing.clear()
         router.resumed.clear()
         node.dispatch.take_carried()
@@ -448,7 +449,7 @@ class Worker:
                 self.node.connecting.closed(conn, reason & 0xFF, why)
                 line = self.lines.get(conn)
                 if line is not None:
-                    line.send_down(conn.take_output())
+                    line.send_down(router.take_output(conn))
                     self._end(line)
 
     def _flush(self, line: Line) -> None:
@@ -457,15 +458,15 @@ class Worker:
         if line.full:
             line.want_write = True
             return
-        data = conn.take_output()
+        data = self.node.router.take_output(conn)
         if data:
             line.send_down(data)
-        self.node.router.outbox_taken(conn)
 
     def _end(self, line: Line) -> None:
         conn = line.conn
         assert conn is not None
         conn.state = CLOSED
+        self.node.router.discard_output(conn)
         del self.lines[conn]
         line.end_down()
 

@@ -17,7 +17,8 @@ cdef class OutboxAdapter:
     def __dealloc__(self):
         outbox_clear(&self.out)
 
-    def copy(self, bytes data not None):
+    def copy(self, bytes data not None, bint qos0=False):
+        self.out.qos0 += qos0
         memcpy(outbox_reserve(&self.out, <uint32_t> len(data)), <const char*> data, len(data))
 
     def share(self, bytes data not None):
@@ -31,10 +32,14 @@ cdef class OutboxAdapter:
         return [(<char*> v[i].iov_base)[:v[i].iov_len] for i in range(n)], total
 
     def sent(self, size_t n):
-        outbox_sent(&self.out, n)
+        return outbox_sent(&self.out, n)
 
     def clear(self):
         outbox_clear(&self.out)
+
+    @property
+    def qos0(self):
+        return self.out.qos0
 
     @property
     def pending(self):

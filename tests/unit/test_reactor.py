@@ -84,6 +84,21 @@ def taken(end: socket.socket) -> bytes:
         got += part
 
 
+def whole_packets(data: bytes) -> int:
+    count = at = 0
+    while at < len(data):
+        length = shift = 0
+        while True:
+            at += 1
+            length |= (data[at] & 0x7F) << shift
+            shift += 7
+            if not data[at] & 0x80:
+                break
+        at += 1 + length
+        count += at <= len(data)
+    return count
+
+
 def test_more_small_packets_than_a_tick_handles(sockets: Sockets) -> None:
     """What waits for the next tick stops the reading, and the reading goes on after it."""
     end, _ = sockets.open(wire.connect(4, "client"))
@@ -193,3 +208,32 @@ def test_packets_of_every_size(sockets: Sockets, size: int, piece: int) -> None:
 
     sockets.until(all_there)
     assert got == data
+
+
+@pytest.mark.parametrize("size", [30, 5000], ids=["copied", "shared"])
+@pytest.mark.parametrize("reset", [False, True], ids=["closed by us", "lost"])
+def test_a_qos_0_copy_is_delivered_when_the_kernel_has_it(sockets: Sockets, size: int, reset: bool) -> None:
+    """A subscriber that does not read: what the kernel did not take when its connection ends was not delivered."""
+    end, conn = sockets.open(wire.connect(4, "slow"), wire.subscribe(4, 1, ("t", 0)))
+    other, _ = sockets.open(wire.connect(4, "quick"))
+    batch = 100_000 // size
+    for _ in range(10):
+        other.sendall(wire.publish(4, "t", b"x" * size) * batch)
+        sockets.poll()
+    row = sockets.host.counters()
+    waiting = conn.pending_qos0
+    assert 0 < waiting < row["matched"]
+    assert row["delivered_qos0"] + waiting == row["matched"] - row["dropped_outbox_full"]
+    if reset:
+        end.close()
+        sockets.until(lambda: conn.state == CLOSED)
+        got = None
+    else:
+        sockets.node.router.close(conn, 0x100, "enough")
+        sockets.poll()
+        sockets.reactor.finish()
+        got = whole_packets(taken(end))
+    row = sockets.host.counters()
+    assert row["dropped_connection_closed"] == waiting
+    assert row["delivered_qos0"] == row["matched"] - row["dropped_outbox_full"] - waiting
+    assert got is None or got == row["delivered_qos0"] + 2

@@ -1,0 +1,286 @@
+"""From a match to its subscribers: one copy for each session, into its outbox and window, or into the log.
+
+A Filter's subscribers stand in one array, those that are connected first. Where several filters match, a session that
+holds more than one of them gets one copy with the highest granted QoS and all Subscription Identifiers (`Merged`).
+"""
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.ref cimport Py_INCREF, PyObject
+from libc.stdint cimport uint16_t, uint64_t
+from libc.stdlib cimport realloc
+from libc.string cimport memcpy
+
+from pyx cimport counters as count
+from pyx.connection cimport Connection
+from pyx.frames cimport Frame, frame_make, put_head, remaining_length
+from pyx.message cimport Content, Message, content_bytes
+from pyx.outbox cimport outbox_reserve, outbox_share
+from pyx.placement cimport owner_of
+from pyx.routing cimport IDENTIFIERS_MAX, SHARED_COPY, WATCHED_MAX, Identifier, put_identifier
+from pyx.session cimport WAIT_PUBACK, WAIT_PUBREC
+from pyx.subscriptions cimport Group, Subscriber, SubscriberList
+from pyx.wire cimport put_u16, varint_size
+
+
+cdef uint32_t plain_offline(const Filter* f) noexcept nogil:
+    # offline sessions that hold the filter itself with QoS > 0: members of its groups do not count
+    cdef uint32_t n = f.offline_durable
+    cdef const Group* g = f.groups
+    while g != NULL:
+        n -= g.offline_durable
+        g = g.next
+    return n
+
+
+cdef class FanOut(Backlog):
+    """Delivers, and keeps what is to be retained."""
+
+    cdef int fan_out(self, Filter* f) except -1:
+        cdef const Content* c = self.content
+        cdef SubscriberList* l = &f.plain
+        cdef Subscriber* sub
+        cdef Session s
+        cdef uint32_t i, n = l.online
+        cdef uint8_t options, qos, first
+        cdef uint8_t[8] ids
+        cdef bint want = False
+        for i in range(n):
+            sub = &l.items[i]
+            options = <uint8_t>(sub.slot_options >> 24)
+            s = <Session>sub.session
+            if options & 4 and s is self.origin:
+                continue
+            qos = options & 3
+            if qos > c.qos:
+                qos = c.qos
+            first = 0x30 | qos << 1 | (c.retain if options & 8 else 0)
+            if not self.deliver(s, qos, first, ids, put_identifier(ids, sub.identifier) if sub.identifier else 0, 0):
+                if s.own_key is not None:
+                    self.log_own(s)
+                else:
+                    want = True
+        if l.count > n:
+            if self.offline(f, l.count - n):
+                want = True
+        if want:
+            self.log(f)
+        return 0
+
+    cdef int fan_out_merged(self, Matches* m) except -1:
+        # several filters: a session that holds more than one of them gets one copy
+        cdef const Content* c = self.content
+        cdef SubscriberList* l
+        cdef Subscriber* sub
+        cdef Merged* e
+        cdef Session s
+        cdef uint32_t i, k, n = 0, ids_len
+        cdef uint8_t options, qos
+        cdef uint8_t[IDENTIFIERS_MAX * 5] ids
+        cdef uint64_t want = 0
+        self.stamp += 1
+        self.identifiers_count = 0
+        for i in range(m.count):
+            l = &m.filters[i].plain
+            for k in range(l.online):
+                sub = &l.items[k]
+                options = <uint8_t>(sub.slot_options >> 24)
+                s = <Session>sub.session
+                if options & 4 and s is self.origin:
+                    continue
+                if s.stamp != self.stamp:
+                    if n == self.merged_cap:
+                        self.grow_merged()
+                    s.stamp = self.stamp
+                    s.merged = n
+                    e = &self.merged[n]
+                    n += 1
+                    e.session = <PyObject*>s
+                    e.identifier = sub.identifier
+                    e.more = -1
+                    e.options = options & 0x0B
+                    e.filters = 0
+                else:
+                    e = &self.merged[s.merged]
+                    if options & 3 > e.options & 3:
+                        e.options = (e.options & 8) | (options & 3)
+                    e.options |= options & 8
+                    if sub.identifier:
+                        if e.identifier == 0:
+                            e.identifier = sub.identifier
+                        else:
+                            e.more = self.chain_identifier(sub.identifier, e.more)
+                if options & 3:
+                    e.filters |= <uint64_t>1 << (i if i < 63 else 63)
+            if l.count > l.online:
+                if self.offline(m.filters[i], l.count - l.online):
+                    want |= <uint64_t>1 << (i if i < 63 else 63)
+        for k in range(n):
+            e = &self.merged[k]
+            s = <Session>e.session
+            ids_len = self.put_identifiers(e, ids) if e.identifier else 0
+            qos = e.options & 3
+            if qos > c.qos:
+                qos = c.qos
+            if not self.deliver(s, qos, 0x30 | qos << 1 | (c.retain if e.options & 8 else 0), ids, ids_len, 0):
+                if s.own_key is not None:
+                    self.log_own(s)
+                else:
+                    want |= e.filters
+        if want:
+            for i in range(m.count):
+                if want >> (i if i < 63 else 63) & 1:
+                    self.log(m.filters[i])
+        return 0
+
+    cdef int grow_merged(self) except -1:
+        cdef uint32_t cap = self.merged_cap * 2 if self.merged_cap else 64
+        cdef Merged* grown = <Merged*>realloc(self.merged, cap * sizeof(Merged))
+        if grown == NULL:
+            raise MemoryError
+        self.merged = grown
+        self.merged_cap = cap
+        return 0
+
+    cdef uint32_t put_identifiers(self, Merged* e, uint8_t* ids) noexcept:
+        # room for IDENTIFIERS_MAX of them
+        cdef uint32_t n = put_identifier(ids, e.identifier)
+        cdef int32_t at = e.more
+        while at >= 0 and n + 5 <= IDENTIFIERS_MAX * 5:
+            n += put_identifier(ids + n, self.identifiers[at].value)
+            at = self.identifiers[at].next
+        return n
+
+    cdef int32_t chain_identifier(self, uint32_t value, int32_t after) except -1:
+        cdef Identifier* grown
+        cdef uint32_t cap
+        if self.identifiers_count == self.identifiers_cap:
+            cap = self.identifiers_cap * 2 if self.identifiers_cap else 64
+            grown = <Identifier*>realloc(self.identifiers, cap * sizeof(Identifier))
+            if grown == NULL:
+                raise MemoryError
+            self.identifiers = grown
+            self.identifiers_cap = cap
+        self.identifiers[self.identifiers_count].value = value
+        self.identifiers[self.identifiers_count].next = after
+        self.identifiers_count += 1
+        return <int32_t>(self.identifiers_count - 1)
+
+    cdef bint offline(self, Filter* f, uint32_t sessions) noexcept:
+        # so many offline sessions hold this filter; True: somebody must find the message in the log
+        cdef uint32_t wanted
+        if self.limits.queue_qos0:
+            return True
+        wanted = plain_offline(f) if self.content.qos else 0
+        self.counters.at[count.MATCHED] += sessions - wanted
+        self.counters.at[count.DROPPED_OFFLINE_QOS0] += sessions - wanted
+        return wanted != 0
+
+    cdef int deliver(self, Session s, uint8_t qos, uint8_t first, const uint8_t* ids, uint32_t ids_len,
+                     uint8_t flags) except -1:
+        # one copy for one session; 1: sent or dropped, 0: the session is behind and the message must be logged
+        cdef const Content* c = self.content
+        cdef Connection conn = <Connection>s.connection
+        cdef Frame* f
+        cdef Inflight* slot = NULL
+        cdef uint8_t* p
+        cdef uint32_t remaining, n, v5
+        cdef uint16_t packet_id = 0
+        if qos:
+            if s.behind:
+                return 0
+            if conn is None or s.inflight >= s.inflight_max or conn.out.pending > self.limits.outbox_bytes_max:
+                s.behind = True
+                s.cursor = self.here - 1
+                self.fell_behind(s)
+                return 0
+            self.counters.at[count.MATCHED] += 1
+        else:
+            if conn is None and self.limits.queue_qos0:
+                return 0
+            self.counters.at[count.MATCHED] += 1
+            if conn is None:
+                self.counters.at[count.DROPPED_OFFLINE_QOS0] += 1
+                return 1
+            if conn.out.pending > self.limits.outbox_bytes_max:
+                return self.drop(conn, count.DROPPED_OUTBOX_FULL)
+        if s.watched is not None and len(s.watched) < WATCHED_MAX:
+            s.watched[PyBytes_FromStringAndSize(<const char*>c.topic, c.topic_len)] = c.number
+        v5 = 1 if conn.version == 5 else 0
+        if not v5:
+            ids_len = 0
+        f = &self.frames[v5 | (2 if qos else 0)]
+        if not f.ready:
+            frame_make(f, c, v5, qos != 0, c.payload_len < self.limits.share_large_bytes, self.wall_ms)
+        if f.total > conn.packet_bytes_max or \
+                ids_len and self.packet_total(c, True, qos != 0, ids_len) > conn.packet_bytes_max:
+            return self.drop(conn, count.DROPPED_PACKET_TOO_LARGE)
+        if qos:
+            slot = s.open_slot()
+            packet_id = slot.packet_id
+            slot.state = WAIT_PUBACK if qos == 1 else WAIT_PUBREC
+            slot.flags = qos | (4 if first & 1 else 0) | flags
+            if s.durable or flags & SHARED_COPY:
+                self.fill(slot, ids, ids_len)
+        else:
+            conn.out.qos0 += 1
+        if ids_len == 0:
+            p = outbox_reserve(&conn.out, f.length)
+            memcpy(p, f.data, f.length)
+            p[0] = first
+            if qos:
+                put_u16(p + f.id_at, packet_id)
+        else:
+            remaining = <uint32_t>remaining_length(c, True, qos != 0, ids_len)
+            n = 1 + varint_size(remaining) + remaining
+            n -= c.payload_len if c.payload_len >= self.limits.share_large_bytes else 0
+            p = outbox_reserve(&conn.out, n)
+            p = put_head(p, c, first, remaining, True, packet_id, qos != 0, ids, ids_len, self.wall_ms)
+            if c.payload_len < self.limits.share_large_bytes:
+                memcpy(p, c.payload, c.payload_len)
+        if c.payload_len >= self.limits.share_large_bytes:
+            self.hold()
+            outbox_share(&conn.out, self.held.content.payload, c.payload_len, self.held)
+        conn.messages_out += 1
+        self.counters.at[count.PUBLISH_SENT] += 1
+        if not conn.dirty:
+            self.set_dirty(conn)
+        return 1
+
+    cdef int fill(self, Inflight* slot, const uint8_t* ids, uint32_t ids_len) except -1:
+        # what may have to be sent again
+        cdef bytes identifiers
+        self.hold()
+        if ids_len:
+            identifiers = PyBytes_FromStringAndSize(<const char*>ids, ids_len)
+            Py_INCREF(identifiers)
+            slot.identifiers = <PyObject*>identifiers
+        Py_INCREF(self.held)
+        slot.message = <PyObject*>self.held
+        return 0
+
+    cdef int keep(self) except -2:
+        # set or clear the retained message of the publish in hand [MQTT-3.3.1-5, 3.3.1-6]; returns its owner if that is
+        # a sibling, else -1
+        cdef const Content* c = self.content
+        cdef int owner
+        cdef uint64_t had = 0
+        cdef bytes topic
+        if self.workers > 1:
+            owner = owner_of(c.topic, c.topic_len, self.workers)
+            if owner != self.worker:
+                return owner
+        topic = PyBytes_FromStringAndSize(<const char*>c.topic, c.topic_len)
+        old = self.retained.get(topic)
+        if old is not None:
+            had = content_bytes(&(<Message>old).content)
+        if c.payload_len == 0:
+            if self.retained.clear(topic, c.number):
+                self.retained_bytes -= had
+        elif old is None and <uint64_t>self.retained.count >= self.limits.retained_messages_max or \
+                self.retained_bytes - had + content_bytes(c) > self.limits.retained_bytes_max:
+            self.counters.at[count.RETAINED_REFUSED] += 1
+            self.handler.retained_full(topic)
+        elif self.retained.set(topic, c.number, self.hold()):
+            self.retained_bytes += content_bytes(c) - had
+        self.counters.at[count.RETAINED_MESSAGES] = self.retained.count
+        self.counters.at[count.RETAINED_BYTES] = self.retained_bytes
+        return -1
