@@ -233,9 +233,8 @@ class Host:
         """Copies counted as matched that are neither delivered nor dropped: in windows, in sessions' own queues, and
         those of QoS 0 in outboxes.
         """
-        return sum(
-            session.unacknowledged + session.queued for node in self.nodes for session in node.sessions
-        ) + sum(peer.conn.pending_qos0 for peer in self.peers)  # fmt: skip
+        of_sessions = sum(session.unacknowledged + session.queued for node in self.nodes for session in node.sessions)
+        return int(of_sessions) + sum(peer.conn.pending_qos0 for peer in self.peers)
 
     def check_books(self) -> None:
         """matched = delivered + dropped + waiting [protocol.md, Counting]."""

@@ -344,7 +344,7 @@ def test_a_round_takes_its_part_of_each_sibling() -> None:
         target, sources = nodes[0], nodes[1:]
         target.mesh.drain_bytes_max = most
 
-        def round_of(*some: Node) -> None:
+        def after_a_round(some: list[Node], so: Callable[[Node], bool]) -> bool:
             now = time.monotonic()
             for node in some:
                 for fileno in node.mesh.filenos():
@@ -352,13 +352,14 @@ def test_a_round_takes_its_part_of_each_sibling() -> None:
                 node.flow()
                 node.mesh.tick(now)
                 node.mesh.flush(now)
+            return all(so(node) for node in some)
 
         try:
-            wait_until(lambda: round_of(*nodes) or all(node.mesh.ready for node in nodes), 10, "meshes ready")
+            wait_until(lambda: after_a_round(nodes, lambda node: node.mesh.ready), 10, "meshes ready")
             for node in sources:
                 node.flows[0] = (0, count, size)
             wait_until(
-                lambda: round_of(*sources) or all(node.flows[0][0] * size > 8 * most for node in sources),
+                lambda: after_a_round(sources, lambda node: node.flows[0][0] * size > 8 * most),
                 10,
                 "the sources have sent more than a round's part",
             )
