@@ -13,20 +13,20 @@ MALFORMED, PROTOCOL_ERROR, UNSUPPORTED_VERSION, BAD_CLIENT_ID, BAD_AUTHENTICATIO
 V3_REFUSED_VERSION, V3_REFUSED_ID = 1, 2
 
 
-@pytest.mark.mqtt("MQTT-3.1.4-5", v3="MQTT-3.1.4-4")
+@pytest.mark.mqtt("5:3.1.4-5", "311:3.1.4-4")
 def test_connect_is_accepted(connect: Connect, any_version: int) -> None:
     """A client with a fresh id connects; CONNACK says success and no session."""
     client = connect(any_version)
     assert not client.connack.session_present
 
 
-@pytest.mark.mqtt("MQTT-3.2.0-2")
+@pytest.mark.mqtt("5:3.2.0-2")
 def test_one_connack_only(connect: Connect, any_version: int) -> None:
     """After its CONNACK an idle client is sent nothing."""
     connect(any_version).expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-3.2.2-9")
+@pytest.mark.mqtt("5:3.2.2-9")
 def test_connack_announces_a_complete_broker(connect: Connect) -> None:
     """CONNACK to a v5 client withholds no feature: QoS 2, retain, wildcards, identifiers, shared subscriptions."""
     properties = connect(5).connack.properties
@@ -37,7 +37,7 @@ def test_connack_announces_a_complete_broker(connect: Connect) -> None:
     assert properties.get("maximum_packet_size", 1) > 0
 
 
-@pytest.mark.mqtt("MQTT-3.1.3-5")
+@pytest.mark.mqtt("5:3.1.3-5", "311:3.1.3-5")
 @pytest.mark.parametrize("client_id", ["a", "Z9", "0123456789abcdefghijklm", "NOPQRSTUVWXYZnopqrstuvw"])
 def test_every_allowed_client_id(open_connection: OpenConnection, any_version: int, client_id: str) -> None:
     """Client ids of 1 to 23 letters and digits are accepted."""
@@ -46,7 +46,7 @@ def test_every_allowed_client_id(open_connection: OpenConnection, any_version: i
     client.disconnect()
 
 
-@pytest.mark.mqtt("MQTT-3.2.2-16")
+@pytest.mark.mqtt("5:3.1.3-6", "5:3.1.3-7", "5:3.2.2-16")
 def test_assigned_client_identifiers_differ(connect: Connect) -> None:
     """Two v5 clients with an empty client id are each told the id they were given, and these differ."""
     first, second = connect(5, ""), connect(5, "")
@@ -55,7 +55,7 @@ def test_assigned_client_identifiers_differ(connect: Connect) -> None:
     assert "" not in ids
 
 
-@pytest.mark.mqtt("MQTT-3.1.3-7")
+@pytest.mark.mqtt("5:3.1.3-7")
 def test_assigned_client_identifier_can_be_resumed(connect: Connect) -> None:
     """A v5 client that was given an id comes back with it and finds its session."""
     client = connect(5, "", properties={"session_expiry_interval": 60})
@@ -64,7 +64,7 @@ def test_assigned_client_identifier_can_be_resumed(connect: Connect) -> None:
     assert connect(5, assigned, clean=False).connack.session_present
 
 
-@pytest.mark.mqtt("MQTT-3.1.3-6")
+@pytest.mark.mqtt("5:3.1.3-6", "5:3.2.2-16")
 def test_empty_client_id_without_clean_start(connect: Connect) -> None:
     """A v5 client may ask for a new id and clean start 0 at once; there is no session to resume."""
     client = connect(5, "", clean=False)
@@ -72,13 +72,13 @@ def test_empty_client_id_without_clean_start(connect: Connect) -> None:
     assert not client.connack.session_present
 
 
-@pytest.mark.mqtt("MQTT-3.2.2-16")
+@pytest.mark.mqtt("5:3.2.2-16")
 def test_no_assigned_client_identifier_for_a_given_one(connect: Connect) -> None:
     """A v5 client that has an id is not told one."""
     assert "assigned_client_identifier" not in connect(5).connack.properties
 
 
-@pytest.mark.mqtt("MQTT-3.1.3-6", v3="MQTT-3.1.3-6")
+@pytest.mark.mqtt("311:3.1.3-6")
 def test_v311_empty_client_id_with_clean_session(connect: Connect) -> None:
     """Two v3.1.1 clients with an empty id and clean session 1 are two clients: neither takes the other over."""
     first, second = connect(4, ""), connect(4, "")
@@ -86,7 +86,7 @@ def test_v311_empty_client_id_with_clean_session(connect: Connect) -> None:
     second.expect_silence()
 
 
-@pytest.mark.mqtt(v3="MQTT-3.1.3-8")
+@pytest.mark.mqtt("311:3.1.3-7", "311:3.1.3-8", "311:3.1.3-9", "311:3.2.2-4", "311:3.2.2-5")
 def test_v311_empty_client_id_needs_clean_session(open_connection: OpenConnection) -> None:
     """A v3.1.1 client with an empty id and clean session 0 gets return code 2 and is closed."""
     client = open_connection(4)
@@ -95,7 +95,7 @@ def test_v311_empty_client_id_needs_clean_session(open_connection: OpenConnectio
     client.expect_closed()
 
 
-@pytest.mark.mqtt("MQTT-3.1.0-2")
+@pytest.mark.mqtt("5:3.1.0-2", "311:3.1.0-2")
 def test_second_connect_is_a_protocol_error(connect: Connect, any_version: int, name: str) -> None:
     """A client that sends CONNECT twice is closed."""
     client = connect(any_version, name)
@@ -103,7 +103,7 @@ def test_second_connect_is_a_protocol_error(connect: Connect, any_version: int, 
     client.expect_closed(PROTOCOL_ERROR)
 
 
-@pytest.mark.mqtt("MQTT-3.1.0-1")
+@pytest.mark.mqtt("5:3.1.0-1", "311:3.1.0-1")
 @pytest.mark.parametrize(
     "first",
     [
@@ -123,7 +123,7 @@ def test_first_packet_must_be_connect(open_connection: OpenConnection, first: by
     client.expect_closed()
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-1")
+@pytest.mark.mqtt("5:3.1.2-1", "311:3.1.2-1")
 @pytest.mark.parametrize("protocol", [b"MQTX", b"mqtt", b"", b"MQTTMQTTMQTT", b"HTTP"])
 def test_wrong_protocol_name(open_connection: OpenConnection, protocol: bytes) -> None:
     """A CONNECT with another protocol name is refused."""
@@ -132,7 +132,7 @@ def test_wrong_protocol_name(open_connection: OpenConnection, protocol: bytes) -
     client.expect_refused(UNSUPPORTED_VERSION, V3_REFUSED_VERSION)
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-2", v3="MQTT-3.1.2-2")
+@pytest.mark.mqtt("5:3.1.2-2", "311:3.1.2-2")
 @pytest.mark.parametrize("level", [0, 1, 2, 6, 127, 255])
 def test_unknown_protocol_level(open_connection: OpenConnection, level: int) -> None:
     """A CONNECT with a protocol level nobody knows is answered by CONNACK (v3.1.1 demands that) and closed."""
@@ -143,7 +143,7 @@ def test_unknown_protocol_level(open_connection: OpenConnection, level: int) -> 
     client.expect_closed()
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-3")
+@pytest.mark.mqtt("5:3.1.2-3", "311:3.1.2-3")
 def test_reserved_connect_flag(open_connection: OpenConnection, version: int, name: str) -> None:
     """A CONNECT whose reserved flag is set is refused."""
     client = open_connection(version)
@@ -151,7 +151,7 @@ def test_reserved_connect_flag(open_connection: OpenConnection, version: int, na
     client.expect_refused(MALFORMED, PROTOCOL_ERROR)
 
 
-@pytest.mark.mqtt("MQTT-2.1.3-1")
+@pytest.mark.mqtt("5:2.1.3-1", "311:2.2.2-1", "311:2.2.2-2")
 @pytest.mark.parametrize("flags", [1, 2, 4, 8])
 def test_reserved_fixed_header_flags_of_connect(open_connection: OpenConnection, name: str, flags: int) -> None:
     """A CONNECT with a flag in its fixed header is refused."""
@@ -161,7 +161,7 @@ def test_reserved_fixed_header_flags_of_connect(open_connection: OpenConnection,
     client.expect_refused(MALFORMED, PROTOCOL_ERROR)
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-12")
+@pytest.mark.mqtt("5:3.1.2-12", "311:3.1.2-14")
 def test_will_qos_3(open_connection: OpenConnection, version: int, name: str) -> None:
     """A will at QoS 3 is refused."""
     client = open_connection(version)
@@ -169,8 +169,7 @@ def test_will_qos_3(open_connection: OpenConnection, version: int, name: str) ->
     client.expect_refused(MALFORMED, PROTOCOL_ERROR)
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-11")
-@pytest.mark.mqtt("MQTT-3.1.2-13")
+@pytest.mark.mqtt("5:3.1.2-11", "5:3.1.2-13", "311:3.1.2-11", "311:3.1.2-13", "311:3.1.2-15")
 @pytest.mark.parametrize("flags", [0x08, 0x10, 0x20], ids=["QoS 1", "QoS 2", "retain"])
 def test_will_flags_without_a_will(open_connection: OpenConnection, version: int, name: str, flags: int) -> None:
     """Will QoS or Will Retain without the Will Flag is refused."""
@@ -179,7 +178,7 @@ def test_will_flags_without_a_will(open_connection: OpenConnection, version: int
     client.expect_refused(MALFORMED, PROTOCOL_ERROR)
 
 
-@pytest.mark.mqtt(v3="MQTT-3.1.2-22")
+@pytest.mark.mqtt("311:3.1.2-22")
 def test_v311_password_without_user_name(open_connection: OpenConnection, name: str) -> None:
     """A v3.1.1 client may not send a password without a user name."""
     client = open_connection(4)
@@ -187,14 +186,13 @@ def test_v311_password_without_user_name(open_connection: OpenConnection, name: 
     client.expect_refused()
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-16")
+@pytest.mark.mqtt("5:3.1.2-16")
 def test_v5_password_without_user_name(connect: Connect) -> None:
     """A v5 client may; where anybody is let in, it is let in."""
     connect(5, password=b"secret").expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-17")
-@pytest.mark.mqtt("MQTT-3.1.2-19")
+@pytest.mark.mqtt("5:3.1.2-9", "5:3.1.2-17", "5:3.1.2-19", "311:3.1.2-9", "311:3.1.2-19", "311:3.1.2-21")
 @pytest.mark.parametrize("flags", [0x80, 0xC0, 0x04], ids=["user name", "password", "will"])
 def test_fields_that_the_flags_promise(open_connection: OpenConnection, version: int, name: str, flags: int) -> None:
     """A CONNECT whose flags promise more fields than it has is refused."""
@@ -203,7 +201,7 @@ def test_fields_that_the_flags_promise(open_connection: OpenConnection, version:
     client.expect_refused(MALFORMED, PROTOCOL_ERROR)
 
 
-@pytest.mark.mqtt("MQTT-3.1.4-1")
+@pytest.mark.mqtt("5:3.1.4-1", "311:3.1.4-1", "311:3.2.2-6")
 def test_bytes_after_the_last_field(open_connection: OpenConnection, version: int, name: str) -> None:
     """A CONNECT with bytes after its last field is refused."""
     client = open_connection(version)
@@ -212,9 +210,7 @@ def test_bytes_after_the_last_field(open_connection: OpenConnection, version: in
     client.expect_refused(MALFORMED, PROTOCOL_ERROR)
 
 
-@pytest.mark.mqtt("MQTT-3.1.3-4")
-@pytest.mark.mqtt("MQTT-1.5.4-1")
-@pytest.mark.mqtt("MQTT-1.5.4-2")
+@pytest.mark.mqtt("5:3.1.3-4", "5:1.5.4-1", "5:1.5.4-2", "311:3.1.3-4", "311:1.5.3-1", "311:1.5.3-2")
 @pytest.mark.parametrize(
     "client_id",
     [b"a\xff", b"\xed\xa0\x80", b"\xc0\xaf", b"a\0b", b"\xe2\x82", b"\xf4\x90\x80\x80"],
@@ -228,8 +224,7 @@ def test_client_id_must_be_utf8(open_connection: OpenConnection, version: int, c
     client.expect_refused(MALFORMED, PROTOCOL_ERROR, BAD_CLIENT_ID, V3_REFUSED_ID)
 
 
-@pytest.mark.mqtt("MQTT-3.1.3-11")
-@pytest.mark.mqtt("MQTT-4.7.0-1")
+@pytest.mark.mqtt("5:4.7.0-1", "5:4.7.3-1", "5:4.7.3-2", "311:4.7.1-1", "311:4.7.3-1", "311:4.7.3-2")
 @pytest.mark.parametrize("topic", ["a/#", "+", "", "a\0b"], ids=["#", "+", "empty", "U+0000"])
 def test_will_topic_must_be_a_topic_name(open_connection: OpenConnection, version: int, name: str, topic: str) -> None:
     """A will for something that is no Topic Name is refused."""
@@ -238,7 +233,7 @@ def test_will_topic_must_be_a_topic_name(open_connection: OpenConnection, versio
     client.expect_refused(MALFORMED, PROTOCOL_ERROR, 0x90)
 
 
-@pytest.mark.mqtt("MQTT-3.1.4-1")
+@pytest.mark.mqtt("5:3.1.4-1")
 @pytest.mark.parametrize(
     "properties",
     [
@@ -270,7 +265,7 @@ def test_bad_connect_properties(open_connection: OpenConnection, name: str, prop
     client.expect_refused(MALFORMED, PROTOCOL_ERROR)
 
 
-@pytest.mark.mqtt("MQTT-3.1.4-1")
+@pytest.mark.mqtt("5:3.1.4-1")
 @pytest.mark.mosquitto_differs("lets it in")
 def test_authentication_data_without_a_method(open_connection: OpenConnection, name: str) -> None:
     """Authentication Data without an Authentication Method is a Protocol Error."""
@@ -279,7 +274,7 @@ def test_authentication_data_without_a_method(open_connection: OpenConnection, n
     client.expect_refused(PROTOCOL_ERROR, MALFORMED)
 
 
-@pytest.mark.mqtt("MQTT-4.12.0-1")
+@pytest.mark.mqtt("5:4.12.0-1", "5:4.13.2-1", "5:3.2.2-6", "5:3.2.2-7")
 def test_unknown_authentication_method(open_connection: OpenConnection, name: str) -> None:
     """An Authentication Method that the broker does not have is refused with 0x8C."""
     client = open_connection(5)
@@ -288,7 +283,7 @@ def test_unknown_authentication_method(open_connection: OpenConnection, name: st
     client.expect_closed()
 
 
-@pytest.mark.mqtt("MQTT-3.1.3-10")
+@pytest.mark.mqtt("5:3.1.4-5")
 def test_connect_with_every_property(connect: Connect) -> None:
     """A CONNECT may carry all its properties, User Property several times."""
     client = connect(
@@ -307,7 +302,7 @@ def test_connect_with_every_property(connect: Connect) -> None:
     client.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-3.1.4-5")
+@pytest.mark.mqtt("5:3.2.0-1", "311:3.2.0-1")
 def test_packets_may_follow_connect_at_once(open_connection: OpenConnection, any_version: int, name: str) -> None:
     """CONNECT, SUBSCRIBE, PUBLISH and PINGREQ in one segment are all answered: CONNACK first, then in any order."""
     client = open_connection(any_version)
@@ -321,7 +316,7 @@ def test_packets_may_follow_connect_at_once(open_connection: OpenConnection, any
     assert {client.read().kind for _ in range(3)} == {"SUBACK", "PUBLISH", "PINGRESP"}
 
 
-@pytest.mark.mqtt("MQTT-3.1.4-5", v3="MQTT-3.1.4-4")
+@pytest.mark.mqtt("5:3.1.4-5", "311:3.1.4-4")
 def test_disconnect_may_follow_connect_at_once(open_connection: OpenConnection, any_version: int, name: str) -> None:
     """CONNECT and DISCONNECT in one segment: the CONNECT is acknowledged all the same, then the connection ends."""
     client = open_connection(any_version)
@@ -330,7 +325,7 @@ def test_disconnect_may_follow_connect_at_once(open_connection: OpenConnection, 
     client.expect_closed()
 
 
-@pytest.mark.mqtt("MQTT-3.1.4-6")
+@pytest.mark.mqtt("5:3.1.4-6", "311:3.1.4-5")
 def test_nothing_is_done_after_a_refusal(open_connection: OpenConnection, connect: Connect, name: str) -> None:
     """A PUBLISH behind a CONNECT that is refused is not published."""
     watcher = connect(5)
@@ -341,7 +336,7 @@ def test_nothing_is_done_after_a_refusal(open_connection: OpenConnection, connec
     wire.expect_nothing_more(watcher, watcher, f"{name}/marker")
 
 
-@pytest.mark.mqtt("MQTT-3.1.4-5")
+@pytest.mark.mqtt("5:3.1.4-5", "311:3.1.4-4")
 def test_a_hundred_clients_at_once(open_connection: OpenConnection, version: int, name: str) -> None:
     """A hundred connections are opened before the first CONNECT is answered; every client gets its CONNACK."""
     clients: list[Client] = [open_connection(version) for _ in range(100)]
@@ -353,7 +348,7 @@ def test_a_hundred_clients_at_once(open_connection: OpenConnection, version: int
         client.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-2")
+@pytest.mark.mqtt("5:3.1.4-1")
 def test_connect_body_of_another_version(open_connection: OpenConnection, name: str) -> None:
     """A v3.1.1 body under protocol level 5 is read as v5, where its first byte is a property length, and refused."""
     client = open_connection(5)

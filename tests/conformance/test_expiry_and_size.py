@@ -10,7 +10,7 @@ from tests.wire import Connect
 MALFORMED, PACKET_TOO_LARGE = 0x81, 0x95
 
 
-@pytest.mark.mqtt("MQTT-3.3.2-6")
+@pytest.mark.mqtt("5:3.3.2-6")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_expiry_interval_arrives(connect: Connect, name: str, qos: int) -> None:
     """A message that does not wait arrives with the Message Expiry Interval it was sent with."""
@@ -22,8 +22,7 @@ def test_expiry_interval_arrives(connect: Connect, name: str, qos: int) -> None:
     assert 4294967294 <= got.properties["message_expiry_interval"] <= 4294967295
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-24")
-@pytest.mark.mqtt("MQTT-3.1.2-25")
+@pytest.mark.mqtt("5:3.1.2-24", "5:3.1.2-25")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_too_large_for_the_client(connect: Connect, name: str, qos: int) -> None:
     """A client with Maximum Packet Size 100 is not sent a larger message; those before and after it arrive."""
@@ -36,7 +35,7 @@ def test_too_large_for_the_client(connect: Connect, name: str, qos: int) -> None
     subscriber.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-25")
+@pytest.mark.mqtt("5:3.1.2-25")
 @pytest.mark.mosquitto_differs("never frees that place")
 def test_too_large_takes_no_place_in_the_window(connect: Connect, name: str) -> None:
     """A message that is dropped for its size counts as delivered: Receive Maximum 1 is not used up by it."""
@@ -49,7 +48,7 @@ def test_too_large_takes_no_place_in_the_window(connect: Connect, name: str) -> 
     subscriber.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-24")
+@pytest.mark.mqtt("5:3.1.2-24")
 def test_too_large_for_one_of_two(connect: Connect, name: str) -> None:
     """Another subscriber gets the message that is too large for the first one."""
     small, large, publisher = connect(5, properties={"maximum_packet_size": 100}), connect(5), connect(5)
@@ -60,7 +59,7 @@ def test_too_large_for_one_of_two(connect: Connect, name: str) -> None:
     wire.expect_nothing_more(small, publisher, f"{name}/marker")
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-24")
+@pytest.mark.mqtt("5:3.1.2-24")
 @pytest.mark.mosquitto_differs("does not count the fixed header")
 def test_exactly_as_large_as_allowed(connect: Connect, name: str) -> None:
     """A message whose packet has exactly Maximum Packet Size bytes is sent, one byte more is not."""
@@ -74,7 +73,7 @@ def test_exactly_as_large_as_allowed(connect: Connect, name: str) -> None:
     subscriber.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-25")
+@pytest.mark.mqtt("5:3.1.2-24", "5:3.1.2-25")
 def test_too_large_while_it_waited(connect: Connect, name: str) -> None:
     """A message that waited is too large for the client when it is back: it is dropped, the others come."""
     keep = {"session_expiry_interval": 60}
@@ -89,7 +88,7 @@ def test_too_large_while_it_waited(connect: Connect, name: str) -> None:
     again.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-3.2.2-15")
+@pytest.mark.mqtt("5:3.2.2-15")
 def test_too_large_for_the_broker(connect: Connect, name: str) -> None:
     """A packet above the Maximum Packet Size of CONNACK is refused by its header: nothing of its body need come."""
     client = connect(5)
@@ -98,7 +97,7 @@ def test_too_large_for_the_broker(connect: Connect, name: str) -> None:
     client.expect_closed(PACKET_TOO_LARGE)
 
 
-@pytest.mark.mqtt("MQTT-1.5.5-1")
+@pytest.mark.mqtt("5:1.5.5-1", "311:4.8.0-1")
 @pytest.mark.parametrize(
     "length", [b"\xff\xff\xff\xff\x7f", b"\xff\xff\xff\xff\xff", b"\x80\x80\x80\x80\x00", b"\x80\x80\x80\x80\x01"]
 )
@@ -109,7 +108,7 @@ def test_remaining_length_of_five_bytes(connect: Connect, version: int, length: 
     client.expect_closed(MALFORMED, 0x82, PACKET_TOO_LARGE)
 
 
-@pytest.mark.mqtt("MQTT-3.2.2-15")
+@pytest.mark.mqtt("5:3.2.2-15")
 def test_as_large_as_the_broker_allows(connect: Connect, name: str) -> None:
     """A packet of exactly the Maximum Packet Size of CONNACK (at most a megabyte here) is taken."""
     subscriber, publisher = connect(5), connect(5)

@@ -10,8 +10,7 @@ from tests.wire import Connect
 EXCEEDED = 0x93
 
 
-@pytest.mark.mqtt("MQTT-4.9.0-2")
-@pytest.mark.mqtt("MQTT-3.3.4-9")
+@pytest.mark.mqtt("5:3.3.4-9", "5:4.9.0-2")
 @pytest.mark.mosquitto_differs("sends one message too many after the first PUBACK")
 def test_no_more_than_receive_maximum(connect: Connect, name: str) -> None:
     """A subscriber with Receive Maximum 2 is sent two messages, and one more for each PUBACK."""
@@ -28,7 +27,7 @@ def test_no_more_than_receive_maximum(connect: Connect, name: str) -> None:
         subscriber.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-4.9.0-2")
+@pytest.mark.mqtt("5:3.3.4-9", "5:4.9.0-2")
 def test_qos_2_counts_until_pubcomp(connect: Connect, name: str) -> None:
     """At QoS 2 the place in the window is free after PUBCOMP, not after PUBREC."""
     subscriber, publisher = connect(5, properties={"receive_maximum": 1}), connect(5)
@@ -43,7 +42,7 @@ def test_qos_2_counts_until_pubcomp(connect: Connect, name: str) -> None:
     subscriber.expect("PUBLISH", payload=b"second")
 
 
-@pytest.mark.mqtt("MQTT-4.9.0-2")
+@pytest.mark.mqtt("5:3.3.4-9", "5:4.4.0-2")
 @pytest.mark.parametrize(("qos", "kind"), [(1, "PUBACK"), (2, "PUBREC")])
 def test_an_error_frees_the_window(connect: Connect, name: str, qos: int, kind: str) -> None:
     """PUBACK or PUBREC with an error code makes room for the next message."""
@@ -56,8 +55,7 @@ def test_an_error_frees_the_window(connect: Connect, name: str, qos: int, kind: 
     subscriber.expect("PUBLISH", payload=b"second")
 
 
-@pytest.mark.mqtt("MQTT-4.9.0-3")
-@pytest.mark.mqtt("MQTT-3.3.4-10")
+@pytest.mark.mqtt("5:3.3.4-10", "5:4.9.0-3")
 def test_a_full_window_stops_nothing_else(connect: Connect, name: str) -> None:
     """With a full window the client is still sent QoS 0 messages and gets answers to all it sends."""
     subscriber, publisher = connect(5, properties={"receive_maximum": 1}), connect(5)
@@ -74,7 +72,7 @@ def test_a_full_window_stops_nothing_else(connect: Connect, name: str) -> None:
     subscriber.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-3.3.4-7")
+@pytest.mark.mqtt("5:3.3.4-7")
 @pytest.mark.mosquitto_differs("answers 0x97 to that message and goes on")
 def test_client_exceeds_the_window_of_the_broker(connect: Connect, name: str) -> None:
     """A client that sends one QoS 2 message more than the Receive Maximum in CONNACK is told 0x93 and closed."""
@@ -90,7 +88,7 @@ def test_client_exceeds_the_window_of_the_broker(connect: Connect, name: str) ->
     client.expect_closed()
 
 
-@pytest.mark.mqtt("MQTT-3.3.4-7")
+@pytest.mark.mqtt("5:3.3.4-7", "5:4.9.0-3")
 def test_client_uses_the_whole_window_of_the_broker(connect: Connect, name: str) -> None:
     """Exactly Receive Maximum QoS 2 messages under way are allowed; each PUBCOMP makes room for one more."""
     client = connect(5)
@@ -105,7 +103,7 @@ def test_client_uses_the_whole_window_of_the_broker(connect: Connect, name: str)
     client.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-4.9.0-1")
+@pytest.mark.mqtt("5:4.9.0-1")
 @pytest.mark.mosquitto_differs("forgets the Receive Maximum of the new connection for what it sends again")
 def test_the_next_connection_has_a_window_of_its_own(connect: Connect, name: str) -> None:
     """Three messages are under way; the client comes back with Receive Maximum 1 and is sent one at a time."""
@@ -124,7 +122,7 @@ def test_the_next_connection_has_a_window_of_its_own(connect: Connect, name: str
     again.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-4.9.0-2")
+@pytest.mark.mqtt("5:4.9.0-2")
 @pytest.mark.parametrize("qos", [1, 2])
 def test_many_messages_through_a_window_of_one(connect: Connect, name: str, qos: int) -> None:
     """A hundred messages reach a subscriber with Receive Maximum 1, in order, while it acknowledges each."""
@@ -137,7 +135,7 @@ def test_many_messages_through_a_window_of_one(connect: Connect, name: str, qos:
     subscriber.expect_silence()
 
 
-@pytest.mark.mqtt(v3="MQTT-4.3.2-2")
+@pytest.mark.mqtt("311:4.3.2-2")
 def test_v311_without_a_window(connect: Connect, name: str) -> None:
     """A v3.1.1 client has no Receive Maximum: it may send two hundred QoS 1 messages before it reads an answer."""
     client = connect(4)

@@ -13,7 +13,7 @@ from tests.wire import Connect, Will
 KEEP_ALIVE_TIMEOUT = 0x8D
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-22", v3="MQTT-3.1.2-24")
+@pytest.mark.mqtt("5:3.1.2-22", "5:3.2.2-22", "311:3.1.2-24")
 @pytest.mark.mosquitto_differs("looks every five seconds only")
 def test_keep_alive_one_and_a_half(connect: Connect, version: int) -> None:
     """A client with Keep Alive 2 that sends nothing is closed after 3 s, and not before."""
@@ -23,7 +23,7 @@ def test_keep_alive_one_and_a_half(connect: Connect, version: int) -> None:
     assert 2.8 <= time.monotonic() - began <= 5.0
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-22", v3="MQTT-3.1.2-24")
+@pytest.mark.mqtt("5:3.1.2-22", "311:3.1.2-24")
 def test_any_packet_keeps_alive(connect: Connect, version: int, name: str) -> None:
     """A client with Keep Alive 1 that sends something every 0.8 s, PINGREQ or not, stays connected."""
     client = connect(version, keep_alive=1)
@@ -35,7 +35,7 @@ def test_any_packet_keeps_alive(connect: Connect, version: int, name: str) -> No
     client.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-22")
+@pytest.mark.mqtt("5:3.1.2-22", "311:3.1.2-24")
 @pytest.mark.mosquitto_differs("looks every five seconds only")
 def test_what_the_broker_sends_keeps_nobody_alive(connect: Connect, version: int, name: str) -> None:
     """A client with Keep Alive 1 that only receives is closed all the same."""
@@ -55,7 +55,7 @@ def test_what_the_broker_sends_keeps_nobody_alive(connect: Connect, version: int
     assert closed
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-8")
+@pytest.mark.mqtt("5:3.1.2-8", "5:3.1.2-22", "311:3.1.2-8", "311:3.1.2-24")
 def test_keep_alive_timeout_publishes_the_will(connect: Connect, version: int, name: str) -> None:
     """To a client that falls silent the network has failed: its will is published."""
     watcher = connect(version)
@@ -64,7 +64,7 @@ def test_keep_alive_timeout_publishes_the_will(connect: Connect, version: int, n
     watcher.receive(name, b"silent")
 
 
-@pytest.mark.mqtt("MQTT-3.12.4-1")
+@pytest.mark.mqtt("5:3.12.4-1", "311:3.12.4-1")
 def test_every_pingreq_is_answered(connect: Connect, any_version: int) -> None:
     """Ten PINGREQs in one segment get ten PINGRESPs."""
     client = connect(any_version)

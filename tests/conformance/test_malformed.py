@@ -99,9 +99,7 @@ def cases() -> list[object]:
     ]
 
 
-@pytest.mark.mqtt("MQTT-4.13.1-1", v3="MQTT-4.8.0-1")
-@pytest.mark.mqtt("MQTT-2.1.3-1", v3="MQTT-2.2.2-2")
-@pytest.mark.mqtt("MQTT-3.14.1-1", v3="MQTT-3.14.1-1")
+@pytest.mark.mqtt("5:4.13.1-1", "5:4.13.2-1", "311:4.8.0-1")
 @pytest.mark.parametrize(("version", "data"), cases())
 def test_the_connection_is_closed(connect: Connect, version: int, data: bytes) -> None:
     """A client that sends it is closed, a v5 client is told why; another client is still served."""
@@ -111,7 +109,7 @@ def test_the_connection_is_closed(connect: Connect, version: int, data: bytes) -
     other.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-3.14.4-1", v3="MQTT-3.14.4-1")
+@pytest.mark.mqtt("5:4.13.1-1", "311:4.8.0-1")
 def test_nothing_is_done_after_an_error(connect: Connect, version: int, name: str) -> None:
     """What stands in the same segment behind a malformed packet is not done; what stands before it is."""
     watcher, client = connect(version), connect(version)
@@ -124,7 +122,7 @@ def test_nothing_is_done_after_an_error(connect: Connect, version: int, name: st
     wire.expect_nothing_more(watcher, watcher, f"marker/{name}")
 
 
-@pytest.mark.mqtt("MQTT-3.14.4-1", v3="MQTT-3.14.4-2")
+@pytest.mark.mqtt("5:3.14.4-1", "311:3.14.4-2")
 def test_nothing_is_done_after_disconnect(connect: Connect, version: int, name: str) -> None:
     """What a client sends behind its DISCONNECT is not done."""
     watcher, client = connect(version), connect(version)
@@ -139,7 +137,7 @@ def test_nothing_is_done_after_disconnect(connect: Connect, version: int, name: 
     wire.expect_nothing_more(watcher, watcher, f"marker/{name}")
 
 
-@pytest.mark.mqtt("MQTT-3.1.0-1")
+@pytest.mark.mqtt("5:3.1.0-1", "311:3.1.0-1")
 @pytest.mark.parametrize(
     "hello",
     [
@@ -159,7 +157,7 @@ def test_another_protocol(open_connection: OpenConnection, hello: bytes) -> None
     client.expect_closed()
 
 
-@pytest.mark.mqtt("MQTT-4.13.1-1")
+@pytest.mark.mqtt("5:4.13.1-1", "311:4.8.0-1")
 def test_noise(open_connection: OpenConnection, connect: Connect, version: int, name: str) -> None:
     """Two hundred clients send changed packets and noise; the broker closes them or not, and goes on serving others."""
     witness = connect(version)

@@ -11,10 +11,23 @@ NOT_FOUND = 0x92
 VERSIONS = [3, 4, 5]
 
 
-@pytest.mark.mqtt("MQTT-3.3.4-1")
-@pytest.mark.mqtt("MQTT-4.3.1-1")
-@pytest.mark.mqtt("MQTT-4.3.2-2")
-@pytest.mark.mqtt("MQTT-4.3.3-2")
+@pytest.mark.mqtt(
+    "5:2.2.1-2",
+    "5:3.3.1-2",
+    "5:3.3.4-1",
+    "5:3.8.4-7",
+    "5:3.8.4-8",
+    "5:4.3.1-1",
+    "5:4.3.2-2",
+    "5:4.3.3-2",
+    "311:2.3.1-5",
+    "311:3.3.1-2",
+    "311:3.3.4-1",
+    "311:3.8.4-6",
+    "311:4.3.1-1",
+    "311:4.3.2-1",
+    "311:4.3.3-1",
+)
 @pytest.mark.parametrize("granted", [0, 1, 2])
 @pytest.mark.parametrize("published", [0, 1, 2])
 def test_effective_qos(connect: Connect, version: int, name: str, published: int, granted: int) -> None:
@@ -27,7 +40,7 @@ def test_effective_qos(connect: Connect, version: int, name: str, published: int
     subscriber.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-3.3.4-1")
+@pytest.mark.mqtt("5:3.3.4-1", "311:3.3.4-1")
 @pytest.mark.parametrize("receiving", VERSIONS)
 @pytest.mark.parametrize("sending", VERSIONS)
 def test_between_versions(connect: Connect, name: str, sending: int, receiving: int) -> None:
@@ -39,7 +52,7 @@ def test_between_versions(connect: Connect, name: str, sending: int, receiving: 
         subscriber.receive(name, b"%d" % qos, qos=qos)
 
 
-@pytest.mark.mqtt("MQTT-3.3.4-1")
+@pytest.mark.mqtt("5:4.5.0-1", "311:4.5.0-1")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_a_client_receives_its_own(connect: Connect, version: int, name: str, qos: int) -> None:
     """A client that subscribes to what it publishes receives it; the two handshakes do not disturb each other."""
@@ -50,7 +63,7 @@ def test_a_client_receives_its_own(connect: Connect, version: int, name: str, qo
     client.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-3.3.1-3")
+@pytest.mark.mqtt("5:3.3.1-3", "311:3.3.1-3")
 def test_dup_is_not_passed_on(connect: Connect, version: int, name: str) -> None:
     """The DUP flag of the publisher does not reach the subscriber."""
     subscriber, publisher = connect(version), connect(version)
@@ -60,7 +73,7 @@ def test_dup_is_not_passed_on(connect: Connect, version: int, name: str) -> None
         subscriber.receive(name, b"again", dup=False, qos=qos)
 
 
-@pytest.mark.mqtt("MQTT-4.3.3-10")
+@pytest.mark.mqtt("5:4.3.3-8", "5:4.3.3-10", "311:4.3.3-2")
 def test_qos_2_repeated_before_pubrel(connect: Connect, version: int, name: str) -> None:
     """A QoS 2 PUBLISH sent twice before PUBREL gets two PUBRECs and is delivered once."""
     subscriber, publisher = connect(version), connect(version)
@@ -74,7 +87,7 @@ def test_qos_2_repeated_before_pubrel(connect: Connect, version: int, name: str)
     wire.expect_nothing_more(subscriber, publisher, f"{name}/marker", qos=2)
 
 
-@pytest.mark.mqtt("MQTT-4.3.3-12")
+@pytest.mark.mqtt("5:4.3.3-11", "5:4.3.3-12", "311:4.3.3-2")
 def test_qos_2_identifier_is_free_after_pubcomp(connect: Connect, version: int, name: str) -> None:
     """The same Packet Identifier after PUBCOMP is a new message."""
     subscriber, publisher = connect(version), connect(version)
@@ -87,7 +100,7 @@ def test_qos_2_identifier_is_free_after_pubcomp(connect: Connect, version: int, 
         subscriber.receive(name, payload)
 
 
-@pytest.mark.mqtt("MQTT-4.3.2-5")
+@pytest.mark.mqtt("5:4.3.2-4", "5:4.3.2-5", "311:4.3.2-2")
 def test_qos_1_identifier_is_free_after_puback(connect: Connect, version: int, name: str) -> None:
     """The same Packet Identifier after PUBACK is a new message, whatever its DUP flag says."""
     subscriber, publisher = connect(version), connect(version)
@@ -98,7 +111,7 @@ def test_qos_1_identifier_is_free_after_puback(connect: Connect, version: int, n
         subscriber.receive(name, b"new", dup=False)
 
 
-@pytest.mark.mqtt("MQTT-4.3.3-11")
+@pytest.mark.mqtt("5:4.3.3-11", "311:4.3.3-2")
 def test_pubrel_for_an_unknown_identifier(connect: Connect, version: int) -> None:
     """A PUBREL that nothing precedes is answered by PUBCOMP, in v5 with 0x92."""
     client = connect(version)
@@ -108,7 +121,7 @@ def test_pubrel_for_an_unknown_identifier(connect: Connect, version: int) -> Non
     client.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-4.3.3-4")
+@pytest.mark.mqtt("5:4.3.3-4", "311:4.3.3-1")
 def test_acks_for_unknown_identifiers(connect: Connect, version: int) -> None:
     """A PUBACK or PUBCOMP for nothing does no harm; a PUBREC is answered by PUBREL, so that the client can end."""
     client = connect(version)
@@ -120,7 +133,7 @@ def test_acks_for_unknown_identifiers(connect: Connect, version: int) -> None:
     assert got.reason in (0, NOT_FOUND)
 
 
-@pytest.mark.mqtt("MQTT-4.4.0-2")
+@pytest.mark.mqtt("5:4.3.3-4", "5:4.4.0-2")
 def test_pubrec_with_an_error_ends_the_handshake(connect: Connect, name: str) -> None:
     """A v5 subscriber that answers QoS 2 with an error gets no PUBREL, and the next message."""
     subscriber, publisher = connect(5), connect(5)
@@ -133,8 +146,7 @@ def test_pubrec_with_an_error_ends_the_handshake(connect: Connect, name: str) ->
     subscriber.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-4.6.0-5")
-@pytest.mark.mqtt("MQTT-4.6.0-6")
+@pytest.mark.mqtt("5:4.6.0-5", "5:4.6.0-6", "311:4.6.0-5", "311:4.6.0-6")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_order(connect: Connect, version: int, name: str, qos: int) -> None:
     """Two hundred messages of one publisher on one topic arrive in the order in which they were sent."""
@@ -152,8 +164,7 @@ def test_order(connect: Connect, version: int, name: str, qos: int) -> None:
         subscriber.receive(name, b"%d" % number)
 
 
-@pytest.mark.mqtt("MQTT-4.6.0-2")
-@pytest.mark.mqtt("MQTT-4.6.0-3")
+@pytest.mark.mqtt("5:4.3.2-4", "5:4.3.3-8", "311:4.3.2-2", "311:4.3.3-2")
 @pytest.mark.parametrize(("qos", "kind"), [(1, "PUBACK"), (2, "PUBREC")])
 def test_acks_come_in_the_order_of_the_messages(connect: Connect, version: int, name: str, qos: int, kind: str) -> None:
     """Ten messages on ten topics, sent in one segment with odd identifiers, are acknowledged in their order."""
@@ -166,7 +177,7 @@ def test_acks_come_in_the_order_of_the_messages(connect: Connect, version: int, 
     assert [publisher.expect(kind).packet_id for _ in identifiers] == identifiers
 
 
-@pytest.mark.mqtt("MQTT-3.3.4-1")
+@pytest.mark.mqtt("5:3.3.4-1", "5:3.4.2-1", "5:3.5.2-1", "311:3.3.4-1")
 @pytest.mark.parametrize(("qos", "kind"), [(1, "PUBACK"), (2, "PUBREC")])
 def test_nobody_subscribes(connect: Connect, version: int, name: str, qos: int, kind: str) -> None:
     """A message that nobody wants is acknowledged; v5 may say so with 0x10."""
@@ -175,7 +186,7 @@ def test_nobody_subscribes(connect: Connect, version: int, name: str, qos: int, 
     assert publisher.expect(kind, packet_id=5).reason in (0, 0x10)
 
 
-@pytest.mark.mqtt("MQTT-2.2.1-4")
+@pytest.mark.mqtt("5:2.2.1-4", "5:4.3.2-1", "5:4.3.3-1", "311:2.3.1-4", "311:4.3.2-1", "311:4.3.3-1")
 def test_identifiers_count_up_from_1(connect: Connect, version: int, name: str) -> None:
     """A session is sent the identifiers 1, 2, 3, ... whatever the QoS of the messages and whoever published them."""
     subscriber = connect(version)
@@ -185,7 +196,7 @@ def test_identifiers_count_up_from_1(connect: Connect, version: int, name: str) 
         subscriber.expect("PUBLISH", packet_id=number, payload=b"%d" % number)
 
 
-@pytest.mark.mqtt("MQTT-2.2.1-4")
+@pytest.mark.mqtt("5:2.2.1-4", "311:2.3.1-4")
 def test_identifiers_go_on_after_an_ack(connect: Connect, version: int, name: str) -> None:
     """An acknowledged identifier is not taken again at once: the next message has the next one."""
     subscriber, publisher = connect(version), connect(version)
@@ -195,7 +206,7 @@ def test_identifiers_go_on_after_an_ack(connect: Connect, version: int, name: st
         assert subscriber.receive(name, b"x").packet_id == number
 
 
-@pytest.mark.mqtt("MQTT-2.2.1-5")
+@pytest.mark.mqtt("5:2.2.1-5", "311:2.3.1-6")
 def test_identifiers_of_both_directions_are_apart(connect: Connect, version: int, name: str) -> None:
     """A client sends and receives a QoS 2 message under the same identifier, step by step crossed; both end well."""
     client, other = connect(version), connect(version)
@@ -214,7 +225,7 @@ def test_identifiers_of_both_directions_are_apart(connect: Connect, version: int
     other.receive(f"{name}/out", b"out")
 
 
-@pytest.mark.mqtt("MQTT-3.3.4-1")
+@pytest.mark.mqtt("5:3.3.4-1", "311:3.3.4-1")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 16383, 16384, 65535, 65536, 300000])
 def test_payload_sizes(connect: Connect, version: int, name: str, size: int, qos: int) -> None:
@@ -226,12 +237,7 @@ def test_payload_sizes(connect: Connect, version: int, name: str, size: int, qos
     subscriber.receive(name, payload, qos=qos)
 
 
-@pytest.mark.mqtt("MQTT-3.3.2-15")
-@pytest.mark.mqtt("MQTT-3.3.2-4")
-@pytest.mark.mqtt("MQTT-3.3.2-16")
-@pytest.mark.mqtt("MQTT-3.3.2-17")
-@pytest.mark.mqtt("MQTT-3.3.2-18")
-@pytest.mark.mqtt("MQTT-3.3.2-20")
+@pytest.mark.mqtt("5:3.3.2-4", "5:3.3.2-15", "5:3.3.2-16", "5:3.3.2-17", "5:3.3.2-18", "5:3.3.2-20")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_properties_arrive_unaltered(connect: Connect, name: str, qos: int) -> None:
     """Every property of a message reaches the subscriber as it was, User Properties in their order."""
@@ -250,7 +256,7 @@ def test_properties_arrive_unaltered(connect: Connect, name: str, qos: int) -> N
     assert got.properties["user_property"] == properties["user_property"]
 
 
-@pytest.mark.mqtt("MQTT-3.3.2-17")
+@pytest.mark.mqtt("311:4.5.0-1")
 def test_properties_do_not_reach_v3(connect: Connect, name: str) -> None:
     """A v3.1.1 subscriber gets the payload alone."""
     subscriber, publisher = connect(4), connect(5)
@@ -259,7 +265,7 @@ def test_properties_do_not_reach_v3(connect: Connect, name: str) -> None:
     subscriber.receive(name, b"body")
 
 
-@pytest.mark.mqtt("MQTT-2.2.2-1")
+@pytest.mark.mqtt("5:2.2.2-1")
 def test_v3_message_has_no_properties_in_v5(connect: Connect, name: str) -> None:
     """What a v3.1.1 client published comes to a v5 client with empty properties."""
     subscriber, publisher = connect(5), connect(4)
@@ -268,7 +274,7 @@ def test_v3_message_has_no_properties_in_v5(connect: Connect, name: str) -> None
     assert subscriber.receive(name, b"body").properties == {}
 
 
-@pytest.mark.mqtt("MQTT-4.5.0-1")
+@pytest.mark.mqtt("5:4.5.0-1", "311:4.5.0-1")
 def test_fan_out(connect: Connect, version: int, name: str) -> None:
     """Thirty subscribers with different QoS each receive each of ten messages once and in order."""
     subscribers = [connect(version) for _ in range(30)]
@@ -283,7 +289,7 @@ def test_fan_out(connect: Connect, version: int, name: str) -> None:
         subscriber.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-4.5.0-1")
+@pytest.mark.mqtt("5:4.5.0-1", "5:4.6.0-5", "311:4.5.0-1", "311:4.6.0-6")
 def test_fan_in(connect: Connect, version: int, name: str) -> None:
     """Thirty publishers send ten messages each; the subscriber receives them all, those of each publisher in order."""
     subscriber = connect(version)
@@ -299,7 +305,7 @@ def test_fan_in(connect: Connect, version: int, name: str) -> None:
     assert seen == {f"{name}/{position}": list(range(10)) for position in range(30)}
 
 
-@pytest.mark.mqtt("MQTT-4.5.0-1")
+@pytest.mark.mqtt("5:4.5.0-1", "311:4.5.0-1")
 @pytest.mark.parametrize("qos", [0, 1])
 def test_a_thousand_messages_in_one_segment(connect: Connect, version: int, name: str, qos: int) -> None:
     """A thousand small packets that arrive together are all handled."""

@@ -26,8 +26,9 @@ def unacknowledged(connect: Connect, version: int, name: str, qos: int, count: i
     return subscriber
 
 
-@pytest.mark.mqtt("MQTT-3.3.1-1")
-@pytest.mark.mqtt("MQTT-4.4.0-1")
+@pytest.mark.mqtt(
+    "5:3.3.1-1", "5:4.3.2-3", "5:4.3.3-3", "5:4.4.0-1", "311:3.3.1-1", "311:4.3.2-1", "311:4.3.3-1", "311:4.4.0-1"
+)
 @pytest.mark.parametrize("qos", [1, 2])
 def test_unacknowledged_publish_comes_again(connect: Connect, version: int, name: str, qos: int) -> None:
     """A PUBLISH without PUBACK or PUBREC is sent again after reconnection: same identifier, DUP set."""
@@ -38,7 +39,7 @@ def test_unacknowledged_publish_comes_again(connect: Connect, version: int, name
     again.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-4.6.0-1")
+@pytest.mark.mqtt("5:4.4.0-1", "5:4.6.0-5", "311:4.6.0-1", "311:4.6.0-6")
 @pytest.mark.parametrize("qos", [1, 2])
 def test_redelivery_keeps_the_order(connect: Connect, version: int, name: str, qos: int) -> None:
     """Five unacknowledged messages come again in their order; what was published meanwhile follows, without DUP."""
@@ -51,7 +52,7 @@ def test_redelivery_keeps_the_order(connect: Connect, version: int, name: str, q
     assert [each.payload for each in got] == [b"0", b"1", b"2", b"3", b"4", b"new"]
 
 
-@pytest.mark.mqtt("MQTT-4.3.3-6")
+@pytest.mark.mqtt("5:4.3.3-4", "5:4.3.3-5", "5:4.3.3-6", "5:4.4.0-1", "311:4.3.3-1", "311:4.4.0-1")
 def test_pubrel_comes_again_instead_of_publish(connect: Connect, version: int, name: str) -> None:
     """After PUBREC the PUBREL is repeated on the next connection, never the PUBLISH."""
     subscriber = unacknowledged(connect, version, name, 2)
@@ -66,7 +67,7 @@ def test_pubrel_comes_again_instead_of_publish(connect: Connect, version: int, n
     connect(version, name, **durable(version)).expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-4.4.0-1")
+@pytest.mark.mqtt("5:4.4.0-1", "311:4.3.2-1", "311:4.3.3-1")
 @pytest.mark.parametrize("qos", [1, 2])
 def test_no_redelivery_while_connected(connect: Connect, version: int, name: str, qos: int) -> None:
     """A connected client is not sent a message again, however long it does not answer."""
@@ -78,7 +79,7 @@ def test_no_redelivery_while_connected(connect: Connect, version: int, name: str
         subscriber.read(0.5)
 
 
-@pytest.mark.mqtt("MQTT-4.3.2-3")
+@pytest.mark.mqtt("5:4.3.2-3", "311:4.3.2-1")
 def test_only_what_is_unacknowledged(connect: Connect, version: int, name: str) -> None:
     """Of five messages the second and the fourth are acknowledged; the other three come again."""
     subscriber = unacknowledged(connect, version, name, 1, count=5)
@@ -91,7 +92,7 @@ def test_only_what_is_unacknowledged(connect: Connect, version: int, name: str) 
     again.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-4.4.0-2")
+@pytest.mark.mqtt("5:4.4.0-2")
 @pytest.mark.parametrize(("qos", "kind"), [(1, "PUBACK"), (2, "PUBREC")])
 def test_an_error_counts_as_acknowledged(connect: Connect, name: str, qos: int, kind: str) -> None:
     """A v5 subscriber that refused a message by reason code is not sent it again."""
@@ -102,7 +103,7 @@ def test_an_error_counts_as_acknowledged(connect: Connect, name: str, qos: int, 
     connect(5, name, **durable(5)).expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-4.3.3-10")
+@pytest.mark.mqtt("5:4.3.3-10", "311:4.3.3-2")
 def test_publisher_repeats_qos_2_after_reconnection(connect: Connect, version: int, name: str) -> None:
     """A publisher loses its connection after PUBREC and repeats the PUBLISH with DUP: it is delivered once."""
     subscriber = connect(version)
@@ -121,7 +122,7 @@ def test_publisher_repeats_qos_2_after_reconnection(connect: Connect, version: i
     wire.expect_nothing_more(subscriber, publisher, f"{name}/marker", qos=2)
 
 
-@pytest.mark.mqtt("MQTT-4.4.0-1")
+@pytest.mark.mqtt("5:4.3.3-11", "311:4.3.3-2")
 def test_publisher_repeats_pubrel_after_reconnection(connect: Connect, version: int, name: str) -> None:
     """A publisher loses its connection after PUBREC and goes on with PUBREL: PUBCOMP, and one delivery."""
     subscriber = connect(version)
@@ -137,7 +138,7 @@ def test_publisher_repeats_pubrel_after_reconnection(connect: Connect, version: 
     wire.expect_nothing_more(subscriber, publisher, f"{name}/marker", qos=2)
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-4", v3="MQTT-3.1.2-6")
+@pytest.mark.mqtt("5:3.1.2-4", "311:3.1.2-6")
 def test_a_new_session_forgets_the_identifiers(connect: Connect, version: int, name: str) -> None:
     """A QoS 2 identifier of a session that was discarded means nothing in the next one: it is a new message."""
     subscriber = connect(version)
@@ -158,7 +159,7 @@ def test_a_new_session_forgets_the_identifiers(connect: Connect, version: int, n
     assert b"second" in payloads
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-4", v3="MQTT-3.1.2-6")
+@pytest.mark.mqtt("5:3.1.2-4", "311:3.1.2-6")
 @pytest.mark.parametrize("qos", [1, 2])
 def test_clean_start_forgets_what_was_unacknowledged(connect: Connect, version: int, name: str, qos: int) -> None:
     """A client that comes back with clean start is not sent the messages of its former session."""
@@ -166,7 +167,7 @@ def test_clean_start_forgets_what_was_unacknowledged(connect: Connect, version: 
     connect(version, name, clean=True).expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-3.3.1-1")
+@pytest.mark.mqtt("5:3.3.1-1", "5:4.3.2-3", "311:3.3.1-1", "311:4.3.2-1")
 def test_redelivery_again_and_again(connect: Connect, version: int, name: str) -> None:
     """A client that never acknowledges gets the same message with the same identifier on every connection."""
     unacknowledged(connect, version, name, 1).close()

@@ -9,8 +9,7 @@ from tests.waiting import let_pass
 from tests.wire import Connect
 
 
-@pytest.mark.mqtt("MQTT-3.3.1-5", v3="MQTT-3.3.1-6")
-@pytest.mark.mqtt("MQTT-3.3.1-9", v3="MQTT-3.3.1-8")
+@pytest.mark.mqtt("5:3.3.1-5", "5:3.3.1-9", "5:3.8.4-8", "311:3.3.1-5", "311:3.3.1-6", "311:3.3.1-8", "311:3.8.4-6")
 @pytest.mark.parametrize("granted", [0, 1, 2])
 @pytest.mark.parametrize("published", [0, 1, 2])
 def test_a_new_subscription_gets_it(connect: Connect, version: int, name: str, published: int, granted: int) -> None:
@@ -24,7 +23,7 @@ def test_a_new_subscription_gets_it(connect: Connect, version: int, name: str, p
     subscriber.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-3.3.1-5", v3="MQTT-3.3.1-7")
+@pytest.mark.mqtt("5:3.3.1-5", "311:3.3.1-6", "311:3.3.1-7")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_the_last_one_counts(connect: Connect, version: int, name: str, qos: int) -> None:
     """Of three retained messages on a topic a later subscriber gets the last one only."""
@@ -37,8 +36,7 @@ def test_the_last_one_counts(connect: Connect, version: int, name: str, qos: int
     wire.expect_nothing_more(subscriber, publisher, f"{name}/marker")
 
 
-@pytest.mark.mqtt("MQTT-3.3.1-6", v3="MQTT-3.3.1-10")
-@pytest.mark.mqtt("MQTT-3.3.1-7", v3="MQTT-3.3.1-11")
+@pytest.mark.mqtt("5:3.3.1-6", "5:3.3.1-7", "311:3.3.1-10", "311:3.3.1-11")
 @pytest.mark.parametrize("qos", [0, 1])
 def test_an_empty_payload_clears(connect: Connect, version: int, name: str, qos: int) -> None:
     """A retained message with an empty payload reaches who is subscribed, and leaves nothing for who comes later."""
@@ -52,7 +50,7 @@ def test_an_empty_payload_clears(connect: Connect, version: int, name: str, qos:
     wire.expect_nothing_more(late, publisher, f"{name}/marker")
 
 
-@pytest.mark.mqtt("MQTT-3.3.1-8", v3="MQTT-3.3.1-12")
+@pytest.mark.mqtt("5:3.3.1-8", "311:3.3.1-12")
 def test_other_messages_leave_it_alone(connect: Connect, version: int, name: str) -> None:
     """A message without RETAIN neither replaces nor removes the retained one, even when it is empty."""
     publisher, subscriber = connect(version), connect(version)
@@ -63,7 +61,7 @@ def test_other_messages_leave_it_alone(connect: Connect, version: int, name: str
     subscriber.receive(name, b"kept", retain=True)
 
 
-@pytest.mark.mqtt("MQTT-3.3.1-8", v3="MQTT-3.3.1-12")
+@pytest.mark.mqtt("5:3.3.1-8", "311:3.3.1-12")
 def test_nothing_is_retained_without_the_flag(connect: Connect, version: int, name: str) -> None:
     """A message without RETAIN is not there for who subscribes later."""
     publisher, subscriber = connect(version), connect(version)
@@ -72,8 +70,7 @@ def test_nothing_is_retained_without_the_flag(connect: Connect, version: int, na
     wire.expect_nothing_more(subscriber, publisher, f"{name}/marker")
 
 
-@pytest.mark.mqtt(v3="MQTT-3.3.1-9")
-@pytest.mark.mqtt("MQTT-3.3.1-12")
+@pytest.mark.mqtt("5:3.3.1-12", "311:3.3.1-9")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_an_established_subscription_sees_no_flag(connect: Connect, version: int, name: str, qos: int) -> None:
     """Who is subscribed already gets a retained message with RETAIN clear."""
@@ -83,7 +80,7 @@ def test_an_established_subscription_sees_no_flag(connect: Connect, version: int
     subscriber.receive(name, b"kept", retain=False, qos=qos)
 
 
-@pytest.mark.mqtt("MQTT-3.3.1-9", v3="MQTT-3.8.4-3")
+@pytest.mark.mqtt("5:3.3.1-9", "5:3.8.4-4", "311:3.8.4-3")
 def test_every_subscribe_brings_it_again(connect: Connect, version: int, name: str) -> None:
     """Subscribing to the same filter again brings the retained message again."""
     connect(version).publish(name, b"kept", qos=1, retain=True)
@@ -93,7 +90,7 @@ def test_every_subscribe_brings_it_again(connect: Connect, version: int, name: s
         subscriber.receive(name, b"kept", retain=True, qos=qos)
 
 
-@pytest.mark.mqtt("MQTT-3.3.1-9")
+@pytest.mark.mqtt("5:3.3.1-9", "311:3.3.1-6")
 @pytest.mark.parametrize("pattern", ["N/#", "N/+/value", "+/+/value"])
 def test_a_wildcard_finds_them_all(connect: Connect, version: int, name: str, pattern: str) -> None:
     """Forty retained messages, wherever they are kept, all come to one wildcard subscription, each once."""
@@ -113,7 +110,7 @@ def test_a_wildcard_finds_them_all(connect: Connect, version: int, name: str, pa
     assert set(found) == topics
 
 
-@pytest.mark.mqtt("MQTT-3.3.1-9")
+@pytest.mark.mqtt("5:3.3.1-5", "5:3.3.1-9", "311:3.3.1-5", "311:3.3.1-6")
 def test_every_client_finds_it(connect: Connect, version: int, name: str) -> None:
     """Twelve clients, on whichever workers, find the retained message as soon as its PUBACK has come."""
     connect(version).publish(name, b"kept", qos=1, retain=True)
@@ -123,7 +120,7 @@ def test_every_client_finds_it(connect: Connect, version: int, name: str) -> Non
         subscriber.receive(name, b"kept", retain=True)
 
 
-@pytest.mark.mqtt("MQTT-4.7.2-1")
+@pytest.mark.mqtt("5:4.7.2-1", "311:4.7.2-1")
 def test_wildcards_do_not_find_dollar_topics(connect: Connect, version: int, name: str) -> None:
     """Retained messages of $-topics are not found by +/..., but by their own prefix."""
     publisher, subscriber = connect(version), connect(version)
@@ -134,7 +131,7 @@ def test_wildcards_do_not_find_dollar_topics(connect: Connect, version: int, nam
     subscriber.receive(f"${name}/{name}", b"kept", retain=True)
 
 
-@pytest.mark.mqtt("MQTT-3.3.1-5", v3="MQTT-3.1.2-7")
+@pytest.mark.mqtt("5:3.3.1-5", "311:3.1.2-7")
 def test_it_outlives_its_publisher(connect: Connect, version: int, name: str) -> None:
     """The retained message stays when the session of its publisher has ended."""
     publisher = connect(version)
@@ -145,8 +142,7 @@ def test_it_outlives_its_publisher(connect: Connect, version: int, name: str) ->
     subscriber.receive(name, b"kept", retain=True)
 
 
-@pytest.mark.mqtt("MQTT-3.3.2-17")
-@pytest.mark.mqtt("MQTT-3.3.2-15")
+@pytest.mark.mqtt("5:3.3.2-4", "5:3.3.2-15", "5:3.3.2-16", "5:3.3.2-17", "5:3.3.2-18", "5:3.3.2-20")
 def test_it_keeps_its_properties(connect: Connect, name: str) -> None:
     """A retained message has the properties it was published with."""
     properties = {
@@ -162,7 +158,7 @@ def test_it_keeps_its_properties(connect: Connect, name: str) -> None:
     assert subscriber.receive(name, b"kept", retain=True).properties == properties
 
 
-@pytest.mark.mqtt("MQTT-3.3.1-9")
+@pytest.mark.mqtt("5:3.3.1-9", "311:3.3.1-6")
 @pytest.mark.parametrize(("sending", "receiving"), [(3, 5), (5, 3), (4, 5), (5, 4)])
 def test_between_versions(connect: Connect, name: str, sending: int, receiving: int) -> None:
     """What one version retained another finds."""
@@ -172,7 +168,7 @@ def test_between_versions(connect: Connect, name: str, sending: int, receiving: 
     subscriber.receive(name, b"kept", retain=True, qos=1)
 
 
-@pytest.mark.mqtt("MQTT-3.3.2-5")
+@pytest.mark.mqtt("5:3.3.2-5", "5:3.3.2-6")
 def test_it_expires(connect: Connect, name: str) -> None:
     """A retained message is not sent after its Message Expiry Interval; before, with what is left of that."""
     publisher = connect(5)
@@ -186,7 +182,7 @@ def test_it_expires(connect: Connect, name: str) -> None:
     wire.expect_nothing_more(subscriber, publisher, f"{name}/marker")
 
 
-@pytest.mark.mqtt("MQTT-3.3.1-9")
+@pytest.mark.mqtt("5:3.3.1-5", "311:3.3.1-5")
 def test_large_retained_message(connect: Connect, version: int, name: str) -> None:
     """A retained message of 500,000 bytes comes back as it was."""
     payload = bytes(range(250)) * 2000
@@ -196,7 +192,7 @@ def test_large_retained_message(connect: Connect, version: int, name: str) -> No
     subscriber.receive(name, payload, retain=True)
 
 
-@pytest.mark.mqtt("MQTT-3.3.1-5")
+@pytest.mark.mqtt("5:3.3.1-5", "5:3.3.1-6", "311:3.3.1-5", "311:3.3.1-10")
 def test_set_and_clear_in_turn(connect: Connect, version: int, name: str) -> None:
     """After fifty rounds of setting and clearing, what was done last counts."""
     publisher = connect(version)

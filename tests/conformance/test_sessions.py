@@ -19,8 +19,9 @@ def durable(version: int, seconds: int = 60) -> dict[str, Any]:
     return {"clean": False, "properties": {"session_expiry_interval": seconds} if version == 5 else {}}
 
 
-@pytest.mark.mqtt("MQTT-3.2.2-3", v3="MQTT-3.2.2-2")
-@pytest.mark.mqtt("MQTT-3.1.2-6", v3="MQTT-3.2.2-3")
+@pytest.mark.mqtt(
+    "5:3.1.2-5", "5:3.1.2-6", "5:3.1.4-4", "5:3.2.2-3", "311:3.1.2-4", "311:3.1.4-3", "311:3.2.2-2", "311:3.2.2-3"
+)
 def test_session_present(connect: Connect, version: int, name: str) -> None:
     """A client with clean start 0 finds no session at first, and its own one after it was away."""
     first = connect(version, name, **durable(version))
@@ -29,15 +30,14 @@ def test_session_present(connect: Connect, version: int, name: str) -> None:
     assert connect(version, name, **durable(version)).connack.session_present
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-23", v3="MQTT-3.1.2-4")
+@pytest.mark.mqtt("5:3.1.2-23", "311:3.1.2-4")
 def test_session_outlives_a_broken_connection(connect: Connect, version: int, name: str) -> None:
     """It makes no difference to a session whether the client said DISCONNECT."""
     connect(version, name, **durable(version)).close()
     assert connect(version, name, **durable(version)).connack.session_present
 
 
-@pytest.mark.mqtt("MQTT-3.2.2-2", v3="MQTT-3.2.2-1")
-@pytest.mark.mqtt("MQTT-3.1.2-4", v3="MQTT-3.1.2-6")
+@pytest.mark.mqtt("5:3.1.2-4", "5:3.1.4-4", "5:3.2.2-2", "311:3.1.2-6", "311:3.1.4-3", "311:3.2.2-1")
 def test_clean_start_discards(connect: Connect, version: int, name: str) -> None:
     """Clean start 1 gets Session Present 0, and the old subscriptions and messages are gone."""
     old = connect(version, name, **durable(version))
@@ -51,14 +51,14 @@ def test_clean_start_discards(connect: Connect, version: int, name: str) -> None
     wire.expect_nothing_more(new, publisher, f"{name}/marker", qos=1)
 
 
-@pytest.mark.mqtt(v3="MQTT-3.1.2-6")
+@pytest.mark.mqtt("311:3.1.2-6", "311:3.2.2-3")
 def test_v311_clean_session_leaves_nothing(connect: Connect, name: str) -> None:
     """The session of a v3.1.1 client with clean session 1 ends with its connection."""
     connect(4, name, clean=True).disconnect()
     assert not connect(4, name, clean=False).connack.session_present
 
 
-@pytest.mark.mqtt("MQTT-4.1.0-2")
+@pytest.mark.mqtt("5:4.1.0-2")
 @pytest.mark.parametrize("properties", [{}, {"session_expiry_interval": 0}], ids=["absent", "0"])
 def test_v5_session_without_expiry_ends_at_once(connect: Connect, name: str, properties: dict[str, int]) -> None:
     """A v5 session without Session Expiry Interval, or with 0, ends with its connection."""
@@ -66,14 +66,14 @@ def test_v5_session_without_expiry_ends_at_once(connect: Connect, name: str, pro
     assert not connect(5, name, clean=False).connack.session_present
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-23")
+@pytest.mark.mqtt("5:3.1.2-23")
 def test_v5_clean_start_begins_a_durable_session(connect: Connect, name: str) -> None:
     """Clean start says what is before, Session Expiry Interval what is after."""
     connect(5, name, clean=True, properties={"session_expiry_interval": 60}).disconnect()
     assert connect(5, name, clean=False).connack.session_present
 
 
-@pytest.mark.mqtt("MQTT-4.1.0-2")
+@pytest.mark.mqtt("5:4.1.0-2")
 def test_a_session_expires(connect: Connect, name: str) -> None:
     """A session with Session Expiry Interval 1 is there at once after the connection, and gone two seconds later."""
     connect(5, name, **durable(5, 1)).disconnect()
@@ -84,7 +84,7 @@ def test_a_session_expires(connect: Connect, name: str) -> None:
     assert not connect(5, name, **durable(5, 1)).connack.session_present
 
 
-@pytest.mark.mqtt("MQTT-4.1.0-1")
+@pytest.mark.mqtt("5:4.1.0-1")
 def test_a_connected_session_does_not_expire(connect: Connect, name: str) -> None:
     """Session Expiry counts from the end of the connection, not from its beginning."""
     client = connect(5, name, **durable(5, 1))
@@ -93,21 +93,21 @@ def test_a_connected_session_does_not_expire(connect: Connect, name: str) -> Non
     assert connect(5, name, **durable(5, 1)).connack.session_present
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-23")
+@pytest.mark.mqtt("5:3.1.2-23")
 def test_a_session_for_ever(connect: Connect, name: str) -> None:
     """Session Expiry Interval 0xFFFFFFFF is a session that does not end by itself."""
     connect(5, name, **durable(5, FOREVER)).disconnect()
     assert connect(5, name, **durable(5, FOREVER)).connack.session_present
 
 
-@pytest.mark.mqtt("MQTT-4.1.0-2")
+@pytest.mark.mqtt("5:4.1.0-2")
 def test_disconnect_may_shorten_the_session(connect: Connect, name: str) -> None:
     """DISCONNECT with Session Expiry Interval 0 ends a session that was meant to last."""
     connect(5, name, **durable(5)).disconnect(properties={"session_expiry_interval": 0})
     assert not connect(5, name, **durable(5)).connack.session_present
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-23")
+@pytest.mark.mqtt("5:3.1.2-23")
 def test_disconnect_may_lengthen_the_session(connect: Connect, name: str) -> None:
     """DISCONNECT with another Session Expiry Interval replaces that of CONNECT."""
     connect(5, name, **durable(5, 1)).disconnect(properties={"session_expiry_interval": 60})
@@ -115,7 +115,7 @@ def test_disconnect_may_lengthen_the_session(connect: Connect, name: str) -> Non
     assert connect(5, name, **durable(5)).connack.session_present
 
 
-@pytest.mark.mqtt("MQTT-4.13.1-1")
+@pytest.mark.mqtt("5:4.13.1-1")
 def test_disconnect_may_not_begin_an_expiry(connect: Connect, name: str) -> None:
     """A client that connected with Session Expiry Interval 0 may not set another one on DISCONNECT."""
     client = connect(5, name)
@@ -124,7 +124,7 @@ def test_disconnect_may_not_begin_an_expiry(connect: Connect, name: str) -> None
     assert not connect(5, name, clean=False).connack.session_present
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-5", v3="MQTT-3.1.2-4")
+@pytest.mark.mqtt("5:3.1.2-5", "5:3.1.3-2", "311:3.1.2-4", "311:3.1.3-2")
 @pytest.mark.parametrize(("before", "after"), [(4, 5), (5, 4), (3, 4)])
 def test_a_session_may_change_its_version(connect: Connect, name: str, before: int, after: int) -> None:
     """The session belongs to the client id: another version resumes it with its subscriptions."""
@@ -138,7 +138,7 @@ def test_a_session_may_change_its_version(connect: Connect, name: str, before: i
     again.receive(name, b"waits", qos=1)
 
 
-@pytest.mark.mqtt("MQTT-4.5.0-1", v3="MQTT-3.1.2-5")
+@pytest.mark.mqtt("5:4.5.0-1", "311:3.1.2-5", "311:4.5.0-1")
 @pytest.mark.parametrize("qos", [1, 2])
 def test_messages_wait(connect: Connect, version: int, name: str, qos: int) -> None:
     """What is published at QoS 1 or 2 while a session is away comes when it is back: in order, DUP and RETAIN clear."""
@@ -154,7 +154,7 @@ def test_messages_wait(connect: Connect, version: int, name: str, qos: int) -> N
     again.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-4.5.0-1")
+@pytest.mark.mqtt("5:4.5.0-1", "311:3.1.2-5")
 def test_qos_0_does_not_wait(connect: Connect, version: int, name: str) -> None:
     """Neither a QoS 0 message nor one for a QoS 0 subscription is kept for a session that is away."""
     subscriber = connect(version, name, **durable(version))
@@ -169,7 +169,7 @@ def test_qos_0_does_not_wait(connect: Connect, version: int, name: str) -> None:
     again.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-4.5.0-1")
+@pytest.mark.mqtt("5:3.8.4-8", "5:4.5.0-1", "311:3.1.2-5", "311:3.8.4-6")
 def test_messages_wait_at_the_effective_qos(connect: Connect, version: int, name: str) -> None:
     """A message that waited comes at the lower of the published and the granted QoS."""
     subscriber = connect(version, name, **durable(version))
@@ -184,7 +184,7 @@ def test_messages_wait_at_the_effective_qos(connect: Connect, version: int, name
         again.receive(expected[0], expected[1], qos=expected[2])
 
 
-@pytest.mark.mqtt("MQTT-4.6.0-6")
+@pytest.mark.mqtt("5:4.6.0-5", "5:4.6.0-6", "311:4.6.0-5", "311:4.6.0-6")
 def test_waiting_messages_come_before_new_ones(connect: Connect, version: int, name: str) -> None:
     """Five hundred messages wait; ten more are published once the client is back: all come, in order."""
     subscriber = connect(version, name, **durable(version))
@@ -201,8 +201,7 @@ def test_waiting_messages_come_before_new_ones(connect: Connect, version: int, n
     again.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-3.3.2-5")
-@pytest.mark.mqtt("MQTT-3.3.2-6")
+@pytest.mark.mqtt("5:3.3.2-5", "5:3.3.2-6")
 def test_waiting_messages_expire(connect: Connect, name: str) -> None:
     """A message whose Message Expiry Interval passes while it waits is not sent; another says what is left of it."""
     subscriber = connect(5, name, **durable(5))
@@ -217,7 +216,7 @@ def test_waiting_messages_expire(connect: Connect, name: str) -> None:
     again.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-4.1.0-1", v3="MQTT-4.1.0-1")
+@pytest.mark.mqtt("5:3.1.2-5", "5:4.1.0-1", "311:3.1.2-4", "311:4.1.0-1")
 def test_subscriptions_stay_with_the_session(connect: Connect, version: int, name: str) -> None:
     """A client that is back gets live messages without subscribing again; UNSUBSCRIBE works on the old subscription."""
     subscriber = connect(version, name, **durable(version))
@@ -234,7 +233,7 @@ def test_subscriptions_stay_with_the_session(connect: Connect, version: int, nam
     wire.expect_nothing_more(again, publisher, f"{name}/marker")
 
 
-@pytest.mark.mqtt("MQTT-4.1.0-1")
+@pytest.mark.mqtt("5:3.1.2-5", "5:4.1.0-1", "311:3.1.2-4", "311:4.1.0-1")
 def test_a_session_lives_through_many_connections(connect: Connect, version: int, name: str) -> None:
     """A client that comes and goes twenty times misses none of the messages that are published in between."""
     connect(version, name, **durable(version)).subscribe(name, qos=2)
@@ -249,7 +248,7 @@ def test_a_session_lives_through_many_connections(connect: Connect, version: int
         client.disconnect()
 
 
-@pytest.mark.mqtt("MQTT-4.5.0-1")
+@pytest.mark.mqtt("5:4.5.0-1", "311:3.1.2-5", "311:4.5.0-1")
 def test_messages_wait_for_many_sessions(connect: Connect, version: int, name: str) -> None:
     """One message waits for twenty sessions, on whichever workers they are at home."""
     ids = [f"{name}w{number}" for number in range(20)]
@@ -262,7 +261,7 @@ def test_messages_wait_for_many_sessions(connect: Connect, version: int, name: s
         connect(version, client_id, **durable(version)).receive(name, b"for all", qos=1)
 
 
-@pytest.mark.mqtt("MQTT-3.10.4-2", v3="MQTT-3.10.4-2")
+@pytest.mark.mqtt("5:3.10.4-2", "311:3.10.4-2")
 def test_unsubscribed_while_messages_wait(connect: Connect, version: int, name: str) -> None:
     """A session that unsubscribes and goes away is not sent what is published then."""
     client = connect(version, name, **durable(version))

@@ -48,7 +48,7 @@ def group(connect: Connect, version: int, name: str, members: int, qos: int = 1)
     return joined
 
 
-@pytest.mark.mqtt("MQTT-4.8.2-1")
+@pytest.mark.mqtt("5:4.8.2-1")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_each_message_goes_to_one_member(connect: Connect, version: int, name: str, qos: int) -> None:
     """Sixty messages for a group of three: each is delivered exactly once."""
@@ -59,7 +59,7 @@ def test_each_message_goes_to_one_member(connect: Connect, version: int, name: s
     assert collect(members, 60) == Counter({b"%d" % number: 1 for number in range(60)})
 
 
-@pytest.mark.mqtt("MQTT-4.8.2-1")
+@pytest.mark.mqtt("5:4.8.2-1")
 def test_every_member_gets_some(connect: Connect, name: str) -> None:
     """Of two hundred messages each of two members gets a share."""
     members = group(connect, 5, name, 2, qos=0)
@@ -80,7 +80,7 @@ def test_every_member_gets_some(connect: Connect, name: str) -> None:
     assert min(shares) > 0
 
 
-@pytest.mark.mqtt("MQTT-4.8.2-1")
+@pytest.mark.mqtt("5:4.8.2-1")
 def test_groups_and_other_subscribers_do_not_share(connect: Connect, version: int, name: str) -> None:
     """Two groups and an ordinary subscriber each get every message."""
     first, second, plain, publisher = connect(version), connect(version), connect(version), connect(version)
@@ -95,7 +95,7 @@ def test_groups_and_other_subscribers_do_not_share(connect: Connect, version: in
         client.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-4.8.2-3")
+@pytest.mark.mqtt("5:4.8.2-3")
 @pytest.mark.parametrize("granted", [0, 1, 2])
 def test_the_granted_qos_is_respected(connect: Connect, version: int, name: str, granted: int) -> None:
     """A member gets messages at the QoS it was granted."""
@@ -104,7 +104,7 @@ def test_the_granted_qos_is_respected(connect: Connect, version: int, name: str,
     member.receive(name, b"x", qos=granted)
 
 
-@pytest.mark.mqtt("MQTT-4.8.2-2")
+@pytest.mark.mqtt("5:4.8.2-2")
 def test_shared_filters_may_have_wildcards(connect: Connect, version: int, name: str) -> None:
     """The filter behind the ShareName is a Topic Filter like any other; the topic comes as it was published."""
     member, publisher = connect(version), connect(version)
@@ -115,7 +115,7 @@ def test_shared_filters_may_have_wildcards(connect: Connect, version: int, name:
     member.receive(f"{name}/a/b/c", b"2")
 
 
-@pytest.mark.mqtt("MQTT-4.8.2-1")
+@pytest.mark.mqtt("5:4.8.2-1")
 def test_one_group_name_for_many_filters(connect: Connect, version: int, name: str) -> None:
     """The same ShareName with another filter is another group."""
     first, second, publisher = connect(version), connect(version), connect(version)
@@ -127,7 +127,7 @@ def test_one_group_name_for_many_filters(connect: Connect, version: int, name: s
     second.receive(f"{name}/b", b"b")
 
 
-@pytest.mark.mqtt("MQTT-4.8.2-1")
+@pytest.mark.mqtt("5:3.10.4-2")
 @pytest.mark.parametrize("leave", ["unsubscribe", "disconnect", "close"])
 def test_who_leaves_gets_nothing(connect: Connect, version: int, name: str, leave: str) -> None:
     """After one of two members has left, the other one gets every message."""
@@ -147,7 +147,7 @@ def test_who_leaves_gets_nothing(connect: Connect, version: int, name: str, leav
     staying.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-3.3.1-9")
+@pytest.mark.mqtt("5:4.8.2-1")
 @pytest.mark.mosquitto_differs("sends them")
 def test_no_retained_messages(connect: Connect, version: int, name: str) -> None:
     """A shared subscription is not sent retained messages."""
@@ -157,7 +157,7 @@ def test_no_retained_messages(connect: Connect, version: int, name: str) -> None
     wire.expect_nothing_more(member, publisher, f"{name}/marker", qos=1)
 
 
-@pytest.mark.mqtt("MQTT-3.3.4-3")
+@pytest.mark.mqtt("5:3.3.4-3", "5:3.3.4-5")
 def test_shared_and_plain_of_one_client(connect: Connect, name: str) -> None:
     """A client that shares a subscription and has a plain one gets the message for both of them."""
     client, publisher = connect(5), connect(5)
@@ -171,8 +171,7 @@ def test_shared_and_plain_of_one_client(connect: Connect, name: str) -> None:
     wire.expect_nothing_more(client, publisher, f"{name}/marker", qos=1)
 
 
-@pytest.mark.mqtt("MQTT-4.8.2-1")
-@pytest.mark.mqtt("MQTT-4.8.2-2")
+@pytest.mark.mqtt("5:4.8.2-1", "5:4.8.2-2")
 @pytest.mark.parametrize("bad", ["$share//N", "$share/g", "$share/g/", "$share/g+/N", "$share/#/N", "$share/"])
 @pytest.mark.mosquitto_differs("takes some of them and closes for others")
 def test_invalid_shared_filters(connect: Connect, version: int, name: str, bad: str) -> None:
@@ -182,7 +181,7 @@ def test_invalid_shared_filters(connect: Connect, version: int, name: str, bad: 
     client.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-4.8.2-6")
+@pytest.mark.mqtt("5:4.8.2-6")
 def test_a_refused_message_goes_to_nobody_else(connect: Connect, name: str) -> None:
     """A member refuses a QoS 1 message with 0x80: the other member does not get it."""
     members = group(connect, 5, name, 2)
@@ -195,7 +194,7 @@ def test_a_refused_message_goes_to_nobody_else(connect: Connect, name: str) -> N
         member.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-4.8.2-4")
+@pytest.mark.mqtt("5:4.8.2-4")
 def test_qos_2_stays_with_its_session(connect: Connect, name: str) -> None:
     """A member breaks down with a QoS 2 message under way: it, and nobody else, gets it again when it is back."""
     keep = {"session_expiry_interval": 60}
@@ -213,7 +212,7 @@ def test_qos_2_stays_with_its_session(connect: Connect, name: str) -> None:
     other.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-4.8.2-1")
+@pytest.mark.mqtt("5:4.5.0-1")
 def test_a_group_waits_for_a_member(connect: Connect, version: int, name: str) -> None:
     """When the only member with a session is away, the messages of the group wait for it."""
     keep = {"clean": False, "properties": {"session_expiry_interval": 60} if version == 5 else {}}

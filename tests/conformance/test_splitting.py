@@ -37,7 +37,7 @@ def answers(client: Client) -> list[Packet]:
 EXPECTED = ["CONNACK", "SUBACK", "PUBACK", "PUBREC", "PUBCOMP", "UNSUBACK", "PINGRESP"]
 
 
-@pytest.mark.mqtt("MQTT-4.2-1", v3="MQTT-7.1.1-1")
+@pytest.mark.mqtt("5:4.2-1", "311:7.1.1-1")
 def test_in_one_segment(open_connection: OpenConnection, any_version: int, name: str) -> None:
     """A whole conversation in one segment is answered packet by packet, in order."""
     client = open_connection(any_version)
@@ -45,7 +45,7 @@ def test_in_one_segment(open_connection: OpenConnection, any_version: int, name:
     assert [got.kind for got in answers(client)] == EXPECTED
 
 
-@pytest.mark.mqtt("MQTT-4.2-1", v3="MQTT-7.1.1-1")
+@pytest.mark.mqtt("5:4.2-1", "311:7.1.1-1")
 def test_byte_by_byte(open_connection: OpenConnection, any_version: int, name: str) -> None:
     """The same conversation, each byte in a segment of its own."""
     client = open_connection(any_version)
@@ -54,7 +54,7 @@ def test_byte_by_byte(open_connection: OpenConnection, any_version: int, name: s
     assert [got.kind for got in answers(client)] == EXPECTED
 
 
-@pytest.mark.mqtt("MQTT-4.2-1", v3="MQTT-7.1.1-1")
+@pytest.mark.mqtt("5:4.2-1", "311:7.1.1-1")
 def test_at_every_split_point(open_connection: OpenConnection, version: int, name: str) -> None:
     """The same conversation in two segments, cut at every byte."""
     whole = conversation(version, name)
@@ -69,7 +69,7 @@ def test_at_every_split_point(open_connection: OpenConnection, version: int, nam
         assert answers(client) == expected, f"cut at byte {cut}"
 
 
-@pytest.mark.mqtt("MQTT-4.2-1", v3="MQTT-7.1.1-1")
+@pytest.mark.mqtt("5:4.2-1", "311:7.1.1-1")
 @pytest.mark.parametrize("segment", [1000, 65535, 65536, 65537])
 def test_a_large_packet_in_many_segments(connect: Connect, version: int, name: str, segment: int) -> None:
     """A message of 400,000 bytes arrives whole, however it was cut, and so does the small one behind it."""
@@ -86,7 +86,7 @@ def test_a_large_packet_in_many_segments(connect: Connect, version: int, name: s
     subscriber.receive(name, b"small")
 
 
-@pytest.mark.mqtt("MQTT-4.2-1", v3="MQTT-7.1.1-1")
+@pytest.mark.mqtt("5:4.2-1", "311:7.1.1-1")
 def test_a_packet_that_is_never_finished(connect: Connect, version: int, name: str) -> None:
     """A client that stops in the middle of a PUBLISH harms nobody; what it began is not published."""
     watcher, client = connect(version), connect(version)

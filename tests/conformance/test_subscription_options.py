@@ -10,7 +10,7 @@ from tests.wire import NO_LOCAL, NO_RETAINED, RETAIN_AS_PUBLISHED, SEND_RETAINED
 MALFORMED, PROTOCOL_ERROR = 0x81, 0x82
 
 
-@pytest.mark.mqtt("MQTT-3.8.3-3")
+@pytest.mark.mqtt("5:3.8.3-3")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_no_local(connect: Connect, name: str, qos: int) -> None:
     """With No Local a client gets what others publish, and not what it publishes itself."""
@@ -22,7 +22,7 @@ def test_no_local(connect: Connect, name: str, qos: int) -> None:
     client.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-3.8.3-3")
+@pytest.mark.mqtt("5:3.8.3-3", "5:3.8.4-3")
 @pytest.mark.mosquitto_differs("keeps No Local when the subscription is replaced")
 def test_no_local_is_a_matter_of_the_subscription(connect: Connect, name: str) -> None:
     """Replacing the subscription by one without No Local brings a client its own messages again."""
@@ -34,7 +34,7 @@ def test_no_local_is_a_matter_of_the_subscription(connect: Connect, name: str) -
     client.receive(name, b"seen")
 
 
-@pytest.mark.mqtt("MQTT-3.8.3-4")
+@pytest.mark.mqtt("5:3.8.3-4")
 @pytest.mark.mosquitto_differs("grants it")
 def test_no_local_on_a_shared_subscription(connect: Connect, name: str) -> None:
     """No Local together with $share is a Protocol Error."""
@@ -43,8 +43,7 @@ def test_no_local_on_a_shared_subscription(connect: Connect, name: str) -> None:
     client.expect_closed(PROTOCOL_ERROR)
 
 
-@pytest.mark.mqtt("MQTT-3.3.1-12")
-@pytest.mark.mqtt("MQTT-3.3.1-13")
+@pytest.mark.mqtt("5:3.3.1-12", "5:3.3.1-13")
 @pytest.mark.parametrize("retain", [False, True], ids=["RETAIN 0", "RETAIN 1"])
 @pytest.mark.parametrize("keep", [False, True], ids=["as published 0", "as published 1"])
 def test_retain_as_published(connect: Connect, name: str, keep: bool, retain: bool) -> None:
@@ -55,7 +54,7 @@ def test_retain_as_published(connect: Connect, name: str, keep: bool, retain: bo
     subscriber.receive(name, b"x", retain=keep and retain)
 
 
-@pytest.mark.mqtt("MQTT-3.3.1-12")
+@pytest.mark.mqtt("5:3.3.1-12", "5:3.3.1-13")
 def test_retain_as_published_of_two_subscribers(connect: Connect, name: str) -> None:
     """Two subscribers of one message see the flag each in its own way."""
     plain, keeping, publisher = connect(5), connect(5), connect(5)
@@ -66,7 +65,7 @@ def test_retain_as_published_of_two_subscribers(connect: Connect, name: str) -> 
     keeping.receive(name, b"x", retain=True)
 
 
-@pytest.mark.mqtt("MQTT-3.3.1-9")
+@pytest.mark.mqtt("5:3.3.1-9", "5:3.8.4-4")
 def test_retain_handling_0(connect: Connect, name: str) -> None:
     """Retain Handling 0: the retained message comes with every SUBSCRIBE, flagged RETAIN."""
     connect(5).publish(name, b"kept", qos=1, retain=True)
@@ -77,7 +76,7 @@ def test_retain_handling_0(connect: Connect, name: str) -> None:
     client.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-3.3.1-10")
+@pytest.mark.mqtt("5:3.3.1-10")
 def test_retain_handling_1(connect: Connect, name: str) -> None:
     """Retain Handling 1: the retained message comes with a new subscription, not with a repeated one."""
     connect(5).publish(name, b"kept", qos=1, retain=True)
@@ -91,7 +90,7 @@ def test_retain_handling_1(connect: Connect, name: str) -> None:
     client.receive(name, b"kept", retain=True)
 
 
-@pytest.mark.mqtt("MQTT-3.3.1-11")
+@pytest.mark.mqtt("5:3.3.1-11")
 def test_retain_handling_2(connect: Connect, name: str) -> None:
     """Retain Handling 2: the retained message never comes, later messages do."""
     publisher = connect(5)
@@ -102,7 +101,7 @@ def test_retain_handling_2(connect: Connect, name: str) -> None:
     client.receive(name, b"live", retain=False)
 
 
-@pytest.mark.mqtt("MQTT-3.3.4-3")
+@pytest.mark.mqtt("5:3.3.4-3")
 @pytest.mark.parametrize("identifier", [1, 127, 128, 16384, 268435455])
 def test_subscription_identifier(connect: Connect, name: str, identifier: int) -> None:
     """A message carries the Subscription Identifier of the subscription it matched."""
@@ -113,7 +112,7 @@ def test_subscription_identifier(connect: Connect, name: str, identifier: int) -
         assert subscriber.receive(name, b"x").properties == {"subscription_identifier": [identifier]}
 
 
-@pytest.mark.mqtt("MQTT-3.3.4-4")
+@pytest.mark.mqtt("5:3.3.4-3", "5:3.3.4-4")
 @pytest.mark.mosquitto_differs("sends a copy for each subscription")
 def test_subscription_identifiers_of_overlapping_filters(connect: Connect, name: str) -> None:
     """One copy carries the identifiers of all filters that match and have one."""
@@ -127,7 +126,7 @@ def test_subscription_identifiers_of_overlapping_filters(connect: Connect, name:
     assert sorted(got.properties["subscription_identifier"]) == [1, 300]
 
 
-@pytest.mark.mqtt("MQTT-3.8.4-3")
+@pytest.mark.mqtt("5:3.8.4-3")
 def test_subscription_identifier_is_replaced(connect: Connect, name: str) -> None:
     """Subscribing to the same filter again replaces its identifier, or takes it away."""
     subscriber, publisher = connect(5), connect(5)
@@ -138,7 +137,7 @@ def test_subscription_identifier_is_replaced(connect: Connect, name: str) -> Non
         assert subscriber.receive(name, b"x").properties.get("subscription_identifier", [None]) == [identifier]
 
 
-@pytest.mark.mqtt("MQTT-3.3.4-3")
+@pytest.mark.mqtt("5:3.3.4-3")
 def test_one_identifier_for_many_filters(connect: Connect, name: str) -> None:
     """The identifier of a SUBSCRIBE belongs to all its filters."""
     subscriber, publisher = connect(5), connect(5)
@@ -148,7 +147,7 @@ def test_one_identifier_for_many_filters(connect: Connect, name: str) -> None:
         assert subscriber.receive(topic, b"x").properties == {"subscription_identifier": [9]}
 
 
-@pytest.mark.mqtt("MQTT-3.3.4-3")
+@pytest.mark.mqtt("5:3.3.4-3")
 def test_identifier_of_a_retained_message(connect: Connect, name: str) -> None:
     """A retained message that a SUBSCRIBE brings carries its identifier."""
     connect(5).publish(name, b"kept", qos=1, retain=True)
@@ -157,7 +156,7 @@ def test_identifier_of_a_retained_message(connect: Connect, name: str) -> None:
     assert subscriber.receive(name, b"kept").properties == {"subscription_identifier": [9]}
 
 
-@pytest.mark.mqtt("MQTT-3.3.4-3")
+@pytest.mark.mqtt("5:3.3.4-3")
 def test_identifier_outlives_the_connection(connect: Connect, name: str) -> None:
     """A message that waited for the client carries the identifier of its subscription."""
     keep = {"session_expiry_interval": 60}
@@ -169,7 +168,7 @@ def test_identifier_outlives_the_connection(connect: Connect, name: str) -> None
     assert subscriber.receive(name, b"waits").properties == {"subscription_identifier": [9]}
 
 
-@pytest.mark.mqtt("MQTT-3.3.4-5")
+@pytest.mark.mqtt("5:3.3.4-3")
 def test_each_subscriber_sees_its_own_identifier(connect: Connect, name: str) -> None:
     """Ten subscribers of one message each see the identifier they gave, one that gave none sees none."""
     subscribers = [connect(5) for _ in range(10)]
@@ -181,7 +180,7 @@ def test_each_subscriber_sees_its_own_identifier(connect: Connect, name: str) ->
         assert subscriber.receive(name, b"x").properties == expected
 
 
-@pytest.mark.mqtt("MQTT-4.13.1-1")
+@pytest.mark.mqtt("5:4.13.1-1")
 @pytest.mark.parametrize("identifiers", [0, [1, 2]], ids=["0", "two"])
 def test_bad_subscription_identifiers(connect: Connect, name: str, identifiers: int | list[int]) -> None:
     """Subscription Identifier 0, or two of them in one SUBSCRIBE, is a Protocol Error."""

@@ -11,7 +11,7 @@ TAKEN_OVER = 0x8E
 KEEP = {"session_expiry_interval": 60}
 
 
-@pytest.mark.mqtt("MQTT-3.1.4-3", v3="MQTT-3.1.4-2")
+@pytest.mark.mqtt("5:3.1.4-3", "5:3.14.4-2", "311:3.1.4-2")
 def test_the_older_connection_is_closed(connect: Connect, any_version: int, name: str) -> None:
     """The second CONNECT with a client id closes the first connection; a v5 client is told 0x8E."""
     old = connect(any_version, name)
@@ -20,7 +20,7 @@ def test_the_older_connection_is_closed(connect: Connect, any_version: int, name
     new.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-3.1.4-3")
+@pytest.mark.mqtt("5:3.1.4-3", "311:3.1.4-2")
 @pytest.mark.parametrize(("before", "after"), [(4, 5), (5, 4), (3, 5)])
 def test_take_over_by_another_version(connect: Connect, name: str, before: int, after: int) -> None:
     """The client that takes over may speak another version."""
@@ -29,7 +29,7 @@ def test_take_over_by_another_version(connect: Connect, name: str, before: int, 
     old.expect_closed(TAKEN_OVER)
 
 
-@pytest.mark.mqtt("MQTT-3.2.2-3")
+@pytest.mark.mqtt("5:3.1.2-5", "5:3.2.2-3", "311:3.1.2-4", "311:3.2.2-2")
 def test_take_over_resumes_the_session(connect: Connect, version: int, name: str) -> None:
     """With clean start 0 the new connection has the session of the old one and its subscriptions."""
     options = {"clean": False, "properties": KEEP if version == 5 else {}}
@@ -42,7 +42,7 @@ def test_take_over_resumes_the_session(connect: Connect, version: int, name: str
     assert new.await_packet("PUBLISH").payload == b"still subscribed"
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-4", v3="MQTT-3.1.2-6")
+@pytest.mark.mqtt("5:3.1.2-4", "5:3.2.2-2", "311:3.1.2-6", "311:3.2.2-1")
 def test_take_over_with_clean_start(connect: Connect, version: int, name: str) -> None:
     """With clean start 1 the new connection has a new session: no Session Present, no subscription."""
     old = connect(version, name, clean=False, properties=KEEP if version == 5 else {})
@@ -54,7 +54,7 @@ def test_take_over_with_clean_start(connect: Connect, version: int, name: str) -
     wire.expect_nothing_more(new, new, f"{name}/marker")
 
 
-@pytest.mark.mqtt("MQTT-4.4.0-1")
+@pytest.mark.mqtt("5:4.4.0-1", "311:4.4.0-1")
 def test_take_over_redelivers_what_was_not_acknowledged(connect: Connect, version: int, name: str) -> None:
     """A QoS 1 message that the old connection did not acknowledge comes again on the new one, with DUP."""
     options = {"clean": False, "properties": KEEP if version == 5 else {}}
@@ -66,7 +66,7 @@ def test_take_over_redelivers_what_was_not_acknowledged(connect: Connect, versio
     new.expect("PUBLISH", payload=b"once more", dup=True, packet_id=first.packet_id)
 
 
-@pytest.mark.mqtt("MQTT-3.1.4-3")
+@pytest.mark.mqtt("5:3.1.4-3", "311:3.1.4-2")
 def test_a_row_of_take_overs(connect: Connect, version: int, name: str) -> None:
     """Twenty connections in a row with one client id: each closes the one before, the last one lives."""
     clients = [connect(version, name) for _ in range(20)]
@@ -75,7 +75,7 @@ def test_a_row_of_take_overs(connect: Connect, version: int, name: str) -> None:
     clients[-1].expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-3.2.0-1")
+@pytest.mark.mqtt("5:3.1.4-3", "5:3.2.0-1", "5:3.14.0-1", "311:3.1.4-2", "311:3.2.0-1")
 def test_take_overs_at_once(open_connection: OpenConnection, version: int, name: str) -> None:
     """Ten connections CONNECT at once with one client id: exactly one is left, and none saw anything before CONNACK."""
     clients = [open_connection(version) for _ in range(10)]

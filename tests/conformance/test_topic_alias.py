@@ -15,13 +15,13 @@ def aliased(client: Client, topic: str, payload: bytes, alias: int, qos: int = 0
     client.publish(topic, payload, qos=qos, properties={"topic_alias": alias})
 
 
-@pytest.mark.mqtt("MQTT-3.3.2-12")
+@pytest.mark.mqtt("5:3.3.2-12")
 def test_the_broker_takes_aliases(connect: Connect) -> None:
     """CONNACK announces a Topic Alias Maximum above 0."""
     assert connect(5).connack.properties["topic_alias_maximum"] > 0
 
 
-@pytest.mark.mqtt("MQTT-3.3.2-12")
+@pytest.mark.mqtt("5:3.3.2-12")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_an_alias_stands_for_its_topic(connect: Connect, name: str, qos: int) -> None:
     """After a PUBLISH with topic and alias the alias alone is enough; subscribers see the topic and no alias."""
@@ -33,7 +33,7 @@ def test_an_alias_stands_for_its_topic(connect: Connect, name: str, qos: int) ->
         assert subscriber.receive(name, payload, qos=qos).properties == {}
 
 
-@pytest.mark.mqtt("MQTT-3.3.2-12")
+@pytest.mark.mqtt("5:3.3.2-12")
 def test_every_alias_up_to_the_maximum(connect: Connect, name: str) -> None:
     """All aliases that CONNACK allows can be used at once."""
     subscriber, publisher = connect(5), connect(5)
@@ -47,7 +47,7 @@ def test_every_alias_up_to_the_maximum(connect: Connect, name: str) -> None:
         subscriber.receive(f"{name}/{alias}", b"used")
 
 
-@pytest.mark.mqtt("MQTT-3.3.2-12")
+@pytest.mark.mqtt("5:3.3.2-12")
 def test_an_alias_may_change_its_topic(connect: Connect, name: str) -> None:
     """A PUBLISH with another topic and the same alias gives it a new meaning."""
     subscriber, publisher = connect(5), connect(5)
@@ -59,7 +59,7 @@ def test_an_alias_may_change_its_topic(connect: Connect, name: str) -> None:
         subscriber.receive(topic, b"used")
 
 
-@pytest.mark.mqtt("MQTT-3.3.2-12")
+@pytest.mark.mqtt("5:3.3.2-12", "5:3.3.2-17")
 def test_an_alias_and_other_properties(connect: Connect, name: str) -> None:
     """The alias is cut out of the properties, wherever it stands among them; the others arrive."""
     subscriber, publisher = connect(5), connect(5)
@@ -70,7 +70,7 @@ def test_an_alias_and_other_properties(connect: Connect, name: str) -> None:
         assert subscriber.receive(name, b"x").properties == {k: v for k, v in around.items() if k != "topic_alias"}
 
 
-@pytest.mark.mqtt("MQTT-3.3.2-8")
+@pytest.mark.mqtt("5:3.3.2-8")
 def test_alias_0(connect: Connect, name: str) -> None:
     """Topic Alias 0 closes the connection."""
     client = connect(5)
@@ -78,7 +78,7 @@ def test_alias_0(connect: Connect, name: str) -> None:
     client.expect_closed(TOPIC_ALIAS_INVALID, PROTOCOL_ERROR, MALFORMED)
 
 
-@pytest.mark.mqtt("MQTT-3.3.2-9")
+@pytest.mark.mqtt("5:3.2.2-17", "5:3.3.2-9")
 def test_alias_above_the_maximum(connect: Connect, name: str) -> None:
     """A Topic Alias above the maximum of CONNACK closes the connection with 0x94."""
     client = connect(5)
@@ -88,7 +88,7 @@ def test_alias_above_the_maximum(connect: Connect, name: str) -> None:
     client.expect_closed(TOPIC_ALIAS_INVALID)
 
 
-@pytest.mark.mqtt("MQTT-4.13.1-1")
+@pytest.mark.mqtt("5:4.13.1-1")
 def test_an_alias_without_a_meaning(connect: Connect) -> None:
     """An empty topic with an alias that was never set is a Protocol Error."""
     client = connect(5)
@@ -96,7 +96,7 @@ def test_an_alias_without_a_meaning(connect: Connect) -> None:
     client.expect_closed(PROTOCOL_ERROR, TOPIC_ALIAS_INVALID)
 
 
-@pytest.mark.mqtt("MQTT-3.3.2-7")
+@pytest.mark.mqtt("5:3.3.2-7")
 def test_aliases_end_with_the_connection(connect: Connect, name: str) -> None:
     """A client that resumes its session has to set its aliases again."""
     keep = {"session_expiry_interval": 60}
@@ -109,7 +109,7 @@ def test_aliases_end_with_the_connection(connect: Connect, name: str) -> None:
     again.expect_closed(PROTOCOL_ERROR, TOPIC_ALIAS_INVALID)
 
 
-@pytest.mark.mqtt("MQTT-3.3.2-7")
+@pytest.mark.mqtt("5:3.3.2-7")
 def test_aliases_belong_to_their_connection(connect: Connect, name: str) -> None:
     """The same alias means different topics on two connections."""
     subscriber, first, second = connect(5), connect(5), connect(5)
@@ -124,7 +124,7 @@ def test_aliases_belong_to_their_connection(connect: Connect, name: str) -> None
     subscriber.receive(f"{name}/2", b"used")
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-27")
+@pytest.mark.mqtt("5:3.1.2-27")
 def test_no_aliases_for_who_does_not_want_them(connect: Connect, name: str) -> None:
     """A client without a Topic Alias Maximum is never sent an alias, always the topic."""
     subscriber, publisher = connect(5), connect(5)
@@ -134,8 +134,7 @@ def test_no_aliases_for_who_does_not_want_them(connect: Connect, name: str) -> N
         assert "topic_alias" not in subscriber.receive(name, b"x").properties
 
 
-@pytest.mark.mqtt("MQTT-3.3.2-11")
-@pytest.mark.mqtt("MQTT-3.1.2-26")
+@pytest.mark.mqtt("5:3.1.2-26", "5:3.3.2-11")
 def test_aliases_to_the_client_stay_in_its_limit(connect: Connect, name: str) -> None:
     """A client that allows two aliases can follow the topics of all messages, whether the broker uses them or not."""
     subscriber, publisher = connect(5, properties={"topic_alias_maximum": 2}), connect(5)

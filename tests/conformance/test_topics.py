@@ -55,11 +55,18 @@ MATCHES = [
 ]
 
 
-@pytest.mark.mqtt("MQTT-4.7.1-1")
-@pytest.mark.mqtt("MQTT-4.7.1-2")
-@pytest.mark.mqtt("MQTT-4.7.3-4")
-@pytest.mark.mqtt("MQTT-1.5.4-3")
-@pytest.mark.mqtt("MQTT-3.3.2-3")
+@pytest.mark.mqtt(
+    "5:1.5.4-3",
+    "5:3.3.2-3",
+    "5:4.7.1-1",
+    "5:4.7.1-2",
+    "5:4.7.3-4",
+    "311:1.5.3-3",
+    "311:3.3.2-3",
+    "311:4.7.1-2",
+    "311:4.7.1-3",
+    "311:4.7.3-4",
+)
 @pytest.mark.parametrize(("topic_filter", "topic", "matches"), MATCHES)
 def test_match(connect: Connect, name: str, topic_filter: str, topic: str, matches: bool) -> None:
     """A message reaches a subscription exactly if its Topic Name matches the Topic Filter."""
@@ -72,7 +79,7 @@ def test_match(connect: Connect, name: str, topic_filter: str, topic: str, match
     wire.expect_nothing_more(subscriber, publisher, f"marker-of-{name}")
 
 
-@pytest.mark.mqtt("MQTT-4.7.2-1")
+@pytest.mark.mqtt("5:4.7.2-1", "311:4.7.2-1")
 def test_hash_does_not_match_dollar_topics(connect: Connect, version: int, name: str) -> None:
     """A subscription to # gets every topic but those that begin with $."""
     subscriber, publisher = connect(version), connect(version)
@@ -89,7 +96,7 @@ def test_hash_does_not_match_dollar_topics(connect: Connect, version: int, name:
     assert got == expected
 
 
-@pytest.mark.mqtt("MQTT-4.7.1-2")
+@pytest.mark.mqtt("5:4.7.1-1", "5:4.7.1-2", "311:4.7.1-2", "311:4.7.1-3")
 def test_many_levels(connect: Connect, version: int, name: str) -> None:
     """A topic of sixty levels is matched by itself, by + at any level and by # below any level."""
     levels = [name] + [f"l{number}" for number in range(59)]
@@ -103,7 +110,7 @@ def test_many_levels(connect: Connect, version: int, name: str) -> None:
         subscriber.unsubscribe(topic_filter)
 
 
-@pytest.mark.mqtt("MQTT-4.7.3-3")
+@pytest.mark.mqtt("5:4.7.3-3", "311:4.7.3-3")
 @pytest.mark.parametrize("length", [1000, 4000])
 def test_long_topics(connect: Connect, version: int, name: str, length: int) -> None:
     """A topic may be long."""
@@ -114,8 +121,7 @@ def test_long_topics(connect: Connect, version: int, name: str, length: int) -> 
     client.receive(topic, b"x")
 
 
-@pytest.mark.mqtt("MQTT-3.3.2-2", v3="MQTT-3.3.2-2")
-@pytest.mark.mqtt("MQTT-4.7.0-1", v3="MQTT-4.7.1-1")
+@pytest.mark.mqtt("5:3.3.2-2", "5:4.7.0-1", "311:3.3.2-2", "311:4.7.1-1")
 @pytest.mark.parametrize("qos", [0, 1])
 @pytest.mark.parametrize("topic", ["#", "+", "a/+", "a/#/b", "a+b", "a#"])
 def test_wildcards_in_a_topic_name(connect: Connect, version: int, topic: str, qos: int) -> None:
@@ -125,7 +131,7 @@ def test_wildcards_in_a_topic_name(connect: Connect, version: int, topic: str, q
     client.expect_closed(TOPIC_NAME_INVALID, MALFORMED, PROTOCOL_ERROR)
 
 
-@pytest.mark.mqtt("MQTT-4.7.3-1")
+@pytest.mark.mqtt("5:4.7.3-1", "311:4.7.3-1")
 def test_empty_topic_name(connect: Connect, version: int) -> None:
     """A PUBLISH without a Topic Name (and without a Topic Alias) closes the connection."""
     client = connect(version)
@@ -133,9 +139,20 @@ def test_empty_topic_name(connect: Connect, version: int) -> None:
     client.expect_closed(PROTOCOL_ERROR, TOPIC_NAME_INVALID, MALFORMED)
 
 
-@pytest.mark.mqtt("MQTT-1.5.4-1", v3="MQTT-1.5.3-1")
-@pytest.mark.mqtt("MQTT-1.5.4-2", v3="MQTT-1.5.3-2")
-@pytest.mark.mqtt("MQTT-4.7.3-2")
+@pytest.mark.mqtt(
+    "5:1.5.4-1",
+    "5:1.5.4-2",
+    "5:3.3.2-1",
+    "5:3.8.3-1",
+    "5:3.10.3-1",
+    "5:4.7.3-2",
+    "311:1.5.3-1",
+    "311:1.5.3-2",
+    "311:3.3.2-1",
+    "311:3.8.3-1",
+    "311:3.10.3-1",
+    "311:4.7.3-2",
+)
 @pytest.mark.parametrize(
     "topic",
     [b"a\0b", b"\xff", b"\xc0\xaf", b"\xed\xa0\x80", b"\xed\xbf\xbf", b"a\xe2\x82", b"\x80", b"\xf5\x80\x80\x80"],
@@ -153,7 +170,7 @@ def test_topics_must_be_utf8(connect: Connect, version: int, kind: str, topic: b
     client.expect_closed(MALFORMED, PROTOCOL_ERROR, TOPIC_NAME_INVALID)
 
 
-@pytest.mark.mqtt("MQTT-4.7.3-4")
+@pytest.mark.mqtt("5:4.7.3-4", "311:4.7.3-4")
 def test_rarely_used_characters(connect: Connect, version: int, name: str) -> None:
     """Spaces, quotes, first and last characters of each UTF-8 length (no control characters): all are topics."""
     client = connect(version)

@@ -21,8 +21,7 @@ def watcher(connect: Connect, version: int, topic: str) -> Client:
     return client
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-8", v3="MQTT-3.1.2-8")
-@pytest.mark.mqtt("MQTT-3.1.2-12", v3="MQTT-3.1.2-14")
+@pytest.mark.mqtt("5:3.1.2-7", "5:3.1.2-8", "5:3.1.2-12", "311:3.1.2-8", "311:3.1.2-9", "311:3.1.2-14")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_a_broken_connection_publishes_the_will(connect: Connect, any_version: int, name: str, qos: int) -> None:
     """The will of a client whose connection breaks is published, at its QoS."""
@@ -31,8 +30,7 @@ def test_a_broken_connection_publishes_the_will(connect: Connect, any_version: i
     watching.receive(name, b"broken", qos=qos, retain=False)
 
 
-@pytest.mark.mqtt("MQTT-3.14.4-3", v3="MQTT-3.14.4-3")
-@pytest.mark.mqtt("MQTT-3.1.2-10", v3="MQTT-3.1.2-10")
+@pytest.mark.mqtt("5:3.1.2-8", "5:3.1.2-10", "5:3.14.4-3", "311:3.1.2-10", "311:3.14.4-3")
 def test_disconnect_deletes_the_will(connect: Connect, any_version: int, name: str) -> None:
     """After DISCONNECT with reason 0x00 the will is not published."""
     watching = watcher(connect, any_version, name)
@@ -40,7 +38,7 @@ def test_disconnect_deletes_the_will(connect: Connect, any_version: int, name: s
     wire.expect_nothing_more(watching, connect(any_version), f"{name}/marker")
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-8")
+@pytest.mark.mqtt("5:3.1.2-8")
 def test_disconnect_with_will_message(connect: Connect, name: str) -> None:
     """DISCONNECT with reason 0x04 publishes the will."""
     watching = watcher(connect, 5, name)
@@ -48,7 +46,7 @@ def test_disconnect_with_will_message(connect: Connect, name: str) -> None:
     watching.receive(name, b"as I said", qos=1)
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-8")
+@pytest.mark.mqtt("5:3.1.2-8")
 @pytest.mark.mosquitto_differs("deletes it")
 def test_disconnect_with_an_error(connect: Connect, name: str) -> None:
     """Only reason 0x00 deletes the will: a client that leaves with 0x80 has it published."""
@@ -57,7 +55,7 @@ def test_disconnect_with_an_error(connect: Connect, name: str) -> None:
     watching.receive(name, b"error")
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-8")
+@pytest.mark.mqtt("5:3.1.2-8", "311:3.1.2-8")
 def test_a_protocol_error_publishes_the_will(connect: Connect, version: int, name: str) -> None:
     """The will of a client that the broker closes because of its error is published."""
     watching = watcher(connect, version, name)
@@ -67,8 +65,7 @@ def test_a_protocol_error_publishes_the_will(connect: Connect, version: int, nam
     watching.receive(name, b"its fault")
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-15", v3="MQTT-3.1.2-17")
-@pytest.mark.mqtt("MQTT-3.1.2-14", v3="MQTT-3.1.2-16")
+@pytest.mark.mqtt("5:3.1.2-14", "5:3.1.2-15", "311:3.1.2-16", "311:3.1.2-17")
 @pytest.mark.parametrize("retain", [False, True])
 def test_will_retain(connect: Connect, version: int, name: str, retain: bool) -> None:
     """A will is retained exactly if Will Retain is set; who is subscribed sees the flag clear."""
@@ -81,7 +78,7 @@ def test_will_retain(connect: Connect, version: int, name: str, retain: bool) ->
     wire.expect_nothing_more(late, watching, f"{name}/marker")
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-10")
+@pytest.mark.mqtt("5:3.1.2-10", "311:3.1.2-10", "311:3.1.2-12")
 def test_the_will_of_the_last_connect_counts(connect: Connect, version: int, name: str) -> None:
     """A client that comes back without a will has none; one that comes back with another has that."""
     watching = watcher(connect, version, name)
@@ -91,7 +88,7 @@ def test_the_will_of_the_last_connect_counts(connect: Connect, version: int, nam
     watching.receive(name, b"new")
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-8")
+@pytest.mark.mqtt("5:3.1.2-10", "311:3.1.2-10")
 def test_each_will_is_published_once(connect: Connect, version: int, name: str) -> None:
     """A client that breaks down five times has five wills published, each once."""
     watching = watcher(connect, version, name)
@@ -101,7 +98,7 @@ def test_each_will_is_published_once(connect: Connect, version: int, name: str) 
     wire.expect_nothing_more(watching, connect(version), f"{name}/marker", qos=1)
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-8")
+@pytest.mark.mqtt("5:3.1.2-8", "311:3.1.2-8")
 def test_take_over_publishes_the_will(connect: Connect, version: int, name: str) -> None:
     """The will (without delay) of a client that is taken over is published: its connection was closed."""
     watching = watcher(connect, version, name)
@@ -110,10 +107,7 @@ def test_take_over_publishes_the_will(connect: Connect, version: int, name: str)
     watching.receive(name, b"taken over")
 
 
-@pytest.mark.mqtt("MQTT-3.3.2-17")
-@pytest.mark.mqtt("MQTT-3.3.2-15")
-@pytest.mark.mqtt("MQTT-3.3.2-16")
-@pytest.mark.mqtt("MQTT-3.1.2-9")
+@pytest.mark.mqtt("5:3.1.2-9", "5:3.1.3-10", "5:3.3.2-15", "5:3.3.2-16", "5:3.3.2-17", "5:3.3.2-18")
 def test_will_properties(connect: Connect, name: str) -> None:
     """The properties of a will arrive with it, but for its delay."""
     properties = {
@@ -128,7 +122,7 @@ def test_will_properties(connect: Connect, name: str) -> None:
     assert watching.receive(name, b"will").properties == properties
 
 
-@pytest.mark.mqtt("MQTT-3.3.2-6")
+@pytest.mark.mqtt("5:3.3.2-6")
 def test_will_message_expiry(connect: Connect, name: str) -> None:
     """The Message Expiry Interval of a will counts from its publication."""
     watching = watcher(connect, 5, name)
@@ -136,7 +130,7 @@ def test_will_message_expiry(connect: Connect, name: str) -> None:
     assert 49 <= watching.receive(name, b"will").properties["message_expiry_interval"] <= 50
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-8")
+@pytest.mark.mqtt("5:3.1.2-8")
 def test_will_delay(connect: Connect, name: str) -> None:
     """A will with Will Delay Interval 1 is published a second after the connection broke, and not before."""
     watching = watcher(connect, 5, name)
@@ -148,7 +142,7 @@ def test_will_delay(connect: Connect, name: str) -> None:
     assert 0.8 <= time.monotonic() - began <= 3.5
 
 
-@pytest.mark.mqtt("MQTT-3.1.3-9")
+@pytest.mark.mqtt("5:3.1.3-9")
 def test_coming_back_cancels_a_delayed_will(connect: Connect, name: str) -> None:
     """A client that is back before its Will Delay Interval has passed has no will published."""
     watching = watcher(connect, 5, name)
@@ -160,7 +154,7 @@ def test_coming_back_cancels_a_delayed_will(connect: Connect, name: str) -> None
     wire.expect_nothing_more(watching, back, f"{name}/marker")
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-8")
+@pytest.mark.mqtt("5:3.1.2-8")
 @pytest.mark.parametrize("expiry", [pytest.param(0, marks=pytest.mark.mosquitto_differs("forgets it")), 1])
 def test_a_will_is_not_delayed_beyond_its_session(connect: Connect, name: str, expiry: int) -> None:
     """When the session ends before the Will Delay Interval has passed, the will is published then."""
@@ -170,7 +164,7 @@ def test_a_will_is_not_delayed_beyond_its_session(connect: Connect, name: str, e
     watching.receive(name, b"session ended")
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-8")
+@pytest.mark.mqtt("5:3.1.2-8")
 def test_delay_after_disconnect_with_will(connect: Connect, name: str) -> None:
     """DISCONNECT 0x04 of a client whose session goes on starts the delay like a broken connection."""
     watching = watcher(connect, 5, name)
@@ -180,7 +174,7 @@ def test_delay_after_disconnect_with_will(connect: Connect, name: str) -> None:
     watching.receive(name, b"late")
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-8")
+@pytest.mark.mqtt("5:3.1.2-8", "311:3.1.2-8")
 def test_a_will_waits_for_an_offline_subscriber(connect: Connect, version: int, name: str) -> None:
     """A will at QoS 1 is queued for a session that is offline."""
     keep = {"clean": False, "properties": KEEP if version == 5 else {}}
@@ -193,7 +187,7 @@ def test_a_will_waits_for_an_offline_subscriber(connect: Connect, version: int, 
     connect(version, name, **keep).receive(name, b"will", qos=1)
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-8")
+@pytest.mark.mqtt("5:3.1.2-8", "311:3.1.2-8")
 def test_an_empty_will(connect: Connect, version: int, name: str) -> None:
     """A will may have an empty payload; retained, it clears the topic."""
     connect(version).publish(name, b"kept", qos=1, retain=True)

@@ -25,7 +25,6 @@ IDS = st.integers(1, 65_535)
 FILTERS = STRINGS.map(str.encode)
 
 
-@pytest.mark.mqtt("MQTT-3.8.3-3")
 def test_subscription_options() -> None:
     one = Subscription(b"a", 0x2E)
     assert (one.qos, one.no_local, one.retain_as_published, one.retain_handling) == (2, True, True, 2)
@@ -36,8 +35,7 @@ def test_subscription_options() -> None:
 # --- the server's encoders
 
 
-@pytest.mark.mqtt("MQTT-3.2.2-4")
-@pytest.mark.mqtt("MQTT-3.2.2-6")
+@pytest.mark.mqtt("311:3.2.2-4", "311:3.2.2-6")
 def test_connack_return_codes_before_mqtt_5() -> None:
     """Every Reason Code has its return code, or there is no CONNACK at all; Session Present is 0 with a refusal."""
     known = {0x84: 1, 0x85: 2, 0x88: 3, 0x89: 3, 0x97: 3, 0x9F: 3, 0x86: 4, 0x87: 5, 0x8A: 5, 0x8C: 5}
@@ -51,13 +49,9 @@ def test_connack_return_codes_before_mqtt_5() -> None:
             assert codec.encode_connack(5, True, reason) == bytes((0x20, 3, 0, reason, 0))
 
 
-@pytest.mark.mqtt("MQTT-3.2.2-19")
-@pytest.mark.mqtt("MQTT-3.2.2-20")
-@pytest.mark.mqtt("MQTT-3.9.2-1")
-@pytest.mark.mqtt("MQTT-3.9.2-2")
-@pytest.mark.mqtt("MQTT-3.11.2-1")
-@pytest.mark.mqtt("MQTT-3.14.2-3")
-@pytest.mark.mqtt("MQTT-3.14.2-4")
+@pytest.mark.mqtt(
+    "5:3.2.2-19", "5:3.2.2-20", "5:3.9.2-1", "5:3.9.2-2", "5:3.11.2-1", "5:3.11.2-2", "5:3.14.2-3", "5:3.14.2-4"
+)
 def test_reason_string_and_user_properties_give_way_to_maximum_packet_size() -> None:
     """A packet larger than the receiver takes is sent without User Properties, then without Reason String."""
     long = {"reason_string": "r" * 20, "user_property": [("u", "v" * 50)]}
@@ -77,9 +71,7 @@ def test_reason_string_and_user_properties_give_way_to_maximum_packet_size() -> 
         assert not {"reason_string", "user_property"} & set(codec.decode(bare, 5, True).properties)  # type: ignore[attr-defined]
 
 
-@pytest.mark.mqtt("MQTT-3.2.2-8")
-@pytest.mark.mqtt("MQTT-3.14.2-2")
-@pytest.mark.mqtt("MQTT-3.9.3-2")
+@pytest.mark.mqtt("5:3.2.2-8", "5:3.6.2-1", "5:3.9.3-2", "5:3.11.3-2", "5:3.14.2-1", "5:3.14.2-2", "5:3.15.2-1")
 def test_the_encoders_refuse_what_may_not_be_sent() -> None:
     cases: list[Callable[[], bytes]] = [
         lambda: codec.encode_connack(5, False, 0x8E),

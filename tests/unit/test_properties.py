@@ -146,7 +146,7 @@ def test_values_that_are_protocol_errors(wire: str, packet_type: int, from_serve
     assert refused.value.reason_code == reason
 
 
-@pytest.mark.mqtt("MQTT-3.3.2-8")
+@pytest.mark.mqtt("5:3.3.2-8")
 def test_topic_alias_0() -> None:
     """3.3.2.3.4: a Topic Alias of 0 is not permitted; the Reason Code is 0x94."""
     with pytest.raises(ProtocolError) as refused:
@@ -154,8 +154,7 @@ def test_topic_alias_0() -> None:
     assert refused.value.reason_code == 0x94
 
 
-@pytest.mark.mqtt("MQTT-3.3.2-13")
-@pytest.mark.mqtt("MQTT-3.3.2-14")
+@pytest.mark.mqtt("5:3.3.2-13", "5:3.3.2-14")
 @pytest.mark.parametrize("packet_type", [PUBLISH, WILL])
 def test_response_topic(packet_type: int) -> None:
     """A Response Topic is a Topic Name: no wildcards, not empty, UTF-8."""
@@ -172,7 +171,7 @@ def test_response_topic(packet_type: int) -> None:
             properties.pack({"response_topic": topic}, packet_type)
 
 
-@pytest.mark.mqtt("MQTT-1.5.7-1")
+@pytest.mark.mqtt("5:1.5.7-1")
 def test_user_property_has_two_strings() -> None:
     """Both strings of a pair are UTF-8; their order and that of the pairs is kept."""
     pairs = [("b", "1"), ("a", ""), ("", "2"), ("b", "1")]

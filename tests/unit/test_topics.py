@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from pyx import topics
 
 
-@pytest.mark.mqtt("MQTT-4.7.3-1")
-@pytest.mark.mqtt("MQTT-4.7.3-2")
-@pytest.mark.mqtt("MQTT-4.7.1-1")
-@pytest.mark.mqtt("MQTT-3.3.2-2")
+@pytest.mark.mqtt(
+    "5:3.3.2-2", "5:4.7.0-1", "5:4.7.3-1", "5:4.7.3-2", "311:3.3.2-2", "311:4.7.1-1", "311:4.7.3-1", "311:4.7.3-2"
+)
 @pytest.mark.parametrize(
     ("name", "valid"),
     [
@@ -40,12 +39,9 @@ def test_topic_names(name: bytes, valid: bool) -> None:
     assert topics.is_topic_name(name) is valid
 
 
-@pytest.mark.mqtt("MQTT-4.7.1-1")
-@pytest.mark.mqtt("MQTT-4.7.1-2")
-@pytest.mark.mqtt("MQTT-4.7.1-3")
-@pytest.mark.mqtt("MQTT-4.7.3-1")
-@pytest.mark.mqtt("MQTT-4.8.2-1")
-@pytest.mark.mqtt("MQTT-4.8.2-2")
+@pytest.mark.mqtt(
+    "5:4.7.1-1", "5:4.7.1-2", "5:4.7.3-1", "5:4.8.2-1", "5:4.8.2-2", "311:4.7.1-2", "311:4.7.1-3", "311:4.7.3-1"
+)
 @pytest.mark.parametrize(
     ("topic_filter", "valid"),
     [
@@ -117,8 +113,7 @@ def test_names_against_the_model(name: str) -> None:
     assert topics.levels(name.encode()) == len(name.split("/"))
 
 
-@pytest.mark.mqtt("MQTT-4.8.2-1")
-@pytest.mark.mqtt("MQTT-4.8.2-2")
+@pytest.mark.mqtt("5:4.8.2-1", "5:4.8.2-2")
 def test_parse_share() -> None:
     """The ShareName ends at the next separator; everything after it is the filter."""
     assert topics.parse_share(b"$share/g/a/b") == (b"g", b"a/b")

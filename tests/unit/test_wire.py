@@ -32,8 +32,7 @@ def is_utf8(data: bytes) -> bool:
     return True
 
 
-@pytest.mark.mqtt("MQTT-1.5.4-1")
-@pytest.mark.mqtt("MQTT-1.5.4-2")
+@pytest.mark.mqtt("5:1.5.4-1", "5:1.5.4-2", "311:1.5.3-1", "311:1.5.3-2")
 @given(st.binary(max_size=40) | st.text(max_size=40).map(lambda text: text.encode("utf-8", "surrogatepass")))
 @example(b"")
 @example(b"\0")
@@ -47,8 +46,7 @@ def test_utf8_is_what_python_takes_without_the_null_character(data: bytes) -> No
     assert is_utf8(data) == model_of_utf8(data)
 
 
-@pytest.mark.mqtt("MQTT-1.5.3-1")
-@pytest.mark.mqtt("MQTT-1.5.4-1")
+@pytest.mark.mqtt("5:1.5.4-1", "311:1.5.3-1")
 def test_every_three_bytes_at_the_edges_of_utf8() -> None:
     """Every first byte with later bytes around every edge: overlong forms, surrogates, above U+10FFFF."""
     edges = [0x00, 0x41, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xFF]
@@ -60,7 +58,7 @@ def test_every_three_bytes_at_the_edges_of_utf8() -> None:
                     assert is_utf8(data) == model_of_utf8(data), data
 
 
-@pytest.mark.mqtt("MQTT-1.5.4-1")
+@pytest.mark.mqtt("5:1.5.4-1", "5:1.5.4-2", "311:1.5.3-1", "311:1.5.3-2")
 def test_a_bad_byte_is_found_at_every_place() -> None:
     """Strings are checked eight bytes at a time: the place of the bad byte must not matter."""
     for length in range(1, 40):
@@ -70,8 +68,7 @@ def test_a_bad_byte_is_found_at_every_place() -> None:
                 assert not is_utf8(data)
 
 
-@pytest.mark.mqtt("MQTT-1.5.3-3")
-@pytest.mark.mqtt("MQTT-1.5.4-3")
+@pytest.mark.mqtt("5:1.5.4-3", "311:1.5.3-3")
 def test_a_byte_order_mark_is_kept() -> None:
     """0xEF 0xBB 0xBF is U+FEFF wherever it stands, and is not stripped."""
     assert properties.unpack(b"\x1f\x00\x04\xef\xbb\xbfa", PUBACK) == {"reason_string": "\ufeffa"}
@@ -100,7 +97,7 @@ def test_variable_byte_integers_come_back(value: int) -> None:
     assert properties.unpack(packed, SUBSCRIBE) == {"subscription_identifier": value}
 
 
-@pytest.mark.mqtt("MQTT-1.5.5-1")
+@pytest.mark.mqtt("5:1.5.5-1")
 @pytest.mark.parametrize(
     "encoded",
     [b"\x80\x00", b"\x81\x00", b"\xff\x80\x00", b"\x80\x80\x80\x00", b"\xff\xff\xff\xff\x01", b"\x80" * 4, b"\xff" * 9],
@@ -128,7 +125,7 @@ def test_remaining_length_at_its_steps(size: int) -> None:
     assert codec.decode(packet, 4) == Publish(b"abc", payload)
 
 
-@pytest.mark.mqtt("MQTT-1.5.5-1")
+@pytest.mark.mqtt("5:1.5.5-1")
 def test_remaining_length_of_more_bytes_than_needed() -> None:
     """MQTT 5 demands the fewest bytes, also of Remaining Length and also in the CONNECT that names the version."""
     with pytest.raises(MalformedPacket):

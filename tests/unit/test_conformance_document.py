@@ -1,0 +1,63 @@
+"""docs/conformance.md says what the markers of the tests say, and there are no gaps."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conformance.document import Collected, Statement, document, problems, read_statements
+
+A = "tests/conformance/test_a.py::test_one"
+STATEMENTS = {
+    each.key: each
+    for each in [
+        Statement("311", "1.1-1", "a", "server"),
+        Statement("5", "1.1-1", "b", "client"),
+        Statement("5", "1.1-2", "c", "both", untested="because"),
+    ]
+}
+
+
+def said(shown: dict[str, set[str]], workers: dict[str, set[int]] | None = None) -> list[str]:
+    """What is wrong when the tests show this."""
+    return list(problems(STATEMENTS, Collected({"311:1.1-1": {A}} | shown, workers or {})))
+
+
+def test_nothing_is_said_when_all_agree() -> None:
+    """A statement about brokers is shown, one about clients is not, and one has its reason."""
+    assert said({}, {A: {1, 4}}) == []
+
+
+@pytest.mark.parametrize(
+    ("shown", "words"),
+    [
+        ({"311:1.1-1": set()}, "no test shows 311:1.1-1"),
+        ({"5:9.9-9": {A}}, "there is no statement '5:9.9-9'"),
+        ({"MQTT-1.1-1": {A}}, "there is no statement 'MQTT-1.1-1'"),
+        ({"5:1.1-1": {A}}, "5:1.1-1 binds clients alone"),
+        ({"5:1.1-2": {A}}, "5:1.1-2 is said to be untested"),
+    ],
+)
+def test_what_does_not_agree_is_said(shown: dict[str, set[str]], words: str) -> None:
+    """Gaps, unknown numbers, client statements that are "tested", and reasons that are none any more."""
+    found = said(shown)
+    assert len(found) == 1
+    assert found[0].startswith(words)
+
+
+def test_every_scenario_runs_with_one_and_four_workers() -> None:
+    """A scenario on the wire that runs with one number of workers only is named."""
+    assert said({}, {A: {1}}) == [f"{A} runs with [1] workers, not with 1 and 4"]
+
+
+def test_the_page() -> None:
+    """One line for each statement: its tests, its reason, or that it is not ours to keep."""
+    lines = document(STATEMENTS, Collected({"311:1.1-1": {A, "tests/unit/test_b.py::test_two"}})).splitlines()
+    assert "| MQTT-1.1-1 | a | server | `conformance/test_a`: one<br>`unit/test_b`: two |" in lines
+    assert "| MQTT-1.1-1 | b | client | *about clients alone* |" in lines
+    assert "| MQTT-1.1-2 | c | both | *not tested: because* |" in lines
+
+
+def test_both_standards_are_complete() -> None:
+    """141 normative statements of 3.1.1, 251 of 5.0."""
+    standards = [statement.standard for statement in read_statements().values()]
+    assert (standards.count("311"), standards.count("5")) == (141, 251)
