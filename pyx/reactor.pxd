@@ -33,6 +33,7 @@ cdef class Reactor:
     cdef int flush(self, Connection conn) except -1
     cdef int flush_all(self) except -1
     cdef int interest(self, Connection conn) except -1
+    cdef int register(self, int how, int fd, uint32_t events, size_t tag) except -1
     cdef int lost(self, Connection conn, str why) except -1
     cdef int end(self, Connection conn) except -1
     cdef int close_asked(self) except -1

@@ -110,12 +110,7 @@ cdef class Reactor:
 
     def listen(self, int fd):
         """Accept connections of a listening, non-blocking socket. The caller keeps it open."""
-        cdef epoll_event ev
-        memset(&ev, 0, sizeof(ev))
-        ev.events = EPOLLIN
-        ev.data.ptr = <void*><size_t>(4 * <size_t>fd + 1)           # bit 0: no object's address
-        if epoll_ctl(self.epoll, EPOLL_CTL_ADD, fd, &ev) < 0:
-            raise OSError(errno, "epoll_ctl: listener")
+        self.register(EPOLL_CTL_ADD, fd, EPOLLIN, 4 * <size_t>fd + 1)       # bit 0: no object's address
         self.listeners.append(fd)
         self.accepting = True
 
@@ -232,12 +227,7 @@ cdef class Reactor:
 
     def watch(self, int fd, callback):
         """Call `callback()` while `fd` is readable, after the clients of that round."""
-        cdef epoll_event ev
-        memset(&ev, 0, sizeof(ev))
-        ev.events = EPOLLIN
-        ev.data.ptr = <void*><size_t>(4 * <size_t>fd + 2)       # bit 1: no object's address
-        if epoll_ctl(self.epoll, EPOLL_CTL_ADD, fd, &ev) < 0:
-            raise OSError(errno, "epoll_ctl: watch")
+        self.register(EPOLL_CTL_ADD, fd, EPOLLIN, 4 * <size_t>fd + 2)       # bit 1: no object's address
         self.watchers[fd] = callback
 
     def unwatch(self, int fd):
@@ -352,17 +342,14 @@ cdef class Reactor:
 
     cdef Connection open(self, int fd):
         cdef Connection conn = Connection.__new__(Connection)
-        cdef epoll_event ev
-        conn.fd = fd
         conn.opened = self.router.now_ms
         conn.heard = self.router.now_ms
-        memset(&ev, 0, sizeof(ev))
-        ev.events = EPOLLIN
-        ev.data.ptr = <void*>conn
-        if epoll_ctl(self.epoll, EPOLL_CTL_ADD, fd, &ev) < 0:
-            conn.fd = -1
+        try:
+            self.register(EPOLL_CTL_ADD, fd, EPOLLIN, <size_t><void*>conn)
+        except OSError:
             close(fd)
-            raise OSError(errno, "epoll_ctl: connection")
+            raise
+        conn.fd = fd
         self.connections[fd] = conn
         return conn
 
@@ -463,11 +450,17 @@ cdef class Reactor:
                 or conn.ack_count > ACKS_MAX
 
     cdef int interest(self, Connection conn) except -1:
+        return self.register(EPOLL_CTL_MOD, conn.fd,
+                             (0 if conn.not_reading else EPOLLIN) | (EPOLLOUT if conn.want_write else 0),
+                             <size_t><void*>conn)
+
+    cdef int register(self, int how, int fd, uint32_t events, size_t tag) except -1:
+        # tag: what an event of it brings
         cdef epoll_event ev
         memset(&ev, 0, sizeof(ev))
-        ev.events = (0 if conn.not_reading else EPOLLIN) | (EPOLLOUT if conn.want_write else 0)
-        ev.data.ptr = <void*>conn
-        if epoll_ctl(self.epoll, EPOLL_CTL_MOD, conn.fd, &ev) < 0:
+        ev.events = events
+        ev.data.ptr = <void*>tag
+        if epoll_ctl(self.epoll, how, fd, &ev) < 0:
             raise OSError(errno, "epoll_ctl")
         return 0
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
 from pyx import codec
 from pyx.packets import (
@@ -15,14 +14,7 @@ from pyx.packets import (
     Subscription,
 )
 from pyx.reasons import TABLE, MalformedPacket, MqttError, ProtocolError, ReasonCode, is_reason_allowed
-from tests.unit.test_properties import STRINGS
-
-CONNECT, CONNACK, PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP = range(1, 8)
-SUBSCRIBE, SUBACK, UNSUBSCRIBE, UNSUBACK, PINGREQ, PINGRESP, DISCONNECT, AUTH = range(8, 16)
-
-VERSIONS = st.sampled_from([3, 4, 5])
-IDS = st.integers(1, 65_535)
-FILTERS = STRINGS.map(str.encode)
+from tests.unit.test_codec import CONNACK, PUBACK, PUBREL, SUBACK
 
 
 def test_subscription_options() -> None:
