@@ -115,7 +115,7 @@ class Link(Outgoing):
         if (
             self.peer_incarnation
             and now - self.heard_at > silence
-            and (not self.away or self._stalled or self._answered)
+            and (not self.away or self._stalled or self._answered or self.confirming)
         ):
             self._leave(stalled=False)
         elif self.full and now - self._full_since > self.limits.peer_stall_seconds_max:
@@ -137,13 +137,14 @@ class Link(Outgoing):
     def greet(self, now: float) -> None:
         """After a pause of our own: not ready until the peer has answered now and its interest is taken.
 
-        What the peer said meanwhile may still lie in the socket, so silence starts anew.
+        What the peer said meanwhile may still lie in the socket, so silence starts anew; also that of a peer which was
+        away when the pause began: it may have come back, and given SUBACKs that did not wait for this worker.
         """
         self.now = now
         self.heard_at = now
         self._full_since = now
         self.ready = False
-        self.confirming = self.peer_incarnation != 0 and not self.away
+        self.confirming = self.peer_incarnation != 0
         self._welcomed = False
         self._greeting += 1
         self._say_hello()

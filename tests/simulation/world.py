@@ -386,15 +386,20 @@ class World:
         self._rest("after the probes")
         for topic in RETAINED:
             sent = [each for each in self.history.publishes if each.topic == topic and each.sends]
-            sure = [number for number, each in enumerate(sent) if each.acknowledged is not None and each.reason < 0x80]
+            keeper = owner(topic.encode(), self.workers_count)
+            # not one that lay in the memory of a worker that was killed, while the owner was away
+            sure = [
+                number
+                for number, each in enumerate(sent)
+                if each.acknowledged is not None and each.reason < 0x80 and keeper not in each.lost_for
+            ]
             least = sure[-1] if sure else -1
             # what was sent again at QoS 1 is a new message
             allowed = {each.number for each in sent[max(least, 0) :]}
             allowed |= {each.number for each in sent if each.qos == 1 and each.sends > 1}
             # a restart takes up to a second until its links stand
             wiped = not self.survives and any(
-                index == owner(topic.encode(), self.workers_count) and sure and at + 1.5 > (sent[least].started or 0.0)
-                for at, index in self.kills
+                index == keeper and sure and at + 1.5 > (sent[least].started or 0.0) for at, index in self.kills
             )
             for probe in probes:
                 got = [

@@ -166,6 +166,46 @@ def test_stopped_worker_gets_everything_when_it_is_back() -> None:
     world.check_quiet()
 
 
+def test_after_a_pause_a_peer_that_was_away_before_it_is_confirmed_too() -> None:
+    """It may have come back during the pause, and its subscribers may rely on interest that lies in the socket."""
+    world = World(2)
+    world.run(0.5)
+    one, two = world.workers
+    world.network.cut.add((1, 0))
+    world.run(2.0)
+    assert one.links[1].away
+    one.stopped = True
+    world.network.cut.clear()
+    world.run(2.0)
+    two.publisher.change(b"since/then")
+    world.run(0.1)
+    one.stopped = False
+    one.links[1].greet(world.network.now)
+    assert one.links[1].confirming
+    world.run(0.3)
+    assert not one.links[1].confirming
+    assert (b"since/then", None) in one.wants[1]
+
+
+def test_a_peer_that_stays_away_is_waited_for_no_longer_than_its_silence() -> None:
+    world = World(2)
+    world.run(0.5)
+    one, two = world.workers
+    two.stopped = True
+    world.run(2.0)
+    link = one.links[1]
+    assert link.away
+    link.greet(world.network.now)
+    assert link.confirming
+    world.run(LIMITS.link_silence_seconds_max + 0.2)
+    assert not link.confirming
+    assert one.log.count(("away", 1)) == 1
+    two.stopped = False
+    two.links[0].greet(world.network.now)
+    world.run(0.5)
+    world.check_quiet()
+
+
 def test_handoff_log_refuses_the_newest_above_its_limit() -> None:
     world = World(2)
     world.run(0.5)
