@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import broker
-from broker import config
+from broker import config, passwd
 from broker.config import ConfigError, Settings
 from broker.logs import Log
 from shards import listening
@@ -38,6 +38,7 @@ _DESCRIPTORS_PER_SIBLING = 8
 
 _EPILOG = """\
 mqttd check-config FILE    name every error in a configuration file and exit (status 2 if there is one)
+mqttd passwd FILE USER     set the password of a user in a password file; --help says more
 
 Settings come from defaults, then the file, then the environment (MQTTD_PORT, MQTTD_LIMITS__PACKET_BYTES_MAX, ...),
 then flags.
@@ -51,6 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if arguments[:1] == ["check-config"]:
             return _check_config(arguments[1:])
+        if arguments[:1] == ["passwd"]:
+            return passwd.main(arguments[1:])
         flags = vars(_parser().parse_args(arguments))
         file = flags.pop("config", None) or os.environ.get(config.ENVIRONMENT_CONFIG) or None
         return _serve(file, flags)
@@ -88,8 +91,9 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--allow-anonymous",
         action=argparse.BooleanOptionalAction,
-        help="let clients without credentials connect (default: on loopback addresses only)",
+        help="let clients without credentials connect (default: on loopback addresses only, without a password file)",
     )
+    add("--password-file", metavar="FILE", help="users and hashed passwords, as `mqttd passwd` writes them")
     add("--version", action="version", version=f"mqttd {broker.__version__}")
     return parser
 
@@ -99,13 +103,24 @@ def _check_config(arguments: Sequence[str]) -> int:
     parser.add_argument("file", metavar="FILE")
     file = parser.parse_args(arguments).file
     try:
-        config.load(file)
+        settings = config.load(file)
     except ConfigError as error:
         for line in error.lines:
             print(line, file=sys.stderr)
         return _BAD_SETTINGS
+    if _exposed(settings):
+        print(f"password_file: {settings.password_file}: others on this machine may read it", file=sys.stderr)
     print(f"{file}: no errors")
     return 0
+
+
+def _exposed(settings: Settings) -> bool:
+    return settings.credentials is not None and settings.credentials.world_readable
+
+
+def _warn_if_exposed(settings: Settings, log: Log) -> None:
+    if _exposed(settings):
+        log.warning("password_file_world_readable", file=settings.password_file)
 
 
 def _serve(file: str | None, flags: Mapping[str, Any]) -> int:
@@ -137,6 +152,7 @@ def _serve(file: str | None, flags: Mapping[str, Any]) -> int:
         runtime_dir.close()
         raise _CannotStart(_CANNOT_LISTEN, str(error)) from None
     _say_start(supervisor, settings, log, descriptors)
+    _warn_if_exposed(settings, log)
     if threading.active_count() != 1:
         raise AssertionError("a thread was started before the fork")
     status = supervisor.serve()
@@ -203,6 +219,7 @@ class _Reload:
         if kept:
             self._log.warning("reload_needs_restart", keys=kept)
         self._settings = settings
+        _warn_if_exposed(settings, self._log)
         self._log.configure(settings.log_level, settings.limits.log_lines_per_second_max)
         return Reloaded(settings, settings.reloadable(), _policy(settings))
 
@@ -229,16 +246,16 @@ def _say_start(supervisor: Supervisor, settings: Settings, log: Log, descriptors
             connections_max=connections,
             descriptors=descriptors,
             anonymous=settings.anonymous_allowed,
+            password_file=settings.password_file,
+            users=None if settings.credentials is None else len(settings.credentials),
             limits=limits.model_dump(),
         )
         return
     address = supervisor.addresses[0]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.sockaddr[0], address.sockaddr[0])
     target = f"-h {host} -p {supervisor.port}"
-    if settings.anonymous_allowed:
-        anonymous = "anonymous clients are allowed"
-    else:
-        anonymous = "anonymous clients are refused, and no credentials are configured: nobody can connect"
+    if not settings.anonymous_allowed:
+        target += " -u USER -P PASSWORD"
     print(
         f"mqttd {broker.__version__}\n"
         f"  listening on  {', '.join(supervisor.listening_on())}\n"
@@ -248,7 +265,7 @@ def _say_start(supervisor: Supervisor, settings: Settings, log: Log, descriptors
         + f"  connections   {connections} at most ({descriptors} file descriptors per worker)\n"
         f"  limits        packet {limits.packet_bytes_max} bytes; per session {limits.queue_messages_max} messages "
         f"or {limits.queue_bytes_max} bytes queued, {limits.inflight_max} in flight\n"
-        f"  access        {anonymous}\n"
+        f"  access        {_access(settings)}\n"
         "try\n"
         f"  mosquitto_sub {target} -t 'hello/#' -v\n"
         f"  mosquitto_pub {target} -t hello/world -m 'hi' -q 1\n"
@@ -256,6 +273,16 @@ def _say_start(supervisor: Supervisor, settings: Settings, log: Log, descriptors
         file=sys.stderr,
         flush=True,
     )
+
+
+def _access(settings: Settings) -> str:
+    """Who may connect, in words."""
+    anonymous = "anonymous clients are " + ("allowed" if settings.anonymous_allowed else "refused")
+    if settings.credentials is not None:
+        return f"{len(settings.credentials)} users of {settings.password_file}; {anonymous}"
+    if not settings.anonymous_allowed:
+        return f"{anonymous}, and no credentials are configured: nobody can connect"
+    return anonymous
 
 
 if __name__ == "__main__":

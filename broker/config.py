@@ -17,12 +17,16 @@ import ipaddress
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
+
+from broker.auth import BACKENDS
+from broker.auth.contract import Backend, CredentialsError
 
 ENVIRONMENT_PREFIX = "MQTTD_"
 ENVIRONMENT_CONFIG = "MQTTD_CONFIG"
@@ -214,6 +218,39 @@ class Limits(BaseModel):
         description="Bytes kept for a sibling that is away; beyond: dropped and counted as peer_lost.",
     )
 
+    # -- credentials
+    auth_pending_max: int = Field(
+        default=500,
+        ge=1,
+        description="Connections whose password waits for being checked; beyond: CONNACK 0x97 (v3: 3). One that waits "
+        "longer than connect_seconds_max gets 0x88 (v3: 3).",
+    )
+    auth_threads_max: int = Field(
+        default=2,
+        ge=1,
+        le=64,
+        description="Threads that compute password hashes, each with 19 MiB while it does; what comes meanwhile waits.",
+    )
+    auth_cache_entries_max: int = Field(
+        default=100_000,
+        ge=0,
+        description="Pairs of user name and password known to be right, kept as a keyed hash; beyond: the least "
+        "recently used is forgotten, and its next login costs a hash.",
+    )
+    auth_cache_seconds_max: float = Field(
+        default=float(_DAY),
+        ge=0,
+        allow_inf_nan=False,
+        description="Such a pair is forgotten when nobody has logged in by it for so long, and when the password file "
+        "is read again.",
+    )
+    auth_data_bytes_max: int = Field(
+        default=2048,
+        ge=256,
+        le=65535,
+        description="Longest Authentication Data taken from a client; beyond: authentication failed, 0x87.",
+    )
+
     # -- processes and logs
     worker_hang_seconds_max: Seconds = Field(
         default=10.0,
@@ -275,9 +312,14 @@ class Settings(BaseModel):
     )
     allow_anonymous: bool | None = Field(
         default=None,
-        description="Whether clients without credentials may connect. Not set: they may as long as only "
-        "loopback addresses are "
-        "listened on; for any other address it must be set.",
+        description="Whether clients without credentials may connect. Not set: they may as long as no password_file is "
+        "set and only loopback addresses are listened on; for any other address one of the two must be set.",
+    )
+    password_file: str | None = Field(
+        default=None,
+        min_length=1,
+        description="File of users and hashed passwords, written by `mqttd passwd FILE USER`; see "
+        "[credentials](credentials.md). A reload reads it again, and keeps the old one if it is wrong.",
     )
     pin_cpus: bool = Field(
         default=False, json_schema_extra=_RESTART, description="Whether each worker is bound to one CPU."
@@ -293,8 +335,22 @@ class Settings(BaseModel):
 
     @property
     def anonymous_allowed(self) -> bool:
-        """`allow_anonymous` with its default resolved (checked: not set means loopback only)."""
-        return self.allow_anonymous is not False
+        """`allow_anonymous` with its default resolved (checked: without credentials, not set means loopback only)."""
+        return self.password_file is None if self.allow_anonymous is None else self.allow_anonymous
+
+    @cached_property
+    def credentials(self) -> Backend | None:
+        """Where users come from, read on first use and then as it was; None: nothing is configured.
+
+        Raises CredentialsError, but not after `load` or `reloaded`, which have read it.
+        """
+        for name, open_backend in BACKENDS.items():
+            if (value := getattr(self, name)) is not None:
+                try:
+                    return open_backend(value)
+                except CredentialsError as error:
+                    raise CredentialsError([f"{name}: {line}" for line in error.lines]) from None
+        return None
 
     def reloadable(self) -> dict[str, Any]:
         """The part a running worker can take over, as JSON types; `reloaded()` is its other end."""
@@ -365,11 +421,16 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         if not host or host != host.strip():
             yield f"host: {host!r} is neither an address nor a name"
     reachable = [host for host in settings.host if not is_loopback(host)]
-    if reachable and settings.allow_anonymous is None:
+    if reachable and settings.allow_anonymous is None and settings.password_file is None:
         yield (
-            f"host: {', '.join(reachable)} can be reached from other machines and no credentials are configured; "
-            "to let anybody connect say so with --allow-anonymous (allow_anonymous = true)"
+            f"host: {', '.join(reachable)} can be reached from other machines and no credentials are configured: "
+            "name users by --password-file (password_file), or let anybody connect by --allow-anonymous "
+            "(allow_anonymous = true)"
         )
+    try:
+        settings.credentials  # noqa: B018 (read now, and kept)
+    except CredentialsError as error:
+        yield from error.lines
     limits = settings.limits
     if limits.session_expiry_seconds_default_v3 > limits.session_expiry_seconds_max:
         yield (

@@ -1,9 +1,9 @@
 """CONNECT, DISCONNECT and the end of connections: who may come in, which session it gets, what becomes of it after.
 
 The way of a CONNECT: the accepting worker decodes it; if the client id's home is a sibling, the socket goes there
-with all that was read, and the sibling starts anew. At home: credentials, an older connection of the same client id
-is closed (take-over, one session and never two), the session is resumed or made, CONNACK, then whatever the session
-waits for.
+with all that was read, and the sibling starts anew. At home: credentials (`broker.authenticating`, which may take a
+while), an older connection of the same client id is closed (take-over, one session and never two), the session is
+resumed or made, CONNACK, then whatever the session waits for.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
+from broker.authenticating import Entrant
 from broker.sessions import NEVER, Details
 from pyx import counters as count
 from pyx.codec import encode_connack, encode_disconnect
@@ -54,7 +55,7 @@ class Connecting:
         assigned = False
         if not client_id:
             if packet.version < 5 and not packet.clean_start:  # [MQTT-3.1.3-8]
-                self._refuse(conn, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "empty client id without clean session")
+                self.refuse(conn, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "empty client id without clean session")
                 return
             client_id = self._assign()
             assigned = True
@@ -63,19 +64,15 @@ class Connecting:
             if worker != node.index:
                 node.hand_over(conn, worker, raw)
                 return
-        if not node.settings.anonymous_allowed:
-            self._refuse(conn, ReasonCode.NOT_AUTHORIZED, "anonymous clients are not allowed")
-            return
-        if "authentication_method" in packet.properties:
-            self._refuse(conn, ReasonCode.BAD_AUTHENTICATION_METHOD, "no such authentication method")
-            return
         will = packet.will
         if will is not None and not is_topic_name(will.topic):
-            self._refuse(conn, ReasonCode.TOPIC_NAME_INVALID, "will topic with wildcard or empty")
+            self.refuse(conn, ReasonCode.TOPIC_NAME_INVALID, "will topic with wildcard or empty")
             return
-        self._open(conn, packet, client_id, assigned)
+        node.authenticating.begin(Entrant(conn, packet, client_id, assigned))
 
-    def _open(self, conn: Connection, packet: Connect, client_id: str, assigned: bool) -> None:
+    def open(self, entrant: Entrant, username: str | None, authentication: dict[str, Any]) -> None:
+        """The client is known: give it its session. `authentication`: properties of the CONNACK."""
+        conn, packet, client_id = entrant.conn, entrant.packet, entrant.client_id
         limits = self._node.settings.limits
         version = packet.version
         properties = packet.properties
@@ -104,7 +101,7 @@ class Connecting:
         expiry = self._expiry(packet)
         details.expiry_interval = expiry
         session.durable = expiry > 0
-        details.username = packet.username
+        details.username = username
         will = packet.will
         if will is not None:
             details.will = will
@@ -118,7 +115,7 @@ class Connecting:
         else:
             session.inflight_max = limits.inflight_max
         conn.keep_alive_ms = keep_alive * 1500
-        self._router.write(conn, self._connack(packet, present, client_id, assigned, expiry, keep_alive))
+        self._router.write(conn, self._connack(entrant, present, expiry, keep_alive, authentication))
         self._router.attach(session, conn)
         self._node.opened(conn)
         self._row.add(count.CONNECTIONS_OPENED)
@@ -134,12 +131,13 @@ class Connecting:
                 clean_start=packet.clean_start,
                 session_present=present,
                 session_expiry=expiry,
-                username=packet.username,
+                username=username,
             )
 
     def _connack(
-        self, packet: Connect, present: bool, client_id: str, assigned: bool, expiry: int, keep_alive: int
+        self, entrant: Entrant, present: bool, expiry: int, keep_alive: int, authentication: dict[str, Any]
     ) -> bytes:
+        packet = entrant.packet
         version = packet.version
         if version < 5:
             key = (version, present)
@@ -151,13 +149,14 @@ class Connecting:
         properties: dict[str, Any] = {
             "receive_maximum": limits.receive_maximum,
             "maximum_packet_size": limits.packet_bytes_max,
+            **authentication,
         }
         if limits.topic_alias_max:
             properties["topic_alias_maximum"] = limits.topic_alias_max
         if expiry != packet.properties.get("session_expiry_interval", 0):
             properties["session_expiry_interval"] = expiry
-        if assigned:
-            properties["assigned_client_identifier"] = client_id
+        if entrant.assigned:
+            properties["assigned_client_identifier"] = entrant.client_id
         if keep_alive != packet.keep_alive:
             properties["server_keep_alive"] = keep_alive
         return encode_connack(version, present, 0, properties)
@@ -178,30 +177,42 @@ class Connecting:
             if home(client_id, self._node.workers) == self._node.index and self._sessions.get(client_id) is None:
                 return client_id
 
-    def _refuse(self, conn: Connection, reason: int, why: str) -> None:
+    def refuse(self, conn: Connection, reason: int, why: str, **fields: Any) -> None:
+        """CONNACK with this reason (v3: its return code), and the end. `fields` go into the log line."""
+        self._node.authenticating.forget(conn)
         self._row.add(count.CONNECTIONS_REFUSED)
         version = conn.version or 4
         properties = {"reason_string": why} if version == 5 else None
         self._router.write(conn, encode_connack(version, False, reason, properties))
-        self._node.log.info("connection_refused", address=conn.address, reason=why, code=int(reason))
+        self._node.log.info("connection_refused", address=conn.address, reason=why, code=int(reason), **fields)
         self._router.close(conn, int(reason), why)
 
     def unavailable(self, conn: Connection, why: str) -> None:
-        """The client id's home cannot take the connection: CONNACK 0x88 (v3: 3)."""
-        self._refuse(conn, ReasonCode.SERVER_UNAVAILABLE, why)
+        """Its home cannot take the connection, or its password cannot be checked: CONNACK 0x88 (v3: 3)."""
+        self.refuse(conn, ReasonCode.SERVER_UNAVAILABLE, why)
 
     def connect_timeout(self, conn: Connection) -> None:
-        """No whole CONNECT within connect_seconds_max."""
+        """Not open within connect_seconds_max."""
+        if self._node.authenticating.waits(conn):
+            self.unavailable(conn, "its password was not checked in time")
+        else:
+            self.give_up(conn, "no AUTH in time" if conn.authenticating else "no CONNECT in time")
+
+    def give_up(self, conn: Connection, why: str) -> None:
+        """Close a connection that is not open, and say nothing."""
+        self._node.authenticating.forget(conn)
         self._row.add(count.CONNECTIONS_REFUSED)
-        self._node.log.info("connection_refused", address=conn.address, reason="no CONNECT in time")
-        self._router.close(conn, AT_ONCE, "no CONNECT in time")
+        self._node.log.info("connection_refused", address=conn.address, reason=why)
+        self._router.close(conn, AT_ONCE, why)
 
     # ------------------------------------------------------------ out
 
     def disconnect(self, conn: Connection, packet: Disconnect) -> None:
         """DISCONNECT of the client: 0x00 takes its will away, 0x04 does not [MQTT-3.1.2-8, MQTT-3.14.4-3]."""
         session = conn.session
-        assert session is not None  # of an open connection
+        if session is None:
+            self.give_up(conn, "disconnected by the client during its authentication")
+            return
         details: Details = session.details
         asked = packet.properties.get("session_expiry_interval")
         if asked is not None:
@@ -230,7 +241,7 @@ class Connecting:
     def _refuse_bad_connect(self, conn: Connection, reason: int, why: str) -> None:
         if conn.version == 5 or reason == ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
             # an unknown level is answered in the form that all versions understand: return code 1 [MQTT-3.1.2-2]
-            self._refuse(conn, reason, why)
+            self.refuse(conn, reason, why)
             return
         self._row.add(count.CONNECTIONS_REFUSED)
         self._node.log.info("connection_refused", address=conn.address, reason=why, code=reason)
@@ -250,6 +261,7 @@ class Connecting:
 
     def closed(self, conn: Connection, reason: int, why: str, told: int | None = None) -> None:
         """The connection ends (ours or the client's doing): its session is detached, its will is due."""
+        self._node.authenticating.forget(conn)
         session: Session | None = conn.session
         if session is None:
             return

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from broker.authenticating import Authenticating
 from broker.connecting import Connecting
 from broker.peering import Peering
 from broker.retaining import Retaining
@@ -109,6 +110,7 @@ class Node:
         self.router.interest = self.interest
         self.sessions = Sessions()
         self.wills = Wills(self)
+        self.authenticating = Authenticating(self)
         self.connecting = Connecting(self)
         self.subscribing = Subscribing(self)
         self.retaining = Retaining(self)
@@ -121,6 +123,7 @@ class Node:
         self.peers_changed: Callable[[], None] = lambda: None
         # the data path's callbacks, without a step in between
         self.connect = self.connecting.connect
+        self.auth = self.authenticating.auth
         self.disconnect = self.connecting.disconnect
         self.protocol_error = self.connecting.protocol_error
         self.connect_timeout = self.connecting.connect_timeout
@@ -134,6 +137,7 @@ class Node:
         """Take over what may change while the worker runs (it concerns what happens from now on)."""
         self.settings = settings
         fill_limits(self.router.limits, settings)
+        self.authenticating.reload()
 
     # ------------------------------------------------------------ time
 
@@ -208,10 +212,6 @@ class Node:
         self.connecting.unavailable(conn, "its worker cannot be reached")
 
     # ------------------------------------------------------------ the data path asks or tells
-
-    def auth(self, conn: Connection, _packet: Any) -> None:
-        """AUTH without an authentication method in CONNECT [MQTT-4.12.0-6]."""
-        self.connecting.protocol_error_reason(conn, ReasonCode.PROTOCOL_ERROR, "AUTH without authentication method")
 
     def internal_error(self, conn: Connection, error: Exception) -> None:
         """A defect of ours showed while a packet of this connection was handled."""

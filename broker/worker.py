@@ -27,6 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
+from broker.auth.pool import HashPool
+from broker.config import ConfigError
 from broker.connecting import AT_ONCE
 from broker.logs import Log, StandardLibrary
 from broker.node import Node
@@ -110,6 +112,8 @@ class Worker:
         self.reactor.schedule = lambda: self.loop.call_soon(self._poll)
         self.node.opened = self.reactor.start_keep_alive
         self.node.peers_changed = self._peers_changed
+        self.hashes = HashPool(settings.limits.auth_threads_max)
+        self.node.authenticating.submit = self.hashes.submit
         self.mesh: Mesh | None = None
         self._listening = False
         self._stopping = False
@@ -131,6 +135,7 @@ class Worker:
         loop, seat = self.loop, self.seat
         loop.set_exception_handler(self._on_exception)
         self.reactor.watch(seat.control.fileno(), self._on_control)
+        self.reactor.watch(self.hashes.fileno(), self._on_hashes)
         loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
         loop.add_reader(self.reactor.fileno(), self._poll)
@@ -205,12 +210,22 @@ class Worker:
                 self.mesh.down(int(message["worker"]), int(message["incarnation"]))
                 self.reactor.finish()
             elif event == "reload":
-                self._reload(self.settings.reloaded(message["settings"]))
+                self._reload(message["settings"])
             elif event == "closed":
                 os._exit(1)  # the supervisor is gone
 
-    def _reload(self, settings: Settings) -> None:
+    def _on_hashes(self) -> None:
+        self.hashes.collect()
+        self.reactor.finish()
+
+    def _reload(self, message: dict[str, Any]) -> None:
+        try:
+            settings = self.settings.reloaded(message)
+        except ConfigError as error:  # the supervisor has found no error: the password file has changed since
+            self.log.error("reload_refused", reason=str(error))
+            return
         self.settings = settings
+        self.hashes.resize(settings.limits.auth_threads_max)
         self.node.reload(settings)
         self._tell_reactor()
         self.log.configure(settings.log_level, settings.limits.log_lines_per_second_max)
@@ -256,6 +271,8 @@ class Worker:
         """Let go of what the process holds; the loop still turns for a moment, and nothing of it comes here."""
         self.loop.remove_reader(self.reactor.fileno())
         self.reactor.unwatch(self.seat.control.fileno())
+        self.reactor.unwatch(self.hashes.fileno())
+        self.hashes.close()
         self.reactor.unwatch(self.seat.handoff_receive.fileno())
         if self.mesh is not None:
             for fd in (self._timerfd, *self.mesh.filenos()):

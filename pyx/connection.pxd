@@ -15,7 +15,7 @@ from pyx.timers cimport TimerNode
 
 
 cdef enum ConnectionState:
-    OPENING = 0             # before the CONNECT
+    OPENING = 0             # before the CONNECT, or, with `authenticating`, before the AUTH that the decision needs
     DECIDING = 1            # CONNECT was handed up; packets behind it wait
     OPEN = 2                # CONNACK 0 is in the outbox
     CLOSING = 3             # what is in the outbox still leaves; nothing is read any more
@@ -53,6 +53,7 @@ cdef class Connection:
     cdef bint carried                   # part holds whole packets for the next tick
     cdef bint dropping                  # drops have begun and were logged
     cdef bint lingering                 # our FIN is out; what comes is thrown away until theirs or the timer
+    cdef public bint authenticating     # CONNECT has come, AUTH goes to and fro until the CONNACK (MQTT 5, 4.12)
     cdef public bint problem_information
     cdef uint8_t* part
     cdef uint32_t part_len

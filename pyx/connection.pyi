@@ -15,6 +15,7 @@ class Connection:
     version: int
     state: int
     paused: bool
+    authenticating: bool
     problem_information: bool
     packet_bytes_max: int
     topic_alias_max: int

@@ -23,6 +23,11 @@ cpdef enum:
     CONNECTIONS_OPENED              # CONNACK 0
     CONNECTIONS_REFUSED
     CONNECTIONS_CLOSED
+    AUTHENTICATIONS_FAILED          # wrong or missing credentials, of connections and of re-authentications
+    AUTHENTICATIONS_REFUSED         # auth_pending_max reached
+    AUTHENTICATIONS_REPEATED        # AUTH 0x19 that succeeded
+    CREDENTIALS_HASHED              # password hashes computed
+    CREDENTIALS_CACHED              # passwords found right without
     SESSIONS_TAKEN_OVER
     SESSIONS_EXPIRED
     ACCEPT_ERRORS

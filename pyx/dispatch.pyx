@@ -44,7 +44,14 @@ cdef enum:
     DIRECT = 65536              # a packet of more bytes is received into the connection's own buffer
 
 
-cdef int not_connect(const uint8_t* p, uint32_t n) except -1:
+cdef int check_first(Connection conn, const uint8_t* p, uint32_t n) except -1:
+    # before the CONNACK: CONNECT, and then nothing but what its authentication needs [MQTT-3.1.0-1, MQTT-3.1.2-30]
+    if conn.authenticating:
+        if p[0] >> 4 == AUTH or p[0] >> 4 == DISCONNECT:
+            return 0
+        return protocol_error(PROTOCOL_ERROR, "neither AUTH nor DISCONNECT before the CONNACK")
+    if p[0] >> 4 == CONNECT:
+        return 0
     # say what it is where that helps: a TLS record of a handshake, or a web browser
     if p[0] == 0x16 and (n < 2 or p[1] == 3):
         return protocol_error(PROTOCOL_ERROR, "TLS on a plain port")
@@ -93,7 +100,7 @@ cdef class Dispatch:
             if conn.paused and conn.state == OPEN:
                 continue                    # until `carry_on`
             conn.carried = False
-            if conn.state == OPEN and conn.part_len:
+            if (conn.state == OPEN or conn.state == OPENING) and conn.part_len:
                 self.take_part(conn)
             if not conn.carried and conn.not_reading and not conn.paused:
                 self.router.resumed.append(conn)
@@ -140,7 +147,7 @@ cdef class Dispatch:
         packet, raw = self.raw
         self.raw = None
         self.router.handler.connect(conn, packet, raw)
-        if conn.state == OPEN and conn.part_len:
+        if (conn.state == OPEN or conn.state == OPENING) and conn.part_len:
             self.take_part(conn)
         return 0
 
@@ -154,16 +161,16 @@ cdef class Dispatch:
             while at < n:
                 header = fixed_header(p + at, n - at, conn.version == 5, &remaining)
                 if header == 0:
-                    if conn.state == OPENING and n - at >= 1 and p[at] >> 4 != CONNECT:
-                        not_connect(p + at, n - at)
+                    if conn.state == OPENING:
+                        check_first(conn, p + at, n - at)
                     break
                 if header < 0:
-                    if conn.state == OPENING and p[at] >> 4 != CONNECT:
-                        not_connect(p + at, n - at)
+                    if conn.state == OPENING:
+                        check_first(conn, p + at, n - at)
                     malformed("Remaining Length of more bytes than it may have")
                 total = <uint64_t>header + remaining
-                if conn.state == OPENING and p[at] >> 4 != CONNECT:
-                    not_connect(p + at, n - at)
+                if conn.state == OPENING:
+                    check_first(conn, p + at, n - at)
                 if total > self.router.limits.packet_bytes_max:
                     protocol_error(PACKET_TOO_LARGE, "packet larger than packet_bytes_max")
                 if total > n - at:
@@ -180,7 +187,7 @@ cdef class Dispatch:
                     self.router.adoptable = None
                 self.packet(conn, p + at, <uint32_t>header, <uint32_t>total)
                 at += <uint32_t>total
-                if conn.state != OPEN:
+                if conn.state != OPEN and conn.state != OPENING:
                     break
         except (MalformedPacket, ProtocolError) as error:
             self.router.counters.at[count.PROTOCOL_ERRORS] += 1

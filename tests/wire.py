@@ -255,6 +255,11 @@ def disconnect(version: int, reason: int = 0, properties: Properties = NOTHING) 
     return packet("DISCONNECT", 0, bytes([reason]), encode_properties(properties) if properties else b"")
 
 
+def auth(reason: int, properties: Properties) -> bytes:
+    """An AUTH (version 5)."""
+    return packet("AUTH", 0, bytes([reason]), encode_properties(properties))
+
+
 PINGREQ = packet("PINGREQ", 0)
 
 NO_LOCAL, RETAIN_AS_PUBLISHED = 0x04, 0x08

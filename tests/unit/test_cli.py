@@ -182,6 +182,37 @@ def test_an_open_address_must_be_asked_for(mqttd: Mqttd) -> None:
     assert "mosquitto_pub -h 127.0.0.1 " in command.err()
 
 
+def test_the_banner_and_the_log_say_who_may_connect(mqttd: Mqttd, tmp_path: Path) -> None:
+    path = tmp_path / "users"
+    path.write_text(f"alice:$6$c2FsdA==${'A' * 86}==\n")
+    path.chmod(0o600)
+    arguments = ("--workers", "1", "--host", "0.0.0.0", "--port", "0", "--password-file", str(path))
+    banner = mqttd(*arguments).wait_ready().err()
+    assert f"access        1 users of {path}; anonymous clients are refused\n" in banner
+    assert " -u USER -P PASSWORD -t " in banner
+    assert "world_readable" not in banner
+    path.chmod(0o644)
+    command = mqttd(*arguments, "--allow-anonymous", "--log-format", "json").wait_ready()
+    events = {event["event"]: event for event in map(json.loads, command.err().splitlines())}
+    start = events["start"]
+    assert (start["anonymous"], start["password_file"], start["users"]) == (True, str(path), 1)
+    assert events["password_file_world_readable"]["level"] == "warning"
+
+
+def test_check_config_checks_the_password_file(mqttd: Mqttd, tmp_path: Path) -> None:
+    file, users = tmp_path / "m.toml", tmp_path / "users"
+    file.write_text(f'password_file = "{users}"\n')
+    users.write_text("alice:secret\n")
+    command = mqttd("check-config", str(file))
+    assert command.status() == 2
+    assert command.err() == f"password_file: {users}:1: no argon2id, $7$ or $6$ hash\n"
+    users.write_text("# none\n")
+    users.chmod(0o644)
+    command = mqttd("check-config", str(file))
+    assert (command.status(), command.out()) == (0, f"{file}: no errors\n")
+    assert command.err() == f"password_file: {users}: others on this machine may read it\n"
+
+
 def test_bad_settings(mqttd: Mqttd) -> None:
     command = mqttd("--port", "70000", environment={"MQTTD_WORKERS": "-1"})
     assert command.status() == 2

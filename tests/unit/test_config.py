@@ -135,6 +135,30 @@ def test_other_addresses_must_be_asked_for(host: str) -> None:
     assert not load(None, {}, {"host": [host], "allow_anonymous": False}).anonymous_allowed
 
 
+def test_a_password_file_closes_the_door_and_lets_other_addresses_be_listened_on(tmp_path: Path) -> None:
+    path = tmp_path / "users"
+    path.write_text("# nobody yet\n")
+    for host in ("127.0.0.1", "0.0.0.0"):
+        settings = load(None, {"MQTTD_PASSWORD_FILE": str(path)}, {"host": [host]})
+        assert not settings.anonymous_allowed
+        assert settings.credentials is not None
+        assert settings.model_copy(update={"workers": 2}).credentials is settings.credentials  # what is forked is read
+        assert load(None, {}, {"password_file": str(path), "allow_anonymous": True}).anonymous_allowed
+    assert load(None).credentials is None
+
+
+def test_mistakes_in_the_password_file_are_errors_with_their_place(tmp_path: Path, write: Write) -> None:
+    path = tmp_path / "users"
+    file = write(f'password_file = "{path}"\nport = 1883\n')
+    assert errors(file) == [f"password_file: {path}: No such file or directory"]
+    path.write_text("# users\nalice:secret\n:x\n")
+    assert errors(file) == [
+        f"password_file: {path}:2: no argon2id, $7$ or $6$ hash",
+        f"password_file: {path}:3: an empty user name",
+    ]
+    assert errors(write("password_file = ''")) == ["password_file: string should have at least 1 character, not ''"]
+
+
 def test_limits_that_contradict_each_other(write: Write) -> None:
     text = "[limits]\nsession_expiry_seconds_max = 5\nlink_silence_seconds_max = 10\n"
     assert [line.partition(":")[0] for line in errors(write(text))] == [
@@ -176,6 +200,8 @@ def test_every_bound_names_its_unit_and_every_setting_is_described() -> None:
         "inflight",
         "pending",
         "packets",
+        "threads",
+        "entries",
     )
     for name, field in config.Limits.model_fields.items():
         unit = any(word in name for word in ("bytes", "seconds", "microseconds", "lines_per_second", *counts))

@@ -1,0 +1,24 @@
+"""Who a client is: where users come from, and how they prove who they are.
+
+A back-end is one file here and one line in BACKENDS; an authentication method of MQTT 5 is one file and one line in
+METHODS. What happens to a connection meanwhile is decided in `broker.authenticating`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from broker.auth.contract import Backend, Method
+from broker.auth.password_file import PasswordFile
+from broker.auth.scram import Exchange
+
+__all__ = ["BACKENDS", "METHODS"]
+
+BACKENDS: dict[str, Callable[[str], Backend]] = {
+    # setting: opened with the setting's value; raises CredentialsError
+    "password_file": PasswordFile.load,
+}
+
+METHODS: dict[str, Callable[[Backend], Method]] = {
+    "SCRAM-SHA-256": lambda backend: Exchange(backend.scram),
+}

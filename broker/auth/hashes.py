@@ -1,0 +1,99 @@
+"""Hashed passwords, one text per password: argon2id (RFC 9106), and mosquitto's two forms, to be read only.
+
+    $argon2id$v=19$m=19456,t=2,p=1$SALT$HASH     the PHC string format; base64 without padding
+    $7$ITERATIONS$SALT$HASH                      mosquitto 2: PBKDF2-HMAC-SHA512 of 64 bytes; base64
+    $6$SALT$HASH                                 mosquitto before 2: SHA-512 of password and salt; base64
+
+What a text may contain is decided by its pattern when it is read, so that nothing can be wrong with it later. No text
+contains a colon. Computing a hash takes milliseconds and releases the GIL: it belongs into a thread.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import re
+from dataclasses import dataclass
+
+import argon2
+from argon2.exceptions import VerifyMismatchError
+
+__all__ = ["NOBODY", "Hash", "make", "read"]
+
+# OWASP's recommendation for argon2id: 19 MiB, two passes, one lane: about 15 ms
+_MEMORY_KIB = 19_456
+_PASSES = 2
+_LANES = 1
+
+# what a line may ask of a worker: more is a mistake and would stop logins
+_MEMORY_KIB_MAX = 1_048_576
+_PASSES_MAX = 100
+_LANES_MAX = 16
+_ITERATIONS_MAX = 10_000_000
+
+_BASE64 = r"[A-Za-z0-9+/]"
+_PADDED = rf"(?:{_BASE64}{{4}})+(?:{_BASE64}{{2}}==|{_BASE64}{{3}}=)?"
+_SHA512 = rf"{_BASE64}{{86}}=="
+_ARGON2ID = re.compile(
+    rf"\$argon2id\$v=19\$m=([1-9]\d{{0,9}}),t=([1-9]\d{{0,9}}),p=([1-9]\d{{0,9}})\$({_BASE64}{{11,86}})\$({_BASE64}{{22,86}})"
+)
+_PBKDF2 = re.compile(rf"\$7\$([1-9]\d{{0,9}})\$({_PADDED})\$({_SHA512})")
+_SALTED = re.compile(rf"\$6\$({_PADDED})\$({_SHA512})")
+
+_argon2id = argon2.PasswordHasher(time_cost=_PASSES, memory_cost=_MEMORY_KIB, parallelism=_LANES, type=argon2.Type.ID)
+
+
+@dataclass(frozen=True, slots=True)
+class Hash:
+    """One hashed password, read and found right."""
+
+    text: str
+
+    def verify(self, password: bytes) -> bool:
+        """Whether it is the hash of `password`. Slow; from any thread. MemoryError when argon2 gets no memory."""
+        scheme, *fields = self.text[1:].split("$")
+        if scheme == "argon2id":
+            try:
+                return _argon2id.verify(self.text, password)
+            except VerifyMismatchError:
+                return False
+            except argon2.exceptions.VerificationError as error:
+                raise MemoryError(str(error)) from error
+        salt, expected = (base64.b64decode(field) for field in fields[-2:])
+        if scheme == "7":
+            found = hashlib.pbkdf2_hmac("sha512", password, salt, int(fields[0]))
+        else:
+            found = hashlib.sha512(password + salt).digest()
+        return hmac.compare_digest(found, expected)
+
+
+NOBODY = Hash(f"$argon2id$v=19$m={_MEMORY_KIB},t={_PASSES},p={_LANES}${'A' * 22}${'A' * 43}")
+"""Nobody's password: as slow to check as a new one."""
+
+
+def make(password: bytes) -> Hash:
+    """A new hash (argon2id, random salt). Slow."""
+    return Hash(_argon2id.hash(password))
+
+
+def read(text: str) -> Hash:
+    """One of the forms above. Raises ValueError that says what is wrong, without repeating the text."""
+    if found := _ARGON2ID.fullmatch(text):
+        memory, passes, lanes = (int(each) for each in found.groups()[:3])
+        if memory > _MEMORY_KIB_MAX or passes > _PASSES_MAX or lanes > _LANES_MAX or memory < 8 * lanes:
+            raise ValueError(
+                f"argon2id with m={memory}, t={passes}, p={lanes}; at most m={_MEMORY_KIB_MAX}, t={_PASSES_MAX}, "
+                f"p={_LANES_MAX}, at least m=8 for each p"
+            )
+        return Hash(text)
+    if found := _PBKDF2.fullmatch(text):
+        if int(found[1]) > _ITERATIONS_MAX:
+            raise ValueError(f"$7$ with {found[1]} iterations; at most {_ITERATIONS_MAX}")
+        return Hash(text)
+    if _SALTED.fullmatch(text):
+        return Hash(text)
+    for start, name in (("$argon2id$", "argon2id"), ("$7$", "$7$ (PBKDF2)"), ("$6$", "$6$ (SHA-512)")):
+        if text.startswith(start):
+            raise ValueError(f"the {name} hash is malformed")
+    raise ValueError("no argon2id, $7$ or $6$ hash")
