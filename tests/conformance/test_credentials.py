@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from shards.placement import home
 from tests import wire
 from tests.broker_process import KIND, ROOT, BrokerProcess
 from tests.scram_client import METHOD, ScramClient
@@ -80,7 +81,7 @@ def code(version: int, v5: int, v3: int) -> int:
 # ------------------------------------------------------------ user name and password
 
 
-@pytest.mark.mqtt("MQTT-3.1.4-2", v3="MQTT-3.1.4-4")
+@pytest.mark.mqtt("5:3.1.4-2", "311:3.1.4-4")
 @pytest.mark.parametrize(("user", "password"), [("alice", b"wonder"), ("bob", b"secret")])
 def test_the_right_password(connect: Connect, any_version: int, name: str, user: str, password: bytes) -> None:
     """A user with the right password comes in, whether argon2id or mosquitto's hash is in the file."""
@@ -88,7 +89,7 @@ def test_the_right_password(connect: Connect, any_version: int, name: str, user:
         connect(any_version, f"{name}{number}", username=user, password=password).expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-3.1.4-2", v3="MQTT-3.2.2-5")
+@pytest.mark.mqtt("5:3.1.4-2", "311:3.2.2-5")
 @pytest.mark.parametrize(
     ("user", "password"),
     [("alice", b"wondeR"), ("alice", b""), ("alice", None), ("Alice", b"wonder"), ("nobody", b"wonder"), ("", b"x")],
@@ -102,7 +103,7 @@ def test_a_wrong_password(
     client.expect_refused(code(any_version, BAD_PASSWORD, 4))
 
 
-@pytest.mark.mqtt("MQTT-3.1.4-2", v3="MQTT-3.2.2-5")
+@pytest.mark.mqtt("5:3.1.4-2", "311:3.2.2-5")
 def test_no_user_name(open_connection: OpenConnection, any_version: int, name: str) -> None:
     """With a password file, a client without a user name is refused: 0x87, return code 5."""
     client = open_connection(any_version)
@@ -110,7 +111,7 @@ def test_no_user_name(open_connection: OpenConnection, any_version: int, name: s
     client.expect_refused(code(any_version, NOT_AUTHORIZED, 5))
 
 
-@pytest.mark.mqtt("MQTT-3.1.4-2")
+@pytest.mark.mqtt("5:3.1.4-2")
 def test_a_password_without_a_user_name_is_anonymous(open_connection: OpenConnection, name: str) -> None:
     """v5 lets a password come without a user name: nobody is named, so it is not authorized."""
     client = open_connection(5)
@@ -118,7 +119,7 @@ def test_a_password_without_a_user_name_is_anonymous(open_connection: OpenConnec
     client.expect_refused(NOT_AUTHORIZED)
 
 
-@pytest.mark.mqtt("MQTT-3.1.4-6", v3="MQTT-3.1.4-5")
+@pytest.mark.mqtt("5:3.1.4-6", "311:3.1.4-5")
 def test_nothing_behind_a_refused_connect_is_processed(
     connect: Connect, open_connection: OpenConnection, any_version: int, name: str
 ) -> None:
@@ -134,7 +135,7 @@ def test_nothing_behind_a_refused_connect_is_processed(
     wire.expect_nothing_more(watcher, watcher, f"{name}/marker")
 
 
-@pytest.mark.mqtt("MQTT-3.1.4-3", v3="MQTT-3.1.4-2")
+@pytest.mark.mqtt("5:3.1.4-3", "311:3.1.4-2")
 def test_wrong_credentials_take_nobody_over(
     connect: Connect, open_connection: OpenConnection, any_version: int, name: str
 ) -> None:
@@ -148,7 +149,7 @@ def test_wrong_credentials_take_nobody_over(
     owner.expect_closed(0x8E)
 
 
-@pytest.mark.mqtt("MQTT-3.1.4-2")
+@pytest.mark.mqtt("5:3.1.4-2")
 def test_refusals_are_logged_with_name_and_address_and_without_password(
     broker: BrokerProcess, open_connection: OpenConnection, name: str
 ) -> None:
@@ -163,7 +164,7 @@ def test_refusals_are_logged_with_name_and_address_and_without_password(
     assert "hush-hush" not in broker.stderr()
 
 
-@pytest.mark.mqtt("MQTT-3.1.4-5")
+@pytest.mark.mqtt("5:3.1.4-5")
 def test_mosquittos_clients_log_in(broker: BrokerProcess, connect: Connect, name: str) -> None:
     """`mosquitto_pub -u -P` publishes; with a wrong password it says so."""
     subscriber = connect(5, username="alice", password=b"wonder")
@@ -203,11 +204,11 @@ def pbkdf2_iterations(seconds: float) -> int:
     return int(20_000 * seconds / (time.perf_counter() - began)) + 1
 
 
-@pytest.mark.mqtt("MQTT-3.1.4-2")
-def test_fifty_hashes_do_not_stop_the_broker(own_broker: Own, tmp_path: Path) -> None:
+@pytest.mark.mqtt("5:3.1.4-2")
+def test_fifty_hashes_do_not_stop_the_broker(own_broker: Own, tmp_path: Path, workers: int) -> None:
     """While 50 passwords of 50 ms each are hashed, a connected client is answered within a few milliseconds."""
     path = slow_users(tmp_path, pbkdf2_iterations(0.05), 50)
-    broker = own_broker(1, ["--password-file", str(path)])
+    broker = own_broker(workers, ["--password-file", str(path)])
     client = Client(broker.address, 5)
     client.connect("watching", username="bob", password=b"secret")
     logins = [Client(broker.address, 5) for _ in range(50)]
@@ -233,15 +234,16 @@ def test_fifty_hashes_do_not_stop_the_broker(own_broker: Own, tmp_path: Path) ->
     assert statistics.median(answers) < 0.02
 
 
-@pytest.mark.mqtt("MQTT-3.2.2-7", v3="MQTT-3.2.2-5")
-def test_too_many_that_wait_are_refused(own_broker: Own, tmp_path: Path, any_version: int) -> None:
+@pytest.mark.mqtt("5:3.2.2-7", "311:3.2.2-5")
+def test_too_many_that_wait_are_refused(own_broker: Own, tmp_path: Path, workers: int, any_version: int) -> None:
     """Beyond auth_pending_max a login is refused at once, 0x97 or return code 3; what waits is answered."""
     path = slow_users(tmp_path, pbkdf2_iterations(1.0), 2)
     environment = {"MQTTD_LIMITS__AUTH_PENDING_MAX": "1", "MQTTD_LIMITS__AUTH_THREADS_MAX": "1"}
-    broker = own_broker(1, ["--password-file", str(path)], environment)
+    broker = own_broker(workers, ["--password-file", str(path)], environment)
+    ids = [each for each in (f"c{number}" for number in range(100)) if home(each, workers) == 0]  # one worker's
     first, second = Client(broker.address, any_version), Client(broker.address, any_version)
-    first.send(wire.connect(any_version, "first", username="slow0", password=b"guess"))
-    second.send(wire.connect(any_version, "second", username="slow1", password=b"guess"))
+    first.send(wire.connect(any_version, ids[0], username="slow0", password=b"guess"))
+    second.send(wire.connect(any_version, ids[1], username="slow1", password=b"guess"))
     # which of the two is read first is the kernel's choice
     second.expect_refused(code(any_version, QUOTA, 3), code(any_version, BAD_PASSWORD, 4))
     first.expect_refused(code(any_version, BAD_PASSWORD, 4), code(any_version, QUOTA, 3))
@@ -250,11 +252,11 @@ def test_too_many_that_wait_are_refused(own_broker: Own, tmp_path: Path, any_ver
     second.close()
 
 
-@pytest.mark.mqtt("MQTT-3.1.4-2")
-def test_a_check_that_outlasts_the_connect_timer(own_broker: Own, tmp_path: Path) -> None:
+@pytest.mark.mqtt("5:3.1.4-2")
+def test_a_check_that_outlasts_the_connect_timer(own_broker: Own, tmp_path: Path, workers: int) -> None:
     """A password that is not checked within connect_seconds_max: 0x88, and the connection is closed."""
     path = slow_users(tmp_path, 10_000_000, 1)
-    broker = own_broker(1, ["--password-file", str(path)], {"MQTTD_LIMITS__CONNECT_SECONDS_MAX": "0.3"})
+    broker = own_broker(workers, ["--password-file", str(path)], {"MQTTD_LIMITS__CONNECT_SECONDS_MAX": "0.3"})
     client = Client(broker.address, 5)
     client.send(wire.connect(5, "c", username="slow0", password=b"guess"))
     client.expect_refused(0x88)
@@ -274,7 +276,7 @@ def accepted(broker: BrokerProcess, version: int, user: str | None, password: by
         client.close()
 
 
-@pytest.mark.mqtt("MQTT-3.1.4-2", v3="MQTT-3.2.2-5")
+@pytest.mark.mqtt("5:3.1.4-2", "311:3.2.2-5")
 def test_sighup_reads_the_users_again(own_broker: Own, tmp_path: Path, workers: int) -> None:
     """A reload adds and removes users in every worker; a file with a mistake changes nothing, and the log says where
     it is.
@@ -310,10 +312,10 @@ def test_sighup_reads_the_users_again(own_broker: Own, tmp_path: Path, workers: 
     stays.close()
 
 
-@pytest.mark.mqtt("MQTT-3.1.4-2", v3="MQTT-3.1.4-4")
-def test_anonymous_clients_beside_users(own_broker: Own, users: Path, any_version: int) -> None:
+@pytest.mark.mqtt("5:3.1.4-2", "311:3.1.4-4")
+def test_anonymous_clients_beside_users(own_broker: Own, users: Path, workers: int, any_version: int) -> None:
     """With --allow-anonymous a client without a user name comes in, and wrong credentials are still wrong."""
-    broker = own_broker(1, ["--password-file", str(users), "--allow-anonymous", "--host", "0.0.0.0"])
+    broker = own_broker(workers, ["--password-file", str(users), "--allow-anonymous", "--host", "0.0.0.0"])
     assert "2 users of" in broker.stderr()
     assert "anonymous clients are allowed" in broker.stderr()
     broker.address = ("127.0.0.1", broker.address[1])
@@ -352,7 +354,7 @@ def scram_login(client: Client, client_id: str, user: str = "alice", password: s
     return connack
 
 
-@pytest.mark.mqtt("MQTT-4.12.0-2", "MQTT-4.12.0-3", "MQTT-4.12.0-5")
+@pytest.mark.mqtt("5:4.12.0-2", "5:4.12.0-3", "5:4.12.0-5")
 def test_scram(open_connection: OpenConnection, name: str) -> None:
     """CONNECT, AUTH 0x18 both ways, CONNACK: method in all of them, the server's signature in the last."""
     for number in range(3):
@@ -363,7 +365,7 @@ def test_scram(open_connection: OpenConnection, name: str) -> None:
         client.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-4.12.0-2", "MQTT-3.2.2-16")
+@pytest.mark.mqtt("5:4.12.0-2", "5:3.2.2-16")
 def test_scram_with_the_first_message_in_auth_and_an_assigned_client_id(open_connection: OpenConnection) -> None:
     """A CONNECT without Authentication Data is asked for it; an empty client id is assigned at the end."""
     client = open_connection(5)
@@ -378,7 +380,7 @@ def test_scram_with_the_first_message_in_auth_and_an_assigned_client_id(open_con
     assert connack.properties["assigned_client_identifier"]
 
 
-@pytest.mark.mqtt("MQTT-4.12.0-4")
+@pytest.mark.mqtt("5:4.12.0-4")
 @pytest.mark.parametrize(("user", "password"), [("alice", "guess"), ("nobody", "wonder"), ("bob", "secret")])
 def test_scram_fails(open_connection: OpenConnection, name: str, user: str, password: str) -> None:
     """A wrong password, an unknown user and one without a verifier: the same answers, then CONNACK 0x87."""
@@ -389,7 +391,7 @@ def test_scram_fails(open_connection: OpenConnection, name: str, user: str, pass
     client.expect_refused(NOT_AUTHORIZED)
 
 
-@pytest.mark.mqtt("MQTT-4.12.0-4")
+@pytest.mark.mqtt("5:4.12.0-4")
 @pytest.mark.parametrize(
     "data",
     [b"", b"\0", b"n,,n=alice", b"p=tls-unique,,n=alice,r=x", b"n,,n=alice,r=" + b"x" * 3000, b"n,a=bob,n=alice,r=x"],
@@ -402,7 +404,7 @@ def test_a_bad_first_message(open_connection: OpenConnection, name: str, data: b
     client.expect_refused(NOT_AUTHORIZED)
 
 
-@pytest.mark.mqtt("MQTT-4.12.0-1")
+@pytest.mark.mqtt("5:4.12.0-1")
 @pytest.mark.parametrize("method", ["SCRAM-SHA-1", "scram-sha-256", "", "PLAIN"])
 def test_a_method_that_is_not_supported(open_connection: OpenConnection, name: str, method: str) -> None:
     """An Authentication Method that the server does not know: CONNACK 0x8C."""
@@ -411,7 +413,7 @@ def test_a_method_that_is_not_supported(open_connection: OpenConnection, name: s
     client.expect_refused(BAD_METHOD)
 
 
-@pytest.mark.mqtt("MQTT-4.12.0-6", "MQTT-4.12.0-7")
+@pytest.mark.mqtt("5:4.12.0-6", "5:4.12.0-7")
 def test_auth_without_a_method_in_connect(connect: Connect) -> None:
     """Who gave no method gets none in CONNACK, and breaks the protocol by AUTH."""
     client = connect(5, username="alice", password=b"wonder")
@@ -420,7 +422,7 @@ def test_auth_without_a_method_in_connect(connect: Connect) -> None:
     client.expect_closed(PROTOCOL_ERROR)
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-30", "MQTT-3.1.4-6")
+@pytest.mark.mqtt("5:3.1.2-30", "5:3.1.4-6")
 @pytest.mark.parametrize(
     "packet",
     [wire.PINGREQ, wire.subscribe(5, 1, ("a", 0)), wire.publish(5, "a", b"x"), wire.connect(5, "again")],
@@ -438,7 +440,7 @@ def test_other_packets_during_the_exchange(open_connection: OpenConnection, name
     early.expect_refused(PROTOCOL_ERROR)
 
 
-@pytest.mark.mqtt("MQTT-3.1.2-30")
+@pytest.mark.mqtt("5:3.1.2-30")
 def test_disconnect_during_the_exchange(open_connection: OpenConnection, name: str) -> None:
     """A client may give up: the connection is closed, and nothing more is said."""
     client = open_connection(5)
@@ -447,7 +449,7 @@ def test_disconnect_during_the_exchange(open_connection: OpenConnection, name: s
     client.expect_closed()
 
 
-@pytest.mark.mqtt("MQTT-4.12.0-3", "MQTT-4.12.0-5")
+@pytest.mark.mqtt("5:4.12.0-3", "5:4.12.0-5")
 def test_auth_that_does_not_fit_into_the_exchange(open_connection: OpenConnection, name: str) -> None:
     """AUTH 0x19 before the CONNACK is a protocol error, another method 0x8C, one without method a protocol error."""
     for packet, reason in (
@@ -461,7 +463,7 @@ def test_auth_that_does_not_fit_into_the_exchange(open_connection: OpenConnectio
         client.expect_refused(reason)
 
 
-@pytest.mark.mqtt("MQTT-3.15.1-1", "MQTT-3.15.2-1")
+@pytest.mark.mqtt("5:3.15.1-1", "5:3.15.2-1")
 def test_malformed_auth(open_connection: OpenConnection, name: str) -> None:
     """AUTH with reserved flags is malformed; a reason code that only the server sends is a protocol error."""
     for packet, reasons in (
@@ -474,7 +476,7 @@ def test_malformed_auth(open_connection: OpenConnection, name: str) -> None:
         client.expect_refused(*reasons)
 
 
-@pytest.mark.mqtt("MQTT-3.1.4-2")
+@pytest.mark.mqtt("5:3.1.4-2")
 def test_the_connect_timer_bounds_the_exchange(own_broker: Own, users: Path, workers: int) -> None:
     """A client that begins an authentication and does not go on is closed after connect_seconds_max."""
     broker = own_broker(workers, ["--password-file", str(users)], {"MQTTD_LIMITS__CONNECT_SECONDS_MAX": "0.5"})
@@ -487,7 +489,7 @@ def test_the_connect_timer_bounds_the_exchange(own_broker: Own, users: Path, wor
 # ------------------------------------------------------------ AUTH again
 
 
-@pytest.mark.mqtt("MQTT-4.12.1-1")
+@pytest.mark.mqtt("5:4.12.1-1")
 def test_re_authentication(open_connection: OpenConnection, name: str) -> None:
     """AUTH 0x19 begins the exchange anew; messages go on meanwhile; AUTH 0x00 with the signature ends it; and again."""
     client = open_connection(5)
@@ -506,7 +508,7 @@ def test_re_authentication(open_connection: OpenConnection, name: str) -> None:
     client.expect_silence()
 
 
-@pytest.mark.mqtt("MQTT-4.12.1-2")
+@pytest.mark.mqtt("5:4.12.1-2")
 @pytest.mark.parametrize(("user", "password"), [("alice", "guess"), ("nobody", "x")])
 def test_re_authentication_fails(open_connection: OpenConnection, name: str, user: str, password: str) -> None:
     """Who fails, or would become somebody else, gets DISCONNECT 0x87."""
@@ -520,7 +522,7 @@ def test_re_authentication_fails(open_connection: OpenConnection, name: str, use
     client.expect_closed(NOT_AUTHORIZED)
 
 
-@pytest.mark.mqtt("MQTT-4.12.1-1", "MQTT-4.12.0-5")
+@pytest.mark.mqtt("5:4.12.1-1", "5:4.12.0-5")
 def test_auth_out_of_place_on_an_open_connection(open_connection: OpenConnection, name: str) -> None:
     """Another method than in CONNECT: 0x8C. AUTH 0x18 that nothing goes before, and 0x19 twice: protocol errors."""
     first = authentication(ScramClient("alice", "wonder").first())

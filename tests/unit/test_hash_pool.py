@@ -86,8 +86,12 @@ def test_what_is_cancelled_is_not_called_back_and_not_computed_if_it_still_waite
         begun.set()
         return go_on.wait(SECONDS_MAX)
 
+    def waiting() -> bool:
+        computed.set()
+        return True
+
     cancel_running = pool.submit(slow, lambda _: done.append("running"))
-    cancel_waiting = pool.submit(lambda: computed.set() is None, lambda _: done.append("waiting"))
+    cancel_waiting = pool.submit(waiting, lambda _: done.append("waiting"))
     pool.submit(lambda: True, lambda _: done.append("last"))
     assert begun.wait(SECONDS_MAX)
     cancel_running()
