@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker.authenticating import Authenticating
 from broker.connecting import Connecting
+from broker.gauges import Gauges
 from broker.peering import Peering
 from broker.retaining import Retaining
 from broker.sessions import Sessions
@@ -115,6 +116,7 @@ class Node:
         self.subscribing = Subscribing(self)
         self.retaining = Retaining(self)
         self.peering = Peering(self)
+        self.gauges = Gauges(self)
         self.hand_over = hand_over or self._no_home
         self.opened: Callable[[Connection], None] = lambda _conn: None
         """Called when a CONNACK 0 is in the outbox: the reactor starts the keep-alive timer."""
@@ -151,8 +153,7 @@ class Node:
 
     def _sweep(self) -> None:
         self.router.sweep()
-        row = self.counters
-        row.set(count.SESSIONS, len(self.sessions))
+        self.gauges.update()
         self.log.flush()
         self.timers.call(self.router.now_ms + _EVERY_SWEEP_MS, self._sweep)
 
@@ -197,7 +198,6 @@ class Node:
             volatile.entry_count if volatile is not None else 0,
             sequenced.entry_count if sequenced is not None else 0,
         )
-        self.counters.add(count.MESH_BATCHES_SENT)
         if link.full:
             self.router.peer_full(peer, True)
 

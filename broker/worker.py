@@ -106,6 +106,7 @@ class Worker:
             seat.row,
             self._hand_over,
         )
+        self.node.counters.set(count.INCARNATION, seat.incarnation)
         self.reactor = Reactor(self.node.router, self.node.dispatch)
         self._tell_reactor()
         self.reactor.stays = True
@@ -295,11 +296,11 @@ class Worker:
             return
         now = time.monotonic()
         self.seat.heartbeat[0] += 1
-        self.node.counters.set(count.CONNECTIONS, len(self.reactor))
         if self.mesh is not None:
             self.mesh.tick(now)
             self._mesh_state()
         self.reactor.run_timers()
+        self.node.gauges.update(len(self.reactor), self.mesh.frames_malformed if self.mesh is not None else 0)
         if self._waiting:
             self._retry_handoffs()
         if now >= self._trim_at:
@@ -434,7 +435,7 @@ class Worker:
         if came.remaining_seconds <= 0:
             self.node.connecting.unavailable(conn, "its worker did not take it in time")
         else:
-            self.node.dispatch.feed(conn, came.unread)
+            self.node.dispatch.feed(conn, came.unread, True)
 
 
 if sys.platform != "linux":  # pragma: no cover

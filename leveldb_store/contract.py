@@ -41,3 +41,6 @@ class Store(Protocol):
 
     def forget(self, index: bytes) -> None:
         """Nobody needs the index any more."""
+
+    def held(self) -> tuple[int, int]:
+        """(entries, bytes) of all indexes; a message that several of them list counts for each."""

@@ -17,6 +17,8 @@ class MemoryStore:
     def __init__(self) -> None:
         self._indexes: dict[bytes, Index] = {}
         self._ticket = 0
+        self._messages = 0
+        self._bytes = 0
         self._nothing = Index()
 
     def append(self, block: Block) -> int:
@@ -26,7 +28,10 @@ class MemoryStore:
             index = indexes.get(name)
             if index is None:
                 index = indexes[name] = Index()
+            before = index.total_bytes
             index.extend(batch)
+            self._messages += batch.count
+            self._bytes += index.total_bytes - before
         self._ticket += 1
         return self._ticket
 
@@ -46,18 +51,38 @@ class MemoryStore:
         """See the contract."""
         held = self._indexes.get(index)
         if held is not None:
+            self._without(held)
             held.trim(up_to)
+            self._with(held)
 
     def cut(self, index: bytes, after: int) -> None:
         """See the contract."""
         held = self._indexes.get(index)
         if held is not None:
+            self._without(held)
             held.cut(after)
+            self._with(held)
 
     def forget(self, index: bytes) -> None:
         """See the contract."""
-        self._indexes.pop(index, None)
+        held = self._indexes.pop(index, None)
+        if held is not None:
+            self._without(held)
+
+    def held(self) -> tuple[int, int]:
+        """See the contract."""
+        return self._messages, self._bytes
 
     def messages_held(self) -> int:
-        """Index entries in all: for metrics and tests."""
+        """Index entries in all, counted anew: for tests."""
         return sum(len(index) for index in self._indexes.values())
+
+    def _without(self, index: Index) -> None:
+        messages, size = index.backlog(0)
+        self._messages -= messages
+        self._bytes -= size
+
+    def _with(self, index: Index) -> None:
+        messages, size = index.backlog(0)
+        self._messages += messages
+        self._bytes += size

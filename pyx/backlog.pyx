@@ -257,6 +257,7 @@ cdef class Backlog(Routing):
             memcpy(p, c.payload, c.payload_len)
         conn.messages_out += 1
         self.counters.at[count.PUBLISH_SENT] += 1
+        self.counters.at[count.PUBLISH_BYTES_SENT] += c.payload_len
         self.set_dirty(conn)
         return 0
 
@@ -274,6 +275,7 @@ cdef class Backlog(Routing):
         if slot.state == WAIT_PUBCOMP:
             p = outbox_reserve(&conn.out, 4)
             put_ack(p, PUBREL, packet_id, 0, False)
+            self.counters.at[count.ANSWERS_SENT] += 1
             self.set_dirty(conn)
             return 0
         if slot.message == NULL:

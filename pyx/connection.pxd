@@ -28,6 +28,7 @@ cdef struct PendingAck:
     uint64_t mask
     uint64_t ticket         # of the store; 0 = does not wait for it
     uint64_t interest       # number of our interest that every live peer must have taken; 0 = does not wait for it
+    uint64_t since          # ns: when the sampled PUBLISH that it answers was received; 0 = not sampled
     PyObject* packet        # SUBACK, UNSUBACK, ... ready to send (strong), or NULL: built from the next three
     uint16_t packet_id
     uint8_t packet_type

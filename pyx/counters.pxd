@@ -1,20 +1,28 @@
 # cython: language_level=3
-"""One table of counters; a row is one worker's, mapped by the supervisor so that it outlives the worker."""
+"""One table of counters; a row is one worker's, mapped by the supervisor so that it outlives the worker.
+
+    0   ..   the counters below, gauges first
+    384 ..   histograms: HISTOGRAM_PLACES each
+    512 ..   links: LINK_PLACES for each worker that this one sends to
+
+Who writes what: the worker alone, and after its death, until its successor is forked, the supervisor (`bury`). Gauges
+are what a living worker has; everything else only rises, over all incarnations of a worker.
+"""
 from libc.stdint cimport uint64_t
 
 
 cpdef enum:
-    # what a worker is (gauges, set by the worker)
     HEARTBEAT                       # ticks of the worker's 100 ms timer
-    INCARNATION
-    CONNECTIONS
+    # gauges: from INCARNATION up to CONNECTIONS_ACCEPTED
+    INCARNATION                     # microseconds since the epoch at the worker's fork
+    CONNECTIONS                     # sockets of clients, before and after the CONNECT
     SESSIONS
-    SUBSCRIPTIONS
-    FILTERS
+    SUBSCRIPTIONS                   # memberships of share groups included
+    SHARED_SUBSCRIPTIONS
+    FILTERS                         # different Topic Filters, siblings' interest included
     RETAINED_MESSAGES
     RETAINED_BYTES
-    RETAINED_REFUSED                # retained_messages_max or retained_bytes_max reached
-    QUEUED_MESSAGES
+    LOG_MESSAGES                    # of the log that sessions which are behind read: index entries
     LOG_BYTES
     # connections
     CONNECTIONS_ACCEPTED
@@ -38,6 +46,7 @@ cpdef enum:
     BYTES_RECEIVED
     BYTES_SENT
     PACKETS_RECEIVED
+    ANSWERS_SENT                    # packets put into outboxes that are no PUBLISH
     RECV_CALLS
     SEND_CALLS
     TICKS
@@ -45,9 +54,12 @@ cpdef enum:
     PUBLISH_RECEIVED_QOS1
     PUBLISH_RECEIVED_QOS2
     PUBLISH_DUPLICATES              # QoS 2 publishes that were there already
+    PUBLISH_BYTES_RECEIVED          # payloads
     PUBLISH_UNMATCHED
+    PUBLISH_BYTES_SENT              # payloads
     PUBLISH_SENT                    # PUBLISH packets put into outboxes, redeliveries included
     REDELIVERED
+    RETAINED_REFUSED                # retained_messages_max or retained_bytes_max reached
     # copies: matched = delivered + expired + dropped + still queued or in flight
     MATCHED
     DELIVERED_QOS0
@@ -66,21 +78,48 @@ cpdef enum:
     DROPPED_PEER_LOST
     DROPPED_NO_MEMBER
     DROPPED_WORKER_LOST
-    # mesh
+    # mesh; what was sent is counted per link, see below
     MESH_ENTRIES_SENT
     MESH_ENTRIES_RECEIVED
-    MESH_BATCHES_SENT
     MESH_BATCHES_RECEIVED
-    MESH_BYTES_SENT
     MESH_BYTES_RECEIVED
-    MESH_RESENT
-    MESH_REFUSED_FRAMES
+    MESH_FRAMES_REFUSED             # malformed, or of or for an incarnation that is dead
     READING_PAUSED                  # times a publisher was not read because a peer's outbox was full
+    # $SYS
+    CLIENTS_MAXIMUM                 # most clients that were connected at once, all workers together, as this one saw it
     COUNTERS_END
 
 
 cdef enum:
     PLACES = 1024                   # of a row: room for more counters
+    HISTOGRAMS_AT = 384
+    HISTOGRAM_PLACES = 32           # sum in ns, then the samples of each bucket, the last one without a bound
+    HISTOGRAMS_MAX = 4
+    LINKS_AT = 512
+    LINK_PLACES = 8
+    LINKS_MAX = 64
+
+
+cdef enum Histogram:                # samples, not all there is: see `sample` in pyx.routing and pyx.subscriptions
+    PUBLISH_DURATION                # a PUBLISH was received -> it is routed, its ack in the outbox
+    DELIVERY_DURATION               # ... -> what it gave rise to in a worker was given to the kernel
+    MATCH_DURATION                  # a match that the cache did not have
+    HISTOGRAMS_END
+
+
+cdef enum LinkPlace:
+    LINK_BATCHES
+    LINK_MESSAGES
+    LINK_BYTES
+    LINK_RESENT
+    LINK_QOS0_DROPPED
+    LINK_UNACKNOWLEDGED             # from here on gauges
+    LINK_OLDEST_MS
+    LINK_OUTBOX_BYTES
+    LINK_PLACES_END
+
+
+cdef int observe(uint64_t* row, Histogram which, uint64_t ns) noexcept nogil
 
 
 cdef class Row:

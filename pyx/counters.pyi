@@ -1,20 +1,28 @@
 """One table of counters; a row is one worker's, mapped by the supervisor so that it outlives the worker."""
 
+from collections.abc import Sequence
 from typing import Any, Final, final
 
 ROW_BYTES: Final[int]
 NAMES: tuple[str, ...]
+HISTOGRAMS: tuple[str, ...]
+"""Names of the histograms, in their order."""
+BOUNDS_NS: tuple[int, ...]
+"""Upper bounds of their buckets; one more has none."""
+LINK_TOTALS: tuple[str, ...]
+"""Names of those places of a link that only rise; LINK_GAUGES follow them in the row."""
+LINK_GAUGES: tuple[str, ...]
 
 HEARTBEAT: Final[int]
 INCARNATION: Final[int]
 CONNECTIONS: Final[int]
 SESSIONS: Final[int]
 SUBSCRIPTIONS: Final[int]
+SHARED_SUBSCRIPTIONS: Final[int]
 FILTERS: Final[int]
 RETAINED_MESSAGES: Final[int]
 RETAINED_BYTES: Final[int]
-RETAINED_REFUSED: Final[int]
-QUEUED_MESSAGES: Final[int]
+LOG_MESSAGES: Final[int]
 LOG_BYTES: Final[int]
 CONNECTIONS_ACCEPTED: Final[int]
 CONNECTIONS_HANDED_OVER: Final[int]
@@ -36,6 +44,7 @@ INTERNAL_ERRORS: Final[int]
 BYTES_RECEIVED: Final[int]
 BYTES_SENT: Final[int]
 PACKETS_RECEIVED: Final[int]
+ANSWERS_SENT: Final[int]
 RECV_CALLS: Final[int]
 SEND_CALLS: Final[int]
 TICKS: Final[int]
@@ -43,9 +52,12 @@ PUBLISH_RECEIVED: Final[int]
 PUBLISH_RECEIVED_QOS1: Final[int]
 PUBLISH_RECEIVED_QOS2: Final[int]
 PUBLISH_DUPLICATES: Final[int]
+PUBLISH_BYTES_RECEIVED: Final[int]
 PUBLISH_UNMATCHED: Final[int]
+PUBLISH_BYTES_SENT: Final[int]
 PUBLISH_SENT: Final[int]
 REDELIVERED: Final[int]
+RETAINED_REFUSED: Final[int]
 MATCHED: Final[int]
 DELIVERED_QOS0: Final[int]
 DELIVERED_QOS1: Final[int]
@@ -64,16 +76,19 @@ DROPPED_NO_MEMBER: Final[int]
 DROPPED_WORKER_LOST: Final[int]
 MESH_ENTRIES_SENT: Final[int]
 MESH_ENTRIES_RECEIVED: Final[int]
-MESH_BATCHES_SENT: Final[int]
 MESH_BATCHES_RECEIVED: Final[int]
-MESH_BYTES_SENT: Final[int]
 MESH_BYTES_RECEIVED: Final[int]
-MESH_RESENT: Final[int]
-MESH_REFUSED_FRAMES: Final[int]
+MESH_FRAMES_REFUSED: Final[int]
 READING_PAUSED: Final[int]
+CLIENTS_MAXIMUM: Final[int]
 COUNTERS_END: Final[int]
 
 def names() -> tuple[str, ...]: ...
+def is_gauge(counter: int) -> bool:
+    """Whether a counter says what a living worker has, and not what has happened."""
+
+def bury(row: Any) -> int:
+    """Close the books of a dead worker's row; the copies that its memory held, now booked as worker_lost."""
 
 @final
 class Row:
@@ -84,4 +99,8 @@ class Row:
     def get(self, counter: int) -> int: ...
     def set(self, counter: int, value: int) -> None: ...
     def add(self, counter: int, n: int = 1) -> None: ...
+    def link(self, peer: int) -> list[int]: ...
+    def set_link(self, peer: int, values: Sequence[int]) -> None: ...
+    def histogram(self, which: int) -> tuple[int, list[int]]: ...
+    def observe(self, which: int, ns: int) -> None: ...
     def as_dict(self) -> dict[str, int]: ...

@@ -5,6 +5,24 @@ from cpython.buffer cimport PyObject_GetBuffer, PyBuffer_Release, PyBUF_SIMPLE, 
 
 ROW_BYTES = 8192
 
+#: names of the histograms, in their order, and the upper bounds of their buckets in ns; one more has no bound
+HISTOGRAMS = ("publish_duration", "delivery_duration", "match_duration")
+BOUNDS_NS = (
+    1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000,
+    1_000_000, 2_500_000, 5_000_000, 10_000_000, 25_000_000, 50_000_000, 100_000_000, 250_000_000, 500_000_000,
+    1_000_000_000, 2_500_000_000,
+)
+#: names of a link's places, in their order: what only rises, what is a gauge
+LINK_TOTALS = ("batches", "messages", "bytes", "resent", "qos0_dropped")
+LINK_GAUGES = ("unacknowledged", "oldest_ms", "outbox_bytes")
+
+cdef enum:
+    BOUNDS = 20
+
+cdef uint64_t[BOUNDS] bounds_ns
+for _place, _bound in enumerate(BOUNDS_NS):
+    bounds_ns[_place] = _bound
+
 
 _by_value = None
 
@@ -25,8 +43,55 @@ def __getattr__(name):
     raise AttributeError(name)
 
 
-if <int>COUNTERS_END > <int>PLACES or PLACES * sizeof(uint64_t) != ROW_BYTES:
-    raise ImportError("the counter table is longer than a row")
+def _check_layout():
+    cdef int counters = COUNTERS_END, histograms = HISTOGRAMS_END, totals = LINK_UNACKNOWLEDGED, link = LINK_PLACES_END
+    cdef int links_at = LINKS_AT, places = PLACES
+    if counters > HISTOGRAMS_AT or HISTOGRAMS_AT + HISTOGRAMS_MAX * HISTOGRAM_PLACES > links_at \
+            or links_at + LINKS_MAX * LINK_PLACES > places or places * sizeof(uint64_t) != ROW_BYTES:
+        raise ImportError("the parts of a counter row do not fit")
+    if histograms > HISTOGRAMS_MAX or len(HISTOGRAMS) != histograms or len(BOUNDS_NS) != BOUNDS \
+            or BOUNDS + 2 > HISTOGRAM_PLACES or link > LINK_PLACES or len(LINK_TOTALS) != totals \
+            or len(LINK_TOTALS + LINK_GAUGES) != link:
+        raise ImportError("a part of a counter row and its names do not fit")
+
+
+_check_layout()
+
+
+cdef int observe(uint64_t* row, Histogram which, uint64_t ns) noexcept nogil:
+    cdef uint64_t* at = row + <int>HISTOGRAMS_AT + <int>which * <int>HISTOGRAM_PLACES
+    cdef int i = 0
+    while i < BOUNDS and ns > bounds_ns[i]:
+        i += 1
+    at[0] += ns
+    at[1 + i] += 1
+    return 0
+
+
+def is_gauge(int counter):
+    """Whether a counter says what a living worker has, and not what has happened."""
+    return INCARNATION <= counter < CONNECTIONS_ACCEPTED
+
+
+def bury(row):
+    """Close the books of a dead worker; for the supervisor. Its connections are closed, its gauges read 0, and what its
+    memory held is dropped: matched - (delivered + dropped) is booked as `worker_lost`. Returns those copies."""
+    cdef Row r = Row(row)
+    cdef uint64_t settled = 0, lost = 0
+    cdef int i, k, gauges = LINK_UNACKNOWLEDGED, end = LINK_PLACES_END
+    for i, name in enumerate(names()):
+        if name.startswith(("dropped_", "delivered_")):
+            settled += r.at[i]
+    if r.at[MATCHED] > settled:             # less: it was killed between two steps of one copy
+        lost = r.at[MATCHED] - settled
+    r.at[DROPPED_WORKER_LOST] += lost
+    r.at[CONNECTIONS_CLOSED] = r.at[CONNECTIONS_OPENED]
+    for i in range(INCARNATION, CONNECTIONS_ACCEPTED):
+        r.at[i] = 0
+    for i in range(LINKS_MAX):
+        for k in range(gauges, end):
+            r.at[LINKS_AT + i * LINK_PLACES + k] = 0
+    return lost
 
 
 @cython.final
@@ -41,7 +106,7 @@ cdef class Row:
         self.owner = None
         if buffer is not None:
             PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE | PyBUF_WRITABLE)
-            if view.len < <Py_ssize_t>(COUNTERS_END * sizeof(uint64_t)):
+            if view.len < ROW_BYTES:
                 PyBuffer_Release(&view)
                 raise ValueError("counter row too short")
             self.at = <uint64_t*>view.buf
@@ -68,6 +133,34 @@ cdef class Row:
         if not 0 <= counter < COUNTERS_END:
             raise IndexError(counter)
         self.at[counter] += n
+
+    def link(self, int peer):
+        """The places of the link to a worker, in the order of LINK_TOTALS and LINK_GAUGES."""
+        cdef int i, end = LINK_PLACES_END
+        if not 0 <= peer < LINKS_MAX:
+            raise IndexError(peer)
+        return [self.at[LINKS_AT + peer * LINK_PLACES + i] for i in range(end)]
+
+    def set_link(self, int peer, values):
+        """Set them all."""
+        cdef int i, end = LINK_PLACES_END
+        if not 0 <= peer < LINKS_MAX or len(values) != end:
+            raise IndexError(peer)
+        for i in range(end):
+            self.at[LINKS_AT + peer * LINK_PLACES + i] = values[i]
+
+    def histogram(self, int which):
+        """(sum in ns, samples per bucket: of each of BOUNDS_NS, then of those above)."""
+        cdef uint64_t* at = self.at + <int>HISTOGRAMS_AT + which * HISTOGRAM_PLACES
+        if not 0 <= which < <int>HISTOGRAMS_END:
+            raise IndexError(which)
+        return at[0], [at[1 + i] for i in range(BOUNDS + 1)]
+
+    def observe(self, int which, uint64_t ns):
+        """Add a sample to a histogram."""
+        if not 0 <= which < <int>HISTOGRAMS_END:
+            raise IndexError(which)
+        observe(self.at, <Histogram>which, ns)
 
     def as_dict(self):
         """name -> value of every counter."""

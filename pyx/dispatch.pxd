@@ -14,6 +14,7 @@ cdef class Dispatch:
     cdef Subscriptions subscriptions
     cdef Scratch scratch
     cdef object raw                     # the CONNECT being handed up
+    cdef uint32_t counted               # packets of the bytes in hand that another worker has counted
     cdef readonly list carried          # connections with whole packets left over for the next tick
 
     # n bytes at p; nothing was left over before, or it stands in front of p. p does not lie in conn.part

@@ -74,14 +74,17 @@ cdef class Dispatch:
     def __dealloc__(self):
         free(self.scratch.buf)
 
-    def feed(self, Connection conn not None, data):
-        """Bytes that came from the client, in any pieces: hand-off, tests, simulation. The reactor has its own way
-        in."""
+    def feed(self, Connection conn not None, data, bint counted=False):
+        """Bytes that came from the client, in any pieces: hand-off, tests, simulation. The reactor has its own way in.
+        `counted`: they begin with a CONNECT, and another worker has counted it and them as received."""
         cdef const uint8_t[::1] view = data
         if view.shape[0] == 0 or conn.state >= CLOSING:
             return
         conn.bytes_in += view.shape[0]
-        self.router.counters.at[count.BYTES_RECEIVED] += view.shape[0]
+        if counted:
+            self.counted = 1
+        else:
+            self.router.counters.at[count.BYTES_RECEIVED] += view.shape[0]
         conn.keep(&view[0], <uint32_t>view.shape[0])
         if not conn.carried and conn.state != DECIDING:
             self.take_part(conn)
@@ -200,7 +203,8 @@ cdef class Dispatch:
             at = n
         if packets:
             conn.heard = self.router.now_ms
-            self.router.counters.at[count.PACKETS_RECEIVED] += packets
+            self.router.counters.at[count.PACKETS_RECEIVED] += packets - self.counted
+            self.counted = 0
         return at
 
     cdef int packet(self, Connection conn, uint8_t* p, uint32_t header, uint32_t total) except -1:
@@ -234,6 +238,7 @@ cdef class Dispatch:
             o = outbox_reserve(&conn.out, 2)
             o[0] = 0xD0
             o[1] = 0
+            self.router.counters.at[count.ANSWERS_SENT] += 1
             self.router.set_dirty(conn)
         elif packet_type == CONNECT:
             if conn.state != OPENING:
@@ -302,6 +307,7 @@ cdef class Dispatch:
                 return 0
             router.counters.at[count.PUBLISH_RECEIVED_QOS1 if pub.qos == 1 else count.PUBLISH_RECEIVED_QOS2] += 1
         router.counters.at[count.PUBLISH_RECEIVED] += 1
+        router.counters.at[count.PUBLISH_BYTES_RECEIVED] += pub.payload_len
         c.topic = pub.topic
         c.topic_len = pub.topic_len
         c.props = pub.props
@@ -324,6 +330,8 @@ cdef class Dispatch:
             router.pause(conn)
         if pub.qos:
             router.answer(conn, PUBACK if pub.qos == 1 else PUBREC, pub.packet_id, reason, router.mask)
+        if router.now_ms >= router.sample_ms:
+            router.sample(m, pub.qos == 0 or conn.ack_count == 0)
         return 0
 
     cdef bint known(self, Session s, uint16_t packet_id) except -1:

@@ -205,8 +205,7 @@ cdef class FanOut(Backlog):
         if s.watched is not None and len(s.watched) < WATCHED_MAX:
             s.watched[PyBytes_FromStringAndSize(<const char*>c.topic, c.topic_len)] = c.number
         v5 = 1 if conn.version == 5 else 0
-        if not v5:
-            ids_len = 0
+        ids_len = ids_len if v5 else 0
         f = &self.frames[v5 | (2 if qos else 0)]
         if not f.ready:
             frame_make(f, c, v5, qos != 0, c.payload_len < self.limits.share_large_bytes, self.wall_ms)
@@ -241,6 +240,7 @@ cdef class FanOut(Backlog):
             outbox_share(&conn.out, self.held.content.payload, c.payload_len, self.held)
         conn.messages_out += 1
         self.counters.at[count.PUBLISH_SENT] += 1
+        self.counters.at[count.PUBLISH_BYTES_SENT] += c.payload_len
         if not conn.dirty:
             self.set_dirty(conn)
         return 1

@@ -42,4 +42,3 @@ cdef class Reactor:
     cdef bint answers_wait(self, Connection conn) noexcept
     cdef int round_end(self) except -1
     cdef void now(self) noexcept
-    cdef uint64_t clock(self) noexcept

@@ -20,12 +20,13 @@ from libc.string cimport memcpy, memset
 
 from pyx cimport counters as count
 from pyx.connection cimport CLOSED, CLOSING, DECIDING, OPEN
+from pyx.counters cimport DELIVERY_DURATION, PUBLISH_DURATION, observe
 from pyx.kernel cimport (
-    AF_INET, AF_INET6, CLOCK_MONOTONIC, CLOCK_REALTIME, EAGAIN, ECONNABORTED, EINTR, EPERM, EPOLLERR, EPOLLHUP,
+    AF_INET, AF_INET6, CLOCK_REALTIME, EAGAIN, ECONNABORTED, EINTR, EPERM, EPOLLERR, EPOLLHUP,
     EPOLLIN, EPOLLOUT, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPROTO, MSG_NOSIGNAL,
     M_MMAP_THRESHOLD, M_TOP_PAD, M_TRIM_THRESHOLD, SHUT_WR, SOCK_CLOEXEC, SOCK_NONBLOCK, accept4, clock_gettime,
-    close, epoll_create1, epoll_ctl, epoll_event, epoll_wait, errno, getpeername, malloc_trim, mallopt, msghdr,
-    ntohs, recv, send, sendmsg, shutdown, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t,
+    close, epoll_create1, epoll_ctl, epoll_event, epoll_wait, errno, getpeername, malloc_trim, mallopt, monotonic_ns,
+    msghdr, ntohs, recv, send, sendmsg, shutdown, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t,
     timespec,
 )
 from pyx.outbox cimport iovec, outbox_gather
@@ -90,14 +91,9 @@ cdef class Reactor:
         if self.epoll >= 0:
             close(self.epoll)
 
-    cdef uint64_t clock(self) noexcept:
-        cdef timespec t
-        clock_gettime(CLOCK_MONOTONIC, &t)
-        return <uint64_t>t.tv_sec * 1_000_000_000 + <uint64_t>t.tv_nsec
-
     cdef void now(self) noexcept:
         cdef timespec t
-        self.last_ns = self.clock()
+        self.last_ns = self.router.tick_ns = monotonic_ns()
         self.router.now_ms = self.last_ns // 1_000_000
         if self.router.wall_offset == 0:
             clock_gettime(CLOCK_REALTIME, &t)
@@ -170,7 +166,7 @@ cdef class Reactor:
         cdef size_t p
         cdef Connection conn
         cdef list watched = None
-        begun = self.clock()
+        begun = monotonic_ns()
         while True:
             if wait:
                 with nogil:
@@ -247,6 +243,9 @@ cdef class Reactor:
         self.router.counters.at[count.TICKS] += 1
         while True:
             self.router.finish_tick()
+            if self.router.finished_since:
+                observe(self.router.counters.at, PUBLISH_DURATION, monotonic_ns() - self.router.finished_since)
+                self.router.finished_since = 0
             if self.router.closing:
                 self.close_asked()
                 if self.router.next_position != self.router.block.first:
@@ -260,6 +259,9 @@ cdef class Reactor:
             if tries == 4:
                 self.again = True
                 break
+        if self.router.delivered_since:
+            observe(self.router.counters.at, DELIVERY_DURATION, monotonic_ns() - self.router.delivered_since)
+            self.router.delivered_since = 0
         if self.dispatch.carried:
             self.again = True
         if self.graveyard:

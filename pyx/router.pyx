@@ -157,6 +157,7 @@ cdef class Router(Siblings):
             return 0
         else:
             reason = 0x92
+        self.counters.at[count.ANSWERS_SENT] += 1
         p = outbox_reserve(&conn.out, 5)
         if put_ack(p, PUBREL, packet_id, reason, conn.version == 5) - p == 4:
             conn.out.tail -= 1

@@ -32,6 +32,7 @@ cdef enum:
     OWN_FRAME_BYTES = 8192          # mesh payloads from here on travel in a frame of their own
     IDENTIFIERS_MAX = 64            # Subscription Identifiers in one delivery
     NUMBER_WORKER_BITS = 8
+    SAMPLE_MS = 10                  # between two publishes whose durations are measured
     WATCHED_MAX = 65536             # topics a session remembers while it waits for retained messages
     ABSENCES_MAX = 64               # disconnections a session remembers before it has caught up
     QUOTA_EXCEEDED = 0x97
@@ -83,6 +84,11 @@ cdef class Routing:
     cdef readonly uint64_t now_ms       # monotonic
     cdef readonly uint64_t wall_ms      # started from the wall clock, then monotonic: steps of the clock change nothing
     cdef uint64_t wall_offset
+    # sampling of durations, in the monotonic clock's ns; 0 = nothing
+    cdef uint64_t tick_ns               # when this tick began; 0 without a reactor: then nothing is sampled
+    cdef uint64_t sample_ms             # the next PUBLISH at or after this time is sampled
+    cdef uint64_t finished_since        # a sampled PUBLISH that is done with in this tick was received then
+    cdef uint64_t delivered_since       # ... that was delivered to sessions of this worker
     cdef uint64_t last_number
 
     # the publish in hand
@@ -146,6 +152,8 @@ cdef class Routing:
     cdef int release_acks(self) except -1
     cdef uint64_t unacknowledged_peers(self) noexcept
     cdef int pause(self, Connection conn) except -1
+    cdef int sample(self, const Matches* m, bint answered) except -1
+    cdef int tell_in_passing(self, int peer, const Content* c) except -1
 
 
 cdef int pointers_push(Pointers* list_, object item) except -1

@@ -7,7 +7,7 @@ sender chooses again.
 """
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport uint16_t
-from libc.string cimport memcmp, memset
+from libc.string cimport memcmp, memcpy, memset
 
 from pyx cimport counters as count
 from pyx.connection cimport Connection, PendingAck
@@ -264,6 +264,12 @@ cdef class Siblings(FanOut):
         while at < n:
             at += read_entry(&entries[at], n - at, &e)
             if e.flags & ENTRY_CONTROL:
+                if e.content.topic_len == 1 and e.content.topic[0] == c'~':
+                    # a sampled publish: those of the sequenced part, which comes second, are of this tick too
+                    if e.content.payload_len == sizeof(uint64_t) and self.tick_ns:
+                        memcpy(&self.delivered_since, e.content.payload, sizeof(uint64_t))
+                    position += 1
+                    continue
                 self.handler.told(peer, PyBytes_FromStringAndSize(<const char*>e.content.topic, e.content.topic_len),
                                   PyBytes_FromStringAndSize(<const char*>e.content.payload, e.content.payload_len))
                 position += 1

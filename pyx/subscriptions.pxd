@@ -18,6 +18,7 @@ first add learns it), because a Subscriber that moves must be found again in its
 cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
+from pyx.counters cimport Row
 from pyx.filters cimport (
     Filter, Group, Matches, Membership, Memberships, Subscriber, SubscriberList, filter_text,
 )
@@ -31,9 +32,12 @@ from pyx.trie cimport Trie
 cdef class Subscriptions:
     cdef readonly uint64_t generation
     cdef readonly uint64_t count        # local subscriptions (memberships)
+    cdef readonly uint64_t shared       # those of them in share groups
     cdef readonly uint64_t filters      # Filters alive
     cdef readonly uint64_t wildcards    # those of them that contain + or #
 
+    cdef Row counters                   # for the durations of matches, one in SAMPLED; None = not measured
+    cdef uint32_t misses
     cdef HashKey key
     cdef Py_ssize_t own_offset          # from a session to its Memberships
     cdef Table table                    # every Filter, by its text

@@ -15,6 +15,10 @@ class Subscriptions:
         """Local subscriptions."""
 
     @property
+    def shared(self) -> int:
+        """Those of them in share groups."""
+
+    @property
     def filters(self) -> int:
         """Filters that anybody wants, siblings included."""
 

@@ -13,8 +13,10 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
+from pyx.counters cimport MATCH_DURATION, observe
 from pyx.filters cimport Filter, Group, Matches, Membership, Memberships, Subscriber, SubscriberList, filter_text
 from pyx.hashing cimport HashKey, hash_bytes, prefetch
+from pyx.kernel cimport monotonic_ns
 from pyx.results cimport Results
 from pyx.tables cimport (
     Probe, Walk,
@@ -26,6 +28,7 @@ cdef enum:
     SIBLINGS_MAX = 64
     SLOT_MASK = 0xFFFFFF                    # of Subscriber.slot_options
     FILTER_BYTES_MAX = 65535
+    SAMPLED = 16                            # one in so many matches with the trie is measured
 
 
 cdef inline bint durable(const Subscriber* subscriber) noexcept nogil:
@@ -278,6 +281,8 @@ cdef class Subscriptions:
         member.index = place
         own.count += 1
         self.count += 1
+        if g is not NULL:
+            self.shared += 1
         return 1
 
     cdef int membership(self, Filter* f, Group* g, void* session, Memberships* own) noexcept:
@@ -327,6 +332,8 @@ cdef class Subscriptions:
         self.leave_list(gone.filter, gone.group, gone.index)
         own.count -= 1
         self.count -= 1
+        if gone.group is not NULL:
+            self.shared -= 1
         if i != own.count:
             member = &own.items[i]
             member[0] = own.items[own.count]
@@ -351,6 +358,8 @@ cdef class Subscriptions:
             own.count -= 1
             self.count -= 1
             member = &own.items[own.count]
+            if member.group is not NULL:
+                self.shared -= 1
             self.leave_list(member.filter, member.group, member.index)
             self.drop_if_unused(member.filter)
         free(own.items)
@@ -503,6 +512,7 @@ cdef class Subscriptions:
         cdef uint64_t hash_ = hash_bytes(&self.key, topic, length)
         cdef Matches* matches
         cdef Filter* f
+        cdef uint64_t begun = 0
         cdef Trie trie = self.trie
         if self.wildcards == 0:
             matches = self.single(hash_, topic, length)
@@ -516,6 +526,9 @@ cdef class Subscriptions:
             raise ValueError("a Topic Name has 1 to 65535 bytes")
         trie.found_count = 0
         if self.wildcards:
+            self.misses += 1
+            if self.misses % SAMPLED == 0 and self.counters is not None:
+                begun = monotonic_ns()
             trie.reserve(1)
             if self.filters > self.wildcards:
                 f = self.find_hashed(hash_, topic, length)
@@ -523,4 +536,6 @@ cdef class Subscriptions:
                     trie.found[0] = f
                     trie.found_count = 1
             trie.walk(topic, length)
+            if begun:
+                observe(self.counters.at, MATCH_DURATION, monotonic_ns() - begun)
         return self.results.keep(self.generation, hash_, topic, length, trie.found, trie.found_count)

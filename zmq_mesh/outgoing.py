@@ -177,6 +177,7 @@ class Outgoing:
 
         # Counters.
         self.batches_sent = 0
+        self.messages_sent = 0  # entries that were submitted with their number
         self.batches_received = 0
         self.bytes_sent = 0
         self.bytes_received = 0
@@ -207,6 +208,10 @@ class Outgoing:
         have, -1 = counted by the link should it have to drop them.
         """
         volatile_bytes = nbytes = 0
+        if entries_volatile > 0:
+            self.messages_sent += entries_volatile
+        if entries_sequenced > 0:
+            self.messages_sent += entries_sequenced
         if volatile is not None:
             volatile_bytes = len(volatile)
             for payload in payloads_volatile:

@@ -1,0 +1,69 @@
+"""What stands in a worker's counter row and is not counted where it happens: how much there is now, and the links' books.
+
+Links count for themselves, from zero in every incarnation; the row goes on where the former incarnation ended.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyx import counters as count
+
+if TYPE_CHECKING:
+    from broker.node import Node
+
+_TOTALS = len(count.LINK_TOTALS)
+
+
+class Gauges:
+    """Of one node; `update` is called every 100 ms by its worker, and every second by the node itself."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        row = node.counters
+        self._links = {peer: row.link(peer)[:_TOTALS] for peer in node.siblings}
+        self._bytes_received = row.get(count.MESH_BYTES_RECEIVED)
+        self._frames_refused = row.get(count.MESH_FRAMES_REFUSED)
+
+    def update(self, connections: int | None = None, frames_malformed: int = 0) -> None:
+        """Write them. `connections`: sockets of clients; `frames_malformed`: of siblings, since the start."""
+        node = self._node
+        row = node.counters
+        subscriptions = node.router.subscriptions
+        if connections is not None:
+            row.set(count.CONNECTIONS, connections)
+        row.set(count.SESSIONS, len(node.sessions))
+        row.set(count.SUBSCRIPTIONS, subscriptions.count)
+        row.set(count.SHARED_SUBSCRIPTIONS, subscriptions.shared)
+        row.set(count.FILTERS, subscriptions.filters)
+        messages, size = node.store.held()
+        row.set(count.LOG_MESSAGES, messages)
+        row.set(count.LOG_BYTES, size)
+        if node.links:
+            self._update_links(frames_malformed)
+
+    def _update_links(self, frames_malformed: int) -> None:
+        node = self._node
+        row = node.counters
+        now = node.router.now_ms / 1000
+        received = self._bytes_received
+        refused = self._frames_refused + frames_malformed
+        for peer, link in node.links.items():
+            batches, messages, size, resent, dropped = self._links[peer]
+            row.set_link(
+                peer,
+                (
+                    batches + link.batches_sent,
+                    messages + link.messages_sent,
+                    size + link.bytes_sent,
+                    resent + link.resent,
+                    dropped + link.volatile_dropped,
+                    link.unacknowledged,
+                    max(0, int(link.oldest_seconds(now) * 1000)),
+                    link.outbox_bytes + link.handoff_bytes,
+                ),
+            )
+            received += link.bytes_received
+            refused += link.frames_refused
+        row.set(count.MESH_BYTES_RECEIVED, received)
+        row.set(count.MESH_FRAMES_REFUSED, refused)
