@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,15 @@ from shards import listening
 from shards.cores import usable_cores
 from shards.listening import CannotListen
 from shards.runtime_dir import RuntimeDir, RuntimeDirError
-from shards.supervisor import Policy, Reloaded, ReloadRefused, Seat, Supervisor, raise_descriptor_limit
+from shards.supervisor import (
+    ControlSeat,
+    Policy,
+    Reloaded,
+    ReloadRefused,
+    Seat,
+    Supervisor,
+    raise_descriptor_limit,
+)
 
 _CANNOT_START = 1
 _BAD_SETTINGS = 2
@@ -37,6 +46,7 @@ _DESCRIPTORS_OF_A_WORKER = 64
 _DESCRIPTORS_PER_SIBLING = 8
 
 _EPILOG = """\
+mqttd status               ask a running broker how it is (mqttd status --help)
 mqttd check-config FILE    name every error in a configuration file and exit (status 2 if there is one)
 mqttd passwd FILE USER     set the password of a user in a password file; --help says more
 
@@ -54,6 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _check_config(arguments[1:])
         if arguments[:1] == ["passwd"]:
             return passwd.main(arguments[1:])
+        if arguments[:1] == ["status"]:
+            status: int = importlib.import_module("broker.status").main(arguments[1:])
+            return status
         flags = vars(_parser().parse_args(arguments))
         file = flags.pop("config", None) or os.environ.get(config.ENVIRONMENT_CONFIG) or None
         return _serve(file, flags)
@@ -84,6 +97,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--host", action="append", help="address to listen on, IPv4 or IPv6; may be repeated (default: loopback)")
     add("--port", type=int, help="TCP port, 0 picks a free one (default: 1883)")
     add("--config", metavar="FILE", help="configuration file (TOML); also MQTTD_CONFIG")
+    add("--admin", metavar="HOST:PORT", help="admin interface over HTTP, or none (default: 127.0.0.1:8083)")
+    add(
+        "--admin-allow-anonymous",
+        action=argparse.BooleanOptionalAction,
+        help="let the admin interface, which asks for no credentials, listen on other addresses than loopback ones",
+    )
     add("--store", choices=["memory"], help="where sessions and messages are kept (default: memory)")
     add("--runtime-dir", metavar="DIR", help="directory for unix sockets (default: a private temporary one)")
     add("--log-level", choices=["debug", "info", "warning", "error"], help="default: info")
@@ -125,14 +144,16 @@ def _warn_if_exposed(settings: Settings, log: Log) -> None:
 
 def _serve(file: str | None, flags: Mapping[str, Any]) -> int:
     settings = _resolved(_load(file, flags))
-    run, row_bytes, heartbeat = _worker()
+    run, row_bytes, heartbeat, bury = _worker()
     log = Log.of(settings)
     descriptors = raise_descriptor_limit()
     try:
         runtime_dir = RuntimeDir(settings.runtime_dir)
     except RuntimeDirError as error:
         raise _CannotStart(_CANNOT_START, str(error)) from None
+    admin: list[socket.socket] = []
     try:
+        admin = _listen_admin(settings, log)
         supervisor = Supervisor(
             run,
             workers=settings.workers,
@@ -147,11 +168,15 @@ def _serve(file: str | None, flags: Mapping[str, Any]) -> int:
             pin_cpus=settings.pin_cpus,
             row_bytes=row_bytes,
             heartbeat=heartbeat,
+            bury=bury,
+            control=_control if admin else None,
+            admin=admin,
         )
     except CannotListen as error:
+        listening.close([admin])
         runtime_dir.close()
         raise _CannotStart(_CANNOT_LISTEN, str(error)) from None
-    _say_start(supervisor, settings, log, descriptors)
+    _say_start(supervisor, settings, log, descriptors, [_text(each) for each in admin])
     _warn_if_exposed(settings, log)
     if threading.active_count() != 1:
         raise AssertionError("a thread was started before the fork")
@@ -177,8 +202,34 @@ def _resolved(settings: Settings) -> Settings:
     return settings.model_copy(update=updates)
 
 
-def _worker() -> tuple[Callable[[Seat], int], int, int]:
-    """(a worker's `run`, the bytes of its counter row, the index of its heartbeat in it).
+def _listen_admin(settings: Settings, log: Log) -> list[socket.socket]:
+    """The listening sockets of the admin interface; none when it is turned off, or its default address is taken."""
+    address = settings.admin_address
+    if address is None:
+        return []
+    host, port = address
+    try:
+        return listening.listen(listening.resolve([host]), port, 1)[1][0]
+    except CannotListen as error:
+        if "admin" in settings.model_fields_set:
+            raise CannotListen(f"admin: {error}") from None
+        log.warning("admin_unavailable", address=settings.admin, reason=str(error))
+        return []
+
+
+def _text(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if listener.family == socket.AF_INET6 else f"{host}:{port}"
+
+
+def _control(seat: ControlSeat) -> int:
+    """The control process. Imported after the fork: its HTTP server is no memory of the workers'."""
+    status: int = importlib.import_module("broker.control").run(seat)
+    return status
+
+
+def _worker() -> tuple[Callable[[Seat], int], int, int, Callable[[memoryview], object]]:
+    """(a worker's `run`, the bytes of its counter row, the index of its heartbeat in it, what closes the row's books).
 
     Imported before the fork, so that the workers share the memory of the code.
     """
@@ -192,7 +243,7 @@ def _worker() -> tuple[Callable[[Seat], int], int, int]:
         else:
             reason = f"{error}"
         raise _CannotStart(_CANNOT_START, f"cannot start: {reason}") from None
-    return run, counters.ROW_BYTES, counters.NAMES.index("heartbeat")
+    return run, counters.ROW_BYTES, counters.NAMES.index("heartbeat"), counters.bury
 
 
 def _policy(settings: Settings) -> Policy:
@@ -228,7 +279,7 @@ def _say_ready(supervisor: Supervisor, settings: Settings) -> None:
     print(f"mqttd ready {supervisor.listening_on()[0]} workers={settings.workers}", flush=True)
 
 
-def _say_start(supervisor: Supervisor, settings: Settings, log: Log, descriptors: int) -> None:
+def _say_start(supervisor: Supervisor, settings: Settings, log: Log, descriptors: int, admin: list[str]) -> None:
     """The start banner: for people as text, for machines as one event."""
     limits = settings.limits
     own = _DESCRIPTORS_OF_A_WORKER + len(supervisor.addresses) + _DESCRIPTORS_PER_SIBLING * settings.workers
@@ -240,6 +291,7 @@ def _say_start(supervisor: Supervisor, settings: Settings, log: Log, descriptors
             "start",
             version=broker.__version__,
             listeners=supervisor.listening_on(),
+            admin=admin,
             workers=settings.workers,
             store=settings.store,
             runtime_dir=supervisor.runtime_dir.path,
@@ -259,6 +311,7 @@ def _say_start(supervisor: Supervisor, settings: Settings, log: Log, descriptors
     print(
         f"mqttd {broker.__version__}\n"
         f"  listening on  {', '.join(supervisor.listening_on())}\n"
+        f"  admin         {', '.join(f'http://{each}' for each in admin) or 'none'}\n"
         f"  workers       {settings.workers}\n"
         f"  store         {settings.store}"
         + (" (lost with its worker)\n" if settings.store == "memory" else "\n")

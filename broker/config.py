@@ -293,6 +293,19 @@ class Settings(BaseModel):
         json_schema_extra=_RESTART,
         description="TCP port; 0: one free port for all addresses and workers.",
     )
+    admin: str = Field(
+        default="127.0.0.1:8083",
+        json_schema_extra=_RESTART,
+        description="HOST:PORT of the admin interface (/health, /ready, /metrics; HTTP), IPv6 hosts in brackets, port "
+        "0: a free one; none: no admin interface. When the default is taken the broker starts without it and logs "
+        "`admin_unavailable`; an address that was asked for must be free.",
+    )
+    admin_allow_anonymous: bool = Field(
+        default=False,
+        json_schema_extra=_RESTART,
+        description="Whether the admin interface, which asks for no credentials, may listen on an address that other "
+        "machines can reach.",
+    )
     store: Literal["memory"] = Field(
         default="memory",
         json_schema_extra=_RESTART,
@@ -331,6 +344,12 @@ class Settings(BaseModel):
     queue_qos0: bool = Field(
         default=False, description="Whether QoS 0 messages are queued for clients that are offline."
     )
+    sys_interval_seconds: int = Field(
+        default=10,
+        ge=0,
+        le=65535,
+        description="How often `$SYS/broker/...` is published; 0: never, and nobody gets it.",
+    )
     limits: Limits = Field(default_factory=lambda: Limits())
 
     @property
@@ -351,6 +370,11 @@ class Settings(BaseModel):
                 except CredentialsError as error:
                     raise CredentialsError([f"{name}: {line}" for line in error.lines]) from None
         return None
+
+    @property
+    def admin_address(self) -> tuple[str, int] | None:
+        """Host and port of `admin` (checked), None for none."""
+        return None if self.admin == "none" else split_address(self.admin)
 
     def reloadable(self) -> dict[str, Any]:
         """The part a running worker can take over, as JSON types; `reloaded()` is its other end."""
@@ -415,6 +439,31 @@ def is_loopback(host: str) -> bool:
     return bool((mapped or address).is_loopback)
 
 
+def split_address(text: str) -> tuple[str, int]:
+    """HOST:PORT, an IPv6 host in brackets. Raises ValueError."""
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        host = ""
+    if not colon or not host or host != host.strip() or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError(text)
+    return host, int(port)
+
+
+def _admin_errors(settings: Settings) -> Iterator[str]:
+    try:
+        address = settings.admin_address
+    except ValueError:
+        yield f"admin: {settings.admin!r} is neither HOST:PORT ([HOST]:PORT for IPv6) nor none"
+        return
+    if address is not None and not is_loopback(address[0]) and not settings.admin_allow_anonymous:
+        yield (
+            f"admin: {address[0]} can be reached from other machines and the admin interface asks for no credentials; "
+            "to let anybody read it say so with --admin-allow-anonymous (admin_allow_anonymous = true)"
+        )
+
+
 def _contradictions(settings: Settings) -> Iterator[str]:
     """What no field can see alone."""
     for host in settings.host:
@@ -431,6 +480,7 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         settings.credentials  # noqa: B018 (read now, and kept)
     except CredentialsError as error:
         yield from error.lines
+    yield from _admin_errors(settings)
     limits = settings.limits
     if limits.session_expiry_seconds_default_v3 > limits.session_expiry_seconds_max:
         yield (

@@ -1,4 +1,4 @@
-"""What stands in a worker's counter row and is not counted where it happens: how much there is now, and the links' books.
+"""What a worker's counter row has that is not counted where it happens: how much there is now, and the links' books.
 
 Links count for themselves, from zero in every incarnation; the row goes on where the former incarnation ended.
 """

@@ -229,8 +229,8 @@ cdef class FanOut(Backlog):
                 put_u16(p + f.id_at, packet_id)
         else:
             remaining = <uint32_t>remaining_length(c, True, qos != 0, ids_len)
-            n = 1 + varint_size(remaining) + remaining
-            n -= c.payload_len if c.payload_len >= self.limits.share_large_bytes else 0
+            n = 1 + varint_size(remaining) + remaining \
+                - (c.payload_len if c.payload_len >= self.limits.share_large_bytes else 0)
             p = outbox_reserve(&conn.out, n)
             p = put_head(p, c, first, remaining, True, packet_id, qos != 0, ids, ids_len, self.wall_ms)
             if c.payload_len < self.limits.share_large_bytes:

@@ -20,7 +20,7 @@ from pyx.limits cimport Limits
 from pyx.message cimport Content, Message
 from pyx.records cimport Block, LogKey, Packed
 from pyx.session cimport Session
-from pyx.subscriptions cimport Filter, Subscriptions
+from pyx.subscriptions cimport Filter, Matches, Subscriptions
 from pyx.timers cimport TimerWheel
 from pyx.wire cimport put_varint
 

@@ -7,6 +7,9 @@ The control socket is SOCK_SEQPACKET, one JSON object per packet:
                            {"event": "sibling_down", "worker": i, "incarnation": k}  it was reaped
                            {"event": "reload", "settings": {...}}
                            {"event": "stop", "seconds": s}                           be gone within s seconds
+    supervisor -> control  {"event": "state", "broker": "starting"|"serving"|"stopping", "workers":
+                            [{"state": "starting"|"ready"|"down", "pid": p, "restarts": n}, ...]}
+                           {"event": "reload", ...}, {"event": "stop", ...}          as for workers
     seen by either side    {"event": "closed"}                                       the other one is gone
 SIGTERM means the same as "stop" and may come as well, or twice: a fallback for a worker that does not read its
 control socket.
@@ -28,8 +31,32 @@ HEARTBEAT_SECONDS = 0.5
 _MESSAGE_BYTES_MAX = 65536
 
 
+class _Seated:
+    """What everybody whom the supervisor forks can say to it, and hear."""
+
+    __slots__ = ()
+    control: socket.socket
+
+    def tell(self, event: str, **fields: Any) -> None:
+        """Send one message to the supervisor."""
+        with contextlib.suppress(OSError):  # a supervisor that is gone has taken this process with it
+            self.control.send(json.dumps({"event": event, **fields}).encode()[:_MESSAGE_BYTES_MAX])
+
+    def ready(self) -> None:
+        """Say that this process serves."""
+        self.tell("ready")
+
+    def failed(self, reason: str) -> None:
+        """Say, in one line, why this process cannot serve; then return from `run` with a status other than 0."""
+        self.tell("failed", reason=reason[:4096])
+
+    def messages(self) -> list[Message]:
+        """What the supervisor has said since the last call, oldest first; for when `control` is readable."""
+        return messages(self.control)
+
+
 @dataclass(slots=True)
-class Seat:
+class Seat(_Seated):
     """Everything a worker is given at its fork.
 
     Closing any of it is harmless to others: the supervisor keeps a copy of every descriptor but the control socket's.
@@ -58,23 +85,30 @@ class Seat:
     """Non-blocking; see `tell` and `messages`."""
     runtime_dir: str
     settings: Any
+    began: float = 0.0
+    """When the broker was started, by time.monotonic()."""
 
-    def tell(self, event: str, **fields: Any) -> None:
-        """Send one message to the supervisor."""
-        with contextlib.suppress(OSError):  # a supervisor that is gone has taken this process with it
-            self.control.send(json.dumps({"event": event, **fields}).encode()[:_MESSAGE_BYTES_MAX])
 
-    def ready(self) -> None:
-        """Say that this worker serves."""
-        self.tell("ready")
+@dataclass(slots=True)
+class ControlSeat(_Seated):
+    """What the control process is given at its fork."""
 
-    def failed(self, reason: str) -> None:
-        """Say, in one line, why this worker cannot serve; then return from `run` with a status other than 0."""
-        self.tell("failed", reason=reason[:4096])
-
-    def messages(self) -> list[Message]:
-        """What the supervisor has said since the last call, oldest first; for when `control` is readable."""
-        return messages(self.control)
+    index: int
+    workers: int
+    listeners: list[socket.socket]
+    """Of the admin interface: listening, non-blocking; what waits in their backlog outlives this process."""
+    rows: list[memoryview]
+    """The counter rows of all workers, to be read."""
+    heartbeat: memoryview
+    """One u64 (format "Q"), to change at least every HEARTBEAT_SECONDS from the loop itself."""
+    supervisor_heartbeat: memoryview
+    """One u64 that the supervisor changes every second at least."""
+    control: socket.socket
+    runtime_dir: str
+    settings: Any
+    began: float
+    """When the broker was started, by time.monotonic()."""
+    supervisor_pid: int
 
 
 def messages(control: socket.socket) -> list[Message]:

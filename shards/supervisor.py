@@ -5,11 +5,15 @@ Made before the first fork, and outliving every worker, so that a worker's death
     listeners        per worker, per address: the backlog of a dead worker waits for its successor
     hand-off pairs   per worker: connections passed to a worker that is down are taken by its successor
     shared rows      per worker: counters (written by the worker alone) and a heartbeat
+    admin listeners  of the control process, if there is one
 Made per fork: the control pair, which is how the two talk (`shards.seat` has the words).
+
+Beside the workers it may keep one *control process*, which serves nobody's messages: it is told how the workers are
+whenever that changes, its death disturbs nobody and never ends the broker, and it ends when the last worker has.
 
 What happens when:
     a worker dies               siblings are told; forked again at once, then after 0.25 s doubling to 10 s, until one
-                                has served 5 s
+                                has served 5 s; the control process likewise
     ... before it was ready, while the broker starts     the broker ends, exit status 1, with the worker's reason
     ... and it was the 10th death in 60 s                the broker ends, exit status 1
     its heartbeat stands still  its stack is taken (SIGUSR2, faulthandler) and logged; killed; then as above
@@ -46,10 +50,11 @@ from shards import listening, stacks
 from shards.cores import usable_cpus
 from shards.notify import Notifier
 from shards.runtime_dir import RuntimeDir
-from shards.seat import HEARTBEAT_SECONDS, Message, Seat, messages
+from shards.seat import HEARTBEAT_SECONDS, ControlSeat, Message, Seat, messages
 
 __all__ = [
     "HEARTBEAT_SECONDS",
+    "ControlSeat",
     "Log",
     "Policy",
     "ReloadRefused",
@@ -99,7 +104,7 @@ class Reloaded:
 
 @dataclass(slots=True)
 class _Post:
-    """What the supervisor knows of one worker."""
+    """What the supervisor knows of one worker, or of the control process (its index is the number of workers)."""
 
     index: int
     heartbeat: memoryview
@@ -114,6 +119,7 @@ class _Post:
     delay: float = 0.0  # before its next fork
     fork_at: float = 0.0  # 0: nothing planned
     forked_at: float = 0.0
+    restarts: int = 0
 
 
 class Supervisor:
@@ -135,6 +141,9 @@ class Supervisor:
         pin_cpus: bool = False,
         row_bytes: int = 4096,
         heartbeat: int = 0,
+        bury: Callable[[memoryview], object] = lambda _row: None,
+        control: Callable[[ControlSeat], int] | None = None,
+        admin: Sequence[socket.socket] = (),
     ) -> None:
         """Makes the sockets.
 
@@ -156,9 +165,16 @@ class Supervisor:
         self.port, self._listeners = listening.listen(self.addresses, port, workers)
         self._handoffs = [_handoff_pair() for _ in range(workers)]
         self._rows = _shared_rows(workers, row_bytes)
+        self._bury_row = bury
+        self._run_control = control
+        self._admin = list(admin)
+        beats = memoryview(mmap.mmap(-1, 16)).cast("Q")
+        self._beat = beats[:1]
+        self._control = _Post(workers, beats[1:])
         self._posts = [
             _Post(index, row[heartbeat * 8 : heartbeat * 8 + 8].cast("Q")) for index, row in enumerate(self._rows)
         ]
+        self._all = [*self._posts, self._control] if control is not None else self._posts
         self._deaths: deque[float] = deque(maxlen=_DEATHS_MAX)
         self._serving = False  # every worker was ready once
         self._stop_at = 0.0  # when stopping began; 0: not stopping
@@ -182,6 +198,7 @@ class Supervisor:
         self._watchdog_at = time.monotonic() + self._notifier.watchdog_seconds
         self._pid = os.getpid()
         self._libc = ctypes.CDLL(None, use_errno=True)
+        self._began = time.monotonic()
         self._wakeup, self._signalled = socket.socketpair()
         self._wakeup.setblocking(False)
         self._signalled.setblocking(False)
@@ -191,10 +208,11 @@ class Supervisor:
         gc.collect()
         gc.freeze()  # what the workers inherit stays in pages they share: their collectors do not touch it
         try:
-            for post in self._posts:
+            for post in self._all:
                 self._fork(post)
-            while self._stop_at == 0 or any(post.pid for post in self._posts):
+            while self._stop_at == 0 or any(post.pid for post in self._all):
                 self._wait()
+                self._beat[0] += 1
                 now = time.monotonic()
                 self._judge_heartbeats(now)
                 self._fork_what_is_due(now)
@@ -213,7 +231,7 @@ class Supervisor:
 
     def close(self) -> None:
         """Close every socket and remove the runtime directory's contents."""
-        listening.close(self._listeners)
+        listening.close([*self._listeners, self._admin])
         for send, receive in self._handoffs:
             send.close()
             receive.close()
@@ -223,7 +241,7 @@ class Supervisor:
         poll = select.poll()
         poll.register(self._wakeup, select.POLLIN)
         posts = {}
-        for post in self._posts:
+        for post in self._all:
             if post.control is not None:
                 poll.register(post.control, select.POLLIN)
                 posts[post.control.fileno()] = post
@@ -232,7 +250,7 @@ class Supervisor:
         ready = poll.poll(timeout * 1000)
         late = time.monotonic() - began - timeout
         if late > 1.0:  # we did not run ourselves (stopped, suspended, starved): that silence proves nothing
-            for post in self._posts:
+            for post in self._all:
                 post.beat_at += late
         for descriptor, _ in ready:
             if descriptor in posts:
@@ -245,7 +263,7 @@ class Supervisor:
 
     def _seconds_until_due(self, now: float) -> float:
         due = now + min(1.0, self._policy.worker_hang_seconds_max / 4)
-        for post in self._posts:
+        for post in self._all:
             if post.fork_at:
                 due = min(due, post.fork_at)
             if post.kill_at:
@@ -287,7 +305,7 @@ class Supervisor:
         else:
             self._settings = reloaded.settings
             self._policy = reloaded.policy
-            for post in self._posts:
+            for post in self._all:
                 self._tell(post, {"event": "reload", "settings": reloaded.message})
             self._log("info", "reloaded")
         if self._serving:
@@ -301,45 +319,72 @@ class Supervisor:
         ours.setblocking(False)
         theirs.setblocking(False)
         incarnation = max(post.incarnation + 1, time.time_ns() // 1000)
-        seat = Seat(
-            index=post.index,
-            workers=self._workers,
-            incarnation=incarnation,
-            incarnations=[other.incarnation if other.pid else 0 for other in self._posts],
-            listeners=self._listeners[post.index],
-            row=self._rows[post.index],
-            rows=self._rows,
-            heartbeat=post.heartbeat,
-            handoff_receive=self._handoffs[post.index][1],
-            handoff_send=[send for send, _ in self._handoffs],
-            control=theirs,
-            runtime_dir=self.runtime_dir.path,
-            settings=self._settings,
-        )
-        seat.incarnations[post.index] = incarnation
+        seat = self._control_seat(theirs) if post is self._control else self._seat(post, incarnation, theirs)
         # A signal between the fork and the child's own handlers would be written into *our* wake-up socket.
         signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
         try:
             pid = os.fork()
             if pid == 0:
                 ours.close()
-                self._be_worker(seat)
+                self._be_child(seat)
         except OSError as error:  # no memory, no process ids left: as if it had died
             ours.close()
-            self._log("error", "fork_failed", worker=post.index, reason=error.strerror)
+            self._log("error", "fork_failed", **self._named(post), reason=error.strerror)
             self._plan_successor(post, f"cannot fork: {error.strerror}", None)
             return
         finally:
             theirs.close()
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
         now = time.monotonic()
+        post.restarts += post.incarnation != 0
         post.pid, post.incarnation, post.control = pid, incarnation, ours
         post.reason, post.ready_at, post.kill_at = "", 0.0, 0.0
         post.beat, post.beat_at, post.forked_at = post.heartbeat[0], now, now
-        for other in self._posts:
-            if other is not post and other.pid:
-                self._tell(other, {"event": "sibling_up", "worker": post.index, "incarnation": incarnation})
-                self._tell(post, {"event": "sibling_up", "worker": other.index, "incarnation": other.incarnation})
+        if post is not self._control:
+            for other in self._posts:
+                if other is not post and other.pid:
+                    self._tell(other, {"event": "sibling_up", "worker": post.index, "incarnation": incarnation})
+                    self._tell(post, {"event": "sibling_up", "worker": other.index, "incarnation": other.incarnation})
+        self._tell_state()
+
+    def _seat(self, post: _Post, incarnation: int, control: socket.socket) -> Seat:
+        incarnations = [other.incarnation if other.pid else 0 for other in self._posts]
+        incarnations[post.index] = incarnation
+        return Seat(
+            index=post.index,
+            workers=self._workers,
+            incarnation=incarnation,
+            incarnations=incarnations,
+            listeners=self._listeners[post.index],
+            row=self._rows[post.index],
+            rows=self._rows,
+            heartbeat=post.heartbeat,
+            handoff_receive=self._handoffs[post.index][1],
+            handoff_send=[send for send, _ in self._handoffs],
+            control=control,
+            runtime_dir=self.runtime_dir.path,
+            settings=self._settings,
+            began=self._began,
+        )
+
+    def _control_seat(self, control: socket.socket) -> ControlSeat:
+        return ControlSeat(
+            index=self._control.index,
+            workers=self._workers,
+            listeners=self._admin,
+            rows=self._rows,
+            heartbeat=self._control.heartbeat,
+            supervisor_heartbeat=self._beat,
+            control=control,
+            runtime_dir=self.runtime_dir.path,
+            settings=self._settings,
+            began=self._began,
+            supervisor_pid=self._pid,
+        )
+
+    def _named(self, post: _Post) -> dict[str, Any]:
+        """Whom a log line is about."""
+        return {"process": "control"} if post is self._control else {"worker": post.index}
 
     def _reap(self) -> None:
         while True:
@@ -350,7 +395,7 @@ class Supervisor:
                 return
             if pid == 0:
                 return
-            for post in self._posts:
+            for post in self._all:
                 if post.pid == pid:
                     self._bury(post, os.waitstatus_to_exitcode(status))
 
@@ -370,34 +415,47 @@ class Supervisor:
         pid, post.pid, post.control, post.kill_at = post.pid, 0, None, 0.0
         served = time.monotonic() - post.ready_at if post.ready_at else None
         post.ready_at = 0.0
-        for other in self._posts:
-            self._tell(other, {"event": "sibling_down", "worker": post.index, "incarnation": post.incarnation})
+        if post is not self._control:
+            self._bury_row(self._rows[post.index])
+            for other in self._posts:
+                message = {"event": "sibling_down", "worker": post.index, "incarnation": post.incarnation}
+                self._tell(other, message)
+        self._tell_state()
         if self._stop_at:
             if exit_status != 0:
-                self._log("warning", "worker_died_stopping", worker=post.index, pid=pid, reason=reason)
+                self._log("warning", self._event(post, "died_stopping"), **self._named(post), pid=pid, reason=reason)
             return
-        self._log("error", "worker_died", worker=post.index, pid=pid, reason=reason)
+        self._log("error", self._event(post, "died"), **self._named(post), pid=pid, reason=reason)
         self._plan_successor(post, reason, served)
+
+    def _event(self, post: _Post, what: str) -> str:
+        return f"control_{what}" if post is self._control else f"worker_{what}"
 
     def _plan_successor(self, post: _Post, reason: str, served: float | None) -> None:
         """`served` is for how many seconds the dead one was ready, None if it never was."""
         now = time.monotonic()
-        self._deaths.append(now)
-        if not self._serving and served is None:
-            self._fail(f"worker {post.index} cannot start: {reason}")
-            return
-        if len(self._deaths) == _DEATHS_MAX and now - self._deaths[0] <= _DEATHS_SECONDS:
-            self._fail(
-                f"{_DEATHS_MAX} workers died within {_DEATHS_SECONDS:.0f} s, the last was worker {post.index}: {reason}"
-            )
+        if post is not self._control and self._give_up(post, reason, served, now):
             return
         if served is not None and served >= _HEALTHY_SECONDS:
             post.delay = 0.0
         post.fork_at = now + post.delay
         post.delay = min(max(post.delay * 2, _DELAY_SECONDS_FIRST), _DELAY_SECONDS_MAX)
 
+    def _give_up(self, post: _Post, reason: str, served: float | None, now: float) -> bool:
+        """Whether this death of a worker ends the broker."""
+        self._deaths.append(now)
+        if not self._serving and served is None:
+            self._fail(f"worker {post.index} cannot start: {reason}")
+            return True
+        if len(self._deaths) == _DEATHS_MAX and now - self._deaths[0] <= _DEATHS_SECONDS:
+            self._fail(
+                f"{_DEATHS_MAX} workers died within {_DEATHS_SECONDS:.0f} s, the last was worker {post.index}: {reason}"
+            )
+            return True
+        return False
+
     def _fork_what_is_due(self, now: float) -> None:
-        for post in self._posts:
+        for post in self._all:
             if post.fork_at and post.fork_at <= now and not self._stop_at:
                 self._fork(post)
 
@@ -411,8 +469,9 @@ class Supervisor:
                 case {"event": "ready"} if not post.ready_at:
                     post.ready_at = time.monotonic()
                     seconds = round(post.ready_at - post.forked_at, 3)
-                    self._log("info", "worker_ready", worker=post.index, pid=post.pid, seconds=seconds)
+                    self._log("info", self._event(post, "ready"), **self._named(post), pid=post.pid, seconds=seconds)
                     self._say_ready()
+                    self._tell_state()
                 case {"event": "failed", "reason": str(reason)}:
                     post.reason = reason
                 case {"event": "closed"}:  # it is dying: SIGCHLD tells the rest
@@ -433,10 +492,23 @@ class Supervisor:
             post.control.send(json.dumps(message).encode())
         except BlockingIOError:
             # Hundreds of messages unread: what it believes of its siblings is worth nothing.
-            self._log("error", "worker_does_not_listen", worker=post.index, pid=post.pid)
+            self._log("error", self._event(post, "does_not_listen"), **self._named(post), pid=post.pid)
             self._kill(post, signal.SIGKILL)
         except OSError:
             pass  # it is dying: SIGCHLD tells the rest
+
+    def _tell_state(self) -> None:
+        """Tell the control process how the broker and its workers are."""
+        broker = "stopping" if self._stop_at else "serving" if self._serving else "starting"
+        workers = [
+            {
+                "state": "ready" if post.ready_at else "starting" if post.pid else "down",
+                "pid": post.pid,
+                "restarts": post.restarts,
+            }
+            for post in self._posts
+        ]
+        self._tell(self._control, {"event": "state", "broker": broker, "workers": workers})
 
     def _status(self) -> str:
         return f"serving on {', '.join(self.listening_on())} with {self._workers} workers"
@@ -444,7 +516,7 @@ class Supervisor:
     # -- heartbeats
 
     def _judge_heartbeats(self, now: float) -> None:
-        for post in self._posts:
+        for post in self._all:
             if not post.pid:
                 continue
             beat = post.heartbeat[0]
@@ -456,8 +528,8 @@ class Supervisor:
             if post.kill_at and now >= post.kill_at:
                 self._log(
                     "error",
-                    "worker_hung",
-                    worker=post.index,
+                    self._event(post, "hung"),
+                    **self._named(post),
                     pid=post.pid,
                     seconds=round(now - post.beat_at, 1),
                     state=stacks.process_state(post.pid),
@@ -481,10 +553,14 @@ class Supervisor:
         for post in self._posts:
             post.fork_at = 0.0
             self._tell(post, {"event": "stop", "seconds": self._policy.stop_seconds_max * 0.8})
+        self._control.fork_at = 0.0
+        self._tell_state()
 
     def _enforce_stop(self, now: float) -> None:
         if not self._stop_at or self._killed:
             return
+        if not any(post.pid for post in self._posts):  # until now it has said that we are stopping
+            self._tell(self._control, {"event": "stop", "seconds": self._policy.stop_seconds_max * 0.1})
         elapsed = (now - self._stop_at) / self._policy.stop_seconds_max
         if elapsed >= 0.95:
             self._killed = True
@@ -492,11 +568,11 @@ class Supervisor:
             self._log("warning", "workers_killed_stopping", workers=left, seconds=self._policy.stop_seconds_max)
             self._kill_all()
         elif elapsed >= 0.9:
-            for post in self._posts:
+            for post in self._all:
                 self._kill(post, signal.SIGTERM)
 
     def _kill_all(self) -> None:
-        for post in self._posts:
+        for post in self._all:
             self._kill(post, signal.SIGKILL)
 
     def _kill(self, post: _Post, number: signal.Signals) -> None:
@@ -506,24 +582,30 @@ class Supervisor:
 
     # -- in the child
 
-    def _be_worker(self, seat: Seat) -> NoReturn:
+    def _be_child(self, seat: Seat | ControlSeat) -> NoReturn:
         status = 1
         try:
             self._settle(seat)
-            status = self._run(seat)
+            if isinstance(seat, Seat):
+                status = self._run(seat)
+            elif self._run_control is not None:
+                status = self._run_control(seat)
         except SystemExit as error:
             status = error.code if isinstance(error.code, int) else int(error.code is not None)
         except BaseException as error:  # noqa: BLE001 (whatever it is, it must not unwind into the supervisor's frames)
             reason = "".join(traceback.format_exception_only(error)).strip().replace("\n", " ")
             seat.failed(reason)
-            self._log("error", "worker_failed", worker=seat.index, reason=reason, stack=traceback.format_exc())
+            post = self._all[seat.index]
+            self._log(
+                "error", self._event(post, "failed"), **self._named(post), reason=reason, stack=traceback.format_exc()
+            )
         finally:
             with contextlib.suppress(Exception):
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(status & 0xFF)
 
-    def _settle(self, seat: Seat) -> None:
+    def _settle(self, seat: Seat | ControlSeat) -> None:
         """Make the forked copy of the supervisor a process of its own."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the worker has a handler: die
@@ -537,13 +619,14 @@ class Supervisor:
         self._close_what_is_not(seat)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
         self._stack_file = stacks.register(seat.runtime_dir, seat.index)
-        setproctitle(f"mqttd: worker {seat.index}")
+        worker = isinstance(seat, Seat)
+        setproctitle(f"mqttd: worker {seat.index}" if worker else "mqttd: control")
         random.seed()
-        if self._pin_cpus:
+        if self._pin_cpus and worker:
             cpus = usable_cpus()
             os.sched_setaffinity(0, {cpus[seat.index % len(cpus)]})
 
-    def _close_what_is_not(self, seat: Seat) -> None:
+    def _close_what_is_not(self, seat: Seat | ControlSeat) -> None:
         for index, own in enumerate(self._listeners):
             if index != seat.index:
                 for listener in own:
@@ -551,7 +634,13 @@ class Supervisor:
         for index, (_, receive) in enumerate(self._handoffs):
             if index != seat.index:
                 receive.close()
-        for post in self._posts:
+        if isinstance(seat, Seat):
+            for listener in self._admin:
+                listener.close()
+        else:
+            for send, _ in self._handoffs:
+                send.close()
+        for post in self._all:
             if post.control is not None:
                 post.control.close()
         self._wakeup.close()

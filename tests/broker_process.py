@@ -6,8 +6,10 @@ instead, to find out whether it is the broker or the test that is wrong.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -89,7 +91,7 @@ class BrokerProcess:
                 stdout=out,
                 stderr=err,
                 cwd=ROOT,
-                env={**os.environ, **self.environment},
+                env={**os.environ, "MQTTD_ADMIN": "none", **self.environment},
                 start_new_session=True,
             )
         try:
@@ -113,6 +115,23 @@ class BrokerProcess:
                 self.address = (host.strip("[]"), int(port))
                 return True
         return False
+
+    @property
+    def admin(self) -> tuple[str, int]:
+        """Where its admin interface listens; it must have been started with ``--admin 127.0.0.1:0``."""
+        said = re.search(r"^  admin +http://([\d.]+):(\d+)$", self.stderr(), re.MULTILINE)
+        if said is not None:
+            return said[1], int(said[2])
+        host, _, port = self.logged("start")[0]["admin"][0].rpartition(":")
+        return host, int(port)
+
+    def control_pid(self) -> int:
+        """Process id of the control process, 0 when there is none."""
+        for pid in self.processes():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"mqttd: control"):
+                    return pid
+        return 0
 
     def alive(self) -> bool:
         """Whether the supervisor runs."""

@@ -88,6 +88,8 @@ class Kept:
 class Outgoing:
     """What a link has to say, and what it has said without an answer yet. See `Link` for the arguments."""
 
+    messages_sent = 0  # entries that were submitted with their number
+
     def __init__(
         self,
         own: int,
@@ -177,7 +179,6 @@ class Outgoing:
 
         # Counters.
         self.batches_sent = 0
-        self.messages_sent = 0  # entries that were submitted with their number
         self.batches_received = 0
         self.bytes_sent = 0
         self.bytes_received = 0
