@@ -101,7 +101,7 @@ _HELP: dict[str, str] = {
     "redelivered": "PUBLISH packets sent again with DUP.",
     "retained_refused": "Messages not retained: retained_messages_max or retained_bytes_max.",
     "matched": "Copies of messages, one per session that matched: delivered + dropped + waiting.",
-    "delivered_qos0": "Copies of QoS 0 put into an outbox.",
+    "delivered_qos0": "Copies of QoS 0 that the kernel took.",
     "delivered_qos1": "Copies of QoS 1 acknowledged.",
     "delivered_qos2": "Copies of QoS 2 completed.",
     "mesh_entries_sent": "Messages given to other workers.",
@@ -116,6 +116,7 @@ _REASONS: dict[str, str] = {
     "expired": "its Message Expiry Interval had passed",
     "offline_qos0": "QoS 0, and the client was not connected",
     "outbox_full": "QoS 0, and `outbox_bytes_max` waited for the client",
+    "connection_closed": "QoS 0, and the connection ended before the kernel took it",
     "queue_full": "`queue_messages_max` or `queue_bytes_max`",
     "packet_too_large": "larger than the client's Maximum Packet Size",
     "unsubscribed": "it waited, and the client unsubscribed",
@@ -143,7 +144,7 @@ _HISTOGRAMS: dict[str, tuple[str, str]] = {
 }
 _LINKS: dict[str, tuple[str, str, float]] = {
     "batches": ("mqttd_link_batches", "Batches sent.", 1),
-    "messages": ("mqttd_link_messages", "Messages in them.", 1),
+    "messages": ("mqttd_link_messages", "Messages in them, and what the workers ask and answer each other.", 1),
     "bytes": ("mqttd_link_bytes", "Bytes of them.", 1),
     "resent": ("mqttd_link_resent", "Batches sent again.", 1),
     "qos0_dropped": ("mqttd_link_qos0_dropped", "QoS 0 messages not sent: the other worker was away or full.", 1),

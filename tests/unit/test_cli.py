@@ -174,6 +174,43 @@ def test_a_port_in_use(mqttd: Mqttd) -> None:
         assert command.err() == f"mqttd: cannot listen on 127.0.0.1:{port}: the port is in use\n"
 
 
+def test_an_admin_address_in_use(mqttd: Mqttd) -> None:
+    """Asked for: a start error, however it was asked. By default: one warning, and the broker starts without."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        address = f"127.0.0.1:{other.getsockname()[1]}"
+        said = f"cannot listen on {address}: the port is in use"
+        for command in (
+            mqttd("--port", "0", "--admin", address),
+            mqttd("--port", "0", environment={"MQTTD_ADMIN": address}),
+        ):
+            assert command.status() == 3
+            assert command.err() == f"mqttd: admin: {said}\n"
+        taken = WITH_STAND_IN + (
+            "import os, broker.config\n"
+            f"broker.config.Settings.model_fields['admin'].default = {address!r}\n"
+            "broker.config.Settings.model_rebuild(force=True)\n"
+            "del os.environ['MQTTD_ADMIN']\n"
+        )
+        command = mqttd("--port", "0", "--log-format", "json", program=taken).wait_ready()
+        assert command.end() == 0
+        events = [json.loads(line) for line in command.err().splitlines()]
+        warnings = [event for event in events if event["level"] == "warning"]
+        assert [(each["event"], each["address"], each["reason"]) for each in warnings] == [
+            ("admin_unavailable", address, said)
+        ]
+        assert next(event["admin"] for event in events if event["event"] == "start") == []
+
+
+def test_an_open_admin_address_must_be_asked_for(mqttd: Mqttd) -> None:
+    command = mqttd("--port", "0", "--admin", "0.0.0.0:0")
+    assert command.status() == 2
+    assert command.err().count("\n") == 1
+    assert "--admin-allow-anonymous" in command.err()
+    command = mqttd("--port", "0", "--admin", "8083")
+    assert command.status() == 2
+    assert command.err() == "mqttd: admin: '8083' is neither HOST:PORT ([HOST]:PORT for IPv6) nor none\n"
+
+
 def test_an_open_address_must_be_asked_for(mqttd: Mqttd) -> None:
     command = mqttd("--host", "0.0.0.0", "--port", "0")
     assert command.status() == 2
