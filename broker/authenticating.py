@@ -307,8 +307,16 @@ class Authenticating:
         properties: dict[str, str | bytes] = {"authentication_method": exchange.name}
         if data is not None:
             properties["authentication_data"] = data
-        self._node.router.write(conn, encode_auth(reason, properties))
-        if exchange.entrant is not None:
+        packet = encode_auth(reason, properties)
+        entrant = exchange.entrant
+        most = conn.packet_bytes_max
+        if entrant is not None:
+            most = entrant.packet.properties.get("maximum_packet_size", most)
+        if len(packet) > most:  # [MQTT-3.1.2-24]
+            self._fail(conn, exchange, "AUTH is larger than the client's Maximum Packet Size")
+            return
+        self._node.router.write(conn, packet)
+        if entrant is not None:
             conn.authenticating = True
             conn.state = _OPENING
 

@@ -11,6 +11,7 @@ contains a colon. Computing a hash takes milliseconds and releases the GIL: it b
 from __future__ import annotations
 
 import base64
+import binascii
 import hashlib
 import hmac
 import re
@@ -86,6 +87,8 @@ def read(text: str) -> Hash:
                 f"argon2id with m={memory}, t={passes}, p={lanes}; at most m={_MEMORY_KIB_MAX}, t={_PASSES_MAX}, "
                 f"p={_LANES_MAX}, at least m=8 for each p"
             )
+        if not all(_is_unpadded_base64(field) for field in found.groups()[3:]):
+            raise ValueError("the argon2id hash is malformed")
         return Hash(text)
     if found := _PBKDF2.fullmatch(text):
         if int(found[1]) > _ITERATIONS_MAX:
@@ -97,3 +100,12 @@ def read(text: str) -> Hash:
         if text.startswith(start):
             raise ValueError(f"the {name} hash is malformed")
     raise ValueError("no argon2id, $7$ or $6$ hash")
+
+
+def _is_unpadded_base64(text: str) -> bool:
+    # as libargon2 takes it: no length that cannot be, no bits left over
+    try:
+        data = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except binascii.Error:
+        return False
+    return base64.b64encode(data).decode().rstrip("=") == text

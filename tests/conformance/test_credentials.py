@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 import signal
@@ -261,6 +262,27 @@ def test_a_check_that_outlasts_the_connect_timer(own_broker: Own, tmp_path: Path
     client.send(wire.connect(5, "c", username="slow0", password=b"guess"))
     client.expect_refused(0x88)
     client.close()
+    # nor does what is still computed keep the broker from stopping
+    assert broker.stop() == 0
+    assert "workers_killed_stopping" not in broker.stderr()
+
+
+@pytest.mark.mqtt("5:3.1.4-5", "311:3.1.4-4")
+def test_the_second_login_costs_no_hash(own_broker: Own, tmp_path: Path, workers: int, any_version: int) -> None:
+    """What was right lately is known: with a hash that takes 0.3 s, a client that comes back is in at once."""
+    iterations = pbkdf2_iterations(0.3)
+    key = base64.b64encode(hashlib.pbkdf2_hmac("sha512", b"right", b"salt", iterations)).decode()
+    path = tmp_path / "users"
+    path.write_text(f"slow:$7${iterations}$c2FsdA==${key}\n")
+    broker = own_broker(workers, ["--password-file", str(path)])
+    seconds = []
+    for _ in range(4):
+        client = Client(broker.address, any_version)
+        began = time.perf_counter()
+        client.connect("same", username="slow", password=b"right")
+        seconds.append(time.perf_counter() - began)
+        client.disconnect()
+    assert seconds[0] > 5 * statistics.median(seconds[1:])
 
 
 # ------------------------------------------------------------ the file and the word for anonymous clients
@@ -484,6 +506,15 @@ def test_the_connect_timer_bounds_the_exchange(own_broker: Own, users: Path, wor
     begin(client, "lazy", ScramClient("alice", "wonder"))
     client.expect_closed()
     client.close()
+
+
+@pytest.mark.mqtt("5:3.1.2-24", "5:4.12.0-4")
+def test_auth_is_not_larger_than_the_client_takes(open_connection: OpenConnection, name: str) -> None:
+    """A client whose Maximum Packet Size is too small for the server's AUTH cannot be authenticated: CONNACK 0x87."""
+    client = open_connection(5)
+    properties = {**authentication(ScramClient("alice", "wonder").first()), "maximum_packet_size": 60}
+    client.send(wire.connect(5, name, properties=properties))
+    client.expect_refused(NOT_AUTHORIZED)
 
 
 # ------------------------------------------------------------ AUTH again

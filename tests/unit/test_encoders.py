@@ -42,8 +42,9 @@ def test_connack_return_codes_before_mqtt_5() -> None:
 
 
 @pytest.mark.mqtt(
-    "5:3.2.2-19", "5:3.2.2-20", "5:3.9.2-1", "5:3.9.2-2", "5:3.11.2-1", "5:3.11.2-2", "5:3.14.2-3", "5:3.14.2-4"
-)
+    "5:3.2.2-19", "5:3.2.2-20", "5:3.9.2-1", "5:3.9.2-2", "5:3.11.2-1", "5:3.11.2-2", "5:3.14.2-3", "5:3.14.2-4",
+    "5:3.15.2-2", "5:3.15.2-3",
+)  # fmt: skip
 def test_reason_string_and_user_properties_give_way_to_maximum_packet_size() -> None:
     """A packet larger than the receiver takes is sent without User Properties, then without Reason String."""
     long = {"reason_string": "r" * 20, "user_property": [("u", "v" * 50)]}
@@ -53,6 +54,7 @@ def test_reason_string_and_user_properties_give_way_to_maximum_packet_size() -> 
         lambda extra, size: codec.encode_unsuback(5, 1, [0], extra, size),
         lambda extra, size: codec.encode_disconnect(0x82, extra, packet_bytes_max=size),
         lambda extra, size: codec.encode_ack(5, PUBACK, 1, 0x97, extra, True, size),
+        lambda extra, size: codec.encode_auth(0x18, {"authentication_method": "m", **extra}, packet_bytes_max=size),
     ]
     for encode in encoders:
         everything = encode(long, None)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from broker.auth import hashes, scram
 from broker.auth.contract import CredentialsError
@@ -89,6 +92,8 @@ def test_lines_may_end_with_cr_and_the_last_without_newline() -> None:
         (f"alice:{PBKDF2.replace('$101$', '$10000001$')}", "$7$ with 10000001 iterations; at most 10000000"),
         (f"alice:{SHA512[:-8]}", "the $6$ (SHA-512) hash is malformed"),
         (f"alice:{ARGON2ID.replace('v=19', 'v=16')}", "the argon2id hash is malformed"),
+        (f"alice:{ARGON2ID[:-1]}B", "the argon2id hash is malformed"),  # bits left over
+        (f"alice:{ARGON2ID}AA", "the argon2id hash is malformed"),  # 45 characters of base64 cannot be
         (f"alice:{ARGON2ID.replace('argon2id', 'argon2i')}", "no argon2id, $7$ or $6$ hash"),
         (f"alice:{SCRAM[:-1]}", "the SCRAM-SHA-256 verifier is malformed"),
         (f"alice:{SCRAM.replace('4096', '4095')}", "SCRAM-SHA-256 with 4095 iterations; 4096 to 10000000"),
@@ -110,6 +115,20 @@ def test_every_error_is_named_and_no_endless_list() -> None:
         "users:4: not UTF-8",
     ]
     assert errors("x\n" * 1000)[-2:] == ["users:20: no ':' behind the user name", "users: and more"]
+
+
+@given(st.binary(), st.sampled_from([PBKDF2, SHA512, ARGON2ID, SCRAM]), st.integers(0, 200), st.booleans())
+def test_any_bytes_are_users_or_errors(noise: bytes, line: str, at: int, replace: bool) -> None:
+    data = f"alice:{line}".encode()
+    data = data[:at] + noise + data[at + (len(noise) if replace else 0) :]
+    names: list[str] = []
+    wrong: list[str] = []
+    try:
+        names += parse(data, "users")
+    except CredentialsError as error:
+        wrong += error.lines
+    assert not any(":" in name for name in names)
+    assert all(re.match(r"users:\d+: |users: and more", each) for each in wrong)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from broker.auth import scram
 from broker.auth.contract import MethodError, Verifier
@@ -141,3 +143,19 @@ def test_saslprep_refuses(text: str) -> None:
 
 def test_right_to_left_names_are_fine() -> None:
     assert saslprep("\u0627\u0628") == "\u0627\u0628"
+
+
+WORDS = ["n", "n,", "y", "a=b", "m=", "n=user", "r=x", "c=biws", "p=", "p=tls", ",", "=", "=2C", "x=y", "\0"]
+PIECES = st.lists(st.sampled_from(WORDS) | st.text())
+
+
+@given(PIECES, PIECES)
+def test_any_bytes_are_answered_or_refused(first: list[str], second: list[str]) -> None:
+    server = exchange()
+    for message in (",".join(first).encode(), "".join(second).encode()):
+        try:
+            server.step(message)
+        except MethodError:
+            assert not server.done
+            return
+    raise AssertionError("nobody knows the password here")
