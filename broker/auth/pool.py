@@ -1,8 +1,8 @@
 """Password hashes beside the event loop: a few threads that compute, and an eventfd that says that something is done.
 
 argon2, PBKDF2 and SHA-512 of a whole password run without the GIL. The threads are nicer than the loop: where there are
-fewer cores than work, messages go before logins. What `submit` was given is called back from `collect`, in the loop's
-own thread, so that protocol state is never touched from another one.
+fewer cores than work, messages go before logins, which still get a quarter of a core. What `submit` was given is called
+back from `collect`, in the loop's own thread, so that protocol state is never touched from another one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Submit = Callable[[Callable[[], bool], Done], Callable[[], None]]
 """submit(work, done): computes `work()` elsewhere and calls `done` later. Gives a function that cancels it: then `done`
 is not called any more."""
 
-_NICENESS = 10
+_NICENESS = 5
 
 
 class HashPool:

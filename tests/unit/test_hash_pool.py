@@ -113,7 +113,7 @@ def test_the_threads_leave_the_processor_to_the_loop(pool: HashPool) -> None:
 
     pool.submit(work, lambda _: None)
     collect(pool)
-    assert niceness == [min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10)]
+    assert niceness == [min(19, os.getpriority(os.PRIO_PROCESS, 0) + 5)]
 
 
 def test_a_new_size_holds_for_what_comes_and_loses_nothing(pool: HashPool) -> None:
