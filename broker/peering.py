@@ -24,6 +24,7 @@ class Peering:
         self._router = node.router
         self._row = node.counters
         self._commits: list[tuple[int, int, Any]] = []
+        self._interest_came = False
 
     def batch(
         self, peer: int, volatile: memoryview | None, sequenced: memoryview | None, payloads: list[Any], sequence: int
@@ -43,9 +44,10 @@ class Peering:
             self._commits.append((peer, sequence, refused or ()))
 
     def commit(self) -> bool:
-        """The tick's log is committed: say so for the batches of this tick. False: there were none."""
+        """The tick's log is committed: say so for the batches of this tick. True: some sibling waits for our word."""
+        owed, self._interest_came = self._interest_came, False
         if not self._commits:
-            return False
+            return owed
         links = self._node.links
         for peer, sequence, refused in self._commits:
             links[peer].commit(sequence, refused)
@@ -79,13 +81,15 @@ class Peering:
         self._router.peer_acknowledged(peer, ticket)
 
     def interest(self, peer: int, changes: list[Change]) -> None:
-        """The peer wants, or no longer wants, filters."""
+        """The peer wants, or no longer wants, filters: its SUBACKs wait until we say that we know."""
+        self._interest_came = True
         router = self._router
         for text, group, members, _ in changes:
             router.set_interest(peer, text, members, group)
 
     def interest_snapshot(self, peer: int, entries: Iterator[Change]) -> None:
         """All that the peer wants."""
+        self._interest_came = True
         router = self._router
         router.forget_interest(peer)
         for text, group, members, _ in entries:
