@@ -78,8 +78,8 @@ class Connecting:
         properties = packet.properties
         asked = keep_alive = packet.keep_alive
         if limits.keep_alive_seconds_max and (not asked or asked > limits.keep_alive_seconds_max):
-            # v5 is told; v3 has no way to be told and keeps what it asked for
-            keep_alive = limits.keep_alive_seconds_max if version == 5 else asked
+            # v5 is told; v3 has no way to be told, and may be closed all the same when nothing comes (3.1.1, 3.1.2.10)
+            keep_alive = limits.keep_alive_seconds_max
         session = self._sessions.get(client_id)
         if session is not None and session.connection is not None:
             self._row.add(count.SESSIONS_TAKEN_OVER)
