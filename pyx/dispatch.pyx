@@ -252,8 +252,10 @@ cdef class Dispatch:
             self.router.handler.disconnect(conn, decode_disconnect(flags, body, n, v5))
         elif packet_type == AUTH and v5:
             self.router.handler.auth(conn, decode_auth(flags, body, n, v5))
+        elif packet_type == 0 or packet_type == AUTH:
+            malformed("packet type 15 before MQTT 5" if packet_type else "packet type 0")
         else:
-            protocol_error(PROTOCOL_ERROR, "packet that only a server sends" if packet_type else "packet type 0")
+            protocol_error(PROTOCOL_ERROR, "packet that only a server sends")
         return 0
 
     cdef int connect(self, Connection conn, uint8_t* p, uint32_t header, uint32_t total) except -1:
