@@ -179,11 +179,11 @@ class BrokerProcess:
             kilobytes += sum(int(rollup.partition(f"\n{kind}:")[2].split()[0]) for kind in ("Pss_Anon", "Pss_Shmem"))
         return kilobytes * 1024
 
-    def logged(self, event: str) -> list[dict[str, Any]]:
-        """The log lines of this event until now; the broker must have been started with ``--log-format json``."""
+    def logged(self, event: str, since: int = 0) -> list[dict[str, Any]]:
+        """The log lines of this event from byte ``since`` until now; the broker must log as JSON."""
         lines = [
             json.loads(line)
-            for line in self.stderr().splitlines(keepends=True)
+            for line in self.stderr(since).splitlines(keepends=True)
             if line.startswith("{") and line[-1] == "\n"
         ]
         return [line for line in lines if line["event"] == event]

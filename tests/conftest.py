@@ -14,6 +14,9 @@ from tests.wire import Client, Connect, OpenConnection
 #: Every wire-level scenario runs with one worker and over the mesh of four.
 WORKERS = (1,) if KIND == "mosquitto" else (1, 4)
 
+#: what the shared brokers log, they log completely
+ALL_LINES = {"MQTTD_LIMITS__LOG_LINES_PER_SECOND_MAX": "1000000"}
+
 _numbers = itertools.count(1)
 
 
@@ -63,7 +66,7 @@ def broker(
     """A broker with this many workers that other tests use too: do not kill it, use names of your own."""
     found = running_brokers.get(workers)
     if found is None or not found.alive():
-        found = running_brokers[workers] = BrokerProcess(workers).start()
+        found = running_brokers[workers] = BrokerProcess(workers, ["--log-format", "json"], ALL_LINES).start()
     request.node.stderr_before = found.stderr_size()
     yield found
     assert found.alive(), "the broker has ended during this test"
@@ -93,17 +96,23 @@ def name() -> str:
 
 
 @pytest.fixture
-def open_connection(broker: BrokerProcess) -> Iterator[OpenConnection]:
-    """A function that opens a connection for a version and sends nothing."""
+def open_to() -> Iterator[Callable[[BrokerProcess, int], Client]]:
+    """``open_to(broker, version)``: a connection to any broker, that has sent nothing; closed with the test."""
     opened: list[Client] = []
 
-    def open_one(version: int) -> Client:
+    def open_one(broker: BrokerProcess, version: int) -> Client:
         opened.append(Client(broker.address, version))
         return opened[-1]
 
     yield open_one
     for client in opened:
         client.close()
+
+
+@pytest.fixture
+def open_connection(broker: BrokerProcess, open_to: Callable[[BrokerProcess, int], Client]) -> OpenConnection:
+    """A function that opens a connection for a version and sends nothing."""
+    return lambda version: open_to(broker, version)
 
 
 @pytest.fixture

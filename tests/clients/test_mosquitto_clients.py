@@ -84,6 +84,7 @@ def durable(commands: Commands, name: str) -> list[str]:
     return ["-i", name, "-c", *(["-x", "60"] if "mqttv5" in commands.common else [])]
 
 
+@pytest.mark.mqtt("5:4.2-1", "311:7.0.0-2")
 @pytest.mark.parametrize("granted", ["0", "1", "2"])
 @pytest.mark.parametrize("published", ["0", "1", "2"])
 def test_publish_and_subscribe(commands: Commands, name: str, published: str, granted: str) -> None:

@@ -1,9 +1,21 @@
-"""The versions of MQTT a scenario runs with. ``version`` is what most want; ``any_version`` adds v3.1."""
+"""The versions of MQTT a scenario runs with, and brokers that are configured for one file of scenarios.
+
+``version`` is what most want; ``any_version`` adds v3.1. A file whose scenarios need settings of their own has a
+fixture ``broker`` that returns ``configured(workers, {...})``: ``connect`` and ``open_connection`` go there.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
 import pytest
 
+from tests.broker_process import BrokerProcess
+from tests.wire import Client
+
+Configured = Callable[[int, Mapping[str, object]], BrokerProcess]
+OpenTo = Callable[[BrokerProcess, int], Client]
 NAMES = {3: "v3.1", 4: "v3.1.1", 5: "v5"}
 
 
@@ -19,3 +31,33 @@ def any_version(request: pytest.FixtureRequest) -> int:
     """3.1, 3.1.1 and 5."""
     chosen: int = request.param
     return chosen
+
+
+@pytest.fixture(scope="session")
+def configured() -> Iterator[Callable[[int, Mapping[str, object]], BrokerProcess]]:
+    """``configured(workers, settings)``: a running broker with these settings, by the names they have in the
+    environment without their prefix (PROTOCOL__MAXIMUM_QOS). Scenarios that want the same share it.
+    """
+    running: dict[tuple[object, ...], BrokerProcess] = {}
+
+    def start(workers: int, settings: Mapping[str, object]) -> BrokerProcess:
+        key = (workers, *sorted(settings.items()))
+        if key not in running or not running[key].alive():
+            environment = {f"MQTTD_{name}": str(value) for name, value in settings.items()}
+            running[key] = BrokerProcess(workers, ["--log-format", "json"], environment).start()
+        return running[key]
+
+    yield start
+    for broker in running.values():
+        status = broker.stop()
+        said = broker.stderr()
+        broker.forget()
+        assert status == 0, f"the broker ended with status {status}:\n{said[-20000:]}"
+        assert "Traceback" not in said, f"the broker wrote a traceback:\n{said[-20000:]}"
+
+
+def error_line(broker: BrokerProcess, event: str, since: int, address: str) -> dict[str, Any]:
+    """The log line of this event about the client at this address; it must be the only one from byte ``since`` on."""
+    found = [line for line in broker.logged(event, since) if line["address"] == address]
+    assert len(found) == 1, f"{len(found)} lines {event} about {address}:\n{broker.stderr(since)}"
+    return found[0]

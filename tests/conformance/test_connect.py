@@ -7,6 +7,8 @@ import struct
 import pytest
 
 from tests import wire
+from tests.broker_process import BrokerProcess
+from tests.conformance.conftest import error_line
 from tests.wire import Client, Connect, OpenConnection, Will
 
 MALFORMED, PROTOCOL_ERROR, UNSUPPORTED_VERSION, BAD_CLIENT_ID, BAD_AUTHENTICATION_METHOD = 0x81, 0x82, 0x84, 0x85, 0x8C
@@ -354,3 +356,112 @@ def test_connect_body_of_another_version(open_connection: OpenConnection, name: 
     client = open_connection(5)
     client.send(wire.packet("CONNECT", 0, wire.binary("MQTT"), bytes([5, 2]), struct.pack(">H", 0), wire.binary(name)))
     client.expect_refused(MALFORMED, PROTOCOL_ERROR)
+
+
+@pytest.mark.mqtt("5:3.1.3-1", "5:3.1.3-3", "311:3.1.3-1", "311:3.1.3-3")
+def test_every_field_is_taken_for_what_it_is(connect: Connect, version: int, name: str) -> None:
+    """CONNECT with will, user name and password: its first field is the id of the session, the will is the will."""
+    watcher = connect(version)
+    watcher.subscribe(f"{name}/#")
+    will = Will(f"{name}/topic", b"payload")
+    client = connect(version, f"{name}id", username=f"{name}/user", password=b"password", will=will)
+    connect(version, f"{name}id")
+    client.expect_closed(0x8E)
+    watcher.receive(f"{name}/topic", b"payload")
+    wire.expect_nothing_more(watcher, connect(version), f"marker/{name}")
+
+
+@pytest.mark.mqtt("5:3.1.3-3", "311:3.1.3-3")
+def test_connect_without_a_client_id(open_connection: OpenConnection, version: int) -> None:
+    """A CONNECT whose payload is missing is refused: an empty id has a length, too."""
+    client = open_connection(version)
+    client.send(
+        wire.packet("CONNECT", 0, wire.binary("MQTT"), bytes([version, 2, 0, 0]), wire.in_v5(version, {})),
+    )
+    client.expect_refused(MALFORMED)
+
+
+@pytest.mark.mqtt("5:3.1.2-16", "5:3.1.2-18", "311:3.1.2-11", "311:3.1.2-18", "311:3.1.2-20")
+@pytest.mark.parametrize(
+    ("flags", "extra"),
+    [
+        (0x02, wire.binary("user")),
+        (0x02, wire.binary("user") + wire.binary("password")),
+        (0x82, wire.binary("user") + wire.binary("password")),
+        (0x02, wire.binary("will/topic") + wire.binary("message")),
+    ],
+    ids=["user name", "user name and password", "password", "will"],
+)
+def test_fields_that_no_flag_announces(
+    open_connection: OpenConnection, version: int, name: str, flags: int, extra: bytes
+) -> None:
+    """A CONNECT with a user name, a password or a will without its flag is refused."""
+    client = open_connection(version)
+    head = wire.binary("MQTT") + bytes([version, flags, 0, 0]) + wire.in_v5(version, {})
+    client.send(wire.packet("CONNECT", 0, head, wire.binary(name), extra))
+    client.expect_refused(MALFORMED)
+
+
+@pytest.mark.mqtt("5:3.1.3-11", "5:3.1.3-12", "311:3.1.3-10", "311:3.1.3-11")
+@pytest.mark.mqtt("5:1.5.4-1", "5:1.5.4-2", "311:1.5.3-1", "311:1.5.3-2")
+@pytest.mark.parametrize("text", [b"a\xff", b"\xed\xa0\x80", b"\xc0\xaf", b"a\0b", b"\xe2\x82", b"\xf4\x90\x80\x80"])
+@pytest.mark.parametrize("field", ["will topic", "user name"])
+def test_will_topic_and_user_name_must_be_utf8(
+    open_connection: OpenConnection, version: int, name: str, field: str, text: bytes
+) -> None:
+    """A will topic or a user name that is no UTF-8 Encoded String is refused."""
+    client = open_connection(version)
+    flags, nothing = (0x06, wire.in_v5(version, {})) if field == "will topic" else (0x82, b"")
+    head = wire.binary("MQTT") + bytes([version, flags, 0, 0]) + wire.in_v5(version, {}) + wire.binary(name)
+    client.send(
+        wire.packet("CONNECT", 0, head, nothing, wire.binary(text), wire.binary("m") if nothing or flags == 6 else b"")
+    )
+    client.expect_refused(MALFORMED, 0x90)
+
+
+@pytest.mark.mqtt("5:4.12.0-6")
+def test_no_authentication_for_who_names_no_method(connect: Connect, name: str) -> None:
+    """A v5 client without an Authentication Method sees neither AUTH nor a method in CONNACK."""
+    client = connect(5, username="somebody", password=b"secret")
+    assert not {"authentication_method", "authentication_data"} & set(client.connack.properties)
+    client.publish(name, b"x", qos=2)
+    client.expect_silence()
+
+
+@pytest.mark.mqtt("5:3.1.4-1", "5:3.2.2-8", "5:3.14.0-1", "311:3.1.4-1", "311:3.2.2-6")
+@pytest.mark.mosquitto_differs("has other logs")
+def test_the_log_says_who_was_refused(
+    broker: BrokerProcess, open_connection: OpenConnection, any_version: int, name: str
+) -> None:
+    """A malformed CONNECT: CONNACK 0x81 to v5, silence to v3, and a line with address, reason and code."""
+    begin = broker.stderr_size()
+    client = open_connection(any_version)
+    address = "{}:{}".format(*client.socket.getsockname())
+    client.send(wire.connect(any_version, name, extra_flags=0x01))
+    client.expect_refused(MALFORMED)
+    line = error_line(broker, "connection_refused", begin, address)
+    assert line["code"] == MALFORMED
+    assert "reserved" in line["reason"]
+
+
+@pytest.mark.mqtt("5:3.1.0-1", "5:3.1.0-2", "311:3.1.0-1", "311:3.1.0-2")
+@pytest.mark.mosquitto_differs("has other logs")
+@pytest.mark.parametrize("first", [True, False], ids=["first packet", "second CONNECT"])
+def test_the_log_names_a_connect_at_the_wrong_time(
+    broker: BrokerProcess, open_connection: OpenConnection, version: int, name: str, first: bool
+) -> None:
+    """A PUBLISH before CONNECT, and a CONNECT after CONNECT: closed, and the log says what it was."""
+    begin = broker.stderr_size()
+    client = open_connection(version)
+    address = "{}:{}".format(*client.socket.getsockname())
+    if first:
+        client.send(wire.publish(version, name, b"x"))
+        client.expect_closed()
+        line = error_line(broker, "connection_refused", begin, address)
+        assert (line["code"], "not CONNECT" in line["reason"]) == (PROTOCOL_ERROR, True)
+    else:
+        client.connect(name)
+        client.send(wire.connect(version, name))
+        client.expect_closed(PROTOCOL_ERROR)
+        line = error_line(broker, "protocol_error", begin, address)
+        assert (line["client"], line["code"], "second CONNECT" in line["reason"]) == (name, PROTOCOL_ERROR, True)

@@ -1,112 +1,308 @@
-"""Malformed packets and protocol errors after CONNECT: that connection is closed, and nobody else notices."""
+"""Malformed packets and protocol errors after CONNECT: the connection is closed, the log says why, no other notices.
+
+``WRONG`` is the list; ``tests/chaos/test_bad_input_memory.py`` sends each of its lines two thousand times.
+"""
 
 from __future__ import annotations
 
 import random
+from typing import NamedTuple
 
 import pytest
 
 from tests import wire
+from tests.broker_process import KIND, BrokerProcess
+from tests.conformance.conftest import error_line
 from tests.wire import Connect, OpenConnection, packet
 
-MALFORMED, PROTOCOL_ERROR = 0x81, 0x82
+MALFORMED, PROTOCOL_ERROR, TOPIC_NAME_INVALID, TOPIC_ALIAS_INVALID = 0x81, 0x82, 0x90, 0x94
+RECEIVE_MAXIMUM_EXCEEDED, PACKET_TOO_LARGE = 0x93, 0x95
 
-#: what it is -> (v3.1.1 bytes or None, v5 bytes or None)
-WRONG: dict[str, tuple[bytes | None, bytes | None]] = {
-    "packet type 0": (b"\x00\x00", b"\x00\x00"),
-    "AUTH in v3.1.1, or without a method in v5": (b"\xf0\x00", b"\xf0\x00"),
-    "CONNACK from a client": (b"\x20\x02\x00\x00", b"\x20\x03\x00\x00\x00"),
-    "SUBACK from a client": (b"\x90\x03\x00\x01\x00", b"\x90\x04\x00\x01\x00\x00"),
-    "UNSUBACK from a client": (b"\xb0\x02\x00\x01", b"\xb0\x04\x00\x01\x00\x00"),
-    "PINGRESP from a client": (b"\xd0\x00", b"\xd0\x00"),
-    "PUBLISH with QoS 3": (packet("PUBLISH", 6, b"\0\1a\0\1x"), packet("PUBLISH", 6, b"\0\1a\0\1\0x")),
-    "PUBLISH with DUP at QoS 0": (packet("PUBLISH", 8, b"\0\1ax"), packet("PUBLISH", 8, b"\0\1a\0x")),
-    "PUBLISH QoS 1 with identifier 0": (packet("PUBLISH", 2, b"\0\1a\0\0"), packet("PUBLISH", 2, b"\0\1a\0\0\0")),
-    "PUBLISH QoS 2 with identifier 0": (packet("PUBLISH", 4, b"\0\1a\0\0"), packet("PUBLISH", 4, b"\0\1a\0\0\0")),
-    "PUBLISH QoS 1 without identifier": (packet("PUBLISH", 2, b"\0\1a"), packet("PUBLISH", 2, b"\0\1a")),
-    "PUBLISH that is empty": (b"\x30\x00", b"\x30\x00"),
-    "PUBLISH whose topic is longer than the packet": (packet("PUBLISH", 0, b"\0\5ab"), packet("PUBLISH", 0, b"\0\5ab")),
-    "PUBACK that is empty": (b"\x40\x00", b"\x40\x00"),
-    "PUBACK of one byte": (b"\x40\x01\x00", b"\x40\x01\x00"),
-    "PUBACK with a flag": (b"\x41\x02\x00\x01", b"\x41\x02\x00\x01"),
-    "PUBREC with a flag": (b"\x52\x02\x00\x01", b"\x52\x02\x00\x01"),
-    "PUBREL without its flag": (b"\x60\x02\x00\x01", b"\x60\x02\x00\x01"),
-    "PUBREL with all flags": (b"\x6f\x02\x00\x01", b"\x6f\x02\x00\x01"),
-    "PUBCOMP with a flag": (b"\x72\x02\x00\x01", b"\x72\x02\x00\x01"),
-    "SUBSCRIBE without its flag": (packet("SUBSCRIBE", 0, b"\0\1\0\1a\0"), packet("SUBSCRIBE", 0, b"\0\1\0\0\1a\0")),
-    "SUBSCRIBE with a filter cut off": (packet("SUBSCRIBE", 2, b"\0\1\0\5ab"), packet("SUBSCRIBE", 2, b"\0\1\0\0\5ab")),
-    "SUBSCRIBE without options": (packet("SUBSCRIBE", 2, b"\0\1\0\1a"), packet("SUBSCRIBE", 2, b"\0\1\0\0\1a")),
-    "SUBSCRIBE that is empty": (b"\x82\x00", b"\x82\x00"),
-    "UNSUBSCRIBE without its flag": (packet("UNSUBSCRIBE", 0, b"\0\1\0\1a"), packet("UNSUBSCRIBE", 0, b"\0\1\0\0\1a")),
-    "UNSUBSCRIBE with a filter cut off": (
-        packet("UNSUBSCRIBE", 2, b"\0\1\0\5a"),
-        packet("UNSUBSCRIBE", 2, b"\0\1\0\0\5a"),
-    ),
-    "PINGREQ with a flag": (b"\xc1\x00", b"\xc1\x00"),
-    "DISCONNECT with a flag": (b"\xe1\x00", b"\xe1\x00"),
-    "property length beyond the packet": (None, packet("PUBLISH", 0, b"\0\1a\x05x")),
-    "property length not minimal": (None, packet("PUBLISH", 0, b"\0\1a\x80\x00")),
-    "property that does not exist": (None, packet("PUBLISH", 0, b"\0\1a\x02\x7f\x00")),
-    "property of another packet": (None, packet("PUBLISH", 0, b"\0\1a\x05\x11\0\0\0\1")),
-    "property cut off": (None, packet("PUBLISH", 0, b"\0\1a\x03\x02\0\0")),
-    "Payload Format Indicator 2": (None, packet("PUBLISH", 0, b"\0\1a\x02\x01\x02")),
-    "Payload Format Indicator twice": (None, packet("PUBLISH", 0, b"\0\1a\x04\x01\x00\x01\x00")),
-    "Message Expiry Interval twice": (None, packet("PUBLISH", 0, b"\0\1a\x0a\x02\0\0\0\1\x02\0\0\0\1")),
-    "Topic Alias twice": (None, packet("PUBLISH", 0, b"\0\1a\x06\x23\0\1\x23\0\1")),
-    "Content Type that is no UTF-8": (None, packet("PUBLISH", 0, b"\0\1a\x04\x03\0\1\xff")),
-    "User Property that is no UTF-8": (None, packet("PUBLISH", 0, b"\0\1a\x07\x26\0\1\xff\0\1a")),
-    "Subscription Identifier from a client": (None, packet("PUBLISH", 0, b"\0\1a\x02\x0b\x01")),
-    "Response Topic with a wildcard": (None, packet("PUBLISH", 0, b"\0\1a\x04\x08\0\1#")),
-    "PUBACK with an unknown reason code": (None, packet("PUBACK", 0, b"\0\1\x01")),
-    "PUBREL with a reason code of PUBACK": (None, packet("PUBREL", 2, b"\0\1\x10")),
-    "DISCONNECT with an unknown reason code": (None, packet("DISCONNECT", 0, b"\x01")),
-    "DISCONNECT with a reason code of the server": (None, packet("DISCONNECT", 0, b"\x8e")),
-    "SUBSCRIBE with a property of PUBLISH": (None, packet("SUBSCRIBE", 2, b"\0\1\x02\x01\x00\0\1a\0")),
-    "AUTH with a flag": (None, packet("AUTH", 1)),
-    "AUTH that begins again without a method": (None, packet("AUTH", 0, b"\x19\x00")),
+
+class Wrong(NamedTuple):
+    """Bytes that no client may send after its CONNECT."""
+
+    v3: bytes | None
+    v5: bytes | None
+    reason: int = MALFORMED
+    """What a v5 client is told; a v3 client is told nothing."""
+    shows: str = ""
+    """Statements, beside those about malformed packets and protocol errors in general."""
+
+
+def both(data: bytes, reason: int = MALFORMED, shows: str = "") -> Wrong:
+    """The same bytes for every version."""
+    return Wrong(data, data, reason, shows)
+
+
+def flagged(kind: str, flags: int, v3: bytes, v5: bytes | None = None, shows: str = "") -> Wrong:
+    """A packet whose fixed header has other flags than it should."""
+    return Wrong(packet(kind, flags, v3), packet(kind, flags, v3 if v5 is None else v5), MALFORMED, f"{FLAGS} {shows}")
+
+
+def topic(kind: str, name: bytes, reason: int, shows: str = "") -> Wrong:
+    """A packet with a Topic Name or Topic Filter."""
+    if kind == "PUBLISH":
+        return Wrong(
+            packet(kind, 0, wire.binary(name), b"x"), packet(kind, 0, wire.binary(name), b"\0x"), reason, shows
+        )
+    options = b"\0" if kind == "SUBSCRIBE" else b""
+    v3 = packet(kind, 2, b"\0\1", wire.binary(name), options)
+    return Wrong(v3, packet(kind, 2, b"\0\1\0", wire.binary(name), options), reason, shows)
+
+
+def v5_publish(properties: bytes, reason: int, shows: str = "") -> Wrong:
+    """A v5 PUBLISH with these properties."""
+    return Wrong(None, packet("PUBLISH", 0, b"\0\1a", wire.varint(len(properties)), properties, b"x"), reason, shows)
+
+
+FLAGS = "5:2.1.3-1 311:2.2.2-1 311:2.2.2-2"
+UTF8 = "5:1.5.4-1 5:1.5.4-2 311:1.5.3-1 311:1.5.3-2"
+NO_UTF8 = {
+    "a cut sequence": b"a\xe2\x82",
+    "a lone continuation": b"\x80",
+    "0xFF": b"a\xff",
+    "an overlong /": b"\xc0\xaf",
+    "an overlong U+0000": b"\xc0\x80",
+    "a surrogate": b"\xed\xa0\x80",
+    "the last surrogate": b"\xed\xbf\xbf",
+    "a pair of surrogates": b"\xed\xa0\xbd\xed\xb8\x80",
+    "above U+10FFFF": b"\xf4\x90\x80\x80",
+    "five bytes": b"\xf8\x88\x80\x80\x80",
+    "U+0000": b"a\0b",
 }
+
+WRONG: dict[str, Wrong] = {
+    "packet type 0": both(b"\x00\x00"),
+    "AUTH in v3.1.1": Wrong(b"\xf0\x00", None),
+    "AUTH that is a Success": Wrong(None, b"\xf0\x00", PROTOCOL_ERROR, "5:3.15.2-1 5:4.12.0-7"),
+    "AUTH without a method": Wrong(None, packet("AUTH", 0, b"\x18\x00"), PROTOCOL_ERROR, "5:4.12.0-7"),
+    "AUTH for who named no method": Wrong(None, packet("AUTH", 0, b"\x18\4\x15\0\1m"), PROTOCOL_ERROR, "5:4.12.0-7"),
+    "AUTH that begins again without a method": Wrong(None, packet("AUTH", 0, b"\x19\0"), PROTOCOL_ERROR, "5:4.12.0-7"),
+    "AUTH with a flag": Wrong(None, packet("AUTH", 1, b"\x18\4\x15\0\1m"), MALFORMED, "5:3.15.1-1 5:2.1.3-1"),
+    "CONNACK from a client": Wrong(b"\x20\x02\x00\x00", b"\x20\x03\x00\x00\x00", PROTOCOL_ERROR),
+    "SUBACK from a client": Wrong(b"\x90\x03\x00\x01\x00", b"\x90\x04\x00\x01\x00\x00", PROTOCOL_ERROR),
+    "UNSUBACK from a client": Wrong(b"\xb0\x02\x00\x01", b"\xb0\x04\x00\x01\x00\x00", PROTOCOL_ERROR),
+    "PINGRESP from a client": both(b"\xd0\x00", PROTOCOL_ERROR),
+    "PUBLISH with QoS 3": Wrong(
+        packet("PUBLISH", 6, b"\0\1a\0\1x"), packet("PUBLISH", 6, b"\0\1a\0\1\0x"), MALFORMED, "5:3.3.1-4 311:3.3.1-4"
+    ),
+    "PUBLISH with DUP at QoS 0": Wrong(
+        packet("PUBLISH", 8, b"\0\1ax"), packet("PUBLISH", 8, b"\0\1a\0x"), MALFORMED, "5:3.3.1-2 311:3.3.1-2"
+    ),
+    "PUBLISH QoS 1 with identifier 0": Wrong(
+        packet("PUBLISH", 2, b"\0\1a\0\0"), packet("PUBLISH", 2, b"\0\1a\0\0\0"), PROTOCOL_ERROR,
+        "5:2.2.1-3 311:2.3.1-1",
+    ),
+    "PUBLISH QoS 2 with identifier 0": Wrong(
+        packet("PUBLISH", 4, b"\0\1a\0\0"), packet("PUBLISH", 4, b"\0\1a\0\0\0"), PROTOCOL_ERROR,
+        "5:2.2.1-3 311:2.3.1-1",
+    ),
+    "PUBLISH QoS 1 without identifier": both(packet("PUBLISH", 2, b"\0\1a")),
+    "PUBLISH that is empty": both(b"\x30\x00", MALFORMED, "5:3.3.2-1 311:3.3.2-1"),
+    "PUBLISH whose topic is longer than the packet": both(
+        packet("PUBLISH", 0, b"\0\5ab"), MALFORMED, "5:3.3.2-1 311:3.3.2-1"
+    ),
+    "PUBLISH without a topic": Wrong(
+        packet("PUBLISH", 0, b"\0\0x"), None, TOPIC_NAME_INVALID, "311:3.3.2-1 311:4.7.3-1"
+    ),
+    "PUBLISH without topic and alias": Wrong(
+        None, packet("PUBLISH", 0, b"\0\0\0x"), PROTOCOL_ERROR, "5:3.3.2-1 5:4.7.3-1"
+    ),
+    **{
+        f"PUBLISH to {name}": topic(
+            "PUBLISH", name.encode(), TOPIC_NAME_INVALID, "5:3.3.2-2 5:4.7.0-1 311:3.3.2-2 311:4.7.1-1"
+        )
+        for name in ("#", "+", "a/+", "a/#/b", "a+b", "a#", "#/a")
+    },
+    "PUBACK that is empty": both(b"\x40\x00"),
+    "PUBACK of one byte": both(b"\x40\x01\x00"),
+    "PUBACK with identifier 0": both(b"\x40\x02\x00\x00", PROTOCOL_ERROR),
+    "PUBREC with identifier 0": both(b"\x50\x02\x00\x00", PROTOCOL_ERROR),
+    "PUBREL with identifier 0": both(b"\x62\x02\x00\x00", PROTOCOL_ERROR),
+    "PUBCOMP with identifier 0": both(b"\x70\x02\x00\x00", PROTOCOL_ERROR),
+    "PUBACK with a Reason Code before v5": Wrong(b"\x40\x03\x00\x01\x00", None),
+    **{
+        f"{kind} with flags {flags:04b}": flagged(kind, flags, b"\0\1")
+        for kind in ("PUBACK", "PUBREC", "PUBCOMP")
+        for flags in (1, 2, 4, 8)
+    },
+    **{
+        f"PUBREL with flags {flags:04b}": flagged("PUBREL", flags, b"\0\1", shows="5:3.6.1-1 311:3.6.1-1")
+        for flags in (0, 1, 3, 6, 10, 15)
+    },
+    **{
+        f"SUBSCRIBE with flags {flags:04b}": flagged(
+            "SUBSCRIBE", flags, b"\0\1\0\1a\0", b"\0\1\0\0\1a\0", shows="5:3.8.1-1 311:3.8.1-1"
+        )
+        for flags in (0, 1, 3, 6, 10, 15)
+    },
+    **{
+        f"UNSUBSCRIBE with flags {flags:04b}": flagged(
+            "UNSUBSCRIBE", flags, b"\0\1\0\1a", b"\0\1\0\0\1a", shows="5:3.10.1-1 311:3.10.1-1"
+        )
+        for flags in (0, 1, 3, 6, 10, 15)
+    },
+    **{f"PINGREQ with flags {flags:04b}": flagged("PINGREQ", flags, b"") for flags in (1, 2, 4, 8)},
+    **{
+        f"DISCONNECT with flags {flags:04b}": flagged("DISCONNECT", flags, b"", shows="5:3.14.1-1 311:3.14.1-1")
+        for flags in (1, 2, 4, 8)
+    },
+    "PINGREQ with a body": both(b"\xc0\x01\x00"),
+    "DISCONNECT with a body in v3.1.1": Wrong(b"\xe0\x01\x00", None),
+    "SUBSCRIBE with a filter cut off": Wrong(
+        packet("SUBSCRIBE", 2, b"\0\1\0\5ab"), packet("SUBSCRIBE", 2, b"\0\1\0\0\5ab")
+    ),
+    "SUBSCRIBE without options": Wrong(packet("SUBSCRIBE", 2, b"\0\1\0\1a"), packet("SUBSCRIBE", 2, b"\0\1\0\0\1a")),
+    "SUBSCRIBE that is empty": both(b"\x82\x00"),
+    "SUBSCRIBE without a filter": Wrong(
+        b"\x82\x02\0\1", b"\x82\x03\0\1\0", PROTOCOL_ERROR, "5:3.8.3-2 311:3.8.3-3"
+    ),
+    "SUBSCRIBE with identifier 0": Wrong(
+        packet("SUBSCRIBE", 2, b"\0\0\0\1a\0"), packet("SUBSCRIBE", 2, b"\0\0\0\0\1a\0"), PROTOCOL_ERROR,
+        "5:2.2.1-3 311:2.3.1-1",
+    ),
+    "SUBSCRIBE with QoS 3": Wrong(packet("SUBSCRIBE", 2, b"\0\1\0\1a\3"), None, MALFORMED, "311:3-8.3-4"),
+    "SUBSCRIBE with QoS 3 in v5": Wrong(None, packet("SUBSCRIBE", 2, b"\0\1\0\0\1a\3"), PROTOCOL_ERROR),
+    "SUBSCRIBE with Retain Handling 3": Wrong(None, packet("SUBSCRIBE", 2, b"\0\1\0\0\1a\x30"), PROTOCOL_ERROR),
+    **{
+        f"SUBSCRIBE with reserved option {bit:#x}": Wrong(
+            packet("SUBSCRIBE", 2, b"\0\1\0\1a", bytes([bit])), packet("SUBSCRIBE", 2, b"\0\1\0\0\1a", bytes([bit])),
+            MALFORMED, "5:3.8.3-5 311:3-8.3-4",
+        )
+        for bit in (0x40, 0x80)
+    },
+    "SUBSCRIBE with a property of PUBLISH": Wrong(None, packet("SUBSCRIBE", 2, b"\0\1\x02\x01\x00\0\1a\0")),
+    "UNSUBSCRIBE with a filter cut off": Wrong(
+        packet("UNSUBSCRIBE", 2, b"\0\1\0\5a"), packet("UNSUBSCRIBE", 2, b"\0\1\0\0\5a")
+    ),
+    "UNSUBSCRIBE without a filter": Wrong(
+        b"\xa2\x02\0\1", b"\xa2\x03\0\1\0", PROTOCOL_ERROR, "5:3.10.3-2 311:3.10.3-2"
+    ),
+    "UNSUBSCRIBE with identifier 0": Wrong(
+        packet("UNSUBSCRIBE", 2, b"\0\0\0\1a"), packet("UNSUBSCRIBE", 2, b"\0\0\0\0\1a"), PROTOCOL_ERROR,
+        "5:2.2.1-3 311:2.3.1-1",
+    ),
+    **{
+        f"{kind} of {what}": topic(kind, name, MALFORMED, f"{UTF8} {shows}")
+        for kind, shows in [
+            ("PUBLISH", "5:3.3.2-1 311:3.3.2-1"),
+            ("SUBSCRIBE", "5:3.8.3-1 311:3.8.3-1"),
+            ("UNSUBSCRIBE", "5:3.10.3-1 311:3.10.3-1"),
+        ]
+        for what, name in NO_UTF8.items()
+        if kind != "PUBLISH"  # there 0x90 says it more precisely
+    },
+    **{
+        f"PUBLISH of {what}": topic(
+            "PUBLISH", name, TOPIC_NAME_INVALID, f"{UTF8} 5:3.3.2-1 311:3.3.2-1 5:4.7.3-2 311:4.7.3-2"
+        )
+        for what, name in NO_UTF8.items()
+    },
+    "remaining length of five bytes": both(b"\x30\x80\x80\x80\x80\x01", MALFORMED, "5:1.5.5-1"),
+    "remaining length without an end": both(b"\x30\xff\xff\xff\xff\xff", MALFORMED, "5:1.5.5-1"),
+    "remaining length of more bytes than needed": Wrong(None, b"\xc0\x80\x00", MALFORMED, "5:1.5.5-1"),
+    "the largest remaining length": both(b"\x30\xff\xff\xff\x7f", PACKET_TOO_LARGE, "5:3.2.2-15"),
+    "property length beyond the packet": Wrong(None, packet("PUBLISH", 0, b"\0\1a\x05x")),
+    "property length not minimal": Wrong(None, packet("PUBLISH", 0, b"\0\1a\x80\x00"), MALFORMED, "5:1.5.5-1"),
+    "property length of five bytes": Wrong(
+        None, packet("PUBLISH", 0, b"\0\1a\x80\x80\x80\x80\x01x"), MALFORMED, "5:1.5.5-1"
+    ),
+    "no property length": Wrong(None, packet("PUBLISH", 0, b"\0\1a"), MALFORMED, "5:2.2.2-1"),
+    "property that does not exist": v5_publish(b"\x7f\x00", MALFORMED),
+    "property identifier of two bytes": v5_publish(b"\x81\x00\x00", MALFORMED),
+    "property cut off": v5_publish(b"\x02\0\0", MALFORMED),
+    "Payload Format Indicator 2": v5_publish(b"\x01\x02", PROTOCOL_ERROR),
+    "Topic Alias 0": v5_publish(b"\x23\0\0", TOPIC_ALIAS_INVALID, "5:3.3.2-8"),
+    "Topic Alias 65,535": v5_publish(b"\x23\xff\xff", TOPIC_ALIAS_INVALID, "5:3.3.2-9 5:3.2.2-17"),
+    "Content Type that is no UTF-8": v5_publish(b"\x03\0\1\xff", MALFORMED, "5:3.3.2-19"),
+    "Response Topic that is no UTF-8": v5_publish(b"\x08\0\1\xff", MALFORMED, "5:3.3.2-13"),
+    "Response Topic with a wildcard": v5_publish(b"\x08\0\1#", PROTOCOL_ERROR, "5:3.3.2-14"),
+    "Response Topic with another wildcard": v5_publish(b"\x08\0\3a/+", PROTOCOL_ERROR, "5:3.3.2-14"),
+    "name of a User Property that is no UTF-8": v5_publish(b"\x26\0\1\xff\0\1a", MALFORMED, "5:1.5.7-1"),
+    "value of a User Property that is no UTF-8": v5_publish(b"\x26\0\1a\0\1\xff", MALFORMED, "5:1.5.7-1"),
+    "User Property with U+0000": v5_publish(b"\x26\0\1\0\0\1a", MALFORMED, "5:1.5.7-1"),
+    "User Property of one string": v5_publish(b"\x26\0\1a", MALFORMED, "5:1.5.7-1"),
+    "Subscription Identifier from a client": v5_publish(b"\x0b\x01", PROTOCOL_ERROR, "5:3.3.4-6"),
+    "Subscription Identifier 0": Wrong(None, packet("SUBSCRIBE", 2, b"\0\1\2\x0b\0\0\1a\0"), PROTOCOL_ERROR),
+    "two Subscription Identifiers": Wrong(
+        None, packet("SUBSCRIBE", 2, b"\0\1\4\x0b\1\x0b\2\0\1a\0"), PROTOCOL_ERROR
+    ),
+    "No Local on a shared subscription": Wrong(
+        None, wire.subscribe(5, 1, ("$share/g/a", wire.NO_LOCAL)), PROTOCOL_ERROR, "5:3.8.3-4"
+    ),
+    "PUBACK with an unknown reason code": Wrong(None, packet("PUBACK", 0, b"\0\1\x01"), PROTOCOL_ERROR, "5:3.4.2-1"),
+    "PUBREC with a reason code of PUBREL": Wrong(None, packet("PUBREC", 0, b"\0\1\x92"), PROTOCOL_ERROR, "5:3.5.2-1"),
+    "PUBREL with a reason code of PUBACK": Wrong(None, packet("PUBREL", 2, b"\0\1\x10"), PROTOCOL_ERROR, "5:3.6.2-1"),
+    "PUBCOMP with an unknown reason code": Wrong(None, packet("PUBCOMP", 0, b"\0\1\xff"), PROTOCOL_ERROR, "5:3.7.2-1"),
+    "PUBACK with bytes behind its properties": Wrong(None, packet("PUBACK", 0, b"\0\1\0\0\0")),
+    "DISCONNECT with an unknown reason code": Wrong(
+        None, packet("DISCONNECT", 0, b"\x01"), PROTOCOL_ERROR, "5:3.14.2-1"
+    ),
+    "DISCONNECT with a reason code of the server": Wrong(
+        None, packet("DISCONNECT", 0, b"\x8e"), PROTOCOL_ERROR, "5:3.14.2-1"
+    ),
+    "DISCONNECT that begins an expiry": Wrong(
+        None, wire.disconnect(5, 0, {"session_expiry_interval": 60}), PROTOCOL_ERROR
+    ),
+}  # fmt: skip
 
 #: where mosquitto 2.0.11 is more patient
 MOSQUITTO_TAKES = {
     "PUBLISH with DUP at QoS 0",
-    "PINGREQ with a flag",
+    "PINGREQ with a body",
     "Payload Format Indicator 2",
     "Response Topic with a wildcard",
+    "Response Topic with another wildcard",
     "SUBACK from a client",
     "UNSUBACK from a client",
     "PINGRESP from a client",
-    "PUBACK with a flag",
-    "PUBREC with a flag",
-    "PUBCOMP with a flag",
     "Subscription Identifier from a client",
     "PUBACK with an unknown reason code",
     "PUBREL with a reason code of PUBACK",
+    "No Local on a shared subscription",
+    *(
+        f"{kind} with flags {flags:04b}"
+        for kind in ("PINGREQ", "PUBACK", "PUBREC", "PUBCOMP")
+        for flags in (1, 2, 4, 8)
+    ),
 }
 
 
 def cases() -> list[object]:
-    """(version, bytes) of every line of WRONG."""
-    return [
-        pytest.param(
-            version,
-            data,
-            id=f"{'v5' if version == 5 else 'v3.1.1'}: {what}",
-            marks=[pytest.mark.mosquitto_differs("takes it")] if what in MOSQUITTO_TAKES else [],
-        )
-        for what, both in WRONG.items()
-        for version, data in zip((4, 5), both, strict=True)
-        if data is not None
-    ]
+    """(version, bytes, reason) of every line of WRONG, with the statements that it shows."""
+    found: list[object] = []
+    for what, wrong in WRONG.items():
+        for version, data in ((4, wrong.v3), (5, wrong.v5)):
+            if data is None:
+                continue
+            standard = "5:" if version == 5 else "311:"
+            shows = [each for each in wrong.shows.split() if each.startswith(standard)]
+            general = "5:4.13.1-1" if version == 5 else "311:4.8.0-1"
+            marks = [pytest.mark.mqtt(general, *shows)]
+            if what in MOSQUITTO_TAKES:
+                marks.append(pytest.mark.mosquitto_differs("takes it"))
+            name = f"{'v5' if version == 5 else 'v3.1.1'}: {what}"
+            found.append(pytest.param(version, data, wrong.reason, id=name, marks=marks))
+    return found
 
 
-@pytest.mark.mqtt("5:4.13.1-1", "5:4.13.2-1", "311:4.8.0-1")
-@pytest.mark.parametrize(("version", "data"), cases())
-def test_the_connection_is_closed(connect: Connect, version: int, data: bytes) -> None:
-    """A client that sends it is closed, a v5 client is told why; another client is still served."""
-    client, other = connect(version), connect(version)
+@pytest.mark.mqtt("5:4.13.1-1", "5:4.13.2-1", "5:3.14.4-2", "311:4.8.0-1")
+@pytest.mark.parametrize(("version", "data", "reason"), cases())
+def test_the_connection_is_closed(
+    broker: BrokerProcess, connect: Connect, name: str, version: int, data: bytes, reason: int
+) -> None:
+    """A client that sends it is closed, a v5 client is told why, the log names it; another client is still served."""
+    begin = broker.stderr_size()
+    client, other = connect(version, name), connect(version)
+    address = "{}:{}".format(*client.socket.getsockname())
     client.send(data)
-    client.expect_closed(MALFORMED, PROTOCOL_ERROR, 0x90)
+    client.expect_closed(*([reason] if KIND == "mqttd" else range(0x80, 0xFF)))
     other.expect_silence()
+    if KIND == "mqttd":
+        line = error_line(broker, "protocol_error", begin, address)
+        assert (line["client"], line["code"]) == (name, reason)
+        assert line["reason"]
 
 
 @pytest.mark.mqtt("5:4.13.1-1", "311:4.8.0-1")

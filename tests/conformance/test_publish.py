@@ -7,7 +7,7 @@ import pytest
 from tests import wire
 from tests.wire import Connect
 
-NOT_FOUND = 0x92
+NOT_AUTHORIZED, NOT_FOUND = 0x87, 0x92
 VERSIONS = [3, 4, 5]
 
 
@@ -320,3 +320,74 @@ def test_a_thousand_messages_in_one_segment(connect: Connect, version: int, name
                 publisher.expect("PUBACK", packet_id=number + 1)
     for number in range(1000):
         subscriber.receive(name, b"%d" % number)
+
+
+@pytest.mark.mqtt("5:3.4.2-1", "5:3.5.2-1", "311:3.3.5-2")
+@pytest.mark.parametrize(("qos", "kind"), [(0, ""), (1, "PUBACK"), (2, "PUBREC")])
+@pytest.mark.mosquitto_differs("delivers it")
+def test_publishing_to_sys_is_refused(connect: Connect, version: int, name: str, qos: int, kind: str) -> None:
+    """Nobody but the broker publishes below $SYS: v5 is told 0x87, v3 is acknowledged as if it had been published."""
+    watcher, publisher = connect(version), connect(version)
+    watcher.subscribe(f"$SYS/{name}/#", qos=2)
+    publisher.send(wire.publish(version, f"$SYS/{name}/x", b"no", qos=qos, packet_id=9))
+    if kind:
+        publisher.expect(kind, packet_id=9, reason=NOT_AUTHORIZED if version == 5 else 0)
+    if qos == 2 and version != 5:
+        publisher.ack("PUBREL", 9)
+        publisher.expect("PUBCOMP", packet_id=9)
+    wire.expect_nothing_more(watcher, publisher, f"marker/{name}", qos=qos)
+
+
+@pytest.mark.mqtt("5:4.3.3-9")
+@pytest.mark.mosquitto_differs("takes it")
+def test_an_identifier_is_free_after_an_error(connect: Connect, name: str) -> None:
+    """After PUBREC with an error the same Packet Identifier is a new message."""
+    subscriber, publisher = connect(5), connect(5)
+    subscriber.subscribe(name, qos=2)
+    publisher.send(wire.publish(5, f"$SYS/{name}", b"no", qos=2, packet_id=9))
+    publisher.expect("PUBREC", packet_id=9, reason=NOT_AUTHORIZED)
+    publisher.send(wire.publish(5, name, b"yes", qos=2, packet_id=9))
+    publisher.expect("PUBREC", packet_id=9, reason=0)
+    publisher.ack("PUBREL", 9)
+    publisher.expect("PUBCOMP", packet_id=9, reason=0)
+    subscriber.receive(name, b"yes")
+    wire.expect_nothing_more(subscriber, publisher, f"marker/{name}", qos=2)
+
+
+@pytest.mark.mqtt("5:3.1.2-29")
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_problem_information(connect: Connect, name: str, wanted: int) -> None:
+    """With Request Problem Information 0 no answer but CONNACK and DISCONNECT has a Reason String or User Property."""
+    client = connect(5, properties={"request_problem_information": wanted})
+    client.send(
+        wire.publish(5, f"$SYS/{name}", b"no", qos=1, packet_id=1),
+        wire.publish(5, f"$SYS/{name}", b"no", qos=2, packet_id=2),
+        wire.ack(5, "PUBREL", 77),
+        wire.ack(5, "PUBREC", 78),
+        wire.subscribe(5, 3, ("a/#/b", 0), ("$share//a", 0)),
+        wire.unsubscribe(5, 4, f"{name}/never"),
+    )
+    kinds = ["PUBACK", "PUBREC", "PUBCOMP", "PUBREL", "SUBACK", "UNSUBACK"]
+    got = {kind: client.await_packet(kind) for kind in kinds}
+    if not wanted:
+        assert {kind: packet.properties for kind, packet in got.items()} == {kind: {} for kind in kinds}
+
+
+@pytest.mark.mqtt("5:3.1.2-24", "5:3.4.2-2", "5:3.4.2-3", "5:3.5.2-2", "5:3.5.2-3", "5:3.6.2-2", "5:3.6.2-3")
+@pytest.mark.mqtt("5:3.7.2-2", "5:3.7.2-3", "5:3.9.2-1", "5:3.9.2-2", "5:3.11.2-1", "5:3.11.2-2")
+@pytest.mark.mqtt("5:3.14.2-3", "5:3.14.2-4")
+def test_no_answer_is_larger_than_the_client_takes(connect: Connect, name: str) -> None:
+    """To a client that takes packets of 64 bytes (CONNACK needs some) every refusal is short enough."""
+    maximum = 64
+    client = connect(5, properties={"maximum_packet_size": maximum})
+    client.send(
+        wire.publish(5, f"$SYS/{name}/{'x' * 500}", b"no", qos=1, packet_id=1),
+        wire.publish(5, f"$SYS/{name}/{'x' * 500}", b"no", qos=2, packet_id=2),
+        wire.ack(5, "PUBREL", 77),
+        wire.ack(5, "PUBREC", 78),
+        wire.subscribe(5, 3, ("a/#/" + "b" * 500, 0)),
+        wire.unsubscribe(5, 4, "a/#/" + "b" * 500),
+        wire.publish(5, "a/#/" + "b" * 500),
+    )
+    for kind in ("PUBACK", "PUBREC", "PUBCOMP", "PUBREL", "SUBACK", "UNSUBACK", "DISCONNECT"):
+        assert len(client.await_packet(kind).body) <= maximum - 2

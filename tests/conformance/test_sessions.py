@@ -270,3 +270,21 @@ def test_unsubscribed_while_messages_wait(connect: Connect, version: int, name: 
     client.disconnect()
     connect(version).publish(name, b"no", qos=1)
     connect(version, name, **durable(version)).expect_silence()
+
+
+@pytest.mark.mqtt("5:4.1.0-1", "311:4.1.0-1", "311:4.1.0-2")
+def test_a_session_lasts_as_long_as_its_connection(connect: Connect, any_version: int, name: str) -> None:
+    """A client with clean session 1 keeps subscription and unfinished handshake while connected, whoever comes."""
+    client = connect(any_version, name, clean=True)
+    client.subscribe(name, qos=2)
+    publisher = connect(any_version)
+    publisher.publish(name, b"begun", qos=2)
+    client.expect("PUBLISH", packet_id=1, payload=b"begun")
+    for number in range(20):
+        connect(any_version, f"{name}c{number}").disconnect()
+    let_pass(1.2)
+    client.ack("PUBREC", 1)
+    client.expect("PUBREL", packet_id=1, reason=0)
+    client.ack("PUBCOMP", 1)
+    publisher.publish(name, b"more", qos=1)
+    client.receive(name, b"more", packet_id=2)

@@ -226,3 +226,25 @@ def test_a_group_waits_for_a_member(connect: Connect, version: int, name: str) -
     for number in range(5):
         again.receive(name, b"%d" % number)
     again.expect_silence()
+
+
+@pytest.mark.mqtt("5:4.8.2-5")
+@pytest.mark.parametrize("end", ["expiry 0", "clean start"])
+def test_qos_2_ends_with_its_session(connect: Connect, name: str, end: str) -> None:
+    """A member's session ends with a QoS 2 message under way: no other member gets it, later messages they do get."""
+    keep = {"session_expiry_interval": 60}
+    share = f"$share/{name}/{name}"
+    member, publisher = connect(5, name, properties=keep), connect(5)
+    member.subscribe(share, qos=2)
+    publisher.publish(name, b"yours", qos=2)
+    member.expect("PUBLISH", payload=b"yours")
+    other = connect(5)
+    other.subscribe(share, qos=2)
+    if end == "expiry 0":
+        member.disconnect(properties={"session_expiry_interval": 0})
+    else:
+        member.close()
+        connect(5, name, clean=True).expect_silence()
+    publisher.publish(name, b"later", qos=2)
+    other.receive(name, b"later", qos=2)
+    other.expect_silence()

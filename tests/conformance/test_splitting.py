@@ -56,16 +56,18 @@ def test_byte_by_byte(open_connection: OpenConnection, any_version: int, name: s
 
 @pytest.mark.mqtt("5:4.2-1", "311:7.1.1-1")
 def test_at_every_split_point(open_connection: OpenConnection, version: int, name: str) -> None:
-    """The same conversation in two segments, cut at every byte."""
-    whole = conversation(version, name)
+    """The same conversation of many clients, each in two segments, cut at another byte."""
     client = open_connection(version)
-    client.send(whole)
+    client.send(conversation(version, name))
     expected = answers(client)
-    for cut in range(1, len(whole)):
-        client = open_connection(version)
+    cuts = range(1, len(conversation(version, f"{name}c{100}")))
+    clients = [(open_connection(version), conversation(version, f"{name}c{100 + cut}"), cut) for cut in cuts]
+    for client, whole, cut in clients:
         client.send(whole[:cut])
-        let_pass(0.001)  # so that the broker has most likely read the first part alone
+    let_pass(0.05)  # so that the broker has most likely read the first parts alone
+    for client, whole, cut in clients:
         client.send(whole[cut:])
+    for client, _, cut in clients:
         assert answers(client) == expected, f"cut at byte {cut}"
 
 

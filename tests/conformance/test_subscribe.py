@@ -241,3 +241,38 @@ def test_subscribe_and_unsubscribe_in_turn(connect: Connect, version: int, name:
     subscriber.subscribe(name)
     publisher.publish(name, b"yes")
     subscriber.receive(name, b"yes")
+
+
+@pytest.mark.mqtt("5:3.10.4-6", "311:3.10.4-6")
+def test_two_hundred_filters_in_one_unsubscribe(connect: Connect, version: int, name: str) -> None:
+    """A long UNSUBSCRIBE gets one UNSUBACK, and all that it names is gone; what it does not name stays."""
+    client, publisher = connect(version), connect(version)
+    client.subscribe(*(f"{name}/{number}" for number in range(200)), qos=1)
+    client.send(wire.unsubscribe(version, 77, *(f"{name}/{number}" for number in range(199))))
+    client.expect("UNSUBACK", packet_id=77)
+    client.expect_silence()
+    for number in (0, 57, 198):
+        publisher.publish(f"{name}/{number}", b"no", qos=1)
+    publisher.publish(f"{name}/199", b"yes", qos=1)
+    client.receive(f"{name}/199", b"yes")
+
+
+@pytest.mark.mqtt("5:3.8.4-4", "311:3.8.4-3")
+def test_replacing_a_subscription_loses_nothing(connect: Connect, version: int, name: str) -> None:
+    """Three hundred messages come while the subscription is replaced again and again: each arrives once, in order."""
+    subscriber, publisher = connect(version), connect(version)
+    subscriber.subscribe(name, qos=1)
+    for start in range(0, 300, 30):
+        numbers = range(start, start + 30)
+        publisher.send(*(wire.publish(version, name, b"%d" % n, qos=1, packet_id=n + 1) for n in numbers))
+        for qos in (2, 1):
+            subscriber.send(wire.subscribe(version, start + qos, (name, qos)))
+        for number in numbers:
+            publisher.await_packet("PUBACK", number + 1)
+    seen: list[int] = []
+    while len(seen) < 300:
+        got = subscriber.read()
+        if got.kind == "PUBLISH":
+            seen.append(int(got.payload))
+            subscriber.ack("PUBACK", got.packet_id)
+    assert seen == list(range(300))

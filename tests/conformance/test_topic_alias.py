@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests import wire
+from tests.conformance.conftest import Configured, OpenTo
 from tests.wire import Client, Connect
 
 MALFORMED, PROTOCOL_ERROR, TOPIC_ALIAS_INVALID = 0x81, 0x82, 0x94
@@ -148,3 +149,14 @@ def test_aliases_to_the_client_stay_in_its_limit(connect: Connect, name: str) ->
             assert 1 <= alias <= 2
             known[alias] = got.topic or known[alias]
         assert (got.topic or known[alias or 0]) == f"{name}/{number}"
+
+
+@pytest.mark.mqtt("5:3.2.2-18")
+@pytest.mark.mosquitto_differs("is configured in another way")
+def test_a_broker_without_aliases(configured: Configured, open_to: OpenTo, workers: int, name: str) -> None:
+    """Where none are allowed CONNACK has no Topic Alias Maximum, and every alias closes the connection."""
+    client = open_to(configured(workers, {"LIMITS__TOPIC_ALIAS_MAX": 0}), 5)
+    client.connect(name)
+    assert "topic_alias_maximum" not in client.connack.properties
+    client.send(wire.publish(5, name, b"x", properties={"topic_alias": 1}))
+    client.expect_closed(TOPIC_ALIAS_INVALID)

@@ -258,3 +258,26 @@ def test_identifiers_that_have_arrived_are_kept_apart() -> None:
             expected += packet_id not in there
             there.add(packet_id)
     assert len(witness.receive()) == expected
+
+
+@pytest.mark.mqtt("5:4.13.1-1", "311:4.8.0-2")
+@pytest.mark.parametrize("version", [4, 5])
+def test_an_error_of_ours_ends_the_connection(version: int) -> None:
+    """No memory for a SUBSCRIBE, or a defect: that connection is closed, v5 told 0x83, logged; others go on."""
+    host = Host()
+    peer, other = host.connect("peer", version), host.connect("other", version)
+
+    def no_memory(*_: object) -> None:
+        raise MemoryError("none left")
+
+    host.node.subscribe = no_memory  # type: ignore[assignment]
+    peer.send(wire.subscribe(version, 1, ("a", 0)))
+    host.settle()
+    assert peer.closed
+    if version == 5:
+        assert peer.next("DISCONNECT").reason == 0x83
+    [line] = host.logs[0].named("internal_error")
+    assert line["client"] == "peer"
+    assert "none left" in line["traceback"]
+    other.send(wire.PINGREQ)
+    other.next("PINGRESP")
