@@ -82,6 +82,21 @@ PROPERTIES = {
 PROPERTY_IDS = {name: (number, kind) for number, (name, kind) in PROPERTIES.items()}
 REPEATED = {"user_property", "subscription_identifier"}
 
+#: MQTT 5.0, table 2-4: what may stand in the packets of a server
+_ACK = {"reason_string", "user_property"}
+FROM_A_SERVER = {
+    "CONNACK": _ACK
+    | {"session_expiry_interval", "assigned_client_identifier", "server_keep_alive", "authentication_method"}
+    | {"authentication_data", "response_information", "server_reference", "receive_maximum", "topic_alias_maximum"}
+    | {"maximum_qos", "retain_available", "maximum_packet_size", "wildcard_subscription_available"}
+    | {"subscription_identifier_available", "shared_subscription_available"},
+    "PUBLISH": {"payload_format_indicator", "message_expiry_interval", "content_type", "response_topic"}
+    | {"correlation_data", "subscription_identifier", "topic_alias", "user_property"},
+    **dict.fromkeys(("PUBACK", "PUBREC", "PUBREL", "PUBCOMP", "SUBACK", "UNSUBACK"), _ACK),
+    "DISCONNECT": _ACK | {"server_reference"},
+    "AUTH": _ACK | {"authentication_method", "authentication_data"},
+}
+
 Properties = Mapping[str, Any]
 NOTHING: Properties = MappingProxyType({})
 
@@ -297,6 +312,7 @@ class Reader:
             number |= (digit & 0x7F) << shift
             shift += 7
             if not digit & 0x80:
+                assert digit or shift == 7, "a Variable Byte Integer of more bytes than needed"
                 return number
             assert shift < 28, "a Variable Byte Integer has at most four bytes"
 
@@ -334,7 +350,7 @@ def decode(version: int, flags: int, kind: str, body: bytes) -> Packet:
         acknowledge = read.number(1)
         assert acknowledge in (0, 1), f"reserved bits in the Connect Acknowledge Flags: {acknowledge:#x}"
         fields = {"session_present": bool(acknowledge), "reason": read.number(1)}
-        fields["properties"] = read.properties() if v5 and read.rest else {}
+        fields["properties"] = read.properties() if v5 else {}
     elif kind == "PUBLISH":
         qos = flags >> 1 & 3
         assert qos < 3, "both QoS bits are set"
@@ -359,6 +375,8 @@ def decode(version: int, flags: int, kind: str, body: bytes) -> Packet:
     else:
         assert kind == "PINGRESP", f"a broker never sends {kind}"
     assert not read.rest, f"{len(read.rest)} bytes too many at the end of {kind}"
+    strange = set(fields.get("properties", ())) - FROM_A_SERVER.get(kind, set())
+    assert not strange, f"a server may not send {strange} in {kind}"
     assert kind == "PUBLISH" or flags == (2 if kind == "PUBREL" else 0), f"reserved flags of {kind}: {flags:#x}"
     return Packet(kind, flags, body, **fields)
 
@@ -409,6 +427,7 @@ class Client:
                 break
             size += 1
             assert size <= 5, f"a remaining length of more than four bytes: {self.received[:6].hex(' ')}"
+        assert size == 2 or self.received[size - 1], f"a length not minimal: {self.received[:size].hex(' ')}"
         for digit in reversed(self.received[1:size]):
             length = length << 7 | digit & 0x7F
         self._fill(size + length, seconds)

@@ -276,7 +276,7 @@ def test_authentication_data_without_a_method(open_connection: OpenConnection, n
     client.expect_refused(PROTOCOL_ERROR, MALFORMED)
 
 
-@pytest.mark.mqtt("5:4.12.0-1", "5:4.13.2-1", "5:3.2.2-6", "5:3.2.2-7")
+@pytest.mark.mqtt("5:3.1.4-2", "5:4.12.0-1", "5:4.13.2-1", "5:3.2.2-6", "5:3.2.2-7")
 def test_unknown_authentication_method(open_connection: OpenConnection, name: str) -> None:
     """An Authentication Method that the broker does not have is refused with 0x8C."""
     client = open_connection(5)

@@ -287,7 +287,7 @@ def cases() -> list[object]:
     return found
 
 
-@pytest.mark.mqtt("5:4.13.1-1", "5:4.13.2-1", "5:3.14.4-2", "311:4.8.0-1")
+@pytest.mark.mqtt("5:3.14.2-1", "5:3.14.2-2", "5:3.14.4-1", "5:4.13.1-1", "5:4.13.2-1", "5:3.14.4-2", "311:4.8.0-1")
 @pytest.mark.parametrize(("version", "data", "reason"), cases())
 def test_the_connection_is_closed(
     broker: BrokerProcess, connect: Connect, name: str, version: int, data: bytes, reason: int

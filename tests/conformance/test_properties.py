@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyx import properties
 from tests import wire
 from tests.wire import Client, Closed, Connect, OpenConnection, packet
 
@@ -119,15 +118,6 @@ def cut(kind: str) -> Iterator[tuple[str, bytes, int]]:
     for name in sorted(MAY_STAND_IN[kind]):
         for size in range(1, len(one(name))):
             yield f"{name} of {size} bytes", one(name)[:size], MALFORMED
-
-
-def test_the_table_is_that_of_the_standard() -> None:
-    """pyx.properties.TABLE lets a client send each property where table 2-4 does."""
-    numbers = {"WILL": 0} | wire.TYPES
-    rows = {row[1]: set(row[3]) for row in properties.TABLE}
-    assert set(rows) == set(wire.PROPERTY_IDS)
-    for kind, names in MAY_STAND_IN.items():
-        assert {name for name, packets in rows.items() if numbers[kind] in packets} == names, kind
 
 
 @pytest.mark.mqtt("5:4.13.1-1", "5:3.1.4-1")

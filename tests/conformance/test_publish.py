@@ -111,7 +111,7 @@ def test_qos_1_identifier_is_free_after_puback(connect: Connect, version: int, n
         subscriber.receive(name, b"new", dup=False)
 
 
-@pytest.mark.mqtt("5:4.3.3-11", "311:4.3.3-2")
+@pytest.mark.mqtt("5:3.7.2-1", "5:4.3.3-11", "311:4.3.3-2")
 def test_pubrel_for_an_unknown_identifier(connect: Connect, version: int) -> None:
     """A PUBREL that nothing precedes is answered by PUBCOMP, in v5 with 0x92."""
     client = connect(version)
@@ -121,7 +121,7 @@ def test_pubrel_for_an_unknown_identifier(connect: Connect, version: int) -> Non
     client.expect_silence()
 
 
-@pytest.mark.mqtt("5:4.3.3-4", "311:4.3.3-1")
+@pytest.mark.mqtt("5:3.6.2-1", "5:4.3.3-4", "311:4.3.3-1")
 def test_acks_for_unknown_identifiers(connect: Connect, version: int) -> None:
     """A PUBACK or PUBCOMP for nothing does no harm; a PUBREC is answered by PUBREL, so that the client can end."""
     client = connect(version)
@@ -225,7 +225,7 @@ def test_identifiers_of_both_directions_are_apart(connect: Connect, version: int
     other.receive(f"{name}/out", b"out")
 
 
-@pytest.mark.mqtt("5:3.3.4-1", "311:3.3.4-1")
+@pytest.mark.mqtt("5:1.5.5-1", "5:3.3.4-1", "311:3.3.4-1")
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 16383, 16384, 65535, 65536, 300000])
 def test_payload_sizes(connect: Connect, version: int, name: str, size: int, qos: int) -> None:

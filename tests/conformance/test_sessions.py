@@ -20,7 +20,15 @@ def durable(version: int, seconds: int = 60) -> dict[str, Any]:
 
 
 @pytest.mark.mqtt(
-    "5:3.1.2-5", "5:3.1.2-6", "5:3.1.4-4", "5:3.2.2-3", "311:3.1.2-4", "311:3.1.4-3", "311:3.2.2-2", "311:3.2.2-3"
+    "5:3.2.2-1",
+    "5:3.1.2-5",
+    "5:3.1.2-6",
+    "5:3.1.4-4",
+    "5:3.2.2-3",
+    "311:3.1.2-4",
+    "311:3.1.4-3",
+    "311:3.2.2-2",
+    "311:3.2.2-3",
 )
 def test_session_present(connect: Connect, version: int, name: str) -> None:
     """A client with clean start 0 finds no session at first, and its own one after it was away."""

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from pyx import properties
 from pyx.reasons import MalformedPacket, ProtocolError
+from tests import wire
+from tests.conformance.test_properties import MAY_STAND_IN
 
 WILL, CONNECT, CONNACK, PUBLISH, PUBACK, SUBSCRIBE, DISCONNECT, AUTH = 0, 1, 2, 3, 4, 8, 14, 15
 ROWS = {name: row for row in properties.TABLE for name in [row[1]]}
@@ -205,3 +207,15 @@ def test_any_bytes_are_properties_or_a_documented_error(data: bytes, packet_type
     except (MalformedPacket, ProtocolError):
         return
     assert properties.unpack(properties.pack(got, packet_type, from_server), packet_type, from_server) == got
+
+
+def test_the_table_is_that_of_the_standard() -> None:
+    """A client may send each property where table 2-4 lets it, and a server where that lets it, and nowhere else."""
+    numbers = {"WILL": WILL} | wire.TYPES
+    by_client = {name: set(row[3]) for name, row in ROWS.items()}
+    by_server = {name: set(row[4]) for name, row in ROWS.items()}
+    assert set(ROWS) == set(wire.PROPERTY_IDS)
+    for kind, names in MAY_STAND_IN.items():
+        assert {name for name, packets in by_client.items() if numbers[kind] in packets} == names, kind
+    for kind, names in wire.FROM_A_SERVER.items():
+        assert {name for name, packets in by_server.items() if numbers[kind] in packets} == names, kind

@@ -99,6 +99,7 @@ TestSessionMachine = SessionMachine.TestCase
 TestSessionMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
+@pytest.mark.mqtt("5:2.2.1-4", "5:4.3.2-1", "5:4.3.3-1", "311:2.3.1-4", "311:4.3.2-1", "311:4.3.3-1")
 @pytest.mark.parametrize("stuck", [1, 2, 7, 8, 9])
 def test_identifiers_go_round_a_stuck_one(stuck: int) -> None:
     session = Session("client")
