@@ -141,6 +141,7 @@ def test_expiry_does_not_stop_the_handshake_with_the_publisher(connect: Connect,
 
 @pytest.mark.mqtt("5:4.3.3-7")
 @pytest.mark.parametrize("answered", [False, True], ids=["before PUBREC", "after PUBREC"])
+@pytest.mark.mosquitto_differs("lets it expire")
 def test_what_was_sent_at_qos_2_does_not_expire(connect: Connect, name: str, answered: bool) -> None:
     """A QoS 2 message that was sent and not completed is completed on the next connection, though it has expired."""
     keep = {"session_expiry_interval": 60}

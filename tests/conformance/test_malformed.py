@@ -260,6 +260,11 @@ MOSQUITTO_TAKES = {
     "Subscription Identifier from a client",
     "PUBACK with an unknown reason code",
     "PUBREL with a reason code of PUBACK",
+    "PUBREC with a reason code of PUBREL",
+    "PUBCOMP with an unknown reason code",
+    "PUBACK with bytes behind its properties",
+    "PUBACK with a Reason Code before v5",
+    "remaining length of more bytes than needed",
     "No Local on a shared subscription",
     *(
         f"{kind} with flags {flags:04b}"

@@ -40,7 +40,7 @@ MAY_STAND_IN = {
 OF_THE_SERVER = {"PUBLISH": {"subscription_identifier"}, "DISCONNECT": {"server_reference"}}
 
 VALUES = {
-    "byte": b"\1", "two": b"\0\1", "four": b"\0\0\0\1", "varint": b"\1", "utf8": b"\0\1v", "binary": b"\0\1v",
+    "byte": b"\1", "two": b"\0\1", "four": b"\0\1\0\0", "varint": b"\1", "utf8": b"\0\1v", "binary": b"\0\1v",
     "pair": b"\0\1k\0\1v",
 }  # fmt: skip
 
