@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
+from broker.testing import wait_until
 
-def wait_until(condition: Callable[[], object], seconds: float, what: str) -> None:
-    """Return once ``condition()`` is true; raise TimeoutError naming ``what`` after ``seconds``."""
-    deadline = time.monotonic() + seconds
-    pause = 0.001
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {seconds} s: {what}")
-        time.sleep(pause)
-        pause = min(pause * 1.5, 0.05)
+__all__ = ["let_pass", "wait_until"]
 
 
 def let_pass(seconds: float) -> None:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -89,11 +90,17 @@ def test_wheel(built: tuple[Path, Path]) -> None:
     assert [name for name in names if name.endswith((".pyx", ".pxd", ".c"))] == []
 
 
-def test_installation_in_a_clean_environment(built: tuple[Path, Path], tmp_path: Path) -> None:
-    """pip install of the wheel, with its dependencies, gives a working ``mqttd``."""
-    venv.create(tmp_path / "venv", with_pip=True)
-    programs = tmp_path / "venv" / "bin"
-    run(programs / "python", "-m", "pip", "install", "--quiet", built[1], cwd=tmp_path)
+@pytest.fixture(scope="module")
+def programs(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin directory of a clean environment in which the wheel is installed, with its dependencies."""
+    directory = tmp_path_factory.mktemp("installed")
+    venv.create(directory / "venv", with_pip=True)
+    run(directory / "venv" / "bin" / "python", "-m", "pip", "install", "--quiet", built[1], cwd=directory)
+    return directory / "venv" / "bin"
+
+
+def test_installation_in_a_clean_environment(programs: Path, tmp_path: Path) -> None:
+    """pip install of the wheel gives a working ``mqttd``."""
     assert "0.1.0" in run(programs / "mqttd", "--version", cwd=tmp_path).stdout
     assert "--workers" in run(programs / "mqttd", "--help", cwd=tmp_path).stdout
     started = subprocess.Popen(
@@ -113,6 +120,34 @@ def test_installation_in_a_clean_environment(built: tuple[Path, Path], tmp_path:
     said.append(started.communicate(timeout=30)[0])
     assert started.returncode == 0, "".join(said)
     assert any(line.startswith("mqttd ready 127.0.0.1:") for line in said), "".join(said)
+
+
+SUITE = """
+import socket
+
+def test_the_fixture(mqttd):
+    with socket.create_connection((mqttd.host, mqttd.port), 20) as client:
+        client.sendall(bytes.fromhex("10 0d 0004 4d515454 04 02 0000 0001 61"))
+        assert client.recv(4) == bytes.fromhex("20 02 00 00")
+"""
+
+
+def test_the_pytest_plugin_of_an_installation(programs: Path, tmp_path: Path) -> None:
+    """With pytest in the same environment the fixture is there without a word; without pytest nothing asks for it."""
+    run(programs / "python", "-c", "import broker.testing", cwd=tmp_path)  # pytest is not there yet
+    (pytest_wanted,) = [line for line in requirements("test") if line.startswith("pytest")]
+    run(programs / "python", "-m", "pip", "install", "--quiet", pytest_wanted, cwd=tmp_path)
+    (tmp_path / "test_with_mqttd.py").write_text(SUITE)
+    done = run(programs / "pytest", "-W", "error", "--strict-markers", tmp_path, cwd=tmp_path)
+    assert "plugins: mqttd-" in done.stdout
+    assert "1 passed" in done.stdout
+
+
+def requirements(extra: str) -> list[str]:
+    """The requirements of an extra, from pyproject.toml."""
+    with (ROOT / "pyproject.toml").open("rb") as opened:
+        found: list[str] = tomllib.load(opened)["project"]["optional-dependencies"][extra]
+    return found
 
 
 def test_without_a_compiler(tree: Path, tmp_path: Path) -> None:
