@@ -114,7 +114,11 @@ class Mqttd:
         return f"<Mqttd {self.url} workers={self.workers} {'running' if self.alive() else 'not running'}>"
 
     def __enter__(self) -> Mqttd:
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:
+            self.forget()
+            raise
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -42,7 +42,11 @@ class BrokerProcess(Mqttd):
 
     def start(self) -> BrokerProcess:
         """Start, and return when the ready line is there (mosquitto: when the port answers)."""
-        super().start()
+        try:
+            super().start()
+        except BaseException:
+            self.forget()
+            raise
         return self
 
     def _command(self) -> list[str]:
