@@ -57,6 +57,7 @@ class Retaining:
         """The SUBACK is out: send what is retained for these filters."""
         if session.connection is None:
             return
+        session.ask_again()
         for text in filters:
             self._send_own(session, text, None)
             for peer in self._node.siblings:

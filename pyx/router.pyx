@@ -124,6 +124,8 @@ cdef class Router(Siblings):
             self.release_acks()
             if self.ready.count:
                 self.serve_ready()
+            if self.dirty_peers:
+                self.forward_now()          # questions for retained messages, which follow their SUBACK
 
     cdef int puback(self, Session s, uint16_t packet_id, uint8_t reason) except -1:
         cdef Inflight* slot = s.slot(packet_id)

@@ -202,6 +202,11 @@ cdef class Session:
         if self.watched is None:
             self.watched = {}
 
+    def ask_again(self):
+        """A SUBSCRIBE asks for retained messages: what was sent live before it is no answer to it."""
+        if self.watched is not None:
+            self.watched = {topic: number - 1 for topic, number in self.watched.items()}
+
     def unwatch(self):
         """One question for retained messages has been answered."""
         self.watching -= 1

@@ -207,3 +207,21 @@ def test_set_and_clear_in_turn(connect: Connect, version: int, name: str) -> Non
     other = connect(version)
     other.subscribe(name)
     other.receive(name, b"last", retain=True)
+
+
+@pytest.mark.mqtt("5:3.3.1-9", "5:3.8.4-4", "311:3.3.1-6", "311:3.8.4-3")
+def test_a_subscribe_after_the_live_message_brings_it_again(connect: Connect, version: int, name: str) -> None:
+    """Thirty clients see a message live, then subscribe once more: it comes again, now as a retained one."""
+    publisher = connect(version)
+    for number in range(30):
+        topic, subscriber = f"{name}/{number}", connect(version)
+        subscriber.subscribe(f"{name}/+", topic, qos=1)
+        publisher.publish(topic, b"kept", qos=1, retain=True)
+        while subscriber.await_packet("PUBLISH").topic != topic:
+            pass
+        subscriber.send(wire.subscribe(version, 7, (topic, 0)))
+        subscriber.await_packet("SUBACK", 7)
+        while (got := subscriber.await_packet("PUBLISH")).topic != topic or not got.retain:
+            pass
+        publisher.publish(topic, b"", qos=1, retain=True)
+        subscriber.disconnect()
