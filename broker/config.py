@@ -341,6 +341,11 @@ class Settings(BaseModel):
         default="drop_newest",
         description="What happens when a session's queue is full (queue_messages_max, queue_bytes_max).",
     )
+    refuse_disallowed_characters: bool = Field(
+        default=False,
+        description="Whether topics, filters, client ids and other strings with control characters (U+0001 to U+001F, "
+        "U+007F to U+009F) or non-characters are malformed: DISCONNECT or CONNACK 0x81, a Topic Name 0x90, closed.",
+    )
     queue_qos0: bool = Field(
         default=False, description="Whether QoS 0 messages are queued for clients that are offline."
     )

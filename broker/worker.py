@@ -36,6 +36,7 @@ from leveldb_store.memory import MemoryStore
 from pyx import counters as count
 from pyx.reactor import Reactor, trim_memory, tune_allocator
 from pyx.reasons import ReasonCode
+from pyx.wire import refuse_disallowed
 from shards import handoff
 from shards.seat import Seat
 from zmq_mesh.links import LinkLimits
@@ -109,6 +110,7 @@ class Worker:
         self.node.counters.set(count.INCARNATION, seat.incarnation)
         self.reactor = Reactor(self.node.router, self.node.dispatch)
         self._tell_reactor()
+        refuse_disallowed(settings.refuse_disallowed_characters)
         self.reactor.stays = True
         self.reactor.schedule = lambda: self.loop.call_soon(self._poll)
         self.node.opened = self.reactor.start_keep_alive
@@ -229,6 +231,7 @@ class Worker:
         self.hashes.resize(settings.limits.auth_threads_max)
         self.node.reload(settings)
         self._tell_reactor()
+        refuse_disallowed(settings.refuse_disallowed_characters)
         self.log.configure(settings.log_level, settings.limits.log_lines_per_second_max)
         self._coalesce = settings.limits.mesh_coalesce_microseconds_max * 1e-6
         self.log.info("reloaded")

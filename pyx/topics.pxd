@@ -4,7 +4,7 @@ from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t
 from libc.string cimport memchr, memcmp
 
-from pyx.wire cimport utf8_valid
+from pyx.wire cimport characters_allowed, utf8_valid
 
 
 cdef struct Share:                  # $share/group/filter; borrowed from the text it was split from
@@ -29,8 +29,8 @@ cdef inline bint has_wildcard(const uint8_t* p, size_t n) noexcept nogil:
 
 
 cdef inline bint topic_name_valid(const uint8_t* p, size_t n) noexcept nogil:
-    """Not empty, at most 65,535 bytes, UTF-8 without U+0000, no wildcard."""
-    return 0 < n <= 65535 and not has_wildcard(p, n) and utf8_valid(p, n)
+    """Not empty, at most 65,535 bytes, UTF-8 without U+0000 and what else is refused, no wildcard."""
+    return 0 < n <= 65535 and not has_wildcard(p, n) and utf8_valid(p, n) and characters_allowed(p, n)
 
 
 cdef inline size_t level_count(const uint8_t* p, size_t n) noexcept nogil:

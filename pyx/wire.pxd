@@ -20,9 +20,13 @@ cdef struct Cursor:                 # bytes are borrowed: valid while the caller
 # The raises, out of line. All return -1 with MalformedPacket set.
 cdef int truncated() except -1      # a field reaches behind the end of its packet
 cdef int bad_varint() except -1     # a Variable Byte Integer of more than 4 bytes, or not of the fewest
-cdef int bad_utf8() except -1       # ill-formed UTF-8, a surrogate or U+0000
+cdef int bad_utf8() except -1       # ill-formed UTF-8, a surrogate, U+0000, or a character that is refused here
 
 cdef bint utf8_valid_beyond_ascii(const uint8_t* p, size_t n) noexcept nogil
+
+# False for well-formed UTF-8 with a character that the standard lets a receiver refuse (MQTT 5, 1.5.4: control
+# characters and non-characters), if this process was told to (refuse_disallowed). For strings, not for payloads.
+cdef bint characters_allowed(const uint8_t* p, size_t n) noexcept nogil
 
 
 cdef inline bint utf8_valid(const uint8_t* p, size_t n) noexcept nogil:
@@ -117,7 +121,7 @@ cdef inline int read_binary(Cursor* c, const uint8_t** out) except -1:
 cdef inline int read_utf8(Cursor* c, const uint8_t** out) except -1:
     """A UTF-8 Encoded String, validated. Returns its length in bytes; *out is borrowed from the cursor's buffer."""
     cdef int length = read_binary(c, out)
-    if not utf8_valid(out[0], <size_t>length):
+    if not utf8_valid(out[0], <size_t>length) or not characters_allowed(out[0], <size_t>length):
         return bad_utf8()
     return length
 

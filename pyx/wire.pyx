@@ -11,7 +11,7 @@ cdef int bad_varint() except -1:
 
 
 cdef int bad_utf8() except -1:
-    return malformed("string is not well-formed UTF-8 or contains U+0000")
+    return malformed("string is not well-formed UTF-8, contains U+0000, or a character that is refused here")
 
 
 cdef bint utf8_valid_beyond_ascii(const uint8_t* p, size_t n) noexcept nogil:
@@ -54,4 +54,37 @@ cdef bint utf8_valid_beyond_ascii(const uint8_t* p, size_t n) noexcept nogil:
         if more > 2 and p[2] & 0xC0 != 0x80:
             return False
         p += more
+    return True
+
+
+cdef bint _refusing = False         # by configuration, for all strings that this process reads
+
+
+def refuse_disallowed(refuse: bool) -> None:
+    """Whether strings with control characters or non-characters are malformed from now on (MQTT 5, 1.5.4)."""
+    global _refusing
+    _refusing = refuse
+
+
+cdef bint characters_allowed(const uint8_t* p, size_t n) noexcept nogil:
+    cdef const uint8_t* end = p + n
+    if not _refusing:
+        return True
+    while p != end:
+        if p[0] < 0x80:                                             # U+0001 to U+001F, U+007F
+            if p[0] < 0x20 or p[0] == 0x7F:
+                return False
+            p += 1
+        elif p[0] < 0xE0:                                           # U+0080 to U+009F
+            if p[0] == 0xC2 and p[1] < 0xA0:
+                return False
+            p += 2
+        elif p[0] < 0xF0:                                           # U+FDD0 to U+FDEF, U+FFFE and U+FFFF
+            if p[0] == 0xEF and (p[1] == 0xB7 and 0x90 <= p[2] <= 0xAF or p[1] == 0xBF and p[2] >= 0xBE):
+                return False
+            p += 3
+        else:                                                       # the last two of every other plane
+            if p[1] & 0x0F == 0x0F and p[2] == 0xBF and p[3] >= 0xBE:
+                return False
+            p += 4
     return True

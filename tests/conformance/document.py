@@ -60,19 +60,12 @@ class Collected:
         for item in session.items:
             test = item.nodeid.partition("[")[0]
             for marker in item.iter_markers("mqtt"):
-                for statement in in_both_forms(marker):
-                    self.shown.setdefault(statement, set()).add(test)
+                for statement in (*marker.args, *marker.kwargs.values()):
+                    self.shown.setdefault(str(statement), set()).add(test)
             if test.startswith(SCENARIOS):
                 callspec = getattr(item, "callspec", None)
                 workers = callspec.params.get("workers") if callspec else None
                 self.workers.setdefault(test, set()).update([workers] if workers else [])
-
-
-def in_both_forms(marker: pytest.Mark) -> list[str]:
-    """What a marker names. ``mqtt("MQTT-3.1.2-22", v3="MQTT-3.1.2-24")`` is an older way to say the same."""
-    new = [str(each) for each in marker.args if not str(each).startswith("MQTT-")]
-    old = [f"5:{each[5:]}" for each in map(str, marker.args) if each.startswith("MQTT-")]
-    return new + old + [f"311:{each[5:]}" for each in map(str, marker.kwargs.values())]
 
 
 def read_statements(path: Path = STATEMENTS) -> dict[str, Statement]:

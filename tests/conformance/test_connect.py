@@ -212,7 +212,7 @@ def test_bytes_after_the_last_field(open_connection: OpenConnection, version: in
     client.expect_refused(MALFORMED, PROTOCOL_ERROR)
 
 
-@pytest.mark.mqtt("5:3.1.3-4", "5:1.5.4-1", "5:1.5.4-2", "311:3.1.3-4", "311:1.5.3-1", "311:1.5.3-2")
+@pytest.mark.mqtt("5:3.1.3-8", "5:3.1.3-4", "5:1.5.4-1", "5:1.5.4-2", "311:3.1.3-4", "311:1.5.3-1", "311:1.5.3-2")
 @pytest.mark.parametrize(
     "client_id",
     [b"a\xff", b"\xed\xa0\x80", b"\xc0\xaf", b"a\0b", b"\xe2\x82", b"\xf4\x90\x80\x80"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests import wire
+from tests.conformance.conftest import Configured, OpenTo
 from tests.wire import Connect
 
 MALFORMED, PROTOCOL_ERROR, TOPIC_NAME_INVALID = 0x81, 0x82, 0x90
@@ -178,3 +179,58 @@ def test_rarely_used_characters(connect: Connect, version: int, name: str) -> No
     for text in (" ", "~", "\u00a0", "\u07ff", "\u0800", "\ud7ff", "\ue000", "\U00010000", "\U0010fffd", "'\"\\"):
         client.publish(f"{name}/{text}", text.encode())
         client.receive(f"{name}/{text}", text.encode())
+
+
+DISALLOWED = [
+    "\x01",
+    "\x1f",
+    "\x7f",
+    "\x80",
+    "\x9f",
+    "\ufdd0",
+    "\ufdef",
+    "\ufffe",
+    "\uffff",
+    "\U0001ffff",
+    "\U0010fffe",
+]
+
+
+@pytest.mark.mqtt("5:4.7.3-4", "311:4.7.3-4")
+@pytest.mark.mosquitto_differs("refuses them")
+def test_control_characters_and_non_characters(connect: Connect, version: int, name: str) -> None:
+    """By default characters that a client should not use are taken as they are, and match themselves."""
+    client = connect(version)
+    client.subscribe(f"{name}/#")
+    for text in DISALLOWED:
+        client.publish(f"{name}/{text}", text.encode())
+        client.receive(f"{name}/{text}", text.encode())
+
+
+@pytest.mark.mqtt("5:4.13.1-1", "311:4.8.0-1")
+@pytest.mark.mosquitto_differs("is configured in another way")
+@pytest.mark.parametrize("kind", ["CONNECT", "PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE"])
+def test_control_characters_and_non_characters_refused(
+    configured: Configured, open_to: OpenTo, workers: int, version: int, name: str, kind: str
+) -> None:
+    """Where the configuration refuses them they are malformed in every string; others and payloads are as ever."""
+    broker = configured(workers, {"REFUSE_DISALLOWED_CHARACTERS": "true"})
+    for number, text in enumerate(DISALLOWED):
+        client = open_to(broker, version)
+        if kind == "CONNECT":
+            client.send(wire.connect(version, name + text))
+            client.expect_refused(MALFORMED)
+            continue
+        client.connect(f"{name}x{number}")
+        if kind == "PUBLISH":
+            client.send(wire.publish(version, text, b"x"))
+        elif kind == "SUBSCRIBE":
+            client.send(wire.subscribe(version, 1, (text, 0)))
+        else:
+            client.send(wire.unsubscribe(version, 1, text))
+        client.expect_closed(TOPIC_NAME_INVALID if kind == "PUBLISH" else MALFORMED)
+    served = open_to(broker, version)
+    served.connect(name)
+    served.subscribe(f"{name}/é")
+    served.publish(f"{name}/é", b"\x01\xef\xbf\xbe")
+    served.receive(f"{name}/é", b"\x01\xef\xbf\xbe")

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from pyx import codec, properties
 from pyx.packets import Publish
 from pyx.reasons import MalformedPacket, ProtocolError
+from pyx.topics import is_topic_name
+from pyx.wire import refuse_disallowed
 
 PUBACK = 4
 SUBSCRIBE = 8
@@ -170,3 +172,24 @@ def test_the_encoders_do_not_cut_or_wrap() -> None:
         codec.encode_connect(4, "x" * 65_536)
     with pytest.raises(ValueError):
         codec.encode_publish(4, "a\0b")
+
+
+def is_disallowed(code: int) -> bool:
+    """MQTT 5, 1.5.4: control characters and Unicode's non-characters."""
+    return code < 0x20 or 0x7F <= code < 0xA0 or 0xFDD0 <= code < 0xFDF0 or code & 0xFFFE == 0xFFFE
+
+
+def test_every_character_when_some_are_refused() -> None:
+    """Where the configuration refuses them control characters and non-characters are malformed, and nothing else is."""
+    refuse_disallowed(True)
+    try:
+        for code in range(0x110000):
+            if not 0xD800 <= code < 0xE000 and chr(code) not in "\0+#":
+                for text in (chr(code), f"abcdefgh{chr(code)}é"):
+                    assert is_topic_name(text.encode()) != is_disallowed(code), hex(code)
+        assert not is_utf8(b"a\x01")
+        assert is_utf8("é\u00a0".encode())
+    finally:
+        refuse_disallowed(False)
+    assert is_utf8(b"a\x01")
+    assert is_topic_name("\ufffe".encode())

@@ -1,0 +1,3 @@
+"""Bytes of the wire: what of it Python sets."""
+
+def refuse_disallowed(refuse: bool) -> None: ...
