@@ -229,6 +229,8 @@ class Worker:
         self.alive = self.stopped = self.listening = False
         for line in [*self.lines.values(), *(each[0] for each in self._waiting)]:
             line.end_down(reset=True)
+        for conn in self.lines:
+            self.node.router.discard_output(conn)
         if world.survives:
             for link in self.mesh.links.values():
                 link.tick(self.clock.now + 1000.0)  # away: everything that is not acknowledged goes to its log
@@ -252,7 +254,6 @@ class Worker:
                 conn.state = CLOSING
                 node.connecting.closed(conn, 0, "worker died")
                 conn.state = CLOSED
-                router.discard_output(conn)
         router.closing.clear()
         router.resumed.clear()
         node.dispatch.take_carried()
