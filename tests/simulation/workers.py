@@ -248,12 +248,16 @@ class Worker:
         for peer in node.siblings:
             router.peer_live(peer, False)
             router.peer_full(peer, False)
-        for session in list(node.sessions):
+        sessions = list(node.sessions)
+        connections = [session.connection for session in sessions if session.connection is not None]
+        for session in sessions:
             conn = session.connection
             if conn is not None and conn.state < CLOSING:
                 conn.state = CLOSING
                 node.connecting.closed(conn, 0, "worker died")
                 conn.state = CLOSED
+        for conn in connections:
+            router.discard_output(conn)
         router.closing.clear()
         router.resumed.clear()
         node.dispatch.take_carried()
