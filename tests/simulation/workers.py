@@ -413,7 +413,7 @@ class Worker:
         if line.up_ended and conn in self.lines:
             if conn.state < CLOSING:
                 conn.state = CLOSING
-                self.node.connecting.closed(conn, 0, "connection lost")
+            self.node.connecting.closed(conn, 0, "connection lost")
             self._end(line)
 
     # ------------------------------------------------------------ the end of a round (pyx.reactor)
