@@ -369,7 +369,7 @@ cdef class Reactor:
             # thrown away
             r = recv(conn.fd, self.buffer, self.buffer_bytes, 0)
             if r == 0 or r < 0 and errno != EAGAIN and errno != EINTR:
-                self.end(conn)
+                self.lost(conn, "connection lost")
             return 0
         if conn.carried or conn.state == DECIDING or self.answers_wait(conn):
             # whole packets wait, or a decision, or the client does not take its answers: nothing more is read
@@ -546,7 +546,7 @@ cdef class Reactor:
             return 0
         if conn.state < CLOSING:
             conn.state = CLOSING
-            self.router.handler.closed(conn, 0, why)
+        self.router.handler.closed(conn, 0, why)    # nothing, if it was told already
         self.end(conn)
         return 0
 

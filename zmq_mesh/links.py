@@ -138,13 +138,14 @@ class Link(Outgoing):
         """After a pause of our own: not ready until the peer has answered now and its interest is taken.
 
         What the peer said meanwhile may still lie in the socket, so silence starts anew; also that of a peer which was
-        away when the pause began: it may have come back, and given SUBACKs that did not wait for this worker.
+        away when the pause began: it may have come back, and given SUBACKs that did not wait for this worker. Where
+        sessions outlive their worker that is true of one that is dead by now, too: then its successor must be heard.
         """
         self.now = now
         self.heard_at = now
         self._full_since = now
         self.ready = False
-        self.confirming = self.peer_incarnation != 0
+        self.confirming = self.peer_incarnation != 0 or self._handoff is not None
         self._welcomed = False
         self._greeting += 1
         self._say_hello()
@@ -414,7 +415,8 @@ class Link(Outgoing):
         """That incarnation of the peer is dead."""
         incarnation, self.peer_incarnation = self.peer_incarnation, 0
         self._dead = max(self._dead, incarnation)
-        self.ready = self.away = self.full = self.confirming = False
+        self.ready = self.away = self.full = False
+        self.confirming = self.confirming and self._handoff is not None
         self._open = self._welcomed = self._stalled = self._answered = False
         self._greeting += 1
         self._hello_at = float("-inf")

@@ -107,4 +107,5 @@ def _executor(threads: int) -> ThreadPoolExecutor:
 
 
 def _be_nice() -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)  # of this thread alone
+    thread = threading.get_native_id()  # of this one alone
+    os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + _NICENESS))

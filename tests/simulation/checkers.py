@@ -113,6 +113,7 @@ def check_history(world: World) -> None:
     for copies in per_session.values():
         check_copies(copies)
     check_order(world)
+    check_echoes(world)
     for client in world.clients.values():
         check_nothing_lost(world, client, received[client.name])
     check_shared(world, shared)
@@ -158,6 +159,17 @@ def check_order(world: World) -> None:
         last[who] = publish.number
 
 
+def check_echoes(world: World) -> None:
+    """No Local [MQTT-3.8.3-3]; and no will whose client was back in time [MQTT-3.1.3-9]."""
+    for delivery in world.history.deliveries:
+        client, publish = delivery.client, delivery.publish
+        if publish.taken_back:
+            raise Violation(f"{client.name} got will {publish} at {delivery.at}, whose client was back in time")
+        plain = not (publish.will or delivery.retain or publish.topic.startswith("s/"))
+        if plain and client.plan.no_local and publish.publisher is client:
+            raise Violation(f"{client.name} got {publish} of its own in spite of No Local")
+
+
 def check_nothing_lost(world: World, client: Client, received: set[int]) -> None:
     """Ack means custody, SUBACK means interest: what was acknowledged and begun after the SUBACK has come."""
     if client.uncertain:
@@ -167,7 +179,7 @@ def check_nothing_lost(world: World, client: Client, received: set[int]) -> None
     for publish in world.history.publishes:
         if publish.number in received or publish.topic.startswith("s/") or publish.started is None:
             continue
-        if publish.will or publish.expiry is not None:
+        if publish.will or publish.expiry is not None or (client.plan.no_local and publish.publisher is client):
             continue
         if client.home in publish.lost_for:
             continue  # its share lay in the memory of a worker that was killed while the subscriber's was away

@@ -28,7 +28,9 @@ SLOW_SECONDS = 0.4
 class Plan:
     """What kind of client it is."""
 
-    def __init__(self, version: int, expiry: int, receive_maximum: int, slow: bool, refusing: bool) -> None:
+    def __init__(
+        self, version: int, expiry: int, receive_maximum: int, slow: bool, refusing: bool, no_local: bool = False
+    ) -> None:
         self.version = version
         self.expiry = expiry
         """Session Expiry Interval in seconds; a v3 client has 0 (clean) or forever."""
@@ -36,6 +38,8 @@ class Plan:
         self.slow = slow
         self.refusing = refusing
         """Refuses a message now and then by a reason code (v5)."""
+        self.no_local = no_local
+        """All its plain subscriptions have the No Local option (v5)."""
 
 
 class Client:
@@ -81,6 +85,15 @@ class Client:
         self._answers: deque[tuple[str, int]] = deque()
         self._reading = False
         self._closed_at = self._connected_at = 0.0
+        self._will: tuple[Publish, float] | None = None
+        """Of this connection, with its delay in seconds."""
+        self._pending_will: tuple[Publish, float] | None = None
+        """Of the connection before, and until when a resumption takes it back [MQTT-3.1.3-9]."""
+        self._aliases_max = 0
+        self._aliases: dict[str, int] = {}
+        """Topic Aliases of ours on this connection."""
+        self._aliased: dict[int, str] = {}
+        """The broker's."""
         self._connections: list[tuple[float, float]] = []
 
     # ------------------------------------------------------------ connections
@@ -102,13 +115,18 @@ class Client:
         properties: dict[str, Any] = {}
         if self.version == 5:
             properties = {"receive_maximum": self.plan.receive_maximum}
+            properties["topic_alias_maximum"] = 3
             if self.plan.expiry:
                 properties["session_expiry_interval"] = self.plan.expiry
         will = None
         if clock.chance(0.2):
             publish = world.history.publish(self, world.plain_topic(), clock.random.randrange(3), False)
             publish.will = True
-            will = wire.Will(publish.topic, publish.payload, publish.qos)
+            delay = clock.random.choice([0, 1, 3]) if self.version == 5 else 0
+            will = wire.Will(
+                publish.topic, publish.payload, publish.qos, properties={"will_delay_interval": delay} if delay else {}
+            )
+            self._will = publish, min(delay, self.plan.expiry)
         line.send(wire.connect(self.version, self.name, clean=clean, will=will, properties=properties))
         clock.after(CONNACK_SECONDS, lambda: self._connack_late(line))
 
@@ -138,10 +156,15 @@ class Client:
             if self._connecting_clean:
                 self.uncertain = True  # that CONNECT may still come to its home, after a later one
         if self.connected:
+            self._pending_will = None
+            if self._will is not None and self._will[1]:
+                self._pending_will = self._will[0], self.clock.now + self._will[1]
             self._closed_at = self.clock.now
             self._connections.append((self._connected_at, self.clock.now))
-        self.line = None
+        self.line = self._will = None
         self.connected = False
+        self._aliases.clear()
+        self._aliased.clear()
         self._buffer.clear()
         self._answers.clear()
         if self.plan.expiry < 100 or not self._lasting:
@@ -226,7 +249,9 @@ class Client:
                     period.qos = min(period.qos, qos)
         identifier = max(item[2] for item in items) if self.version == 5 else 0
         properties = {"subscription_identifier": identifier} if identifier else {}
-        packet = wire.subscribe(self.version, packet_id, *((item[0], item[1]) for item in items), properties=properties)
+        no_local = 0x04 if self.plan.no_local else 0
+        asked = ((text, qos if text.startswith("$share/") else qos | no_local) for text, qos, _ in items)
+        packet = wire.subscribe(self.version, packet_id, *asked, properties=properties)
         self._send(packet, ("SUBACK", packet_id))
 
     def connected_during(self, start: float, end: float) -> bool:
@@ -270,18 +295,31 @@ class Client:
             # a QoS 1 message that is sent again is a new one to the broker
             publish.started = self.clock.now
         publish.sends += 1
+        properties: dict[str, Any] = {} if publish.expiry is None else {"message_expiry_interval": publish.expiry}
         packet = wire.publish(
             self.version,
-            publish.topic,
+            self._alias(publish.topic, properties),
             publish.payload,
             qos=publish.qos,
             packet_id=packet_id,
             retain=publish.retain,
             dup=dup,
-            properties={} if publish.expiry is None else {"message_expiry_interval": publish.expiry},
+            properties=properties,
         )
         answer = ("PUBACK" if publish.qos == 1 else "PUBREC", packet_id) if publish.qos else None
         self._send(packet, answer)
+
+    def _alias(self, topic: str, properties: dict[str, Any]) -> str:
+        """The Topic Name to send, and its Topic Alias among the properties [MQTT 5, 3.3.2.3.4]."""
+        alias = self._aliases.get(topic)
+        if alias is not None:
+            properties["topic_alias"] = alias
+            return ""
+        if self._aliases_max and self.clock.chance(0.3):
+            alias = properties["topic_alias"] = self.clock.random.randrange(1, min(self._aliases_max, 3) + 1)
+            self._aliases = {other: number for other, number in self._aliases.items() if number != alias}
+            self._aliases[topic] = alias
+        return topic
 
     # ------------------------------------------------------------ in
 
@@ -361,6 +399,11 @@ class Client:
             self._come_back()
             return
         self._foreign = False
+        if packet.session_present and self._pending_will is not None and not self._strays:
+            publish, due = self._pending_will
+            publish.taken_back = self.clock.now < due
+        self._pending_will = None
+        self._aliases_max = packet.properties.get("topic_alias_maximum", 0)
         self.connected = True
         self._connected_at = self.clock.now
         self.left = [(line, True) for line, _ in self.left]
@@ -387,9 +430,14 @@ class Client:
         self._pump()
 
     def _publish_came(self, packet: wire.Packet) -> None:
+        topic, alias = packet.topic, packet.properties.get("topic_alias")
+        if alias is not None:
+            if topic:
+                self._aliased[alias] = topic
+            topic = self._aliased.get(alias, "")
         publish = self.world.history.by_payload.get(packet.payload)
-        if publish is None or publish.topic != packet.topic:
-            raise Violation(f"{self.name}: nobody published {packet.payload!r} to {packet.topic}")
+        if publish is None or publish.topic != topic:
+            raise Violation(f"{self.name}: nobody published {packet.payload!r} to {topic!r}")
         refuse = self.version == 5 and self.plan.refusing and not self.world.calming and self.clock.chance(0.1)
         reason = 0x80 if refuse else 0
         if packet.qos == 2:
@@ -479,5 +527,6 @@ class Client:
 
     def _disconnect_came(self, packet: wire.Packet) -> None:
         self.world.tell(f"{self.name}: DISCONNECT {packet.reason:#x}")
-        if packet.reason != 0x8E:
+        full = self.world.disconnects_when_full and packet.reason == 0x97
+        if packet.reason != 0x8E and not full:
             raise Violation(f"{self.name}: DISCONNECT {packet.reason:#x}")

@@ -23,6 +23,8 @@ class Publish:
         self.retain = retain
         self.payload = payload
         self.will = False
+        self.taken_back = False
+        """A will whose client was back, with its session, before the Will Delay Interval had passed."""
         self.expiry: int | None = None
         """Message Expiry Interval in seconds: it need not arrive."""
         self.started: float | None = None

@@ -229,6 +229,8 @@ class Worker:
         self.alive = self.stopped = self.listening = False
         for line in [*self.lines.values(), *(each[0] for each in self._waiting)]:
             line.end_down(reset=True)
+        for conn in self.lines:
+            self.node.router.discard_output(conn)
         if world.survives:
             for link in self.mesh.links.values():
                 link.tick(self.clock.now + 1000.0)  # away: everything that is not acknowledged goes to its log
@@ -246,13 +248,16 @@ class Worker:
         for peer in node.siblings:
             router.peer_live(peer, False)
             router.peer_full(peer, False)
-        for session in list(node.sessions):
+        sessions = list(node.sessions)
+        connections = [session.connection for session in sessions if session.connection is not None]
+        for session in sessions:
             conn = session.connection
             if conn is not None and conn.state < CLOSING:
                 conn.state = CLOSING
                 node.connecting.closed(conn, 0, "worker died")
                 conn.state = CLOSED
-                router.discard_output(conn)
+        for conn in connections:
+            router.discard_output(conn)
         router.closing.clear()
         router.resumed.clear()
         node.dispatch.take_carried()
@@ -408,7 +413,7 @@ class Worker:
         if line.up_ended and conn in self.lines:
             if conn.state < CLOSING:
                 conn.state = CLOSING
-                self.node.connecting.closed(conn, 0, "connection lost")
+            self.node.connecting.closed(conn, 0, "connection lost")
             self._end(line)
 
     # ------------------------------------------------------------ the end of a round (pyx.reactor)

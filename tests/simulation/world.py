@@ -36,6 +36,8 @@ Mode = Literal["survives", "volatile"]
 
 FOREVER = 0xFFFFFFFF
 REST_SECONDS = 60.0
+EVENTS = 500
+"""Of one run, before it calms down."""
 SILENCE_SECONDS = 1.5
 CHECK_EVERY = 12
 PLAIN = [f"t/{a}/{b}" for a in range(3) for b in "xy"]
@@ -65,7 +67,7 @@ class World:
         self.hurry = clock.between(0.3, 1.0)
         self.settings = Settings(
             workers=self.workers_count,
-            queue_full=pick(["drop_oldest", "drop_newest"]),
+            queue_full=pick(["drop_oldest", "drop_newest", "disconnect"]),
             limits=Limits(
                 inflight_max=pick([1, 3, 10, 100]),
                 receive_maximum=pick([2, 10, 100]),
@@ -75,6 +77,7 @@ class World:
                 tick_connection_packets_max=pick([1, 5, 1000]),
             ),
         )
+        self.disconnects_when_full = self.settings.queue_full == "disconnect"
         self.link_limits = LinkLimits(
             peer_outbox_bytes_max=pick([2000, 20_000]) if self.small_links else 8 << 20,
             link_silence_seconds_max=SILENCE_SECONDS,
@@ -96,6 +99,8 @@ class World:
         self.kills: list[tuple[float, int]] = []
         self.cuts: list[tuple[int, int, float, float]] = []
         self._ticks = 0
+        self.events = 0
+        """Deeds of clients and faults so far."""
         for number in range(clock.random.randrange(5, 12)):
             self._new_client(f"c{number}", self._plan())
 
@@ -103,7 +108,8 @@ class World:
         clock = self.clock
         version = clock.random.choice([4, 5])
         expiry = clock.random.choice([0, FOREVER, FOREVER] if version == 4 else [0, 2, FOREVER, FOREVER])
-        return Plan(version, expiry, clock.random.choice([1, 3, 50]), clock.chance(0.15), clock.chance(0.1))
+        window, no_local = clock.random.choice([1, 3, 50]), version == 5 and clock.chance(0.15)
+        return Plan(version, expiry, window, clock.chance(0.15), clock.chance(0.1), no_local)
 
     def _new_client(self, name: str, plan: Plan) -> Client:
         client = self.clients[name] = Client(self, name, home(name, self.workers_count), plan)
@@ -197,7 +203,8 @@ class World:
         self._start_clients()
         if self.workers_count > 1 or self.clock.chance(0.7):
             self.clock.after(self.clock.between(1.0, 3.0), self._fault)
-        self.clock.run_until(self.clock.now + self.clock.between(6.0, 12.0))
+        while self.events < EVENTS:
+            self.clock.run_until(self.clock.now + 0.1)
         self._calm_down()
         self._rest("after the faults")
         for worker in self.workers:
@@ -225,6 +232,7 @@ class World:
     def _act(self, client: Client) -> None:
         if self.calming:
             return
+        self.events += 1
         clock = self.clock
         fate = clock.random.random()
         if client.line is None:
@@ -267,6 +275,7 @@ class World:
     def _fault(self) -> None:
         if self.calming:
             return
+        self.events += 1
         clock = self.clock
         worker = clock.random.choice(self.workers)
         fate = clock.random.random()
@@ -327,7 +336,11 @@ class World:
         self.calming = True
         for channel in self.channels.values():
             channel.delay = 0.0003
+        if self.disconnects_when_full:
+            # a client that publishes to its own full queue would be disconnected again and again
+            self.settings = self.settings.reloaded({"queue_full": "drop_newest"})
         for worker in self.workers:
+            worker.node.reload(self.settings)
             worker.proceed()
         for client in self.clients.values():
             client.wants_connection = True

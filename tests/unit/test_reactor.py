@@ -210,6 +210,18 @@ def test_packets_of_every_size(sockets: Sockets, size: int, piece: int) -> None:
     assert got == data
 
 
+def test_a_client_that_goes_while_its_end_is_asked_for_is_let_go(sockets: Sockets) -> None:
+    """Its session is detached although nobody comes to the question any more."""
+    end, conn = sockets.open(wire.connect(4, "client", clean=False))
+    sockets.node.router.close(conn, 0x97, "queue full")
+    end.close()
+    sockets.poll()
+    session = sockets.node.sessions.get("client")
+    assert session is not None
+    assert session.connection is None
+    assert len(sockets.reactor) == 0
+
+
 @pytest.mark.parametrize("size", [30, 5000], ids=["copied", "shared"])
 @pytest.mark.parametrize("reset", [False, True], ids=["closed by us", "lost"])
 def test_a_qos_0_copy_is_delivered_when_the_kernel_has_it(sockets: Sockets, size: int, reset: bool) -> None:

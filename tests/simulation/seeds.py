@@ -1,0 +1,38 @@
+"""Many runs, in as many processes as there are cores."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterable, Iterator
+
+from shards.cores import usable_cores
+from tests.simulation.world import Mode, World
+
+MODES: tuple[Mode, ...] = ("survives", "volatile")
+
+
+def alternate(first: int, seeds: int) -> Iterator[tuple[int, Mode]]:
+    """Each seed in one mode."""
+    return ((seed, MODES[seed % 2]) for seed in range(first, first + seeds))
+
+
+def attempt(run: tuple[int, Mode]) -> str | None:
+    """What a run broke and how to replay it; None: nothing."""
+    seed, mode = run
+    try:
+        World(seed, mode).run()
+    except Exception as error:  # noqa: BLE001 (whatever it is, the seed must be named)
+        what = f"{type(error).__name__}: {error}"
+        return f"seed {seed} {mode}: {what}\n    python -m tests.simulation --seed {seed} --mode {mode} -v"
+    return None
+
+
+def failures(runs: Iterable[tuple[int, Mode]], jobs: int = 0, say: Callable[[str], None] = lambda _: None) -> list[str]:
+    """Run them in as many processes as there are usable cores (or `jobs`); what failed, each as soon as it is known."""
+    found = []
+    with multiprocessing.get_context("fork").Pool(jobs or usable_cores(), maxtasksperchild=50) as pool:
+        for failure in pool.imap_unordered(attempt, runs):
+            if failure is not None:
+                say(failure)
+                found.append(failure)
+    return found
