@@ -72,12 +72,14 @@ class _Check:
 class _Exchange:
     """What is kept of a connection that uses an Authentication Method."""
 
-    __slots__ = ("entrant", "method", "name", "username")
+    __slots__ = ("backend", "entrant", "method", "name", "username")
 
-    def __init__(self, name: str, method: Method, entrant: Entrant) -> None:
+    def __init__(self, name: str, entrant: Entrant) -> None:
         self.name = name
-        self.method: Method | None = method
+        self.method: Method | None = None
         """The authentication under way."""
+        self.backend: Backend | None = None
+        """What `method` looks users up in."""
         self.entrant: Entrant | None = entrant
         """Until the CONNACK."""
         self.username = ""
@@ -246,12 +248,8 @@ class Authenticating:
             self._reject(entrant, ReasonCode.BAD_AUTHENTICATION_METHOD, "no such authentication method")
             return
         self._undecide(entrant)
-        exchange = self._exchanges[entrant.conn] = _Exchange(name, METHODS[name](backend), entrant)
-        data = properties.get("authentication_data")
-        if data is None:
-            self._say(entrant.conn, exchange, ReasonCode.CONTINUE_AUTHENTICATION, None)
-        else:
-            self._step(entrant.conn, exchange, data)
+        exchange = self._exchanges[entrant.conn] = _Exchange(name, entrant)
+        self._first_step(entrant.conn, exchange, backend, properties.get("authentication_data"))
 
     def auth(self, conn: Connection, packet: Auth) -> None:
         """AUTH of a client, before its CONNACK or after."""
@@ -267,16 +265,18 @@ class Authenticating:
             elif (backend := self._node.settings.credentials) is None:
                 self._fail(conn, exchange, "there are no users any more")
             else:
-                exchange.method = METHODS[exchange.name](backend)
-                data = packet.properties.get("authentication_data")
-                if data is None:
-                    self._say(conn, exchange, ReasonCode.CONTINUE_AUTHENTICATION, None)
-                else:
-                    self._step(conn, exchange, data)
+                self._first_step(conn, exchange, backend, packet.properties.get("authentication_data"))
         elif exchange.method is None:
             error(conn, ReasonCode.PROTOCOL_ERROR, "AUTH without an authentication under way")
         else:
             self._step(conn, exchange, packet.properties.get("authentication_data", b""))
+
+    def _first_step(self, conn: Connection, exchange: _Exchange, backend: Backend, data: bytes | None) -> None:
+        exchange.method, exchange.backend = METHODS[exchange.name](backend), backend
+        if data is None:  # the client lets us begin; its first message comes in its AUTH
+            self._say(conn, exchange, ReasonCode.CONTINUE_AUTHENTICATION, None)
+        else:
+            self._step(conn, exchange, data)
 
     def _step(self, conn: Connection, exchange: _Exchange, data: bytes) -> None:
         method = exchange.method
@@ -287,13 +287,15 @@ class Authenticating:
             answer = method.step(data)
             if exchange.entrant is None and method.username != exchange.username:
                 raise MethodError("re-authentication as another user")
+            if method.done and self._node.settings.credentials is not exchange.backend:
+                raise MethodError("the users were read again meanwhile")
         except MethodError as error:
             self._fail(conn, exchange, str(error))
             return
         if not method.done:
             self._say(conn, exchange, ReasonCode.CONTINUE_AUTHENTICATION, answer)
             return
-        exchange.method = None
+        exchange.method = exchange.backend = None
         if exchange.entrant is None:
             self._row.add(count.AUTHENTICATIONS_REPEATED)
             self._say(conn, exchange, ReasonCode.SUCCESS, answer)

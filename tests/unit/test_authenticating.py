@@ -403,6 +403,16 @@ def test_the_end_of_the_password_file_ends_re_authentication(users: Path) -> Non
     assert peer.conn.state in (CLOSING, CLOSED)
 
 
+def test_a_reload_during_an_exchange_ends_it(users: Path) -> None:
+    host = host_of(users)
+    client = ScramClient("carl", "pencil")
+    peer = begin_scram(host, "a", client)
+    users.write_text(f"alice:{PBKDF2}\n")
+    reload(host, users)
+    peer.send(scram_answer(peer, client))
+    assert refused(peer, 0x87)["detail"] == "the users were read again meanwhile"
+
+
 def test_an_unknown_user_is_led_through_the_whole_exchange(users: Path) -> None:
     host = host_of(users)
     salts = set()
