@@ -24,7 +24,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 PACKAGES = $(wildcard broker shards zmq_mesh leveldb_store)
 
-.PHONY: run compile test check asan fuzz soak bench clean debian
+.PHONY: run compile test check asan fuzz soak bench clean debian debian-test
 
 run: compile
 	$(BIN)/python -m broker $(ARGS)
@@ -33,7 +33,10 @@ run: compile
 
 # Debian packages, installed only when something is missing: the second run needs no network.
 debian:
-	@PYTHON="$(PYTHON)" tests/packaging/debian-packages
+	@PYTHON="$(PYTHON)" tests/packaging/debian-packages build
+
+debian-test:
+	@PYTHON="$(PYTHON)" tests/packaging/debian-packages test
 
 $(VENV)/made: pyproject.toml | debian
 	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' || \
@@ -50,7 +53,7 @@ compile: $(VENV)/made
 
 # -- tests
 
-test: $(VENV)/made
+test: debian-test $(VENV)/made
 	MQTTD_TESTS=1 $(BIN)/python setup.py --quiet build_ext --inplace
 	$(BIN)/python -m pytest $(ARGS)
 

@@ -1,4 +1,4 @@
-"""The pytest plugin: `pip install mqttd` gives every test-suite of that environment the fixture `mqttd`.
+"""The pytest plugin: every test-suite of an environment in which mqttd is installed has the fixture `mqttd`.
 
     def test_it(mqttd):                                  # a broker of this test alone, on a free port
         client.connect(mqttd.host, mqttd.port)

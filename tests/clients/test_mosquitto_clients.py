@@ -1,4 +1,4 @@
-"""mosquitto_pub and mosquitto_sub, as a person uses them: QoS 0/1/2, retained, wills, resumption, v3.1.1 and v5."""
+"""mosquitto_pub, mosquitto_sub and mosquitto_rr, as a person uses them: QoS, retained, wills, sessions, properties."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.broker_process import BrokerProcess
-from tests.waiting import wait_until
+from tests.waiting import let_pass, wait_until
 
 SECONDS_MAX = 15.0
 
@@ -62,9 +62,9 @@ class Commands:
         subscriber.wait_for("Subscribed (mid:")
         return subscriber
 
-    def lines(self, *arguments: str) -> list[str]:
+    def lines(self, *arguments: str, program: str = "mosquitto_sub") -> list[str]:
         """mosquitto_sub that ends by itself (-C, -E, -W); returns the lines it wrote."""
-        command = ["mosquitto_sub", *self.common, *arguments]
+        command = [program, *self.common, *arguments]
         done = subprocess.run(command, timeout=SECONDS_MAX, check=True, capture_output=True, text=True)
         return done.stdout.splitlines()
 
@@ -77,6 +77,9 @@ def commands(broker: BrokerProcess, request: pytest.FixtureRequest) -> Iterator[
         for each in made.running:
             each.process.kill()
             each.process.wait()
+
+
+only_v5 = pytest.mark.parametrize("commands", ["mqttv5"], indirect=True)
 
 
 def durable(commands: Commands, name: str) -> list[str]:
@@ -151,3 +154,96 @@ def test_shared_subscription(commands: Commands, name: str) -> None:
     seen: Callable[[], str] = lambda: "".join(member.said() for member in members)  # noqa: E731
     wait_until(lambda: all(f"<{number}>" in seen() for number in range(20)), SECONDS_MAX, "all messages")
     assert all(seen().count(f" <{number}>\n") == 1 for number in range(20))
+
+
+@only_v5
+def test_shared_subscription_of_one_that_leaves(commands: Commands, name: str) -> None:
+    """From the moment a member of a group is killed, whatever the broker knows of it, the other gets everything."""
+    stays, leaves = (commands.listen("-t", f"$share/g/{name}", "-q", "1") for _ in range(2))
+    for number in range(10):
+        commands.publish("-t", name, "-q", "1", "-m", f"<{number}>")
+    wait_until(lambda: (stays.said() + leaves.said()).count(f"{name} <") >= 10, SECONDS_MAX, "ten messages")
+    leaves.process.kill()
+    leaves.process.wait()
+    before = stays.said().count(f"{name} <")
+    for number in range(10, 20):
+        commands.publish("-t", name, "-q", "1", "-m", f"<{number}>")
+    wait_until(lambda: stays.said().count(f"{name} <") >= before + 10, SECONDS_MAX, "ten more at the other")
+
+
+@only_v5
+def test_properties(commands: Commands, name: str) -> None:
+    """What mosquitto_pub -D names mosquitto_sub -F prints."""
+    pairs = ["b", "2", "a", "1", "b", "3"]
+    properties = [
+        ["content-type", "text/plain"],
+        ["response-topic", f"{name}/answers"],
+        ["correlation-data", "c0ffee"],
+        ["payload-format-indicator", "1"],
+        ["message-expiry-interval", "1000"],
+        *(["user-property", *pairs[at : at + 2]] for at in range(0, 6, 2)),
+    ]
+    arguments = [word for each in properties for word in ("-D", "publish", *each)]
+    commands.publish("-t", name, "-q", "1", "-r", "-m", "hello", *arguments)
+    subscribed = ["-D", "subscribe", "subscription-identifier", "42"]
+    (line,) = commands.lines("-t", name, "-q", "1", "-C", "1", "-F", "%C|%R|%D|%F|%P|%S|%E|%p", *subscribed)
+    *rest, expiry, payload = line.split("|")
+    assert rest == ["text/plain", f"{name}/answers", "c0ffee", "1", "b:2 a:1 b:3", "42"]
+    assert (900 < int(expiry) <= 1000, payload) == (True, "hello")
+
+
+def test_request_and_response(commands: Commands, name: str) -> None:
+    """mosquitto_rr gets the answer that somebody publishes to its response topic."""
+    listener = commands.listen("-t", f"{name}/asked", "-q", "1")
+    asking = ["stdbuf", "-oL", "mosquitto_rr", *commands.common, "-q", "1", "-t", f"{name}/asked", "-m", "question"]
+    asker = subprocess.Popen([*asking, "-e", f"{name}/answer"], stdout=subprocess.PIPE, text=True)
+    try:
+        listener.wait_for(f"{name}/asked question\n")
+        commands.publish("-t", f"{name}/answer", "-q", "1", "-m", "forty-two")
+        assert asker.communicate(timeout=SECONDS_MAX)[0] == "forty-two\n"
+    finally:
+        asker.kill()
+        asker.wait()
+
+
+@only_v5
+def test_will_delay(commands: Commands, name: str) -> None:
+    """A delayed will is not published when its client is back in time; with its properties when it is not."""
+    watcher = commands.listen("-t", f"{name}/will/#", "-q", "1", "-F", "%t %p %C")
+    delay = ["--will-payload", "dead", "--will-qos", "1", "-D", "will", "will-delay-interval", "1"]
+    delay += ["-D", "will", "content-type", "text/x-will", "-x", "100", "-c"]
+    for client_id in ("returns", "stays"):
+        arguments = ["-i", f"{name}{client_id}", "--will-topic", f"{name}/will/{client_id}", *delay]
+        commands.listen("-t", name, *arguments).process.kill()
+    commands.lines("-i", f"{name}returns", "-c", "-x", "100", "-t", name, "-E")
+    watcher.wait_for(f"{name}/will/stays dead text/x-will\n")
+    assert "will/returns" not in watcher.said()
+
+
+@only_v5
+def test_session_expiry(commands: Commands, name: str) -> None:
+    """A session is there until its time is over: one second, or a hundred, after the connection."""
+    for client_id, seconds in ((f"{name}short", "1"), (f"{name}long", "100")):
+        commands.lines("-i", client_id, "-c", "-x", seconds, "-t", f"{name}/{client_id}", "-q", "1", "-E")
+    let_pass(1.3)
+    for client_id in (f"{name}short", f"{name}long"):
+        commands.publish("-t", f"{name}/{client_id}", "-q", "1", "-m", "waited")
+    back = ["-c", "-q", "1", "-C", "1", "-W", "2"]
+    assert commands.lines("-i", f"{name}long", "-x", "100", "-t", f"{name}/{name}long", *back) == ["waited"]
+    again = ["-i", f"{name}short", "-x", "1", "-t", f"{name}/marker", "-D", "connect", "receive-maximum", "1"]
+    short = commands.listen("-c", "-q", "1", *again)
+    commands.publish("-t", f"{name}/marker", "-q", "1", "-m", "first")
+    short.wait_for("marker first\n")
+    assert "waited" not in short.said()
+
+
+@only_v5
+def test_message_expiry(commands: Commands, name: str) -> None:
+    """A retained message whose time is over is not printed; one that waits has less of it left."""
+    for topic, seconds in (("short", "1"), ("long", "100")):
+        expiry = ["-D", "publish", "message-expiry-interval", seconds]
+        commands.publish("-t", f"{name}/{topic}", "-q", "1", "-r", "-m", topic, *expiry)
+    let_pass(1.2)
+    (line,) = commands.lines("-t", f"{name}/+", "-C", "1", "-F", "%p %E")
+    payload, left = line.split()
+    assert (payload, 90 < int(left) < 100) == ("long", True)
