@@ -23,7 +23,7 @@ CHANGE: Final = struct.Struct("<HHIB")
 NO_GROUP: Final = 0xFFFF
 DURABLE: Final = 0x01
 # Deltas above this are not worth keeping: a peer that missed so much takes a snapshot.
-HISTORY_BYTES_MAX: Final = 4 * 1024 * 1024
+HISTORY_BYTES_MAX: Final = 1024 * 1024
 # What Python takes for a delta beside its bytes: connections that come and go make millions of very small ones.
 TOLD_BYTES: Final = 256
 # A part of a snapshot; one frame each.

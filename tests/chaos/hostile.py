@@ -1,8 +1,8 @@
 """Clients that mean harm, or behave as if they did: one attack per process, until it is ended by a signal.
 
-Started by ``python -m tests.chaos.hostile ATTACK PORT``; says ``attacking`` when its first round is done. It runs at low
-priority, so that what a well-behaved client notices is the broker's doing and not that of a generator that takes the
-processor away.
+Started by ``python -m tests.chaos.hostile ATTACK PORT``; says ``attacking`` when its first round is done. It runs at
+low priority, so that what a well-behaved client notices is the broker's doing and not that of a generator that takes
+the processor away.
 """
 
 from __future__ import annotations
@@ -201,13 +201,14 @@ def never_releases(port: int) -> Rounds:
 def properties(port: int) -> Rounds:
     """PUBLISHes and wills that consist of User Properties, up to what packet_bytes_max allows."""
     many = [Attacker(port) for _ in range(4)]
-    pairs = [("k" * 1000, "v" * 60_000)] * 10 + [("", "")] * 10_000
+    pairs = [("k" * 1000, "v" * 60_000)] * 10 + [("", "")] * 2000
     large = wire.publish(5, "properties", b"x", qos=1, packet_id=1, properties={"user_property": pairs})
     will = wire.Will("properties", b"x", 1, False, {"user_property": pairs})
+    greetings = [wire.connect(5, f"properties{number}", will=will) for number in range(len(many))]
     while True:
-        for number, each in enumerate(many):
+        for greeting, each in zip(greetings, many, strict=True):
             each.again()
-            each.say(wire.connect(5, f"properties{number}", will=will), *[large] * 3)
+            each.say(greeting, *[large] * 3)
             each.hear()
         yield
 

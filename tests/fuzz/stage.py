@@ -293,3 +293,6 @@ class Stage:
             assert node.router.subscriptions.filters == 0
             assert store.messages_held() == 0, f"{store.messages_held()} messages in the log of nobody"
             assert node.retaining.open_questions == 0
+            row = node.counters.as_dict()
+            gauges = {name: row[name] for name in ("sessions", "subscriptions", "filters")}
+            assert not any(gauges.values()), f"gauges of nothing: {gauges}"
