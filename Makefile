@@ -4,8 +4,9 @@
 #   make test     install what the tests need (Debian packages too), compile, run them
 #   make check    ruff, mypy --strict, cython-lint, performance hints, import directions, tidiness
 #   make asan     the tests without sockets, under AddressSanitizer and UndefinedBehaviorSanitizer
-#   make fuzz     SECONDS=60 of mutated packets
-#   make soak     the long runs (by hand)
+#   make fuzz     SECONDS=60 of mutated packets, and of whole sessions of several clients
+#   make fuzz-asan  the same under both sanitizers
+#   make soak     the long runs (by hand): everything marked soak, and SOAK_FUZZ_SECONDS of fuzz-asan
 #   make bench    the measurements (by hand); RULER=../shared/ruler has the comparison with other brokers
 #
 # PYTHON= chooses the interpreter (CPython 3.11 or 3.12), VENV= where the virtual environment is made.
@@ -15,6 +16,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 RULER  ?= ../shared/ruler
 SECONDS ?= 60
+SOAK_FUZZ_SECONDS ?= 1800
 ARGS   ?=
 
 BIN  = $(VENV)/bin
@@ -24,7 +26,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 PACKAGES = $(wildcard broker shards zmq_mesh leveldb_store)
 
-.PHONY: run compile test check asan fuzz soak bench clean debian debian-test
+.PHONY: run compile test check asan asan-tree fuzz fuzz-asan soak bench clean debian debian-test
 
 run: compile
 	$(BIN)/python -m broker $(ARGS)
@@ -70,22 +72,30 @@ check: $(VENV)/made
 
 # A tree of its own, so that the modules of the release build stay where they are. pymalloc would hide what ASan is to
 # find; the leaks that CPython makes at its end are not ours.
-asan: $(VENV)/made
+SANITIZED = LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+    PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+
+asan-tree: $(VENV)/made
 	MQTTD_TESTS=1 MQTTD_PROFILE=asan $(BIN)/python setup.py --quiet build --build-lib $(ASAN)
 	rm -rf $(ASAN)/tests/unit/*.py $(ASAN)/tests/fuzz $(ASAN)/tests/contract && mkdir -p $(ASAN)/tests/unit
 	cp tests/*.py $(ASAN)/tests/ && cp tests/unit/*.py $(ASAN)/tests/unit/
 	cp -r tests/fuzz tests/contract $(ASAN)/tests/
 	cp -r pyproject.toml docs deploy $(ASAN)/
-	cd $(ASAN) && LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
-	    PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-	    $(abspath $(BIN))/python -m pytest -p no:cacheprovider -m "not whole_tree and not soak" tests/unit tests/fuzz \
-	    tests/contract $(ARGS)
+
+asan: asan-tree
+	cd $(ASAN) && $(SANITIZED) $(abspath $(BIN))/python -m pytest -p no:cacheprovider -m "not whole_tree and not soak" \
+	    tests/unit tests/fuzz tests/contract $(ARGS)
 
 fuzz: compile
 	$(BIN)/python -m tests.fuzz.run --seconds $(SECONDS) $(ARGS)
 
+fuzz-asan: asan-tree
+	cd $(ASAN) && FUZZ_CORPUS=$(CURDIR)/tests/fuzz/corpus $(SANITIZED) \
+	    $(abspath $(BIN))/python -m tests.fuzz.run --seconds $(SECONDS) $(ARGS)
+
 soak: compile
 	RULER="$(RULER)" $(BIN)/python -m pytest -m soak $(ARGS)
+	$(MAKE) fuzz-asan SECONDS=$(SOAK_FUZZ_SECONDS) ARGS=
 
 bench: compile
 	MQTTD_TESTS=1 $(BIN)/python setup.py --quiet build_ext --inplace

@@ -68,6 +68,7 @@ cdef class Router(Siblings):
                 if siblings >> owner & 1 == 0:
                     self.entry(owner, ENTRY_RETAINED_ONLY, None)
                     self.mask |= <uint64_t>1 << owner
+                    served = <uint64_t>1 << owner
         if groups:
             choices = []
             for i in range(m.count):
@@ -182,7 +183,7 @@ cdef class Router(Siblings):
         cdef uint32_t members = 0
         if g != NULL:
             members = g.members.count
-        elif f != NULL:
+        elif group is None and f != NULL:
             members = 1 if f.plain.count else 0
         self.interest.change(text, group, members, durable)
         self.interest_due = True

@@ -383,6 +383,8 @@ cdef class Routing:
                 interest = peer.interest
         for i in range(self.waiting.count):
             conn = <Connection>self.waiting.items[i]
+            if conn.state >= CLOSING:
+                conn.drop_acks()            # nothing may follow its DISCONNECT
             while conn.ack_count:
                 a = &conn.acks[conn.ack_head]
                 if a.ticket > self.durable_ticket or a.interest > interest:

@@ -23,7 +23,9 @@ CHANGE: Final = struct.Struct("<HHIB")
 NO_GROUP: Final = 0xFFFF
 DURABLE: Final = 0x01
 # Deltas above this are not worth keeping: a peer that missed so much takes a snapshot.
-HISTORY_BYTES_MAX: Final = 4 * 1024 * 1024
+HISTORY_BYTES_MAX: Final = 1024 * 1024
+# What Python takes for a delta beside its bytes: connections that come and go make millions of very small ones.
+TOLD_BYTES: Final = 256
 # A part of a snapshot; one frame each.
 SNAPSHOT_PART_BYTES_MAX: Final = 1024 * 1024
 
@@ -127,9 +129,9 @@ class Publisher:
             self.number += 1
             self._snapshot = None
             self._history.append(Told(self.number, False, [delta]))
-            self._history_bytes += len(delta)
+            self._history_bytes += len(delta) + TOLD_BYTES
             while self._history_bytes > HISTORY_BYTES_MAX and len(self._history) > 1:
-                self._history_bytes -= len(self._history.popleft().parts[0])
+                self._history_bytes -= len(self._history.popleft().parts[0]) + TOLD_BYTES
         return self.number
 
     def since(self, number: int) -> list[Told]:

@@ -1,5 +1,7 @@
 """Interest: numbered deltas and snapshots, held against a plain dictionary; whoever follows has the same table."""
 
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,7 +74,7 @@ def test_filter_and_group_of_the_same_filter_are_separate() -> None:
 
 
 def test_who_missed_too_much_gets_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interest, "HISTORY_BYTES_MAX", 100)
+    monkeypatch.setattr(interest, "HISTORY_BYTES_MAX", 10 * interest.TOLD_BYTES)
     publisher = Publisher()
     near, far = Follower(), Follower()
     far.follow(publisher)
@@ -85,6 +87,23 @@ def test_who_missed_too_much_gets_a_snapshot(monkeypatch: pytest.MonkeyPatch) ->
     assert [told.snapshot for told in far.follow(publisher)] == [True]
     assert near.table == far.table
     assert near.number == far.number
+
+
+def test_history_of_small_deltas_is_bounded_with_all_that_they_take() -> None:
+    """A client that comes and goes makes two deltas of some 15 bytes: what Python adds to them counts too."""
+    publisher = Publisher()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(20_000):
+            publisher.change(b"a/b/c")
+            publisher.seal()
+            publisher.withdraw(b"a/b/c")
+            publisher.seal()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before <= interest.HISTORY_BYTES_MAX
 
 
 def test_big_snapshot_has_parts(monkeypatch: pytest.MonkeyPatch) -> None:

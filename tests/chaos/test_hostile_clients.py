@@ -1,0 +1,140 @@
+"""What hostile clients cost: their own bound in memory, and other clients next to nothing.
+
+A pair of well-behaved clients on two workers exchanges messages all the time. In the short version it must lose nothing
+and memory must keep its bound; the long one (``soak``) also compares the delays with those of the same run before the
+attack: p50 at most doubled, p99 under the larger of twice and 20 ms.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.broker_process import ROOT, BrokerProcess
+from tests.chaos.conftest import Record
+from tests.chaos.crowd import Crowd, Publisher, Subscriber, ids_on, in_order, missing, repeated
+from tests.chaos.hostile import ATTACKS
+
+WORKERS = 2
+MB = 1 << 20
+KB = 1 << 10
+OUTBOX_BYTES = MB
+QUEUE_BYTES = 2 * MB
+P99_SECONDS = 0.020
+
+RESULTS_BYTES = 8 * MB  # a worker remembers what matched for the last topics, in blocks of so much (pyx.results)
+
+#: attack -> what it may cost in all, from the limits below and the numbers of its clients in tests.chaos.hostile
+BOUNDS = {
+    # each its outbox, where answers stop the reading at twice that, and its queue
+    "never_reads": 20 * (2 * OUTBOX_BYTES + QUEUE_BYTES + 100 * KB),
+    "drips": 300 * 16 * KB,
+    "announces": 200 * 16 * KB,  # what came, and not what was announced
+    "subscribes": 100_000 * 400,
+    "connects": 4 * MB,
+    "stays_silent": 2000 * 4 * KB,
+    "never_releases": 20 * (65_536 * 4 * 4 + 100 * KB),
+    "properties": 4 * 16 * MB,
+    "aliases": 10 * 10 * 8 * KB + WORKERS * RESULTS_BYTES,
+    "deep": 8 * 256 * 2 * KB,
+}
+SLACK_BYTES = 4 * MB  # of both workers' allocators
+
+
+@pytest.fixture(scope="module")
+def besieged() -> Iterator[BrokerProcess]:
+    """One broker for all attacks: what one leaves behind shows in the next."""
+    limits = {
+        "outbox_bytes_max": OUTBOX_BYTES, "queue_bytes_max": QUEUE_BYTES, "queue_messages_max": 1000,
+        "connect_seconds_max": 2, "filters_per_session_max": 10_000,
+    }  # fmt: skip
+    environment = {f"MQTTD_LIMITS__{name.upper()}": str(value) for name, value in limits.items()}
+    broker = BrokerProcess(WORKERS, ["--log-format", "json"], environment).start()
+    try:
+        yield broker
+        status, said = broker.stop(), broker.stderr()
+        assert status == 0, f"the broker ended with status {status}:\n{said[-20000:]}"
+        assert "Traceback" not in said, said[-20000:]
+    finally:
+        broker.kill()
+        broker.forget()
+
+
+class Pair:
+    """A subscriber and a publisher on two workers; the memory of the broker is looked at meanwhile."""
+
+    def __init__(self, crowd: Crowd, broker: BrokerProcess, topic: str) -> None:
+        self.crowd = crowd
+        self.broker = broker
+        here, there = ids_on(0, WORKERS, f"{topic}sub"), ids_on(1, WORKERS, f"{topic}pub")
+        self.subscriber = Subscriber(crowd, next(here), topic, qos=1)
+        self.publisher = Publisher(crowd, next(there), topic, qos=1, rate=100.0)
+        crowd.settle()
+        self.peak = 0
+        self._looked_at = 0.0
+        crowd.on_turn.append(self._look)
+        crowd.begin()
+
+    def _look(self, now: float) -> None:
+        if now - self._looked_at > 0.1:
+            self._looked_at = now
+            self.peak = max(self.peak, self.broker.pss_bytes())
+
+    def delays(self, seconds: float) -> tuple[float, float]:
+        """p50 and p99 of the messages of the next so many seconds."""
+        self.subscriber.delays = []
+        self.crowd.let_run(seconds)
+        found = sorted(self.subscriber.delays)
+        assert len(found) > seconds * 50, f"{len(found)} messages in {seconds} s"
+        return statistics.median(found), found[len(found) * 99 // 100]
+
+    def check(self) -> None:
+        """Nothing was lost, repeated or out of order."""
+        self.crowd.finish()
+        self.crowd.until(lambda: not missing(self.subscriber, self.publisher), "nothing is lost")
+        assert repeated(self.subscriber, self.publisher) == 0
+        assert in_order(self.subscriber, self.publisher)
+
+
+@pytest.mark.parametrize("seconds", [1.5, pytest.param(20.0, marks=pytest.mark.soak)], ids=["short", "long"])
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_an_attack_costs_its_bound_and_others_nothing(
+    besieged: BrokerProcess, attack: str, seconds: float, request: pytest.FixtureRequest, record_property: Record
+) -> None:
+    """Memory, delays and messages of a well-behaved pair before and during the attack; no worker is lost by it."""
+    workers = besieged.worker_pids()
+    with Crowd(besieged.address) as crowd:
+        pair = Pair(crowd, besieged, f"{attack}{seconds:.0f}")
+        quiet_p50, quiet_p99 = pair.delays(max(1.0, seconds / 2))
+        before, pair.peak = pair.peak, 0
+        command = [sys.executable, "-m", "tests.chaos.hostile", attack, str(besieged.address[1])]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=os.environ) as attacker:
+            try:
+                assert attacker.stdout is not None
+                os.set_blocking(attacker.stdout.fileno(), False)
+                said = attacker.stdout
+                crowd.until(lambda: said.read(10), "the attack has begun")
+                p50, p99 = pair.delays(seconds)
+                assert attacker.poll() is None, "the attacker gave up"
+            finally:
+                attacker.kill()
+        growth = pair.peak - before
+        told = (
+            f"{attack}: p50 {quiet_p50 * 1e3:.2f} -> {p50 * 1e3:.2f} ms, "
+            f"p99 {quiet_p99 * 1e3:.2f} -> {p99 * 1e3:.2f} ms, "
+            f"memory +{growth / MB:.2f} MB of {BOUNDS[attack] / MB:.2f} MB"
+        )
+        record_property("attack", told)
+        print(told)
+        pair.check()
+    assert growth <= BOUNDS[attack] + SLACK_BYTES, told
+    assert besieged.worker_pids() == workers, "a worker was lost"
+    assert not besieged.logged("internal_error")
+    if request.node.get_closest_marker("soak"):
+        assert p50 <= 2 * quiet_p50, told
+        assert p99 <= max(2 * quiet_p99, P99_SECONDS), told
