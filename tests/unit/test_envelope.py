@@ -27,12 +27,14 @@ FULL = Entry(
     retain=True,
     properties=b"\x01\x01",
     expires=0x1122334455,
-    shared=(b"g/t", b"h/#"),
+    shared=b"g/t",
+    insist=True,
+    key=77,
     own_frame=True,
     retained_only=True,
 )
 FULL_BYTES = bytes.fromhex(
-    "7e 0100 02000000 07000000 0900000000000000 5544332211000000 02 0300 672f74 0300 682f23 74 0101"
+    "7e 0100 02000000 07000000 0900000000000000 5544332211000000 01 4d00000000000000 0300 672f74 74 0101"
 )
 
 entries = st.builds(
@@ -44,7 +46,7 @@ entries = st.builds(
     retain=st.booleans(),
     properties=st.binary(max_size=20),
     expires=st.none() | st.integers(0, 2**64 - 1),
-    shared=st.lists(st.binary(max_size=10), max_size=4).map(tuple),
+    shared=st.none() | st.binary(max_size=10),
     own_frame=st.booleans(),
     retained_only=st.booleans(),
 )
