@@ -177,13 +177,14 @@ class Node:
         peer = 0
         while dirty:
             if dirty & 1:
-                self._submit(peer)
+                self.submit(peer)
             dirty >>= 1
             peer += 1
         router.interest_due = False
         self.flush_mesh()
 
-    def _submit(self, peer: int) -> None:
+    def submit(self, peer: int) -> None:
+        """Give the link what the tick has for that sibling."""
         taken = self.router.take(peer)
         link = self.links.get(peer)
         if taken is None or link is None:

@@ -284,12 +284,12 @@ cdef class Sharing(Siblings):
         cdef Subscriber* sub
         cdef Member* m = NULL
         cdef uint32_t i, k
-        self.counters.at[count.SHARED_WAITED] += 1
         self.sharing = g.number
         if self.content.qos == 0:
             self.counters.at[count.MATCHED] += 1
             self.counters.at[count.DROPPED_OUTBOX_FULL if l.online else count.DROPPED_OFFLINE_QOS0] += 1
             return 1
+        self.counters.at[count.SHARED_WAITED] += 1
         if g.strategy >= HASH_TOPIC and g.roster_count:
             m = self.best(g, key, 0, ONLINE if l.online else ANYBODY)
             if m != NULL and self.wait_for(self.subscriber(g, <Session>m.session), <Session>m.session):

@@ -4,7 +4,7 @@ A sibling that wants a publish gets it once, as an entry of the batch of this ti
 here and never forwarded. An entry for a share group names the group: see pyx.sharing.
 """
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport uint16_t
+from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from pyx cimport counters as count

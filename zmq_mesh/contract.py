@@ -1,9 +1,9 @@
 """What a link and its node say to each other: the events, the limits, and the log that a store may keep for a link."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from zmq_mesh.envelope import Buffer
 from zmq_mesh.interest import Change
@@ -13,6 +13,16 @@ Payload = Any
 
 # `position` of a refusal that means every entry of the batch.
 WHOLE_BATCH: Final = -1
+
+
+class Undelivered(NamedTuple):
+    """A batch that a peer which is gone had not acknowledged: its sequenced part. sent: it may have arrived."""
+
+    ticket: int
+    part: Buffer
+    payloads: Sequence[Payload]
+    entries_count: int
+    sent: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +59,8 @@ class Events(Protocol):
         of its ticket. WHOLE_BATCH: every entry, the hand-off log is full.
         """
 
-    def lost(self, peer: int, entries_count: int, ticket: int) -> None:
-        """The peer is gone; batches with a ticket <= this one are done, entries_count of them dropped (peer_lost)."""
+    def lost(self, peer: int, batches: list[Undelivered], ticket: int) -> None:
+        """The peer is gone; batches with a ticket <= this one are done, these were not acknowledged (peer_lost)."""
 
     def interest(self, peer: int, changes: list[Change]) -> None:
         """Changes of the peer's interest; they count as taken when this returns."""

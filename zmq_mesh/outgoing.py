@@ -11,7 +11,7 @@ from struct import Struct
 from typing import Final
 
 from zmq_mesh import envelope
-from zmq_mesh.contract import Events, HandoffLog, LinkLimits, Payload
+from zmq_mesh.contract import Events, HandoffLog, LinkLimits, Payload, Undelivered
 from zmq_mesh.envelope import (
     GAP,
     HEAD,
@@ -160,7 +160,7 @@ class Outgoing:
         self._interest_sent = 0
         self._taken = 0
         self._released = -1  # ticket whose batches are in the log: told at flush
-        self._done: list[tuple[int, int]] = []  # (ticket, entries), told as lost at flush
+        self._done: list[Undelivered] = []  # told as lost at flush
         self._over: list[int] = []  # tickets refused by the full log: told at flush
 
         # Receiving.
@@ -249,7 +249,8 @@ class Outgoing:
     def _submit_absent(self, part: Buffer, payloads: list[Payload], nbytes: int, ticket: int, entries: int) -> None:
         """A sequenced part for a peer that is away (log it), gone (log it if the log survives), or its log is full."""
         if self._handoff is None and not self.away:
-            self._done.append((ticket, envelope.count_entries(part) if entries < 0 else entries))
+            entries = envelope.count_entries(part) if entries < 0 else entries
+            self._done.append(Undelivered(ticket, part, payloads, entries, sent=False))
         elif self.handoff_bytes + nbytes > self.limits.handoff_log_bytes_max:
             self.handoff_refused += envelope.count_entries(part) if entries < 0 else entries
             self._over.append(ticket)

@@ -62,7 +62,7 @@ def test_golden_entries() -> None:
 
 def test_golden_prefix_and_head() -> None:
     prefix = envelope.pack_prefix(1, 2, 0x0A0B, 0x0C0D, 0x12345)
-    assert prefix.hex() == "b501452301000000020000000b0a0000000000000d0c000000000000"
+    assert prefix.hex() == "b502452301000000020000000b0a0000000000000d0c000000000000"
     head = Head(Kind.BATCH, envelope.SEQUENCED, 0, 3, 4, 1, 0, 10, 11, 12, 13, 14, 15, 16)
     packed = envelope.HEAD.pack(*head)
     assert packed.hex() == "0401000003000000040000000100000000000000" + "".join(
@@ -112,7 +112,7 @@ def test_payload_frames_must_fit_their_entries() -> None:
             list(decode_entries(part, wrong))
 
 
-@pytest.mark.parametrize("frame", [b"", b"\xb5\x01", b"\xb5\x02" + bytes(102), b"\x00\x01" + bytes(102)])
+@pytest.mark.parametrize("frame", [b"", b"\xb5\x02", b"\xb5\x01" + bytes(102), b"\x00\x02" + bytes(102)])
 def test_not_a_message_of_this_version(frame: bytes) -> None:
     with pytest.raises(EnvelopeError):
         envelope.unpack_prefix(frame)
