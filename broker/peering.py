@@ -71,16 +71,26 @@ class Peering:
         """Acks of publishers that waited for this peer may leave."""
         self._router.peer_acknowledged(peer, ticket)
 
-    def refused(self, peer: int, ticket: int, position: int, reason: int) -> None:
-        """An entry was not taken, or (position WHOLE_BATCH) a whole batch, because the hand-off log is full."""
-        if reason in _CHOOSE_AGAIN and position != WHOLE_BATCH:
-            batch = self._node.links[peer].batch_of(ticket)
-            if batch is not None:
-                part, payloads = batch
-                self._router.choose_again(peer, ticket, memoryview(part), list(payloads), position, reason)
-                return
-        self._drop(count.DROPPED_PEER_LOST, 1)
-        self._node.log.warning("peer_refused", peer=peer, position=position, reason=reason)
+    def refused(self, peer: int, batch: Undelivered, position: int, reason: int) -> None:
+        """An entry was not taken, or (position WHOLE_BATCH) a whole batch, because the hand-off log is full. What was
+        for a share group goes to another member.
+        """
+        if position == WHOLE_BATCH:
+            lost = self._again(peer, batch)
+        elif reason in _CHOOSE_AGAIN:
+            part, payloads = memoryview(batch.part), list(batch.payloads)
+            self._router.choose_again(peer, max(batch.ticket, 0), part, payloads, position, reason)
+            return
+        else:
+            lost = 1
+        if lost:
+            self._drop(count.DROPPED_PEER_LOST, lost)
+            self._node.log.warning("peer_refused", peer=peer, position=position, reason=reason)
+
+    def _again(self, peer: int, batch: Undelivered) -> int:
+        """Choose another member for shares of a group. -> how many copies nobody gets."""
+        part, payloads = memoryview(batch.part), list(batch.payloads)
+        return self._router.choose_again_lost(peer, max(batch.ticket, 0), part, payloads, batch.sent)
 
     def _drop(self, reason: int, copies: int) -> None:
         # nobody matched them, so they are born here, for the sum to be right
@@ -88,13 +98,8 @@ class Peering:
         self._row.add(reason, copies)
 
     def lost(self, peer: int, batches: list[Undelivered], ticket: int) -> None:
-        """What waited for a worker that died (memory store). Shares of a group are given to other members; then the
-        publishers' acks wait for these.
-        """
-        again = self._router.choose_again_lost
-        lost = sum(
-            again(peer, batch.ticket, memoryview(batch.part), list(batch.payloads), batch.sent) for batch in batches
-        )
+        """What waited for a worker that died (memory store). Publishers' acks wait for those that are chosen instead."""
+        lost = sum(self._again(peer, batch) for batch in batches)
         if lost:
             self._drop(count.DROPPED_PEER_LOST, lost)
             self._node.log.warning("peer_lost", peer=peer, messages=lost)

@@ -16,7 +16,9 @@ WHOLE_BATCH: Final = -1
 
 
 class Undelivered(NamedTuple):
-    """A batch that a peer which is gone had not acknowledged: its sequenced part. sent: it may have arrived."""
+    """A batch that a peer did not take, or not all of it: its sequenced part. ticket: -1 when its publishers were
+    answered by a former incarnation of this worker. sent: it may have arrived.
+    """
 
     ticket: int
     part: Buffer
@@ -54,7 +56,7 @@ class Events(Protocol):
     def acknowledged(self, peer: int, ticket: int) -> None:
         """Every batch with a ticket <= this one is in the peer's custody (or in the hand-off log)."""
 
-    def refused(self, peer: int, ticket: int, position: int, reason: int) -> None:
+    def refused(self, peer: int, batch: Undelivered, position: int, reason: int) -> None:
         """The entry at `position` of the sequenced part was refused (reason: envelope.Refusal); comes before the ack
         of its ticket. WHOLE_BATCH: every entry, the hand-off log is full.
         """

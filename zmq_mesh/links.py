@@ -290,8 +290,9 @@ class Link(Outgoing):
         for i in range(refusals):
             sequence, position, reason = REFUSAL.unpack_from(first, HEAD_END + i * REFUSAL.size)
             kept = self._find(sequence) if sequence > self._acknowledged else None
-            if kept is not None and kept.sequence == sequence and kept.ticket >= 0:
-                self._events.refused(self.peer, kept.ticket, position, reason)
+            if kept is not None and kept.sequence == sequence and kept.kind == BATCH:
+                batch = Undelivered(kept.ticket, kept.part, kept.payloads, kept.entries, sent=True)
+                self._events.refused(self.peer, batch, position, reason)
 
     def _forget_refusals(self, acknowledged: int) -> None:
         self._acknowledged_in = acknowledged
@@ -449,9 +450,9 @@ class Link(Outgoing):
         """Events about tickets that submit and the peer's end have left."""
         if self._over:
             over, self._over = self._over, []
-            for ticket in over:
-                self._events.refused(self.peer, ticket, WHOLE_BATCH, Refusal.HANDOFF_FULL)
-            self._released = max(self._released, over[-1])  # whatever came before is in the log
+            for batch in over:
+                self._events.refused(self.peer, batch, WHOLE_BATCH, Refusal.HANDOFF_FULL)
+            self._released = max(self._released, over[-1].ticket)  # whatever came before is in the log
         if self._done:
             done, self._done = self._done, []
             self.lost_entries += sum(batch.entries_count for batch in done)

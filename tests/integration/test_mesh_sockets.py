@@ -62,8 +62,8 @@ class Node:
     def acknowledged(self, peer: int, ticket: int) -> None:
         self.acked[peer] = ticket
 
-    def refused(self, peer: int, ticket: int, position: int, reason: int) -> None:
-        raise AssertionError((peer, ticket, position, reason))
+    def refused(self, peer: int, batch: Undelivered, position: int, reason: int) -> None:
+        raise AssertionError((peer, batch.ticket, position, reason))
 
     def lost(self, peer: int, batches: list[Undelivered], ticket: int) -> None:
         self.lost_entries += sum(batch.entries_count for batch in batches)

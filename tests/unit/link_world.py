@@ -118,9 +118,9 @@ class Worker:
         assert ticket >= self.acked[peer]
         self.acked[peer] = ticket
 
-    def refused(self, peer: int, ticket: int, position: int, reason: int) -> None:
-        assert ticket > self.acked[peer]
-        self.refusals.append((peer, ticket, position, reason))
+    def refused(self, peer: int, batch: Undelivered, position: int, reason: int) -> None:
+        assert batch.ticket > self.acked[peer]
+        self.refusals.append((peer, batch.ticket, position, reason))
 
     def lost(self, peer: int, batches: list[Undelivered], ticket: int) -> None:
         self.losses.append((peer, sum(batch.entries_count for batch in batches), ticket))
