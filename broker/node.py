@@ -19,6 +19,7 @@ from broker.gauges import Gauges
 from broker.peering import Peering
 from broker.retaining import Retaining
 from broker.sessions import Sessions
+from broker.sharing import strategy_of
 from broker.subscribing import Subscribing
 from broker.wills import Wills
 from pyx import counters as count
@@ -104,6 +105,7 @@ class Node:
         self.router.store = store
         self.router.handler = self
         self.router.forward_now = self.forward
+        self.router.strategy_of = self._strategy_of
         self.dispatch = Dispatch(self.router)
         self.siblings = [i for i in range(workers) if i != index]
         self.links: Mapping[int, Any] = {}
@@ -137,9 +139,15 @@ class Node:
 
     def reload(self, settings: Settings) -> None:
         """Take over what may change while the worker runs (it concerns what happens from now on)."""
+        changed = settings.shared != self.settings.shared
         self.settings = settings
         fill_limits(self.router.limits, settings)
         self.authenticating.reload()
+        if changed:
+            self.router.strategies_changed()
+
+    def _strategy_of(self, group: bytes, topic_filter: bytes) -> int:
+        return strategy_of(self.settings.shared, group, topic_filter)
 
     # ------------------------------------------------------------ time
 

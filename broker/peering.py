@@ -98,7 +98,9 @@ class Peering:
         self._row.add(reason, copies)
 
     def lost(self, peer: int, batches: list[Undelivered], ticket: int) -> None:
-        """What waited for a worker that died (memory store). Publishers' acks wait for those that are chosen instead."""
+        """What waited for a worker that died (memory store). Publishers' acks wait for those that are chosen
+        instead.
+        """
         lost = sum(self._again(peer, batch) for batch in batches)
         if lost:
             self._drop(count.DROPPED_PEER_LOST, lost)

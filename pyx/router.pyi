@@ -13,6 +13,9 @@ from pyx.session import Session
 from pyx.subscriptions import Subscriptions
 from pyx.timers import TimerWheel
 
+STRATEGIES: dict[str, int]
+WAITS_FLAG: int
+
 _Taken = tuple[Packed | None, Packed | None, list[Message], list[Message], int]
 
 @final
@@ -88,9 +91,7 @@ class Router:
     def set_interest(
         self, peer: int, text: bytes, members: int, group: bytes | None = None, online: int = 0, full: bool = False
     ) -> None: ...
-    def set_member(
-        self, peer: int, text: bytes, group: bytes, identity: int, present: bool, since: int
-    ) -> None: ...
+    def set_member(self, peer: int, text: bytes, group: bytes, identity: int, present: bool, since: int) -> None: ...
     def forget_interest(self, peer: int) -> None: ...
     def take(self, peer: int) -> _Taken | None: ...
     def peer_acknowledged(self, peer: int, tick: int) -> None: ...

@@ -30,7 +30,19 @@ from pyx.packets cimport PUBREL
 from pyx.records cimport Block, ENTRY_RETAINED_ONLY, LogKey
 from pyx.routing cimport ABSENCES_MAX, RETAINED_COPY, SHARED_COPY, find_expiry, put_identifier
 from pyx.session cimport FREE, Inflight, Queued, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC
+from pyx.sharing cimport HASH_CLIENT, HASH_TOPIC, LEAST_INFLIGHT, ROUND_ROBIN, STICKY, WAITS
 from pyx.subscriptions cimport Membership, Subscriber, filter_text
+
+
+# what a handler answers when it is asked for the strategy of a share group (`Router.strategy_of`)
+STRATEGIES = {
+    "round_robin": ROUND_ROBIN,
+    "least_inflight": LEAST_INFLIGHT,
+    "hash_topic": HASH_TOPIC,
+    "hash_client": HASH_CLIENT,
+    "sticky": STICKY,
+}
+WAITS_FLAG = WAITS
 
 
 @cython.final

@@ -15,7 +15,6 @@ and at QoS 2 where it never left. Copies that belong to a group carry its number
 and what was sent to it at QoS 1 and not acknowledged when its session ends, is handed on.
 """
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from cpython.ref cimport Py_XDECREF
 from libc.stdint cimport uint64_t
 from libc.string cimport memcmp, memset
 
@@ -34,15 +33,6 @@ cdef enum:
     NOBODY = -2
     LEAST_OF = 32                   # least_inflight compares so many members at once
     LOOK_AGAIN_MS = 100             # after so long a group that was full is looked at again
-
-STRATEGIES = {
-    "round_robin": ROUND_ROBIN,
-    "least_inflight": LEAST_INFLIGHT,
-    "hash_topic": HASH_TOPIC,
-    "hash_client": HASH_CLIENT,
-    "sticky": STICKY,
-}
-WAITS_FLAG = WAITS
 
 
 cdef class Sharing(Siblings):
@@ -167,7 +157,7 @@ cdef class Sharing(Siblings):
         cdef Subscriber* sub
         cdef Session s
         cdef Member* m
-        cdef uint32_t i, k
+        cdef uint32_t k
         cdef uint8_t qos
         if l.online == 0:
             return False
@@ -178,7 +168,7 @@ cdef class Sharing(Siblings):
         k = g.next_member % l.online
         if g.strategy == LEAST_INFLIGHT:
             k = self.least_loaded(g, k)
-        for i in range(l.online):
+        for _ in range(l.online):
             sub = &l.items[k]
             s = <Session>sub.session
             qos = <uint8_t>(sub.slot_options >> 24) & 3
@@ -195,9 +185,9 @@ cdef class Sharing(Siblings):
         cdef SubscriberList* l = &g.members
         cdef Session s
         cdef Connection conn
-        cdef uint32_t i, k = start, found = start
+        cdef uint32_t k = start, found = start
         cdef uint64_t load, least = <uint64_t>-1
-        for i in range(l.online if l.online < LEAST_OF else LEAST_OF):
+        for _ in range(l.online if l.online < LEAST_OF else LEAST_OF):
             s = <Session>l.items[k].session
             conn = <Connection>s.connection
             if conn is not None:

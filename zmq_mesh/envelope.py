@@ -24,8 +24,8 @@ for tools and tests, and is held to the same golden bytes:
 
     entry       u8 flags | u16 topic bytes | u32 property bytes | u32 payload bytes | u64 message number
                 | u64 expires, if EXPIRES (milliseconds, wall clock)
-                | u8 insist | u64 key | u16 bytes | b"group/filter", if SHARED: the share group for which this worker was
-                  chosen; insist = 1: no member is online anywhere, so it waits here; key: what hash_topic and
+                | u8 insist | u64 key | u16 bytes | b"group/filter", if SHARED: the share group for which this worker
+                  was chosen; insist = 1: no member is online anywhere, so it waits here; key: what hash_topic and
                   hash_client choose the member by, 0 for the other strategies
                 | topic | properties (wire form of MQTT 5, without their length) | payload, unless OWN_FRAME
 """

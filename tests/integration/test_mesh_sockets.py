@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from tests.waiting import let_pass, wait_until
+from zmq_mesh.contract import Undelivered
 from zmq_mesh.envelope import OWN_FRAME, Entry, decode_entries, encode_entries
 from zmq_mesh.interest import Change, Publisher
-from zmq_mesh.contract import Undelivered
 from zmq_mesh.links import LinkLimits
 from zmq_mesh.sockets import SOCKET_PATH_BYTES_MAX, Mesh, endpoint
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from zmq_mesh import envelope
+from zmq_mesh.contract import Undelivered
 from zmq_mesh.envelope import Entry, decode_entries, encode_entries
 from zmq_mesh.interest import Change, Publisher
-from zmq_mesh.contract import Undelivered
 from zmq_mesh.links import HandoffLog, Link, LinkLimits
 
 LIMITS = LinkLimits(

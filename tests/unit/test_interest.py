@@ -20,7 +20,7 @@ class Follower:
         steps = publisher.since(self.number)
         for told in steps:
             if told.snapshot:
-                self.table = {entry[:2] + (entry.member,): entry for entry in decode_snapshot(told.parts)}
+                self.table = {(*entry[:2], entry.member): entry for entry in decode_snapshot(told.parts)}
             else:
                 assert told.number == self.number + 1
                 for change in decode_changes(told.parts[0]):
