@@ -27,6 +27,7 @@ from pydantic.fields import FieldInfo
 
 from broker.auth import BACKENDS
 from broker.auth.contract import Backend, CredentialsError
+from broker.sharing import Shared
 
 ENVIRONMENT_PREFIX = "MQTTD_"
 ENVIRONMENT_CONFIG = "MQTTD_CONFIG"
@@ -264,33 +265,6 @@ class Limits(BaseModel):
         ge=1,
         description="Log lines per worker, event name and second; the rest is counted, and the count logged "
         "every second.",
-    )
-
-
-class Shared(BaseModel):
-    """How members of share groups (`$share/GROUP/FILTER`) are chosen. The first table that matches a group counts;
-    without one it is `round_robin`. [shared-subscriptions.md](shared-subscriptions.md) tells what each guarantees.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    group: str = Field(
-        min_length=1, description="Glob for the ShareName: `*` any characters, `?` one, `[ab]` one of these."
-    )
-    filter: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Glob for the Topic Filter behind the ShareName; not set: any. `+` and `#` are ordinary characters "
-        "in it.",
-    )
-    strategy: Literal["round_robin", "least_inflight", "hash_topic", "hash_client", "sticky"] = Field(
-        description="Who gets a message: each in turn; who has the fewest in flight; always the same one for a topic, "
-        "or for a publisher's client id; one member until it goes."
-    )
-    when_full: Literal["next", "wait"] = Field(
-        default="next",
-        description="hash_topic, hash_client, sticky: whether a message whose member is online and has no room goes "
-        "to the next one, or waits for it (then order is kept).",
     )
 
 

@@ -19,7 +19,7 @@ from broker.gauges import Gauges
 from broker.peering import Peering
 from broker.retaining import Retaining
 from broker.sessions import Sessions
-from broker.sharing import strategy_of
+from broker.sharing import rule_of
 from broker.subscribing import Subscribing
 from broker.wills import Wills
 from pyx import counters as count
@@ -28,7 +28,7 @@ from pyx.dispatch import Dispatch
 from pyx.limits import Limits
 from pyx.reasons import ReasonCode
 from pyx.retained import Retained
-from pyx.router import Router
+from pyx.router import STRATEGIES, WAITS_FLAG, Router
 from pyx.subscriptions import Subscriptions
 from pyx.timers import TimerWheel
 from zmq_mesh.interest import Publisher
@@ -147,7 +147,10 @@ class Node:
             self.router.strategies_changed()
 
     def _strategy_of(self, group: bytes, topic_filter: bytes) -> int:
-        return strategy_of(self.settings.shared, group, topic_filter)
+        rule = rule_of(self.settings.shared, group, topic_filter)
+        if rule is None:
+            return STRATEGIES["round_robin"]
+        return STRATEGIES[rule.strategy] | (WAITS_FLAG if rule.when_full == "wait" else 0)
 
     # ------------------------------------------------------------ time
 

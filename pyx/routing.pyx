@@ -483,5 +483,5 @@ cdef class Routing:
         cdef Peer p = <Peer>self.peers[peer]
         if p.volatile_entries is None:
             p.volatile_entries = Packed.__new__(Packed)
-        p.volatile_entries.entry(c, ENTRY_CONTROL, NULL, 0, 0)
+        p.volatile_entries.entry(c, ENTRY_CONTROL, NULL)
         return 0
