@@ -50,7 +50,7 @@ cdef struct Group:              # one ShareName on one Filter
     uint8_t strategy            # of pyx.sharing, 0 = not asked for yet
     uint8_t waits               # a message waits for its member when that has no room, instead of going to the next
     uint8_t full                # siblings were told that no online member here can take a message
-    uint32_t number             # names it while it lives: of copies that belong to it
+    uint32_t number             # of copies that belong to it: a hash of its name
     uint32_t offline_durable    # how many members of offline sessions have QoS >= 1 (counted in the Filter's as well)
     Elsewhere* elsewhere        # by sibling (64 entries) or NULL
     uint64_t siblings           # bit i: sibling i has members

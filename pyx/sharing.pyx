@@ -24,7 +24,7 @@ from pyx.message cimport Content
 from pyx.placement cimport fixed_hash, mixed
 from pyx.records cimport ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Choice, read_entry
 from pyx.rosters cimport roster_put, roster_strike
-from pyx.routing cimport REFUSED_NO_MEMBER, REFUSED_OFFLINE, SHARED_COPY, put_identifier
+from pyx.routing cimport REFUSED_NO_MEMBER, REFUSED_OFFLINE, SHARED_COPY, put_identifier, topic_matches
 from pyx.subscriptions cimport Filter, Membership, SubscriberList, filter_text
 from pyx.tables cimport Walk, table_walk
 
@@ -440,7 +440,8 @@ cdef class Sharing(Siblings):
         if m.content.expires and self.wall_ms >= m.content.expires:
             self.counters.at[count.DROPPED_EXPIRED] += 1
             return True
-        if g == NULL:
+        if g == NULL or not topic_matches(<const uint8_t*>filter_text(g.filter), g.filter.length, m.content.topic,
+                                          m.content.topic_len):
             return False
         self.begin(&m.content, None, m.publisher, NULL, 0, -1, 0)
         self.held = m

@@ -44,7 +44,6 @@ cdef class Subscriptions:
     cdef Trie trie
     cdef Results results
     cdef dict groups                    # number -> address of the Group
-    cdef uint32_t groups_named          # numbers given
     cdef Matches simple                 # the result while there are no wildcard filters
     cdef Filter* only                   # what simple.filters points to
 

@@ -19,6 +19,7 @@ from pyx.filters cimport (
 )
 from pyx.hashing cimport HashKey, hash_bytes, prefetch
 from pyx.kernel cimport monotonic_ns
+from pyx.placement cimport fixed_hash
 from pyx.results cimport Results
 from pyx.rosters cimport roster_forget, roster_free
 from pyx.tables cimport (
@@ -192,10 +193,10 @@ cdef class Subscriptions:
         g.name[length] = c'/'
         memcpy(g.name + length + 1, filter_text(f), f.length)
         g.label_length = <uint32_t> length + 1 + f.length
-        self.groups_named += 1
-        while self.groups_named == 0 or self.groups_named in self.groups:
-            self.groups_named += 1
-        g.number = self.groups_named
+        # by its name: a group that vanishes and comes back has copies that belong to it
+        g.number = <uint32_t> fixed_hash(<const uint8_t*> g.name, g.label_length)
+        while g.number == 0 or g.number in self.groups:
+            g.number += 1
         self.groups[g.number] = <size_t> g
         g.next = f.groups
         f.groups = g
