@@ -27,6 +27,7 @@ from pydantic.fields import FieldInfo
 
 from broker.auth import BACKENDS
 from broker.auth.contract import Backend, CredentialsError
+from broker.sharing import Shared
 
 ENVIRONMENT_PREFIX = "MQTTD_"
 ENVIRONMENT_CONFIG = "MQTTD_CONFIG"
@@ -355,6 +356,7 @@ class Settings(BaseModel):
         le=65535,
         description="How often `$SYS/broker/...` is published; 0: never, and nobody gets it.",
     )
+    shared: list[Shared] = Field(default_factory=list, description="Strategies of share groups.")
     limits: Limits = Field(default_factory=lambda: Limits())
 
     @property
@@ -486,6 +488,9 @@ def _contradictions(settings: Settings) -> Iterator[str]:
     except CredentialsError as error:
         yield from error.lines
     yield from _admin_errors(settings)
+    for rule in settings.shared:
+        if rule.when_full == "wait" and rule.strategy in ("round_robin", "least_inflight"):
+            yield f"shared.when_full: 'wait' has no meaning for {rule.strategy} (group {rule.group!r})"
     limits = settings.limits
     if limits.session_expiry_seconds_default_v3 > limits.session_expiry_seconds_max:
         yield (
@@ -560,7 +565,7 @@ def _typed(path: tuple[str, ...], text: str) -> object:
 def leaves() -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
     """(key path, field) of every setting that has a value of its own."""
     for name, field in Settings.model_fields.items():
-        if name != "limits":
+        if name not in ("limits", "shared"):
             yield (name,), field
     for name, field in Limits.model_fields.items():
         yield ("limits", name), field
@@ -571,7 +576,8 @@ def _line(detail: Any, origins: Mapping[str, str]) -> str:
     location = [str(part) for part in detail["loc"] if not isinstance(part, int)]
     path = ".".join(location)
     if detail["type"] == "extra_forbidden":
-        known = ["limits", *(".".join(leaf) for leaf, _ in leaves())]
+        known = ["limits", "shared", *(f"shared.{name}" for name in Shared.model_fields)]
+        known += [".".join(leaf) for leaf, _ in leaves()]
         return f"{path}: unknown key{_suggestion(path, known)}"
     message = detail["msg"][0].lower() + detail["msg"][1:]
     given = detail["input"]
@@ -616,6 +622,14 @@ def markdown() -> str:
                 name = _environment_name(path)
                 parts.append(f"| `{path[-1]}` | {default} | `{name}` | {reload} | {_meaning(field)} |")
         parts.append("")
+    parts.append("### Strategies of share groups\n")
+    about = " ".join((Shared.__doc__ or "").split())
+    parts.append(f"Tables `[[shared]]` of the file; a reload takes them over. {about}\n")
+    parts.append("| key | default | meaning |\n|---|---|---|")
+    for name, field in Shared.model_fields.items():
+        default = "required" if field.is_required() else _shown(field.default)
+        parts.append(f"| `{name}` | {default} | {_meaning(field)} |")
+    parts.append("")
     return "\n".join(parts)
 
 

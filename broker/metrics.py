@@ -110,6 +110,8 @@ _HELP: dict[str, str] = {
     "delivered_qos0": "Copies of QoS 0 that the kernel took.",
     "delivered_qos1": "Copies of QoS 1 acknowledged.",
     "delivered_qos2": "Copies of QoS 2 completed.",
+    "shared_waited": "Messages of share groups queued for a member, because none was able when they came.",
+    "shared_again": "Messages of share groups given to another member or worker after all.",
     "mesh_entries_sent": "Messages given to other workers.",
     "mesh_entries_received": "Messages got from other workers.",
     "mesh_batches_received": "Batches got from other workers.",

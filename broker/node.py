@@ -19,6 +19,7 @@ from broker.gauges import Gauges
 from broker.peering import Peering
 from broker.retaining import Retaining
 from broker.sessions import Sessions
+from broker.sharing import rule_of
 from broker.subscribing import Subscribing
 from broker.sys_topics import SysTopics
 from broker.wills import Wills
@@ -28,7 +29,7 @@ from pyx.dispatch import Dispatch
 from pyx.limits import Limits
 from pyx.reasons import ReasonCode
 from pyx.retained import Retained
-from pyx.router import Router
+from pyx.router import STRATEGIES, WAITS_FLAG, Router
 from pyx.subscriptions import Subscriptions
 from pyx.timers import TimerWheel
 from zmq_mesh.interest import Publisher
@@ -105,6 +106,7 @@ class Node:
         self.router.store = store
         self.router.handler = self
         self.router.forward_now = self.forward
+        self.router.strategy_of = self._strategy_of
         self.dispatch = Dispatch(self.router)
         self.siblings = [i for i in range(workers) if i != index]
         self.links: Mapping[int, Any] = {}
@@ -139,10 +141,19 @@ class Node:
 
     def reload(self, settings: Settings) -> None:
         """Take over what may change while the worker runs (it concerns what happens from now on)."""
+        changed = settings.shared != self.settings.shared
         self.settings = settings
         fill_limits(self.router.limits, settings)
         self.authenticating.reload()
         self.sys_topics.reload()
+        if changed:
+            self.router.strategies_changed()
+
+    def _strategy_of(self, group: bytes, topic_filter: bytes) -> int:
+        rule = rule_of(self.settings.shared, group, topic_filter)
+        if rule is None:
+            return STRATEGIES["round_robin"]
+        return STRATEGIES[rule.strategy] | (WAITS_FLAG if rule.when_full == "wait" else 0)
 
     # ------------------------------------------------------------ time
 
@@ -180,13 +191,14 @@ class Node:
         peer = 0
         while dirty:
             if dirty & 1:
-                self._submit(peer)
+                self.submit(peer)
             dirty >>= 1
             peer += 1
         router.interest_due = False
         self.flush_mesh()
 
-    def _submit(self, peer: int) -> None:
+    def submit(self, peer: int) -> None:
+        """Give the link what the tick has for that sibling."""
         taken = self.router.take(peer)
         link = self.links.get(peer)
         if taken is None or link is None:

@@ -11,9 +11,22 @@ from zmq_mesh.envelope import Refusal
 
 if TYPE_CHECKING:
     from broker.node import Node
+    from pyx.router import Router
+    from zmq_mesh.contract import Undelivered
     from zmq_mesh.interest import Change
 
 __all__ = ["Peering"]
+
+_CHOOSE_AGAIN = (Refusal.NO_MEMBER, Refusal.OFFLINE)
+
+
+def _apply(router: Router, peer: int, change: Change) -> None:
+    text, group, members, _, online, full, member, since = change
+    if member:
+        assert group is not None
+        router.set_member(peer, text, group, member, members > 0, since)
+    else:
+        router.set_interest(peer, text, members, group, online, full)
 
 
 class Peering:
@@ -58,42 +71,56 @@ class Peering:
         """Acks of publishers that waited for this peer may leave."""
         self._router.peer_acknowledged(peer, ticket)
 
-    def refused(self, peer: int, ticket: int, position: int, reason: int) -> None:
-        """An entry was not taken, or (position WHOLE_BATCH) a whole batch, because the hand-off log is full."""
-        if reason == Refusal.NO_MEMBER and position != WHOLE_BATCH:
-            batch = self._node.links[peer].batch_of(ticket)
-            if batch is not None:
-                part, payloads = batch
-                self._router.choose_again(peer, ticket, memoryview(part), list(payloads), position)
-                return
-        self._drop(count.DROPPED_PEER_LOST, 1)
-        self._node.log.warning("peer_refused", peer=peer, position=position, reason=reason)
+    def refused(self, peer: int, batch: Undelivered, position: int, reason: int) -> None:
+        """An entry was not taken, or (position WHOLE_BATCH) a whole batch, because the hand-off log is full. What was
+        for a share group goes to another member.
+        """
+        if position == WHOLE_BATCH:
+            lost = self._again(peer, batch)
+        elif reason in _CHOOSE_AGAIN:
+            part, payloads = memoryview(batch.part), list(batch.payloads)
+            self._router.choose_again(peer, max(batch.ticket, 0), part, payloads, position, reason)
+            return
+        else:
+            lost = 1
+        if lost:
+            self._drop(count.DROPPED_PEER_LOST, lost)
+            self._node.log.warning("peer_refused", peer=peer, position=position, reason=reason)
+
+    def _again(self, peer: int, batch: Undelivered) -> int:
+        """Choose another member for shares of a group. -> how many copies nobody gets."""
+        part, payloads = memoryview(batch.part), list(batch.payloads)
+        return self._router.choose_again_lost(peer, max(batch.ticket, 0), part, payloads, batch.sent)
 
     def _drop(self, reason: int, copies: int) -> None:
         # nobody matched them, so they are born here, for the sum to be right
         self._row.add(count.MATCHED, copies)
         self._row.add(reason, copies)
 
-    def lost(self, peer: int, entries_count: int, ticket: int) -> None:
-        """What waited for a worker that died (memory store)."""
-        self._drop(count.DROPPED_PEER_LOST, entries_count)
-        self._node.log.warning("peer_lost", peer=peer, messages=entries_count)
+    def lost(self, peer: int, batches: list[Undelivered], ticket: int) -> None:
+        """What waited for a worker that died (memory store). Publishers' acks wait for those that are chosen
+        instead.
+        """
+        lost = sum(self._again(peer, batch) for batch in batches)
+        if lost:
+            self._drop(count.DROPPED_PEER_LOST, lost)
+            self._node.log.warning("peer_lost", peer=peer, messages=lost)
         self._router.peer_acknowledged(peer, ticket)
 
     def interest(self, peer: int, changes: list[Change]) -> None:
         """The peer wants, or no longer wants, filters: its SUBACKs wait until we say that we know."""
         self._interest_came = True
         router = self._router
-        for text, group, members, _ in changes:
-            router.set_interest(peer, text, members, group)
+        for change in changes:
+            _apply(router, peer, change)
 
     def interest_snapshot(self, peer: int, entries: Iterator[Change]) -> None:
         """All that the peer wants."""
         self._interest_came = True
         router = self._router
         router.forget_interest(peer)
-        for text, group, members, _ in entries:
-            router.set_interest(peer, text, members, group)
+        for change in entries:
+            _apply(router, peer, change)
 
     def interest_taken(self, peer: int, number: int) -> None:
         """SUBACKs that waited for this peer may leave."""
@@ -121,4 +148,5 @@ class Peering:
         self._node.log.warning("peer_gone", peer=peer)
         self._router.peer_live(peer, False)
         self._router.forget_interest(peer)
+        self._node.submit(peer)  # what this tick has for it is told as lost together with the rest
         self._node.peers_changed()

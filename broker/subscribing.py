@@ -71,9 +71,13 @@ class Subscribing:
         return 0
 
     def unsubscribe(self, conn: Connection, session: Session, packet: Unsubscribe) -> None:
-        """Remove each subscription; one that was not there is no error [MQTT-3.10.4-5]."""
+        """Remove each subscription; one that was not there is no error [MQTT-3.10.4-5].
+
+        That of a share group is answered when the siblings know it: what comes after goes to other members.
+        """
         router = self._router
         codes: list[int] = []
+        shared = False
         for text in packet.filters:
             group = None
             if text.startswith(b"$share/"):
@@ -82,6 +86,8 @@ class Subscribing:
                     codes.append(ReasonCode.TOPIC_FILTER_INVALID)
                     continue
                 group, text = share
+                shared = True
             found = router.unsubscribe(session, text, group)
             codes.append(ReasonCode.SUCCESS if found else ReasonCode.NO_SUBSCRIPTION_EXISTED)
-        router.answer_packet(conn, encode_unsuback(conn.version, packet.packet_id, codes))
+        unsuback = encode_unsuback(conn.version, packet.packet_id, codes)
+        router.answer_packet(conn, unsuback, self._node.interest_number() if shared else 0)

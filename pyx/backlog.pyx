@@ -44,7 +44,8 @@ cdef class Backlog(Routing):
                        uint8_t flags) except -1:
         # for this session alone; it is behind until it has been sent
         self.counters.at[count.MATCHED] += 1
-        s.enqueue(m, <PyObject*>identifiers if identifiers is not None else NULL, qos | (4 if retain else 0) | flags)
+        s.enqueue(m, <PyObject*>identifiers if identifiers is not None else NULL, qos | (4 if retain else 0) | flags,
+                  self.sharing if flags & SHARED_COPY else 0)
         if not s.behind:
             s.behind = True
             s.cursor = self.next_position - 1
@@ -95,6 +96,7 @@ cdef class Backlog(Routing):
                     return 0
                 m = <Message>q.message
                 identifiers = <object>q.identifiers if q.identifiers != NULL else None
+                self.sharing = q.group
                 s.dequeue()
                 if s.watched is not None:
                     number = s.watched.get(PyBytes_FromStringAndSize(<const char*>m.content.topic, m.content.topic_len),
@@ -225,6 +227,7 @@ cdef class Backlog(Routing):
             packet_id = slot.packet_id
             slot.state = WAIT_PUBACK if qos == 1 else WAIT_PUBREC
             slot.flags = qos | (4 if retain else 0) | flags
+            slot.group = self.sharing
             if s.durable or flags & SHARED_COPY:
                 slot.message = <PyObject*>m
                 Py_INCREF(m)

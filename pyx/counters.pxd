@@ -78,6 +78,9 @@ cpdef enum:
     DROPPED_PEER_LOST
     DROPPED_NO_MEMBER
     DROPPED_WORKER_LOST
+    # share groups
+    SHARED_WAITED                   # no member could take a message when it came: it was queued for one
+    SHARED_AGAIN                    # chosen a second time: refused, its worker died, or its member left
     # mesh; what was sent is counted per link, see below
     MESH_ENTRIES_SENT
     MESH_ENTRIES_RECEIVED

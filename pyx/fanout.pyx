@@ -246,7 +246,7 @@ cdef class FanOut(Backlog):
         return 1
 
     cdef int fill(self, Inflight* slot, const uint8_t* ids, uint32_t ids_len) except -1:
-        # what may have to be sent again
+        # what may have to be sent again, or handed on
         cdef bytes identifiers
         self.hold()
         if ids_len:
@@ -255,6 +255,7 @@ cdef class FanOut(Backlog):
             slot.identifiers = <PyObject*>identifiers
         Py_INCREF(self.held)
         slot.message = <PyObject*>self.held
+        slot.group = self.sharing
         return 0
 
     cdef int keep(self) except -2:

@@ -29,16 +29,39 @@ cdef struct Filter:
     # the text follows: use filter_text()
 
 
+cdef struct Elsewhere:          # what a sibling has of a group
+    uint32_t members
+    uint32_t online
+
+
+cdef struct Member:             # of a group whose strategy must know its members one by one: see pyx.rosters
+    uint64_t identity           # hash of the client id, never 0
+    uint64_t since              # rises with the time at which it came online; 0 = offline
+    void* session               # borrowed, of a local one that is enrolled; NULL = a sibling's
+    uint32_t worker             # where it lives
+
+
 cdef struct Group:              # one ShareName on one Filter
     Group* next
     Filter* filter
     SubscriberList members
-    uint32_t turn               # round robin position, used by the router
+    uint32_t turn               # which worker is next, used by the router
+    uint32_t next_member        # which member is next, used by the router
+    uint8_t strategy            # of pyx.sharing, 0 = not asked for yet
+    uint8_t waits               # a message waits for its member when that has no room, instead of going to the next
+    uint8_t full                # siblings were told that no online member here can take a message
+    uint32_t number             # of copies that belong to it: a hash of its name
     uint32_t offline_durable    # how many members of offline sessions have QoS >= 1 (counted in the Filter's as well)
-    uint32_t* sibling_members   # members per sibling (64 entries) or NULL
+    Elsewhere* elsewhere        # by sibling (64 entries) or NULL
     uint64_t siblings           # bit i: sibling i has members
+    uint64_t siblings_online    # bit i: it has some that are connected
+    uint64_t siblings_full      # bit i: none of those can take a message
+    Member* roster              # or NULL
+    uint32_t roster_count
+    uint32_t roster_cap
+    uint32_t label_length
     uint16_t name_length
-    char* name
+    char* name                  # name/filter, label_length bytes: what a mesh entry calls it
 
 
 cdef struct Membership:         # one entry of a session's own list

@@ -54,17 +54,25 @@ cdef enum EntryFlags:
     ENTRY_QOS = 0x03
     ENTRY_RETAIN = 0x04
     ENTRY_EXPIRES = 0x08
-    ENTRY_CHOICES = 0x10
+    ENTRY_SHARED = 0x10
     ENTRY_OWN_FRAME = 0x20
     ENTRY_RETAINED_ONLY = 0x40
     ENTRY_CONTROL = 0x80            # not a message: kind and payload for the sibling's broker
 
 cdef struct Entry:
     Content content
-    const uint8_t* choices          # the packed list, without its count
-    uint32_t choices_len
-    uint8_t choices_count
+    const uint8_t* group            # "group/filter" for which this worker was chosen, NULL = for none
+    uint64_t key                    # of the strategies hash_topic and hash_client
+    uint32_t group_len
+    uint8_t insist                  # it must be queued here when no member is online
     uint8_t flags
+
+
+cdef struct Choice:                 # of a worker, for a share group: what an entry says of it
+    const uint8_t* group            # "group/filter"
+    uint64_t key
+    uint32_t group_len              # less than 65,536
+    uint8_t insist
 
 
 cdef class Packed:
@@ -74,8 +82,8 @@ cdef class Packed:
     cdef uint32_t cap
     cdef uint32_t entries
     cdef uint8_t* room(self, uint32_t n) except NULL
-    cdef int entry(self, const Content* c, uint8_t flags, const uint8_t* choices, uint32_t choices_len,
-                   uint8_t choices_count) except -1
+    # choice: NULL = the entry is for no share group
+    cdef int entry(self, const Content* c, uint8_t flags, const Choice* choice) except -1
 
 
 # next entry of a mesh batch; returns the bytes it took, raises ValueError for a damaged one

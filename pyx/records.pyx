@@ -14,6 +14,7 @@ from pyx.message cimport content_bytes, message_copy
 
 cdef enum:
     READ_MESSAGES_MAX = 1024        # per batch
+    CHOICE_BYTES = 11               # of an entry's choice before its group: insist, key, length
 
 
 @cython.final
@@ -355,8 +356,7 @@ cdef class Packed:
         self.size += n
         return b
 
-    cdef int entry(self, const Content* c, uint8_t flags, const uint8_t* choices, uint32_t choices_len,
-                   uint8_t choices_count) except -1:
+    cdef int entry(self, const Content* c, uint8_t flags, const Choice* choice) except -1:
         # flags: ENTRY_OWN_FRAME and ENTRY_RETAINED_ONLY from the caller, the others from the content
         cdef uint32_t n = 19 + c.topic_len + c.props_len
         cdef uint8_t* p
@@ -366,9 +366,9 @@ cdef class Packed:
         if c.expires:
             flags |= ENTRY_EXPIRES
             n += 8
-        if choices_count:
-            flags |= ENTRY_CHOICES
-            n += 1 + choices_len
+        if choice != NULL:
+            flags |= ENTRY_SHARED
+            n += CHOICE_BYTES + choice.group_len
         if not flags & ENTRY_OWN_FRAME:
             n += c.payload_len
         p = self.room(n)
@@ -379,10 +379,11 @@ cdef class Packed:
         p = put64(p, c.number)
         if c.expires:
             p = put64(p, c.expires)
-        if choices_count:
-            p[0] = choices_count
-            memcpy(p + 1, choices, choices_len)
-            p += 1 + choices_len
+        if choice != NULL:
+            p[0] = choice.insist
+            p = put16(put64(p + 1, choice.key), choice.group_len)
+            memcpy(p, choice.group, choice.group_len)
+            p += choice.group_len
         memcpy(p, c.topic, c.topic_len)
         p += c.topic_len
         if c.props_len:
@@ -399,7 +400,6 @@ cdef int64_t read_entry(const uint8_t* p, size_t n, Entry* out) except -1:
     cdef const uint8_t* end = p + n
     cdef Content* c = &out.content
     cdef uint64_t need
-    cdef uint32_t k
     if n < 19:
         raise ValueError("mesh entry cut off")
     out.flags = p[0]
@@ -419,23 +419,21 @@ cdef int64_t read_entry(const uint8_t* p, size_t n, Entry* out) except -1:
             raise ValueError("mesh entry cut off")
         c.expires = get64(at)
         at += 8
-    out.choices = NULL
-    out.choices_len = 0
-    out.choices_count = 0
-    if out.flags & ENTRY_CHOICES:
-        if end - at < 1:
+    out.group = NULL
+    out.group_len = 0
+    out.insist = 0
+    out.key = 0
+    if out.flags & ENTRY_SHARED:
+        if end - at < CHOICE_BYTES:
             raise ValueError("mesh entry cut off")
-        out.choices_count = at[0]
-        at += 1
-        out.choices = at
-        for _ in range(out.choices_count):
-            if end - at < 2:
-                raise ValueError("mesh entry cut off")
-            k = get16(at)
-            if <uint64_t>(end - at) < <uint64_t>2 + k:
-                raise ValueError("mesh entry cut off")
-            at += 2 + k
-        out.choices_len = <uint32_t>(at - out.choices)
+        out.insist = at[0]
+        out.key = get64(at + 1)
+        out.group_len = get16(at + 9)
+        at += CHOICE_BYTES
+        if <uint64_t>(end - at) < out.group_len:
+            raise ValueError("mesh entry cut off")
+        out.group = at
+        at += out.group_len
     need = <uint64_t>c.topic_len + c.props_len + (0 if out.flags & ENTRY_OWN_FRAME else c.payload_len)
     if <uint64_t>(end - at) < need:
         raise ValueError("mesh entry cut off")
@@ -456,7 +454,7 @@ def pack_messages(list messages not None):
     cdef Packed packed = Packed.__new__(Packed)
     cdef Message m
     for m in messages:
-        packed.entry(&m.content, 0, NULL, 0, 0)
+        packed.entry(&m.content, 0, NULL)
     return PyBytes_FromStringAndSize(<char*>packed.at, packed.size)
 
 

@@ -4,20 +4,21 @@
 Call order, one publish: begin -> publish -> (answer). One tick: any number of publishes, acks and slow packets ->
 commit -> serve_ready -> (links take what peers want) -> release_acks -> the reactor sends what `dirty` names.
 """
-from libc.stdint cimport uint8_t, uint16_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyx.connection cimport Connection
+from pyx.message cimport Message
 from pyx.session cimport Session
-from pyx.siblings cimport Siblings
+from pyx.sharing cimport Sharing
 from pyx.subscriptions cimport Filter, Group, Matches
 
 
-cdef class Router(Siblings):
-    cpdef uint64_t next_number(self)
+cdef class Router(Sharing):
     cdef int publish(self, Matches* m) except -1            # 1: somebody matches
     cdef int forward(self, uint64_t mask) except -1
     cdef int puback(self, Session s, uint16_t packet_id, uint8_t reason) except -1
     cdef int pubrec(self, Session s, Connection conn, uint16_t packet_id, uint8_t reason) except -1
     cdef int pubcomp(self, Session s, uint16_t packet_id) except -1
-    cdef int tell_interest(self, Filter* f, Group* g, bytes text, bytes group, bint durable) except -1
+    cdef int tell_interest(self, Filter* f, bytes text, bytes group, bint durable) except -1
+    cdef int hand_on_or_drop(self, uint32_t group, Message m, int counter) except -1
     cdef Group* group_of(self, Filter* f, bytes name) noexcept

@@ -28,32 +28,35 @@ from pyx.message cimport Content, Message
 from pyx.outbox cimport outbox_reserve
 from pyx.packets cimport PUBREL
 from pyx.records cimport Block, ENTRY_RETAINED_ONLY, LogKey
-from pyx.routing cimport ABSENCES_MAX, NUMBER_WORKER_BITS, RETAINED_COPY, SHARED_COPY, find_expiry, put_identifier
+from pyx.routing cimport ABSENCES_MAX, RETAINED_COPY, SHARED_COPY, find_expiry, put_identifier
 from pyx.session cimport FREE, Inflight, Queued, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC
+from pyx.sharing cimport HASH_CLIENT, HASH_TOPIC, LEAST_INFLIGHT, ROUND_ROBIN, STICKY, WAITS
 from pyx.subscriptions cimport Membership, Subscriber, filter_text
 
 
+# what a handler answers when it is asked for the strategy of a share group (`Router.strategy_of`)
+STRATEGIES = {
+    "round_robin": ROUND_ROBIN,
+    "least_inflight": LEAST_INFLIGHT,
+    "hash_topic": HASH_TOPIC,
+    "hash_client": HASH_CLIENT,
+    "sticky": STICKY,
+}
+WAITS_FLAG = WAITS
+
+
 @cython.final
-cdef class Router(Siblings):
+cdef class Router(Sharing):
     """Routes publishes of one worker. `worker` and `workers`: which of how many; `limits`, `counters`, `timers`: shared
     with the rest of the worker; `store` and `handler` are set before the first connection."""
-
-    cpdef uint64_t next_number(self):
-        """A message number: (microseconds << 8 | worker), its time part max(last used + 1, now)."""
-        cdef uint64_t t = self.wall_ms * 1000
-        if t <= self.last_number:
-            t = self.last_number + 1
-        self.last_number = t
-        return t << NUMBER_WORKER_BITS | <uint64_t>self.worker
 
     cdef int publish(self, Matches* m) except -1:
         cdef const Content* c = self.content
         cdef uint32_t i
-        cdef uint64_t siblings = 0, served = 0
+        cdef uint64_t siblings = 0
         cdef bint groups = False
         cdef Group* g
         cdef int owner
-        cdef list choices
         for i in range(m.count):
             siblings |= m.filters[i].siblings
             if m.filters[i].groups != NULL:
@@ -66,24 +69,14 @@ cdef class Router(Siblings):
             owner = self.keep()
             if owner >= 0:
                 if siblings >> owner & 1 == 0:
-                    self.entry(owner, ENTRY_RETAINED_ONLY, None)
+                    self.entry(owner, ENTRY_RETAINED_ONLY, NULL)
                     self.mask |= <uint64_t>1 << owner
-                    served = <uint64_t>1 << owner
         if groups:
-            choices = []
             for i in range(m.count):
                 g = m.filters[i].groups
                 while g != NULL:
-                    self.choose_worker(g, choices)
+                    self.share(g, &siblings)
                     g = g.next
-            for owner, choice in choices:
-                # an entry names one group, so that a refusal does; plain interest of that sibling is served by the
-                # first of them: it matches again there
-                self.entry(owner, ENTRY_RETAINED_ONLY if served >> owner & 1 else 0, choice)
-                served |= <uint64_t>1 << owner
-                if c.qos:
-                    self.mask |= <uint64_t>1 << owner
-            siblings &= ~served
         if siblings:
             self.forward(siblings)
         self.held = None
@@ -96,7 +89,7 @@ cdef class Router(Siblings):
         cdef int p = 0
         while siblings:
             if siblings & 1:
-                self.entry(p, 0, None)
+                self.entry(p, 0, NULL)
                 if self.content.qos or self.content.retain:
                     self.mask |= <uint64_t>1 << p
             siblings >>= 1
@@ -178,14 +171,17 @@ cdef class Router(Siblings):
             self.set_ready(s)
         return 1
 
-    cdef int tell_interest(self, Filter* f, Group* g, bytes text, bytes group, bint durable) except -1:
-        # siblings learn how many local holders (filter, group) has
-        cdef uint32_t members = 0
+    cdef int tell_interest(self, Filter* f, bytes text, bytes group, bint durable) except -1:
+        # siblings learn whether anybody here wants the filter, or how many members the group has
+        cdef Group* g
+        if group is None:
+            self.interest.change(text, None, 1 if f != NULL and f.plain.count else 0, durable)
+            self.interest_due = True
+            return 0
+        g = self.group_of(f, group)
         if g != NULL:
-            members = g.members.count
-        elif group is None and f != NULL:
-            members = 1 if f.plain.count else 0
-        self.interest.change(text, group, members, durable)
+            return self.tell_group(g, durable)
+        self.interest.change(text, group, 0, False)
         self.interest_due = True
         return 0
 
@@ -207,8 +203,11 @@ cdef class Router(Siblings):
             if s.since is None:
                 s.since = {}
             s.since[text] = self.next_position - 1
-        if new and self.interest is not None and (group is not None or f.plain.count == 1):
-            self.tell_interest(f, g, text, group, s.durable)
+        if new:
+            if g != NULL:
+                self.joined(g, s)
+            elif self.interest is not None and f.plain.count == 1:
+                self.tell_interest(f, text, None, s.durable)
         self.counters.at[count.SUBSCRIPTIONS] = self.subscriptions.count
         self.counters.at[count.FILTERS] = self.subscriptions.filters
         return bool(new)
@@ -220,9 +219,12 @@ cdef class Router(Siblings):
         return g
 
     def unsubscribe(self, Session s not None, bytes text not None, bytes group=None):
-        """Remove a subscription; False: there was none."""
+        """Remove a subscription; False: there was none. What waits for this member of a group goes to another one; what
+        is in flight is completed."""
         cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
         cdef Group* g = NULL
+        cdef uint32_t number = 0
+        cdef Message m
         cdef int i
         if f == NULL:
             return False
@@ -238,16 +240,23 @@ cdef class Router(Siblings):
             if s.own.count == 1:
                 self.counters.at[count.MATCHED] += messages
                 self.counters.at[count.DROPPED_UNSUBSCRIBED] += messages
+        if g != NULL:
+            self.strike(g, s)
+            number = g.number
         self.subscriptions.remove(&s.own, <uint32_t>i)
         if self.interest is not None:
             f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
-            g = self.group_of(f, group) if group is not None else NULL
             if group is not None or f == NULL or f.plain.count == 0:
-                self.tell_interest(f, g, text, group, False)
+                self.tell_interest(f, text, group, False)
         if s.since is not None:
             s.since.pop(text, None)
         s.batch = None                  # read again without it
         s.batch_at = 0
+        if number:
+            for m in s.take_queued(number):
+                self.hand_on_or_drop(number, m, count.DROPPED_UNSUBSCRIBED)
+            if s.behind and s.connection is not None:
+                self.set_ready(s)
         self.counters.at[count.SUBSCRIPTIONS] = self.subscriptions.count
         self.counters.at[count.FILTERS] = self.subscriptions.filters
         return True
@@ -285,8 +294,8 @@ cdef class Router(Siblings):
         conn.state = OPEN
         s.connection = conn
         s.version = conn.version
-        if s.own_key is None:
-            self.subscriptions.set_online(&s.own)
+        self.subscriptions.set_online(&s.own, s.own_key is None)
+        self.tell_online(s)
         for i in range(s.window_cap):
             if s.window[i].state != FREE:
                 again.append((s.window[i].order, s.window[i].packet_id))
@@ -320,8 +329,8 @@ cdef class Router(Siblings):
                     s.absences[0] = (s.absences[0][0], s.absences[1][1])
                     del s.absences[1]
                 s.absences.append((self.next_position - 1, <uint64_t>-1))
-            if s.own_key is None:
-                self.subscriptions.set_offline(&s.own)
+            self.subscriptions.set_offline(&s.own, s.own_key is None)
+            self.tell_online(s)
         else:
             self.end_session(s)
 
@@ -329,7 +338,7 @@ cdef class Router(Siblings):
         """Forget the session: its subscriptions, what it waits for. Shares of a group that it had not acknowledged go
         to others."""
         cdef list shares = []
-        cdef uint32_t i, dropped = 0
+        cdef uint32_t i, number, dropped = 0
         cdef Filter* f
         cdef bytes text, name
         cdef Queued* q
@@ -338,23 +347,23 @@ cdef class Router(Siblings):
         cdef Membership* e
         for i in range(s.own.count):
             e = &s.own.items[i]
-            if e.group == NULL:
-                if self.interest is not None and e.filter.plain.count == 1:
-                    plain.append(filter_text(e.filter)[:e.filter.length])
-            else:
+            if e.group != NULL:
+                self.strike(e.group, s)
                 groups.append((filter_text(e.filter)[:e.filter.length], e.group.name[:e.group.name_length]))
+            elif self.interest is not None and e.filter.plain.count == 1:
+                plain.append(filter_text(e.filter)[:e.filter.length])
         for i in range(s.window_cap):
             if s.window[i].state == FREE:
                 continue
             if s.window[i].flags & SHARED_COPY and s.window[i].state == WAIT_PUBACK and s.window[i].message != NULL:
-                shares.append((s.window[i].order, <object>s.window[i].message))
+                shares.append((s.window[i].order, s.window[i].group, <object>s.window[i].message))
             else:
                 dropped += 1
         shares.sort(key=order_of)
         for i in range(s.queue_count):
             q = &s.queue[(s.queue_head + i) & (s.queue_cap - 1)]
             if q.flags & SHARED_COPY:
-                shares.append((0, <object>q.message))
+                shares.append((0, q.group, <object>q.message))
             else:
                 dropped += 1
         if s.behind:
@@ -376,17 +385,17 @@ cdef class Router(Siblings):
         self.counters.at[count.FILTERS] = self.subscriptions.filters
         if self.interest is not None:
             for text in plain:
-                self.interest.change(text, None, 0, False)
+                self.tell_interest(NULL, text, None, False)
             for text, name in groups:
                 f = self.subscriptions.find(<const uint8_t*><const char*><bytes>text, len(<bytes>text))
-                self.tell_interest(f, self.group_of(f, name), text, name, False)
-            if plain:
-                self.interest_due = True
-        for _, m in shares:
-            self.counters.at[count.MATCHED] -= 1        # the copy was born before: it changes hands
-            if not self.share_again(m, groups):
-                self.counters.at[count.MATCHED] += 1
-                self.counters.at[count.DROPPED_NO_MEMBER] += 1
+                self.tell_interest(f, text, name, False)
+        for _, number, m in shares:
+            self.hand_on_or_drop(number, m, count.DROPPED_NO_MEMBER)
+
+    cdef int hand_on_or_drop(self, uint32_t group, Message m, int counter) except -1:
+        if not self.hand_on(group, m):
+            self.counters.at[counter] += 1
+        return 0
 
     def publish_message(self, Message m not None, Session origin=None):
         """Route a message of the broker itself (a will). Returns the peers that were given it."""
@@ -431,6 +440,6 @@ def expiry_offset(bytes properties not None):
     return find_expiry(&c)
 
 
-def order_of(tuple pair):
+def order_of(tuple copy):
     """Sort key: the order in which copies were sent."""
-    return pair[0]
+    return copy[0]

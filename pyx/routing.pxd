@@ -7,7 +7,8 @@ A Router is made in layers, each a file of its own that knows only those below i
     pyx.routing     Routing     the state; the publish in hand; the log of the tick; acks to publishers
     pyx.backlog     Backlog     sessions that are behind: reading the log, resending, bounding and forgetting
     pyx.fanout      FanOut      from a match to its subscribers; what is retained
-    pyx.siblings    Siblings    share groups and the other workers: entries for them, entries from them
+    pyx.siblings    Siblings    the other workers: entries for them, entries from them
+    pyx.sharing     Sharing     share groups: which worker, which member, and who next when that one is gone
     pyx.router      Router      a publish; subscriptions and sessions; the tick
 """
 from cpython.ref cimport PyObject
@@ -37,6 +38,7 @@ cdef enum:
     ABSENCES_MAX = 64               # disconnections a session remembers before it has caught up
     QUOTA_EXCEEDED = 0x97
     REFUSED_NO_MEMBER = 1           # zmq_mesh.envelope.Refusal
+    REFUSED_OFFLINE = 4
 
 
 cdef struct Pointers:               # a growing list of strong references
@@ -94,7 +96,9 @@ cdef class Routing:
     # the publish in hand
     cdef const Content* content
     cdef Session origin                 # of the publisher; None: a peer, a will, the broker
+    # its client id; or, of a sibling's where a group chooses by it, the hash of that; None: not known
     cdef object publisher
+    cdef uint32_t sharing               # number of the group for which a copy is being made, where SHARED_COPY is set
     cdef Message held                   # made when the first one wants to keep it
     cdef Connection adoptable           # its inbox holds just this packet: the Message may take it over
     cdef Frame[4] frames                # MQTT 5: 1, with Packet Identifier: 2
@@ -135,6 +139,7 @@ cdef class Routing:
 
     cdef int output_taken(self, Connection conn, size_t n) except -1
     cpdef int discard_output(self, Connection conn) except -1
+    cpdef uint64_t next_number(self)
     cdef int set_dirty(self, Connection conn) except -1
     cdef int set_ready(self, Session s) except -1
     cdef int begin(self, const Content* c, Session origin, object publisher, const uint8_t* raw, uint32_t raw_len,

@@ -146,6 +146,14 @@ cdef class Routing:
         self.now_ms = monotonic_ms
         self.wall_ms = monotonic_ms + self.wall_offset
 
+    cpdef uint64_t next_number(self):
+        """A message number: (microseconds << 8 | worker), its time part max(last used + 1, now)."""
+        cdef uint64_t t = self.wall_ms * 1000
+        if t <= self.last_number:
+            t = self.last_number + 1
+        self.last_number = t
+        return t << NUMBER_WORKER_BITS | <uint64_t>self.worker
+
     cdef int set_dirty(self, Connection conn) except -1:
         if not conn.dirty:
             conn.dirty = True
@@ -477,5 +485,5 @@ cdef class Routing:
         cdef Peer p = <Peer>self.peers[peer]
         if p.volatile_entries is None:
             p.volatile_entries = Packed.__new__(Packed)
-        p.volatile_entries.entry(c, ENTRY_CONTROL, NULL, 0, 0)
+        p.volatile_entries.entry(c, ENTRY_CONTROL, NULL)
         return 0

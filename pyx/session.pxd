@@ -32,16 +32,19 @@ cdef struct Inflight:
     uint16_t packet_id
     uint8_t state
     uint8_t flags               # bits 0-1 QoS, bit 2 RETAIN, bit 3: of a share group
+    uint32_t group              # Group.number of that
 
 
 cdef struct Queued:
     PyObject* message           # strong
     PyObject* identifiers       # strong or NULL
+    uint32_t group              # Group.number, of a share of a group
     uint8_t flags
 
 
 cdef class Session:
     cdef public str client_id
+    cdef readonly uint64_t identity     # fixed hash of the client id: names it in share groups
     cdef public Connection connection   # None while offline
     cdef Memberships own
     cdef Inflight* window
@@ -85,6 +88,7 @@ cdef class Session:
     cdef void release(self, Inflight* slot) noexcept
     cdef int arrive(self, uint16_t packet_id) except -1         # 1 new, 0 was there
     cdef bint leave(self, uint16_t packet_id) noexcept
-    cdef int enqueue(self, Message message, PyObject* identifiers, uint8_t flags) except -1
+    cdef int enqueue(self, Message message, PyObject* identifiers, uint8_t flags, uint32_t group) except -1
+    cdef list take_queued(self, uint32_t group)     # remove and return the messages of that group
     cdef void dequeue(self) noexcept
     cdef int clear(self) except -1

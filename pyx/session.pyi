@@ -3,12 +3,15 @@
 from typing import Any, final
 
 from pyx.connection import Connection
+from pyx.message import Message
 
 @final
 class Session:
     """One client's session [MQTT-4.1]."""
 
     client_id: str
+    @property
+    def identity(self) -> int: ...
     connection: Connection | None
     inflight_max: int
     version: int
@@ -24,6 +27,7 @@ class Session:
     def unacknowledged(self) -> int: ...
     @property
     def queued(self) -> int: ...
+    def held(self) -> list[tuple[Message, int, bool]]: ...
     @property
     def is_behind(self) -> bool: ...
     @property

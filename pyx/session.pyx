@@ -5,6 +5,7 @@ from libc.stdlib cimport calloc, free, malloc
 
 
 from pyx.message cimport content_bytes
+from pyx.placement cimport fixed_hash
 
 cdef enum:
     WINDOW_FIRST = 8
@@ -17,7 +18,9 @@ cdef class Session:
     passed."""
 
     def __cinit__(self, str client_id not None, int version=4):
+        cdef bytes name = client_id.encode("utf-8", "surrogatepass")
         self.client_id = client_id
+        self.identity = fixed_hash(<const uint8_t*><const char*>name, len(name))
         self.version = <uint8_t>version
         self.connection = None
         self.next_id = 1
@@ -137,7 +140,7 @@ cdef class Session:
             self.arrived[k] = self.arrived[j]
             k = j
 
-    cdef int enqueue(self, Message message, PyObject* identifiers, uint8_t flags) except -1:
+    cdef int enqueue(self, Message message, PyObject* identifiers, uint8_t flags, uint32_t group) except -1:
         cdef Queued* ring
         cdef Queued* q
         cdef uint32_t cap, i
@@ -158,6 +161,7 @@ cdef class Session:
         q.identifiers = identifiers
         Py_XINCREF(identifiers)
         q.flags = flags
+        q.group = group
         self.queue_count += 1
         self.queue_bytes += content_bytes(&message.content)
         return 0
@@ -173,6 +177,29 @@ cdef class Session:
             free(self.queue)
             self.queue = NULL
             self.queue_cap = self.queue_head = 0
+
+    cdef list take_queued(self, uint32_t group):
+        cdef uint32_t i, kept = 0
+        cdef Queued* q
+        cdef list taken = []
+        for i in range(self.queue_count):
+            q = &self.queue[(self.queue_head + i) & (self.queue_cap - 1)]
+            if q.group != group:
+                self.queue[(self.queue_head + kept) & (self.queue_cap - 1)] = q[0]
+                kept += 1
+                continue
+            taken.append(<object>q.message)
+            self.queue_bytes -= content_bytes(&(<Message>q.message).content)
+            Py_XDECREF(q.message)
+            Py_XDECREF(q.identifiers)
+        self.queue_count = kept
+        if kept == 0 and self.watching == 0:
+            self.watched = None
+        if kept == 0:
+            free(self.queue)
+            self.queue = NULL
+            self.queue_cap = self.queue_head = 0
+        return taken
 
     cdef int clear(self) except -1:
         # forget everything that waits or is in flight
@@ -227,6 +254,19 @@ cdef class Session:
     def queued(self):
         """Messages of this session alone that wait (retained ones, shares of a group)."""
         return self.queue_count
+
+    def held(self):
+        """[(Message, QoS, of a share group)] in its window and its queue: for tests."""
+        cdef uint32_t i
+        cdef Queued* q
+        out = []
+        for i in range(self.window_cap):
+            if self.window[i].state != FREE and self.window[i].message != NULL:
+                out.append((<object>self.window[i].message, self.window[i].flags & 3, bool(self.window[i].flags & 8)))
+        for i in range(self.queue_count):
+            q = &self.queue[(self.queue_head + i) & (self.queue_cap - 1)]
+            out.append((<object>q.message, q.flags & 3, bool(q.flags & 8)))
+        return out
 
     @property
     def is_behind(self):

@@ -43,6 +43,7 @@ cdef class Subscriptions:
     cdef Table table                    # every Filter, by its text
     cdef Trie trie
     cdef Results results
+    cdef dict groups                    # number -> address of the Group
     cdef Matches simple                 # the result while there are no wildcard filters
     cdef Filter* only                   # what simple.filters points to
 
@@ -50,7 +51,8 @@ cdef class Subscriptions:
     # find or create; follow with add / set_sibling, or drop_if_unused. The text is a valid Topic Filter, without $share
     cdef Filter* hold(self, const uint8_t* text, size_t length) except NULL
     cdef Group* hold_group(self, Filter* f, const uint8_t* name, size_t length) except NULL
-    cdef void drop_if_unused(self, Filter* f) noexcept      # its groups without members as well
+    cdef Group* group_numbered(self, uint32_t number) except? NULL      # NULL: it is no more
+    cdef int drop_if_unused(self, Filter* f) except -1      # its groups without members as well
 
     # 1 = new, 0 = replaced (options and identifier overwritten). online: is the session connected
     cdef int add(
@@ -60,12 +62,15 @@ cdef class Subscriptions:
     cdef int membership(self, Filter* f, Group* g, void* session, Memberships* own) noexcept
     cdef int remove(self, Memberships* own, uint32_t i) except -1       # swaps the last membership into place i
     cdef int remove_all(self, Memberships* own) except -1               # and frees own.items
-    cdef void set_online(self, Memberships* own) noexcept
-    cdef void set_offline(self, Memberships* own) noexcept
+    # plain: of its groups and its plain subscriptions, else of its groups alone
+    cdef void set_online(self, Memberships* own, bint plain) noexcept
+    cdef void set_offline(self, Memberships* own, bint plain) noexcept
 
     # plain interest; drops the Filter if unused
     cdef int set_sibling(self, Filter* f, int sibling, bint wanted) except -1
-    cdef int set_sibling_members(self, Filter* f, Group* g, int sibling, uint32_t members) except -1
+    cdef int set_sibling_members(
+        self, Filter* f, Group* g, int sibling, uint32_t members, uint32_t online, bint full
+    ) except -1
     cdef int forget_sibling(self, int sibling) except -1                # every interest of it
 
     # A cached or fresh result for a topic. The topic must be valid (topic_name_valid) unless it is found in the cache.
@@ -75,7 +80,8 @@ cdef class Subscriptions:
 
     cdef Filter* find_hashed(self, uint64_t hash_, const uint8_t* text, size_t length) noexcept
     cdef void drop(self, Filter* f) noexcept
-    cdef void drop_group(self, Group* g) noexcept
+    cdef int drop_group(self, Group* g) except -1
+    cdef void leave_group(self, Group* g, int sibling) noexcept
     cdef void free_group(self, Group* g) noexcept
     cdef void moved(self, Subscriber* subscriber, uint32_t index) noexcept
     cdef void leave_list(self, Filter* f, Group* g, uint32_t index) noexcept

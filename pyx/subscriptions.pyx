@@ -14,10 +14,14 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
 from pyx.counters cimport MATCH_DURATION, observe
-from pyx.filters cimport Filter, Group, Matches, Membership, Memberships, Subscriber, SubscriberList, filter_text
+from pyx.filters cimport (
+    Elsewhere, Filter, Group, Matches, Membership, Memberships, Subscriber, SubscriberList, filter_text,
+)
 from pyx.hashing cimport HashKey, hash_bytes, prefetch
 from pyx.kernel cimport monotonic_ns
+from pyx.placement cimport fixed_hash
 from pyx.results cimport Results
+from pyx.rosters cimport roster_forget, roster_free
 from pyx.tables cimport (
     Probe, Walk,
     table_first, table_free, table_init, table_insert, table_next, table_prefetch, table_remove, table_walk,
@@ -107,6 +111,7 @@ cdef class Subscriptions:
         memcpy(&self.key, <const char*> seed, sizeof(HashKey))
         self.generation = 1
         table_init(&self.table)
+        self.groups = {}
         self.trie = Trie()
         self.results = Results()
 
@@ -178,29 +183,44 @@ cdef class Subscriptions:
             if g.name_length == length and memcmp(g.name, name, length) == 0:
                 return g
             g = g.next
-        g = <Group*> calloc(1, sizeof(Group) + length)
+        g = <Group*> calloc(1, sizeof(Group) + length + 1 + f.length)
         if g is NULL:
             raise MemoryError()
         g.filter = f
         g.name = <char*> (g + 1)
         g.name_length = <uint16_t> length
         memcpy(g.name, name, length)
+        g.name[length] = c'/'
+        memcpy(g.name + length + 1, filter_text(f), f.length)
+        g.label_length = <uint32_t> length + 1 + f.length
+        # by its name: a group that vanishes and comes back has copies that belong to it
+        g.number = <uint32_t> fixed_hash(<const uint8_t*> g.name, g.label_length)
+        while g.number == 0 or g.number in self.groups:
+            g.number += 1
+        self.groups[g.number] = <size_t> g
         g.next = f.groups
         f.groups = g
         return g
 
+    cdef Group* group_numbered(self, uint32_t number) except? NULL:
+        cdef object address = self.groups.get(number)
+        return NULL if address is None else <Group*> <size_t> address
+
     cdef void free_group(self, Group* g) noexcept:
         if g.members.items is not NULL:
             free(g.members.items - 1)
-        free(g.sibling_members)
+        free(g.elsewhere)
+        roster_free(g)
         free(g)
 
-    cdef void drop_group(self, Group* g) noexcept:
+    cdef int drop_group(self, Group* g) except -1:
         cdef Group** link = &g.filter.groups
+        del self.groups[g.number]
         while link[0] != g:
             link = &link[0].next
         link[0] = g.next
         self.free_group(g)
+        return 0
 
     cdef void drop(self, Filter* f) noexcept:
         if f.wildcard:
@@ -211,16 +231,17 @@ cdef class Subscriptions:
         self.generation += 1
         free(f)
 
-    cdef void drop_if_unused(self, Filter* f) noexcept:
+    cdef int drop_if_unused(self, Filter* f) except -1:
         cdef Group* g = f.groups
         cdef Group* following
         while g is not NULL:
             following = g.next
-            if g.members.count == 0 and g.siblings == 0:
+            if g.members.count == 0 and g.siblings == 0 and g.roster_count == 0:
                 self.drop_group(g)
             g = following
         if f.plain.count == 0 and f.groups is NULL and f.siblings == 0 and f.index is NULL:
             self.drop(f)
+        return 0
 
     # ------------------------------------------------------------------ subscribers
 
@@ -367,7 +388,7 @@ cdef class Subscriptions:
         own.capacity = 0
         return 0
 
-    cdef void set_online(self, Memberships* own) noexcept:
+    cdef void set_online(self, Memberships* own, bint plain) noexcept:
         cdef SubscriberList* members
         cdef Membership* member
         cdef Subscriber moving
@@ -375,7 +396,7 @@ cdef class Subscriptions:
         for i in range(own.count):
             member = &own.items[i]
             members = &member.filter.plain if member.group is NULL else &member.group.members
-            if member.index < members.online:
+            if member.index < members.online or not plain and member.group is NULL:
                 continue
             place = members.online
             moving = members.items[member.index]
@@ -390,7 +411,7 @@ cdef class Subscriptions:
                 if member.group is not NULL:
                     member.group.offline_durable -= 1
 
-    cdef void set_offline(self, Memberships* own) noexcept:
+    cdef void set_offline(self, Memberships* own, bint plain) noexcept:
         cdef SubscriberList* members
         cdef Membership* member
         cdef Subscriber moving
@@ -398,7 +419,7 @@ cdef class Subscriptions:
         for i in range(own.count):
             member = &own.items[i]
             members = &member.filter.plain if member.group is NULL else &member.group.members
-            if member.index >= members.online:
+            if member.index >= members.online or not plain and member.group is NULL:
                 continue
             members.online -= 1
             place = members.online
@@ -425,25 +446,42 @@ cdef class Subscriptions:
             self.drop_if_unused(f)
         return 0
 
-    cdef int set_sibling_members(self, Filter* f, Group* g, int sibling, uint32_t members) except -1:
+    cdef int set_sibling_members(
+        self, Filter* f, Group* g, int sibling, uint32_t members, uint32_t online, bint full
+    ) except -1:
+        cdef uint64_t bit
         if sibling < 0 or sibling >= SIBLINGS_MAX:
             raise ValueError("a sibling is numbered 0 to 63")
         if members:
-            if g.sibling_members is NULL:
-                g.sibling_members = <uint32_t*> calloc(SIBLINGS_MAX, sizeof(uint32_t))
-                if g.sibling_members is NULL:
+            if g.elsewhere is NULL:
+                g.elsewhere = <Elsewhere*> calloc(SIBLINGS_MAX, sizeof(Elsewhere))
+                if g.elsewhere is NULL:
                     raise MemoryError()
-            g.sibling_members[sibling] = members
-            g.siblings |= <uint64_t> 1 << sibling
+            bit = <uint64_t> 1 << sibling
+            g.elsewhere[sibling].members = members
+            g.elsewhere[sibling].online = online
+            g.siblings |= bit
+            g.siblings_online = g.siblings_online | bit if online else g.siblings_online & ~bit
+            g.siblings_full = g.siblings_full | bit if full else g.siblings_full & ~bit
         else:
-            if g.sibling_members is not NULL:
-                g.sibling_members[sibling] = 0
-            g.siblings &= ~(<uint64_t> 1 << sibling)
-            if g.siblings == 0:
-                free(g.sibling_members)
-                g.sibling_members = NULL
+            self.leave_group(g, sibling)
             self.drop_if_unused(f)
         return 0
+
+    cdef void leave_group(self, Group* g, int sibling) noexcept:
+        """A sibling has no members of the group any more."""
+        cdef uint64_t bit = <uint64_t> 1 << sibling
+        if g.roster is not NULL:
+            roster_forget(g, <uint32_t> sibling)
+        if g.siblings & bit == 0:
+            return
+        g.siblings &= ~bit
+        g.siblings_online &= ~bit
+        g.siblings_full &= ~bit
+        g.elsewhere[sibling].members = g.elsewhere[sibling].online = 0
+        if g.siblings == 0:
+            free(g.elsewhere)
+            g.elsewhere = NULL
 
     cdef int forget_sibling(self, int sibling) except -1:
         cdef Filter** wanted
@@ -470,12 +508,7 @@ cdef class Subscriptions:
             f.siblings &= ~bit
             g = f.groups
             while g is not NULL:
-                if g.siblings & bit:
-                    g.siblings &= ~bit
-                    g.sibling_members[sibling] = 0
-                    if g.siblings == 0:
-                        free(g.sibling_members)
-                        g.sibling_members = NULL
+                self.leave_group(g, sibling)
                 g = g.next
             self.drop_if_unused(f)
         free(wanted)

@@ -194,6 +194,14 @@ class Host:
                 moved = peer.take() or moved
         return moved
 
+    def kill(self, worker: int) -> None:
+        """SIGKILL: nothing goes to it or comes from it any more, and its siblings have been told that it was reaped."""
+        for node in self.nodes:
+            if node.index != worker:
+                self.held |= {(worker, node.index), (node.index, worker)}
+                node.links[worker].down(1)
+        self.settle()
+
     # ------------------------------------------------------------ clients
 
     def open(self, version: int = 4, worker: int = 0) -> Peer:

@@ -1,9 +1,9 @@
 """What a link and its node say to each other: the events, the limits, and the log that a store may keep for a link."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from zmq_mesh.envelope import Buffer
 from zmq_mesh.interest import Change
@@ -13,6 +13,18 @@ Payload = Any
 
 # `position` of a refusal that means every entry of the batch.
 WHOLE_BATCH: Final = -1
+
+
+class Undelivered(NamedTuple):
+    """A batch that a peer did not take, or not all of it: its sequenced part. ticket: -1 when its publishers were
+    answered by a former incarnation of this worker. sent: it may have arrived.
+    """
+
+    ticket: int
+    part: Buffer
+    payloads: Sequence[Payload]
+    entries_count: int
+    sent: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +56,13 @@ class Events(Protocol):
     def acknowledged(self, peer: int, ticket: int) -> None:
         """Every batch with a ticket <= this one is in the peer's custody (or in the hand-off log)."""
 
-    def refused(self, peer: int, ticket: int, position: int, reason: int) -> None:
+    def refused(self, peer: int, batch: Undelivered, position: int, reason: int) -> None:
         """The entry at `position` of the sequenced part was refused (reason: envelope.Refusal); comes before the ack
         of its ticket. WHOLE_BATCH: every entry, the hand-off log is full.
         """
 
-    def lost(self, peer: int, entries_count: int, ticket: int) -> None:
-        """The peer is gone; batches with a ticket <= this one are done, entries_count of them dropped (peer_lost)."""
+    def lost(self, peer: int, batches: list[Undelivered], ticket: int) -> None:
+        """The peer is gone; batches with a ticket <= this one are done, these were not acknowledged (peer_lost)."""
 
     def interest(self, peer: int, changes: list[Change]) -> None:
         """Changes of the peer's interest; they count as taken when this returns."""

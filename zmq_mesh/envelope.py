@@ -1,4 +1,4 @@
-"""The bytes of the mesh, version 1: messages between peers, and the entries inside them (little-endian throughout).
+"""The bytes of the mesh, version 2: messages between peers, and the entries inside them (little-endian throughout).
 
 A message is a list of frames (one ZeroMQ multipart message):
 
@@ -24,7 +24,9 @@ for tools and tests, and is held to the same golden bytes:
 
     entry       u8 flags | u16 topic bytes | u32 property bytes | u32 payload bytes | u64 message number
                 | u64 expires, if EXPIRES (milliseconds, wall clock)
-                | u8 n, n x (u16 bytes, b"group/filter"), if SHARED (the groups for which this worker was chosen)
+                | u8 insist | u64 key | u16 bytes | b"group/filter", if SHARED: the share group for which this worker
+                  was chosen; insist = 1: no member is online anywhere, so it waits here; key: what hash_topic and
+                  hash_client choose the member by, 0 for the other strategies
                 | topic | properties (wire form of MQTT 5, without their length) | payload, unless OWN_FRAME
 """
 
@@ -37,7 +39,7 @@ from typing import Any, Final, NamedTuple
 Buffer = bytes | bytearray | memoryview
 
 MAGIC: Final = 0xB5
-VERSION: Final = 1
+VERSION: Final = 2
 # Up to here a part is copied behind the head instead of having a frame of its own. Measured, CPU of both processes with
 # all threads, inline / own frame copied / own frame by reference: 8 KB 24 / 27 / 37 us, 16 KB 29 / 31 / 48, 32 KB 52 /
 # 52 / 59, 64 KB 70 / 97 / 76, 256 KB 297 / 241 / 167.
@@ -61,6 +63,7 @@ class Refusal(IntEnum):
     NO_MEMBER = 1
     STORE_FULL = 2
     HANDOFF_FULL = 3
+    OFFLINE = 4  # the group has members here, and all of them are offline
 
 
 # Flags of a message.
@@ -85,8 +88,8 @@ HEAD: Final = struct.Struct("<BBHIIIIQQQQQQQ")
 REFUSAL: Final = struct.Struct("<QIB")
 GREETING: Final = struct.Struct("<QQQI")
 ENTRY: Final = struct.Struct("<BHIIQ")
+CHOICE: Final = struct.Struct("<BQH")
 _U64: Final = struct.Struct("<Q")
-_U16: Final = struct.Struct("<H")
 
 PREFIX_BYTES: Final = PREFIX.size
 HEAD_END: Final = PREFIX.size + HEAD.size
@@ -215,7 +218,9 @@ class Entry:
     """One PUBLISH between peers.
 
     number: the message number (microseconds << 8 | worker). expires: milliseconds since the epoch, None = never.
-    shared: b"group/filter" of each group for which the receiver was chosen. properties: wire form without their length.
+    shared: b"group/filter" of the share group for which the receiver was chosen, or None; insist: it must queue the
+    message when no member is online; key: of the strategies hash_topic and hash_client. properties: wire form without
+    their length.
     """
 
     topic: bytes
@@ -225,7 +230,9 @@ class Entry:
     retain: bool = False
     properties: bytes = b""
     expires: int | None = None
-    shared: tuple[bytes, ...] = ()
+    shared: bytes | None = None
+    insist: bool = False
+    key: int = 0
     own_frame: bool = False
     retained_only: bool = False
 
@@ -235,16 +242,14 @@ def encode_entry(entry: Entry) -> bytes:
     flags = entry.qos & QOS
     flags |= RETAIN if entry.retain else 0
     flags |= EXPIRES if entry.expires is not None else 0
-    flags |= SHARED if entry.shared else 0
+    flags |= SHARED if entry.shared is not None else 0
     flags |= OWN_FRAME if entry.own_frame else 0
     flags |= RETAINED_ONLY if entry.retained_only else 0
     parts = [ENTRY.pack(flags, len(entry.topic), len(entry.properties), len(entry.payload), entry.number)]
     if entry.expires is not None:
         parts.append(_U64.pack(entry.expires))
-    if entry.shared:
-        parts.append(bytes([len(entry.shared)]))
-        for choice in entry.shared:
-            parts += (_U16.pack(len(choice)), choice)
+    if entry.shared is not None:
+        parts += (CHOICE.pack(entry.insist, entry.key, len(entry.shared)), entry.shared)
     parts += (entry.topic, entry.properties)
     if not entry.own_frame:
         parts.append(entry.payload)
@@ -271,14 +276,9 @@ def _walk(part: Buffer) -> Iterator[tuple[int, int, int]]:
         flags, topic_bytes, property_bytes, payload_bytes, _ = ENTRY.unpack_from(part, at)
         body = at + ENTRY.size + (8 if flags & EXPIRES else 0)
         if flags & SHARED:
-            if body >= size:
-                raise EnvelopeError(f"entry at {at}: its shared choices are cut off")
-            choices = part[body]
-            body += 1
-            for _ in range(choices):
-                if body + 2 > size:
-                    raise EnvelopeError(f"entry at {at}: its shared choices are cut off")
-                body += 2 + _U16.unpack_from(part, body)[0]
+            if body + CHOICE.size > size:
+                raise EnvelopeError(f"entry at {at}: its share group is cut off")
+            body += CHOICE.size + CHOICE.unpack_from(part, body)[2]
         end = body + topic_bytes + property_bytes + (0 if flags & OWN_FRAME else payload_bytes)
         if end > size:
             raise EnvelopeError(f"entry at {at}: {end - size} bytes are missing")
@@ -305,13 +305,11 @@ def decode_entries(part: Buffer, frames: Sequence[Buffer] = ()) -> Iterator[Entr
         if flags & EXPIRES:
             expires = _U64.unpack_from(part, head)[0]
             head += 8
-        shared: list[bytes] = []
+        shared: bytes | None = None
+        insist = key = 0
         if flags & SHARED:
-            head += 1
-            while head < body:
-                choice_bytes = _U16.unpack_from(part, head)[0]
-                shared.append(bytes(part[head + 2 : head + 2 + choice_bytes]))
-                head += 2 + choice_bytes
+            insist, key, _ = CHOICE.unpack_from(part, head)
+            shared = bytes(part[head + CHOICE.size : body])
         topic_end = body + topic_bytes
         payload_at = topic_end + property_bytes
         if flags & OWN_FRAME:
@@ -329,7 +327,9 @@ def decode_entries(part: Buffer, frames: Sequence[Buffer] = ()) -> Iterator[Entr
             retain=bool(flags & RETAIN),
             properties=bytes(part[topic_end:payload_at]),
             expires=expires,
-            shared=tuple(shared),
+            shared=shared,
+            insist=bool(insist),
+            key=key,
             own_frame=bool(flags & OWN_FRAME),
             retained_only=bool(flags & RETAINED_ONLY),
         )

@@ -5,10 +5,12 @@ peer that has been told of number n is told of the rest by deltas n+1, n+2, ...;
 number whose deltas are no longer kept, gets a snapshot. Changes are collected until `seal`, once per tick: a storm of
 SUBSCRIBEs costs one delta, and its bytes are made once for all peers.
 
-    change      u16 filter bytes | u16 group bytes (0xFFFF = no group) | u32 members, 0 = withdrawn
-                | u8 flags (1 = durable) | filter | group
+    change      u16 filter bytes | u16 group bytes (0xFFFF = no group) | u32 members, 0 = withdrawn | u32 online
+                | u8 flags (1 = durable, 2 = full, 4 = of one member) | u64 member | u64 since, if 4 | filter | group
 
-A plain filter and each share group of that filter are entries of their own, keyed by (filter, group).
+A plain filter, each share group of that filter, and (where the group's strategy needs to know them) each member of such
+a group are entries of their own, keyed by (filter, group, member). A member is named by a 64-bit hash of its client id,
+and says since when it is online; so a member that comes or goes costs a change of fixed size, however many there are.
 """
 
 import struct
@@ -19,9 +21,12 @@ from typing import Final, NamedTuple
 
 from zmq_mesh.envelope import Buffer, EnvelopeError
 
-CHANGE: Final = struct.Struct("<HHIB")
+CHANGE: Final = struct.Struct("<HHIIB")
+MEMBER: Final = struct.Struct("<QQ")
 NO_GROUP: Final = 0xFFFF
 DURABLE: Final = 0x01
+FULL: Final = 0x02
+OF_MEMBER: Final = 0x04
 # Deltas above this are not worth keeping: a peer that missed so much takes a snapshot.
 HISTORY_BYTES_MAX: Final = 1024 * 1024
 # What Python takes for a delta beside its bytes: connections that come and go make millions of very small ones.
@@ -31,24 +36,35 @@ SNAPSHOT_PART_BYTES_MAX: Final = 1024 * 1024
 
 
 class Change(NamedTuple):
-    """The new state of one (filter, group).
+    """The new state of one (filter, group), or of one member of a group.
 
     filter: without $share and group. group: None = a plain filter. members: subscribers of the group on this worker (of
     a plain filter too), 0 = nobody wants it any more. durable: some of them are sessions that outlive their connection.
+    online: how many of a group's members are connected. full: none of those can take a message now.
+
+    member: 0, or the hash of the client id of one member, of which this is the state alone: members is 1, or 0 when it
+    has left; since: a number that rises with time, 0 = it is offline.
     """
 
     filter: bytes
     group: bytes | None
     members: int
     durable: bool
+    online: int = 0
+    full: bool = False
+    member: int = 0
+    since: int = 0
 
 
 def encode_change(change: Change) -> bytes:
     """The change's bytes (see the top of this file)."""
     group = change.group
     group_bytes = NO_GROUP if group is None else len(group)
-    flags = DURABLE if change.durable else 0
-    return CHANGE.pack(len(change.filter), group_bytes, change.members, flags) + change.filter + (group or b"")
+    flags = (DURABLE if change.durable else 0) | (FULL if change.full else 0) | (OF_MEMBER if change.member else 0)
+    head = CHANGE.pack(len(change.filter), group_bytes, change.members, change.online, flags)
+    if change.member:
+        head += MEMBER.pack(change.member, change.since)
+    return head + change.filter + (group or b"")
 
 
 def decode_changes(part: Buffer) -> Iterator[Change]:
@@ -57,14 +73,23 @@ def decode_changes(part: Buffer) -> Iterator[Change]:
     while at < size:
         if size - at < CHANGE.size:
             raise EnvelopeError(f"change at {at}: its head is cut off")
-        filter_bytes, group_bytes, members, flags = CHANGE.unpack_from(part, at)
+        filter_bytes, group_bytes, members, online, flags = CHANGE.unpack_from(part, at)
         filter_at = at + CHANGE.size
+        member = since = 0
+        if flags & OF_MEMBER:
+            if size - filter_at < MEMBER.size:
+                raise EnvelopeError(f"change at {at}: its member is cut off")
+            member, since = MEMBER.unpack_from(part, filter_at)
+            filter_at += MEMBER.size
         group_at = filter_at + filter_bytes
         at = group_at + (0 if group_bytes == NO_GROUP else group_bytes)
         if at > size:
-            raise EnvelopeError(f"change at {filter_at - CHANGE.size}: {at - size} bytes are missing")
+            raise EnvelopeError(f"change before {filter_at}: {at - size} bytes are missing")
         group = None if group_bytes == NO_GROUP else bytes(part[group_at:at])
-        yield Change(bytes(part[filter_at:group_at]), group, members, bool(flags & DURABLE))
+        yield Change(
+            bytes(part[filter_at:group_at]), group, members, bool(flags & DURABLE), online, bool(flags & FULL),
+            member, since,
+        )  # fmt: skip
 
 
 def decode_snapshot(parts: Iterable[Buffer]) -> Iterator[Change]:
@@ -89,23 +114,37 @@ class Publisher:
 
     def __init__(self, source: Callable[[], Iterable[Change]] | None = None) -> None:
         self.number = 1
-        self._table: dict[tuple[bytes, bytes | None], Change] = {}
+        self._table: dict[tuple[bytes, bytes | None, int], Change] = {}
         self._source: Callable[[], Iterable[Change]] = self._table.values if source is None else source
         self._keeps_table = source is None
-        self._pending: dict[tuple[bytes, bytes | None], Change] = {}
+        self._pending: dict[tuple[bytes, bytes | None, int], Change] = {}
         self._history: deque[Told] = deque()  # numbers without gaps, the last is self.number
         self._history_bytes = 0
         self._snapshot: Told | None = None  # of self.number, while several peers ask for it
 
-    def change(self, filter: bytes, group: bytes | None = None, members: int = 1, durable: bool = False) -> int:
+    def change(
+        self,
+        filter: bytes,
+        group: bytes | None = None,
+        members: int = 1,
+        durable: bool = False,
+        online: int = 0,
+        full: bool = False,
+    ) -> int:
         """Set the state of (filter, group); members 0 withdraws it. -> the number under which peers will be told.
 
         The number may go into a SUBACK's wait at once: the change leaves with the next `seal`.
         """
-        key = (filter, group)
-        change = Change(filter, group, members, durable)
+        return self._set(Change(filter, group, members, durable, online, full))
+
+    def member(self, filter: bytes, group: bytes, member: int, present: bool, since: int) -> int:
+        """Set the state of one member of a group. -> as `change`."""
+        return self._set(Change(filter, group, int(present), False, 0, False, member, since))
+
+    def _set(self, change: Change) -> int:
+        key = (change.filter, change.group, change.member)
         if self._keeps_table:
-            if members:
+            if change.members:
                 self._table[key] = change
             else:
                 self._table.pop(key, None)

@@ -33,7 +33,7 @@ synchronously from receive, tick, flush, down and greet, never from submit or co
 from collections.abc import Sequence
 
 from zmq_mesh import envelope
-from zmq_mesh.contract import WHOLE_BATCH, Events, HandoffLog, LinkLimits, Payload
+from zmq_mesh.contract import WHOLE_BATCH, Events, HandoffLog, LinkLimits, Payload, Undelivered
 from zmq_mesh.envelope import (
     GAP,
     GREETING,
@@ -291,8 +291,9 @@ class Link(Outgoing):
         for i in range(refusals):
             sequence, position, reason = REFUSAL.unpack_from(first, HEAD_END + i * REFUSAL.size)
             kept = self._find(sequence) if sequence > self._acknowledged else None
-            if kept is not None and kept.sequence == sequence and kept.ticket >= 0:
-                self._events.refused(self.peer, kept.ticket, position, reason)
+            if kept is not None and kept.sequence == sequence and kept.kind == BATCH:
+                batch = Undelivered(kept.ticket, kept.part, kept.payloads, kept.entries, sent=True)
+                self._events.refused(self.peer, batch, position, reason)
 
     def _forget_refusals(self, acknowledged: int) -> None:
         self._acknowledged_in = acknowledged
@@ -439,7 +440,7 @@ class Link(Outgoing):
             for item in self._kept:
                 if item.kind == BATCH:
                     entries = envelope.count_entries(item.part) if item.entries < 0 else item.entries
-                    self._done.append((item.ticket, entries))
+                    self._done.append(Undelivered(item.ticket, item.part, item.payloads, entries, item.frame != 0))
             self._kept.clear()
             self._unsent = self._sequence = self._sent = self._acknowledged = 0
             self.outbox_bytes = self.handoff_bytes = 0
@@ -451,15 +452,14 @@ class Link(Outgoing):
         """Events about tickets that submit and the peer's end have left."""
         if self._over:
             over, self._over = self._over, []
-            for ticket in over:
-                self._events.refused(self.peer, ticket, WHOLE_BATCH, Refusal.HANDOFF_FULL)
-            self._released = max(self._released, over[-1])  # whatever came before is in the log
+            for batch in over:
+                self._events.refused(self.peer, batch, WHOLE_BATCH, Refusal.HANDOFF_FULL)
+            self._released = max(self._released, over[-1].ticket)  # whatever came before is in the log
         if self._done:
             done, self._done = self._done, []
-            entries = sum(count for _, count in done)
-            self.lost_entries += entries
+            self.lost_entries += sum(batch.entries_count for batch in done)
             self._released = -1
-            self._events.lost(self.peer, entries, max(ticket for ticket, _ in done))
+            self._events.lost(self.peer, done, max(batch.ticket for batch in done))
         if self._released >= 0:
             ticket, self._released = self._released, -1
             self._events.acknowledged(self.peer, ticket)

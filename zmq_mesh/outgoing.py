@@ -11,7 +11,7 @@ from struct import Struct
 from typing import Final
 
 from zmq_mesh import envelope
-from zmq_mesh.contract import Events, HandoffLog, LinkLimits, Payload
+from zmq_mesh.contract import Events, HandoffLog, LinkLimits, Payload, Undelivered
 from zmq_mesh.envelope import (
     GAP,
     HEAD,
@@ -160,8 +160,8 @@ class Outgoing:
         self._interest_sent = 0
         self._taken = 0
         self._released = -1  # ticket whose batches are in the log: told at flush
-        self._done: list[tuple[int, int]] = []  # (ticket, entries), told as lost at flush
-        self._over: list[int] = []  # tickets refused by the full log: told at flush
+        self._done: list[Undelivered] = []  # told as lost at flush
+        self._over: list[Undelivered] = []  # refused by the full log: told at flush
 
         # Receiving.
         self._stream_in, self._received = received
@@ -249,23 +249,18 @@ class Outgoing:
     def _submit_absent(self, part: Buffer, payloads: list[Payload], nbytes: int, ticket: int, entries: int) -> None:
         """A sequenced part for a peer that is away (log it), gone (log it if the log survives), or its log is full."""
         if self._handoff is None and not self.away:
-            self._done.append((ticket, envelope.count_entries(part) if entries < 0 else entries))
+            entries = envelope.count_entries(part) if entries < 0 else entries
+            self._done.append(Undelivered(ticket, part, payloads, entries, sent=False))
         elif self.handoff_bytes + nbytes > self.limits.handoff_log_bytes_max:
-            self.handoff_refused += envelope.count_entries(part) if entries < 0 else entries
-            self._over.append(ticket)
+            entries = envelope.count_entries(part) if entries < 0 else entries
+            self.handoff_refused += entries
+            self._over.append(Undelivered(ticket, part, payloads, entries, sent=False))
         else:
             self._sequence += 1
             item = Kept(self._sequence, part, payloads, nbytes, ticket, entries, self.now)
             self._kept.append(item)
             self._unsent += 1
             self._log(item)
-
-    def batch_of(self, ticket: int) -> tuple[Buffer, Sequence[Payload]] | None:
-        """The sequenced part and the payloads that were submitted under this ticket, while they are kept."""
-        for item in self._kept:
-            if item.ticket == ticket:
-                return item.part, item.payloads
-        return None
 
     def _log(self, item: Kept) -> None:
         item.logged = True
@@ -411,6 +406,8 @@ class Outgoing:
             if refusals > REFUSALS_MAX:  # the rest goes with the acks that belong to it
                 refusals = REFUSALS_MAX
                 committed = self._refusals[refusals][0] - 1
+        elif self._refusals:  # a greeting has no room for them: their entries must not be acked by it
+            committed = min(committed, self._refusals[0][0] - 1)
         head = HEAD.pack(
             kind, flags, refusals, volatile_part_bytes, sequenced_part_bytes, payloads_volatile, payloads_sequenced,
             frame, self._sent if kept is None else kept.sequence, self._received, committed,

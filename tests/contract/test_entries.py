@@ -20,8 +20,12 @@ GOLDEN = [
         "06 0300 02000000 00000000 0100000000000000 612f62 0101",
     ),
     (
-        Entry(b"t", b"x", 2, qos=1, expires=0x1122334455, shared=(b"g/t", b"other/+")),
-        "19 0100 00000000 01000000 0200000000000000 5544332211000000 02 0300 672f74 0700 6f746865722f2b 74 78",
+        Entry(b"t", b"x", 2, qos=1, expires=0x1122334455, shared=b"g/t"),
+        "19 0100 00000000 01000000 0200000000000000 5544332211000000 00 0000000000000000 0300 672f74 74 78",
+    ),
+    (
+        Entry(b"t", b"x", 2, qos=2, shared=b"other/+", insist=True, key=0x0102030405060708, retained_only=True),
+        "52 0100 00000000 01000000 0200000000000000 01 0807060504030201 0700 6f746865722f2b 74 78",
     ),
     (
         Entry(b"big", b"y" * 10, 3, own_frame=True, retained_only=True),
@@ -35,21 +39,18 @@ def packed(*entries: Entry) -> bytes:
     for entry in entries:
         adapter.pack(
             buffer, entry.topic, entry.payload, entry.number, entry.qos, entry.retain, entry.properties, entry.expires,
-            entry.shared, entry.own_frame, entry.retained_only,
+            entry.shared, entry.insist, entry.key, entry.own_frame, entry.retained_only,
         )  # fmt: skip
     assert buffer.entry_count == len(entries)
     assert len(buffer) == memoryview(buffer).nbytes
     return bytes(memoryview(buffer))
 
 
-def choices(entry: Entry) -> bytes:
-    return b"".join(len(choice).to_bytes(2, "little") + choice for choice in entry.shared)
-
-
 def unpacked(entry: Entry) -> adapter.Unpacked:
     return (
         entry.topic, None if entry.own_frame else entry.payload, entry.number, entry.qos, entry.retain,
-        entry.properties, entry.expires or 0, choices(entry), entry.own_frame, entry.retained_only,
+        entry.properties, entry.expires or 0, entry.shared, entry.insist, entry.key, entry.own_frame,
+        entry.retained_only,
     )  # fmt: skip
 
 
@@ -70,8 +71,12 @@ def test_golden_bytes_of_a_batch() -> None:
     assert list(decode_entries(data, [b"y" * 10])) == entries
 
 
+CHOICES = st.fixed_dictionaries(
+    {"shared": st.binary(min_size=1, max_size=400), "insist": st.booleans(), "key": st.integers(0, 2**64 - 1)}
+)
 ENTRIES = st.builds(
-    Entry,
+    lambda choice, **fields: Entry(**fields, **choice),
+    choice=st.just({}) | CHOICES,
     topic=st.binary(min_size=1, max_size=300),
     payload=st.binary(max_size=3000),
     number=st.integers(0, 2**64 - 1),
@@ -79,7 +84,6 @@ ENTRIES = st.builds(
     retain=st.booleans(),
     properties=st.binary(max_size=300),
     expires=st.none() | st.integers(1, 2**64 - 1),
-    shared=st.lists(st.binary(min_size=1, max_size=400), max_size=4).map(tuple),
     own_frame=st.booleans(),
     retained_only=st.booleans(),
 )

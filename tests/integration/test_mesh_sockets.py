@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.waiting import let_pass, wait_until
+from zmq_mesh.contract import Undelivered
 from zmq_mesh.envelope import OWN_FRAME, Entry, decode_entries, encode_entries
 from zmq_mesh.interest import Change, Publisher
 from zmq_mesh.links import LinkLimits
@@ -61,11 +62,11 @@ class Node:
     def acknowledged(self, peer: int, ticket: int) -> None:
         self.acked[peer] = ticket
 
-    def refused(self, peer: int, ticket: int, position: int, reason: int) -> None:
-        raise AssertionError((peer, ticket, position, reason))
+    def refused(self, peer: int, batch: Undelivered, position: int, reason: int) -> None:
+        raise AssertionError((peer, batch.ticket, position, reason))
 
-    def lost(self, peer: int, entries_count: int, ticket: int) -> None:
-        self.lost_entries += entries_count
+    def lost(self, peer: int, batches: list[Undelivered], ticket: int) -> None:
+        self.lost_entries += sum(batch.entries_count for batch in batches)
 
     def interest(self, peer: int, changes: list[Change]) -> None:
         self.wants[peer] |= {change.filter for change in changes if change.members}

@@ -35,6 +35,8 @@ class Publish:
         self.reason = 0
         self.given_up = False
         """Its publisher lost the session before the answer."""
+        self.share_lost = False
+        """A copy of it for a share group lay in the RAM of a worker that was killed (volatile)."""
         self.lost_for: set[int] = set()
         """Workers whose share lay in the RAM of a worker that was killed (volatile)."""
 

@@ -31,10 +31,12 @@ from broker.node import Node
 from broker.peering import Peering
 from leveldb_store.memory import MemoryStore
 from pyx.connection import Connection
+from tests.simulation import checkers
 from zmq_mesh.contract import HandoffLog, LinkLimits
 from zmq_mesh.envelope import decode_entries
 from zmq_mesh.interest import Publisher
 from zmq_mesh.links import Link
+from zmq_mesh.outgoing import BATCH
 from zmq_mesh.sockets import Mesh
 
 if TYPE_CHECKING:
@@ -226,6 +228,7 @@ class Worker:
             # What this tick decided for siblings is on disk with it.
             self.node.forward()
         lost = {peer: kept_payloads(link) for peer, link in self.mesh.links.items() if link.handoff_bytes}
+        shares = [] if world.survives else self._shares()
         self.alive = self.stopped = self.listening = False
         for line in [*self.lines.values(), *(each[0] for each in self._waiting)]:
             line.end_down(reset=True)
@@ -239,7 +242,24 @@ class Worker:
         for peer in self.node.siblings:
             if self.clock.chance(0.5):
                 world.channels[self.index, peer].lose()
-        world.worker_killed(self.index, lost)
+        world.worker_killed(self.index, lost, shares, checkers.booked_losses(self.node))
+
+    def _shares(self) -> list[bytes]:
+        """The payloads that this worker's memory holds for share groups: in sessions, links, and what is to be sent."""
+        node = self.node
+        shares = [bytes(m.payload) for session in node.sessions for m, _, shared in session.held() if shared]
+        kept = [item for link in self.mesh.links.values() for item in link._kept if item.kind == BATCH]
+        parts: list[tuple[Any, Any]] = [(item.part, item.payloads) for item in kept]
+        for peer in node.siblings:
+            taken = node.router.take(peer)
+            if taken is not None and taken[1] is not None:
+                parts.append((taken[1], taken[3]))
+        return shares + [
+            bytes(entry.payload)
+            for part, payloads in parts
+            for entry in decode_entries(memoryview(part), [memoryview(payload) for payload in payloads])
+            if entry.shared is not None
+        ]
 
     def _recover(self) -> None:
         """RAM is empty: no connection, no peer."""

@@ -20,7 +20,9 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 from broker.config import Limits, Settings
+from broker.sharing import Shared
 from pyx.placement import owner
+from pyx.router import STRATEGIES
 from shards.placement import home
 from tests.simulation import checkers
 from tests.simulation.clients import Client, Plan
@@ -42,9 +44,11 @@ SILENCE_SECONDS = 1.5
 CHECK_EVERY = 12
 PLAIN = [f"t/{a}/{b}" for a in range(3) for b in "xy"]
 FILTERS = ["t/#", "t/+/x", "t/0/+", "t/1/#", "+/2/y", *PLAIN]
-SHARED = ["s/0", "s/1"]
 RETAINED = ["r/0", "r/1", "r/2"]
-GROUP = "$share/g/s/#"
+GROUPS = {name: f"$share/{name}/s/{name}/#" for name in STRATEGIES}
+"""One share group for each strategy, with topics of its own."""
+RANKED = ("hash_topic", "hash_client", "sticky")
+SHARED = [f"s/{name}/{number}" for name in GROUPS for number in range(2)]
 
 
 class World:
@@ -68,6 +72,12 @@ class World:
         self.settings = Settings(
             workers=self.workers_count,
             queue_full=pick(["drop_oldest", "drop_newest", "disconnect"]),
+            shared=[
+                Shared.model_validate(
+                    {"group": name, "strategy": name, "when_full": pick(["next", "wait"]) if name in RANKED else "next"}
+                )
+                for name in GROUPS
+            ],
             limits=Limits(
                 inflight_max=pick([1, 3, 10, 100]),
                 receive_maximum=pick([2, 10, 100]),
@@ -93,11 +103,14 @@ class World:
             if a != b
         }
         self.clients: dict[str, Client] = {}
-        self.group_members: list[str] = []
+        self.anchors: list[str] = []
+        """Clients that stay in their groups for good; others come and go."""
         self.calming = False
         self.faults: list[tuple[float, float]] = []
         self.kills: list[tuple[float, int]] = []
         self.cuts: list[tuple[int, int, float, float]] = []
+        self.losses_booked = 0
+        """By workers that were killed: see `checkers.booked_losses`."""
         self._ticks = 0
         self.events = 0
         """Deeds of clients and faults so far."""
@@ -156,8 +169,10 @@ class World:
         if self._ticks % CHECK_EVERY == 0:
             checkers.check_worker(worker)
 
-    def worker_killed(self, index: int, lost: dict[int, list[bytes]]) -> None:
-        """What the clients cannot know yet; `lost`: payloads that only this worker's memory held for a peer."""
+    def worker_killed(self, index: int, lost: dict[int, list[bytes]], shares: list[bytes], booked: int) -> None:
+        """What the clients cannot know yet; `lost`: payloads that only this worker's memory held for a peer; `shares`:
+        those that it held for members of groups; `booked`: see `checkers.booked_losses`.
+        """
         self.kills.append((self.clock.now, index))
         if self.survives:
             return
@@ -168,6 +183,10 @@ class World:
             for payload in payloads:
                 if (publish := self.history.by_payload.get(payload)) is not None:
                     publish.lost_for.add(peer)
+        for payload in shares:
+            if (publish := self.history.by_payload.get(payload)) is not None:
+                publish.share_lost = True
+        self.losses_booked += booked
 
     def cut_off(self, client: Client, publish: Publish, since: float) -> bool:
         """Whether the SUBACK promise is void: subscribed while the links between two running workers were broken for
@@ -216,11 +235,12 @@ class World:
 
     def _start_clients(self) -> None:
         clock = self.clock
-        members = [each for each in self.clients.values() if each.plan.expiry > 100][:3]
-        self.group_members = [each.name for each in members if clock.chance(0.7)]
+        lasting = [each for each in self.clients.values() if each.plan.expiry > 100][:3]
+        self.anchors = [each.name for each in lasting if clock.chance(0.7)]
         for client in self.clients.values():
-            if client.name in self.group_members:
-                client.subscribe([(GROUP, clock.random.randrange(1, 3))])
+            if client.name in self.anchors or clock.chance(0.3):
+                groups = clock.random.sample(list(GROUPS.values()), clock.random.randrange(1, len(GROUPS) + 1))
+                client.subscribe([(text, clock.random.randrange(1, 3)) for text in groups])
             filters = clock.random.sample(FILTERS, clock.random.randrange(0, 4))
             if filters:
                 client.subscribe([(text, clock.random.randrange(3)) for text in filters])
@@ -241,25 +261,36 @@ class World:
         elif fate < 0.70:
             for _ in range(clock.random.choice([1, 1, 2, 5, 15])):
                 self._publish(client)
-        elif fate < 0.80:
+        elif fate < 0.76:
             client.subscribe([(clock.random.choice(FILTERS), clock.random.randrange(3))])
-        elif fate < 0.86:
+        elif fate < 0.83:
+            self._join_or_leave(client)
+        elif fate < 0.88:
             client.unsubscribe(clock.random.choice(FILTERS))
         elif fate < 0.96:
             client.close(clock.random.choice(["disconnect", "close", "reset"]))
             client.wants_connection = clock.chance(0.7)
-            client.clean_next = clock.chance(0.05) and client.name not in self.group_members
+            client.clean_next = clock.chance(0.05) and client.name not in self.anchors
             if client.wants_connection:
                 clock.after(clock.between(0.0, 1.0), client.reconnect)
         elif client.connected:
             client.connect()  # taken over by itself
         clock.after(clock.between(0.02, 0.5) * self.hurry, lambda: self._act(client))
 
+    def _join_or_leave(self, client: Client) -> None:
+        if client.name in self.anchors:
+            return
+        text = self.clock.random.choice(list(GROUPS.values()))
+        if text in client.wanted:
+            client.unsubscribe(text)
+        else:
+            client.subscribe([(text, self.clock.random.randrange(1, 3))])
+
     def _publish(self, client: Client) -> None:
         clock = self.clock
         qos = clock.random.choice([0, 1, 1, 2, 2])
         fate = clock.random.random()
-        if fate < 0.8:
+        if fate < 0.6:
             client.publish(self.plain_topic(), qos, False)
         elif fate < 0.9:
             client.publish(clock.random.choice(SHARED), qos, False)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from zmq_mesh import envelope
+from zmq_mesh.contract import Undelivered
 from zmq_mesh.envelope import Entry, decode_entries, encode_entries
 from zmq_mesh.interest import Change, Publisher
 from zmq_mesh.links import HandoffLog, Link, LinkLimits
@@ -117,12 +118,12 @@ class Worker:
         assert ticket >= self.acked[peer]
         self.acked[peer] = ticket
 
-    def refused(self, peer: int, ticket: int, position: int, reason: int) -> None:
-        assert ticket > self.acked[peer]
-        self.refusals.append((peer, ticket, position, reason))
+    def refused(self, peer: int, batch: Undelivered, position: int, reason: int) -> None:
+        assert batch.ticket > self.acked[peer]
+        self.refusals.append((peer, batch.ticket, position, reason))
 
-    def lost(self, peer: int, entries_count: int, ticket: int) -> None:
-        self.losses.append((peer, entries_count, ticket))
+    def lost(self, peer: int, batches: list[Undelivered], ticket: int) -> None:
+        self.losses.append((peer, sum(batch.entries_count for batch in batches), ticket))
 
     def interest(self, peer: int, changes: list[Change]) -> None:
         for change in changes:

@@ -3,7 +3,7 @@ from typing import Any
 from pyx.message import Message
 from pyx.records import Batch, Block, LogKey, Packed
 
-Unpacked = tuple[bytes, bytes | None, int, int, bool, bytes, int, bytes, bool, bool]
+Unpacked = tuple[bytes, bytes | None, int, int, bool, bytes, int, bytes | None, bool, int, bool, bool]
 
 def add(block: Block, message: Message) -> int: ...
 def index(block: Block, key: LogKey, record: int) -> None: ...
@@ -17,7 +17,9 @@ def pack(
     retain: bool = False,
     properties: bytes = b"",
     expires: int | None = None,
-    shared: tuple[bytes, ...] = (),
+    shared: bytes | None = None,
+    insist: bool = False,
+    key: int = 0,
     own_frame: bool = False,
     retained_only: bool = False,
 ) -> None: ...

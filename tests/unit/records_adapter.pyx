@@ -4,7 +4,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from pyx.message cimport Content, Message
-from pyx.records cimport Batch, Block, Entry, LogKey, Packed, merge_batches, read_entry
+from pyx.records cimport Batch, Block, Choice, Entry, LogKey, Packed, merge_batches, read_entry
 
 
 def add(Block block not None, Message message not None):
@@ -22,11 +22,17 @@ def merge(list batches not None):
 
 def pack(
     Packed packed not None, bytes topic, bytes payload, uint64_t number, int qos=0, bint retain=False,
-    bytes properties=b"", expires=None, tuple shared=(), bint own_frame=False, bint retained_only=False,
+    bytes properties=b"", expires=None, shared=None, bint insist=False, uint64_t key=0, bint own_frame=False,
+    bint retained_only=False,
 ):
-    """Append one entry, as the router does."""
+    """Append one entry, as the router does. shared: the group for which the receiver is chosen."""
     cdef Content c
-    cdef bytes choices = b"".join([bytes([len(choice) & 255, len(choice) >> 8]) + choice for choice in shared])
+    cdef Choice choice
+    cdef bytes group = b"" if shared is None else shared
+    choice.group = <const uint8_t*> <const char*> group
+    choice.group_len = <uint32_t> len(group)
+    choice.insist = insist
+    choice.key = key
     memset(&c, 0, sizeof(Content))
     c.topic = <const uint8_t*> <const char*> topic
     c.topic_len = len(topic)
@@ -39,13 +45,13 @@ def pack(
     c.number = number
     c.expires = expires or 0
     packed.entry(
-        &c, (0x20 if own_frame else 0) | (0x40 if retained_only else 0), <const uint8_t*> <const char*> choices,
-        len(choices), len(shared),
+        &c, (0x20 if own_frame else 0) | (0x40 if retained_only else 0), NULL if shared is None else &choice
     )
 
 
 def unpack(const uint8_t[::1] data):
-    """[(topic, payload or None, number, qos, retain, properties, expires, choices, own_frame, retained_only)]."""
+    """[(topic, payload or None, number, qos, retain, properties, expires, share group or None, insist, key, own_frame,
+    retained_only)]."""
     cdef Entry e
     cdef Content* c = &e.content
     cdef size_t at = 0, n = data.shape[0]
@@ -55,6 +61,7 @@ def unpack(const uint8_t[::1] data):
         out.append((
             (<char*> c.topic)[:c.topic_len], None if c.payload is NULL else (<char*> c.payload)[:c.payload_len], c.number,
             c.qos, bool(c.retain), (<char*> c.props)[:c.props_len], c.expires,
-            (<char*> e.choices)[:e.choices_len] if e.choices_count else b"", bool(e.flags & 0x20), bool(e.flags & 0x40),
+            None if e.group is NULL else (<char*> e.group)[:e.group_len], bool(e.insist), e.key,
+            bool(e.flags & 0x20), bool(e.flags & 0x40),
         ))
     return out

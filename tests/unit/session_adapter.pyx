@@ -1,7 +1,7 @@
 # cython: language_level=3
 """A session's tables as Python sees them, for the tests alone."""
 from cpython.ref cimport PyObject, Py_INCREF
-from libc.stdint cimport uint16_t, uint8_t
+from libc.stdint cimport uint16_t, uint32_t, uint8_t
 
 from pyx.message cimport Message
 from pyx.session cimport WAIT_PUBACK, Session
@@ -34,8 +34,12 @@ def leave(Session session not None, uint16_t packet_id):
     return bool(session.leave(packet_id))
 
 
-def enqueue(Session session not None, Message message not None, bytes identifiers=None, uint8_t flags=0):
-    session.enqueue(message, <PyObject*> identifiers if identifiers is not None else NULL, flags)
+def enqueue(Session session not None, Message message not None, bytes identifiers=None, uint8_t flags=0, uint32_t group=0):
+    session.enqueue(message, <PyObject*> identifiers if identifiers is not None else NULL, flags, group)
+
+
+def take_queued(Session session not None, uint32_t group):
+    return session.take_queued(group)
 
 
 def dequeue(Session session not None):

@@ -96,18 +96,18 @@ cdef class SubscriptionsAdapter:
 
     def set_online(self, Session session):
         session.online = True
-        self.subscriptions.set_online(&session.own)
+        self.subscriptions.set_online(&session.own, True)
 
     def set_offline(self, Session session):
         session.online = False
-        self.subscriptions.set_offline(&session.own)
+        self.subscriptions.set_offline(&session.own, True)
 
     def set_sibling(self, bytes text, int sibling, bint wanted):
         self.subscriptions.set_sibling(self.filter(text), sibling, wanted)
 
     def set_sibling_members(self, bytes text, bytes group, int sibling, uint32_t members):
         cdef Filter* f = self.filter(text)
-        self.subscriptions.set_sibling_members(f, self.group(f, group), sibling, members)
+        self.subscriptions.set_sibling_members(f, self.group(f, group), sibling, members, members, False)
 
     def forget_sibling(self, int sibling):
         self.subscriptions.forget_sibling(sibling)
@@ -163,9 +163,10 @@ cdef class SubscriptionsAdapter:
         while g is not NULL:
             assert g.filter == f
             elsewhere = {}
-            if g.sibling_members is not NULL:
-                elsewhere = {i: g.sibling_members[i] for i in range(64) if g.sibling_members[i]}
-            assert sum(<uint64_t> 1 << i for i in elsewhere) == g.siblings
+            if g.elsewhere is not NULL:
+                elsewhere = {i: g.elsewhere[i].members for i in range(64) if g.elsewhere[i].members}
+            assert sum(<uint64_t> 1 << i for i in elsewhere) == g.siblings == g.siblings_online
+            assert self.subscriptions.group_numbered(g.number) == g
             groups[g.name[:g.name_length]] = (self.members(&g.members), elsewhere)
             g = g.next
         siblings = {i for i in range(64) if f.siblings >> i & 1}

@@ -220,3 +220,32 @@ def test_the_documentation_has_the_tables_of_today() -> None:
 
 def test_the_example_of_deploy_is_valid() -> None:
     load(str(ROOT / "deploy" / "mqttd.toml"))
+
+
+def test_strategies_of_share_groups_are_tables_in_order(write: Write) -> None:
+    file = write(
+        '[[shared]]\ngroup = "a-*"\nfilter = "x/#"\nstrategy = "hash_topic"\nwhen_full = "wait"\n'
+        '[[shared]]\ngroup = "*"\nstrategy = "sticky"\n'
+    )
+    settings = load(file)
+    found = [(rule.group, rule.filter, rule.strategy, rule.when_full) for rule in settings.shared]
+    assert found == [("a-*", "x/#", "hash_topic", "wait"), ("*", None, "sticky", "next")]
+    assert load(None).reloaded(settings.reloadable()).shared == settings.shared
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ('group = "a"', "shared.strategy: field required"),
+        ('group = "a"\nstrategy = "random"', "shared.strategy: input should be 'round_robin', 'least_inflight', "),
+        ('group = "a"\nstrategy = "sticky"\ngruop = 1', "shared.gruop: unknown key; did you mean shared.group?"),
+        ('group = ""\nstrategy = "sticky"', "shared.group: string should have at least 1 character"),
+        (
+            'group = "a"\nstrategy = "round_robin"\nwhen_full = "wait"',
+            "shared.when_full: 'wait' has no meaning for round_robin (group 'a')",
+        ),
+    ],
+)
+def test_mistakes_in_strategies_of_share_groups(write: Write, text: str, error: str) -> None:
+    (line,) = errors(write(f"[[shared]]\n{text}\n"))
+    assert line.startswith(error), line

@@ -27,12 +27,14 @@ FULL = Entry(
     retain=True,
     properties=b"\x01\x01",
     expires=0x1122334455,
-    shared=(b"g/t", b"h/#"),
+    shared=b"g/t",
+    insist=True,
+    key=77,
     own_frame=True,
     retained_only=True,
 )
 FULL_BYTES = bytes.fromhex(
-    "7e 0100 02000000 07000000 0900000000000000 5544332211000000 02 0300 672f74 0300 682f23 74 0101"
+    "7e 0100 02000000 07000000 0900000000000000 5544332211000000 01 4d00000000000000 0300 672f74 74 0101"
 )
 
 entries = st.builds(
@@ -44,7 +46,7 @@ entries = st.builds(
     retain=st.booleans(),
     properties=st.binary(max_size=20),
     expires=st.none() | st.integers(0, 2**64 - 1),
-    shared=st.lists(st.binary(max_size=10), max_size=4).map(tuple),
+    shared=st.none() | st.binary(max_size=10),
     own_frame=st.booleans(),
     retained_only=st.booleans(),
 )
@@ -60,7 +62,7 @@ def test_golden_entries() -> None:
 
 def test_golden_prefix_and_head() -> None:
     prefix = envelope.pack_prefix(1, 2, 0x0A0B, 0x0C0D, 0x12345)
-    assert prefix.hex() == "b501452301000000020000000b0a0000000000000d0c000000000000"
+    assert prefix.hex() == "b502452301000000020000000b0a0000000000000d0c000000000000"
     head = Head(Kind.BATCH, envelope.SEQUENCED, 0, 3, 4, 1, 0, 10, 11, 12, 13, 14, 15, 16)
     packed = envelope.HEAD.pack(*head)
     assert packed.hex() == "0401000003000000040000000100000000000000" + "".join(
@@ -110,7 +112,7 @@ def test_payload_frames_must_fit_their_entries() -> None:
             list(decode_entries(part, wrong))
 
 
-@pytest.mark.parametrize("frame", [b"", b"\xb5\x01", b"\xb5\x02" + bytes(102), b"\x00\x01" + bytes(102)])
+@pytest.mark.parametrize("frame", [b"", b"\xb5\x02", b"\xb5\x01" + bytes(102), b"\x00\x02" + bytes(102)])
 def test_not_a_message_of_this_version(frame: bytes) -> None:
     with pytest.raises(EnvelopeError):
         envelope.unpack_prefix(frame)

@@ -16,27 +16,55 @@ class Follower:
 
     def __init__(self) -> None:
         self.number = 0
-        self.table: dict[tuple[bytes, bytes | None], Change] = {}
+        self.table: dict[tuple[bytes, bytes | None, int], Change] = {}
 
     def follow(self, publisher: Publisher) -> list[Told]:
         steps = publisher.since(self.number)
         for told in steps:
             if told.snapshot:
-                self.table = {(entry.filter, entry.group): entry for entry in decode_snapshot(told.parts)}
+                self.table = {(*entry[:2], entry.member): entry for entry in decode_snapshot(told.parts)}
             else:
                 assert told.number == self.number + 1
                 for change in decode_changes(told.parts[0]):
                     if change.members:
-                        self.table[change.filter, change.group] = change
+                        self.table[*change[:2], change.member] = change
                     else:
-                        self.table.pop((change.filter, change.group), None)
+                        self.table.pop((*change[:2], change.member), None)
             self.number = told.number
         return steps
 
 
 def test_golden_change() -> None:
-    assert encode_change(Change(b"a/+", None, 3, True)).hex() == "0300ffff0300000001" + b"a/+".hex()
-    assert encode_change(Change(b"a", b"g", 0, False)).hex() == "010001000000000000" + b"ag".hex()
+    assert encode_change(Change(b"a/+", None, 3, True)).hex() == "0300ffff030000000000000001" + b"a/+".hex()
+    assert encode_change(Change(b"a", b"g", 0, False)).hex() == "01000100000000000000000000" + b"ag".hex()
+
+
+def test_golden_change_of_a_group_and_of_a_member() -> None:
+    assert encode_change(Change(b"a", b"g", 3, False, 2, True)).hex() == "01000100030000000200000002" + b"ag".hex()
+    member = Change(b"a", b"g", 1, False, 0, False, 0x0102030405060708, 9)
+    golden = "01000100010000000000000004" + "08070605040302010900000000000000" + b"ag".hex()
+    assert encode_change(member).hex() == golden
+    assert list(decode_changes(bytes.fromhex(golden))) == [member]
+
+
+def test_members_of_a_group_are_entries_of_their_own() -> None:
+    """A snapshot and the deltas say the same of each; one that left is in neither."""
+    publisher = Publisher()
+    early, late = Follower(), Follower()
+    early.follow(publisher)
+    publisher.change(b"a", b"g", 2, False, 2)
+    publisher.member(b"a", b"g", 5, True, 100)
+    publisher.member(b"a", b"g", 6, True, 101)
+    publisher.seal()
+    early.follow(publisher)
+    publisher.member(b"a", b"g", 5, False, 0)
+    publisher.member(b"a", b"g", 6, True, 0)
+    publisher.change(b"a", b"g", 1)
+    publisher.seal()
+    early.follow(publisher)
+    late.follow(publisher)
+    assert early.table == late.table
+    assert [change for change in late.table.values() if change.member] == [Change(b"a", b"g", 1, False, member=6)]
 
 
 def test_a_new_follower_gets_a_snapshot_even_of_nothing() -> None:
@@ -70,7 +98,7 @@ def test_filter_and_group_of_the_same_filter_are_separate() -> None:
     publisher.seal()
     follower = Follower()
     follower.follow(publisher)
-    assert set(follower.table) == {(b"a", b""), (b"a", b"g")}
+    assert set(follower.table) == {(b"a", b"", 0), (b"a", b"g", 0)}
 
 
 def test_who_missed_too_much_gets_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,14 +170,14 @@ def test_source_is_asked_for_snapshots() -> None:
 def test_followers_agree_with_the_table(steps: list[tuple[int, bytes | None, int, bool, int]]) -> None:
     publisher = Publisher()
     followers = [Follower(), Follower()]
-    model: dict[tuple[bytes, bytes | None], Change] = {}
+    model: dict[tuple[bytes, bytes | None, int], Change] = {}
     for name, group, members, durable, what in steps:
         key = (b"f%d" % name, group)
         publisher.change(*key, members, durable)
         if members:
-            model[key] = Change(*key, members, durable)
+            model[*key, 0] = Change(*key, members, durable)
         else:
-            model.pop(key, None)
+            model.pop((*key, 0), None)
         if what:
             publisher.seal()
         if what > 1:

@@ -184,7 +184,7 @@ def test_an_answer_with_entries_that_cannot_be(wrong: bytes) -> None:
 @given(st.data())
 def test_entries_that_end_early_are_refused(data: st.DataObject) -> None:
     packed = Packed()
-    adapter.pack(packed, b"topic", b"payload", 1, qos=1, expires=5, shared=(b"g/topic",), properties=b"\x01\x01")
+    adapter.pack(packed, b"topic", b"payload", 1, qos=1, expires=5, shared=b"g/topic", properties=b"\x01\x01")
     whole = bytes(memoryview(packed))
     with pytest.raises(ValueError):
         adapter.unpack(whole[: data.draw(st.integers(1, len(whole) - 1))])

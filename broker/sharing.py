@@ -1,0 +1,51 @@
+"""Which strategy a share group has: the first rule of the configuration (`[[shared]]`) that matches it.
+
+Asked once in the life of a group, and again after a reload. Patterns are globs in which `*` matches `/` too; case
+matters. MQTT's own wildcards in a filter (`+`, `#`) are ordinary characters to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = ["Shared", "rule_of"]
+
+
+class Shared(BaseModel):
+    """How members of share groups (`$share/GROUP/FILTER`) are chosen. The first table that matches a group counts;
+    without one it is `round_robin`. [shared-subscriptions.md](shared-subscriptions.md) tells what each guarantees.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    group: str = Field(
+        min_length=1, description="Glob for the ShareName: `*` any characters, `?` one, `[ab]` one of these."
+    )
+    filter: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Glob for the Topic Filter behind the ShareName; not set: any. `+` and `#` are ordinary characters "
+        "in it.",
+    )
+    strategy: Literal["round_robin", "least_inflight", "hash_topic", "hash_client", "sticky"] = Field(
+        description="Who gets a message: each in turn; who has the fewest in flight; always the same one for a topic, "
+        "or for a publisher's client id; one member until it goes."
+    )
+    when_full: Literal["next", "wait"] = Field(
+        default="next",
+        description="hash_topic, hash_client, sticky: whether a message whose member is online and has no room goes "
+        "to the next one, or waits for it (then order is kept).",
+    )
+
+
+def rule_of(rules: Sequence[Shared], group: bytes, topic_filter: bytes) -> Shared | None:
+    """The rule for the group (ShareName) of a Topic Filter (without $share); None: round robin."""
+    name, text = group.decode(), topic_filter.decode()
+    for rule in rules:
+        if fnmatchcase(name, rule.group) and (rule.filter is None or fnmatchcase(text, rule.filter)):
+            return rule
+    return None

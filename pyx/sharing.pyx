@@ -1,0 +1,569 @@
+"""Share groups: each message goes to one member of a group [MQTT 5, 4.8.2].
+
+The publisher's worker chooses: a member of its own, or a sibling, to which it sends an entry that names the group; the
+sibling then chooses among its members by the same strategy. Three attempts are made, over all workers each time: those
+who can take the message now (online, with room in window and outbox); those who are online; anybody, for whom it then
+waits. What is known of members elsewhere:
+
+- how many there are and how many are online, and whether all of these are full (said once they are, and looked at again
+  every LOOK_AGAIN_MS): enough for round_robin and least_inflight, which take a worker in proportion to online members;
+- for hash_topic, hash_client and sticky every member by name (pyx.rosters): all workers come to the same one.
+
+What is known may be a moment old. A worker without a member, or whose members are all offline, refuses the entry with
+its link ack, and the sender chooses again. The same happens to what a worker that died had not acknowledged: at QoS 1,
+and at QoS 2 where it never left. Copies that belong to a group carry its number: what waits for a member that leaves,
+and what was sent to it at QoS 1 and not acknowledged when its session ends, is handed on.
+"""
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdint cimport uint64_t
+from libc.string cimport memcmp, memset
+
+from pyx import counters as count
+from pyx.connection cimport OPEN, Connection, PendingAck
+from pyx.message cimport Content
+from pyx.placement cimport fixed_hash, mixed
+from pyx.records cimport ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Choice, read_entry
+from pyx.rosters cimport roster_put, roster_strike
+from pyx.routing cimport REFUSED_NO_MEMBER, REFUSED_OFFLINE, SHARED_COPY, put_identifier, topic_matches
+from pyx.subscriptions cimport Filter, Membership, SubscriberList, filter_text
+from pyx.tables cimport Walk, table_walk
+
+cdef enum:
+    HERE = -1                       # instead of a sibling
+    NOBODY = -2
+    LEAST_OF = 32                   # least_inflight compares so many members at once
+    LOOK_AGAIN_MS = 100             # after so long a group that was full is looked at again
+
+
+cdef class Sharing(Siblings):
+    """Chooses members and workers."""
+
+    def __cinit__(self, *args, **kwargs):
+        self.full_groups = []
+
+    # ------------------------------------------------------------ which worker
+
+    cdef int share(self, Group* g, uint64_t* plain) except -1:
+        # the publish in hand to one member of the group: 1, or 0: there is none. plain: siblings that get a plain copy
+        # as well; one that is chosen gets both with one entry
+        if g.strategy == 0:
+            self.ask_strategy(g)
+        if g.siblings == 0:
+            return self.choose_here(g, self.key_for(g) if g.strategy >= HASH_TOPIC else 0, True)
+        return self.choose(g, self.key_for(g) if g.strategy >= HASH_TOPIC else 0, 0, 0, plain)
+
+    cdef int choose(self, Group* g, uint64_t key, uint64_t offline, uint64_t without, uint64_t* plain) except -1:
+        # the same over all workers. offline, without: siblings that have said that nobody is online, or nobody there
+        cdef uint64_t live = g.siblings_online & self.live_for_interest & ~offline & ~without
+        cdef bint insist = False
+        cdef int worker
+        g.turn += 1
+        if g.strategy >= HASH_TOPIC and g.roster_count:
+            return self.choose_ranked(g, key, live, g.siblings & ~without, plain)
+        worker = self.weigh(g, live & ~g.siblings_full, g.members.online, True)
+        if worker == HERE:
+            if self.take_here(g, key):
+                return 1
+            self.note_full(g)
+            worker = self.weigh(g, live & ~g.siblings_full, 0, True)
+        if worker == NOBODY:
+            worker = self.weigh(g, live, g.members.online, True)
+        if worker == NOBODY:
+            worker = self.weigh(g, g.siblings & ~without, g.members.count, False)
+            insist = True
+        if worker == NOBODY:
+            return 0
+        if worker == HERE:
+            return self.queue_here(g, key)
+        return self.send(g, worker, key, insist, plain)
+
+    cdef int choose_ranked(self, Group* g, uint64_t key, uint64_t live, uint64_t all_, uint64_t* plain) except -1:
+        cdef Member* m = self.best(g, key, live if g.waits else live & ~g.siblings_full, ABLE)
+        cdef bint insist = False
+        if m == NULL:
+            self.note_full(g)
+            m = self.best(g, key, live, ONLINE)
+        if m == NULL:
+            m = self.best(g, key, all_, ANYBODY)
+            insist = True
+        if m == NULL:
+            return 0
+        if m.session != NULL:
+            return self.hand_to(g, <Session>m.session)
+        return self.send(g, <int>m.worker, key, insist, plain)
+
+    cdef int weigh(self, Group* g, uint64_t mask, uint32_t here, bint online) noexcept:
+        # a sibling of `mask`, HERE or NOBODY, in proportion to members: `here` of them are this worker's
+        cdef uint64_t left = mask
+        cdef uint32_t total = here, at
+        cdef int p = 0, chosen = NOBODY
+        while left:
+            if left & 1:
+                total += g.elsewhere[p].online if online else g.elsewhere[p].members
+            left >>= 1
+            p += 1
+        if total == 0:
+            return NOBODY
+        at = g.turn % total
+        if at < here:
+            return HERE
+        at -= here
+        p = 0
+        while mask:
+            if mask & 1:
+                total = g.elsewhere[p].online if online else g.elsewhere[p].members
+                if total:
+                    chosen = p
+                    if at < total:
+                        break
+                    at -= total
+            mask >>= 1
+            p += 1
+        return chosen
+
+    cdef int send(self, Group* g, int worker, uint64_t key, bint insist, uint64_t* plain) except -1:
+        # an entry names one group, so that a refusal does
+        cdef Choice choice
+        cdef uint64_t bit = <uint64_t>1 << worker
+        cdef uint8_t flags = ENTRY_RETAINED_ONLY
+        choice.group = <const uint8_t*>g.name
+        choice.group_len = g.label_length
+        choice.key = key
+        choice.insist = insist
+        if plain != NULL and plain[0] & bit and not self.content.retain:
+            flags = 0
+            plain[0] &= ~bit
+        self.entry(worker, flags, &choice)
+        if self.content.qos:
+            self.mask |= bit
+        return 1
+
+    # ------------------------------------------------------------ which member
+
+    cdef int choose_here(self, Group* g, uint64_t key, bint insist) except -1:
+        # 1: given to a member (or queued for one, or dropped with a reason); 0: no member, or, unless the sender
+        # insists, none online
+        if g.members.count == 0 or self.content.qos and g.members.online == 0 and not insist:
+            return 0
+        if self.take_here(g, key):
+            return 1
+        if g.siblings:
+            self.note_full(g)
+        return self.queue_here(g, key)
+
+    cdef bint take_here(self, Group* g, uint64_t key) except -1:
+        # a member of this worker that can take it now gets it
+        cdef SubscriberList* l = &g.members
+        cdef Subscriber* sub
+        cdef Session s
+        cdef Member* m
+        cdef uint32_t k
+        cdef uint8_t qos
+        if l.online == 0:
+            return False
+        if g.strategy >= HASH_TOPIC and g.roster_count:
+            m = self.best(g, key, 0, ABLE)
+            return m != NULL and self.hand_to(g, <Session>m.session) == 1
+        g.next_member += 1
+        k = g.next_member % l.online
+        if g.strategy == LEAST_INFLIGHT:
+            k = self.least_loaded(g, k)
+        for _ in range(l.online):
+            sub = &l.items[k]
+            s = <Session>sub.session
+            qos = <uint8_t>(sub.slot_options >> 24) & 3
+            if self.has_room(s, qos if qos < self.content.qos else self.content.qos):
+                self.sharing = g.number
+                self.give(sub, s)
+                return True
+            k = k + 1 if k + 1 < l.online else 0
+        return False
+
+    cdef uint32_t least_loaded(self, Group* g, uint32_t start) noexcept:
+        # the member with the fewest messages in flight or queued (at QoS 0: the shortest outbox) of LEAST_OF from
+        # `start` on; of equal ones the first
+        cdef SubscriberList* l = &g.members
+        cdef Session s
+        cdef Connection conn
+        cdef uint32_t k = start, found = start
+        cdef uint64_t load, least = <uint64_t>-1
+        for _ in range(l.online if l.online < LEAST_OF else LEAST_OF):
+            s = <Session>l.items[k].session
+            conn = <Connection>s.connection
+            if conn is not None:
+                load = <uint64_t>(s.inflight + s.queue_count) << 32
+                if self.content.qos == 0:
+                    load = conn.out.pending
+                if load < least and self.has_room(s, self.content.qos):
+                    least = load
+                    found = k
+            k = k + 1 if k + 1 < l.online else 0
+        return found
+
+    cdef Member* best(self, Group* g, uint64_t key, uint64_t mask, int who) noexcept:
+        # of the members known by name, on this worker and on the siblings of `mask`: for hash_* the one of the highest
+        # weight (rendezvous hashing: whoever comes or goes moves only its own share), for sticky the one that has been
+        # online for longest. Room is looked at last: it takes a look into the session
+        cdef Member* m
+        cdef Member* found = NULL
+        cdef uint64_t weight, highest = 0
+        cdef uint32_t i
+        for i in range(g.roster_count):
+            m = &g.roster[i]
+            if m.since == 0 and who != ANYBODY:
+                continue
+            if g.strategy != STICKY:
+                weight = mixed(key ^ m.identity)
+            else:
+                weight = ~m.since if m.since else m.identity >> 16
+            if found != NULL and weight <= highest:
+                continue
+            if m.session == NULL:
+                if mask >> m.worker & 1 == 0:
+                    continue
+            elif who == ABLE and not self.has_room(<Session>m.session, self.content.qos):
+                if not g.waits or not self.may_wait(<Session>m.session):
+                    continue
+            found = m
+            highest = weight
+        return found
+
+    cdef bint has_room(self, Session s, uint8_t qos) noexcept:
+        cdef Connection conn = <Connection>s.connection
+        if conn is None or conn.state != OPEN or conn.out.pending > self.limits.outbox_bytes_max:
+            return False
+        return qos == 0 or not s.behind and s.inflight < s.inflight_max
+
+    cdef bint may_wait(self, Session s) noexcept:
+        return (
+            self.content.qos != 0 and s.queue_count < self.limits.queue_messages_max
+            and s.queue_bytes < self.limits.queue_bytes_max
+        )
+
+    cdef Subscriber* subscriber(self, Group* g, Session s) noexcept:
+        cdef int i = self.subscriptions.membership(g.filter, g, <void*>s, &s.own)
+        return NULL if i < 0 else &g.members.items[s.own.items[i].index]
+
+    cdef int hand_to(self, Group* g, Session s) except -1:
+        # to this member: now, or when it has room
+        cdef Subscriber* sub = self.subscriber(g, s)
+        cdef uint8_t qos
+        if sub == NULL:
+            raise AssertionError("a member of the roster that is none of the group")
+        self.sharing = g.number
+        qos = <uint8_t>(sub.slot_options >> 24) & 3
+        if self.has_room(s, qos if qos < self.content.qos else self.content.qos):
+            return self.give(sub, s)
+        if self.content.qos and self.wait_for(sub, s):
+            return 1
+        return self.queue_here(g, self.key_for(g))
+
+    cdef int give(self, Subscriber* sub, Session s) except -1:
+        # the caller has seen room
+        cdef const Content* c = self.content
+        cdef uint8_t options = <uint8_t>(sub.slot_options >> 24), qos = options & 3
+        cdef uint8_t[8] ids
+        if qos > c.qos:
+            qos = c.qos
+        return self.deliver(s, qos, 0x30 | qos << 1 | (c.retain if options & 8 else 0), ids,
+                            put_identifier(ids, sub.identifier) if sub.identifier else 0, SHARED_COPY)
+
+    cdef int queue_here(self, Group* g, uint64_t key) except -1:
+        # nobody can take it now: it waits with one of them, with an online one if there is any
+        cdef SubscriberList* l = &g.members
+        cdef Subscriber* sub
+        cdef Member* m = NULL
+        cdef uint32_t i, k
+        self.sharing = g.number
+        if self.content.qos == 0:
+            self.counters.at[count.MATCHED] += 1
+            self.counters.at[count.DROPPED_OUTBOX_FULL if l.online else count.DROPPED_OFFLINE_QOS0] += 1
+            return 1
+        self.counters.at[count.SHARED_WAITED] += 1
+        if g.strategy >= HASH_TOPIC and g.roster_count:
+            m = self.best(g, key, 0, ONLINE if l.online else ANYBODY)
+            if m != NULL and self.wait_for(self.subscriber(g, <Session>m.session), <Session>m.session):
+                return 1
+        for i in range(l.count):
+            k = (g.next_member + i) % l.online if i < l.online else i
+            sub = &l.items[k]
+            if self.wait_for(sub, <Session>sub.session):
+                return 1
+        self.counters.at[count.MATCHED] += 1
+        self.counters.at[count.DROPPED_QUEUE_FULL] += 1
+        return 1
+
+    cdef bint wait_for(self, Subscriber* sub, Session s) except -1:
+        # queue it for this member, within its limit. False: full, or it was granted QoS 0
+        cdef const Content* c = self.content
+        cdef uint8_t options = <uint8_t>(sub.slot_options >> 24), qos = options & 3
+        cdef uint8_t[8] ids
+        cdef object identifiers = None
+        if qos == 0 or not self.may_wait(s):
+            return False
+        if sub.identifier:
+            identifiers = PyBytes_FromStringAndSize(<const char*>ids, put_identifier(ids, sub.identifier))
+        self.queue_for(s, self.hold(), qos if qos < c.qos else c.qos, c.retain and options & 8 != 0, identifiers,
+                       SHARED_COPY)
+        return True
+
+    cdef uint64_t key_for(self, Group* g) except? 0:
+        # what the publish in hand is ranked by
+        cdef bytes name
+        if g.strategy == HASH_CLIENT:
+            if self.origin is not None:
+                return self.origin.identity
+            if isinstance(self.publisher, int):
+                return <uint64_t>self.publisher
+            if self.publisher is not None:
+                name = self.publisher.encode("utf-8", "surrogatepass")
+                return fixed_hash(<const uint8_t*><const char*>name, len(name))
+        if g.strategy == STICKY:
+            return 0
+        return fixed_hash(self.content.topic, self.content.topic_len)
+
+    # ------------------------------------------------------------ chosen by a sibling
+
+    cdef int chosen(self, Entry* e) except -1:
+        # a sibling chose this worker for a group: we choose the member. 0, or why it is refused
+        cdef Group* g = self.named(e.group, e.group_len)
+        if g == NULL or g.members.count == 0:
+            return REFUSED_NO_MEMBER
+        if g.strategy == 0:
+            self.ask_strategy(g)
+        if g.strategy == HASH_CLIENT:
+            self.publisher = e.key              # remembered, should the message be handed on
+            if self.held is not None:
+                self.held.publisher = self.publisher
+        return 0 if self.choose_here(g, e.key, e.insist) else REFUSED_OFFLINE
+
+    cdef Group* named(self, const uint8_t* label, uint32_t n) noexcept:
+        # the group of b"group/filter": a ShareName has no slash
+        cdef uint32_t slash = 0
+        cdef Filter* f
+        cdef Group* g
+        while slash < n and label[slash] != c'/':
+            slash += 1
+        f = self.subscriptions.find(label + slash + 1, n - slash - 1) if slash < n else NULL
+        g = f.groups if f != NULL else NULL
+        while g != NULL and (g.name_length != slash or memcmp(g.name, label, slash) != 0):
+            g = g.next
+        return g
+
+    # ------------------------------------------------------------ again
+
+    def choose_again(self, int peer, uint64_t tick, const uint8_t[::1] entries not None, list payloads not None,
+                     int position, int reason):
+        """A sibling refused the entry at `position` of the batch of that tick: it has no member of the group, or none
+        that is online (`reason`). A member here or another worker is chosen, and the publisher's ack waits for that
+        one too."""
+        cdef size_t at = 0, n = <size_t>entries.shape[0]
+        cdef uint64_t bit = <uint64_t>1 << peer
+        cdef Entry e
+        cdef int used = 0
+        while at < n:
+            at += read_entry(&entries[at], n - at, &e)
+            if position == 0:
+                break
+            position -= 1
+            if e.flags & ENTRY_OWN_FRAME:
+                used += 1
+        if position or n == 0 or e.flags & ENTRY_CONTROL or e.group == NULL:
+            raise ValueError("no such mesh entry")
+        if not self.again(&e, payloads, used, peer, tick, bit, 0 if reason == REFUSED_OFFLINE else bit):
+            self.counters.at[count.MATCHED] += 1
+            self.counters.at[count.DROPPED_NO_MEMBER] += 1
+
+    def choose_again_lost(self, int peer, uint64_t tick, const uint8_t[::1] entries not None, list payloads not None,
+                          bint sent):
+        """A sibling died and had not acknowledged this batch: what was for a share group is given to another member,
+        unless it is of QoS 2 and was sent (it may have been delivered). -> how many copies are lost."""
+        cdef size_t at = 0, n = <size_t>entries.shape[0]
+        cdef uint64_t bit = <uint64_t>1 << peer
+        cdef Entry e
+        cdef int used = 0
+        cdef uint32_t lost = 0
+        while at < n:
+            at += read_entry(&entries[at], n - at, &e)
+            if e.flags & ENTRY_CONTROL:
+                continue
+            if e.group == NULL or not e.flags & ENTRY_RETAINED_ONLY:
+                lost += 1                       # the plain copy
+            if e.group != NULL and (e.content.qos == 2 and sent or
+                                    not self.again(&e, payloads, used, peer, tick, bit, bit)):
+                lost += 1
+            if e.flags & ENTRY_OWN_FRAME:
+                used += 1
+        return lost
+
+    cdef bint again(self, Entry* e, list payloads, int used, int peer, uint64_t tick, uint64_t offline,
+                    uint64_t without) except -1:
+        # choose another one than that peer
+        cdef Group* g = self.named(e.group, e.group_len)
+        cdef bint taken
+        if g == NULL:
+            return False
+        self.adoptable = None
+        self.begin_entry(e, payloads, used)
+        if g.strategy == 0:
+            self.ask_strategy(g)
+        if g.strategy == HASH_CLIENT:
+            self.publisher = e.key
+        taken = self.choose(g, e.key, offline, without, NULL) == 1
+        if self.mask:
+            self.wait_longer(peer, tick, self.mask)
+        self.held = None
+        if taken:
+            self.counters.at[count.SHARED_AGAIN] += 1
+        return taken
+
+    cdef int wait_longer(self, int peer, uint64_t tick, uint64_t others) except -1:
+        # whoever waits for `peer` to acknowledge `tick` waits for `others` to acknowledge this one as well. More
+        # publishers than the one that is meant: this is rare
+        cdef uint32_t i, k
+        cdef Connection conn
+        cdef PendingAck* a
+        for i in range(self.waiting.count):
+            conn = <Connection>self.waiting.items[i]
+            for k in range(conn.ack_count):
+                a = &conn.acks[(conn.ack_head + k) & (conn.ack_cap - 1)]
+                if a.mask >> peer & 1 and a.tick <= tick:
+                    a.mask |= others
+                    a.tick = self.tick
+        return 0
+
+    cdef bint hand_on(self, uint32_t group, Message m) except -1:
+        # a copy of the group that its member will not take goes to another one, here or elsewhere. The copy was counted
+        # as matched when it was born: it changes hands. False: no member is left
+        cdef Group* g = self.subscriptions.group_numbered(group)
+        cdef bint taken
+        if m.content.expires and self.wall_ms >= m.content.expires:
+            self.counters.at[count.DROPPED_EXPIRED] += 1
+            return True
+        if g == NULL or not topic_matches(<const uint8_t*>filter_text(g.filter), g.filter.length, m.content.topic,
+                                          m.content.topic_len):
+            return False
+        self.begin(&m.content, None, m.publisher, NULL, 0, -1, 0)
+        self.held = m
+        taken = self.share(g, NULL) == 1
+        self.held = None
+        if taken:
+            self.counters.at[count.MATCHED] -= 1
+            self.counters.at[count.SHARED_AGAIN] += 1
+        return taken
+
+    # ------------------------------------------------------------ members come and go
+
+    cdef int ask_strategy(self, Group* g) except -1:
+        # once in the life of a group, and after a reload
+        cdef int answer = ROUND_ROBIN
+        cdef uint32_t i
+        if self.strategy_of is not None:
+            answer = self.strategy_of(g.name[:g.name_length], filter_text(g.filter)[:g.filter.length])
+        g.strategy = answer & STRATEGY_MASK
+        g.waits = answer & WAITS != 0
+        if g.strategy >= HASH_TOPIC:
+            for i in range(g.members.count):
+                self.enroll(g, <Session>g.members.items[i].session)
+        return 0
+
+    def strategies_changed(self):
+        """The configuration has other strategies now: every group asks for its own anew."""
+        cdef Walk walk
+        cdef Filter* f
+        cdef Group* g
+        cdef uint32_t i
+        memset(&walk, 0, sizeof(Walk))
+        while True:
+            f = <Filter*>table_walk(&self.subscriptions.table, &walk)
+            if f == NULL:
+                return
+            g = f.groups
+            while g != NULL:
+                for i in range(g.members.count):
+                    self.strike(g, <Session>g.members.items[i].session)
+                self.ask_strategy(g)
+                g = g.next
+
+    cdef int enroll(self, Group* g, Session s) except -1:
+        # this member is known by name from now on, here and to the siblings
+        cdef uint64_t since = self.next_number() if s.connection is not None else 0
+        roster_put(g, s.identity, since, <void*>s, <uint32_t>self.worker)
+        if self.interest is not None:
+            self.interest.member(filter_text(g.filter)[:g.filter.length], g.name[:g.name_length], s.identity, True,
+                                 since)
+            self.interest_due = True
+        return 0
+
+    cdef int strike(self, Group* g, Session s) except -1:
+        # before the membership ends
+        if g.strategy < HASH_TOPIC:
+            return 0
+        roster_strike(g, s.identity, <void*>s, <uint32_t>self.worker)
+        if self.interest is not None:
+            self.interest.member(filter_text(g.filter)[:g.filter.length], g.name[:g.name_length], s.identity, False, 0)
+            self.interest_due = True
+        return 0
+
+    cdef int joined(self, Group* g, Session s) except -1:
+        self.tell_group(g, s.durable)
+        if g.strategy == 0:
+            self.ask_strategy(g)
+        elif g.strategy >= HASH_TOPIC:
+            self.enroll(g, s)
+        return 0
+
+    cdef int tell_group(self, Group* g, bint durable) except -1:
+        # siblings learn how many local members the group has
+        if self.interest is None:
+            return 0
+        self.interest.change(filter_text(g.filter)[:g.filter.length], g.name[:g.name_length], g.members.count, durable,
+                             g.members.online, g.full and g.members.online)
+        self.interest_due = True
+        return 0
+
+    cdef int tell_online(self, Session s) except -1:
+        # it came online or went offline: one change per group, gathered with the others of the tick
+        cdef uint32_t i
+        cdef Membership* e
+        for i in range(s.own.count):
+            e = &s.own.items[i]
+            if e.group == NULL:
+                continue
+            self.tell_group(e.group, s.durable)
+            if e.group.strategy >= HASH_TOPIC:
+                self.enroll(e.group, s)
+        return 0
+
+    cdef int note_full(self, Group* g) except -1:
+        # no online member here can take a message: siblings pass this worker over, until it is looked at again
+        if g.full or g.members.online == 0 or self.interest is None:
+            return 0
+        g.full = True
+        self.tell_group(g, False)
+        if not self.full_groups:
+            self.timers.call(self.now_ms + LOOK_AGAIN_MS, self.look_again)
+        self.full_groups.append(g.number)
+        return 0
+
+    def look_again(self):
+        """Groups that were full: tell the siblings of those that have room now."""
+        cdef list numbers = self.full_groups
+        cdef Group* g
+        cdef uint32_t i
+        self.full_groups = []
+        for number in numbers:
+            g = self.subscriptions.group_numbered(number)
+            if g == NULL:
+                continue
+            g.full = g.members.online != 0
+            for i in range(g.members.online):
+                if self.has_room(<Session>g.members.items[i].session, 1):
+                    g.full = False
+                    break
+            if g.full:
+                self.full_groups.append(number)
+            else:
+                self.tell_group(g, False)
+        if self.full_groups:
+            self.timers.call(self.now_ms + LOOK_AGAIN_MS, self.look_again)
