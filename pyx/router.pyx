@@ -24,7 +24,7 @@ from libc.string cimport memcmp
 from pyx cimport counters as count
 from pyx.codec cimport put_ack
 from pyx.connection cimport OPEN
-from pyx.message cimport Content, Message
+from pyx.message cimport Content, Message, content_bytes
 from pyx.outbox cimport outbox_reserve
 from pyx.packets cimport PUBREL
 from pyx.records cimport Block, ENTRY_RETAINED_ONLY, LogKey
@@ -55,10 +55,12 @@ cdef class Router(Sharing):
         cdef uint32_t i
         cdef uint64_t siblings = 0
         cdef bint groups = False
+        cdef uint32_t local = 0
         cdef Group* g
         cdef int owner
         for i in range(m.count):
             siblings |= m.filters[i].siblings
+            local |= m.filters[i].plain.count
             if m.filters[i].groups != NULL:
                 groups = True
         if m.count == 1:
@@ -80,7 +82,7 @@ cdef class Router(Sharing):
         if siblings:
             self.forward(siblings)
         self.held = None
-        if m.count == 0:
+        if not (local or siblings or groups):       # a Filter may be there for its log alone
             self.counters.at[count.PUBLISH_UNMATCHED] += 1
             return 0
         return 1
@@ -286,6 +288,13 @@ cdef class Router(Sharing):
             qos = min(options & 3, m.content.qos)
             self.queue_for(s, m, qos, True, identifiers, RETAINED_COPY)
 
+    def expire_retained(self, Message m not None):
+        """Forget a retained message whose Message Expiry Interval has passed; one that took its place stays."""
+        if self.retained.remove(m.topic, m):
+            self.retained_bytes -= content_bytes(&m.content)
+            self.counters.at[count.RETAINED_MESSAGES] = self.retained.count
+            self.counters.at[count.RETAINED_BYTES] = self.retained_bytes
+
     def attach(self, Session s not None, Connection conn not None):
         """The session has this connection from now on; what is in flight is sent again [MQTT-4.4.0-1]."""
         cdef uint32_t i
@@ -422,8 +431,7 @@ cdef class Router(Sharing):
             g = found.filters[i].groups
             while g != NULL:
                 if g.members.count and not g.siblings & (<uint64_t>1 << self.worker) - 1:
-                    g.turn += 1
-                    self.choose_local(g, g.turn)
+                    self.share_here(g)
                 g = g.next
         self.held = None
 

@@ -30,6 +30,7 @@ cdef class Sharing(Siblings):
     cdef list full_groups               # numbers of groups that siblings were told are full
 
     cdef int share(self, Group* g, uint64_t* plain) except -1
+    cdef int share_here(self, Group* g) except -1
     cdef int choose(self, Group* g, uint64_t key, uint64_t offline, uint64_t without, uint64_t* plain) except -1
     cdef int choose_ranked(self, Group* g, uint64_t key, uint64_t live, uint64_t all_, uint64_t* plain) except -1
     cdef int weigh(self, Group* g, uint64_t mask, uint32_t here, bint online) noexcept

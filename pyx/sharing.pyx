@@ -46,11 +46,17 @@ cdef class Sharing(Siblings):
     cdef int share(self, Group* g, uint64_t* plain) except -1:
         # the publish in hand to one member of the group: 1, or 0: there is none. plain: siblings that get a plain copy
         # as well; one that is chosen gets both with one entry
+        if g.siblings == 0:
+            return self.share_here(g)
         if g.strategy == 0:
             self.ask_strategy(g)
-        if g.siblings == 0:
-            return self.choose_here(g, self.key_for(g) if g.strategy >= HASH_TOPIC else 0, True)
         return self.choose(g, self.key_for(g) if g.strategy >= HASH_TOPIC else 0, 0, 0, plain)
+
+    cdef int share_here(self, Group* g) except -1:
+        # to one of this worker's members
+        if g.strategy == 0:
+            self.ask_strategy(g)
+        return self.choose_here(g, self.key_for(g) if g.strategy >= HASH_TOPIC else 0, True)
 
     cdef int choose(self, Group* g, uint64_t key, uint64_t offline, uint64_t without, uint64_t* plain) except -1:
         # the same over all workers. offline, without: siblings that have said that nobody is online, or nobody there

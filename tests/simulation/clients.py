@@ -59,6 +59,8 @@ class Client:
         self.wants_connection = False
         self.clean_next = False
         self.lines_count = 0
+        self.aliases: dict[int, str] = {}
+        """Topic Aliases that the broker has set on this connection."""
         # what the broker should still know
         self.expect_present: bool | None = False
         self.session_number = 1
@@ -92,8 +94,6 @@ class Client:
         self._aliases_max = 0
         self._aliases: dict[str, int] = {}
         """Topic Aliases of ours on this connection."""
-        self._aliased: dict[int, str] = {}
-        """The broker's."""
         self._connections: list[tuple[float, float]] = []
 
     # ------------------------------------------------------------ connections
@@ -113,9 +113,9 @@ class Client:
             self._end_session(False)
         self._connecting_clean = clean
         properties: dict[str, Any] = {}
+        self.aliases = {}
         if self.version == 5:
-            properties = {"receive_maximum": self.plan.receive_maximum}
-            properties["topic_alias_maximum"] = 3
+            properties = {"receive_maximum": self.plan.receive_maximum, "topic_alias_maximum": self.lines_count % 4}
             if self.plan.expiry:
                 properties["session_expiry_interval"] = self.plan.expiry
         will = None
@@ -164,7 +164,6 @@ class Client:
         self.line = self._will = None
         self.connected = False
         self._aliases.clear()
-        self._aliased.clear()
         self._buffer.clear()
         self._answers.clear()
         if self.plan.expiry < 100 or not self._lasting:
@@ -430,12 +429,12 @@ class Client:
         self._pump()
 
     def _publish_came(self, packet: wire.Packet) -> None:
-        topic, alias = packet.topic, packet.properties.get("topic_alias")
-        if alias is not None:
-            if topic:
-                self._aliased[alias] = topic
-            topic = self._aliased.get(alias, "")
         publish = self.world.history.by_payload.get(packet.payload)
+        topic, alias = packet.topic, packet.properties.get("topic_alias", 0)
+        if alias > self.lines_count % 4:
+            raise Violation(f"{self.name}: Topic Alias {alias} above its maximum")
+        if alias:
+            topic = self.aliases[alias] = topic or self.aliases.get(alias, "")
         if publish is None or publish.topic != topic:
             raise Violation(f"{self.name}: nobody published {packet.payload!r} to {topic!r}")
         refuse = self.version == 5 and self.plan.refusing and not self.world.calming and self.clock.chance(0.1)
