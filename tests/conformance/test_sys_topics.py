@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections import Counter
@@ -237,10 +238,10 @@ def test_an_interval_of_0_turns_it_off_and_a_reload_on(
     assert client.subscribe("$SYS/#") == (0,)
     client.expect_silence()
     config.write_text("sys_interval_seconds = 1\n")
-    broker._process.send_signal(signal.SIGHUP)
+    os.kill(broker.pid, signal.SIGHUP)
     until(client, lambda values: values.keys() == TOPICS)
     config.write_text("sys_interval_seconds = 0\n")
-    broker._process.send_signal(signal.SIGHUP)
+    os.kill(broker.pid, signal.SIGHUP)
 
     def silent() -> bool:
         try:
