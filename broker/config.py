@@ -13,7 +13,6 @@ place it came from.
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -25,6 +24,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
+from broker.addresses import is_loopback, split_address
 from broker.auth import BACKENDS
 from broker.auth.contract import Backend, CredentialsError
 from broker.protocol import Protocol
@@ -454,30 +454,6 @@ def restart_needed(old: Settings, new: Settings) -> list[str]:
     """The keys that differ and that a reload cannot change."""
     fields = Settings.model_fields
     return [name for name in fields if _needs_restart(fields[name]) and getattr(old, name) != getattr(new, name)]
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address or name cannot be reached from other machines. Names but localhost count as reachable."""
-    if host == "localhost":
-        return True
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return bool((mapped or address).is_loopback)
-
-
-def split_address(text: str) -> tuple[str, int]:
-    """HOST:PORT, an IPv6 host in brackets. Raises ValueError."""
-    host, colon, port = text.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        host = ""
-    if not colon or not host or host != host.strip() or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError(text)
-    return host, int(port)
 
 
 def _admin_errors(settings: Settings) -> Iterator[str]:

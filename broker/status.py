@@ -13,6 +13,7 @@ import orjson
 from prometheus_client.parser import text_string_to_metric_families
 
 from broker import config
+from broker.addresses import split_address
 
 __all__ = ["main"]
 
@@ -67,7 +68,7 @@ def _address(admin: str | None, file: str | None) -> tuple[str, int]:
     if admin == "none":
         raise ValueError("the configuration says admin = none: name the admin interface with --admin")
     try:
-        return config.split_address(admin)
+        return split_address(admin)
     except ValueError:
         raise ValueError(f"--admin: {admin!r} is not HOST:PORT") from None
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from broker import config
+from broker.addresses import is_loopback
 from broker.config import ConfigError, Settings, load
 from tests.broker_process import ROOT
 
@@ -36,7 +37,7 @@ def errors(file: str | None = None, environment: dict[str, str] | None = None, *
 def test_defaults_listen_on_loopback_and_allow_anonymous_clients() -> None:
     settings = load(None)
     assert settings.port == 1883
-    assert all(config.is_loopback(host) for host in settings.host)
+    assert all(is_loopback(host) for host in settings.host)
     assert settings.anonymous_allowed
     assert settings.limits.packet_bytes_max == 16 << 20
 
