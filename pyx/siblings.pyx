@@ -176,8 +176,8 @@ cdef class Siblings(FanOut):
                 continue
             self.counters.at[count.MESH_ENTRIES_RECEIVED] += 1
             used = self.begin_entry(&e, payloads, used)
-            if e.content.retain and e.group == NULL:
-                self.keep()
+            if e.content.retain and not (e.group != NULL and e.flags & ENTRY_RETAINED_ONLY):
+                self.keep()                 # else another entry has brought it, or it was chosen again
             if not e.flags & ENTRY_RETAINED_ONLY:
                 m = self.subscriptions.cached(e.content.topic, e.content.topic_len)
                 if m == NULL:

@@ -490,7 +490,7 @@ def test_members_of_a_stopped_worker_are_passed_over() -> None:
 
 
 def test_a_retained_message_for_a_group_and_a_subscriber_of_its_owner_is_kept() -> None:
-    """An entry that names a group keeps nothing: the plain one does, which is not saved then."""
+    """One entry brings both, and what is to be retained."""
     host = host_with("round_robin", 2)
     member = join(host, 1, "member", filters="$share/g/r/#")
     plain = host.connect(client_at(1, 2, "plain"))
