@@ -308,15 +308,11 @@ class Authenticating:
         if data is not None:
             properties["authentication_data"] = data
         packet = encode_auth(reason, properties)
-        entrant = exchange.entrant
-        most = conn.packet_bytes_max
-        if entrant is not None:
-            most = entrant.packet.properties.get("maximum_packet_size", most)
-        if len(packet) > most:  # [MQTT-3.1.2-24]
+        if len(packet) > conn.packet_bytes_max:  # [MQTT-3.1.2-24]
             self._fail(conn, exchange, "AUTH is larger than the client's Maximum Packet Size")
             return
         self._node.router.write(conn, packet)
-        if entrant is not None:
+        if exchange.entrant is not None:
             conn.authenticating = True
             conn.state = _OPENING
 

@@ -27,6 +27,7 @@ from pydantic.fields import FieldInfo
 
 from broker.auth import BACKENDS
 from broker.auth.contract import Backend, CredentialsError
+from broker.protocol import Protocol
 
 ENVIRONMENT_PREFIX = "MQTTD_"
 ENVIRONMENT_CONFIG = "MQTTD_CONFIG"
@@ -76,7 +77,8 @@ class Limits(BaseModel):
         default=4096,
         ge=1,
         le=65535,
-        description="Longest topic name or filter; a longer one: 0x90 (SUBACK 0x8F), v3: closed (SUBACK 0x80).",
+        description="Longest topic name or filter; a longer one: PUBACK or PUBREC 0x90, at QoS 0 discarded, SUBACK "
+        "0x8F; v3: closed, SUBACK 0x80. The topic of a will: CONNACK 0x90, v3: closed.",
     )
     topic_levels_max: int = Field(
         default=128,
@@ -90,6 +92,13 @@ class Limits(BaseModel):
         le=65535,
         description="Topic Aliases a v5 client may set, said as Topic Alias Maximum; beyond: 0x94, closed.",
     )
+    topic_alias_out_max: int = Field(
+        default=10,
+        ge=0,
+        le=64,
+        description="Topic Aliases we set at a v5 client that allows them (at most its Topic Alias Maximum), for the "
+        "topics it is sent most; 0: none.",
+    )
     receive_maximum: int = Field(
         default=100,
         ge=1,
@@ -98,12 +107,21 @@ class Limits(BaseModel):
         "0x93, closed.",
     )
 
+    v31_client_id_characters_max: int = Field(
+        default=65535,
+        ge=1,
+        le=65535,
+        description="Longest client id of a v3.1 client; a longer one: return code 2. MQTT 3.1 says 23, which few "
+        "clients and no usual broker keep to.",
+    )
+
     # -- connections
     connections_max: int = Field(
         default=0,
         ge=0,
         description="Connections of the broker, each worker having an equal part (rounded up); 0: as many as file "
-        "descriptors allow; beyond: closed at once, counted and logged.",
+        "descriptors allow; beyond: CONNACK 0x97 (v3: 3), and of more than 256 at a time the rest closed at once; "
+        "counted and logged.",
     )
     connect_seconds_max: Seconds = Field(default=10.0, description="From accept to the complete CONNECT; then closed.")
     keep_alive_seconds_max: int = Field(
@@ -111,8 +129,7 @@ class Limits(BaseModel):
         ge=0,
         le=65535,
         description="Longest Keep Alive granted, 0: any. A v5 client is told Server Keep Alive; a v3 client "
-        "that asks for more "
-        "is closed after 1.5 times this bound.",
+        "that asks for more is closed after 1.5 times this bound.",
     )
     outbox_bytes_max: int = Field(
         default=_MIB,
@@ -355,6 +372,7 @@ class Settings(BaseModel):
         le=65535,
         description="How often `$SYS/broker/...` is published; 0: never, and nobody gets it.",
     )
+    protocol: Protocol = Field(default_factory=lambda: Protocol())
     limits: Limits = Field(default_factory=lambda: Limits())
 
     @property
@@ -392,6 +410,10 @@ class Settings(BaseModel):
         if errors := list(_contradictions(settings)):
             raise ConfigError(errors)
         return settings
+
+
+TABLES: dict[str, type[BaseModel]] = {"protocol": Protocol, "limits": Limits}
+"""The tables of the file, by the key of Settings that holds them."""
 
 
 def load(
@@ -486,6 +508,8 @@ def _contradictions(settings: Settings) -> Iterator[str]:
     except CredentialsError as error:
         yield from error.lines
     yield from _admin_errors(settings)
+    if settings.protocol.redirect_permanent and settings.protocol.redirect is None:
+        yield "protocol.redirect_permanent: there is no protocol.redirect"
     limits = settings.limits
     if limits.session_expiry_seconds_default_v3 > limits.session_expiry_seconds_max:
         yield (
@@ -560,10 +584,11 @@ def _typed(path: tuple[str, ...], text: str) -> object:
 def leaves() -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
     """(key path, field) of every setting that has a value of its own."""
     for name, field in Settings.model_fields.items():
-        if name != "limits":
+        if name not in TABLES:
             yield (name,), field
-    for name, field in Limits.model_fields.items():
-        yield ("limits", name), field
+    for table, model in TABLES.items():
+        for name, field in model.model_fields.items():
+            yield (table, name), field
 
 
 def _line(detail: Any, origins: Mapping[str, str]) -> str:
@@ -571,7 +596,7 @@ def _line(detail: Any, origins: Mapping[str, str]) -> str:
     location = [str(part) for part in detail["loc"] if not isinstance(part, int)]
     path = ".".join(location)
     if detail["type"] == "extra_forbidden":
-        known = ["limits", *(".".join(leaf) for leaf, _ in leaves())]
+        known = [*TABLES, *(".".join(leaf) for leaf, _ in leaves())]
         return f"{path}: unknown key{_suggestion(path, known)}"
     message = detail["msg"][0].lower() + detail["msg"][1:]
     given = detail["input"]
@@ -604,10 +629,10 @@ _END = "<!-- end of what is generated -->"
 def markdown() -> str:
     """The tables of all settings."""
     parts = []
-    for title, table in (("Settings", ()), ("Limits", ("limits",))):
-        parts.append(f"### {title}\n")
+    for table in ((), *((name,) for name in TABLES)):
+        parts.append(f"### {table[0].capitalize() if table else 'Settings'}\n")
         if table:
-            parts.append(f"In the table `[{'.'.join(table)}]` of the file. {Limits.__doc__}\n")
+            parts.append(f"In the table `[{table[0]}]` of the file. {TABLES[table[0]].__doc__}\n")
         parts.append("| key | default | environment | reload | meaning |\n|---|---|---|---|---|")
         for path, field in leaves():
             if path[:-1] == table:

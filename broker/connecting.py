@@ -11,12 +11,12 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
+from broker.admission import offers, refusal
 from broker.authenticating import Entrant
 from broker.sessions import NEVER, Details
 from pyx import counters as count
 from pyx.codec import encode_connack, encode_disconnect
 from pyx.reasons import ReasonCode
-from pyx.topics import is_topic_name
 from shards.placement import home
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Connecting:
         self._sessions = node.sessions
         self._row = node.counters
         self._plain_connack: dict[tuple[int, bool], bytes] = {}
+        self._connected = 0
 
     # ------------------------------------------------------------ in
 
@@ -52,22 +53,22 @@ class Connecting:
         """A whole CONNECT has come; `raw` are its bytes, for a hand-off."""
         node = self._node
         client_id = packet.client_id
-        assigned = False
-        if not client_id:
-            if packet.version < 5 and not packet.clean_start:  # [MQTT-3.1.3-8]
-                self.refuse(conn, ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "empty client id without clean session")
-                return
+        assigned = not client_id
+        if packet.version == 5:
+            conn.packet_bytes_max = min(
+                packet.properties.get("maximum_packet_size", _PACKET_BYTES_MAX), _PACKET_BYTES_MAX
+            )
+        refused = refusal(packet, node.settings)
+        if refused is not None:
+            self.refuse(conn, refused.reason, refused.why, refused.server_reference)
+            return
+        if assigned:
             client_id = self._assign()
-            assigned = True
         elif node.workers > 1:
             worker = home(client_id, node.workers)
             if worker != node.index:
                 node.hand_over(conn, worker, raw)
                 return
-        will = packet.will
-        if will is not None and not is_topic_name(will.topic):
-            self.refuse(conn, ReasonCode.TOPIC_NAME_INVALID, "will topic with wildcard or empty")
-            return
         node.authenticating.begin(Entrant(conn, packet, client_id, assigned))
 
     def open(self, entrant: Entrant, username: str | None, authentication: dict[str, Any]) -> None:
@@ -80,6 +81,16 @@ class Connecting:
         if limits.keep_alive_seconds_max and (not asked or asked > limits.keep_alive_seconds_max):
             # v5 is told; v3 has no way to be told, and may be closed all the same when nothing comes (3.1.1, 3.1.2.10)
             keep_alive = limits.keep_alive_seconds_max
+        expiry = self._expiry(packet)
+        granted = self._granted(entrant, expiry, keep_alive, authentication)
+        if "maximum_packet_size" in properties and len(encode_connack(5, False, 0, granted)) > conn.packet_bytes_max:
+            # [MQTT-3.1.2-24]: what it must know cannot be said
+            self.refuse(conn, ReasonCode.PACKET_TOO_LARGE, "Maximum Packet Size is too small for CONNACK")
+            return
+        if not self._has_room(client_id):
+            self._node.too_many_connections()
+            self.refuse(conn, ReasonCode.QUOTA_EXCEEDED, "too many connections")
+            return
         session = self._sessions.get(client_id)
         if session is not None and session.connection is not None:
             self._row.add(count.SESSIONS_TAKEN_OVER)
@@ -98,7 +109,6 @@ class Connecting:
         if details.will_handle is not None:  # [MQTT-3.1.3-9]: back before the Will Delay Interval has passed
             details.will_handle.cancel()
             details.will_handle = None
-        expiry = self._expiry(packet)
         details.expiry_interval = expiry
         session.durable = expiry > 0
         details.username = username
@@ -109,57 +119,66 @@ class Connecting:
             details.will = None
         if version == 5:
             session.inflight_max = min(properties.get("receive_maximum", 65535), limits.inflight_max)
-            conn.packet_bytes_max = min(properties.get("maximum_packet_size", _PACKET_BYTES_MAX), _PACKET_BYTES_MAX)
             conn.topic_alias_max = limits.topic_alias_max
+            conn.topic_alias_out_max = min(properties.get("topic_alias_maximum", 0), limits.topic_alias_out_max)
             conn.problem_information = bool(properties.get("request_problem_information", 1))
         else:
             session.inflight_max = limits.inflight_max
         conn.keep_alive_ms = keep_alive * 1500
-        self._router.write(conn, self._connack(entrant, present, expiry, keep_alive, authentication))
+        self._router.write(conn, self._connack(version, present, granted))
         self._router.attach(session, conn)
+        self._connected += 1
         self._node.opened(conn)
         self._row.add(count.CONNECTIONS_OPENED)
+        self._log_opened(conn, packet, session, present, keep_alive)
+
+    def _log_opened(self, conn: Connection, packet: Connect, session: Session, present: bool, keep_alive: int) -> None:
         log = self._node.log
         if log.allows("connection_opened"):
             log.write(
                 "info",
                 "connection_opened",
-                client=client_id,
+                client=session.client_id,
                 address=conn.address,
-                version=version,
+                version=packet.version,
                 keep_alive=keep_alive,
                 clean_start=packet.clean_start,
                 session_present=present,
-                session_expiry=expiry,
-                username=username,
+                session_expiry=session.details.expiry_interval,
+                username=session.details.username,
             )
 
-    def _connack(
-        self, entrant: Entrant, present: bool, expiry: int, keep_alive: int, authentication: dict[str, Any]
-    ) -> bytes:
+    def _has_room(self, client_id: str) -> bool:
+        most = self._node.settings.limits.connections_max
+        if not most or self._connected < -(-most // self._node.workers):
+            return True
+        session = self._sessions.get(client_id)
+        return session is not None and session.connection is not None  # it takes the place of that one
+
+    def _granted(
+        self, entrant: Entrant, expiry: int, keep_alive: int, authentication: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """The properties of CONNACK."""
         packet = entrant.packet
-        version = packet.version
-        if version < 5:
-            key = (version, present)
-            plain = self._plain_connack.get(key)
-            if plain is None:
-                plain = self._plain_connack[key] = encode_connack(version, present and version == 4, 0)
-            return plain
-        limits = self._node.settings.limits
-        properties: dict[str, Any] = {
-            "receive_maximum": limits.receive_maximum,
-            "maximum_packet_size": limits.packet_bytes_max,
-            **authentication,
-        }
-        if limits.topic_alias_max:
-            properties["topic_alias_maximum"] = limits.topic_alias_max
+        if packet.version < 5:
+            return None
+        properties = {**offers(self._node.settings, packet, entrant.client_id), **authentication}
         if expiry != packet.properties.get("session_expiry_interval", 0):
             properties["session_expiry_interval"] = expiry
         if entrant.assigned:
             properties["assigned_client_identifier"] = entrant.client_id
         if keep_alive != packet.keep_alive:
             properties["server_keep_alive"] = keep_alive
-        return encode_connack(version, present, 0, properties)
+        return properties
+
+    def _connack(self, version: int, present: bool, granted: dict[str, Any] | None) -> bytes:
+        if version == 5:
+            return encode_connack(5, present, 0, granted)
+        key = (version, present)
+        plain = self._plain_connack.get(key)
+        if plain is None:
+            plain = self._plain_connack[key] = encode_connack(version, present and version == 4, 0)
+        return plain
 
     def _expiry(self, packet: Connect) -> int:
         limits = self._node.settings.limits
@@ -177,13 +196,21 @@ class Connecting:
             if home(client_id, self._node.workers) == self._node.index and self._sessions.get(client_id) is None:
                 return client_id
 
-    def refuse(self, conn: Connection, reason: int, why: str, **fields: Any) -> None:
+    def refuse(
+        self, conn: Connection, reason: int, why: str, server_reference: str | None = None, **fields: Any
+    ) -> None:
         """CONNACK with this reason (v3: its return code), and the end. `fields` go into the log line."""
         self._node.authenticating.forget(conn)
         self._row.add(count.CONNECTIONS_REFUSED)
         version = conn.version or 4
-        properties = {"reason_string": why} if version == 5 else None
-        self._router.write(conn, encode_connack(version, False, reason, properties))
+        properties = {"reason_string": why}
+        if server_reference is not None:
+            properties["server_reference"] = server_reference
+        packet = encode_connack(version, False, reason, properties, conn.packet_bytes_max)
+        if len(packet) > conn.packet_bytes_max:
+            packet = encode_connack(version, False, reason)
+        if len(packet) <= conn.packet_bytes_max:
+            self._router.write(conn, packet)
         self._node.log.info("connection_refused", address=conn.address, reason=why, code=int(reason), **fields)
         self._router.close(conn, int(reason), why)
 
@@ -207,6 +234,14 @@ class Connecting:
 
     # ------------------------------------------------------------ out
 
+    def farewell(self) -> tuple[ReasonCode, str]:
+        """What every client is told when the broker stops."""
+        protocol = self._node.settings.protocol
+        if protocol.redirect is None:
+            return ReasonCode.SERVER_SHUTTING_DOWN, "server is shutting down"
+        reason = ReasonCode.SERVER_MOVED if protocol.redirect_permanent else ReasonCode.USE_ANOTHER_SERVER
+        return reason, "server is shutting down, clients go to another server"
+
     def disconnect(self, conn: Connection, packet: Disconnect) -> None:
         """DISCONNECT of the client: 0x00 takes its will away, 0x04 does not [MQTT-3.1.2-8, MQTT-3.14.4-3]."""
         session = conn.session
@@ -228,7 +263,7 @@ class Connecting:
 
     def protocol_error(self, conn: Connection, error: Any) -> None:
         """A malformed packet or a protocol error: v5 is told why, v3 is just closed [MQTT-4.13.1-1]."""
-        self.protocol_error_reason(conn, int(error.reason_code), str(error))
+        self.protocol_error_reason(conn, int(error.reason_code), error.args[0])
 
     def protocol_error_reason(self, conn: Connection, reason: int, why: str) -> None:
         """The same for an error found later than in the codec."""
@@ -266,8 +301,9 @@ class Connecting:
         if session is None:
             return
         if reason and conn.version == 5:
-            self._router.write(conn, encode_disconnect(reason))
+            self._router.write(conn, self._goodbye(conn, reason, why))
         conn.session = None
+        self._connected -= 1
         self._row.add(count.CONNECTIONS_CLOSED)
         self._log_closed(conn, session, why, told)
         details: Details = session.details
@@ -284,6 +320,15 @@ class Connecting:
                 details.will_handle = self._node.call_later(delay, lambda: self._will_due(session))
             else:
                 self._will_due(session)
+
+    def _goodbye(self, conn: Connection, reason: int, why: str) -> bytes:
+        """DISCONNECT with its Reason String, and with the other server where it names one."""
+        properties = {"reason_string": why}
+        reference = self._node.settings.protocol.redirect
+        if reference is not None and reason in (ReasonCode.USE_ANOTHER_SERVER, ReasonCode.SERVER_MOVED):
+            properties["server_reference"] = reference
+        packet = encode_disconnect(reason, properties, packet_bytes_max=conn.packet_bytes_max)
+        return packet if len(packet) <= conn.packet_bytes_max else encode_disconnect(reason)
 
     def _will_due(self, session: Session) -> None:
         details: Details = session.details

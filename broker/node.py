@@ -71,6 +71,9 @@ def fill_limits(limits: Limits, settings: Settings) -> Limits:
     limits.drop_oldest = settings.queue_full == "drop_oldest"
     limits.disconnect_when_full = settings.queue_full == "disconnect"
     limits.queue_qos0 = settings.queue_qos0
+    limits.maximum_qos = settings.protocol.maximum_qos
+    limits.retain_available = settings.protocol.retain_available
+    limits.validate_payload_format = settings.protocol.validate_payload_format
     return limits
 
 

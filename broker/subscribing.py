@@ -10,17 +10,28 @@ from typing import TYPE_CHECKING
 
 from pyx.codec import encode_suback, encode_unsuback
 from pyx.reasons import ReasonCode
-from pyx.topics import is_topic_filter, levels, parse_share
+from pyx.topics import contains_wildcard, is_topic_filter, levels, parse_share
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from broker.node import Node
     from pyx.connection import Connection
     from pyx.packets import Subscribe, Unsubscribe
     from pyx.session import Session
 
+_QOS = 0x03
 _RETAIN_HANDLING = 0x30
 _NEVER_RETAINED = 0x20
 _ONLY_IF_NEW = 0x10
+_SHARED = b"$share/"
+_WHY = {
+    ReasonCode.TOPIC_FILTER_INVALID: "is no Topic Filter, or beyond topic_bytes_max or topic_levels_max",
+    ReasonCode.QUOTA_EXCEEDED: "is beyond filters_per_session_max",
+    ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED: "has a wildcard, and there are none here",
+    ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED: "is shared, and nothing is shared here",
+    ReasonCode.SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED: "has a Subscription Identifier, and there are none here",
+}
 
 
 class Subscribing:
@@ -33,39 +44,72 @@ class Subscribing:
     def subscribe(self, conn: Connection, session: Session, packet: Subscribe) -> None:
         """Add or replace each subscription, in order [MQTT-3.8.4-5]; then SUBACK, then retained messages."""
         router = self._router
+        protocol = self._node.settings.protocol
+        identifier = packet.identifier
+        if conn.version == 5 and (missing := self._not_offered(packet)):
+            # what CONNACK said that it is not there breaks the protocol (MQTT 5, 3.2.2.3.11 to .13)
+            self._node.connecting.protocol_error_reason(conn, missing, f"a subscription {_WHY[missing]}")
+            return
         codes: list[int] = []
         wanted: list[bytes] = []  # filters whose retained messages are to be sent
-        identifier = packet.identifier
         for item in packet.filters:
             text, options = item.filter, item.options
-            group = None
-            if text.startswith(b"$share/"):
-                share = parse_share(text)
-                if share is None:
-                    codes.append(ReasonCode.TOPIC_FILTER_INVALID)
-                    continue
-                group, text = share
             refused = self._check(session, text)
             if refused:
                 codes.append(refused)
                 continue
+            group = None
+            if text.startswith(_SHARED):
+                share = parse_share(text)
+                assert share is not None  # checked
+                group, text = share
+            if options & _QOS > protocol.maximum_qos:  # [MQTT-3.2.2-10]
+                options = options & ~_QOS | protocol.maximum_qos
             new = router.subscribe(session, text, options, identifier, group)
-            codes.append(options & 3)
+            codes.append(options & _QOS)
             handling = options & _RETAIN_HANDLING
             if group is None and handling != _NEVER_RETAINED and (new or handling != _ONLY_IF_NEW):
                 wanted.append(text)
-        number = self._node.interest_number()
-        suback = encode_suback(conn.version, packet.packet_id, codes)
-        if wanted:
+        suback = encode_suback(
+            conn.version, packet.packet_id, codes, self._reason_string(conn, codes), conn.packet_bytes_max
+        )
+        if wanted and protocol.retain_available:
             retaining = self._node.retaining
-            router.answer_packet(conn, suback, number, lambda: retaining.send(session, wanted))
+            self._answer(conn, suback, self._node.interest_number(), lambda: retaining.send(session, wanted))
         else:
-            router.answer_packet(conn, suback, number)
+            self._answer(conn, suback, self._node.interest_number())
+
+    def _not_offered(self, packet: Subscribe) -> ReasonCode | None:
+        protocol = self._node.settings.protocol
+        if (
+            protocol.subscription_identifier_available
+            and protocol.shared_subscription_available
+            and protocol.wildcard_subscription_available
+        ):
+            return None
+        if packet.identifier and not protocol.subscription_identifier_available:
+            return ReasonCode.SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED
+        for item in packet.filters:
+            if not protocol.shared_subscription_available and item.filter.startswith(_SHARED):
+                return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
+            if not protocol.wildcard_subscription_available and contains_wildcard(item.filter):
+                return ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
+        return None
 
     def _check(self, session: Session, text: bytes) -> int:
-        limits = self._node.settings.limits
+        """0, or why this filter is refused."""
+        limits, protocol = self._node.settings.limits, self._node.settings.protocol
+        if text.startswith(_SHARED):
+            share = parse_share(text)
+            if share is None:
+                return ReasonCode.TOPIC_FILTER_INVALID
+            if not protocol.shared_subscription_available:
+                return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
+            _, text = share
         if not is_topic_filter(text) or len(text) > limits.topic_bytes_max or levels(text) > limits.topic_levels_max:
             return ReasonCode.TOPIC_FILTER_INVALID
+        if not protocol.wildcard_subscription_available and contains_wildcard(text):
+            return ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
         if session.subscriptions >= limits.filters_per_session_max:
             return ReasonCode.QUOTA_EXCEEDED
         return 0
@@ -76,12 +120,36 @@ class Subscribing:
         codes: list[int] = []
         for text in packet.filters:
             group = None
-            if text.startswith(b"$share/"):
+            if text.startswith(_SHARED):
                 share = parse_share(text)
                 if share is None:
                     codes.append(ReasonCode.TOPIC_FILTER_INVALID)
                     continue
                 group, text = share
+            if not is_topic_filter(text):
+                codes.append(ReasonCode.TOPIC_FILTER_INVALID)
+                continue
             found = router.unsubscribe(session, text, group)
             codes.append(ReasonCode.SUCCESS if found else ReasonCode.NO_SUBSCRIPTION_EXISTED)
-        router.answer_packet(conn, encode_unsuback(conn.version, packet.packet_id, codes))
+        unsuback = encode_unsuback(
+            conn.version, packet.packet_id, codes, self._reason_string(conn, codes), conn.packet_bytes_max
+        )
+        self._answer(conn, unsuback)
+
+    def _answer(
+        self, conn: Connection, packet: bytes, interest: int = 0, then: Callable[[], None] | None = None
+    ) -> None:
+        if len(packet) > conn.packet_bytes_max:  # [MQTT-3.1.2-24]: the client asked for more than it can be told
+            self._node.connecting.protocol_error_reason(
+                conn, ReasonCode.PACKET_TOO_LARGE, "the answer is beyond Maximum Packet Size"
+            )
+            return
+        self._router.answer_packet(conn, packet, interest, then)
+
+    def _reason_string(self, conn: Connection, codes: list[int]) -> dict[str, str] | None:
+        """What is wrong with the first filter that was refused, if any was and the client wants to know."""
+        if conn.version == 5 and conn.problem_information:
+            for number, code in enumerate(codes, 1):
+                if code >= ReasonCode.UNSPECIFIED_ERROR:
+                    return {"reason_string": f"filter {number} {_WHY.get(ReasonCode(code), 'is refused')}"}
+        return None

@@ -35,7 +35,6 @@ from broker.node import Node
 from leveldb_store.memory import MemoryStore
 from pyx import counters as count
 from pyx.reactor import Reactor, trim_memory, tune_allocator
-from pyx.reasons import ReasonCode
 from pyx.wire import refuse_disallowed
 from shards import handoff
 from shards.seat import Seat
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _TIMER_SECONDS = 0.1
+_REFUSED_AT_ONCE = 256
 _TRIM_SECONDS = 10.0
 _SPEC = struct.Struct("qqqq")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -239,8 +239,9 @@ class Worker:
     def _tell_reactor(self) -> None:
         limits = self.settings.limits
         self.reactor.connect_ms_max = int(limits.connect_seconds_max * 1000)
+        # those above its part are told so by CONNACK (connecting), unless they are many at once
         self.reactor.connections_max = (
-            -(-limits.connections_max // self.seat.workers) if limits.connections_max else 0xFFFFFFFF
+            -(-limits.connections_max // self.seat.workers) + _REFUSED_AT_ONCE if limits.connections_max else 0xFFFFFFFF
         )
 
     def _on_sigterm(self) -> None:
@@ -256,9 +257,10 @@ class Worker:
         for sock in self.seat.listeners:
             sock.close()
         self._poll()  # what lies in the sockets is answered
+        reason, why = self.node.connecting.farewell()
         for conn in self.reactor.all_connections():
             if conn.state == 2:
-                self.node.connecting.end_connection(conn, ReasonCode.SERVER_SHUTTING_DOWN, "server is shutting down")
+                self.node.connecting.end_connection(conn, reason, why)
             else:
                 self.node.router.close(conn, AT_ONCE, "server is shutting down")
         self.reactor.finish()

@@ -9,19 +9,18 @@ The bounds of a backlog are kept here too: what is beyond them is dropped for th
 """
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XINCREF
-from libc.string cimport memcpy
 
 from pyx cimport counters as count
 from pyx.codec cimport put_ack
 from pyx.connection cimport OPEN
-from pyx.frames cimport put_head, remaining_length
 from pyx.outbox cimport outbox_reserve, outbox_share
 from pyx.packets cimport PUBREL
 from pyx.records cimport merge_batches
-from pyx.routing cimport IDENTIFIERS_MAX, READ_BYTES_MAX, RETAINED_COPY, SHARED_COPY, put_identifier, topic_matches
+from pyx.routing cimport (
+    IDENTIFIER_BYTES_MAX, READ_BYTES_MAX, RETAINED_COPY, SHARED_COPY, put_identifier, topic_matches,
+)
 from pyx.session cimport Inflight, Queued, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC
 from pyx.subscriptions cimport Filter, Membership, Subscriber, filter_text
-from pyx.wire cimport varint_size
 
 
 cdef bint lies_within(list spans, uint64_t position):
@@ -177,7 +176,7 @@ cdef class Backlog(Routing):
         cdef Subscriber* sub
         cdef uint32_t i, ids_len = 0
         cdef uint8_t options = 0, o, qos
-        cdef uint8_t[IDENTIFIERS_MAX * 5] ids
+        cdef uint8_t* ids = self.ids_room(1)
         cdef bint found = False
         for i in range(s.own.count):
             e = &s.own.items[i]
@@ -194,7 +193,8 @@ cdef class Backlog(Routing):
             if o & 3 > options & 3:
                 options = (options & 8) | (o & 3)
             options |= o & 8
-            if sub.identifier and ids_len + 5 <= sizeof(ids):
+            if sub.identifier:
+                ids = self.ids_room(ids_len // IDENTIFIER_BYTES_MAX + 2)
                 ids_len += put_identifier(ids + ids_len, sub.identifier)
         if not found:
             return 0
@@ -238,23 +238,16 @@ cdef class Backlog(Routing):
     cdef int send_held(self, Session s, Connection conn, Message m, uint8_t qos, bint retain, bint dup,
                        uint16_t packet_id, PyObject* ids) except -1:
         cdef Content* c = &m.content
-        cdef bint v5 = conn.version == 5
-        cdef bint share = c.payload_len >= self.limits.share_large_bytes
         cdef const uint8_t* idp = NULL
-        cdef uint32_t ids_len = 0, remaining, n
-        cdef uint8_t* p
-        if ids != NULL and v5:
+        cdef uint32_t ids_len = 0
+        cdef uint64_t hash_ = 0
+        if ids != NULL and conn.version == 5:
             idp = <const uint8_t*><const char*><bytes>ids
             ids_len = <uint32_t>len(<bytes>ids)
-        remaining = <uint32_t>remaining_length(c, v5, qos != 0, ids_len)
-        n = 1 + varint_size(remaining) + remaining - (c.payload_len if share else 0)
-        p = outbox_reserve(&conn.out, n)
-        p = put_head(p, c, 0x30 | (8 if dup else 0) | qos << 1 | (1 if retain else 0), remaining, v5, packet_id,
-                     qos != 0, idp, ids_len, self.wall_ms)
-        if share:
+        self.put_publish(conn, c, 0x30 | (8 if dup else 0) | qos << 1 | (1 if retain else 0), packet_id, qos != 0, idp,
+                         ids_len, &hash_)
+        if c.payload_len >= self.limits.share_large_bytes:
             outbox_share(&conn.out, c.payload, c.payload_len, m)
-        else:
-            memcpy(p, c.payload, c.payload_len)
         conn.messages_out += 1
         self.counters.at[count.PUBLISH_SENT] += 1
         self.counters.at[count.PUBLISH_BYTES_SENT] += c.payload_len

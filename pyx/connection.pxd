@@ -10,6 +10,7 @@ acks    a ring of acks in the order of the packets they answer. One leaves when 
 from cpython.ref cimport PyObject
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
+from pyx.aliases cimport Aliases
 from pyx.outbox cimport Outbox
 from pyx.timers cimport TimerNode
 
@@ -62,6 +63,8 @@ cdef class Connection:
     cdef uint32_t part_want             # length of the packet that part begins, 0 = not known yet
     cdef public uint32_t packet_bytes_max      # that the client takes
     cdef public uint32_t topic_alias_max       # aliases the client may set here
+    cdef public uint32_t topic_alias_out_max   # aliases we may set at the client; 0 before MQTT 5
+    cdef Aliases* aliases_out           # those we have set; NULL until a topic is sent again
     cdef PyObject** aliases             # topic_alias_max + 1 strong bytes or NULL; NULL until the first
     cdef TimerNode timer                # connect deadline, then keep-alive, then lingering
     cdef uint64_t heard                 # ms: last packet began

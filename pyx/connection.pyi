@@ -19,6 +19,7 @@ class Connection:
     problem_information: bool
     packet_bytes_max: int
     topic_alias_max: int
+    topic_alias_out_max: int
     keep_alive_ms: int
     opened: int
     bytes_in: int

@@ -7,6 +7,7 @@ from cpython.ref cimport Py_XDECREF, Py_XINCREF
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
 
+from pyx.aliases cimport aliases_free
 from pyx.outbox cimport outbox_clear
 
 
@@ -26,6 +27,7 @@ cdef class Connection:
     def __dealloc__(self):
         cdef uint32_t i
         outbox_clear(&self.out)
+        aliases_free(self.aliases_out)
         self.free_part()
         self.drop_acks()
         if self.acks != NULL:

@@ -55,9 +55,11 @@ cpdef enum:
     PUBLISH_RECEIVED_QOS2
     PUBLISH_DUPLICATES              # QoS 2 publishes that were there already
     PUBLISH_BYTES_RECEIVED          # payloads
+    PUBLISH_REFUSED                 # $SYS, topic beyond its bounds, payload not as indicated: the client may go on
     PUBLISH_UNMATCHED
     PUBLISH_BYTES_SENT              # payloads
     PUBLISH_SENT                    # PUBLISH packets put into outboxes, redeliveries included
+    PUBLISH_SENT_BY_ALIAS           # of those: without their topic, a Topic Alias stood for it
     REDELIVERED
     RETAINED_REFUSED                # retained_messages_max or retained_bytes_max reached
     # copies: matched = delivered + expired + dropped + still queued or in flight

@@ -27,5 +27,5 @@ cdef class Dispatch:
     cdef int connect(self, Connection conn, uint8_t* p, uint32_t header, uint32_t total) except -1
     cdef int hand_up(self, Connection conn) except -1
     cdef bint known(self, Session s, uint16_t packet_id) except -1
-    cdef int refuse(self, Connection conn, Session s, Publish* pub, uint8_t reason) except -1
+    cdef int refuse(self, Connection conn, Session s, Publish* pub, uint8_t reason, str why) except -1
     cdef int alias(self, Connection conn, Publish* pub) except -1

@@ -11,7 +11,7 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.ref cimport Py_INCREF, Py_XDECREF, PyObject
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcmp, memmove
+from libc.string cimport memchr, memcmp, memmove
 
 from pyx cimport counters as count
 from pyx.codec cimport (
@@ -28,8 +28,9 @@ from pyx.reasons cimport malformed, protocol_error
 from pyx.session cimport Session
 from pyx.subscriptions cimport Matches
 from pyx.topics cimport level_count, topic_name_valid
-from pyx.wire cimport varint_size
+from pyx.wire cimport utf8_valid, varint_size
 
+from pyx.encoders import encode_ack
 from pyx.reasons import MalformedPacket, ProtocolError
 
 cdef enum:
@@ -40,6 +41,9 @@ cdef enum:
     PACKET_TOO_LARGE = 0x95
     TOPIC_NAME_INVALID = 0x90
     NOT_AUTHORIZED = 0x87
+    PAYLOAD_FORMAT_INVALID = 0x99
+    RETAIN_NOT_SUPPORTED = 0x9A
+    QOS_NOT_SUPPORTED = 0x9B
     PROTOCOL_ERROR = 0x82
     DIRECT = 65536              # a packet of more bytes is received into the connection's own buffer
 
@@ -58,6 +62,20 @@ cdef int check_first(Connection conn, const uint8_t* p, uint32_t n) except -1:
     if n >= 4 and (memcmp(p, b"GET ", 4) == 0 or memcmp(p, b"POST", 4) == 0 or memcmp(p, b"HEAD", 4) == 0):
         return protocol_error(PROTOCOL_ERROR, "HTTP on a plain port")
     return protocol_error(PROTOCOL_ERROR, "first packet is not CONNECT")
+
+
+cdef bint utf8_payload(const uint8_t* p, size_t n) noexcept nogil:
+    """Is a payload well-formed UTF-8. Other than a string of MQTT it may contain U+0000 (MQTT 5, 3.3.2.3.2)."""
+    cdef const uint8_t* null
+    while n:
+        null = <const uint8_t*>memchr(p, 0, n)
+        if null == NULL:
+            return utf8_valid(p, n)
+        if not utf8_valid(p, <size_t>(null - p)):
+            return False
+        n -= <size_t>(null - p) + 1
+        p = null + 1
+    return True
 
 
 @cython.final
@@ -289,13 +307,21 @@ cdef class Dispatch:
                 protocol_error(TOPIC_NAME_INVALID, "Topic Name with wildcard, U+0000, bad UTF-8, or empty")
             if pub.topic_len > router.limits.topic_bytes_max or \
                     level_count(pub.topic, pub.topic_len) > router.limits.topic_levels_max:
-                protocol_error(TOPIC_NAME_INVALID, "Topic Name beyond topic_bytes_max or topic_levels_max")
+                return self.refuse(conn, s, &pub, TOPIC_NAME_INVALID,
+                                   "Topic Name beyond topic_bytes_max or topic_levels_max")
             m = self.subscriptions.match(pub.topic, pub.topic_len)
         conn.messages_in += 1
         if pub.topic[0] == c'$' and pub.topic_len >= 4 and memcmp(pub.topic, b"$SYS", 4) == 0 and \
                 (pub.topic_len == 4 or pub.topic[4] == c'/'):
-            return self.refuse(conn, s, &pub, NOT_AUTHORIZED)
+            return self.refuse(conn, s, &pub, NOT_AUTHORIZED, "a topic of the server's own")
+        if pub.payload_format and router.limits.validate_payload_format and \
+                not utf8_payload(pub.payload, pub.payload_len):
+            return self.refuse(conn, s, &pub, PAYLOAD_FORMAT_INVALID, "payload is not UTF-8, as its indicator says")
+        if pub.retain and not router.limits.retain_available:
+            protocol_error(RETAIN_NOT_SUPPORTED, "PUBLISH with RETAIN, and nothing is retained here")
         if pub.qos:
+            if pub.qos > router.limits.maximum_qos:
+                protocol_error(QOS_NOT_SUPPORTED, "QoS above Maximum QoS")
             if conn.unanswered + s.arrived_count >= router.limits.receive_maximum and v5:
                 # a resent QoS 2 publish whose identifier is known takes no place of its own
                 if pub.qos == 1 or not self.known(s, pub.packet_id):
@@ -342,14 +368,22 @@ cdef class Dispatch:
             return False
         return True
 
-    cdef int refuse(self, Connection conn, Session s, Publish* pub, uint8_t reason) except -1:
-        # v5 is told in the ack; v3 has no way to be told and is answered as if all were well [MQTT-3.3.5-2]
-        if pub.qos:
+    cdef int refuse(self, Connection conn, Session s, Publish* pub, uint8_t reason, str why) except -1:
+        # v5 is told in the ack, at QoS 0 in no way [MQTT 5, 4.13.2]. v3 cannot be told: a message for a topic that is
+        # not the client's is answered as if all were well, any other closes the connection [MQTT-3.3.5-2]
+        cdef uint8_t kind = PUBACK if pub.qos == 1 else PUBREC
+        if conn.version != 5 and reason != NOT_AUTHORIZED:
+            protocol_error(reason, why)
+        self.router.counters.at[count.PUBLISH_REFUSED] += 1
+        if pub.qos and conn.version == 5:
+            self.router.answer_packet(conn, encode_ack(
+                5, kind, pub.packet_id, reason, {"reason_string": why} if conn.problem_information else None, True,
+                conn.packet_bytes_max))
+        elif pub.qos:
             self.router.logged = False
-            self.router.answer(conn, PUBACK if pub.qos == 1 else PUBREC, pub.packet_id,
-                               reason if conn.version == 5 else 0, 0)
-        if pub.qos == 2 and conn.version != 5:
-            s.arrive(pub.packet_id)
+            self.router.answer(conn, kind, pub.packet_id, 0, 0)
+            if pub.qos == 2:
+                s.arrive(pub.packet_id)
         self.router.handler.publish_refused(conn, PyBytes_FromStringAndSize(<char*>pub.topic, pub.topic_len), reason)
         return 0
 

@@ -11,14 +11,14 @@ from libc.string cimport memcpy
 
 from pyx cimport counters as count
 from pyx.connection cimport Connection
-from pyx.frames cimport Frame, frame_make, put_head, remaining_length
+from pyx.frames cimport Frame, frame_make
 from pyx.message cimport Content, Message, content_bytes
 from pyx.outbox cimport outbox_reserve, outbox_share
 from pyx.placement cimport owner_of
-from pyx.routing cimport IDENTIFIERS_MAX, SHARED_COPY, WATCHED_MAX, Identifier, put_identifier
+from pyx.routing cimport SHARED_COPY, WATCHED_MAX, Identifier, put_identifier
 from pyx.session cimport WAIT_PUBACK, WAIT_PUBREC
 from pyx.subscriptions cimport Group, Subscriber, SubscriberList
-from pyx.wire cimport put_u16, varint_size
+from pyx.wire cimport put_u16
 
 
 cdef uint32_t plain_offline(const Filter* f) noexcept nogil:
@@ -74,7 +74,7 @@ cdef class FanOut(Backlog):
         cdef Session s
         cdef uint32_t i, k, n = 0, ids_len
         cdef uint8_t options, qos
-        cdef uint8_t[IDENTIFIERS_MAX * 5] ids
+        cdef uint8_t* ids = self.ids_room(m.count)
         cdef uint64_t want = 0
         self.stamp += 1
         self.identifiers_count = 0
@@ -141,10 +141,9 @@ cdef class FanOut(Backlog):
         return 0
 
     cdef uint32_t put_identifiers(self, Merged* e, uint8_t* ids) noexcept:
-        # room for IDENTIFIERS_MAX of them
         cdef uint32_t n = put_identifier(ids, e.identifier)
         cdef int32_t at = e.more
-        while at >= 0 and n + 5 <= IDENTIFIERS_MAX * 5:
+        while at >= 0:
             n += put_identifier(ids + n, self.identifiers[at].value)
             at = self.identifiers[at].next
         return n
@@ -182,7 +181,7 @@ cdef class FanOut(Backlog):
         cdef Frame* f
         cdef Inflight* slot = NULL
         cdef uint8_t* p
-        cdef uint32_t remaining, n, v5
+        cdef uint32_t v5
         cdef uint16_t packet_id = 0
         if qos:
             if s.behind:
@@ -221,20 +220,14 @@ cdef class FanOut(Backlog):
                 self.fill(slot, ids, ids_len)
         else:
             conn.out.qos0 += 1
-        if ids_len == 0:
+        if ids_len == 0 and conn.topic_alias_out_max == 0:
             p = outbox_reserve(&conn.out, f.length)
             memcpy(p, f.data, f.length)
             p[0] = first
             if qos:
                 put_u16(p + f.id_at, packet_id)
         else:
-            remaining = <uint32_t>remaining_length(c, True, qos != 0, ids_len)
-            n = 1 + varint_size(remaining) + remaining \
-                - (c.payload_len if c.payload_len >= self.limits.share_large_bytes else 0)
-            p = outbox_reserve(&conn.out, n)
-            p = put_head(p, c, first, remaining, True, packet_id, qos != 0, ids, ids_len, self.wall_ms)
-            if c.payload_len < self.limits.share_large_bytes:
-                memcpy(p, c.payload, c.payload_len)
+            self.put_publish(conn, c, first, packet_id, qos != 0, ids, ids_len, &self.alias_hash)
         if c.payload_len >= self.limits.share_large_bytes:
             self.hold()
             outbox_share(&conn.out, self.held.content.payload, c.payload_len, self.held)

@@ -5,9 +5,11 @@ A Frame is one encoding of the publish that is being routed, made once and copie
 same: there are four, by (MQTT 5 or not) and (with a Packet Identifier or not). First byte and identifier are patched in
 the copy. With a large payload the Frame ends before it: the payload leaves by reference.
 """
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+from pyx.aliases cimport ALIAS_BYTES
 from pyx.message cimport Content
+from pyx.properties cimport TOPIC_ALIAS
 from pyx.wire cimport put_u16, put_u32, put_varint, varint_size
 from libc.string cimport memcpy
 
@@ -38,19 +40,24 @@ cdef inline uint64_t remaining_length(const Content* c, bint v5, bint with_id, u
     return n
 
 
-# Everything before the payload. ids: Subscription Identifiers as properties. Returns the byte behind.
+# Everything before the payload. ids: Subscription Identifiers as properties. alias: as alias_for says, in v5 only.
+# Returns the byte behind.
 cdef inline uint8_t* put_head(uint8_t* p, const Content* c, uint8_t first, uint32_t remaining, bint v5,
-                              uint16_t packet_id,
-                              bint with_id, const uint8_t* ids, uint32_t ids_len, uint64_t wall_ms) noexcept nogil:
+                              uint16_t packet_id, bint with_id, int32_t alias, const uint8_t* ids, uint32_t ids_len,
+                              uint64_t wall_ms) noexcept nogil:
+    cdef uint16_t topic_len = c.topic_len if alias <= 0 else 0
     p[0] = first
     p = put_varint(p + 1, remaining)
-    p = put_u16(p, c.topic_len)
-    memcpy(p, c.topic, c.topic_len)
-    p += c.topic_len
+    p = put_u16(p, topic_len)
+    memcpy(p, c.topic, topic_len)
+    p += topic_len
     if with_id:
         p = put_u16(p, packet_id)
     if v5:
-        p = put_varint(p, c.props_len + ids_len)
+        p = put_varint(p, c.props_len + ids_len + (ALIAS_BYTES if alias else 0))
+        if alias:
+            p[0] = TOPIC_ALIAS
+            p = put_u16(p + 1, <uint16_t>(alias if alias > 0 else -alias))
         if ids_len:
             memcpy(p, ids, ids_len)
             p += ids_len

@@ -23,7 +23,7 @@ cdef int frame_make(Frame* f, const Content* c, bint v5, bint with_id, bint with
             raise MemoryError
         f.store = p
         f.store_cap = cap
-    p = put_head(f.store, c, 0x30, <uint32_t>remaining, v5, 0, with_id, NULL, 0, wall_ms)
+    p = put_head(f.store, c, 0x30, <uint32_t>remaining, v5, 0, with_id, 0, NULL, 0, wall_ms)
     if with_payload:
         memcpy(p, c.payload, c.payload_len)
     f.id_at = 1 + varint_size(<uint32_t>remaining) + 2 + c.topic_len

@@ -1,5 +1,5 @@
 # cython: language_level=3
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 
 cdef class Limits:
@@ -23,3 +23,6 @@ cdef class Limits:
     cdef public bint drop_oldest                    # queue_full policy
     cdef public bint disconnect_when_full
     cdef public bint queue_qos0
+    cdef public uint8_t maximum_qos                 # that a client may publish with
+    cdef public bint retain_available
+    cdef public bint validate_payload_format

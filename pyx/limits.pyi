@@ -23,4 +23,7 @@ class Limits:
     drop_oldest: bool
     disconnect_when_full: bool
     queue_qos0: bool
+    maximum_qos: int
+    retain_available: bool
+    validate_payload_format: bool
     def __new__(cls, **values: Any) -> Limits: ...

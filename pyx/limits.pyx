@@ -24,5 +24,8 @@ cdef class Limits:
         self.drop_oldest = False
         self.disconnect_when_full = False
         self.queue_qos0 = False
+        self.maximum_qos = 2
+        self.retain_available = True
+        self.validate_payload_format = False
         for name, value in values.items():
             setattr(self, name, value)

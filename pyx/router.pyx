@@ -51,11 +51,13 @@ cdef class Router(Siblings):
         cdef uint32_t i
         cdef uint64_t siblings = 0, served = 0
         cdef bint groups = False
+        cdef uint32_t local = 0
         cdef Group* g
         cdef int owner
         cdef list choices
         for i in range(m.count):
             siblings |= m.filters[i].siblings
+            local |= m.filters[i].plain.count
             if m.filters[i].groups != NULL:
                 groups = True
         if m.count == 1:
@@ -87,7 +89,7 @@ cdef class Router(Siblings):
         if siblings:
             self.forward(siblings)
         self.held = None
-        if m.count == 0:
+        if not (local or siblings or groups):       # a Filter may be there for its log alone
             self.counters.at[count.PUBLISH_UNMATCHED] += 1
             return 0
         return 1

@@ -30,7 +30,7 @@ cdef enum:
     RETAINED_COPY = 16              # of a queued message: a retained one, sent because of a SUBSCRIBE
     READ_BYTES_MAX = 262144         # of a log, at once
     OWN_FRAME_BYTES = 8192          # mesh payloads from here on travel in a frame of their own
-    IDENTIFIERS_MAX = 64            # Subscription Identifiers in one delivery
+    IDENTIFIER_BYTES_MAX = 5        # of a Subscription Identifier as a property
     NUMBER_WORKER_BITS = 8
     SAMPLE_MS = 10                  # between two publishes whose durations are measured
     WATCHED_MAX = 65536             # topics a session remembers while it waits for retained messages
@@ -98,6 +98,7 @@ cdef class Routing:
     cdef Message held                   # made when the first one wants to keep it
     cdef Connection adoptable           # its inbox holds just this packet: the Message may take it over
     cdef Frame[4] frames                # MQTT 5: 1, with Packet Identifier: 2
+    cdef uint64_t alias_hash            # of its topic, for Topic Aliases; 0 = not computed yet
     cdef uint64_t here                  # arrival position it gets if it is logged
     cdef bint logged
     cdef uint64_t matched_peers         # peers that were given it, acknowledged or not
@@ -108,6 +109,8 @@ cdef class Routing:
     cdef Identifier* identifiers
     cdef uint32_t identifiers_count
     cdef uint32_t identifiers_cap
+    cdef uint8_t* ids                   # Subscription Identifiers of one delivery, as properties
+    cdef uint32_t ids_cap
 
     # the tick
     cdef readonly uint64_t tick
@@ -144,6 +147,10 @@ cdef class Routing:
     cdef int note_drops(self, Connection conn, int counter, uint64_t dropped) except -1
     cdef int fell_behind(self, Session s) except -1
     cdef uint64_t packet_total(self, const Content* c, bint v5, bint with_id, uint32_t ids_len) noexcept
+    cdef uint8_t* ids_room(self, uint32_t n) except NULL
+    # a PUBLISH that is no copy of a frame, into the outbox; a payload that is to be shared is left to the caller
+    cdef int put_publish(self, Connection conn, const Content* c, uint8_t first, uint16_t packet_id, bint with_id,
+                         const uint8_t* ids, uint32_t ids_len, uint64_t* hash_) except -1
     cdef LogKey key_of(self, Filter* f)
     cdef int log(self, Filter* f) except -1
     cdef int log_own(self, Session s) except -1

@@ -6,9 +6,11 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 
 from pyx cimport counters as count
+from pyx.aliases cimport ALIAS_BYTES, ALIAS_TOPIC_BYTES_MIN, alias_for
 from pyx.codec cimport put_ack
 from pyx.connection cimport CLOSED, CLOSING, OPEN, PendingAck
-from pyx.frames cimport remaining_length
+from pyx.frames cimport put_head, remaining_length
+from pyx.hashing cimport hash_bytes
 from pyx.message cimport message_adopt, message_copy
 from pyx.outbox cimport iovec, outbox_clear, outbox_gather, outbox_reserve, outbox_sent
 from pyx.packets cimport PUBCOMP, PUBLISH
@@ -134,6 +136,7 @@ cdef class Routing:
             free(self.frames[i].store)
         free(self.merged)
         free(self.identifiers)
+        free(self.ids)
         free_pointers(&self.dirty)
         free_pointers(&self.ready)
         free_pointers(&self.waiting)
@@ -224,6 +227,7 @@ cdef class Routing:
         self.origin = origin
         self.publisher = publisher
         self.held = None
+        self.alias_hash = 0
         self.logged = False
         self.here = self.next_position
         self.mask = 0
@@ -280,6 +284,41 @@ cdef class Routing:
         if remaining > 268_435_455:
             return <uint64_t>-1                 # no packet can say it
         return 1 + varint_size(<uint32_t>remaining) + remaining
+
+    cdef uint8_t* ids_room(self, uint32_t n) except NULL:
+        # the buffer for Subscription Identifiers, with room for n of them; what is in it stays
+        cdef uint8_t* grown
+        if self.ids_cap < n * IDENTIFIER_BYTES_MAX:
+            grown = <uint8_t*>realloc(self.ids, 2 * n * IDENTIFIER_BYTES_MAX)
+            if grown == NULL:
+                raise MemoryError
+            self.ids = grown
+            self.ids_cap = 2 * n * IDENTIFIER_BYTES_MAX
+        return self.ids
+
+    cdef int put_publish(self, Connection conn, const Content* c, uint8_t first, uint16_t packet_id, bint with_id,
+                         const uint8_t* ids, uint32_t ids_len, uint64_t* hash_) except -1:
+        cdef bint v5 = conn.version == 5
+        cdef bint share = c.payload_len >= self.limits.share_large_bytes
+        cdef int32_t alias = 0
+        cdef uint32_t remaining, n
+        cdef uint8_t* p
+        # a packet that would be too large by its alias goes without
+        if conn.topic_alias_out_max and c.topic_len >= ALIAS_TOPIC_BYTES_MIN and \
+                self.packet_total(c, True, with_id, ids_len + ALIAS_BYTES) <= conn.packet_bytes_max:
+            if hash_[0] == 0:
+                hash_[0] = hash_bytes(&self.subscriptions.key, c.topic, c.topic_len)
+            alias = alias_for(&conn.aliases_out, conn.topic_alias_out_max, c.topic, c.topic_len, <uint32_t>hash_[0])
+        remaining = <uint32_t>remaining_length(c, v5, with_id, ids_len + (ALIAS_BYTES if alias else 0))
+        if alias > 0:
+            remaining -= c.topic_len
+            self.counters.at[count.PUBLISH_SENT_BY_ALIAS] += 1
+        n = 1 + varint_size(remaining) + remaining - (c.payload_len if share else 0)
+        p = outbox_reserve(&conn.out, n)
+        p = put_head(p, c, first, remaining, v5, packet_id, with_id, alias, ids, ids_len, self.wall_ms)
+        if not share:
+            memcpy(p, c.payload, c.payload_len)
+        return 0
 
     cdef LogKey key_of(self, Filter* f):
         cdef LogKey key

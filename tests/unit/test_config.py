@@ -202,13 +202,16 @@ def test_every_bound_names_its_unit_and_every_setting_is_described() -> None:
         "packets",
         "threads",
         "entries",
+        "characters",
     )
     for name, field in config.Limits.model_fields.items():
         unit = any(word in name for word in ("bytes", "seconds", "microseconds", "lines_per_second", *counts))
         assert unit or name == "receive_maximum", name
         assert field.description
     for name, field in Settings.model_fields.items():
-        assert field.description or name == "limits"
+        assert field.description or name in config.TABLES
+    for path, field in config.leaves():
+        assert field.description, path
 
 
 def test_the_documentation_has_the_tables_of_today() -> None:

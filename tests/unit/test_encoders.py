@@ -30,7 +30,7 @@ def test_subscription_options() -> None:
 @pytest.mark.mqtt("311:3.2.2-4", "311:3.2.2-6")
 def test_connack_return_codes_before_mqtt_5() -> None:
     """Every Reason Code has its return code, or there is no CONNACK at all; Session Present is 0 with a refusal."""
-    known = {0x84: 1, 0x85: 2, 0x88: 3, 0x89: 3, 0x97: 3, 0x9F: 3, 0x86: 4, 0x87: 5, 0x8A: 5, 0x8C: 5}
+    known = {0x84: 1, 0x85: 2, 0x88: 3, 0x89: 3, 0x97: 3, 0x9C: 3, 0x9D: 3, 0x9F: 3, 0x86: 4, 0x87: 5, 0x8A: 5, 0x8C: 5}
     for reason in ReasonCode:
         if not is_reason_allowed(CONNACK, reason, True):
             with pytest.raises(ValueError):

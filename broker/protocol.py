@@ -1,0 +1,76 @@
+"""The settings of what the standard leaves to a server: what it offers, what it checks, where it sends clients.
+
+A client of MQTT 5 is told by CONNACK what is not offered, and breaks the protocol when it asks for it all the same. One
+of 3.1 or 3.1.1 cannot be told: docs/protocol.md says what it gets.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Protocol(BaseModel):
+    """What of MQTT is offered. A change concerns what is asked for after it: subscriptions and sessions stay."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    maximum_qos: int = Field(
+        default=2,
+        ge=0,
+        le=2,
+        description="Highest QoS; a SUBSCRIBE is granted it at most, a PUBLISH above: DISCONNECT 0x9B (v3: closed), "
+        "a will above: CONNACK 0x9B (v3: closed).",
+    )
+    retain_available: bool = Field(
+        default=True,
+        description="Whether messages may be retained. If not, PUBLISH with RETAIN: DISCONNECT 0x9A, a will with it: "
+        "CONNACK 0x9A (v3: closed), and none that is there already is sent.",
+    )
+    wildcard_subscription_available: bool = Field(
+        default=True,
+        description="Whether Topic Filters may have wildcards. If not: DISCONNECT 0xA2 (v3: SUBACK 0x80).",
+    )
+    shared_subscription_available: bool = Field(
+        default=True, description="Whether there are Shared Subscriptions. If not: DISCONNECT 0x9E (v3: SUBACK 0x80)."
+    )
+    subscription_identifier_available: bool = Field(
+        default=True, description="Whether subscriptions may have identifiers. If not: DISCONNECT 0xA1."
+    )
+    validate_payload_format: bool = Field(
+        default=False,
+        description="Whether a payload that its Payload Format Indicator calls UTF-8 must be: else PUBACK or PUBREC "
+        "0x99, at QoS 0 discarded; a will: CONNACK 0x99.",
+    )
+    response_information: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1024,
+        description="Beginning of the topics on which a v5 client gets responses. One that asks is told this and its "
+        "client id as Response Information, unless that id contains /, + or #.",
+    )
+    redirect: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1024,
+        description="Server Reference: other servers, separated by spaces (host or host:port). While it is set no "
+        "CONNECT is accepted: 0x9C with it (v3: 3); connections that are there stay until the broker stops, which is "
+        "said as 0x9C too.",
+    )
+    redirect_permanent: bool = Field(
+        default=False, description="Whether clients are to go to the other server from now on: 0x9D instead of 0x9C."
+    )
+
+    def not_offered(self) -> dict[str, int]:
+        """The properties of CONNACK that say so (MQTT 5, 3.2.2.3); what is offered is not mentioned."""
+        said: dict[str, int] = {}
+        if self.maximum_qos < 2:
+            said["maximum_qos"] = self.maximum_qos
+        for name in (
+            "retain_available",
+            "wildcard_subscription_available",
+            "subscription_identifier_available",
+            "shared_subscription_available",
+        ):
+            if not getattr(self, name):
+                said[name] = 0
+        return said
