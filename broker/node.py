@@ -156,6 +156,7 @@ class Node:
 
     def _sweep(self) -> None:
         self.router.sweep()
+        self.retaining.sweep()
         self.gauges.update()
         self.log.flush()
         self.timers.call(self.router.now_ms + _EVERY_SWEEP_MS, self._sweep)

@@ -28,6 +28,8 @@ _PAGE_BYTES = 1 << 20
 _QUEUED_MAX = 2 * _PAGE
 """A session that has so much in its queue is sent no further page until it has taken some of it."""
 _LATER_SECONDS = 0.05
+_SWEEP_STEPS = 2000
+"""Topics looked at in a second to find messages that have expired."""
 
 
 class Question:
@@ -52,6 +54,24 @@ class Retaining:
         self._retained = node.retained
         self._questions: dict[int, Question] = {}
         self._number = 0
+        self._swept: bytes | None = None
+
+    def sweep(self) -> None:
+        """Called every second: forget what has expired, a part of the topics at a time. (Those that begin with $ are
+        left to who asks for them.)"""
+        found, self._swept = self._retained.page(b"#", self._swept, _PAGE, _SWEEP_STEPS)
+        self._live(found)
+
+    def _live(self, found: list[tuple[bytes, Message]]) -> list[Message]:
+        """Those that have not expired; the others are gone from now on."""
+        now = self._router.wall_ms
+        live = []
+        for _, message in found:
+            if message.expires and message.expires <= now:
+                self._router.expire_retained(message)
+            else:
+                live.append(message)
+        return live
 
     def send(self, session: Session, filters: list[bytes]) -> None:
         """The SUBACK is out: send what is retained for these filters."""
@@ -72,7 +92,7 @@ class Retaining:
         found = self._retained.match(text, after, _PAGE)
         if not found:
             return
-        self._queue(session, text, [message for _, message in found])
+        self._queue(session, text, self._live(found))
         if len(found) == _PAGE:
             last = found[-1][0]
             self._node.soon(lambda: self._send_own(session, text, last))
@@ -114,7 +134,7 @@ class Retaining:
                 del found[count:]
                 more = True
                 break
-        packed = pack_messages([message for _, message in found])
+        packed = pack_messages(self._live(found))
         self._router.tell(peer, b"!", _ANSWER.pack(number, more) + packed)
 
     def answered(self, peer: int, payload: bytes) -> None:

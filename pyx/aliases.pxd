@@ -19,7 +19,7 @@ from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t
 
 
 cdef enum:
-    ALIAS_TOPIC_BYTES_MIN = 6       # shorter topics are sent as they are: an alias would spare 2 bytes at most
+    ALIAS_TOPIC_BYTES_MIN = 5       # shorter topics are sent as they are: an alias would spare one byte at most
     ALIAS_BYTES = 3                 # of the property
 
 

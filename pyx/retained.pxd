@@ -41,6 +41,7 @@ cdef class Retained:
 
     cpdef bint set(self, bytes topic, uint64_t number, object message) except -1
     cpdef bint clear(self, bytes topic, uint64_t number) except -1
+    cpdef bint remove(self, bytes topic, object message) except -1
     cpdef object get(self, bytes topic)
     cpdef uint64_t number(self, bytes topic) except? 0
     cpdef list match(self, bytes filter_, bytes after, Py_ssize_t limit)

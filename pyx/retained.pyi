@@ -30,6 +30,9 @@ class Retained:
         stays away.
         """
 
+    def remove(self, topic: builtins.bytes, message: Any) -> bool:
+        """Forget the topic's message if it is this one: it has expired. Other than a clear it is not remembered."""
+
     def get(self, topic: builtins.bytes) -> Any:
         """The message of a topic, or None."""
 

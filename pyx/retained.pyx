@@ -334,6 +334,16 @@ cdef class Retained:
             Py_DECREF(<object> old)
         return True
 
+    cpdef bint remove(self, bytes topic, object message) except -1:
+        """Forget the topic's message if it is this one: it has expired. Other than a clear it is not remembered."""
+        cdef uint64_t hash_ = hash_bytes(&self.key, <const uint8_t*> topic, len(topic))
+        cdef Entry* entry = self.find(hash_, <const uint8_t*> topic, len(topic))
+        if entry is NULL or entry.message != <PyObject*> message:
+            return False
+        self.take_out(entry)
+        Py_DECREF(message)
+        return True
+
     cpdef object get(self, bytes topic):
         """The message of a topic or None."""
         cdef uint64_t hash_ = hash_bytes(&self.key, <const uint8_t*> topic, len(topic))

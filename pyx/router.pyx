@@ -24,7 +24,7 @@ from libc.string cimport memcmp
 from pyx cimport counters as count
 from pyx.codec cimport put_ack
 from pyx.connection cimport OPEN
-from pyx.message cimport Content, Message
+from pyx.message cimport Content, Message, content_bytes
 from pyx.outbox cimport outbox_reserve
 from pyx.packets cimport PUBREL
 from pyx.records cimport Block, ENTRY_RETAINED_ONLY, LogKey
@@ -278,6 +278,13 @@ cdef class Router(Siblings):
         for m in messages:
             qos = min(options & 3, m.content.qos)
             self.queue_for(s, m, qos, True, identifiers, RETAINED_COPY)
+
+    def expire_retained(self, Message m not None):
+        """Forget a retained message whose Message Expiry Interval has passed; one that took its place stays."""
+        if self.retained.remove(m.topic, m):
+            self.retained_bytes -= content_bytes(&m.content)
+            self.counters.at[count.RETAINED_MESSAGES] = self.retained.count
+            self.counters.at[count.RETAINED_BYTES] = self.retained_bytes
 
     def attach(self, Session s not None, Connection conn not None):
         """The session has this connection from now on; what is in flight is sent again [MQTT-4.4.0-1]."""

@@ -55,6 +55,8 @@ class Client:
         self.wants_connection = False
         self.clean_next = False
         self.lines_count = 0
+        self.aliases: dict[int, str] = {}
+        """Topic Aliases that the broker has set on this connection."""
         # what the broker should still know
         self.expect_present: bool | None = False
         self.session_number = 1
@@ -100,8 +102,9 @@ class Client:
             self._end_session(False)
         self._connecting_clean = clean
         properties: dict[str, Any] = {}
+        self.aliases = {}
         if self.version == 5:
-            properties = {"receive_maximum": self.plan.receive_maximum}
+            properties = {"receive_maximum": self.plan.receive_maximum, "topic_alias_maximum": self.lines_count % 4}
             if self.plan.expiry:
                 properties["session_expiry_interval"] = self.plan.expiry
         will = None
@@ -388,8 +391,13 @@ class Client:
 
     def _publish_came(self, packet: wire.Packet) -> None:
         publish = self.world.history.by_payload.get(packet.payload)
-        if publish is None or publish.topic != packet.topic:
-            raise Violation(f"{self.name}: nobody published {packet.payload!r} to {packet.topic}")
+        topic, alias = packet.topic, packet.properties.get("topic_alias", 0)
+        if alias > self.lines_count % 4:
+            raise Violation(f"{self.name}: Topic Alias {alias} above its maximum")
+        if alias:
+            topic = self.aliases[alias] = topic or self.aliases.get(alias, "")
+        if publish is None or publish.topic != topic:
+            raise Violation(f"{self.name}: nobody published {packet.payload!r} to {topic!r}")
         refuse = self.version == 5 and self.plan.refusing and not self.world.calming and self.clock.chance(0.1)
         reason = 0x80 if refuse else 0
         if packet.qos == 2:
