@@ -58,7 +58,8 @@ class Retaining:
 
     def sweep(self) -> None:
         """Called every second: forget what has expired, a part of the topics at a time. (Those that begin with $ are
-        left to who asks for them.)"""
+        left to who asks for them.)
+        """
         found, self._swept = self._retained.page(b"#", self._swept, _PAGE, _SWEEP_STEPS)
         self._live(found)
 

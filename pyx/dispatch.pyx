@@ -78,6 +78,19 @@ cdef bint utf8_payload(const uint8_t* p, size_t n) noexcept nogil:
     return True
 
 
+cdef inline void fill_content(Content* c, const Publish* pub, uint64_t wall_ms) noexcept nogil:
+    c.topic = pub.topic
+    c.topic_len = pub.topic_len
+    c.props = pub.props
+    c.props_len = pub.props_len
+    c.payload = pub.payload
+    c.payload_len = pub.payload_len
+    c.qos = pub.qos
+    c.retain = pub.retain
+    c.expiry_offset = pub.expiry_offset
+    c.expires = wall_ms + <uint64_t>pub.expiry_interval * 1000 if pub.expiry_offset >= 0 else 0
+
+
 @cython.final
 cdef class Dispatch:
     """The way from bytes to packets, for all connections of one router."""
@@ -336,16 +349,7 @@ cdef class Dispatch:
             router.counters.at[count.PUBLISH_RECEIVED_QOS1 if pub.qos == 1 else count.PUBLISH_RECEIVED_QOS2] += 1
         router.counters.at[count.PUBLISH_RECEIVED] += 1
         router.counters.at[count.PUBLISH_BYTES_RECEIVED] += pub.payload_len
-        c.topic = pub.topic
-        c.topic_len = pub.topic_len
-        c.props = pub.props
-        c.props_len = pub.props_len
-        c.payload = pub.payload
-        c.payload_len = pub.payload_len
-        c.qos = pub.qos
-        c.retain = pub.retain
-        c.expiry_offset = pub.expiry_offset
-        c.expires = router.wall_ms + <uint64_t>pub.expiry_interval * 1000 if pub.expiry_offset >= 0 else 0
+        fill_content(&c, &pub, router.wall_ms)
         c.number = router.next_number()
         kind = -1
         id_at = 0

@@ -48,9 +48,7 @@ def test_a_follower_sees_what_others_see(seed: int, most: int, workers: int) -> 
     small = {"maximum_packet_size": 400}
 
     def join(name: str, aliases: int) -> Peer:
-        return host.connect(
-            name, 5, clean=False, expiry=100, properties={**small, "topic_alias_maximum": aliases}
-        )
+        return host.connect(name, 5, clean=False, expiry=100, properties={**small, "topic_alias_maximum": aliases})
 
     plain, aliased, sender = join("plain", 0), join("aliased", most), host.connect("sender", 5)
     follower = Follower(min(most, 4))
