@@ -73,11 +73,13 @@ class Subscribing:
         suback = encode_suback(
             conn.version, packet.packet_id, codes, self._reason_string(conn, codes), conn.packet_bytes_max
         )
+        # siblings have nothing to learn of filters that were all refused
+        interest = self._node.interest_number() if min(codes) <= _QOS else 0
         if wanted and protocol.retain_available:
             retaining = self._node.retaining
-            self._answer(conn, suback, self._node.interest_number(), lambda: retaining.send(session, wanted))
+            self._answer(conn, suback, interest, lambda: retaining.send(session, wanted))
         else:
-            self._answer(conn, suback, self._node.interest_number())
+            self._answer(conn, suback, interest)
 
     def _not_offered(self, packet: Subscribe) -> ReasonCode | None:
         protocol = self._node.settings.protocol
