@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker.authenticating import Entrant
 from broker.sessions import NEVER, Details
+from broker.sys_topics import is_sys
 from pyx import counters as count
 from pyx.codec import encode_connack, encode_disconnect
 from pyx.reasons import ReasonCode
@@ -67,6 +68,9 @@ class Connecting:
         will = packet.will
         if will is not None and not is_topic_name(will.topic):
             self.refuse(conn, ReasonCode.TOPIC_NAME_INVALID, "will topic with wildcard or empty")
+            return
+        if will is not None and is_sys(will.topic):
+            self.refuse(conn, ReasonCode.NOT_AUTHORIZED, "will topic in $SYS")
             return
         node.authenticating.begin(Entrant(conn, packet, client_id, assigned))
 

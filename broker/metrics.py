@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 import broker
+from broker import sys_topics
 from pyx import counters
 from pyx.counters import Row
 
@@ -279,6 +280,8 @@ def connected(row: Row) -> int:
 
 _BEGIN = "<!-- generated: python -m broker.metrics --markdown docs/operations.md -->"
 _END = "<!-- end of what is generated -->"
+_SYS_BEGIN = "<!-- generated likewise: topics of $SYS -->"
+_SYS_END = "<!-- end of the topics of $SYS -->"
 
 
 def markdown() -> str:
@@ -294,12 +297,14 @@ def markdown() -> str:
 
 
 def with_tables(document: str) -> str:
-    """A document with its generated part made anew. Raises ValueError when it has no place for it."""
-    before, begin, rest = document.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not begin or not end:
-        raise ValueError(f"the document has no lines {_BEGIN!r} and {_END!r}")
-    return f"{before}{begin}\n\n{markdown()}\n\n{end}{after}"
+    """A document with its generated parts made anew. Raises ValueError when it has no place for it."""
+    for first, last, table in ((_SYS_BEGIN, _SYS_END, sys_topics.markdown()), (_BEGIN, _END, markdown())):
+        before, begin, rest = document.partition(first)
+        _, end, after = rest.partition(last)
+        if not begin or not end:
+            raise ValueError(f"the document has no lines {first!r} and {last!r}")
+        document = f"{before}{begin}\n\n{table}\n\n{end}{after}"
+    return document
 
 
 def _main(arguments: list[str]) -> int:

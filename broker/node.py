@@ -20,6 +20,7 @@ from broker.peering import Peering
 from broker.retaining import Retaining
 from broker.sessions import Sessions
 from broker.subscribing import Subscribing
+from broker.sys_topics import SysTopics
 from broker.wills import Wills
 from pyx import counters as count
 from pyx.counters import Row
@@ -133,6 +134,7 @@ class Node:
         self.closed = self.connecting.closed
         self.subscribe = self.subscribing.subscribe
         self.unsubscribe = self.subscribing.unsubscribe
+        self.sys_topics = SysTopics(self)
         self._sweep()
 
     def reload(self, settings: Settings) -> None:
@@ -140,6 +142,7 @@ class Node:
         self.settings = settings
         fill_limits(self.router.limits, settings)
         self.authenticating.reload()
+        self.sys_topics.reload()
 
     # ------------------------------------------------------------ time
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING
 
+from broker.sys_topics import is_sys
 from pyx.records import pack_messages, unpack_messages
 from pyx.router import expiry_offset
 
@@ -59,6 +60,9 @@ class Retaining:
             return
         session.ask_again()
         for text in filters:
+            if is_sys(text):  # every worker has these itself
+                self._node.sys_topics.send(session, text)
+                continue
             self._send_own(session, text, None)
             for peer in self._node.siblings:
                 self._ask(Question(session, text, peer))

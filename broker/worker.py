@@ -108,6 +108,7 @@ class Worker:
             self._hand_over,
         )
         self.node.counters.set(count.INCARNATION, seat.incarnation)
+        self.node.sys_topics.over([count.Row(row) for row in seat.rows], int(seat.began * 1000))
         self.reactor = Reactor(self.node.router, self.node.dispatch)
         self._tell_reactor()
         refuse_disallowed(settings.refuse_disallowed_characters)

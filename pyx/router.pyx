@@ -388,12 +388,34 @@ cdef class Router(Siblings):
                 self.counters.at[count.DROPPED_NO_MEMBER] += 1
 
     def publish_message(self, Message m not None, Session origin=None):
-        """Route a message of the broker itself (a will, $SYS). Returns the peers that were given it."""
+        """Route a message of the broker itself (a will). Returns the peers that were given it."""
         self.adoptable = None
         self.begin(&m.content, origin, m.publisher, NULL, 0, -1, 0)
         self.held = m
         self.publish(self.subscriptions.match(m.content.topic, m.content.topic_len))
         return self.mask
+
+    def publish_here(self, Message m not None):
+        """Deliver a message of the broker itself, which every worker publishes ($SYS), to the sessions of this one. It
+        is neither retained nor forwarded. Of a share group the first worker with a member delivers."""
+        cdef Matches* found = self.subscriptions.match(m.content.topic, m.content.topic_len)
+        cdef Group* g
+        cdef uint32_t i
+        self.adoptable = None
+        self.begin(&m.content, None, None, NULL, 0, -1, 0)
+        self.held = m
+        if found.count == 1:
+            self.fan_out(found.filters[0])
+        elif found.count:
+            self.fan_out_merged(found)
+        for i in range(found.count):
+            g = found.filters[i].groups
+            while g != NULL:
+                if g.members.count and not g.siblings & (<uint64_t>1 << self.worker) - 1:
+                    g.turn += 1
+                    self.choose_local(g, g.turn)
+                g = g.next
+        self.held = None
 
     def peer_answered(self, int peer):
         """A peer may serve by what it was told of our interest until now: SUBACKs wait for it."""

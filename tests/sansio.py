@@ -78,7 +78,8 @@ class Host:
 
     def __init__(self, workers: int = 1, limits: dict[str, Any] | None = None, **settings: Any) -> None:
         self.now_ms = START_MS
-        self.settings = Settings(workers=workers, limits=Limits(**(limits or {})), **settings)
+        quiet = {"sys_interval_seconds": 0, **settings}
+        self.settings = Settings(workers=workers, limits=Limits(**(limits or {})), **quiet)
         self.logs = [KeptLog() for _ in range(workers)]
         self.stores = [MemoryStore() for _ in range(workers)]
         self.nodes = [
