@@ -60,7 +60,7 @@ class Connecting:
             )
         refused = refusal(packet, node.settings)
         if refused is not None:
-            self.refuse(conn, refused.reason, refused.why, refused.server_reference)
+            self.refuse(conn, refused.reason, refused.why, refused.server_reference, client=client_id)
             return
         if assigned:
             client_id = self._assign()
@@ -85,11 +85,12 @@ class Connecting:
         granted = self._granted(entrant, expiry, keep_alive, authentication)
         if "maximum_packet_size" in properties and len(encode_connack(5, False, 0, granted)) > conn.packet_bytes_max:
             # [MQTT-3.1.2-24]: what it must know cannot be said
-            self.refuse(conn, ReasonCode.PACKET_TOO_LARGE, "Maximum Packet Size is too small for CONNACK")
+            why = "Maximum Packet Size is too small for CONNACK"
+            self.refuse(conn, ReasonCode.PACKET_TOO_LARGE, why, client=client_id)
             return
         if not self._has_room(client_id):
             self._node.too_many_connections()
-            self.refuse(conn, ReasonCode.QUOTA_EXCEEDED, "too many connections")
+            self.refuse(conn, ReasonCode.QUOTA_EXCEEDED, "too many connections", client=client_id)
             return
         session = self._sessions.get(client_id)
         if session is not None and session.connection is not None:

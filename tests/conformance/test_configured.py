@@ -92,7 +92,7 @@ def test_connack_leaves_out_what_is_the_standards_default(connect: Connect) -> N
     assert set(properties) == {"maximum_packet_size"}
 
 
-@pytest.mark.mqtt("5:3.2.2-21", "5:3.2.2-22")
+@pytest.mark.mqtt("5:3.2.2-22")
 @pytest.mark.parametrize(("asked", "told"), [(0, 100), (1, None), (100, None), (101, 100), (65535, 100)])
 def test_server_keep_alive(connect: Connect, asked: int, told: int | None) -> None:
     """A client that asks for a longer Keep Alive than is granted, or for none, is told the one that counts."""

@@ -465,3 +465,23 @@ def test_the_log_names_a_connect_at_the_wrong_time(
         client.expect_closed(PROTOCOL_ERROR)
         line = error_line(broker, "protocol_error", begin, address)
         assert (line["client"], line["code"], "second CONNECT" in line["reason"]) == (name, PROTOCOL_ERROR, True)
+
+
+@pytest.mark.mqtt("5:3.1.4-2", "311:3.1.3-8")
+@pytest.mark.mosquitto_differs("has other logs")
+def test_the_log_names_the_client_that_was_refused(
+    broker: BrokerProcess, open_connection: OpenConnection, version: int, name: str
+) -> None:
+    """A CONNECT that could be read and is refused: the line has the client id, too."""
+    begin = broker.stderr_size()
+    client = open_connection(version)
+    address = "{}:{}".format(*client.socket.getsockname())
+    if version == 5:
+        client.send(wire.connect(5, name, will=Will(f"$SYS/{name}", b"no")))
+        client.expect_refused(0x87)
+    else:
+        client.send(wire.connect(4, "", clean=False))
+        client.expect_refused(V3_REFUSED_ID)
+    line = error_line(broker, "connection_refused", begin, address)
+    assert line["client"] == (name if version == 5 else "")
+    assert line["reason"]

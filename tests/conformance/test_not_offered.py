@@ -88,7 +88,7 @@ def test_retained_publish(connect: Connect, any_version: int, name: str, payload
     client.expect_closed(RETAIN_NOT_SUPPORTED)
 
 
-@pytest.mark.mqtt("5:4.13.1-1")
+@pytest.mark.mqtt("5:4.13.1-1", "311:3.8.3-2")
 @pytest.mark.parametrize(
     ("topic_filter", "reason"),
     [

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
-from tests.conformance.document import Collected, Statement, document, problems, read_statements
+from tests.conformance.document import ROOT, Collected, Statement, document, problems, read_statements
 
 A = "tests/conformance/test_a.py::test_one"
 STATEMENTS = {
@@ -61,3 +65,17 @@ def test_both_standards_are_complete() -> None:
     """141 normative statements of 3.1.1, 251 of 5.0."""
     standards = [statement.standard for statement in read_statements().values()]
     assert (standards.count("311"), standards.count("5")) == (141, 251)
+
+
+@pytest.mark.whole_tree
+def test_the_page_agrees_with_the_tests() -> None:
+    """Nothing has drifted: ``python -m tests.conformance.document --write docs/conformance.md`` makes it true again."""
+    checked = subprocess.run(
+        [sys.executable, "-m", "tests.conformance.document", "--check", "docs/conformance.md"],
+        cwd=ROOT,
+        env={key: value for key, value in os.environ.items() if key != "MQTTD_TEST_BROKER"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
