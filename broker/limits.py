@@ -129,7 +129,7 @@ class Limits(BaseModel):
         "closed at once", ge=0,
     )  # fmt: skip
     takeovers_per_minute_max: int = _bound(
-        30, "take-overs per minute", "takeovers_refused",
+        60, "take-overs per minute", "takeovers_refused",
         "How often one client id may take its connection over. 0: any number",
         "the newer is refused with CONNACK 0x97 (v3: 3) for 1 s, doubling to 60 s while the fight goes on; the log "
         "names both addresses", ge=0,

@@ -336,6 +336,7 @@ class Worker:
         was_full = self.node.router.is_memory_full
         if not most:
             if was_full:
+                self.log.warning("memory_has_room")
                 self.node.set_memory_full(False)
             return
         used = _anonymous_bytes()

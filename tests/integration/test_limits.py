@@ -684,6 +684,7 @@ def test_memory_that_has_room_again(tmp_path: Path, name: str) -> None:
         config.write_text("[limits]\nhold_seconds_max = 0.5\n")
         os.kill(broker.pid, signal.SIGHUP)
         wait_until(lambda: scene.open().socket and publisher.publish(name, b"x", qos=1) == 0, SECONDS, "room again")
+        wait_until(lambda: len(broker.logged("memory_has_room")) == 4, SECONDS, "all have noticed")
         assert scene.client().connack.reason == 0
         assert broker.counter("memory_held") >= 2
     finally:
