@@ -27,7 +27,9 @@ from pydantic.fields import FieldInfo
 from broker.addresses import is_loopback, split_address
 from broker.auth import BACKENDS
 from broker.auth.contract import Backend, CredentialsError
+from broker.limits import Limits as Limits
 from broker.protocol import Protocol
+from broker.queueing import wrong_with
 from broker.sharing import Shared
 
 ENVIRONMENT_PREFIX = "MQTTD_"
@@ -39,8 +41,7 @@ _KIB = 1024
 _MIB = 1024 * _KIB
 _DAY = 86400
 _WORKERS_MAX = 256  # a message number has 8 bits for its worker
-_PACKET_BYTES_MAX = 5 + 268_435_455  # fixed header and the largest Remaining Length (MQTT 5.0, 1.5.5)
-_NEVER_EXPIRES = 0xFFFFFFFF
+_QUEUE_RULES_MAX = 63
 
 _RESTART: JsonDict = {"restart": True}  # read once, at the start: a reload keeps the old value
 
@@ -54,235 +55,22 @@ class ConfigError(Exception):
         """One line per error: `key.path: what is wrong`."""
 
 
+QueueFull = Literal["drop_newest", "drop_oldest", "disconnect", "hold"]
+
+
 def _listed(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
-
-
-class Limits(BaseModel):
-    """Every bound, its unit last. Counts are per worker where nothing else is said."""
+class QueueRule(BaseModel):
+    """What happens when the queue of a session is full that subscribed to such a filter."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    # -- packets
-    packet_bytes_max: int = Field(
-        default=16 * _MIB,
-        ge=128,
-        le=_PACKET_BYTES_MAX,
-        description="Largest packet taken from a client, said as Maximum Packet Size; a larger one: DISCONNECT "
-        "0x95, closed.",
-    )
-    topic_bytes_max: int = Field(
-        default=4096,
-        ge=1,
-        le=65535,
-        description="Longest topic name or filter; a longer one: PUBACK or PUBREC 0x90, at QoS 0 discarded, SUBACK "
-        "0x8F; v3: closed, SUBACK 0x80. The topic of a will: CONNACK 0x90, v3: closed.",
-    )
-    topic_levels_max: int = Field(
-        default=128,
-        ge=1,
-        le=65535,
-        description="Most levels of a topic name or filter; consequence as for topic_bytes_max.",
-    )
-    topic_alias_max: int = Field(
-        default=10,
-        ge=0,
-        le=65535,
-        description="Topic Aliases a v5 client may set, said as Topic Alias Maximum; beyond: 0x94, closed.",
-    )
-    topic_alias_out_max: int = Field(
-        default=10,
-        ge=0,
-        le=64,
-        description="Topic Aliases we set at a v5 client that allows them (at most its Topic Alias Maximum), for the "
-        "topics it is sent most; 0: none.",
-    )
-    receive_maximum: int = Field(
-        default=100,
-        ge=1,
-        le=65535,
-        description="QoS 1 and 2 messages a client may have unanswered at us, said as Receive Maximum; beyond: "
-        "0x93, closed.",
-    )
-
-    v31_client_id_characters_max: int = Field(
-        default=65535,
-        ge=1,
-        le=65535,
-        description="Longest client id of a v3.1 client; a longer one: return code 2. MQTT 3.1 says 23, which few "
-        "clients and no usual broker keep to.",
-    )
-
-    # -- connections
-    connections_max: int = Field(
-        default=0,
-        ge=0,
-        description="Connections of the broker, each worker having an equal part (rounded up); 0: as many as file "
-        "descriptors allow; beyond: CONNACK 0x97 (v3: 3), and of more than 256 at a time the rest closed at once; "
-        "counted and logged.",
-    )
-    connect_seconds_max: Seconds = Field(default=10.0, description="From accept to the complete CONNECT; then closed.")
-    keep_alive_seconds_max: int = Field(
-        default=0,
-        ge=0,
-        le=65535,
-        description="Longest Keep Alive granted, 0: any. A v5 client is told Server Keep Alive; a v3 client "
-        "that asks for more is closed after 1.5 times this bound.",
-    )
-    outbox_bytes_max: int = Field(
-        default=_MIB,
-        ge=4096,
-        description="Bytes waiting to be sent on a connection; beyond: QoS 0 is dropped (outbox_full), the rest waits.",
-    )
-    share_large_bytes: int = Field(
-        default=2048,
-        ge=64,
-        description="Payloads from this size on are shared by reference and not copied into outboxes.",
-    )
-
-    # -- sessions
-    session_expiry_seconds_max: int = Field(
-        default=30 * _DAY,
-        ge=0,
-        le=_NEVER_EXPIRES,
-        description="Longest Session Expiry Interval granted (v5 is told by CONNACK); 4294967295: sessions may "
-        "live forever.",
-    )
-    session_expiry_seconds_default_v3: int = Field(
-        default=7 * _DAY,
-        ge=0,
-        le=_NEVER_EXPIRES,
-        description="Session expiry of a v3 client with CleanSession 0, which cannot say one; at most "
-        "session_expiry_seconds_max. "
-        "v3.1.1 lets a server end sessions (3.1.2.4); a week survives a weekend and forgets devices that were "
-        "thrown away.",
-    )
-    filters_per_session_max: int = Field(
-        default=100_000, ge=1, description="Subscriptions of a session; beyond: SUBACK 0x97 (v3: 0x80)."
-    )
-    inflight_max: int = Field(
-        default=100,
-        ge=1,
-        le=65535,
-        description="QoS 1 and 2 messages sent and unanswered when the client names no Receive Maximum; the "
-        "next ones wait in the queue.",
-    )
-    queue_messages_max: int = Field(
-        default=10_000, ge=1, description="Messages that wait for a session; beyond: queue_full decides."
-    )
-    queue_bytes_max: int = Field(
-        default=16 * _MIB, ge=1024, description="Bytes that wait for a session; beyond: queue_full decides."
-    )
-
-    # -- retained messages
-    retained_messages_max: int = Field(
-        default=1_000_000,
-        ge=0,
-        description="Retained messages a worker owns; beyond: a new one is not retained (counted), v5: 0x97.",
-    )
-    retained_bytes_max: int = Field(
-        default=256 * _MIB,
-        ge=0,
-        description="Bytes of retained messages a worker owns; consequence as for retained_messages_max.",
-    )
-
-    # -- fairness: what one source may use of a tick
-    tick_connection_bytes_max: int = Field(
-        default=64 * _KIB, ge=1024, description="Bytes read from one connection before the others have their turn."
-    )
-    tick_connection_packets_max: int = Field(
-        default=1000, ge=1, description="Packets handled of one connection before the others have their turn."
-    )
-    tick_peer_bytes_max: int = Field(
-        default=_MIB, ge=64 * _KIB, description="Bytes handled of one sibling worker before the others have their turn."
-    )
-
-    # -- between workers
-    handoff_seconds_max: Seconds = Field(
-        default=5.0,
-        description="A connection waits at most so long for its home worker to take it; then CONNACK 0x88 (v3: "
-        "3), closed.",
-    )
-    handoff_pending_max: int = Field(
-        default=1000,
-        ge=1,
-        description="Connections that wait for their home worker; beyond: CONNACK 0x88 (v3: 3) at once.",
-    )
-    link_silence_seconds_max: Seconds = Field(
-        default=1.5, description="A sibling silent for so long counts as away; a SUBACK waits for it no longer."
-    )
-    peer_stall_seconds_max: Seconds = Field(
-        default=2.0,
-        description="Publishers wait at most so long for a sibling whose outbox is full; then it counts as away.",
-    )
-    mesh_coalesce_microseconds_max: int = Field(
-        default=700,
-        ge=0,
-        le=100_000,
-        description="After a batch has left for a sibling, the next one waits at most so long for company; 0: never.",
-    )
-    peer_outbox_bytes_max: int = Field(
-        default=64 * _MIB,
-        ge=_MIB,
-        description="Bytes waiting for a sibling; beyond: publishers with messages for it are not read "
-        "(peer_stall_seconds_max).",
-    )
-    handoff_log_bytes_max: int = Field(
-        default=256 * _MIB,
-        ge=0,
-        description="Bytes kept for a sibling that is away; beyond: dropped and counted as peer_lost.",
-    )
-
-    # -- credentials
-    auth_pending_max: int = Field(
-        default=500,
-        ge=1,
-        description="Connections whose password waits for being checked; beyond: CONNACK 0x97 (v3: 3). One that waits "
-        "longer than connect_seconds_max gets 0x88 (v3: 3).",
-    )
-    auth_threads_max: int = Field(
-        default=2,
-        ge=1,
-        le=64,
-        description="Threads that compute password hashes, each with 19 MiB while it does; what comes meanwhile waits.",
-    )
-    auth_cache_entries_max: int = Field(
-        default=100_000,
-        ge=0,
-        description="Pairs of user name and password known to be right, kept as a keyed hash; beyond: the least "
-        "recently used is forgotten, and its next login costs a hash.",
-    )
-    auth_cache_seconds_max: float = Field(
-        default=float(_DAY),
-        ge=0,
-        allow_inf_nan=False,
-        description="Such a pair is forgotten when nobody has logged in by it for so long, and when the password file "
-        "is read again.",
-    )
-    auth_data_bytes_max: int = Field(
-        default=2048,
-        ge=256,
-        le=65535,
-        description="Longest Authentication Data taken from a client; beyond: authentication failed, 0x87.",
-    )
-
-    # -- processes and logs
-    worker_hang_seconds_max: Seconds = Field(
-        default=10.0,
-        description="A worker whose heartbeat stands still for so long is logged with its stack, killed and restarted.",
-    )
-    stop_seconds_max: Seconds = Field(
-        default=10.0, description="From SIGTERM to the end; workers still there are killed."
-    )
-    log_lines_per_second_max: int = Field(
-        default=100,
-        ge=1,
-        description="Log lines per worker, event name and second; the rest is counted, and the count logged "
-        "every second.",
-    )
+    filter: str = Field(min_length=1, description="Topic Filter; it decides for subscriptions that it covers.")
+    full: QueueFull = Field(description="As `queue_full`.")
+    messages_max: int | None = Field(default=None, ge=1, description="Instead of `limits.queue_messages_max`.")
+    bytes_max: int | None = Field(default=None, ge=1024, description="Instead of `limits.queue_bytes_max`.")
 
 
 class Settings(BaseModel):
@@ -355,9 +143,10 @@ class Settings(BaseModel):
     pin_cpus: bool = Field(
         default=False, json_schema_extra=_RESTART, description="Whether each worker is bound to one CPU."
     )
-    queue_full: Literal["drop_newest", "drop_oldest", "disconnect"] = Field(
+    queue_full: QueueFull = Field(
         default="drop_newest",
-        description="What happens when a session's queue is full (queue_messages_max, queue_bytes_max).",
+        description="What happens when a session's queue is full (queue_messages_max, queue_bytes_max); hold: who "
+        "publishes to it waits for hold_seconds_max.",
     )
     refuse_disallowed_characters: bool = Field(
         default=False,
@@ -372,6 +161,9 @@ class Settings(BaseModel):
         ge=0,
         le=65535,
         description="How often `$SYS/broker/...` is published; 0: never, and nobody gets it.",
+    )
+    queue: Annotated[list[QueueRule], Field(max_length=_QUEUE_RULES_MAX)] = Field(
+        default_factory=list, description="Other rules for the queues of some Topic Filters."
     )
     shared: list[Shared] = Field(default_factory=list, description="Strategies of share groups.")
     protocol: Protocol = Field(default_factory=lambda: Protocol())
@@ -416,6 +208,8 @@ class Settings(BaseModel):
 
 TABLES: dict[str, type[BaseModel]] = {"protocol": Protocol, "limits": Limits}
 """The tables of the file, by the key of Settings that holds them."""
+RULES: dict[str, type[BaseModel]] = {"shared": Shared, "queue": QueueRule}
+"""Those of which there may be many (`[[shared]]`); no environment variable says them."""
 
 
 def load(
@@ -453,7 +247,11 @@ def load(
 def restart_needed(old: Settings, new: Settings) -> list[str]:
     """The keys that differ and that a reload cannot change."""
     fields = Settings.model_fields
-    return [name for name in fields if _needs_restart(fields[name]) and getattr(old, name) != getattr(new, name)]
+    names = [name for name in fields if _needs_restart(fields[name]) and getattr(old, name) != getattr(new, name)]
+    for name, field in Limits.model_fields.items():
+        if _needs_restart(field) and getattr(old.limits, name) != getattr(new.limits, name):
+            names.append(f"limits.{name}")
+    return names
 
 
 def _admin_errors(settings: Settings) -> Iterator[str]:
@@ -491,6 +289,9 @@ def _contradictions(settings: Settings) -> Iterator[str]:
             yield f"shared.when_full: 'wait' has no meaning for {rule.strategy} (group {rule.group!r})"
     if settings.protocol.redirect_permanent and settings.protocol.redirect is None:
         yield "protocol.redirect_permanent: there is no protocol.redirect"
+    for number, queue in enumerate(settings.queue, 1):
+        if wrong := wrong_with(queue.filter):
+            yield f"queue.filter: {queue.filter!r} (of table {number}): {wrong}"
     limits = settings.limits
     if limits.session_expiry_seconds_default_v3 > limits.session_expiry_seconds_max:
         yield (
@@ -565,7 +366,7 @@ def _typed(path: tuple[str, ...], text: str) -> object:
 def leaves() -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
     """(key path, field) of every setting that has a value of its own."""
     for name, field in Settings.model_fields.items():
-        if name not in (*TABLES, "shared"):
+        if name not in (*TABLES, *RULES):
             yield (name,), field
     for table, model in TABLES.items():
         for name, field in model.model_fields.items():
@@ -577,7 +378,7 @@ def _line(detail: Any, origins: Mapping[str, str]) -> str:
     location = [str(part) for part in detail["loc"] if not isinstance(part, int)]
     path = ".".join(location)
     if detail["type"] == "extra_forbidden":
-        known = [*TABLES, "shared", *(f"shared.{name}" for name in Shared.model_fields)]
+        known = [*TABLES, *RULES, *(f"{rule}.{name}" for rule, model in RULES.items() for name in model.model_fields)]
         known += [".".join(leaf) for leaf, _ in leaves()]
         return f"{path}: unknown key{_suggestion(path, known)}"
     message = detail["msg"][0].lower() + detail["msg"][1:]
@@ -599,7 +400,8 @@ def _suggestion(name: str, known: list[str]) -> str:
 
 
 def _needs_restart(field: FieldInfo) -> bool:
-    return field.json_schema_extra == _RESTART
+    extra = field.json_schema_extra
+    return isinstance(extra, dict) and bool(extra.get("restart"))
 
 
 # -- the tables of docs/configuration.md
@@ -611,7 +413,7 @@ _END = "<!-- end of what is generated -->"
 def markdown() -> str:
     """The tables of all settings."""
     parts = []
-    for table in ((), *((name,) for name in TABLES)):
+    for table in ((), *((name,) for name in TABLES if name != "limits")):
         parts.append(f"### {table[0].capitalize() if table else 'Settings'}\n")
         if table:
             parts.append(f"In the table `[{table[0]}]` of the file. {TABLES[table[0]].__doc__}\n")
@@ -623,15 +425,41 @@ def markdown() -> str:
                 name = _environment_name(path)
                 parts.append(f"| `{path[-1]}` | {default} | `{name}` | {reload} | {_meaning(field)} |")
         parts.append("")
-    parts.append("### Strategies of share groups\n")
-    about = " ".join((Shared.__doc__ or "").split())
-    parts.append(f"Tables `[[shared]]` of the file; a reload takes them over. {about}\n")
-    parts.append("| key | default | meaning |\n|---|---|---|")
-    for name, field in Shared.model_fields.items():
-        default = "required" if field.is_required() else _shown(field.default)
-        parts.append(f"| `{name}` | {default} | {_meaning(field)} |")
-    parts.append("")
+    parts += _limits_markdown()
+    parts += _rules_markdown("Strategies of share groups", "shared", "a reload takes them over")
+    parts += _rules_markdown("Rules for full queues", "queue", f"at most {_QUEUE_RULES_MAX}; a reload takes them over")
     return "\n".join(parts)
+
+
+def _limits_markdown() -> Iterator[str]:
+    yield "### Limits\n"
+    yield (
+        f"In the table `[limits]` of the file. {Limits.__doc__} A reload changes all but those marked (restart). "
+        "*Counter*: the number in the shared rows that says how often the bound was reached, or the log event where "
+        "only the log has it.\n"
+    )
+    yield "| key | default | unit | counter | what it bounds | at the bound |\n|---|---|---|---|---|---|"
+    for name, field in Limits.model_fields.items():
+        extra = field.json_schema_extra
+        assert isinstance(extra, dict)
+        unit = str(extra["unit"])
+        kind, _, counted = str(extra["counter"]).rpartition(" ")
+        counter = f"{kind} `{counted}`".strip() if counted else "-"
+        restart = " (restart)" if _needs_restart(field) else ""
+        shown = _shown(field.default, unit)
+        yield f"| `{name}` | {shown} | {unit} | {counter} | {field.description}.{restart} | {extra['beyond']} |"
+    yield ""
+
+
+def _rules_markdown(title: str, table: str, which: str) -> Iterator[str]:
+    model = RULES[table]
+    yield f"### {title}\n"
+    yield f"Tables `[[{table}]]` of the file; {which}. {' '.join((model.__doc__ or '').split())}\n"
+    yield "| key | default | meaning |\n|---|---|---|"
+    for name, field in model.model_fields.items():
+        default = "required" if field.is_required() else _shown(field.default)
+        yield f"| `{name}` | {default} | {_meaning(field)} |"
+    yield ""
 
 
 def _meaning(field: FieldInfo) -> str:
@@ -640,16 +468,16 @@ def _meaning(field: FieldInfo) -> str:
     return f"{field.description}{listed}"
 
 
-def _shown(value: object) -> str:
+def _shown(value: object, unit: str = "") -> str:
     if value is None:
         return "not set"
     if isinstance(value, bool):
         return f"`{value}`".lower()
     if isinstance(value, int):
-        for unit, size in (("MiB", _MIB), ("KiB", _KIB)):
-            if value >= size and value % size == 0:
-                return f"`{value}` ({value // size} {unit})"
-        if value >= _DAY and value % _DAY == 0:
+        for name, size in (("MiB", _MIB), ("KiB", _KIB)):
+            if unit == "bytes" and value >= size and value % size == 0:
+                return f"`{value}` ({value // size} {name})"
+        if unit == "seconds" and value >= _DAY and value % _DAY == 0:
             return f"`{value}` ({value // _DAY} days)"
         return f"`{value}`"
     if isinstance(value, float):

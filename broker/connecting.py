@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from broker.admission import offers, refusal
 from broker.authenticating import Entrant
 from broker.sessions import NEVER, Details
+from broker.takeovers import Takeovers
 from pyx import counters as count
 from pyx.codec import encode_connack, encode_disconnect
 from pyx.reasons import ReasonCode
@@ -31,6 +32,7 @@ AT_ONCE = 0x100
 """Flag of a close reason: the client said goodbye (or cannot hear us): close without waiting for its FIN."""
 
 _OPEN = 2
+_CLIENT_ID = ReasonCode.CLIENT_IDENTIFIER_NOT_VALID
 _PACKET_BYTES_MAX = 268_435_460
 """The largest packet that MQTT can say: 5 bytes of fixed header and 268,435,455 more."""
 _V3_SILENT = frozenset({ReasonCode.MALFORMED_PACKET, ReasonCode.PROTOCOL_ERROR})
@@ -44,6 +46,7 @@ class Connecting:
         self._router = node.router
         self._sessions = node.sessions
         self._row = node.counters
+        self._takeovers = Takeovers()
         self._plain_connack: dict[tuple[int, bool], bytes] = {}
         self._connected = 0
 
@@ -60,6 +63,7 @@ class Connecting:
             )
         refused = refusal(packet, node.settings)
         if refused is not None:
+            self._row.add(count.CLIENT_IDS_TOO_LONG, bool(client_id) and refused.reason == _CLIENT_ID)
             self.refuse(conn, refused.reason, refused.why, refused.server_reference, client=client_id)
             return
         if assigned:
@@ -81,6 +85,7 @@ class Connecting:
         if limits.keep_alive_seconds_max and (not asked or asked > limits.keep_alive_seconds_max):
             # v5 is told; v3 has no way to be told, and may be closed all the same when nothing comes (3.1.1, 3.1.2.10)
             keep_alive = limits.keep_alive_seconds_max
+            self._row.add(count.KEEP_ALIVES_SHORTENED)
         expiry = self._expiry(packet)
         granted = self._granted(entrant, expiry, keep_alive, authentication)
         if "maximum_packet_size" in properties and len(encode_connack(5, False, 0, granted)) > conn.packet_bytes_max:
@@ -93,6 +98,8 @@ class Connecting:
             self.refuse(conn, ReasonCode.QUOTA_EXCEEDED, "too many connections", client=client_id)
             return
         session = self._sessions.get(client_id)
+        if not self._may_open(conn, packet, client_id, session):
+            return
         if session is not None and session.connection is not None:
             self._row.add(count.SESSIONS_TAKEN_OVER)
             self.end_connection(session.connection, ReasonCode.SESSION_TAKEN_OVER, "taken over")
@@ -156,6 +163,34 @@ class Connecting:
         session = self._sessions.get(client_id)
         return session is not None and session.connection is not None  # it takes the place of that one
 
+    def _may_open(self, conn: Connection, packet: Connect, client_id: str, session: Session | None) -> bool:
+        # the bounds that concern a client and not its bytes
+        limits = self._node.settings.limits
+        if self._router.is_memory_full and (session is None or packet.clean_start):
+            self._row.add(count.MEMORY_REFUSED)
+            self.refuse(conn, ReasonCode.QUOTA_EXCEEDED, "worker_memory_bytes_max", client=client_id)
+            return False
+        if session is None or session.connection is None:
+            return True
+        now = self._router.now_ms / 1000
+        seconds = self._takeovers.refused_seconds(client_id, limits.takeovers_per_minute_max, now)
+        if not seconds:
+            return True
+        self._row.add(count.TAKEOVERS_REFUSED)
+        self._node.log.warning(
+            "takeover_refused",
+            client=client_id,
+            address=conn.address,
+            address_connected=session.connection.address,
+            seconds=round(seconds, 1),
+        )
+        self.refuse(conn, ReasonCode.QUOTA_EXCEEDED, "too many take-overs of this client id", client=client_id)
+        return False
+
+    def sweep(self) -> None:
+        """Called every second: forget what is over."""
+        self._takeovers.forget_old(self._node.settings.limits.takeovers_per_minute_max, self._router.now_ms / 1000)
+
     def _granted(
         self, entrant: Entrant, expiry: int, keep_alive: int, authentication: dict[str, Any]
     ) -> dict[str, Any] | None:
@@ -187,8 +222,14 @@ class Connecting:
             asked: int = packet.properties.get("session_expiry_interval", 0)
         else:
             asked = 0 if packet.clean_start else limits.session_expiry_seconds_default_v3
-        most = limits.session_expiry_seconds_max
-        return min(asked, most) if most else asked
+        return self._expiry_granted(asked)
+
+    def _expiry_granted(self, asked: int) -> int:
+        most = self._node.settings.limits.session_expiry_seconds_max
+        if not most or asked <= most:
+            return asked
+        self._row.add(count.SESSION_EXPIRIES_SHORTENED)
+        return most
 
     def _assign(self) -> str:
         # an assigned id's home is the accepting worker: the connection stays where it is
@@ -221,6 +262,7 @@ class Connecting:
 
     def connect_timeout(self, conn: Connection) -> None:
         """Not open within connect_seconds_max."""
+        self._row.add(count.CONNECT_TIMEOUTS)
         if self._node.authenticating.waits(conn):
             self.unavailable(conn, "its password was not checked in time")
         else:
@@ -255,8 +297,7 @@ class Connecting:
             if details.expiry_interval == 0 and asked:  # [MQTT-3.14.2-2]: may not come back to life
                 self.protocol_error_reason(conn, ReasonCode.PROTOCOL_ERROR, "Session Expiry after 0 in CONNECT")
                 return
-            most = self._node.settings.limits.session_expiry_seconds_max
-            details.expiry_interval = min(asked, most) if most else asked
+            details.expiry_interval = self._expiry_granted(asked)
             session.durable = details.expiry_interval > 0
         if packet.reason_code == 0:
             details.will = None

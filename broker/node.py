@@ -46,36 +46,24 @@ __all__ = ["Node"]
 _EVERY_SWEEP_MS = 1000
 
 
-_LIMITS = (
-    "packet_bytes_max",
-    "topic_bytes_max",
-    "topic_levels_max",
-    "topic_alias_max",
-    "outbox_bytes_max",
-    "share_large_bytes",
-    "inflight_max",
-    "receive_maximum",
-    "queue_messages_max",
-    "queue_bytes_max",
-    "filters_per_session_max",
-    "tick_connection_bytes_max",
-    "tick_connection_packets_max",
-    "tick_peer_bytes_max",
-    "retained_messages_max",
-    "retained_bytes_max",
-)
-
-
 def fill_limits(limits: Limits, settings: Settings) -> Limits:
     """Put the data path's part of the settings into the struct it reads."""
-    for name in _LIMITS:
-        setattr(limits, name, getattr(settings.limits, name))
-    limits.drop_oldest = settings.queue_full == "drop_oldest"
-    limits.disconnect_when_full = settings.queue_full == "disconnect"
+    bounds = settings.limits
+    for name in type(bounds).model_fields:
+        if hasattr(limits, name):
+            setattr(limits, name, getattr(bounds, name))
+    limits.hold_ms_max = int(bounds.hold_seconds_max * 1000)
     limits.queue_qos0 = settings.queue_qos0
     limits.maximum_qos = settings.protocol.maximum_qos
     limits.retain_available = settings.protocol.retain_available
     limits.validate_payload_format = settings.protocol.validate_payload_format
+    limits.settle(
+        settings.queue_full,
+        [
+            (rule.full, rule.messages_max or bounds.queue_messages_max, rule.bytes_max or bounds.queue_bytes_max)
+            for rule in settings.queue
+        ],
+    )
     return limits
 
 
@@ -151,12 +139,20 @@ class Node:
         self.sys_topics.reload()
         if changed:
             self.router.strategies_changed()
+        self.router.limits_changed()
+        self.subscribing.set_queue_rules(settings.queue)
 
     def _strategy_of(self, group: bytes, topic_filter: bytes) -> int:
         rule = rule_of(self.settings.shared, group, topic_filter)
         if rule is None:
             return STRATEGIES["round_robin"]
         return STRATEGIES[rule.strategy] | (WAITS_FLAG if rule.when_full == "wait" else 0)
+
+    def set_memory_full(self, full: bool) -> None:
+        """The worker is at worker_memory_bytes_max, or no longer; siblings are told."""
+        self.router.set_memory_full(self.index, full)
+        for peer in self.siblings:
+            self.router.tell(peer, b"m", b"\1" if full else b"\0")
 
     # ------------------------------------------------------------ time
 
@@ -172,6 +168,7 @@ class Node:
         self.router.sweep()
         self.retaining.sweep()
         self.gauges.update()
+        self.connecting.sweep()
         self.log.flush()
         self.timers.call(self.router.now_ms + _EVERY_SWEEP_MS, self._sweep)
 
@@ -226,6 +223,17 @@ class Node:
             self.retaining.asked(peer, payload)
         elif kind == b"!":
             self.retaining.answered(peer, payload)
+        elif kind == b"h":
+            self.router.sibling_holds(peer, payload[1:], payload[:1] == b"\1")
+        elif kind == b"m":
+            self.router.set_memory_full(peer, payload == b"\1")
+
+    def greet(self, peer: int) -> None:
+        """A sibling is heard (again): what it cannot know of this worker by now."""
+        for text in self.router.held_filters():
+            self.router.tell(peer, b"h", b"\1" + text)
+        if self.router.is_memory_full:
+            self.router.tell(peer, b"m", b"\1")
 
     def _no_home(self, conn: Connection, _worker: int, _raw: bytes) -> None:
         self.connecting.unavailable(conn, "its worker cannot be reached")
@@ -260,9 +268,15 @@ class Node:
         """A session's backlog reached its limit."""
         if session.connection is None:  # else it is among the drops of its connection
             self.log.warning("queue_full", client=session.client_id, dropped=dropped)
-        elif self.settings.queue_full == "disconnect":
-            # not at once: this is said in the middle of a walk over subscribers
-            self.router.close(session.connection, ReasonCode.QUOTA_EXCEEDED, "queue full")
+
+    def queue_held(self, session: Session) -> None:
+        """The same, and its publishers are made to wait."""
+        self.log.warning("queue_held", client=session.client_id)
+
+    def hold_changed(self, text: bytes, held: bool) -> None:
+        """Publishers that match this filter are to wait for a session here, or no longer: those at siblings, too."""
+        for peer in self.siblings:
+            self.router.tell(peer, b"h", (b"\1" if held else b"\0") + text)
 
     def retained_full(self, topic: bytes) -> None:
         """retained_messages_max or retained_bytes_max: the message is delivered but not kept."""
@@ -270,7 +284,12 @@ class Node:
 
     def too_many_connections(self) -> None:
         """connections_max."""
+        self.counters.add(count.CONNECTIONS_OVER_MAX)
         self.log.warning("connections_max_reached", connections_max=self.settings.limits.connections_max)
+
+    def source_refused(self, conn: Connection, counter: int) -> None:
+        """half_open_per_address_max or connections_per_address_per_second_max."""
+        self.log.warning("source_refused", address=conn.address, reason=count.NAMES[counter])
 
     def accept_failed(self, error: int) -> None:
         """Out of descriptors or memory."""

@@ -134,13 +134,16 @@ class Peering:
         """The peer is heard and its interest is complete here."""
         self._router.peer_live(peer, True)
         self._node.log.debug("peer_ready", peer=peer)
+        self._node.greet(peer)
         self._node.retaining.peer_ready(peer)
         self._node.peers_changed()
 
     def away(self, peer: int) -> None:
         """Stopped or stalled: SUBACKs do not wait for it; its interest stays, what it should get is logged for it."""
         self._node.log.warning("peer_away", peer=peer)
+        self._row.add(count.PEERS_AWAY)
         self._router.peer_away(peer)
+        self._router.forget_holds(peer)
         self._node.peers_changed()
 
     def gone(self, peer: int, incarnation: int) -> None:
@@ -148,5 +151,6 @@ class Peering:
         self._node.log.warning("peer_gone", peer=peer)
         self._router.peer_live(peer, False)
         self._router.forget_interest(peer)
+        self._router.forget_holds(peer)
         self._node.submit(peer)  # what this tick has for it is told as lost together with the rest
         self._node.peers_changed()

@@ -10,15 +10,18 @@ asked when it is back, as long as the session still wants it.
 
 from __future__ import annotations
 
+from collections import deque
 from struct import Struct
 from typing import TYPE_CHECKING
 
 from broker.sys_topics import is_sys
+from pyx import counters as count
 from pyx.records import pack_messages, unpack_messages
 from pyx.router import expiry_offset
 
 if TYPE_CHECKING:
     from broker.node import Node
+    from broker.sessions import Details
     from pyx.message import Message
     from pyx.session import Session
 
@@ -33,14 +36,26 @@ _SWEEP_STEPS = 2000
 """Topics looked at in a second to find messages that have expired."""
 
 
-class Question:
-    """One filter of one session, put to one sibling."""
+class Walk:
+    """The look-up for one filter of one session: an own part, and one of each sibling."""
 
-    __slots__ = ("after", "filter", "peer", "session")
+    __slots__ = ("filter", "parts", "session")
 
-    def __init__(self, session: Session, filter: bytes, peer: int) -> None:
+    def __init__(self, session: Session, filter: bytes, parts: int) -> None:
         self.session = session
         self.filter = filter
+        self.parts = parts
+
+
+class Question:
+    """The part of a walk that is put to one sibling."""
+
+    __slots__ = ("after", "filter", "peer", "session", "walk")
+
+    def __init__(self, walk: Walk, peer: int) -> None:
+        self.walk = walk
+        self.session = walk.session
+        self.filter = walk.filter
         self.peer = peer
         self.after = b""
         """The last topic of the last page."""
@@ -76,34 +91,72 @@ class Retaining:
         return live
 
     def send(self, session: Session, filters: list[bytes]) -> None:
-        """The SUBACK is out: send what is retained for these filters."""
+        """The SUBACK is out: send what is retained for these filters, a bounded number of them at a time."""
         if session.connection is None:
             return
         session.ask_again()
+        details: Details = session.details
+        most = self._node.settings.limits.retained_walks_per_session_max
         for text in filters:
             if is_sys(text):  # every worker has these itself
                 self._node.sys_topics.send(session, text)
                 continue
-            self._send_own(session, text, None)
-            for peer in self._node.siblings:
-                self._ask(Question(session, text, peer))
+            if details.walks < most and not details.walks_waiting:
+                self._begin(session, text)
+                continue
+            if details.walks_waiting is None:
+                details.walks_waiting = deque()
+            details.walks_waiting.append(text)
+            session.watch()
+            self._node.counters.add(count.RETAINED_WALKS_DEFERRED)
 
-    def _send_own(self, session: Session, text: bytes, after: bytes | None) -> None:
+    def _begin(self, session: Session, text: bytes) -> None:
+        session.details.walks += 1
+        walk = Walk(session, text, 1 + len(self._node.siblings))
+        for peer in self._node.siblings:
+            self._ask(Question(walk, peer))
+        self._send_own(walk, None)
+
+    def _part_done(self, walk: Walk) -> None:
+        walk.parts -= 1
+        if walk.parts:
+            return
+        details: Details = walk.session.details
+        details.walks -= 1
+        if details.walks_waiting:
+            self._node.soon(lambda: self._begin_waiting(walk.session))
+
+    def _begin_waiting(self, session: Session) -> None:
+        details: Details = session.details
+        waiting = details.walks_waiting
+        while waiting and (
+            session.connection is None or details.walks < self._node.settings.limits.retained_walks_per_session_max
+        ):
+            text = waiting.popleft()
+            if session.connection is not None:
+                self._begin(session, text)
+            session.unwatch()
+        if not waiting:
+            details.walks_waiting = None
+
+    def _send_own(self, walk: Walk, after: bytes | None) -> None:
+        session, text = walk.session, walk.filter
         if session.connection is None:
+            self._part_done(walk)
             return
         if session.queued >= _QUEUED_MAX:
-            self._node.call_later(_LATER_SECONDS, lambda: self._send_own(session, text, after))
+            self._node.call_later(_LATER_SECONDS, lambda: self._send_own(walk, after))
             return
         found = self._retained.match(text, after, _PAGE)
-        if not found:
-            return
         self._queue(session, text, self._live(found))
         if len(found) == _PAGE:
             last = found[-1][0]
-            self._node.soon(lambda: self._send_own(session, text, last))
+            self._node.soon(lambda: self._send_own(walk, last))
+        else:
+            self._part_done(walk)
 
     def _queue(self, session: Session, text: bytes, messages: list[Message]) -> None:
-        if session.connection is not None:
+        if messages and session.connection is not None:
             self._router.queue_retained(session, messages, text)
 
     def _ask(self, question: Question) -> None:
@@ -133,10 +186,10 @@ class Retaining:
         found = self._retained.match(text, after or None, _PAGE)
         more = len(found) == _PAGE
         size = 0
-        for count, (_, message) in enumerate(found, 1):
+        for number_of, (_, message) in enumerate(found, 1):
             size += len(message.payload)
-            if size > _PAGE_BYTES and count < len(found):
-                del found[count:]
+            if size > _PAGE_BYTES and number_of < len(found):
+                del found[number_of:]
                 more = True
                 break
         packed = pack_messages(self._live(found))
@@ -169,7 +222,9 @@ class Retaining:
             self._put(number, question)
 
     def _close(self, number: int) -> None:
-        self._questions.pop(number).session.unwatch()
+        question = self._questions.pop(number)
+        question.session.unwatch()
+        self._part_done(question.walk)
 
     @property
     def open_questions(self) -> int:

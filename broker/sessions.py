@@ -6,6 +6,7 @@ closed, or when its client asks for a clean start [MQTT-3.1.2-4]. Stored interva
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from pyx.session import Session
@@ -19,7 +20,16 @@ NEVER = 0xFFFFFFFF
 class Details:
     """What the broker, and not the data path, knows of a session."""
 
-    __slots__ = ("expiry_handle", "expiry_interval", "questions", "username", "will", "will_handle")
+    __slots__ = (
+        "expiry_handle",
+        "expiry_interval",
+        "queue_rules",
+        "username",
+        "walks",
+        "walks_waiting",
+        "will",
+        "will_handle",
+    )
 
     def __init__(self) -> None:
         self.expiry_interval = 0
@@ -29,8 +39,12 @@ class Details:
         """Of its connection, or of its last one while `will_handle` waits for the Will Delay Interval."""
         self.will_handle: Any = None
         self.username: str | None = None
-        self.questions = 0
-        """Owners of retained messages that have not answered yet."""
+        self.queue_rules: dict[int, int] | None = None
+        """Number of a [[queue]] table -> subscriptions under it."""
+        self.walks = 0
+        """Topic Filters whose retained messages are being looked up."""
+        self.walks_waiting: deque[bytes] | None = None
+        """Those whose turn has not come, in order."""
 
 
 class Sessions:

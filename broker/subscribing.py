@@ -6,8 +6,11 @@ worker, reaches the subscriber. Retained messages follow the SUBACK.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from broker.queueing import first_rule
+from pyx import counters as count
 from pyx.codec import encode_suback, encode_unsuback
 from pyx.reasons import ReasonCode
 from pyx.topics import contains_wildcard, is_topic_filter, levels, parse_share
@@ -15,7 +18,9 @@ from pyx.topics import contains_wildcard, is_topic_filter, levels, parse_share
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from broker.config import QueueRule
     from broker.node import Node
+    from broker.sessions import Details
     from pyx.connection import Connection
     from pyx.packets import Subscribe, Unsubscribe
     from pyx.session import Session
@@ -27,7 +32,7 @@ _ONLY_IF_NEW = 0x10
 _SHARED = b"$share/"
 _WHY = {
     ReasonCode.TOPIC_FILTER_INVALID: "is no Topic Filter, or beyond topic_bytes_max or topic_levels_max",
-    ReasonCode.QUOTA_EXCEEDED: "is beyond filters_per_session_max",
+    ReasonCode.QUOTA_EXCEEDED: "is beyond filters_per_session_max, filters_max or worker_memory_bytes_max",
     ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED: "has a wildcard, and there are none here",
     ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED: "is shared, and nothing is shared here",
     ReasonCode.SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED: "has a Subscription Identifier, and there are none here",
@@ -40,6 +45,30 @@ class Subscribing:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._router = node.router
+        self._queue_rules: list[bytes] = []
+        self.set_queue_rules(node.settings.queue)
+
+    def set_queue_rules(self, rules: Sequence[QueueRule]) -> None:
+        """Those of the configuration: every session has the first one that covers one of its subscriptions."""
+        self._queue_rules = [rule.filter.encode() for rule in rules]
+        for session in self._node.sessions:
+            session.queue_rule = 0
+            session.details.queue_rules = None
+            for text in session.filters():
+                self._count_rule(session, text, 1)
+
+    def _count_rule(self, session: Session, text: bytes, one: int) -> None:
+        number = first_rule(self._queue_rules, text)
+        if not number:
+            return
+        details: Details = session.details
+        counts = details.queue_rules
+        if counts is None:
+            counts = details.queue_rules = {}
+        counts[number] = counts.get(number, 0) + one
+        if not counts[number]:
+            del counts[number]
+        session.queue_rule = min(counts, default=0)
 
     def subscribe(self, conn: Connection, session: Session, packet: Subscribe) -> None:
         """Add or replace each subscription, in order [MQTT-3.8.4-5]; then SUBACK, then retained messages."""
@@ -66,6 +95,8 @@ class Subscribing:
             if options & _QOS > protocol.maximum_qos:  # [MQTT-3.2.2-10]
                 options = options & ~_QOS | protocol.maximum_qos
             new = router.subscribe(session, text, options, identifier, group)
+            if new and group is None and self._queue_rules:
+                self._count_rule(session, text, 1)
             codes.append(options & _QOS)
             handling = options & _RETAIN_HANDLING
             if group is None and handling != _NEVER_RETAINED and (new or handling != _ONLY_IF_NEW):
@@ -108,13 +139,28 @@ class Subscribing:
             if not protocol.shared_subscription_available:
                 return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
             _, text = share
-        if not is_topic_filter(text) or len(text) > limits.topic_bytes_max or levels(text) > limits.topic_levels_max:
+        if not is_topic_filter(text) or not self._fits(text):
             return ReasonCode.TOPIC_FILTER_INVALID
         if not protocol.wildcard_subscription_available and contains_wildcard(text):
             return ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
-        if session.subscriptions >= limits.filters_per_session_max:
+        full = session.subscriptions >= limits.filters_per_session_max
+        if full or self._router.subscriptions.count >= limits.filters_max:
+            self._node.counters.add(count.FILTERS_REFUSED)
+            return ReasonCode.QUOTA_EXCEEDED
+        if self._router.is_memory_full:
+            self._node.counters.add(count.MEMORY_REFUSED)
             return ReasonCode.QUOTA_EXCEEDED
         return 0
+
+    def _fits(self, text: bytes) -> bool:
+        limits, row = self._node.settings.limits, self._node.counters
+        if len(text) > limits.topic_bytes_max:
+            row.add(count.TOPICS_TOO_LONG)
+            return False
+        if levels(text) > limits.topic_levels_max:
+            row.add(count.TOPICS_TOO_DEEP)
+            return False
+        return True
 
     def unsubscribe(self, conn: Connection, session: Session, packet: Unsubscribe) -> None:
         """Remove each subscription; one that was not there is no error [MQTT-3.10.4-5].
@@ -137,6 +183,8 @@ class Subscribing:
                 codes.append(ReasonCode.TOPIC_FILTER_INVALID)
                 continue
             found = router.unsubscribe(session, text, group)
+            if found and group is None and self._queue_rules:
+                self._count_rule(session, text, -1)
             codes.append(ReasonCode.SUCCESS if found else ReasonCode.NO_SUBSCRIPTION_EXISTED)
         unsuback = encode_unsuback(
             conn.version, packet.packet_id, codes, self._reason_string(conn, codes), conn.packet_bytes_max

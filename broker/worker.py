@@ -23,6 +23,7 @@ import sys
 import time
 import traceback
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -50,10 +51,19 @@ __all__ = ["run"]
 _TIMER_SECONDS = 0.1
 _REFUSED_AT_ONCE = 256
 _TRIM_SECONDS = 10.0
+_MEASURE_SECONDS = 1.0
+_MEMORY_ROOM_AGAIN = 0.95  # of worker_memory_bytes_max: from there on all is as before
+_PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 _SPEC = struct.Struct("qqqq")
 _libc = ctypes.CDLL(None, use_errno=True)
 _TFD_NONBLOCK = 0o4000
 _TFD_CLOEXEC = 0o2000000
+
+
+def _anonymous_bytes() -> int:
+    """Resident memory of this process that is no file's: its own, not the code it shares."""
+    resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
+    return (int(resident) - int(shared)) * _PAGE_BYTES
 
 
 def run(seat: Seat) -> int:
@@ -125,6 +135,7 @@ class Worker:
         self._timer: asyncio.TimerHandle | None = None
         self._quiet_rounds = 0
         self._trim_at = now + _TRIM_SECONDS
+        self._measure_at = now
         self._drain_soon = False
         # coalescing
         self._timerfd = -1
@@ -244,6 +255,9 @@ class Worker:
         self.reactor.connections_max = (
             -(-limits.connections_max // self.seat.workers) + _REFUSED_AT_ONCE if limits.connections_max else 0xFFFFFFFF
         )
+        sources = self.reactor.sources
+        sources.half_open_max = limits.half_open_per_address_max
+        sources.per_second_max = -(-limits.connections_per_address_per_second_max // self.seat.workers)
 
     def _on_sigterm(self) -> None:
         self._stop(5.0)
@@ -312,7 +326,31 @@ class Worker:
         if now >= self._trim_at:
             self._trim_at = now + _TRIM_SECONDS
             trim_memory()
+        if now >= self._measure_at:
+            self._measure_at = now + _MEASURE_SECONDS
+            self._measure_memory()
         self.loop.call_later(_TIMER_SECONDS, self._on_timer)
+
+    def _measure_memory(self) -> None:
+        most = self.settings.limits.worker_memory_bytes_max
+        was_full = self.node.router.is_memory_full
+        if not most:
+            if was_full:
+                self.log.warning("memory_has_room")
+                self.node.set_memory_full(False)
+            return
+        used = _anonymous_bytes()
+        if used >= most:
+            trim_memory()  # what is free but not given back is no reason
+            used = _anonymous_bytes()
+        if used >= most:
+            self.node.counters.add(count.MEMORY_SECONDS)
+        if used >= most and not was_full:
+            self.log.warning("memory_full", bytes=used, worker_memory_bytes_max=most)
+            self.node.set_memory_full(True)
+        elif was_full and used < most * _MEMORY_ROOM_AGAIN:
+            self.log.warning("memory_has_room", bytes=used)
+            self.node.set_memory_full(False)
 
     # ------------------------------------------------------------ the mesh
 
@@ -322,6 +360,7 @@ class Worker:
         now = time.monotonic()
         if mesh.readable(fd, now) and not self._drain_soon:
             self._drain_soon = True
+            self.node.counters.add(count.TICK_PEER_CARRIED)
             self.reactor.leave = True
             self.loop.call_soon(self._drain_again)
         self._mesh_state()
@@ -378,6 +417,7 @@ class Worker:
         waiting = _Waiting(conn, worker, raw, deadline)
         if not self._pass_on(waiting):
             if len(self._waiting) >= self.settings.limits.handoff_pending_max:
+                self.node.counters.add(count.HANDOFFS_REFUSED)
                 self.node.connecting.unavailable(conn, "its worker is busy")
             else:
                 self._waiting.append(waiting)
@@ -411,6 +451,7 @@ class Worker:
             if waiting.conn.fd < 0:
                 continue
             if now >= waiting.deadline:
+                self.node.counters.add(count.HANDOFF_TIMEOUTS)
                 self.node.connecting.unavailable(waiting.conn, "its worker did not take it in time")
             elif not self._pass_on(waiting):
                 kept.append(waiting)
@@ -439,6 +480,7 @@ class Worker:
             return
         conn = self.reactor.adopt(came.fd, b"", max(0, int(came.remaining_seconds * 1000)))
         if came.remaining_seconds <= 0:
+            self.node.counters.add(count.HANDOFF_TIMEOUTS)
             self.node.connecting.unavailable(conn, "its worker did not take it in time")
         else:
             self.node.dispatch.feed(conn, came.unread, True)

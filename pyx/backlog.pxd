@@ -4,13 +4,14 @@ from cpython.ref cimport PyObject
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyx.connection cimport Connection
+from pyx.holding cimport Holding
+from pyx.limits cimport QueueRule
 from pyx.message cimport Content, Message
 from pyx.records cimport Batch, LogKey
-from pyx.routing cimport Routing
 from pyx.session cimport Session
 
 
-cdef class Backlog(Routing):
+cdef class Backlog(Holding):
     cdef int queue_for(self, Session s, Message m, uint8_t qos, bint retain, object identifiers,
                        uint8_t flags) except -1
     cdef int serve(self, Session s) except -1
@@ -26,7 +27,8 @@ cdef class Backlog(Routing):
     cdef uint64_t needed_up_to(self, Session s) except? 0xFFFFFFFFFFFFFFFF
     cdef int sweep_key(self, LogKey key) except -1
     cdef int bound(self, Session s) except -1
-    cdef uint64_t make_hole(self, Session s, uint64_t total, uint64_t total_bytes,
-                            uint64_t last) except? 0xFFFFFFFFFFFFFFFF
+    cdef uint64_t move_cursor(self, Session s, const QueueRule* rule, uint64_t total) except? 0xFFFFFFFFFFFFFFFF
+    cdef uint64_t make_hole(self, Session s, const QueueRule* rule, uint64_t total,
+                            uint64_t total_bytes) except? 0xFFFFFFFFFFFFFFFF
     cdef tuple backlog_after(self, Session s, uint64_t position)
     cdef uint64_t in_holes(self, Session s, uint64_t* size) except? 0xFFFFFFFFFFFFFFFF

@@ -13,14 +13,19 @@ from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XINCREF
 from pyx cimport counters as count
 from pyx.codec cimport put_ack
 from pyx.connection cimport OPEN
+from pyx.holding cimport HOLDING, NO_HOLD
+from pyx.limits cimport DISCONNECT_WHEN_FULL, DROP_OLDEST, HOLD
 from pyx.outbox cimport outbox_reserve, outbox_share
 from pyx.packets cimport PUBREL
 from pyx.records cimport merge_batches
 from pyx.routing cimport (
-    IDENTIFIER_BYTES_MAX, READ_BYTES_MAX, RETAINED_COPY, SHARED_COPY, put_identifier, topic_matches,
+    IDENTIFIER_BYTES_MAX, QUOTA_EXCEEDED, READ_BYTES_MAX, RETAINED_COPY, SHARED_COPY, put_identifier, topic_matches,
 )
 from pyx.session cimport Inflight, Queued, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC
 from pyx.subscriptions cimport Filter, Membership, Subscriber, filter_text
+
+cdef enum:
+    HOLD_ROOM = 1000            # messages that may be under way when publishers are told to wait
 
 
 cdef bint lies_within(list spans, uint64_t position):
@@ -36,7 +41,7 @@ cdef bint lies_within(list spans, uint64_t position):
     return False
 
 
-cdef class Backlog(Routing):
+cdef class Backlog(Holding):
     """Serves, bounds and forgets."""
 
     cdef int queue_for(self, Session s, Message m, uint8_t qos, bint retain, object identifiers,
@@ -64,6 +69,8 @@ cdef class Backlog(Routing):
             s = <Session>self.ready.items[i]
             s.ready = False
             self.serve(s)
+            if s.hold:
+                self.check_hold(s)
             Py_DECREF(s)
         if self.ready.count > n:
             for i in range(n, self.ready.count):
@@ -303,13 +310,16 @@ cdef class Backlog(Routing):
     def sweep(self):
         """Bound the backlogs and forget what nobody needs any more: for every log index that is held."""
         cdef LogKey key
+        cdef Session s
         for key in list(self.keys.values()):
             self.sweep_key(key)
+        for s in list(self.full_sessions):
+            self.check_hold(s)
 
     cdef int sweep_grown(self, list keys) except -1:
         # the same for those of `keys` that have grown by a thirty-second of a session's limit since their last sweep
         cdef LogKey key
-        cdef uint64_t many = self.limits.queue_messages_max // 32 + 1, much = self.limits.queue_bytes_max // 32 + 1
+        cdef uint64_t many = self.limits.queue_messages_least // 32 + 1, much = self.limits.queue_bytes_least // 32 + 1
         for key in keys:
             if key.grown < many and key.grown_bytes < much:
                 continue
@@ -347,7 +357,7 @@ cdef class Backlog(Routing):
             self.store.forget(key.name)
             return 0
         lowest = self.block.first - 1
-        over = self.store.position_of_last(key.name, self.limits.queue_messages_max, self.limits.queue_bytes_max)
+        over = self.store.position_of_last(key.name, self.limits.queue_messages_least, self.limits.queue_bytes_least)
         for i in range(f.plain.count):
             s = <Session>f.plain.items[i].session
             if not s.behind or s.own_key is not None:
@@ -374,41 +384,82 @@ cdef class Backlog(Routing):
         return 0
 
     cdef int bound(self, Session s) except -1:
-        # the session's backlog over its limit: the cursor moves (drop_oldest) or a hole is made (drop_newest)
-        cdef uint64_t lo, hi, mid, messages, size, last = self.block.first - 1, dropped
-        cdef uint64_t total, total_bytes
-        total, total_bytes = self.backlog_after(s, s.cursor)
-        if total <= self.limits.queue_messages_max and total_bytes <= self.limits.queue_bytes_max:
+        # the session's backlog over its bound: the cursor moves (drop_oldest), a hole is made (drop_newest), or its
+        # publishers are made to wait (hold)
+        cdef QueueRule rule = self.limits.rules[s.queue_rule]
+        cdef uint64_t total, size, gone, gone_bytes = 0, dropped
+        total, size = self.backlog_after(s, s.cursor)
+        if total <= rule.messages_max and size <= rule.bytes_max:
             return 0
-        if self.limits.drop_oldest:
-            lo = s.cursor
-            hi = last
-            while lo < hi:
-                mid = (lo + hi) // 2
-                messages, size = self.backlog_after(s, mid)
-                if messages <= self.limits.queue_messages_max and size <= self.limits.queue_bytes_max:
-                    hi = mid
-                else:
-                    lo = mid + 1
-            dropped = total - self.backlog_after(s, lo)[0]
-            s.cursor = lo
-            s.batch = None
-            s.batch_at = 0
+        if rule.full == HOLD:
+            gone = self.in_holes(s, &gone_bytes)
+            if total - gone <= rule.messages_max and size - gone_bytes <= rule.bytes_max:
+                return 0
+            if s.hold == NO_HOLD:
+                self.begin_hold(s)
+            if s.hold == HOLDING and s.connection is not None and (<Connection>s.connection).paused:
+                self.give_up(s, total - gone, size - gone_bytes)
+            if s.hold == HOLDING:
+                # what is under way
+                rule.messages_max = rule.messages_max * 2 + HOLD_ROOM
+                rule.bytes_max *= 2
+            else:
+                rule.messages_max = max(rule.messages_max, <uint32_t>min(s.hold_messages, 0xFFFFFFFFull))
+                rule.bytes_max = max(rule.bytes_max, s.hold_bytes)
+            if total <= rule.messages_max and size <= rule.bytes_max:
+                return 0
+        if rule.full == DROP_OLDEST:
+            dropped = self.move_cursor(s, &rule, total)
         else:
-            dropped = self.make_hole(s, total, total_bytes, last)
+            dropped = self.make_hole(s, &rule, total, size)
         if dropped:
             self.counters.at[count.MATCHED] += dropped
             self.counters.at[count.DROPPED_QUEUE_FULL] += dropped
             if s.connection is not None:
                 self.note_drops(<Connection>s.connection, count.DROPPED_QUEUE_FULL, dropped)
+                if rule.full == DISCONNECT_WHEN_FULL:
+                    # not at once: this is said in the middle of a walk over subscribers
+                    self.close(<Connection>s.connection, QUOTA_EXCEEDED, "queue full")
             self.handler.queue_full(s, dropped)
         return 0
 
-    cdef uint64_t make_hole(self, Session s, uint64_t total, uint64_t total_bytes,
-                            uint64_t last) except? 0xFFFFFFFFFFFFFFFF:
-        cdef uint64_t lo, hi, mid, messages, size, gone, gone_bytes = 0
+    cdef int check_hold(self, Session s) except -1:
+        # has its queue shrunk by a quarter, or have its publishers waited for long enough
+        cdef QueueRule* rule = &self.limits.rules[s.queue_rule]
+        cdef uint64_t messages, size
+        messages, size = self.backlog(s)
+        if rule.full != HOLD or messages <= rule.messages_max - rule.messages_max // 4 \
+                and size <= rule.bytes_max - rule.bytes_max // 4:
+            return self.end_hold(s)
+        if s.hold == HOLDING and self.now_ms - s.hold_since >= self.limits.hold_ms_max:
+            return self.give_up(s, messages, size)
+        return 0
+
+    cdef int let_go(self, Session s) except -1:
+        cdef uint64_t messages, size
+        messages, size = self.backlog(s)
+        return self.give_up(s, messages, size)
+
+    cdef uint64_t move_cursor(self, Session s, const QueueRule* rule, uint64_t total) except? 0xFFFFFFFFFFFFFFFF:
+        # behind what is too much; returns how many that are
+        cdef uint64_t lo = s.cursor, hi = self.block.first - 1, mid, messages, size
+        while lo < hi:
+            mid = (lo + hi) // 2
+            messages, size = self.backlog_after(s, mid)
+            if messages <= rule.messages_max and size <= rule.bytes_max:
+                hi = mid
+            else:
+                lo = mid + 1
+        s.cursor = lo
+        s.batch = None
+        s.batch_at = 0
+        return total - <uint64_t>self.backlog_after(s, lo)[0]
+
+    cdef uint64_t make_hole(self, Session s, const QueueRule* rule, uint64_t total,
+                            uint64_t total_bytes) except? 0xFFFFFFFFFFFFFFFF:
+        cdef uint64_t lo, hi, mid, messages, size, gone, gone_bytes = 0, last = self.block.first - 1
         gone = self.in_holes(s, &gone_bytes)
-        if total - gone <= self.limits.queue_messages_max and total_bytes - gone_bytes <= self.limits.queue_bytes_max:
+        if total - gone <= rule.messages_max and total_bytes - gone_bytes <= rule.bytes_max:
             return 0
         # keep the first ones up to the limit: everything behind position lo is the hole
         lo = s.holes[len(s.holes) - 1][1] if s.holes else s.cursor
@@ -416,8 +467,8 @@ cdef class Backlog(Routing):
         while lo < hi:
             mid = (lo + hi + 1) // 2
             messages, size = self.backlog_after(s, mid)
-            if total - gone - messages <= self.limits.queue_messages_max \
-                    and total_bytes - gone_bytes - size <= self.limits.queue_bytes_max:
+            if total - gone - messages <= rule.messages_max \
+                    and total_bytes - gone_bytes - size <= rule.bytes_max:
                 lo = mid
             else:
                 hi = mid - 1

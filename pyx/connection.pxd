@@ -8,7 +8,7 @@ acks    a ring of acks in the order of the packets they answer. One leaves when 
         all before it have left. While nothing waits an ack goes straight into the outbox.
 """
 from cpython.ref cimport PyObject
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyx.aliases cimport Aliases
 from pyx.outbox cimport Outbox
@@ -34,6 +34,16 @@ cdef struct PendingAck:
     uint16_t packet_id
     uint8_t packet_type
     uint8_t reason
+
+
+cdef struct Pace:               # of a publisher while something is guarded (pyx.holding)
+    uint64_t at                 # ms: when its room was last reckoned
+    int64_t messages            # thousandths it may publish now
+    int64_t bytes
+    uint64_t since              # ms: it waits for its publish to be taken; 0 = it does not
+    bint too_fast               # it waits for room, and that was counted
+    bint waits                  # it waits for a session or a worker, and that was counted
+    bint listed                 # in the router's list of connections that wait
 
 
 cdef class Connection:
@@ -74,6 +84,8 @@ cdef class Connection:
     cdef uint32_t ack_count
     cdef uint32_t ack_cap
     cdef uint32_t unanswered            # PUBLISH QoS 1 whose PUBACK is in acks
+    cdef object source                  # Source while it is half open (pyx.sources), else None
+    cdef Pace* pace                     # NULL until the first publish that is judged
     cdef public uint64_t opened         # ms, monotonic
     cdef public uint64_t bytes_in
     cdef public uint64_t bytes_out

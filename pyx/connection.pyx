@@ -19,6 +19,7 @@ cdef class Connection:
         self.session = None
         self.via = None
         self.context = None
+        self.source = None
         self.fd = -1
         self.problem_information = True
         self.packet_bytes_max = 268_435_460        # the largest packet that MQTT can say
@@ -32,6 +33,7 @@ cdef class Connection:
         self.drop_acks()
         if self.acks != NULL:
             free(self.acks)
+        free(self.pace)
         if self.aliases != NULL:
             for i in range(self.topic_alias_max + 1):
                 Py_XDECREF(self.aliases[i])

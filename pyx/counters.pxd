@@ -83,6 +83,38 @@ cpdef enum:
     # share groups
     SHARED_WAITED                   # no member could take a message when it came: it was queued for one
     SHARED_AGAIN                    # chosen a second time: refused, its worker died, or its member left
+    # limits that were reached (broker/limits.py says which)
+    PACKETS_TOO_LARGE               # packet_bytes_max
+    CONNECTS_TOO_LARGE              # connect_bytes_max
+    TOPICS_TOO_LONG
+    TOPICS_TOO_DEEP
+    CLIENT_IDS_TOO_LONG             # v31_client_id_characters_max
+    TOPIC_ALIASES_REFUSED
+    RECEIVE_MAXIMUM_EXCEEDED
+    USER_PROPERTIES_REFUSED         # packets with too many of them
+    FILTERS_PER_PACKET_REFUSED
+    FILTERS_REFUSED                 # subscriptions
+    CONNECTIONS_OVER_MAX
+    CONNECT_TIMEOUTS
+    HALF_OPEN_REFUSED
+    CONNECTION_RATE_REFUSED
+    TAKEOVERS_REFUSED
+    KEEP_ALIVES_SHORTENED
+    SESSION_EXPIRIES_SHORTENED
+    PUBLISH_RATE_HELD               # times a connection was not read because it published too fast
+    INFLIGHT_FULL                   # times a session fell behind because its window was full
+    QUEUES_HELD                     # times the queue of a session was full and its publishers were made to wait
+    QUEUE_FULL_HELD                 # times a publisher was not read because of that
+    HOLDS_GIVEN_UP
+    MEMORY_SECONDS                  # seconds above worker_memory_bytes_max
+    MEMORY_HELD                     # times a publisher was not read because of that
+    MEMORY_REFUSED                  # connections, subscriptions and publishes refused because of that
+    RETAINED_WALKS_DEFERRED
+    TICK_PACKETS_CARRIED            # times a connection had to go on in the next tick
+    TICK_PEER_CARRIED               # the same of the siblings
+    HANDOFF_TIMEOUTS
+    HANDOFFS_REFUSED
+    PEERS_AWAY                      # times a sibling was silent or stalled for too long
     # mesh; what was sent is counted per link, see below
     MESH_ENTRIES_SENT
     MESH_ENTRIES_RECEIVED

@@ -1,12 +1,12 @@
 # cython: language_level=3
 """Bytes of a connection -> packets -> the router (PUBLISH, its acks, PINGREQ) or the handler (all others)."""
-from libc.stdint cimport uint8_t, uint16_t, uint32_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyx.codec cimport Publish, Scratch
 from pyx.connection cimport Connection
 from pyx.router cimport Router
 from pyx.session cimport Session
-from pyx.subscriptions cimport Subscriptions
+from pyx.subscriptions cimport Matches, Subscriptions
 
 
 cdef class Dispatch:
@@ -22,10 +22,15 @@ cdef class Dispatch:
     cdef int take_part(self, Connection conn) except -1
     cpdef int carry_on(self, Connection conn) except -1
     cdef uint32_t decode(self, Connection conn, uint8_t* p, uint32_t n) except? 0xFFFFFFFF
+    cdef int first_packet(self, Connection conn, const uint8_t* p, uint32_t n, uint64_t total) except -1
+    cdef int check_lists(self, uint8_t packet_type, const uint8_t* body, uint32_t n, bint v5) except -1
     cdef int packet(self, Connection conn, uint8_t* p, uint32_t header, uint32_t total) except -1
     cdef int publish(self, Connection conn, uint8_t flags, uint8_t* p, uint32_t header, uint32_t total) except -1
     cdef int connect(self, Connection conn, uint8_t* p, uint32_t header, uint32_t total) except -1
     cdef int hand_up(self, Connection conn) except -1
+    cdef int check_properties(self, Publish* pub) except -1
+    cdef bint topic_fits(self, Publish* pub) except -1
+    cdef int guard(self, Connection conn, Session s, Publish* pub, Matches* m, uint32_t total) except -1
     cdef bint known(self, Session s, uint16_t packet_id) except -1
     cdef int refuse(self, Connection conn, Session s, Publish* pub, uint8_t reason, str why) except -1
     cdef int alias(self, Connection conn, Publish* pub) except -1

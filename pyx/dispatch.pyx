@@ -18,7 +18,10 @@ from pyx.codec cimport (
     Ack, Publish, connect_version, decode_ack, decode_auth, decode_connect, decode_disconnect, decode_pingreq,
     decode_publish, decode_subscribe, decode_unsubscribe, fixed_header, packet_flags,
 )
+from pyx.bounds cimport lists_too_many_filters, lists_too_many_properties, publish_lists_too_much
 from pyx.connection cimport CLOSING, DECIDING, OPEN, OPENING
+from pyx.holding cimport HELD, REFUSED
+from pyx.limits cimport Limits
 from pyx.message cimport Content
 from pyx.outbox cimport outbox_reserve
 from pyx.packets cimport (AUTH, CONNECT, DISCONNECT, PINGREQ, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBSCRIBE,
@@ -40,6 +43,7 @@ cdef enum:
     TOPIC_ALIAS_INVALID = 0x94
     PACKET_TOO_LARGE = 0x95
     TOPIC_NAME_INVALID = 0x90
+    QUOTA_EXCEEDED = 0x97
     NOT_AUTHORIZED = 0x87
     PAYLOAD_FORMAT_INVALID = 0x99
     RETAIN_NOT_SUPPORTED = 0x9A
@@ -204,13 +208,15 @@ cdef class Dispatch:
                     malformed("Remaining Length of more bytes than it may have")
                 total = <uint64_t>header + remaining
                 if conn.state == OPENING:
-                    check_first(conn, p + at, n - at)
+                    self.first_packet(conn, p + at, n - at, total)
                 if total > self.router.limits.packet_bytes_max:
+                    self.router.counters.at[count.PACKETS_TOO_LARGE] += 1
                     protocol_error(PACKET_TOO_LARGE, "packet larger than packet_bytes_max")
                 if total > n - at:
                     conn.part_want = <uint32_t>total
                     break
                 if packets == most:
+                    self.router.counters.at[count.TICK_PACKETS_CARRIED] += 1
                     if not conn.carried:
                         conn.carried = True
                         self.carried.append(conn)
@@ -219,7 +225,11 @@ cdef class Dispatch:
                 # only a packet that has the buffer to itself can give it to its Message
                 if total != n:
                     self.router.adoptable = None
-                self.packet(conn, p + at, <uint32_t>header, <uint32_t>total)
+                if self.packet(conn, p + at, <uint32_t>header, <uint32_t>total):
+                    # a publish that is not taken yet: it stays in front, the router brings the connection back
+                    packets -= 1
+                    conn.carried = True
+                    break
                 at += <uint32_t>total
                 if conn.state != OPEN and conn.state != OPENING:
                     break
@@ -238,7 +248,27 @@ cdef class Dispatch:
             self.counted = 0
         return at
 
+    cdef int first_packet(self, Connection conn, const uint8_t* p, uint32_t n, uint64_t total) except -1:
+        # before the CONNACK: nothing that does not belong there, and nothing larger than it may be
+        check_first(conn, p, n)
+        if total > self.router.limits.connect_bytes_max:
+            self.router.counters.at[count.CONNECTS_TOO_LARGE] += 1
+            protocol_error(PACKET_TOO_LARGE, "larger than connect_bytes_max")
+        return 0
+
+    cdef int check_lists(self, uint8_t packet_type, const uint8_t* body, uint32_t n, bint v5) except -1:
+        # so many User Properties or Topic Filters that they are not even decoded
+        if v5 and lists_too_many_properties(packet_type, body, n, self.router.limits):
+            self.router.counters.at[count.USER_PROPERTIES_REFUSED] += 1
+            protocol_error(QUOTA_EXCEEDED, "more than user_properties_max or user_property_bytes_max")
+        if (packet_type == SUBSCRIBE or packet_type == UNSUBSCRIBE) and \
+                lists_too_many_filters(packet_type, body, n, v5, self.router.limits):
+            self.router.counters.at[count.FILTERS_PER_PACKET_REFUSED] += 1
+            protocol_error(QUOTA_EXCEEDED, "more than filters_per_packet_max")
+        return 0
+
     cdef int packet(self, Connection conn, uint8_t* p, uint32_t header, uint32_t total) except -1:
+        # 1: it is not taken yet
         cdef uint8_t packet_type = p[0] >> 4, flags = packet_flags(p[0], conn.version)
         cdef uint8_t* body = p + header
         cdef uint32_t n = total - header
@@ -249,6 +279,8 @@ cdef class Dispatch:
         cdef uint8_t reason
         if packet_type == PUBLISH:
             return self.publish(conn, flags, p, header, total)
+        if n > self.router.limits.unwalked_bytes:
+            self.check_lists(packet_type, body, n, v5)
         s = <Session>conn.session
         if packet_type == PUBACK:
             decode_ack(&ack, PUBACK, flags, body, n, v5)
@@ -292,6 +324,8 @@ cdef class Dispatch:
     cdef int connect(self, Connection conn, uint8_t* p, uint32_t header, uint32_t total) except -1:
         cdef Connect packet
         conn.version = <uint8_t>connect_version(p + header, total - header)      # how to answer if it is bad
+        if conn.version == 5 and total - header > self.router.limits.unwalked_bytes:
+            self.check_lists(CONNECT, p + header, total - header, True)
         packet = decode_connect(p[0] & 15, p + header, total - header)
         conn.version = packet.version
         if packet.version == 5 and header != 1 + varint_size(total - header):
@@ -308,21 +342,24 @@ cdef class Dispatch:
         cdef Content c
         cdef Matches* m
         cdef bint v5 = conn.version == 5
-        cdef int kind
+        cdef int kind, held
         cdef uint8_t reason
         cdef uint32_t id_at
         decode_publish(&pub, flags, p + header, total - header, v5, &self.scratch)
+        if pub.props_len > router.limits.unwalked_bytes:
+            self.check_properties(&pub)
         if pub.has_alias:
             self.alias(conn, &pub)
         m = self.subscriptions.cached(pub.topic, pub.topic_len)
         if m == NULL:
-            if not topic_name_valid(pub.topic, pub.topic_len):
-                protocol_error(TOPIC_NAME_INVALID, "Topic Name with wildcard, U+0000, bad UTF-8, or empty")
-            if pub.topic_len > router.limits.topic_bytes_max or \
-                    level_count(pub.topic, pub.topic_len) > router.limits.topic_levels_max:
+            if not self.topic_fits(&pub):
                 return self.refuse(conn, s, &pub, TOPIC_NAME_INVALID,
                                    "Topic Name beyond topic_bytes_max or topic_levels_max")
             m = self.subscriptions.match(pub.topic, pub.topic_len)
+        if router.guarded:
+            held = self.guard(conn, s, &pub, m, total)
+            if held:
+                return held - 1
         conn.messages_in += 1
         if pub.topic[0] == c'$' and pub.topic_len >= 4 and memcmp(pub.topic, b"$SYS", 4) == 0 and \
                 (pub.topic_len == 4 or pub.topic[4] == c'/'):
@@ -338,6 +375,7 @@ cdef class Dispatch:
             if conn.unanswered + s.arrived_count >= router.limits.receive_maximum and v5:
                 # a resent QoS 2 publish whose identifier is known takes no place of its own
                 if pub.qos == 1 or not self.known(s, pub.packet_id):
+                    router.counters.at[count.RECEIVE_MAXIMUM_EXCEEDED] += 1
                     protocol_error(RECEIVE_MAXIMUM_EXCEEDED, "more than Receive Maximum unacknowledged publishes")
             if pub.qos == 2 and not s.arrive(pub.packet_id):
                 # there already: whatever the first one waits for, the answer waits for it too
@@ -365,6 +403,36 @@ cdef class Dispatch:
         if router.now_ms >= router.sample_ms:
             router.sample(m, pub.qos == 0 or conn.ack_count == 0)
         return 0
+
+    cdef int check_properties(self, Publish* pub) except -1:
+        if publish_lists_too_much(pub.props, pub.props_len, self.router.limits):
+            self.router.counters.at[count.USER_PROPERTIES_REFUSED] += 1
+            protocol_error(QUOTA_EXCEEDED, "more than user_properties_max or user_property_bytes_max")
+        return 0
+
+    cdef bint topic_fits(self, Publish* pub) except -1:
+        # once for each topic in the router's cache of results
+        cdef Limits limits = self.router.limits
+        if not topic_name_valid(pub.topic, pub.topic_len):
+            protocol_error(TOPIC_NAME_INVALID, "Topic Name with wildcard, U+0000, bad UTF-8, or empty")
+        if pub.topic_len > limits.topic_bytes_max:
+            self.router.counters.at[count.TOPICS_TOO_LONG] += 1
+            return False
+        if level_count(pub.topic, pub.topic_len) > limits.topic_levels_max:
+            self.router.counters.at[count.TOPICS_TOO_DEEP] += 1
+            return False
+        return True
+
+    cdef int guard(self, Connection conn, Session s, Publish* pub, Matches* m, uint32_t total) except -1:
+        # what is asked while something is guarded (see pyx.holding). 0: route it; 1: it is finished; 2: not taken yet
+        cdef int verdict
+        if pub.qos == 2 and self.known(s, pub.packet_id):
+            return 0                        # sent again: its place was taken before
+        verdict = self.router.judge(conn, s, pub.qos, pub.retain, m, total)
+        if verdict == REFUSED:
+            self.refuse(conn, s, pub, QUOTA_EXCEEDED, "worker_memory_bytes_max")
+            return 1
+        return 2 if verdict == HELD else 0
 
     cdef bint known(self, Session s, uint16_t packet_id) except -1:
         if s.arrive(packet_id):
@@ -394,6 +462,7 @@ cdef class Dispatch:
     cdef int alias(self, Connection conn, Publish* pub) except -1:
         cdef bytes topic
         if pub.topic_alias > conn.topic_alias_max:
+            self.router.counters.at[count.TOPIC_ALIASES_REFUSED] += 1
             protocol_error(TOPIC_ALIAS_INVALID, "Topic Alias above Topic Alias Maximum")
         if pub.topic_len:
             if conn.aliases == NULL:

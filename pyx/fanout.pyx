@@ -269,7 +269,8 @@ cdef class FanOut(Backlog):
         if c.payload_len == 0:
             if self.retained.clear(topic, c.number):
                 self.retained_bytes -= had
-        elif old is None and <uint64_t>self.retained.count >= self.limits.retained_messages_max or \
+        elif old is None and (<uint64_t>self.retained.count >= self.limits.retained_messages_max or
+                              self.memory_full >> self.worker & 1) or \
                 self.retained_bytes - had + content_bytes(c) > self.limits.retained_bytes_max:
             self.counters.at[count.RETAINED_REFUSED] += 1
             self.handler.retained_full(topic)

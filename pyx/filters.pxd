@@ -24,7 +24,7 @@ cdef struct Filter:
     uint32_t offline_durable    # how many memberships (plain or shared) of offline sessions have QoS >= 1
     uint16_t length
     uint8_t wildcard
-    uint8_t unused
+    uint8_t held                # a session with it is full: its publishers wait (pyx.holding)
     Subscriber only             # where plain.items points while there has never been a second one
     # the text follows: use filter_text()
 

@@ -4,6 +4,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from pyx.connection cimport Connection
 from pyx.dispatch cimport Dispatch
 from pyx.router cimport Router
+from pyx.sources cimport Sources
 from pyx.timers cimport TimerWheel
 
 
@@ -24,10 +25,12 @@ cdef class Reactor:
     cdef bint accepting
     cdef bint again                     # something is left to do without a new event
     cdef public uint32_t connections_max
+    cdef readonly Sources sources       # of connections accepted here
     cdef public object schedule         # callable: run poll soon
     cdef public uint32_t connect_ms_max
 
     cdef int accept(self, int listener) except -1
+    cdef bint may_come(self, Connection conn) except -1
     cdef Connection open(self, int fd)
     cdef int read(self, Connection conn) except -1
     cdef int flush(self, Connection conn) except -1

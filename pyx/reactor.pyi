@@ -6,6 +6,7 @@ from typing import final
 from pyx.connection import Connection
 from pyx.dispatch import Dispatch
 from pyx.router import Router
+from pyx.sources import Sources
 
 def tune_allocator() -> None: ...
 def trim_memory() -> int: ...
@@ -15,6 +16,8 @@ class Reactor:
     """The sockets of one worker."""
 
     connections_max: int
+    @property
+    def sources(self) -> Sources: ...
     schedule: Callable[[], object]
     connect_ms_max: int
     leave: bool

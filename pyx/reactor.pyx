@@ -83,6 +83,7 @@ cdef class Reactor:
         self.watchers = {}
         self.listeners = []
         self.connections_max = 0xFFFFFFFF
+        self.sources = Sources()
         self.connect_ms_max = 10_000
         self.now()
 
@@ -146,6 +147,8 @@ cdef class Reactor:
     def start_keep_alive(self, Connection conn not None):
         """The connect deadline becomes the keep-alive's (conn.keep_alive_ms; 0: none) [MQTT-3.1.2-24]."""
         conn.heard = self.router.now_ms
+        if conn.source is not None:
+            self.sources.leave(conn)
         if conn.keep_alive_ms:
             self.timers.schedule(&conn.timer, self.router.now_ms + conn.keep_alive_ms)
         else:
@@ -328,8 +331,19 @@ cdef class Reactor:
                 continue
             conn = self.open(fd)
             set_peer(conn, &address)
+            if not self.may_come(conn):
+                self.end(conn)
+                continue
             self.timers.schedule(&conn.timer, self.router.now_ms + self.connect_ms_max)
         return 0
+
+    cdef bint may_come(self, Connection conn) except -1:
+        cdef int refused = self.sources.arrive(conn, self.router.now_ms)
+        if refused:
+            self.router.counters.at[refused] += 1
+            self.router.counters.at[count.CONNECTIONS_REFUSED] += 1
+            self.router.handler.source_refused(conn, refused)
+        return refused == 0
 
     def pause_accepting(self, int error):
         """Out of descriptors or memory: the listeners rest for 100 ms."""
@@ -584,6 +598,8 @@ cdef class Reactor:
 
     cdef int end(self, Connection conn) except -1:
         conn.state = CLOSED
+        if conn.source is not None:
+            self.sources.leave(conn)
         self.timers.cancel(&conn.timer)
         if conn.fd >= 0:
             epoll_ctl(self.epoll, EPOLL_CTL_DEL, conn.fd, NULL)

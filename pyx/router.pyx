@@ -380,6 +380,8 @@ cdef class Router(Sharing):
             dropped += unread
             self.counters.at[count.MATCHED] += unread
         self.counters.at[count.DROPPED_SESSION_ENDED] += dropped
+        if s.hold:
+            self.end_hold(s)
         s.connection = None
         s.resend = None
         self.subscriptions.remove_all(&s.own)

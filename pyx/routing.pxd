@@ -5,6 +5,7 @@ acks.
 A Router is made in layers, each a file of its own that knows only those below it:
 
     pyx.routing     Routing     the state; the publish in hand; the log of the tick; acks to publishers
+    pyx.holding     Holding     publishers that are made to wait: too fast, a full session, no memory
     pyx.backlog     Backlog     sessions that are behind: reading the log, resending, bounding and forgetting
     pyx.fanout      FanOut      from a match to its subscribers; what is retained
     pyx.siblings    Siblings    the other workers: entries for them, entries from them

@@ -11,6 +11,7 @@ from pyx.codec cimport put_ack
 from pyx.connection cimport CLOSED, CLOSING, OPEN, PendingAck
 from pyx.frames cimport put_head, remaining_length
 from pyx.hashing cimport hash_bytes
+from pyx.limits cimport DISCONNECT_WHEN_FULL
 from pyx.message cimport message_adopt, message_copy
 from pyx.outbox cimport iovec, outbox_clear, outbox_gather, outbox_reserve, outbox_sent
 from pyx.packets cimport PUBCOMP, PUBLISH
@@ -267,7 +268,7 @@ cdef class Routing:
     cdef int drop(self, Connection conn, int counter) except -1:
         self.counters.at[counter] += 1
         self.note_drops(conn, counter, 1)
-        if self.limits.disconnect_when_full and counter == count.DROPPED_OUTBOX_FULL:
+        if self.limits.rules[0].full == DISCONNECT_WHEN_FULL and counter == count.DROPPED_OUTBOX_FULL:
             self.close(conn, QUOTA_EXCEEDED, "outbox full")
         return 1
 
@@ -282,6 +283,8 @@ cdef class Routing:
     cdef int fell_behind(self, Session s) except -1:
         # from in sync to behind: above 64 filters it gets a log index of its own, so that no filter's index must be
         # merged
+        if s.connection is not None and s.inflight >= s.inflight_max:
+            self.counters.at[count.INFLIGHT_FULL] += 1
         if s.own.count > 64 and s.own_key is None:
             s.own_key = LogKey(b"\0" + s.client_id.encode())
             (<LogKey>s.own_key).session = <void*>s

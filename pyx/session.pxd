@@ -61,6 +61,12 @@ cdef class Session:
     cdef object resend
     cdef bint ready                     # in the router's list of sessions to be served
     cdef bint closing
+    cdef public uint8_t queue_rule      # 0: the default's, else the number of a [[queue]] table
+    cdef uint8_t hold                   # pyx.holding.SessionHold
+    cdef uint64_t hold_since            # ms
+    cdef uint64_t hold_messages         # what its queue held when its publishers were let go
+    cdef uint64_t hold_bytes
+    cdef list hold_filters              # the filters it has flagged, or None
     cdef uint32_t* arrived              # packet_id | 1 << 16, 0 = free
     cdef uint32_t arrived_cap
     cdef uint32_t arrived_count

@@ -4,6 +4,7 @@ from cpython.ref cimport Py_INCREF, Py_XDECREF, Py_XINCREF
 from libc.stdlib cimport calloc, free, malloc
 
 
+from pyx.filters cimport filter_text
 from pyx.message cimport content_bytes
 from pyx.placement cimport fixed_hash
 
@@ -32,6 +33,7 @@ cdef class Session:
         self.own_key = None
         self.watched = None
         self.resend = None
+        self.hold_filters = None
         self.details = None
 
     def __dealloc__(self):
@@ -239,6 +241,15 @@ cdef class Session:
         self.watching -= 1
         if self.watching == 0 and self.queue_count == 0:
             self.watched = None
+
+    def filters(self):
+        """The Topic Filters of its subscriptions, shares of groups left out."""
+        cdef uint32_t i
+        cdef list found = []
+        for i in range(self.own.count):
+            if self.own.items[i].group == NULL:
+                found.append(filter_text(self.own.items[i].filter)[:self.own.items[i].filter.length])
+        return found
 
     @property
     def subscriptions(self):

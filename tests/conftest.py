@@ -14,8 +14,8 @@ from tests.wire import Client, Connect, OpenConnection
 #: Every wire-level scenario runs with one worker and over the mesh of four.
 WORKERS = (1,) if KIND == "mosquitto" else (1, 4)
 
-#: what the shared brokers log, they log completely
-ALL_LINES = {"MQTTD_LIMITS__LOG_LINES_PER_SECOND_MAX": "1000000"}
+#: the shared brokers log completely, and let a test take over as often as it likes
+SHARED = {"MQTTD_LIMITS__LOG_LINES_PER_SECOND_MAX": "1000000", "MQTTD_LIMITS__TAKEOVERS_PER_MINUTE_MAX": "0"}
 
 _numbers = itertools.count(1)
 
@@ -66,7 +66,7 @@ def broker(
     """A broker with this many workers that other tests use too: do not kill it, use names of your own."""
     found = running_brokers.get(workers)
     if found is None or not found.alive():
-        found = running_brokers[workers] = BrokerProcess(workers, ["--log-format", "json"], ALL_LINES).start()
+        found = running_brokers[workers] = BrokerProcess(workers, ["--log-format", "json"], SHARED).start()
     request.node.stderr_before = found.stderr_size()
     yield found
     assert found.alive(), "the broker has ended during this test"

@@ -148,7 +148,7 @@ class Host:
             moved = self._receive(node) or moved
             node.router.finish_tick()
             moved = self._close_asked(node) or moved
-            node.router.resumed = []
+            self._resume(node)
             if node.peering.commit():
                 node.forward()
             moved = self._send(node) or moved
@@ -163,6 +163,12 @@ class Host:
             if not self.turn():
                 return
         raise AssertionError("the workers never come to rest")
+
+    def _resume(self, node: Node) -> None:
+        resumed, node.router.resumed = node.router.resumed, []
+        for conn in resumed:
+            conn.paused = False
+            node.dispatch.carry_on(conn)
 
     def _receive(self, node: Node) -> bool:
         moved = False

@@ -44,7 +44,7 @@ def missing_any(subscriber: Subscriber, publisher: Publisher) -> bool:
 @pytest.mark.parametrize("version", [4, 5])
 def test_one_of_many_contenders_is_left(start_broker: StartBroker, crowd_of: OpenCrowd, version: int) -> None:
     """Connections to all workers at once; v5 losers that were accepted hear Session taken over."""
-    broker = start_broker(WORKERS)
+    broker = start_broker(WORKERS, takeovers_per_minute_max=0)
     crowd = crowd_of(broker)
     contenders = [
         Subscriber(crowd, "contested", "race/all", qos=1, version=version, clean=False) for _ in range(CONTENDERS)
@@ -61,7 +61,7 @@ def test_a_worker_killed_in_a_race_leaves_one_session_too(
     start_broker: StartBroker, crowd_of: OpenCrowd, victim_is_home: bool
 ) -> None:
     """The home, or one that accepts and hands over, dies while connections come; afterwards exactly one is left."""
-    broker = start_broker(WORKERS)
+    broker = start_broker(WORKERS, takeovers_per_minute_max=0)
     crowd = crowd_of(broker)
     for number in range(4):
         name, topic = f"contested{number}", f"race/{number}"
@@ -76,7 +76,7 @@ def test_a_worker_killed_in_a_race_leaves_one_session_too(
 
 def test_contenders_that_wait_for_a_stopped_home(start_broker: StartBroker, crowd_of: OpenCrowd) -> None:
     """The order in which the home takes them decides: after SIGCONT one is left, and the session with it."""
-    broker = start_broker(WORKERS)
+    broker = start_broker(WORKERS, takeovers_per_minute_max=0)
     crowd = crowd_of(broker)
     first = Subscriber(crowd, "stopped", "race/stopped", qos=1, clean=False)
     crowd.settle()

@@ -454,6 +454,7 @@ class Worker:
             for conn in resumed:
                 conn.paused = False
                 self.node.dispatch.carry_on(conn)
+                self._again = True
                 self.wake()
             for conn in router.take_dirty():
                 line = self.lines.get(conn)

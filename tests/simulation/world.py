@@ -71,7 +71,7 @@ class World:
         self.hurry = clock.between(0.3, 1.0)
         self.settings = Settings(
             workers=self.workers_count,
-            queue_full=pick(["drop_oldest", "drop_newest", "disconnect"]),
+            queue_full=pick(["drop_oldest", "drop_newest", "disconnect", "hold"]),
             shared=[
                 Shared.model_validate(
                     {"group": name, "strategy": name, "when_full": pick(["next", "wait"]) if name in RANKED else "next"}
@@ -85,6 +85,7 @@ class World:
                 outbox_bytes_max=pick([4096, 1 << 20]),
                 share_large_bytes=pick([64, 2048]),
                 tick_connection_packets_max=pick([1, 5, 1000]),
+                takeovers_per_minute_max=0,
             ),
         )
         self.disconnects_when_full = self.settings.queue_full == "disconnect"

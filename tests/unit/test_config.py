@@ -11,9 +11,30 @@ import pytest
 from broker import config
 from broker.addresses import is_loopback
 from broker.config import ConfigError, Settings, load
+from broker.queueing import covers, first_rule
+from pyx.counters import NAMES
 from tests.broker_process import ROOT
+from tests.integration.test_limits import SCENARIOS
 
 Write = Callable[[str], str]
+
+#: Bounds that a whole host in trouble reaches, and the tests in which it does
+ELSEWHERE = {
+    "link_silence_seconds_max": "tests/chaos/test_worker_stopped.py::test_a_client_whose_home_does_not_run_is_refused_"
+    "in_time",
+    "peer_stall_seconds_max": "tests/unit/test_links.py::test_stall_counts_as_away_and_ends_when_the_log_is_empty",
+    "peer_outbox_bytes_max": "tests/unit/test_links.py::test_back_pressure_has_hysteresis_and_counts_volatile_bytes",
+    "handoff_log_bytes_max": "tests/unit/test_links.py::test_handoff_log_refuses_the_newest_above_its_limit",
+    "worker_hang_seconds_max": "tests/chaos/test_supervisor.py::test_a_hanging_worker_is_logged_with_its_stack_and_"
+    "replaced",
+    "stop_seconds_max": "tests/chaos/test_supervisor.py::test_a_worker_that_ignores_the_stop_is_killed_in_time",
+    "auth_pending_max": "tests/conformance/test_credentials.py::test_too_many_that_wait_are_refused",
+    "auth_threads_max": "tests/unit/test_hash_pool.py::test_the_caller_goes_on_while_work_is_done_and_only_so_much_"
+    "runs_at_once",
+    "auth_cache_entries_max": "tests/unit/test_authenticating.py::test_the_cache_forgets_by_age_and_number",
+    "auth_cache_seconds_max": "tests/unit/test_authenticating.py::test_the_cache_forgets_by_age_and_number",
+    "auth_data_bytes_max": "tests/conformance/test_credentials.py::test_a_bad_first_message",
+}
 
 
 @pytest.fixture
@@ -192,27 +213,81 @@ def test_a_reload_cannot_open_a_broker_that_was_not(write: Write) -> None:
 
 
 def test_every_bound_names_its_unit_and_every_setting_is_described() -> None:
-    counts = (
-        "messages",
-        "connections",
-        "filters_per_session",
-        "topic_levels",
-        "topic_alias",
-        "inflight",
-        "pending",
-        "packets",
-        "threads",
-        "entries",
-        "characters",
-    )
+    # what the standard, or the bound's neighbour in the table, calls so
+    standard = {
+        "receive_maximum", "inflight_max", "handoff_pending_max", "auth_pending_max", "half_open_per_address_max",
+    }  # fmt: skip
+    units = {"aliases", "minute", "second", "levels", "properties", "walks", "subscriptions", "filters", "characters"}
     for name, field in config.Limits.model_fields.items():
-        unit = any(word in name for word in ("bytes", "seconds", "microseconds", "lines_per_second", *counts))
-        assert unit or name == "receive_maximum", name
+        assert isinstance(field.json_schema_extra, dict)
+        unit = str(field.json_schema_extra["unit"]).split()[-1]
+        assert unit in name or unit in units or name in standard, name
         assert field.description
+        assert field.json_schema_extra["beyond"]
     for name, field in Settings.model_fields.items():
         assert field.description or name in config.TABLES
     for path, field in config.leaves():
         assert field.description, path
+
+
+def test_the_counter_of_every_bound_exists() -> None:
+    """Only the log knows of a worker that hangs, of one that is killed at the end, and of lines it leaves out."""
+    events = {"worker_hung", "workers_killed_stopping", "log_suppressed"}
+    for name, field in config.Limits.model_fields.items():
+        assert isinstance(field.json_schema_extra, dict)
+        kind, _, counter = str(field.json_schema_extra["counter"]).rpartition(" ")
+        if kind == "log":
+            assert counter in events, name
+        elif counter:
+            assert counter in NAMES, name
+        else:
+            assert name in ("share_large_bytes", "session_expiry_seconds_default_v3", "topic_alias_out_max"), name
+
+
+def test_every_bound_has_a_scenario_that_reaches_it() -> None:
+    assert SCENARIOS.keys() | ELSEWHERE.keys() == set(config.Limits.model_fields)
+    for limit, place in ELSEWHERE.items():
+        path, _, function = place.partition("::")
+        assert f"def {function}(" in (ROOT / path).read_text(), f"{limit}: {place} is gone"
+
+
+def test_queue_rules(write: Write) -> None:
+    text = """
+[[queue]]
+filter = "alarm/#"
+full = "hold"
+messages_max = 500
+[[queue]]
+filter = "telemetry/+/fast"
+full = "drop_oldest"
+"""
+    first, second = load(write(text)).queue
+    assert (first.filter, first.full, first.messages_max, first.bytes_max) == ("alarm/#", "hold", 500, None)
+    assert second.full == "drop_oldest"
+    assert errors(write('[[queue]]\nfilter = "a/#/b"\nfull = "hold"\n')) == [
+        "queue.filter: 'a/#/b' (of table 1): # must be the last level, and all of it"
+    ]
+    assert errors(write('[[queue]]\nfilter = "a"\nfull = "wait"\n'))[0].startswith("queue.full: input should be")
+    assert errors(None, {"MQTTD_QUEUE": "x"})[0].startswith("MQTTD_QUEUE: no such setting")
+
+
+@pytest.mark.parametrize(
+    ("rule", "subscribed", "covered"),
+    [
+        ("a", "a", True), ("a", "b", False), ("a/#", "a", True), ("a/#", "a/b", True), ("a/#", "a/+/c", True),
+        ("a/#", "a/#", True), ("a/#", "#", False), ("a/#", "+/b", False), ("a/+", "a/b", True), ("a/+", "a/+", True),
+        ("a/+", "a/#", False), ("a/+", "a", False), ("a/+", "a/b/c", False), ("#", "a/b", True), ("#", "$SYS/x", False),
+        ("+/x", "$SYS/x", False), ("a/b", "a/+", False),
+    ],
+)  # fmt: skip
+def test_a_queue_rule_covers_what_matches_nothing_else(rule: str, subscribed: str, covered: bool) -> None:
+    assert covers(rule.encode(), subscribed.encode()) is covered
+
+
+def test_the_first_queue_rule_in_order_decides() -> None:
+    rules = [b"a/+", b"b/#", b"#"]
+    assert [first_rule(rules, text) for text in (b"a/x", b"b/x", b"c", b"$SYS/x")] == [1, 2, 3, 0]
+    assert first_rule([], b"a") == 0
 
 
 def test_the_documentation_has_the_tables_of_today() -> None:

@@ -1,0 +1,49 @@
+"""Which [[queue]] rule decides what happens when a session's queue is full.
+
+A session has one queue, so it has one rule: the first one, in the order of the configuration, that covers one of its
+subscriptions; none: `queue_full`, `queue_messages_max` and `queue_bytes_max`. A rule covers a subscription when its
+Topic Filter matches whatever the subscription's can match (`alarm/#` covers `alarm/+/smoke`, not `#`).
+
+Messages that concern one session alone (retained ones it asked for, shares of a group) are not under a rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["covers", "first_rule", "wrong_with"]
+
+
+def wrong_with(filter: str) -> str:
+    """Why this is no Topic Filter for a rule [MQTT-4.7.1-1, 4.7.1-2], or an empty text."""
+    levels = filter.split("/")
+    if "\0" in filter:
+        return "contains U+0000"
+    if any("#" in level for level in levels[:-1]) or ("#" in levels[-1] and levels[-1] != "#"):
+        return "# must be the last level, and all of it"
+    if any("+" in level and level != "+" for level in levels):
+        return "+ must be a whole level"
+    if levels[0] == "$share":
+        return "shares of a group are not under a rule"
+    return ""
+
+
+def covers(rule: bytes, subscribed: bytes) -> bool:
+    """Whether every topic that `subscribed` matches is matched by `rule` (both valid Topic Filters)."""
+    wide, narrow = rule.split(b"/"), subscribed.split(b"/")
+    if wide[0] in (b"#", b"+") and narrow[0][:1] == b"$":  # [MQTT-4.7.2-1]
+        return False
+    for at, level in enumerate(wide):
+        if level == b"#":
+            return True
+        if at == len(narrow):
+            return False
+        if narrow[at] == b"#" or (level != b"+" and level != narrow[at]):
+            return False
+    # `a/#` matches `a` as well
+    return len(narrow) == len(wide)
+
+
+def first_rule(rules: Sequence[bytes], subscribed: bytes) -> int:
+    """The number, from 1, of the first rule that covers this subscription; 0: none does."""
+    return next((number for number, rule in enumerate(rules, 1) if covers(rule, subscribed)), 0)

@@ -1,0 +1,68 @@
+"""Two devices with one client id: each connects, takes the other's session over, and is thrown out in turn.
+
+A client id may change hands takeovers_per_minute_max times a minute (those of one minute may come at once). Beyond that
+the newer one is refused, for 1 s at first and twice as long each time that the fight goes on, 60 s at most; the older
+one keeps its connection. A minute without a refusal, and all is forgotten.
+"""
+
+from __future__ import annotations
+
+__all__ = ["Takeovers"]
+
+_WAIT_SECONDS_FIRST = 1.0
+_WAIT_SECONDS_MAX = 60.0
+_MINUTE = 60.0
+_FIGHTS_MAX = 10_000
+"""Client ids that are remembered; beyond, the one whose last take-over was longest ago is forgotten."""
+
+
+class _Fight:
+    __slots__ = ("at", "left", "until", "wait")
+
+    def __init__(self, left: float, at: float) -> None:
+        self.left = left  # take-overs it may have now
+        self.at = at  # when that was reckoned
+        self.wait = 0.0  # how long the last refusal was for
+        self.until = 0.0  # end of the last refusal
+
+
+class Takeovers:
+    """The take-overs of one worker's client ids. Times are seconds of any monotonic clock."""
+
+    def __init__(self) -> None:
+        self._fights: dict[str, _Fight] = {}
+
+    def __len__(self) -> int:
+        return len(self._fights)
+
+    def refused_seconds(self, client_id: str, per_minute: int, now: float) -> float:
+        """A take-over is asked for: 0.0, it may take place; else for how much longer it is refused."""
+        if not per_minute:
+            return 0.0
+        fight = self._fights.pop(client_id, None)
+        if fight is None:
+            if len(self._fights) >= _FIGHTS_MAX:
+                del self._fights[next(iter(self._fights))]
+            fight = _Fight(per_minute, now)
+        self._fights[client_id] = fight  # the last one in order
+        if now < fight.until:
+            return fight.until - now
+        if now - fight.until > max(_MINUTE, fight.wait):
+            fight.wait = 0.0
+        fight.left = min(per_minute, fight.left + (now - fight.at) * per_minute / _MINUTE)
+        fight.at = now
+        if fight.left >= 1.0:
+            fight.left -= 1.0
+            return 0.0
+        fight.wait = min(_WAIT_SECONDS_MAX, max(_WAIT_SECONDS_FIRST, fight.wait * 2))
+        fight.until = now + fight.wait
+        return fight.wait
+
+    def forget_old(self, per_minute: int, now: float) -> None:
+        """Called now and then: fights that have ended take no memory."""
+        for client_id, fight in list(self._fights.items()):
+            if now < fight.until + fight.wait or now - fight.at < _MINUTE:
+                break  # those behind it are younger
+            del self._fights[client_id]
+        if not per_minute:
+            self._fights.clear()

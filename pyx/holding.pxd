@@ -1,0 +1,48 @@
+# cython: language_level=3
+"""Publishers that are made to wait: see the .pyx."""
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from pyx.connection cimport Connection, Pace
+from pyx.routing cimport Routing
+from pyx.session cimport Session
+from pyx.subscriptions cimport Matches
+
+
+cdef enum Verdict:
+    TAKEN = 0
+    HELD = 1                        # not yet: leave it where it is; the connection is paused and will be brought back
+    REFUSED = 2                     # it has waited for long enough: no custody
+
+
+cdef enum SessionHold:              # Session.hold
+    NO_HOLD = 0
+    HOLDING = 1                     # its queue is full, its publishers wait
+    GIVEN_UP = 2                    # they have waited for long enough: what comes is dropped until the queue has shrunk
+
+
+cdef class Holding(Routing):
+    cdef readonly uint32_t guarded  # what has to be asked before a publish is routed; 0 = nothing
+    cdef list made_to_wait          # connections
+    cdef object held_timer          # TimerCall or None
+    cdef dict holds                 # filter text -> bits of the workers that have a full session with that filter
+    cdef dict own_holds             # filter text -> number of such sessions here
+    cdef dict full_sessions         # sessions with a hold, given up or not, in order: Session -> None
+    cdef uint64_t memory_full       # bits of the workers at worker_memory_bytes_max
+
+    cdef int judge(self, Connection conn, Session s, uint8_t qos, bint retain, Matches* m, uint32_t size) except -1
+    cdef int hold_back(self, Connection conn, Session s, bint* counted, int counter) except -1
+    cdef Pace* pace_of(self, Connection conn) except NULL
+    cdef bint may_publish(self, Pace* pace) noexcept
+    cdef bint meets_memory(self, Matches* m, bint retain) noexcept
+    cdef int start_timer(self) except -1
+    cdef int release_held(self) except -1
+    cdef int guard_if(self, uint32_t what, bint on) except -1
+    cdef int flag(self, int worker, bytes text, bint held) except -1
+    cdef int begin_hold(self, Session s) except -1
+    cdef int give_up(self, Session s, uint64_t messages, uint64_t size) except -1
+    cdef int end_hold(self, Session s) except -1
+    cdef int unflag(self, Session s) except -1
+
+    # implemented by Backlog
+    cdef int check_hold(self, Session s) except -1
+    cdef int let_go(self, Session s) except -1

@@ -1,0 +1,271 @@
+"""Publishers that are made to wait, because they publish too fast, because a session whose queue is full wants them to
+(queue_full = "hold"), or because a worker has used up its memory.
+
+One mechanism for all three: the PUBLISH is not taken. It stays in front of the connection's inbox, the connection is
+not read, and so neither its PUBACK nor its PUBREC is due; the next look at it (in 100 ms, or when the reason ends) asks
+again. So nothing is half done while it waits: no link ack is held, no sibling waits, and nothing can lock.
+
+Hold, the life of a session's queue:
+
+    fits --full--> HOLDING --hold_ms_max--> GIVEN_UP: what comes is dropped
+     ^                | shrunk by a quarter     | shrunk by a quarter
+     +----------------+-------------------------+
+
+The filters of a session that is HOLDING are flagged, here and (by a word of the broker's) at every sibling; a publish
+at QoS 1 or 2 that matches a flagged filter waits. What was under way when the flag was raised is still taken: the queue
+may grow to twice its bound and HOLD_ROOM messages, and only beyond that it drops. A session whose own connection is
+made to wait cannot answer what it was sent: it gives up at once, so that two clients that publish to each other never
+wait for each other. A sibling that goes away takes its flags with it.
+
+A publisher waits for one publish at most hold_ms_max, whoever it waits for.
+"""
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdint cimport int64_t
+from libc.stdlib cimport calloc
+
+from pyx import counters as count
+from pyx.subscriptions cimport Filter, Membership, filter_text
+
+cdef enum:
+    GUARD_RATE = 1
+    GUARD_HOLDS = 2
+    GUARD_MEMORY = 4
+    LOOK_AGAIN_MS = 100
+
+
+cdef class Holding(Routing):
+    """Judges publishes before they are routed."""
+
+    def __cinit__(self, *_):
+        self.made_to_wait = []
+        self.held_timer = None
+        self.holds = {}
+        self.own_holds = {}
+        self.full_sessions = {}
+        self.limits_changed()
+
+    def limits_changed(self):
+        """After the limits were set anew."""
+        self.guard_if(GUARD_RATE, self.limits.publish_per_second_max or self.limits.publish_bytes_per_second_max)
+
+    cdef int guard_if(self, uint32_t what, bint on) except -1:
+        if on:
+            self.guarded |= what
+        elif self.guarded & what:
+            self.guarded &= ~what
+            self.release_held()
+        return 0
+
+    # ------------------------------------------------------------ one publish
+
+    cdef int judge(self, Connection conn, Session s, uint8_t qos, bint retain, Matches* m, uint32_t size) except -1:
+        cdef Pace* pace = self.pace_of(conn)
+        cdef uint32_t i
+        cdef bint waited = pace.since and self.now_ms - pace.since >= self.limits.hold_ms_max
+        if self.guarded & GUARD_RATE and not self.may_publish(pace):
+            return self.hold_back(conn, s, &pace.too_fast, count.PUBLISH_RATE_HELD)
+        if qos and self.guarded & GUARD_HOLDS and not waited:
+            for i in range(m.count):
+                if m.filters[i].held:
+                    if pace.since == 0:
+                        pace.since = self.now_ms
+                    return self.hold_back(conn, s, &pace.waits, count.QUEUE_FULL_HELD)
+        if qos and self.guarded & GUARD_MEMORY and self.meets_memory(m, retain):
+            if waited:
+                pace.since = 0
+                pace.waits = False
+                self.counters.at[count.MEMORY_REFUSED] += 1
+                return REFUSED
+            if pace.since == 0:
+                pace.since = self.now_ms
+            return self.hold_back(conn, s, &pace.waits, count.MEMORY_HELD)
+        pace.since = 0
+        pace.too_fast = pace.waits = False
+        pace.messages -= 1000
+        pace.bytes -= 1000 * <int64_t>size
+        return TAKEN
+
+    cdef Pace* pace_of(self, Connection conn) except NULL:
+        if conn.pace == NULL:
+            conn.pace = <Pace*>calloc(1, sizeof(Pace))
+            if conn.pace == NULL:
+                raise MemoryError
+        return conn.pace
+
+    cdef bint may_publish(self, Pace* pace) noexcept:
+        # two buckets of one second's worth each, in thousandths; bytes may go below zero, so that a packet larger than
+        # a second's worth gets through
+        cdef int64_t messages = 1000 * <int64_t>self.limits.publish_per_second_max
+        cdef int64_t size = 1000 * <int64_t>self.limits.publish_bytes_per_second_max
+        cdef int64_t passed = <int64_t>(self.now_ms - pace.at)
+        if pace.at == 0 or passed > 3_600_000:
+            pace.messages = messages
+            pace.bytes = size
+        else:
+            pace.messages = min(messages, pace.messages + passed * self.limits.publish_per_second_max)
+            pace.bytes = min(size, pace.bytes + passed * self.limits.publish_bytes_per_second_max)
+        pace.at = self.now_ms
+        return (messages == 0 or pace.messages >= 1000) and (size == 0 or pace.bytes > 0)
+
+    cdef bint meets_memory(self, Matches* m, bint retain) noexcept:
+        cdef uint32_t i
+        cdef uint64_t workers = 0
+        for i in range(m.count):
+            workers |= m.filters[i].siblings
+            if m.filters[i].plain.count or m.filters[i].groups != NULL:
+                workers |= <uint64_t>1 << self.worker
+        if retain:
+            workers |= <uint64_t>1 << self.worker
+        return workers & self.memory_full != 0
+
+    cdef int hold_back(self, Connection conn, Session s, bint* counted, int counter) except -1:
+        if not counted[0]:
+            counted[0] = True
+            self.counters.at[counter] += 1
+        conn.paused = True
+        if not conn.pace.listed:
+            conn.pace.listed = True
+            self.made_to_wait.append(conn)
+        self.start_timer()
+        if s.hold == HOLDING:
+            # it cannot answer what it was sent while we do not read it
+            self.let_go(s)
+        return HELD
+
+    cdef int start_timer(self) except -1:
+        if self.held_timer is None:
+            self.held_timer = self.timers.call(self.now_ms + LOOK_AGAIN_MS, self.ask_held_again)
+        return 0
+
+    def ask_held_again(self):
+        """Ask again for every connection that waits, and whether the sessions they wait for still want it."""
+        cdef Session s
+        self.held_timer = None
+        for s in list(self.full_sessions):
+            if s.hold == HOLDING:
+                self.check_hold(s)
+                if s.hold == HOLDING:
+                    self.start_timer()
+        self.release_held()
+
+    cdef int release_held(self) except -1:
+        cdef Connection conn
+        cdef list held = self.made_to_wait
+        if held:
+            self.made_to_wait = []
+            for conn in held:
+                conn.pace.listed = False
+            self.resumed.extend(held)
+        return 0
+
+    # ------------------------------------------------------------ sessions whose queue is full
+
+    cdef int flag(self, int worker, bytes text, bint held) except -1:
+        cdef uint64_t workers = self.holds.get(text, 0)
+        cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
+        if held:
+            workers |= <uint64_t>1 << worker
+        else:
+            workers &= ~(<uint64_t>1 << worker)
+        if workers and f != NULL:
+            self.holds[text] = workers
+        else:
+            self.holds.pop(text, None)
+        if f != NULL:
+            f.held = workers != 0
+        self.guard_if(GUARD_HOLDS, len(self.holds) != 0)
+        if not held:
+            self.release_held()
+        return 0
+
+    cdef int begin_hold(self, Session s) except -1:
+        cdef uint32_t i
+        cdef Membership* e
+        cdef bytes text
+        cdef list texts = []
+        s.hold = HOLDING
+        s.hold_since = self.now_ms
+        self.full_sessions[s] = None
+        self.counters.at[count.QUEUES_HELD] += 1
+        for i in range(s.own.count):
+            e = &s.own.items[i]
+            if e.group == NULL and (e.filter.plain.items[e.index].slot_options >> 24) & 3:
+                text = PyBytes_FromStringAndSize(filter_text(e.filter), e.filter.length)
+                texts.append(text)
+                self.own_holds[text] = self.own_holds.get(text, 0) + 1
+                if self.own_holds[text] == 1:
+                    self.flag(self.worker, text, True)
+                    self.handler.hold_changed(text, True)
+        s.hold_filters = texts
+        self.start_timer()
+        self.handler.queue_held(s)
+        return 0
+
+    cdef int unflag(self, Session s) except -1:
+        cdef bytes text
+        for text in s.hold_filters or ():
+            self.own_holds[text] -= 1
+            if self.own_holds[text] == 0:
+                del self.own_holds[text]
+                self.flag(self.worker, text, False)
+                self.handler.hold_changed(text, False)
+        s.hold_filters = None
+        return 0
+
+    cdef int give_up(self, Session s, uint64_t messages, uint64_t size) except -1:
+        # what it has by now it may keep
+        s.hold = GIVEN_UP
+        s.hold_messages = messages
+        s.hold_bytes = size
+        self.counters.at[count.HOLDS_GIVEN_UP] += 1
+        self.unflag(s)
+        return 0
+
+    cdef int end_hold(self, Session s) except -1:
+        if s.hold == HOLDING:
+            self.unflag(s)
+        s.hold = NO_HOLD
+        s.hold_messages = s.hold_bytes = 0
+        self.full_sessions.pop(s, None)
+        return 0
+
+    cdef int check_hold(self, Session s) except -1:
+        raise NotImplementedError
+
+    cdef int let_go(self, Session s) except -1:
+        raise NotImplementedError
+
+    def held_filters(self):
+        """The Topic Filters of the sessions of this worker whose publishers wait: for a sibling that comes back."""
+        return list(self.own_holds)
+
+    def sibling_holds(self, int peer, bytes text not None, bint held):
+        """A sibling has, or no longer has, a session with that filter whose queue is full."""
+        self.flag(peer, text, held)
+
+    def forget_holds(self, int peer):
+        """A sibling is away or gone: nobody waits for it here."""
+        for text in list(self.holds):
+            if self.holds[text] >> peer & 1:
+                self.flag(peer, text, False)
+        self.set_memory_full(peer, False)
+
+    # ------------------------------------------------------------ memory
+
+    def set_memory_full(self, int worker, bint full):
+        """That worker, this one or a sibling, is at worker_memory_bytes_max, or no longer."""
+        if full:
+            self.memory_full |= <uint64_t>1 << worker
+        else:
+            self.memory_full &= ~(<uint64_t>1 << worker)
+        self.guard_if(GUARD_MEMORY, self.memory_full != 0)
+
+    @property
+    def is_memory_full(self):
+        """This worker is at worker_memory_bytes_max."""
+        return bool(self.memory_full >> self.worker & 1)
+
+    @property
+    def connections_held(self):
+        """Connections that are made to wait."""
+        return len(self.made_to_wait)

@@ -1,0 +1,694 @@
+"""Every bound of broker/limits.py is reached: what the documentation says happens, its counter rises, and the broker
+goes on.
+
+One scenario per field. A field without one, or with one that no longer exists, fails (tests/unit/test_config.py).
+There stand, too, the tests for bounds that only a disturbed host reaches (a worker that is stopped, hangs, or cannot
+follow).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.limits import Limits
+from shards.placement import home
+from tests import wire
+from tests.broker_process import KIND
+from tests.counted import CountedBroker
+from tests.waiting import let_pass, wait_until
+from tests.wire import Client, Closed
+
+pytestmark = pytest.mark.skipif(KIND != "mqttd", reason="bounds and counters are mqttd's own")
+
+SECONDS = 15.0
+
+#: One broker for all bounds that do not stand in each other's way
+TIGHT: dict[str, float] = {
+    "packet_bytes_max": 20_000,
+    "connect_bytes_max": 2_000,
+    "topic_bytes_max": 100,
+    "topic_levels_max": 5,
+    "topic_alias_max": 2,
+    "topic_alias_out_max": 1,
+    "v31_client_id_characters_max": 23,
+    "receive_maximum": 3,
+    "user_properties_max": 5,
+    "user_property_bytes_max": 200,
+    "filters_per_packet_max": 8,
+    "takeovers_per_minute_max": 3,
+    "keep_alive_seconds_max": 60,
+    "session_expiry_seconds_max": 3600,
+    "session_expiry_seconds_default_v3": 1800,
+    "filters_per_session_max": 12,
+    "inflight_max": 4,
+    "queue_messages_max": 20,
+    "tick_connection_bytes_max": 4096,
+    "tick_connection_packets_max": 10,
+    "share_large_bytes": 500,
+    "mesh_coalesce_microseconds_max": 5000,
+    "retained_messages_max": 3,
+}
+
+
+@dataclass
+class Scene:
+    """A broker, and clients that are closed at the end."""
+
+    broker: CountedBroker
+    version: int
+    name: str
+    opened: list[Client] = field(default_factory=list)
+
+    def open(self, version: int = 0) -> Client:
+        """A connection that has said nothing."""
+        self.opened.append(Client(self.broker.address, version or self.version))
+        return self.opened[-1]
+
+    def client(self, client_id: str = "", **options: Any) -> Client:
+        """A connection with its CONNACK."""
+        client = self.open()
+        client.connect(client_id or f"{self.name}x{len(self.opened)}", **options)
+        return client
+
+    def offline(self, *filters: str) -> None:
+        """A session that waits for messages at QoS 1."""
+        options: dict[str, Any] = {"clean": False}
+        if self.version == 5:
+            options["properties"] = {"session_expiry_interval": 600}
+        client = self.client(**options)
+        client.subscribe(*filters, qos=1)
+        client.disconnect()
+
+
+@dataclass
+class Scenario:
+    """How a bound is reached."""
+
+    run: Callable[[Scene], None]
+    versions: tuple[int, ...]
+    workers: tuple[int, ...]
+    limits: dict[str, Any]
+    environment: dict[str, str]
+
+
+SCENARIOS: dict[str, Scenario] = {}
+
+
+def reaches(
+    limit: str,
+    versions: tuple[int, ...] = (4, 5),
+    workers: tuple[int, ...] = (1, 4),
+    environment: dict[str, str] | None = None,
+    **limits: float,
+) -> Callable[[Callable[[Scene], None]], Callable[[Scene], None]]:
+    """Register a scenario; without `limits` it runs against the broker with TIGHT ones."""
+
+    def register(run: Callable[[Scene], None]) -> Callable[[Scene], None]:
+        SCENARIOS[limit] = Scenario(run, versions, workers, limits or TIGHT, environment or {})
+        return run
+
+    return register
+
+
+def cases() -> list[Any]:
+    """(bound, version, workers)."""
+    return [
+        pytest.param(limit, version, workers, id=f"{limit}-v{version}-{workers}")
+        for limit, scenario in SCENARIOS.items()
+        for workers in scenario.workers
+        for version in scenario.versions
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------- packets
+
+
+@reaches("packet_bytes_max")
+def _packet_bytes(scene: Scene) -> None:
+    client = scene.client()
+    client.send(bytes((0x30,)) + wire.varint(20_001))  # its length is enough
+    client.expect_closed(0x95)
+
+
+@reaches("connect_bytes_max")
+def _connect_bytes(scene: Scene) -> None:
+    client = scene.open()
+    will = wire.Will(scene.name, b"x" * 3000)
+    client.send(wire.connect(scene.version, scene.name, will=will))
+    client.expect_refused(0x95)
+    client = scene.open()
+    client.send(bytes((0x10,)) + wire.varint(10_000_000))
+    client.expect_refused(0x95)
+
+
+def _publish_refused(client: Client, topic: str) -> None:
+    if client.version == 5:
+        assert client.publish(topic, b"x", qos=1) == 0x90
+        client.publish(topic, b"x")
+        client.expect_silence()
+    else:
+        client.send(wire.publish(client.version, topic))
+        client.expect_closed()
+
+
+@reaches("topic_bytes_max")
+def _topic_bytes(scene: Scene) -> None:
+    client = scene.client()
+    assert client.subscribe("x" * 101) == (0x8F if scene.version == 5 else 0x80,)
+    assert client.subscribe("x" * 100) == (0,)
+    _publish_refused(client, "x" * 101)
+
+
+@reaches("topic_levels_max")
+def _topic_levels(scene: Scene) -> None:
+    client = scene.client()
+    assert client.subscribe("a/b/c/d/e/f") == (0x8F if scene.version == 5 else 0x80,)
+    assert client.subscribe("a/b/c/d/e") == (0,)
+    _publish_refused(client, "a/b/c/d/e/f")
+
+
+@reaches("topic_alias_max", versions=(5,))
+def _topic_alias(scene: Scene) -> None:
+    client = scene.client()
+    client.publish(scene.name, properties={"topic_alias": 2})
+    client.send(wire.publish(5, scene.name, properties={"topic_alias": 3}))
+    client.expect_closed(0x94)
+
+
+@reaches("topic_alias_out_max", versions=(5,))
+def _topic_alias_out(scene: Scene) -> None:
+    topic = scene.name * 4
+    subscriber, publisher = scene.client(properties={"topic_alias_maximum": 5}), scene.client()
+    subscriber.subscribe(topic)
+    for number in range(20):
+        publisher.publish(topic, b"%d" % number)
+    packets = [subscriber.expect("PUBLISH") for _ in range(20)]
+    assert {packet.properties.get("topic_alias", 1) for packet in packets} == {1}
+
+
+@reaches("v31_client_id_characters_max", versions=(3,))
+def _v31_client_id(scene: Scene) -> None:
+    client = scene.open()
+    client.send(wire.connect(3, "x" * 24))
+    client.expect_refused(2)
+    scene.client("x" * 23)
+
+
+@reaches("receive_maximum", versions=(5,))
+def _receive_maximum(scene: Scene) -> None:
+    client = scene.client()
+    for packet_id in range(1, 5):
+        client.send(wire.publish(5, scene.name, b"x", qos=2, packet_id=packet_id))
+    for packet_id in range(1, 4):
+        client.expect("PUBREC", packet_id=packet_id)
+    client.expect_closed(0x93)
+
+
+@reaches("user_properties_max", versions=(5,))
+def _user_properties(scene: Scene) -> None:
+    many = {"user_property": [("a", str(number)) for number in range(6)]}
+    few = {"user_property": many["user_property"][:5]}
+    client = scene.client(properties=few)
+    client.publish(scene.name, b"x", qos=1, properties=few)
+    client.send(wire.publish(5, scene.name, properties=many))
+    client.expect_closed(0x97)
+    for packet in (
+        wire.subscribe(5, 1, (scene.name, 0), properties=many),
+        wire.disconnect(5, 0, many),
+        wire.ack(5, "PUBACK", 1, 0, many),
+    ):
+        client = scene.client()
+        client.send(packet)
+        client.expect_closed(0x97)
+    for options in ({"properties": many}, {"will": wire.Will(scene.name, b"", properties=many)}):
+        client = scene.open()
+        client.send(wire.connect(5, scene.name, **options))
+        client.expect_refused(0x97)
+
+
+@reaches("user_property_bytes_max", versions=(5,))
+def _user_property_bytes(scene: Scene) -> None:
+    client = scene.client()
+    client.publish(scene.name, properties={"user_property": [("a", "x" * 199)]})
+    client.send(wire.publish(5, scene.name, properties={"user_property": [("a", "x" * 200)]}))
+    client.expect_closed(0x97)
+
+
+@reaches("filters_per_packet_max")
+def _filters_per_packet(scene: Scene) -> None:
+    filters = [f"{scene.name}/{number}" for number in range(9)]
+    client = scene.client()
+    assert client.subscribe(*filters[:8]) == (0,) * 8
+    client.send(wire.unsubscribe(scene.version, 77, *filters))
+    client.expect_closed(0x97)
+    client = scene.client()
+    client.send(wire.subscribe(scene.version, 77, *((text, 0) for text in filters)))
+    client.expect_closed(0x97)
+
+
+# ------------------------------------------------------------------------------------------------ connections
+
+
+def _closed_at_once(clients: list[Client]) -> int:
+    # how many of these were closed although they said nothing
+    closed = 0
+    for client in clients:
+        with suppress(TimeoutError):
+            try:
+                client.read(0.05)
+            except Closed:
+                closed += 1
+    return closed
+
+
+def _serves_again(scene: Scene) -> None:
+    def connected() -> bool:
+        try:
+            scene.client().close()
+        except (Closed, AssertionError):
+            return False
+        return True
+
+    wait_until(connected, SECONDS, "a client is served")
+
+
+@reaches("connections_max", connections_max=4)
+def _connections(scene: Scene) -> None:
+    clients = [scene.open() for _ in range(12)]
+    answers = []
+    for number, client in enumerate(clients):
+        client.send(wire.connect(scene.version, f"{scene.name}x{number}"))
+        answers.append(client.read().reason)
+    assert set(answers) == {0, 0x97 if scene.version == 5 else 3}
+    assert 1 <= answers.count(0) <= 4
+    assert scene.broker.logged("connections_max_reached")
+    for client in clients:
+        client.close()
+    _serves_again(scene)
+
+
+@reaches("connect_seconds_max", versions=(4,), connect_seconds_max=0.5)
+def _connect_seconds(scene: Scene) -> None:
+    silent, slow = scene.open(), scene.open()
+    slow.send(wire.connect(4, scene.name)[:5])
+    silent.expect_closed()
+    slow.expect_closed()
+
+
+@reaches("half_open_per_address_max", versions=(4,), half_open_per_address_max=2)
+def _half_open(scene: Scene) -> None:
+    most = 2 * scene.broker.workers
+    clients = [scene.open() for _ in range(30)]
+    wait_until(lambda: scene.broker.counter("half_open_refused") >= 30 - most, SECONDS, "beyond the bound: refused")
+    assert _closed_at_once(clients) >= 30 - most
+    for client in clients:
+        client.close()
+    _serves_again(scene)
+    for _ in range(20):  # who has said CONNECT counts no more
+        scene.client()
+
+
+@reaches("connections_per_address_per_second_max", versions=(4,), connections_per_address_per_second_max=8)
+def _connection_rate(scene: Scene) -> None:
+    clients = [scene.open() for _ in range(60)]
+    wait_until(lambda: scene.broker.counter("connection_rate_refused") >= 30, SECONDS, "most came too fast")
+    assert _closed_at_once(clients) >= 30
+    _serves_again(scene)
+
+
+@reaches("takeovers_per_minute_max")
+def _takeovers(scene: Scene) -> None:
+    clients = [scene.client(scene.name) for _ in range(4)]
+    for _ in range(2):
+        newer = scene.open()
+        newer.send(wire.connect(scene.version, scene.name))
+        newer.expect_refused(0x97 if scene.version == 5 else 3)
+    clients[-1].expect_silence()
+    [first, *_] = [line for line in scene.broker.logged("takeover_refused") if line["client"] == scene.name]
+    old = "{}:{}".format(*clients[-1].socket.getsockname())
+    assert first["address_connected"] == old
+    assert first["address"].startswith("127.0.0.1:")
+    assert first["address"] != old
+
+
+@reaches("keep_alive_seconds_max", versions=(5,))
+def _keep_alive(scene: Scene) -> None:
+    assert scene.client(keep_alive=100).connack.properties["server_keep_alive"] == 60
+    assert scene.client(keep_alive=0).connack.properties["server_keep_alive"] == 60
+    assert "server_keep_alive" not in scene.client(keep_alive=59).connack.properties
+
+
+def _publish_through(scene: Scene, count: int, payload: bytes) -> None:
+    client = scene.client()
+    client.send(*(wire.publish(scene.version, scene.name, payload, qos=1, packet_id=n + 1) for n in range(count)))
+    for number in range(count):
+        client.expect("PUBACK", packet_id=number + 1)
+    client.expect_silence()
+
+
+@reaches("publish_per_second_max", publish_per_second_max=20)
+def _publish_rate(scene: Scene) -> None:
+    _publish_through(scene, 40, b"x")
+
+
+@reaches("publish_bytes_per_second_max", publish_bytes_per_second_max=10_000)
+def _publish_bytes_rate(scene: Scene) -> None:
+    _publish_through(scene, 3, b"x" * 8000)
+
+
+@reaches("outbox_bytes_max", versions=(4,), outbox_bytes_max=4096)
+def _outbox(scene: Scene) -> None:
+    subscriber, publisher = scene.client(), scene.client()
+    subscriber.subscribe(scene.name)
+    publisher.send(*[wire.publish(4, scene.name, b"x" * 16_000)] * 1000)
+    wait_until(lambda: scene.broker.counter("dropped_outbox_full"), SECONDS, "drops")
+    publisher.expect_silence()
+
+
+@reaches("share_large_bytes")
+def _share_large(scene: Scene) -> None:
+    subscriber, publisher = scene.client(), scene.client()
+    subscriber.subscribe(scene.name)
+    for size in (499, 500, 501):
+        publisher.publish(scene.name, b"x" * size)
+        subscriber.receive(scene.name, b"x" * size)
+
+
+# --------------------------------------------------------------------------------------------------- sessions
+
+
+@reaches("session_expiry_seconds_max", versions=(5,))
+def _session_expiry(scene: Scene) -> None:
+    client = scene.client(properties={"session_expiry_interval": 7200})
+    assert client.connack.properties["session_expiry_interval"] == 3600
+
+
+@reaches("session_expiry_seconds_default_v3", versions=(4,), workers=(1,), session_expiry_seconds_default_v3=1)
+def _session_expiry_v3(scene: Scene) -> None:
+    scene.client(scene.name, clean=False).disconnect()
+    wait_until(lambda: scene.broker.counter("sessions_expired"), SECONDS, "the session has expired")
+    assert not scene.client(scene.name, clean=False).connack.session_present
+
+
+@reaches("filters_per_session_max")
+def _filters_per_session(scene: Scene) -> None:
+    client = scene.client()
+    for part in (0, 6):
+        client.subscribe(*(f"{scene.name}/{part + number}" for number in range(6)))
+    assert client.subscribe(scene.name) == (0x97 if scene.version == 5 else 0x80,)
+    client.unsubscribe(f"{scene.name}/0")
+    assert client.subscribe(scene.name) == (0,)
+
+
+@reaches("filters_max", workers=(1,), filters_max=5)
+def _filters(scene: Scene) -> None:
+    clients = [scene.client() for _ in range(6)]
+    codes = [client.subscribe(scene.name)[0] for client in clients]
+    assert codes == [0] * 5 + [0x97 if scene.version == 5 else 0x80]
+    clients[0].disconnect()
+    wait_until(lambda: scene.broker.counter("subscriptions") == 4, SECONDS, "one has left")
+    assert clients[5].subscribe(scene.name) == (0,)
+    for client in clients[1:]:
+        client.disconnect()
+    wait_until(lambda: scene.broker.counter("subscriptions") == 0, SECONDS, "all have left")
+
+
+@reaches("inflight_max")
+def _inflight(scene: Scene) -> None:
+    subscriber, publisher = scene.client(), scene.client()
+    subscriber.subscribe((scene.name, 1))
+    for number in range(6):
+        publisher.publish(scene.name, b"%d" % number, qos=1)
+    first = [subscriber.expect("PUBLISH", payload=b"%d" % number) for number in range(4)]
+    subscriber.expect_silence()
+    for packet in first:
+        subscriber.ack("PUBACK", packet.packet_id)
+    subscriber.receive(scene.name, b"4")
+    subscriber.receive(scene.name, b"5")
+
+
+@reaches("queue_messages_max")
+def _queue_messages(scene: Scene) -> None:
+    scene.offline(scene.name)
+    publisher = scene.client()
+    for number in range(60):
+        publisher.publish(scene.name, b"%d" % number, qos=1)
+
+
+@reaches("queue_bytes_max", queue_bytes_max=10_000)
+def _queue_bytes(scene: Scene) -> None:
+    scene.offline(scene.name)
+    publisher = scene.client()
+    for _ in range(30):
+        publisher.publish(scene.name, b"x" * 1000, qos=1)
+
+
+@reaches("hold_seconds_max", environment={"MQTTD_QUEUE_FULL": "hold"}, hold_seconds_max=0.5, queue_messages_max=10)
+def _hold(scene: Scene) -> None:
+    scene.offline(scene.name)
+    publisher = scene.client()
+    for number in range(40):
+        publisher.publish(scene.name, b"%d" % number, qos=1)
+    held = sum(scene.broker.counter(name) for name in ("queues_held", "queue_full_held"))
+    assert held >= 2
+
+
+@reaches("retained_walks_per_session_max", retained_walks_per_session_max=1)
+def _retained_walks(scene: Scene) -> None:
+    publisher = scene.client()
+    for number in range(600):
+        publisher.publish(f"{scene.name}/{number}", b"%d" % number, retain=True)
+    publisher.publish(scene.name, qos=1)
+    subscriber = scene.client()
+    subscriber.subscribe(f"{scene.name}/#", f"{scene.name}/+", f"+/{0}")
+    expected = {b"%d" % number: 2 for number in range(600)} | {b"0": 3}
+    while expected:
+        packet = subscriber.await_packet("PUBLISH")
+        assert packet.retain
+        expected[packet.payload] -= 1
+        if not expected[packet.payload]:
+            del expected[packet.payload]
+    subscriber.expect_silence()
+    for number in range(600):
+        publisher.publish(f"{scene.name}/{number}", retain=True)
+    publisher.publish(scene.name, qos=1)
+
+
+@reaches("retained_messages_max")
+def _retained_messages(scene: Scene) -> None:
+    publisher = scene.client()
+    topics = [f"{scene.name}/{number}" for number in range(10 * scene.broker.workers)]
+    for topic in topics:
+        publisher.publish(topic, b"x", qos=1, retain=True)
+    wait_until(
+        lambda: scene.broker.counter("retained_messages") <= 3 * scene.broker.workers, SECONDS, "within the bound"
+    )
+    assert scene.broker.logged("retained_full")
+    for topic in topics:
+        publisher.publish(topic, qos=1, retain=True)
+    wait_until(lambda: not scene.broker.counter("retained_messages"), SECONDS, "cleared")
+    assert not scene.broker.counter("retained_bytes")
+
+
+@reaches("retained_bytes_max", workers=(1,), retained_bytes_max=5_000)
+def _retained_bytes(scene: Scene) -> None:
+    publisher = scene.client()
+    for number in range(10):
+        publisher.publish(f"{scene.name}/{number}", b"x" * 1000, qos=1, retain=True)
+    assert scene.broker.counter("retained_bytes") <= 5_000
+    for number in range(10):
+        publisher.publish(f"{scene.name}/{number}", qos=1, retain=True)
+    assert not scene.broker.counter("retained_bytes")
+
+
+@reaches("worker_memory_bytes_max", worker_memory_bytes_max=1_000_000, hold_seconds_max=0.5)
+def _memory(scene: Scene) -> None:
+    wait_until(lambda: len(scene.broker.logged("memory_full")) == scene.broker.workers, SECONDS, "all have noticed")
+    client = scene.open()
+    client.send(wire.connect(scene.version, scene.name))
+    client.expect_refused(0x97 if scene.version == 5 else 3)
+
+
+# ---------------------------------------------------------------------------------------------------- fairness
+
+
+@reaches("tick_connection_bytes_max", versions=(4,))
+def _tick_bytes(scene: Scene) -> None:
+    before = scene.broker.counter("recv_calls")
+    client = scene.client()
+    client.send(*[wire.publish(4, scene.name, b"x" * 1000)] * 30)
+    client.expect_silence()
+    assert scene.broker.counter("recv_calls") - before >= 30_000 // 4096
+
+
+@reaches("tick_connection_packets_max")
+def _tick_packets(scene: Scene) -> None:
+    client = scene.client()
+    client.send(wire.PINGREQ * 50)
+    for _ in range(50):
+        client.expect("PINGRESP")
+
+
+def _ids(workers: int, prefix: str) -> tuple[str, str]:
+    # two client ids with different homes
+    names = [f"{prefix}y{number}" for number in range(64)]
+    other = next(each for each in names if home(each, workers) != home(names[0], workers))
+    return names[0], other
+
+
+@reaches("tick_peer_bytes_max", versions=(4,), workers=(4,), tick_peer_bytes_max=65_536)
+def _tick_peer(scene: Scene) -> None:
+    one, other = _ids(4, scene.name)
+    subscriber, publisher = scene.client(one), scene.client(other)
+    subscriber.subscribe(scene.name)
+    publisher.send(*[wire.publish(4, scene.name, b"%05d" % number + b"x" * 7000) for number in range(120)])
+    for number in range(120):
+        assert subscriber.expect("PUBLISH").payload[:5] == b"%05d" % number
+
+
+@reaches("mesh_coalesce_microseconds_max", versions=(4,), workers=(4,))
+def _coalesce(scene: Scene) -> None:
+    one, other = _ids(4, scene.name)
+    subscriber, publisher = scene.client(one), scene.client(other)
+    subscriber.subscribe(scene.name)
+    for number in range(3):
+        publisher.publish(scene.name, b"%d" % number)
+        subscriber.receive(scene.name, b"%d" % number)
+
+
+# --------------------------------------------------------------------------------------------------- hand-offs
+
+
+def _connect_to_a_stopped_home(scene: Scene, counter: str) -> None:
+    away = scene.broker.counter("peers_away")
+    pid = scene.broker.worker_pids()[home(scene.name, 4)]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: scene.broker.counter("peers_away") >= away + 3, SECONDS, "its siblings have noticed")
+        for _ in range(16):  # some are accepted by the stopped one
+            scene.open().send(wire.connect(scene.version, scene.name))
+        wait_until(lambda: scene.broker.counter(counter), SECONDS, "refused")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    _serves_again(scene)
+
+
+@reaches("handoff_seconds_max", versions=(5,), workers=(4,), handoff_seconds_max=0.3, link_silence_seconds_max=0.3)
+def _handoff_seconds(scene: Scene) -> None:
+    _connect_to_a_stopped_home(scene, "handoff_timeouts")
+
+
+@reaches("handoff_pending_max", versions=(5,), workers=(4,), handoff_pending_max=1, link_silence_seconds_max=0.3)
+def _handoff_pending(scene: Scene) -> None:
+    _connect_to_a_stopped_home(scene, "handoffs_refused")
+
+
+@reaches("log_lines_per_second_max", versions=(4,), workers=(1,), log_lines_per_second_max=1)
+def _log_lines(scene: Scene) -> None:
+    for _ in range(10):
+        scene.client().disconnect()
+    wait_until(lambda: scene.broker.logged("log_suppressed"), SECONDS, "it is said how many lines are missing")
+
+
+# --------------------------------------------------------------------------------------------------- the tests
+
+
+@pytest.fixture(scope="module")
+def brokers() -> Iterator[Callable[[Scenario, int], CountedBroker]]:
+    """The broker of a scenario; scenarios with the same bounds share one."""
+    running: dict[Any, CountedBroker] = {}
+
+    def find(scenario: Scenario, workers: int) -> CountedBroker:
+        key = (workers, *sorted(scenario.limits.items()), *sorted(scenario.environment.items()))
+        if key not in running:
+            broker = CountedBroker(workers, environment=scenario.environment, **scenario.limits)
+            running[key] = broker.start()
+        return running[key]
+
+    yield find
+    for broker in running.values():
+        status, said = broker.stop(), broker.stderr()
+        broker.forget()
+        assert status == 0, said[-20000:]
+        assert "Traceback" not in said, said[-20000:]
+
+
+def counter_of(limit: str) -> str:
+    """Its counter, or an empty text where there is none."""
+    extra = Limits.model_fields[limit].json_schema_extra
+    assert isinstance(extra, dict)
+    kind, _, name = str(extra["counter"]).rpartition(" ")
+    return "" if kind == "log" else name
+
+
+@pytest.mark.parametrize(("limit", "version", "many"), cases())
+def test_a_bound_is_reached_counted_and_survived(
+    limit: str, version: int, many: int, name: str, brokers: Callable[[Scenario, int], CountedBroker]
+) -> None:
+    scenario = SCENARIOS[limit]
+    broker = brokers(scenario, many)
+    counter = counter_of(limit)
+    before = broker.counter(counter) if counter else 0
+    scene = Scene(broker, version, name)
+    try:
+        scenario.run(scene)
+        if counter:
+            wait_until(lambda: broker.counter(counter) > before, SECONDS, f"{counter} has risen")
+    finally:
+        for client in scene.opened:
+            # no connection of one scenario is still open in the next
+            with suppress(OSError):
+                client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+    assert broker.alive()
+    assert broker.counter("internal_errors") == 0
+    wait_until(lambda: broker.counter("connections") == 0, SECONDS, "all connections are gone")
+
+
+def test_memory_that_has_room_again(tmp_path: Path, name: str) -> None:
+    """At worker_memory_bytes_max: publishers at QoS 1 wait, then are refused; QoS 0 goes on; sessions may come back.
+    Below it all is as before.
+    """
+    config = tmp_path / "mqttd.toml"
+    full = "[limits]\nworker_memory_bytes_max = 1000000\nhold_seconds_max = 0.5\n"
+    config.write_text("[limits]\nhold_seconds_max = 0.5\n")
+    broker = CountedBroker(4, ["--config", str(config)]).start()
+    scene = Scene(broker, 5, name)
+    try:
+        publisher, subscriber, old = scene.client(), scene.client(), scene.open(4)
+        old.connect(f"{name}old")
+        kept = {"clean": False, "properties": {"session_expiry_interval": 600}}
+        scene.client(f"{name}kept", **kept).disconnect()
+        subscriber.subscribe((name, 1))
+        config.write_text(full)
+        os.kill(broker.pid, signal.SIGHUP)
+        wait_until(lambda: len(broker.logged("memory_full")) == 4, SECONDS, "all have noticed")
+        let_pass(0.2)  # and their siblings have heard of it: no counter says so
+        assert subscriber.subscribe(f"{name}/more") == (0x97,)
+        assert publisher.publish(name, b"refused", qos=1) == 0x97
+        publisher.publish(name, b"goes", qos=0)
+        subscriber.receive(name, b"goes")
+        old.send(wire.publish(4, name, b"refused", qos=1, packet_id=1))
+        old.expect_closed()
+        assert scene.client(f"{name}kept", **kept).connack.session_present
+        config.write_text("[limits]\nhold_seconds_max = 0.5\n")
+        os.kill(broker.pid, signal.SIGHUP)
+        wait_until(lambda: scene.open().socket and publisher.publish(name, b"x", qos=1) == 0, SECONDS, "room again")
+        wait_until(lambda: len(broker.logged("memory_has_room")) == 4, SECONDS, "all have noticed")
+        assert scene.client().connack.reason == 0
+        assert broker.counter("memory_held") >= 2
+    finally:
+        for client in scene.opened:
+            client.close()
+        broker.stop()
+        broker.forget()
