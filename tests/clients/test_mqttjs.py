@@ -329,15 +329,19 @@ def test_topic_aliases_to_the_broker(connect: Connect, name: str) -> None:
 
 @only_v5
 def test_topic_aliases_from_the_broker(connect: Connect, name: str) -> None:
-    """Whatever aliases the broker uses towards a client that allows some, the application sees the topics."""
+    """The broker names the topics of a client that allows it by aliases; the application sees the topics."""
     subscriber, publisher = connect(f"{name}s", properties={"topicAliasMaximum": 3}), connect(f"{name}p")
     subscriber.subscribe(f"{name}/#", 1)
-    topics = [f"{name}/{number % 5}" for number in range(100)]
+    topics = [f"{name}/some/topic/{number % 5}" for number in range(100)]
     for number, topic in enumerate(topics):
         publisher.publish(topic, topic.encode(), number % 2)
     got = [subscriber.message() for _ in topics]
     assert sorted(message.topic for message in got) == sorted(topics)
     assert all(message.payload.decode() == message.topic for message in got)
+    packets = [given[0] for event, given in subscriber.history if event == "packetreceive"]
+    nameless = [each for each in packets if each["cmd"] == "publish" and not each["topic"]]
+    assert {each["properties"]["topicAlias"] for each in nameless} <= {1, 2, 3}
+    assert len(nameless) > 20
 
 
 @only_v5
