@@ -333,8 +333,8 @@ cdef class Backlog(Routing):
 
     cdef uint64_t wanted(self, Session s, set spans) except? 0xFFFFFFFFFFFFFFFF:
         # The position behind which the session wants everything; what it wants before that goes into `spans`, as (from
-        # behind, up to). What it drops at its limit (drop_newest) is not wanted: it would else be held until the session
-        # has read the rest, however long it stays away
+        # behind, up to). What it drops at its limit (drop_newest) is not wanted: it would else be held until the
+        # session has read the rest, however long it stays away
         cdef uint64_t at = s.cursor, a, z
         if not s.holes or len(spans) >= SPANS_MAX:
             return at
