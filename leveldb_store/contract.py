@@ -36,8 +36,8 @@ class Store(Protocol):
     def trim(self, index: bytes, up_to: int) -> None:
         """Nobody needs the index's entries at or before `up_to` any more."""
 
-    def cut(self, index: bytes, after: int) -> None:
-        """Nobody needs the index's entries behind `after` that were appended until now; what comes later is kept."""
+    def drop(self, index: bytes, after: int, up_to: int) -> None:
+        """Nobody needs the index's entries behind `after` up to and with `up_to` any more."""
 
     def forget(self, index: bytes) -> None:
         """Nobody needs the index any more."""

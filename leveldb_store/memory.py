@@ -55,12 +55,12 @@ class MemoryStore:
             held.trim(up_to)
             self._with(held)
 
-    def cut(self, index: bytes, after: int) -> None:
+    def drop(self, index: bytes, after: int, up_to: int) -> None:
         """See the contract."""
         held = self._indexes.get(index)
         if held is not None:
             self._without(held)
-            held.cut(after)
+            held.drop(after, up_to)
             self._with(held)
 
     def forget(self, index: bytes) -> None:

@@ -24,7 +24,8 @@ cdef class Backlog(Holding):
                        uint16_t packet_id, PyObject* ids) except -1
     cdef int resend_next(self, Session s, Connection conn) except -1
     cdef int sweep_grown(self, list keys) except -1
-    cdef uint64_t needed_up_to(self, Session s) except? 0xFFFFFFFFFFFFFFFF
+    cdef uint64_t wanted(self, Session s, set spans) except? 0xFFFFFFFFFFFFFFFF
+    cdef int drop_unwanted(self, LogKey key, uint64_t lowest, set spans, uint64_t open_from) except -1
     cdef int sweep_key(self, LogKey key) except -1
     cdef int bound(self, Session s) except -1
     cdef uint64_t move_cursor(self, Session s, const QueueRule* rule, uint64_t total) except? 0xFFFFFFFFFFFFFFFF

@@ -26,6 +26,7 @@ from pyx.subscriptions cimport Filter, Membership, Subscriber, filter_text
 
 cdef enum:
     HOLD_ROOM = 1000            # messages that may be under way when publishers are told to wait
+    SPANS_MAX = 4096            # parts of an index that sessions with full queues want; beyond, all behind them is held
 
 
 cdef bint lies_within(list spans, uint64_t position):
@@ -320,6 +321,8 @@ cdef class Backlog(Holding):
         # the same for those of `keys` that have grown by a thirty-second of a session's limit since their last sweep
         cdef LogKey key
         cdef uint64_t many = self.limits.queue_messages_least // 32 + 1, much = self.limits.queue_bytes_least // 32 + 1
+        cdef uint64_t wanted
+        cdef set spans
         for key in keys:
             if key.grown < many and key.grown_bytes < much:
                 continue
@@ -330,23 +333,43 @@ cdef class Backlog(Holding):
                 key.grown_bytes = 0
                 self.bound(<Session>key.session)
                 self.store.trim(key.name, (<Session>key.session).cursor)
-                if self.needed_up_to(<Session>key.session) < self.block.first - 1:
-                    self.store.cut(key.name, self.needed_up_to(<Session>key.session))
+                spans = set()
+                wanted = self.wanted(<Session>key.session, spans)
+                self.drop_unwanted(key, (<Session>key.session).cursor, spans, wanted)
         return 0
 
-    cdef uint64_t needed_up_to(self, Session s) except? 0xFFFFFFFFFFFFFFFF:
-        # the last position the session still wants: what it drops at its limit (drop_newest) would else be held until
-        # it has read the rest
-        cdef uint64_t last = self.block.first - 1
-        if s.holes:
-            a, z = s.holes[len(s.holes) - 1]
-            if <uint64_t>z >= last:
-                return a
-        return last
+    cdef uint64_t wanted(self, Session s, set spans) except? 0xFFFFFFFFFFFFFFFF:
+        # The position behind which the session wants everything; what it wants before that goes into `spans`, as (from
+        # behind, up to). What it drops at its limit (drop_newest) is not wanted: it would else be held until the
+        # session has read the rest, however long it stays away
+        cdef uint64_t at = s.cursor, a, z
+        if not s.holes or len(spans) >= SPANS_MAX:
+            return at
+        for a, z in s.holes:
+            if a > at:
+                spans.add((at, a))
+            if z > at:
+                at = z
+        return at
+
+    cdef int drop_unwanted(self, LogKey key, uint64_t lowest, set spans, uint64_t open_from) except -1:
+        # everything behind `lowest` that lies in none of the spans and not behind open_from
+        cdef uint64_t at = lowest, a, z
+        for a, z in sorted(spans):
+            if a >= open_from:
+                break
+            if a > at:
+                self.store.drop(key.name, at, a)
+            if z > at:
+                at = z
+        if at < open_from:
+            self.store.drop(key.name, at, open_from)
+        return 0
 
     cdef int sweep_key(self, LogKey key) except -1:
         cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>key.name, len(key.name))
-        cdef uint64_t lowest, over, highest = 0
+        cdef uint64_t lowest, over, open_from
+        cdef set spans = set()
         cdef uint32_t i
         cdef Session s
         cdef bint needed = False
@@ -356,7 +379,7 @@ cdef class Backlog(Holding):
             self.keys.pop(key.name, None)
             self.store.forget(key.name)
             return 0
-        lowest = self.block.first - 1
+        lowest = open_from = self.block.first - 1
         over = self.store.position_of_last(key.name, self.limits.queue_messages_least, self.limits.queue_bytes_least)
         for i in range(f.plain.count):
             s = <Session>f.plain.items[i].session
@@ -369,13 +392,12 @@ cdef class Backlog(Holding):
             needed = True
             if s.cursor < lowest:
                 lowest = s.cursor
-            highest = max(highest, self.needed_up_to(s))
+            open_from = min(open_from, self.wanted(s, spans))
         if key.count:
             needed = True
         if needed:
             self.store.trim(key.name, lowest)
-            if highest < self.block.first - 1:
-                self.store.cut(key.name, highest)
+            self.drop_unwanted(key, lowest, spans, open_from)
         else:
             self.keys.pop(key.name, None)
             self.store.forget(key.name)

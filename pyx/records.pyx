@@ -241,13 +241,19 @@ cdef class Index:
         if self.head == self.tail or self.head > 1024 and self.head > self.cap // 2:
             self._compact()
 
-    def cut(self, uint64_t after):
-        """Forget everything behind position `after`."""
-        cdef uint32_t k = self.first_after(after)
-        if k < self.tail:
-            self.total_bytes = self.ends[k] - content_bytes(&(<Message>self.messages[k]).content)
-            del self.messages[k:]
-            self.tail = k
+    def drop(self, uint64_t after, uint64_t up_to):
+        """Forget everything behind position `after` up to and with `up_to`."""
+        cdef uint32_t begin = self.first_after(after), end = self.first_after(up_to), i
+        cdef uint64_t gone
+        if begin >= end:
+            return
+        gone = self.ends[end - 1] - (self.ends[begin] - content_bytes(&(<Message>self.messages[begin]).content))
+        for i in range(end, self.tail):
+            self.positions[i - end + begin] = self.positions[i]
+            self.ends[i - end + begin] = self.ends[i] - gone
+        del self.messages[begin:end]
+        self.tail -= end - begin
+        self.total_bytes -= gone
 
 
 cdef Batch merge_batches(list batches):

@@ -487,6 +487,16 @@ cdef class Routing:
                 mask |= <uint64_t>1 << p
         return mask
 
+    def abandon(self):
+        """Let go of the connections and sessions that lists here hold, and of their acks: the collector cannot see into
+        these. For a worker that is thrown away while its process lives (the simulation, tests)."""
+        cdef uint32_t i
+        for i in range(self.waiting.count):
+            (<Connection>self.waiting.items[i]).drop_acks()
+        free_pointers(&self.dirty)
+        free_pointers(&self.ready)
+        free_pointers(&self.waiting)
+
     cdef int pause(self, Connection conn) except -1:
         if not conn.paused:
             conn.paused = True

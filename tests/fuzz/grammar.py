@@ -46,7 +46,7 @@ _ANY_PROPERTIES: dict[str, list[Any]] = {
     "receive_maximum": [1, 2, 3, 100, 65535, 0],
     "topic_alias_maximum": [0, 1, 2, 65535],
     "topic_alias": [1, 2, 3, 4, 0, 65535],
-    "maximum_packet_size": [100, 110, 120, 150, 200, 5000, 0xFFFFFFFF, 0],
+    "maximum_packet_size": [1, 10, 20, 40, 100, 200, 5000, 0xFFFFFFFF, 0],
     "user_property": [[("k", "v")], [("k", "v"), ("k", "w")], [("", "")], [("u" * 50, "v" * 200)]],
 }
 _OF_CONNECT = (
@@ -63,7 +63,7 @@ _OF_PUBLISH = (
 )  # fmt: skip
 _USUALLY_TAKEN = {
     "payload_format_indicator": 2, "response_topic": 2, "subscription_identifier": 4, "request_problem_information": 2,
-    "receive_maximum": 5, "topic_alias": 3, "maximum_packet_size": 7, "will_delay_interval": 3,
+    "receive_maximum": 5, "topic_alias": 3, "maximum_packet_size": 8, "will_delay_interval": 3,
 }  # fmt: skip
 """How many of the values of a property are right where the property is."""
 

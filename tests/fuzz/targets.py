@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pyx import codec, topics
 from pyx.reasons import MalformedPacket, MqttError, ProtocolError, ReasonCode
 from tests import wire
+from tests.fuzz.watcher import split
 from tests.wire import Will
 
 VERSIONS = (3, 4, 5)
@@ -68,9 +69,7 @@ def prefixes_wait(data: bytes) -> None:
     """What begins a packet is never taken for a whole one."""
     for version in VERSIONS:
         if outcome(data, version) == "packet":
-            read = wire.Reader(data[1:])
-            length = read.varint()
-            end = len(data) - len(read.rest) + length
+            _, _, end = next(split(data))
             for size in {0, 1, end // 2, end - 1}:
                 assert outcome(data[:size], version) == "wait", f"{size} of {end} bytes"
 

@@ -263,6 +263,8 @@ class Watcher:
             assert packet.kind != "SUBACK" or set(packet.codes) <= _V3_SUBACK, packet
             return
         most = asked.get("maximum_packet_size") or PACKET_BYTES_MAX  # 0 is refused
+        if packet.kind == "CONNACK" and packet.reason in (0x81, 0x82, 0x90):
+            most = PACKET_BYTES_MAX  # refused while it was decoded: what else it says is not known to the broker
         assert size <= most, f"{size} bytes, Maximum Packet Size {most}: {packet}"
         odd = set(packet.properties) - ALLOWED_PROPERTIES.get(packet.kind, _OTHERS)
         assert not odd, f"{odd} in {packet}"

@@ -243,6 +243,8 @@ class Worker:
             if self.clock.chance(0.5):
                 world.channels[self.index, peer].lose()
         world.worker_killed(self.index, lost, shares, checkers.booked_losses(self.node))
+        if not world.survives:
+            self.node.router.abandon()
 
     def _shares(self) -> list[bytes]:
         """The payloads that this worker's memory holds for share groups: in sessions, links, and what is to be sent."""

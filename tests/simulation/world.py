@@ -231,6 +231,8 @@ class World:
             checkers.check_worker(worker)
         checkers.check_history(self)
         self._check_retained()
+        for worker in self.workers:
+            worker.node.router.abandon()
         story = "".join(f"{each.client.name} {each.publish.number} {each.at:.6f}\n" for each in self.history.deliveries)
         return hashlib.sha256(story.encode()).hexdigest()[:16]
 

@@ -52,3 +52,29 @@ def test_two_sessions_that_fell_behind_at_different_times_keep_what_each_may() -
         assert kept[: LIMIT + WINDOW] == list(range(began, began + LIMIT + WINDOW))
         assert len(kept) <= LIMIT + WINDOW + LIMIT // 32 + 1
     host.check_books()
+
+
+@pytest.mark.parametrize("policy", ["drop_newest", "drop_oldest"])
+def test_what_only_came_between_two_sessions_that_are_behind_is_not_held(policy: str) -> None:
+    """One is away for good, its queue full; others come and go, somebody always behind: each holds its own part."""
+    host = Host(limits={"queue_messages_max": LIMIT, "inflight_max": WINDOW}, queue_full=policy)
+    publisher, gone = host.connect("publisher"), host.connect("gone", clean=False)
+    gone.subscribe(("t", 1))
+    host.lose(gone)
+    others = [host.connect(name, clean=False) for name in ("even", "odd")]
+    for other in others:
+        other.subscribe(("t", 1))
+    flood(host, publisher, 0, 2 * LIMIT)
+    for turn in range(40):
+        other = others[turn % 2]
+        host.lose(other)
+        flood(host, publisher, 1000 + 10 * turn, 10)
+        again = others[(turn + 1) % 2] = host.connect(others[(turn + 1) % 2].client_id, clean=False)
+        again.receive()
+        assert host.stores[0].messages_held() <= 2 * (LIMIT + LIMIT // 32 + 1) + 20
+        host.check_books()
+    came = [int(packet.payload) for packet in host.connect("gone", clean=False).receive()]
+    assert len(came) <= LIMIT + LIMIT // 32 + 1
+    assert policy == "drop_oldest" or came[:LIMIT] == list(range(LIMIT))
+    assert policy == "drop_newest" or came[-1] == 1399
+    host.check_books()

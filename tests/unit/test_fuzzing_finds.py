@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from pyx.placement import owner
@@ -71,3 +73,22 @@ def test_a_retained_message_is_kept_by_an_owner_that_was_also_chosen_for_a_group
     late = host.connect(id_on(0, "late"), 5)
     late.subscribe((topic, 1))
     assert [packet.payload for packet in late.receive()] == [b"kept"]
+
+
+def test_a_router_that_is_abandoned_holds_nobody() -> None:
+    """Connections whose acks wait stand in lists that the collector cannot see into: with them a worker would stay."""
+    host = Host(2)
+    subscriber = host.connect(id_on(1, "sub"), 4)
+    subscriber.subscribe(("t", 1))
+    host.held.add((1, 0))
+    publisher = host.connect(id_on(0, "pub"), 4)
+    publisher.publish("t", b"x", qos=1)
+    publisher.send(wire.subscribe(4, 9, ("u", 1)))
+    for _ in range(3):
+        host.turn()
+    assert publisher.conn.acks_pending == 2
+    before = sys.getrefcount(publisher.conn)
+    host.node.router.abandon()
+    after = sys.getrefcount(publisher.conn)
+    assert publisher.conn.acks_pending == 0
+    assert after == before - 1

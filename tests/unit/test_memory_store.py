@@ -80,19 +80,21 @@ def test_a_message_is_held_once_and_let_go() -> None:
     assert writer.store.messages_held() == 3
     writer.store.trim(b"a", 1)
     writer.store.forget(b"b")
-    writer.store.cut(b"c", 0)
+    writer.store.drop(b"c", 0, 10)
     assert sys.getrefcount(kept) == before
     assert writer.store.messages_held() == 0
     for name in (b"a", b"b", b"nobody"):
         writer.store.trim(name, 10)
-        writer.store.cut(name, 0)
+        writer.store.drop(name, 0, 10)
         writer.store.forget(name)
 
 
-def test_cut_keeps_what_comes_later() -> None:
+def test_drop_keeps_what_is_before_and_behind() -> None:
     writer = Writer()
     writer.append(*((message(b"%d" % i), (b"a",)) for i in range(5)))
-    writer.store.cut(b"a", 2)
+    writer.store.drop(b"a", 2, 4)
     writer.append((message(b"later"), (b"a",)))
-    assert read(writer.store, b"a") == [(1, b"0"), (2, b"1"), (6, b"later")]
-    assert writer.store.backlog(b"a", 0) == (3, 2 + 2 + 6)
+    assert read(writer.store, b"a") == [(1, b"0"), (2, b"1"), (5, b"4"), (6, b"later")]
+    assert writer.store.backlog(b"a", 0) == (4, 2 + 2 + 2 + 6)
+    assert writer.store.backlog(b"a", 2) == (2, 2 + 6)
+    assert writer.store.held() == (4, 2 + 2 + 2 + 6)

@@ -58,7 +58,7 @@ def test_a_block_says_what_each_index_gets() -> None:
 
 
 class IndexMachine(RuleBasedStateMachine):
-    """An index of a log: append at one end, trim at the other, cut, read anywhere."""
+    """An index of a log: append at one end, trim at the other, drop and read anywhere."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,10 +85,10 @@ class IndexMachine(RuleBasedStateMachine):
         self.rows = [row for row in self.rows if row[0] > up_to]
 
     @rule(data=st.data())
-    def cut(self, data: st.DataObject) -> None:
-        after = self.place(data)
-        self.index.cut(after)
-        self.rows = [row for row in self.rows if row[0] <= after]
+    def drop(self, data: st.DataObject) -> None:
+        after, up_to = self.place(data), self.place(data)
+        self.index.drop(after, up_to)
+        self.rows = [row for row in self.rows if not after < row[0] <= up_to]
 
     @rule(data=st.data(), bytes_max=st.integers(0, 3000))
     def read(self, data: st.DataObject, bytes_max: int) -> None:
