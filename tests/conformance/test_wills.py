@@ -107,6 +107,24 @@ def test_take_over_publishes_the_will(connect: Connect, version: int, name: str)
     watching.receive(name, b"taken over")
 
 
+@pytest.mark.mqtt("5:3.1.3-9")
+@pytest.mark.parametrize("clean", [False, True], ids=["resumed", "clean start"])
+def test_take_over_and_a_delayed_will(connect: Connect, name: str, clean: bool) -> None:
+    """A take-over that resumes the session is a new connection before the delay has passed: no will, also not later.
+    One with Clean Start ends the session, and with it the delay.
+    """
+    watching = watcher(connect, 5, name)
+    will = Will(name, b"delayed", properties={"will_delay_interval": 1})
+    connect(5, name + "c", will=will, properties=KEEP)
+    again = connect(5, name + "c", clean=clean, properties=KEEP)
+    assert again.connack.session_present == (not clean)
+    if clean:
+        watching.receive(name, b"delayed")
+    let_pass(1.5)
+    again.disconnect()
+    wire.expect_nothing_more(watching, connect(5), f"{name}/marker")
+
+
 @pytest.mark.mqtt("5:3.1.2-9", "5:3.1.3-10", "5:3.3.2-15", "5:3.3.2-16", "5:3.3.2-17", "5:3.3.2-18")
 def test_will_properties(connect: Connect, name: str) -> None:
     """The properties of a will arrive with it, but for its delay."""
