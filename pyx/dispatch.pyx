@@ -121,8 +121,8 @@ cdef class Dispatch:
             self.take_part(conn)
 
     def resume(self, Connection conn not None):
-        """A CONNECT was decided on: go on with what came behind it."""
-        if conn.part_len and not conn.carried:
+        """A CONNECT was decided on: go on with what came behind it, unless it was refused."""
+        if conn.state == OPEN and conn.part_len and not conn.carried:
             self.take_part(conn)
 
     def take_carried(self):

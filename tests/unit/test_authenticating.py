@@ -97,6 +97,18 @@ def test_packets_behind_connect_wait_for_the_hash(users: Path, version: int) -> 
     assert peer.session.details.username == "alice"
 
 
+def test_what_follows_a_refusal_for_want_of_room_is_not_looked_at(users: Path) -> None:
+    """The password was right, and meanwhile connections_max was reached: the packets behind CONNECT are thrown away."""
+    host = host_of(users, limits={"connections_max": 1}, allow_anonymous=True)
+    hashes = Hashes(host)
+    late = offer(host, 5, "late", "alice", b"secret")
+    late.send(wire.subscribe(5, 1, ("a", 0)), wire.publish(5, "a", b"x", retain=True), wire.connect(5, "again"))
+    host.connect("early", 5)
+    hashes.compute()
+    refused(late, 0x97)
+    assert host.counters()["internal_errors"] == host.counters()["retained_messages"] == 0
+
+
 def test_the_second_login_costs_no_hash_until_a_reload(users: Path) -> None:
     host = host_of(users)
     hashes = Hashes(host)
