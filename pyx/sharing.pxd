@@ -40,7 +40,6 @@ cdef class Sharing(Siblings):
     cdef int queue_here(self, Group* g, uint64_t key) except -1
     cdef uint32_t least_loaded(self, Group* g, uint32_t start) noexcept
     cdef Member* best(self, Group* g, uint64_t key, uint64_t mask, int who) noexcept
-    cdef bint has_room(self, Session s, uint8_t qos) noexcept
     cdef bint may_wait(self, Session s) noexcept
     cdef Subscriber* subscriber(self, Group* g, Session s) noexcept
     cdef int hand_to(self, Group* g, Session s) except -1

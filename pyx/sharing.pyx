@@ -35,6 +35,14 @@ cdef enum:
     LOOK_AGAIN_MS = 100             # after so long a group that was full is looked at again
 
 
+cdef inline bint has_room(Session s, uint8_t qos, uint32_t outbox_bytes_max) noexcept:
+    # can it take a message now
+    cdef Connection conn = <Connection>s.connection
+    if conn is None or conn.state != OPEN or conn.out.pending > outbox_bytes_max:
+        return False
+    return qos == 0 or not s.behind and s.inflight < s.inflight_max
+
+
 cdef class Sharing(Siblings):
     """Chooses members and workers."""
 
@@ -178,7 +186,7 @@ cdef class Sharing(Siblings):
             sub = &l.items[k]
             s = <Session>sub.session
             qos = <uint8_t>(sub.slot_options >> 24) & 3
-            if self.has_room(s, qos if qos < self.content.qos else self.content.qos):
+            if has_room(s, qos if qos < self.content.qos else self.content.qos, self.limits.outbox_bytes_max):
                 self.sharing = g.number
                 self.give(sub, s)
                 return True
@@ -200,7 +208,7 @@ cdef class Sharing(Siblings):
                 load = <uint64_t>(s.inflight + s.queue_count) << 32
                 if self.content.qos == 0:
                     load = conn.out.pending
-                if load < least and self.has_room(s, self.content.qos):
+                if load < least and has_room(s, self.content.qos, self.limits.outbox_bytes_max):
                     least = load
                     found = k
             k = k + 1 if k + 1 < l.online else 0
@@ -227,18 +235,12 @@ cdef class Sharing(Siblings):
             if m.session == NULL:
                 if mask >> m.worker & 1 == 0:
                     continue
-            elif who == ABLE and not self.has_room(<Session>m.session, self.content.qos):
+            elif who == ABLE and not has_room(<Session>m.session, self.content.qos, self.limits.outbox_bytes_max):
                 if not g.waits or not self.may_wait(<Session>m.session):
                     continue
             found = m
             highest = weight
         return found
-
-    cdef bint has_room(self, Session s, uint8_t qos) noexcept:
-        cdef Connection conn = <Connection>s.connection
-        if conn is None or conn.state != OPEN or conn.out.pending > self.limits.outbox_bytes_max:
-            return False
-        return qos == 0 or not s.behind and s.inflight < s.inflight_max
 
     cdef bint may_wait(self, Session s) noexcept:
         return (
@@ -258,7 +260,7 @@ cdef class Sharing(Siblings):
             raise AssertionError("a member of the roster that is none of the group")
         self.sharing = g.number
         qos = <uint8_t>(sub.slot_options >> 24) & 3
-        if self.has_room(s, qos if qos < self.content.qos else self.content.qos):
+        if has_room(s, qos if qos < self.content.qos else self.content.qos, self.limits.outbox_bytes_max):
             return self.give(sub, s)
         if self.content.qos and self.wait_for(sub, s):
             return 1
@@ -564,7 +566,7 @@ cdef class Sharing(Siblings):
                 continue
             g.full = g.members.online != 0
             for i in range(g.members.online):
-                if self.has_room(<Session>g.members.items[i].session, 1):
+                if has_room(<Session>g.members.items[i].session, 1, self.limits.outbox_bytes_max):
                     g.full = False
                     break
             if g.full:

@@ -152,7 +152,9 @@ def test_members_come_and_go_and_a_worker_is_killed(
     """
     file = tmp_path / "mqttd.toml"
     file.write_text(f'[[shared]]\ngroup = "*"\nstrategy = "{strategy}"\n')
-    broker = start_broker(WORKERS, "--config", str(file), "--admin", "127.0.0.1:0", receive_maximum=1000, inflight_max=5)
+    broker = start_broker(
+        WORKERS, "--config", str(file), "--admin", "127.0.0.1:0", receive_maximum=1000, inflight_max=5
+    )
     crowd = crowd_of(broker)
     group = Group(crowd, "$share/g/load/#")
     publishers = make_publishers(crowd)
