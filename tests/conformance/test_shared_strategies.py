@@ -159,15 +159,17 @@ def test_a_publisher_stays_with_its_member(join: Join, name: str) -> None:
 
 @pytest.mark.mqtt("5:4.8.2-1")
 def test_all_goes_to_one_member_until_it_leaves(join: Join, name: str) -> None:
-    """sticky: the member that is there for longest, and after it the next one."""
+    """sticky: one member gets all from everywhere; when it leaves, one of the others does. (Who joined within the same
+    milliseconds on several workers has no order that a client could know.)
+    """
     members = [join(share=("sticky", 1)) for _ in range(3)]
     publishers = [join() for _ in range(3)]
     while members:
         for number in range(12):
             publishers[number % 3].publish(f"{name}/{number}", b"%d" % number, qos=1)
         got = collect(members, 12)
-        assert {member for part in got.values() for member in part.values()} == {members[0]}
-        leaving = members.pop(0)
+        (leaving,) = {member for part in got.values() for member in part.values()}
+        members.remove(leaving)
         leaving.unsubscribe(f"$share/sticky-{name}/{name}/#")
 
 
