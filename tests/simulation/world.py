@@ -420,6 +420,16 @@ class World:
                     f"requests {list(client.requests)}, unsent {len(client.unsent)}, unreleased {list(client.incoming)}"
                 )
 
+    def _links_stand(self, killed: float) -> float:
+        """When the links of a worker that was killed stand again at the latest: a restart takes up to a second, and
+        longer where other faults fall into it. What its siblings have for it until then is lost.
+        """
+        stands = killed + 1.5
+        for begun, ended in sorted(self.faults):
+            if begun < stands:
+                stands = max(stands, ended + 1.5)
+        return stands
+
     def _check_retained(self) -> None:
         """Every worker knows the last retained message of each topic."""
         probes = []
@@ -444,9 +454,9 @@ class World:
             # what was sent again at QoS 1 is a new message
             allowed = {each.number for each in sent[max(least, 0) :]}
             allowed |= {each.number for each in sent if each.qos == 1 and each.sends > 1}
-            # a restart takes up to a second until its links stand
             wiped = not self.survives and any(
-                index == keeper and sure and at + 1.5 > (sent[least].started or 0.0) for at, index in self.kills
+                index == keeper and sure and self._links_stand(at) > (sent[least].started or 0.0)
+                for at, index in self.kills
             )
             for probe in probes:
                 got = [
