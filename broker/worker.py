@@ -481,6 +481,7 @@ class Worker:
         conn = self.reactor.adopt(came.fd, b"", max(0, int(came.remaining_seconds * 1000)))
         if came.remaining_seconds <= 0:
             self.node.counters.add(count.HANDOFF_TIMEOUTS)
+            self.node.dispatch.learn_version(conn, came.unread)
             self.node.connecting.unavailable(conn, "its worker did not take it in time")
         else:
             self.node.dispatch.feed(conn, came.unread, True)

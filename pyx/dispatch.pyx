@@ -124,6 +124,14 @@ cdef class Dispatch:
         if not conn.carried and conn.state != DECIDING:
             self.take_part(conn)
 
+    def learn_version(self, Connection conn not None, bytes unread not None):
+        """Which version the CONNECT at the front of `unread` speaks: for an answer to it that decodes no more of it."""
+        cdef const uint8_t* p = <const uint8_t*><const char*>unread
+        cdef uint32_t remaining = 0, n = <uint32_t>len(unread)
+        cdef int header = fixed_header(p, n, False, &remaining)
+        if header > 0:
+            conn.version = <uint8_t>connect_version(p + header, n - <uint32_t>header)
+
     def resume(self, Connection conn not None):
         """A CONNECT was decided on: go on with what came behind it, unless it was refused."""
         if conn.state == OPEN and conn.part_len and not conn.carried:

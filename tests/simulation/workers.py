@@ -400,6 +400,7 @@ class Worker:
             line, raw, deadline = self.handed.popleft()
             conn = self._adopt(line)
             if deadline <= self.clock.now:
+                self.node.dispatch.learn_version(conn, raw)
                 self.node.connecting.unavailable(conn, "its worker did not take it in time")
             else:
                 self.node.dispatch.feed(conn, raw)

@@ -281,3 +281,23 @@ def test_an_error_of_ours_ends_the_connection(version: int) -> None:
     assert "none left" in line["traceback"]
     other.send(wire.PINGREQ)
     other.next("PINGRESP")
+
+
+@pytest.mark.parametrize("version", [3, 4, 5])
+def test_a_connect_that_came_too_late_is_answered_in_its_version(version: int) -> None:
+    """Its home was away for too long: nothing but the version is read of it."""
+    host = Host()
+    peer = host.open(version)
+    host.node.dispatch.learn_version(peer.conn, wire.connect(version, "client", properties={}))
+    assert peer.conn.version == version
+    host.node.connecting.unavailable(peer.conn, "its worker did not take it in time")
+    host.settle()
+    assert peer.next("CONNACK").reason == (0x88 if version == 5 else 3)
+
+
+@pytest.mark.parametrize("unread", [b"", b"\x10", b"\x10\x80", b"\x10\x02\x00\x04", b"\xff" * 9])
+def test_of_what_is_no_connect_no_version_is_learnt(unread: bytes) -> None:
+    host = Host()
+    peer = host.open(4)
+    host.node.dispatch.learn_version(peer.conn, unread)
+    assert peer.conn.version == 0
