@@ -171,6 +171,21 @@ def check_echoes(world: World) -> None:
             raise Violation(f"{client.name} got {publish} of its own in spite of No Local")
 
 
+def waited_at_a_higher_qos(client: Client, publish: Publish) -> bool:
+    """Whether the one copy of it was queued for a subscription of QoS 1 or 2 that has ended since, or is of QoS 0 now:
+    what had not been sent of that one is dropped with it, although another subscription of QoS 0 matched as well.
+    """
+    return publish.qos > 0 and any(
+        period.qos > 0
+        and period.end is not None
+        and period.start <= (publish.acknowledged or 0.0)
+        and period.end >= (publish.started or 0.0)
+        and matches(period.filter, publish.topic)
+        for period in client.periods
+        if not period.group
+    )
+
+
 def check_nothing_lost(world: World, client: Client, received: set[int]) -> None:
     """Ack means custody, SUBACK means interest: what was acknowledged and begun after the SUBACK has come."""
     if client.uncertain:
@@ -188,7 +203,7 @@ def check_nothing_lost(world: World, client: Client, received: set[int]) -> None
         if not held or world.cut_off(client, publish, max(p.start for p in held)):
             continue
         if publish.qos == 0 or all(p.qos == 0 for p in held):
-            if not world.calm(client, publish):
+            if not world.calm(client, publish) or waited_at_a_higher_qos(client, publish):
                 continue
         elif publish.acknowledged is None or publish.reason >= 0x80:
             continue
