@@ -237,6 +237,11 @@ class Limits(BaseModel):
         "Packets handled of one connection before the others have their turn",
         "the rest is handled in the next tick", ge=1,
     )  # fmt: skip
+    tick_filters_max: int = _bound(
+        64, "filters", "tick_packets_carried",
+        "Topic Filters of the SUBSCRIBEs and UNSUBSCRIBEs of one tick, of all connections; a packet is not divided",
+        "the packet waits for the next tick, its connection with it", ge=1,
+    )  # fmt: skip
     tick_peer_bytes_max: int = _bound(
         _MIB, "bytes", "tick_peer_carried",
         "Bytes handled of the sibling workers before the clients have their turn",

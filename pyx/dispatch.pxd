@@ -1,6 +1,6 @@
 # cython: language_level=3
 """Bytes of a connection -> packets -> the router (PUBLISH, its acks, PINGREQ) or the handler (all others)."""
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyx.codec cimport Publish, Scratch
 from pyx.connection cimport Connection
@@ -15,6 +15,8 @@ cdef class Dispatch:
     cdef Scratch scratch
     cdef object raw                     # the CONNECT being handed up
     cdef uint32_t counted               # packets of the bytes in hand that another worker has counted
+    cdef uint64_t filters_tick           # the tick of filters_left
+    cdef int64_t filters_left           # Topic Filters that may still be subscribed to in that tick
     cdef readonly list carried          # connections with whole packets left over for the next tick
 
     # n bytes at p; nothing was left over before, or it stands in front of p. p does not lie in conn.part
@@ -22,6 +24,7 @@ cdef class Dispatch:
     cdef int take_part(self, Connection conn) except -1
     cpdef int carry_on(self, Connection conn) except -1
     cdef uint32_t decode(self, Connection conn, uint8_t* p, uint32_t n) except? 0xFFFFFFFF
+    cdef bint filters_spent(self) noexcept
     cdef int first_packet(self, Connection conn, const uint8_t* p, uint32_t n, uint64_t total) except -1
     cdef int check_lists(self, uint8_t packet_type, const uint8_t* body, uint32_t n, bint v5) except -1
     cdef int packet(self, Connection conn, uint8_t* p, uint32_t header, uint32_t total) except -1

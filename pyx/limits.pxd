@@ -43,6 +43,7 @@ cdef class Limits:
     cdef public uint32_t filters_per_session_max
     cdef public uint32_t tick_connection_bytes_max
     cdef public uint32_t tick_connection_packets_max
+    cdef public uint32_t tick_filters_max
     cdef public uint32_t tick_peer_bytes_max
     cdef public bint queue_qos0
     cdef public uint8_t maximum_qos                 # that a client may publish with

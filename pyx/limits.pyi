@@ -27,6 +27,7 @@ class Limits:
     filters_per_session_max: int
     tick_connection_bytes_max: int
     tick_connection_packets_max: int
+    tick_filters_max: int
     tick_peer_bytes_max: int
     queue_qos0: bool
     maximum_qos: int

@@ -35,7 +35,7 @@ BOUNDS = {
     "never_reads": 20 * (2 * OUTBOX_BYTES + QUEUE_BYTES + 100 * KB),
     "drips": 300 * 16 * KB,
     "announces": 200 * 16 * KB,  # what came, and not what was announced
-    "subscribes": 100_000 * 400,
+    "subscribes": 100_000 * 800,  # each is held by its worker, by the sibling, and in the table of what siblings know
     "connects": 4 * MB,
     "stays_silent": 2000 * 4 * KB,
     "never_releases": 20 * (65_536 * 4 * 4 + 100 * KB),

@@ -13,7 +13,6 @@ from collections import Counter
 
 import pytest
 
-from broker.config import Limits
 from shards.placement import home
 from tests.broker_process import BrokerProcess
 from tests.chaos.conftest import OpenCrowd, StartBroker
@@ -26,8 +25,6 @@ CONTENDERS = 1000
 WAVES = 20
 KILLS_AT = (6, 12)
 NAME = "contested"
-#: a thousand take-overs of one client id are what is tested here, not what a broker usually allows
-LIMITS = {"takeovers_per_minute_max": 0} if "takeovers_per_minute_max" in Limits.model_fields else {}
 
 
 class Contender(Subscriber):
@@ -60,7 +57,7 @@ def test_a_thousand_contenders_and_killed_workers_leave_one_session(
     start_broker: StartBroker, crowd_of: OpenCrowd, version: int, victim_is_home: bool
 ) -> None:
     """Waves of connections, QoS 1 and 2 flowing to whoever has the session, two workers killed on the way."""
-    broker = start_broker(WORKERS, **LIMITS)
+    broker = start_broker(WORKERS, takeovers_per_minute_max=0)
     crowd = crowd_of(broker)
     at_home = home(NAME, WORKERS)
     of_publishers = (at_home + 1) % WORKERS

@@ -54,6 +54,7 @@ TIGHT: dict[str, float] = {
     "queue_messages_max": 20,
     "tick_connection_bytes_max": 4096,
     "tick_connection_packets_max": 10,
+    "tick_filters_max": 10,
     "share_large_bytes": 500,
     "mesh_coalesce_microseconds_max": 5000,
     "retained_messages_max": 3,
@@ -532,11 +533,12 @@ def _tick_bytes(scene: Scene) -> None:
 
 
 @reaches("tick_connection_packets_max")
+@reaches("tick_filters_max")
 def _tick_packets(scene: Scene) -> None:
     client = scene.client()
-    client.send(wire.PINGREQ * 50)
-    for _ in range(50):
-        client.expect("PINGRESP")
+    client.send(*[wire.subscribe(client.version, 1, (scene.name, 0))] * 30)
+    for _ in range(30):
+        client.expect("SUBACK")
 
 
 def _ids(workers: int, prefix: str) -> tuple[str, str]:

@@ -101,6 +101,26 @@ def test_packets_beyond_the_budget_wait_for_the_next_tick() -> None:
     assert peer.conn.unread() == b""
 
 
+def test_subscriptions_beyond_the_budget_of_a_tick_wait_while_others_publish() -> None:
+    """All connections share it, and each has its turn; who does not subscribe notices nothing."""
+    host = Host(limits={"tick_filters_max": 10})
+    crowd, publisher = [host.connect(f"client{n}") for n in range(4)], host.connect("publisher")
+    for peer in crowd:
+        peer.send(*(wire.subscribe(4, 1 + n, (f"t/{n}", 0)) for n in range(30)))
+    assert host.counters()["subscriptions"] == 10
+    publisher.publish("other", b"", 1)
+    host.turn()
+    assert publisher.next("PUBACK")
+    shares = []
+    for _ in range(11):
+        host.turn()
+        assert host.counters()["subscriptions"] % 10 == 0
+        shares.append([peer.session.subscriptions for peer in crowd])
+    assert shares[-1] == [30] * 4
+    assert min(shares[6]) > 0
+    assert [len(peer.packets) for peer in crowd] == [30] * 4
+
+
 def test_nothing_is_handled_behind_a_disconnect_or_an_error() -> None:
     for end in (wire.disconnect(4), b"\xf0\x00", wire.connect(4, "again")):
         host = Host()
