@@ -63,7 +63,7 @@ class Link(Outgoing):
     the frames of one message and says whether the transport accepted it (False = try again later). reconnect: asks the
     transport for a new connection now instead of after its back-off (the peer has just been restarted). handoff: a log
     that outlives the worker; None = memory. received: (stream, sequence) the store of this worker has committed of the
-    peer's stream, (0, 0) = nothing (see `position`).
+    peer's stream, (0, 0) = nothing (see `position`). refusals: what that store has of `refusals`.
     """
 
     def commit(self, sequence: int, refused: Sequence[tuple[int, int]] = ()) -> None:
@@ -85,6 +85,13 @@ class Link(Outgoing):
     def position(self, sequence: int) -> tuple[int, int]:
         """(stream, number) of events.batch's `sequence`: a store writes it with the records; `received` at restart."""
         return self._stream_in, sequence - self._offset
+
+    @property
+    def refusals(self) -> list[tuple[int, int, int]]:
+        """(number, position, reason) of refused entries of which the peer may not know yet: a store writes them with the
+        position, or they would count as taken after a restart.
+        """
+        return list(self._refusals)
 
     def flush(self, now: float) -> bool:
         """End of the tick: interest, what the transport refused before, acks; then events that submit left.

@@ -5,7 +5,7 @@ The theory is told in zmq_mesh.links, which adds the receiving half, the greetin
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from struct import Struct
 from typing import Final
@@ -104,6 +104,7 @@ class Outgoing:
         reconnect: Callable[[], None] | None = None,
         handoff: HandoffLog | None = None,
         received: tuple[int, int] = (0, 0),
+        refusals: Iterable[tuple[int, int, int]] = (),
     ) -> None:
         self.own = own
         self.peer = peer
@@ -175,7 +176,7 @@ class Outgoing:
         self._unsaid_bytes = 0
         self._interest_heard = 0
         self._snapshot_parts: list[Buffer] = []
-        self._refusals: deque[tuple[int, int, int]] = deque()
+        self._refusals = deque(refusals)
 
         # Counters.
         self.batches_sent = 0

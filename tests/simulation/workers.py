@@ -145,6 +145,7 @@ class SimulatedMesh(Mesh):
                 reconnect=channel.reconnect,
                 handoff=worker.handoffs.get(peer),
                 received=worker.received.get(peer, (0, 0)),
+                refusals=worker.refusals.get(peer, ()),
             )
 
 
@@ -168,6 +169,7 @@ class Worker:
         """Lines of other workers with what was read of them and their deadline; outlives the process too."""
         self.handoffs: dict[int, HandoffLog] = {}
         self.received: dict[int, tuple[int, int]] = {}
+        self.refusals: dict[int, list[tuple[int, int, int]]] = {}
         self.lines: dict[Connection, Line] = {}
         self._waiting: list[tuple[Line, int, bytes, float]] = []
         self._inbox: deque[tuple[int, list[bytes]]] = deque()
@@ -198,6 +200,7 @@ class Worker:
             self.handoffs = {peer: HandoffLog(stream=self.index * 100 + peer + 1) for peer in siblings}
         if not world.survives:
             self.received = {}
+            self.refusals = {}
         node = self.node
         node.router.set_time(clock.monotonic_ms, clock.wall_ms)
         self.mesh = SimulatedMesh(self, world.link_limits)
@@ -227,6 +230,7 @@ class Worker:
         if world.survives:
             # What this tick decided for siblings is on disk with it.
             self.node.forward()
+            self.refusals = {peer: link.refusals for peer, link in self.mesh.links.items()}
         lost = {peer: kept_payloads(link) for peer, link in self.mesh.links.items() if link.handoff_bytes}
         shares = [] if world.survives else self._shares()
         self.alive = self.stopped = self.listening = False
