@@ -340,6 +340,31 @@ def test_refused_entries_arrive_before_the_ack_even_when_messages_are_lost() -> 
     assert not world.workers[1].links[0]._refusals
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_refusal_survives_its_worker_as_the_position_does(kept: bool) -> None:
+    """The sender hears of it from the successor; without it the entry would count as taken."""
+    world = World(2)
+    sender = world.workers[0] = world.start(0, 1, handoffs={1: HandoffLog(7)})
+    receiver = world.workers[1]
+    world.run(0.5)
+    receiver.refuse = lambda _: [(0, Refusal.NO_MEMBER)]
+    world.network.cut.add((1, 0))
+    world.submit(0, 1, entries=1)
+    world.run(0.3)
+    assert receiver.sequenced[0] == world.submitted[0, 1]
+    assert sender.refusals == []
+    dead = world.kill(1)
+    sender.links[1].down(1)
+    world.network.cut.clear()
+    world.workers[1] = world.start(
+        1, 2, received=dead.committed, kept_refusals={0: dead.links[0].refusals} if kept else {}
+    )
+    world.run(1.0)
+    assert world.workers[1].sequenced[0] == []
+    assert sender.acked[1] == 0
+    assert [refusal[3] for refusal in sender.refusals] == ([Refusal.NO_MEMBER] if kept else [])
+
+
 def test_back_pressure_has_hysteresis_and_counts_volatile_bytes() -> None:
     world = World(2)
     world.run(0.5)
