@@ -179,10 +179,8 @@ class Outgoing:
         self._refusals = deque(refusals)
 
         # Counters.
-        self.batches_sent = 0
-        self.batches_received = 0
-        self.bytes_sent = 0
-        self.bytes_received = 0
+        self.batches_sent = self.batches_received = 0
+        self.bytes_sent = self.bytes_received = 0
         self.resent = 0
         self.duplicates = 0
         self.frames_missing = 0  # of the peer's messages, with whatever QoS 0 they carried

@@ -244,6 +244,7 @@ def test_the_counter_of_every_bound_exists() -> None:
             assert name in ("share_large_bytes", "session_expiry_seconds_default_v3", "topic_alias_out_max"), name
 
 
+@pytest.mark.whole_tree
 def test_every_bound_has_a_scenario_that_reaches_it() -> None:
     assert SCENARIOS.keys() | ELSEWHERE.keys() == set(config.Limits.model_fields)
     for limit, place in ELSEWHERE.items():
