@@ -88,8 +88,9 @@ class Link(Outgoing):
 
     @property
     def refusals(self) -> list[tuple[int, int, int]]:
-        """(number, position, reason) of refused entries of which the peer may not know yet: a store writes them with the
-        position, or they would count as taken after a restart.
+        """(number, position, reason) of refused entries of which the peer may not know yet.
+
+        A store writes them with the position, or they would count as taken after a restart.
         """
         return list(self._refusals)
 
