@@ -229,11 +229,15 @@ cdef class Holding(Routing):
         self.full_sessions.pop(s, None)
         return 0
 
+    # ------------------------------------------------------------ implemented by Backlog
+
     cdef int check_hold(self, Session s) except -1:
         raise NotImplementedError
 
     cdef int let_go(self, Session s) except -1:
         raise NotImplementedError
+
+    # ------------------------------------------------------------ what siblings are told
 
     def held_filters(self):
         """The Topic Filters of the sessions of this worker whose publishers wait: for a sibling that comes back."""
