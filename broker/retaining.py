@@ -39,11 +39,12 @@ _SWEEP_STEPS = 2000
 class Walk:
     """The look-up for one filter of one session: an own part, and one of each sibling."""
 
-    __slots__ = ("filter", "parts", "session")
+    __slots__ = ("asked", "filter", "parts", "session")
 
-    def __init__(self, session: Session, filter: bytes, parts: int) -> None:
+    def __init__(self, session: Session, filter: bytes, asked: int, parts: int) -> None:
         self.session = session
         self.filter = filter
+        self.asked = asked
         self.parts = parts
 
 
@@ -94,25 +95,25 @@ class Retaining:
         """The SUBACK is out: send what is retained for these filters, a bounded number of them at a time."""
         if session.connection is None:
             return
-        session.ask_again()
+        asked = session.ask()
         details: Details = session.details
         most = self._node.settings.limits.retained_walks_per_session_max
         for text in filters:
             if is_sys(text):  # every worker has these itself
-                self._node.sys_topics.send(session, text)
+                self._node.sys_topics.send(session, text, asked)
                 continue
             if details.walks < most and not details.walks_waiting:
-                self._begin(session, text)
+                self._begin(session, text, asked)
                 continue
             if details.walks_waiting is None:
                 details.walks_waiting = deque()
-            details.walks_waiting.append(text)
+            details.walks_waiting.append((text, asked))
             session.watch()
             self._node.counters.add(count.RETAINED_WALKS_DEFERRED)
 
-    def _begin(self, session: Session, text: bytes) -> None:
+    def _begin(self, session: Session, text: bytes, asked: int) -> None:
         session.details.walks += 1
-        walk = Walk(session, text, 1 + len(self._node.siblings))
+        walk = Walk(session, text, asked, 1 + len(self._node.siblings))
         for peer in self._node.siblings:
             self._ask(Question(walk, peer))
         self._send_own(walk, None)
@@ -132,9 +133,9 @@ class Retaining:
         while waiting and (
             session.connection is None or details.walks < self._node.settings.limits.retained_walks_per_session_max
         ):
-            text = waiting.popleft()
+            text, asked = waiting.popleft()
             if session.connection is not None:
-                self._begin(session, text)
+                self._begin(session, text, asked)
             session.unwatch()
         if not waiting:
             details.walks_waiting = None
@@ -148,16 +149,16 @@ class Retaining:
             self._node.call_later(_LATER_SECONDS, lambda: self._send_own(walk, after))
             return
         found = self._retained.match(text, after, _PAGE)
-        self._queue(session, text, self._live(found))
+        self._queue(walk, self._live(found))
         if len(found) == _PAGE:
             last = found[-1][0]
             self._node.soon(lambda: self._send_own(walk, last))
         else:
             self._part_done(walk)
 
-    def _queue(self, session: Session, text: bytes, messages: list[Message]) -> None:
-        if messages and session.connection is not None:
-            self._router.queue_retained(session, messages, text)
+    def _queue(self, walk: Walk, messages: list[Message]) -> None:
+        if messages and walk.session.connection is not None:
+            self._router.queue_retained(walk.session, messages, walk.filter, walk.asked)
 
     def _ask(self, question: Question) -> None:
         self._number += 1
@@ -204,7 +205,7 @@ class Retaining:
         messages = unpack_messages(payload[_ANSWER.size :], expiry_offset)
         session = question.session
         if messages:
-            self._queue(session, question.filter, messages)
+            self._queue(question.walk, messages)
             question.after = messages[-1].topic
         if more and session.connection is not None:
             self._go_on(number, question)

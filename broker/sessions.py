@@ -43,8 +43,8 @@ class Details:
         """Number of a [[queue]] table -> subscriptions under it."""
         self.walks = 0
         """Topic Filters whose retained messages are being looked up."""
-        self.walks_waiting: deque[bytes] | None = None
-        """Those whose turn has not come, in order."""
+        self.walks_waiting: deque[tuple[bytes, int]] | None = None
+        """Those whose turn has not come, in order, each with the number of its SUBSCRIBE (`Session.ask`)."""
 
 
 class Sessions:

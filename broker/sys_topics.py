@@ -133,11 +133,11 @@ class SysTopics:
             self._publish(sums)
             self._schedule()
 
-    def send(self, session: Session, filter: bytes) -> None:
+    def send(self, session: Session, filter: bytes, asked: int) -> None:
         """To a new subscription: what was said last."""
         found = self._kept.match(filter, None, _TOPICS_MAX)
         if found and session.connection is not None:
-            self._node.router.queue_retained(session, [message for _, message in found], filter)
+            self._node.router.queue_retained(session, [message for _, message in found], filter, asked)
 
     def _schedule(self) -> None:
         interval = self._interval_seconds * 1000

@@ -13,7 +13,7 @@ from pyx.session cimport Session
 
 cdef class Backlog(Holding):
     cdef int queue_for(self, Session s, Message m, uint8_t qos, bint retain, object identifiers,
-                       uint8_t flags) except -1
+                       uint8_t flags, uint32_t origin) except -1
     cdef int serve(self, Session s) except -1
     cdef Batch read_log(self, Session s)
     cdef int caught_up(self, Session s) except -1

@@ -18,10 +18,8 @@ from pyx.limits cimport DISCONNECT_WHEN_FULL, DROP_OLDEST, HOLD
 from pyx.outbox cimport outbox_reserve, outbox_share
 from pyx.packets cimport PUBREL
 from pyx.records cimport merge_batches
-from pyx.routing cimport (
-    IDENTIFIER_BYTES_MAX, QUOTA_EXCEEDED, READ_BYTES_MAX, RETAINED_COPY, SHARED_COPY, put_identifier, topic_matches,
-)
-from pyx.session cimport Inflight, Queued, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC
+from pyx.routing cimport IDENTIFIER_BYTES_MAX, QUOTA_EXCEEDED, READ_BYTES_MAX, put_identifier, topic_matches
+from pyx.session cimport Inflight, Queued, RETAINED_COPY, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC
 from pyx.subscriptions cimport Filter, Membership, Subscriber, filter_text
 
 cdef enum:
@@ -46,11 +44,11 @@ cdef class Backlog(Holding):
     """Serves, bounds and forgets."""
 
     cdef int queue_for(self, Session s, Message m, uint8_t qos, bint retain, object identifiers,
-                       uint8_t flags) except -1:
+                       uint8_t flags, uint32_t origin) except -1:
         # for this session alone; it is behind until it has been sent
         self.counters.at[count.MATCHED] += 1
         s.enqueue(m, <PyObject*>identifiers if identifiers is not None else NULL, qos | (4 if retain else 0) | flags,
-                  self.sharing if flags & SHARED_COPY else 0)
+                  origin)
         if not s.behind:
             s.behind = True
             s.cursor = self.next_position - 1
@@ -85,6 +83,8 @@ cdef class Backlog(Holding):
         cdef Message m
         cdef uint64_t position
         cdef uint8_t flags, qos
+        cdef uint32_t origin
+        cdef bint overtaken
         cdef object identifiers
         while s.behind:
             conn = <Connection>s.connection
@@ -103,15 +103,15 @@ cdef class Backlog(Holding):
                     return 0
                 m = <Message>q.message
                 identifiers = <object>q.identifiers if q.identifiers != NULL else None
-                self.sharing = q.group
+                origin = self.sharing = q.origin
                 s.dequeue()
                 if s.watched is not None:
-                    number = s.watched.get(PyBytes_FromStringAndSize(<const char*>m.content.topic, m.content.topic_len),
-                                           0)
+                    overtaken = flags & RETAINED_COPY and s.overtaken(
+                        PyBytes_FromStringAndSize(<const char*>m.content.topic, m.content.topic_len), m.content.number,
+                        origin)
                     if s.watching == 0 and s.queue_count == 0:
                         s.watched = None
-                    if flags & RETAINED_COPY and m.content.number <= number:
-                        # a newer message of that topic is there already
+                    if overtaken:
                         self.counters.at[count.MATCHED] -= 1
                         continue
                 self.send_copy(s, conn, m, qos, flags & 4 != 0, identifiers, flags & SHARED_COPY)

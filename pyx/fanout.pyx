@@ -15,8 +15,8 @@ from pyx.frames cimport Frame, frame_make
 from pyx.message cimport Content, Message, content_bytes
 from pyx.outbox cimport outbox_reserve, outbox_share
 from pyx.placement cimport owner_of
-from pyx.routing cimport SHARED_COPY, WATCHED_MAX, Identifier, put_identifier
-from pyx.session cimport WAIT_PUBACK, WAIT_PUBREC
+from pyx.routing cimport Identifier, put_identifier
+from pyx.session cimport SHARED_COPY, WAIT_PUBACK, WAIT_PUBREC
 from pyx.subscriptions cimport Group, Subscriber, SubscriberList
 from pyx.wire cimport put_u16
 
@@ -201,8 +201,8 @@ cdef class FanOut(Backlog):
                 return 1
             if conn.out.pending > self.limits.outbox_bytes_max:
                 return self.drop(conn, count.DROPPED_OUTBOX_FULL)
-        if s.watched is not None and len(s.watched) < WATCHED_MAX:
-            s.watched[PyBytes_FromStringAndSize(<const char*>c.topic, c.topic_len)] = c.number
+        if s.watched is not None:
+            s.sent_live(PyBytes_FromStringAndSize(<const char*>c.topic, c.topic_len), c.number)
         v5 = 1 if conn.version == 5 else 0
         ids_len = ids_len if v5 else 0
         f = &self.frames[v5 | (2 if qos else 0)]

@@ -28,8 +28,8 @@ from pyx.message cimport Content, Message, content_bytes
 from pyx.outbox cimport outbox_reserve
 from pyx.packets cimport PUBREL
 from pyx.records cimport Block, ENTRY_RETAINED_ONLY, LogKey
-from pyx.routing cimport ABSENCES_MAX, RETAINED_COPY, SHARED_COPY, find_expiry, put_identifier
-from pyx.session cimport FREE, Inflight, Queued, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC
+from pyx.routing cimport ABSENCES_MAX, find_expiry, put_identifier
+from pyx.session cimport FREE, Inflight, Queued, RETAINED_COPY, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC
 from pyx.sharing cimport HASH_CLIENT, HASH_TOPIC, LEAST_INFLIGHT, ROUND_ROBIN, STICKY, WAITS
 from pyx.subscriptions cimport Membership, Subscriber, filter_text
 
@@ -263,9 +263,9 @@ cdef class Router(Sharing):
         self.counters.at[count.FILTERS] = self.subscriptions.filters
         return True
 
-    def queue_retained(self, Session s not None, list messages not None, bytes text not None, bytes group=None):
+    def queue_retained(self, Session s not None, list messages not None, bytes text not None, uint32_t asked):
         """Send retained messages to a session that subscribed, at the subscription's QoS, through its own queue
-        [MQTT-3.3.1-6]."""
+        [MQTT-3.3.1-6]. `asked` is what `Session.ask` gave to that SUBSCRIBE."""
         cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
         cdef int i
         cdef Subscriber* sub
@@ -273,7 +273,7 @@ cdef class Router(Sharing):
         cdef uint8_t options, qos
         cdef uint8_t[8] ids
         cdef object identifiers = None
-        if f == NULL or group is not None:
+        if f == NULL:
             return
         i = self.subscriptions.membership(f, NULL, <void*>s, &s.own)
         if i < 0:
@@ -286,7 +286,7 @@ cdef class Router(Sharing):
             s.watched = {}
         for m in messages:
             qos = min(options & 3, m.content.qos)
-            self.queue_for(s, m, qos, True, identifiers, RETAINED_COPY)
+            self.queue_for(s, m, qos, True, identifiers, RETAINED_COPY, asked)
 
     def expire_retained(self, Message m not None):
         """Forget a retained message whose Message Expiry Interval has passed; one that took its place stays."""
@@ -372,7 +372,7 @@ cdef class Router(Sharing):
         for i in range(s.queue_count):
             q = &s.queue[(s.queue_head + i) & (s.queue_cap - 1)]
             if q.flags & SHARED_COPY:
-                shares.append((0, q.group, <object>q.message))
+                shares.append((0, q.origin, <object>q.message))
             else:
                 dropped += 1
         if s.behind:

@@ -28,14 +28,11 @@ from pyx.wire cimport put_varint
 
 
 cdef enum:
-    SHARED_COPY = 8                 # flag of an in-flight or queued message: it belongs to a share group
-    RETAINED_COPY = 16              # of a queued message: a retained one, sent because of a SUBSCRIBE
     READ_BYTES_MAX = 262144         # of a log, at once
     OWN_FRAME_BYTES = 8192          # mesh payloads from here on travel in a frame of their own
     IDENTIFIER_BYTES_MAX = 5        # of a Subscription Identifier as a property
     NUMBER_WORKER_BITS = 8
     SAMPLE_MS = 10                  # between two publishes whose durations are measured
-    WATCHED_MAX = 65536             # topics a session remembers while it waits for retained messages
     ABSENCES_MAX = 64               # disconnections a session remembers before it has caught up
     QUOTA_EXCEEDED = 0x97
     REFUSED_NO_MEMBER = 1           # zmq_mesh.envelope.Refusal

@@ -17,6 +17,12 @@ from pyx.message cimport Message
 from pyx.subscriptions cimport Memberships
 
 
+cdef enum:
+    SHARED_COPY = 8             # flag of an in-flight or queued message: it belongs to a share group
+    RETAINED_COPY = 16          # of a queued message: a retained one, sent because of a SUBSCRIBE
+    WATCHED_MAX = 65536         # topics a session remembers while it waits for retained messages
+
+
 cdef enum WindowState:
     FREE = 0
     WAIT_PUBACK = 1
@@ -31,15 +37,16 @@ cdef struct Inflight:
     uint64_t order              # rises with each message sent
     uint16_t packet_id
     uint8_t state
-    uint8_t flags               # bits 0-1 QoS, bit 2 RETAIN, bit 3: of a share group
+    uint8_t flags               # bits 0-1 QoS, bit 2 RETAIN, SHARED_COPY
     uint32_t group              # Group.number of that
 
 
 cdef struct Queued:
     PyObject* message           # strong
     PyObject* identifiers       # strong or NULL
-    uint32_t group              # Group.number, of a share of a group
-    uint8_t flags
+    # of a share of a group its Group.number, of a retained message the number of the SUBSCRIBE that asked for it
+    uint32_t origin
+    uint8_t flags               # as in Inflight; RETAINED_COPY
 
 
 cdef class Session:
@@ -81,8 +88,9 @@ cdef class Session:
     cdef object batch                   # pyx.records.Batch being read, or None
     cdef uint32_t batch_at
     cdef object since                   # {filter: position} of subscriptions made while behind, or None
-    # topic -> number of the last live message, while retained messages are on their way; or None
+    # topic -> (number of the last live message, `asked` at that time), while retained messages are on their way; or None
     cdef dict watched
+    cdef uint32_t asked                 # SUBSCRIBEs that asked for retained messages
     cdef uint32_t watching              # questions for retained messages that are open
     # [(from, to)] positions logged while it was offline and queue_qos0 was on, or None
     cdef list absences
@@ -94,7 +102,9 @@ cdef class Session:
     cdef void release(self, Inflight* slot) noexcept
     cdef int arrive(self, uint16_t packet_id) except -1         # 1 new, 0 was there
     cdef bint leave(self, uint16_t packet_id) noexcept
-    cdef int enqueue(self, Message message, PyObject* identifiers, uint8_t flags, uint32_t group) except -1
+    cdef int enqueue(self, Message message, PyObject* identifiers, uint8_t flags, uint32_t origin) except -1
     cdef list take_queued(self, uint32_t group)     # remove and return the messages of that group
     cdef void dequeue(self) noexcept
     cdef int clear(self) except -1
+    cdef void sent_live(self, bytes topic, uint64_t number)
+    cdef bint overtaken(self, bytes topic, uint64_t number, uint32_t asked) except -1

@@ -142,7 +142,7 @@ cdef class Session:
             self.arrived[k] = self.arrived[j]
             k = j
 
-    cdef int enqueue(self, Message message, PyObject* identifiers, uint8_t flags, uint32_t group) except -1:
+    cdef int enqueue(self, Message message, PyObject* identifiers, uint8_t flags, uint32_t origin) except -1:
         cdef Queued* ring
         cdef Queued* q
         cdef uint32_t cap, i
@@ -163,7 +163,7 @@ cdef class Session:
         q.identifiers = identifiers
         Py_XINCREF(identifiers)
         q.flags = flags
-        q.group = group
+        q.origin = origin
         self.queue_count += 1
         self.queue_bytes += content_bytes(&message.content)
         return 0
@@ -186,7 +186,7 @@ cdef class Session:
         cdef list taken = []
         for i in range(self.queue_count):
             q = &self.queue[(self.queue_head + i) & (self.queue_cap - 1)]
-            if q.group != group:
+            if q.origin != group or not q.flags & SHARED_COPY:
                 self.queue[(self.queue_head + kept) & (self.queue_cap - 1)] = q[0]
                 kept += 1
                 continue
@@ -231,10 +231,21 @@ cdef class Session:
         if self.watched is None:
             self.watched = {}
 
-    def ask_again(self):
-        """A SUBSCRIBE asks for retained messages: what was sent live before it is no answer to it."""
-        if self.watched is not None:
-            self.watched = {topic: number - 1 for topic, number in self.watched.items()}
+    def ask(self):
+        """A SUBSCRIBE asks for retained messages: the number of that SUBSCRIBE. What was sent live before it is no
+        answer to it; what is sent live from now on makes an older retained message of that topic superfluous."""
+        self.asked += 1
+        return self.asked
+
+    cdef void sent_live(self, bytes topic, uint64_t number):
+        # while retained messages are on their way: see overtaken
+        if len(self.watched) < WATCHED_MAX:
+            self.watched[topic] = (number, self.asked)
+
+    cdef bint overtaken(self, bytes topic, uint64_t number, uint32_t asked) except -1:
+        # Has a message of that topic that is not older been sent live since that SUBSCRIBE?
+        found = self.watched.get(topic)
+        return found is not None and number <= found[0] and asked <= found[1]
 
     def unwatch(self):
         """One question for retained messages has been answered."""

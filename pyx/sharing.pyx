@@ -24,7 +24,8 @@ from pyx.message cimport Content
 from pyx.placement cimport fixed_hash, mixed
 from pyx.records cimport ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Choice, read_entry
 from pyx.rosters cimport roster_put, roster_strike
-from pyx.routing cimport REFUSED_NO_MEMBER, REFUSED_OFFLINE, SHARED_COPY, put_identifier, topic_matches
+from pyx.routing cimport REFUSED_NO_MEMBER, REFUSED_OFFLINE, put_identifier, topic_matches
+from pyx.session cimport SHARED_COPY
 from pyx.subscriptions cimport Filter, Membership, SubscriberList, filter_text
 from pyx.tables cimport Walk, table_walk
 
@@ -312,7 +313,7 @@ cdef class Sharing(Siblings):
         if sub.identifier:
             identifiers = PyBytes_FromStringAndSize(<const char*>ids, put_identifier(ids, sub.identifier))
         self.queue_for(s, self.hold(), qos if qos < c.qos else c.qos, c.retain and options & 8 != 0, identifiers,
-                       SHARED_COPY)
+                       SHARED_COPY, self.sharing)
         return True
 
     cdef uint64_t key_for(self, Group* g) except? 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pyx.message import Message
+from pyx.placement import owner
 from shards.placement import home
 from tests import wire
 from tests.sansio import CLOSING, Host, Peer
@@ -463,6 +464,26 @@ def test_a_live_message_is_not_followed_by_an_older_retained_one() -> None:
     publisher.publish("r", b"new", 0)
     got = subscriber.receive()
     assert [p.payload for p in got if p.topic == "r"] == [b"new"]
+    host.check_books()
+
+
+def test_the_late_answer_to_an_earlier_subscribe_is_not_sent_a_second_time() -> None:
+    """The message was sent live since the first SUBSCRIBE asked, but not since the second."""
+    host = Host(3)
+    subscriber = host.connect("subscriber")
+    here = subscriber.node.index
+    topic = next(f"r/{i}" for i in range(100) if owner(b"r/%d" % i, 3) != here)
+    asked = owner(topic.encode(), 3)
+    publisher = host.connect(client_at(3 - here - asked, 3))
+    subscriber.subscribe((topic, 1))
+    host.held.add((here, asked))
+    subscriber.send(wire.subscribe(4, 8, (topic, 1)))
+    publisher.publish(topic, b"live", 1, retain=True)
+    assert [(packet.payload, packet.retain) for packet in subscriber.receive()] == [(b"live", False)]
+    subscriber.send(wire.subscribe(4, 9, (topic, 1)))
+    host.held.clear()
+    assert [(packet.payload, packet.retain) for packet in subscriber.receive()] == [(b"live", True)]
+    assert not subscriber.session.is_watching
     host.check_books()
 
 
