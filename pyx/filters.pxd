@@ -21,11 +21,11 @@ cdef struct Filter:
     SubscriberList plain
     Group* groups
     void* index                 # the filter's log index, of the router, or NULL. A Filter with one is not dropped
+    Subscriber only             # where plain.items points while there has never been a second one
     uint32_t offline_durable    # how many memberships (plain or shared) of offline sessions have QoS >= 1
-    uint16_t length
     uint8_t wildcard
     uint8_t held                # a session with it is full: its publishers wait (pyx.holding)
-    Subscriber only             # where plain.items points while there has never been a second one
+    uint16_t length             # beside the text: a match reads these two alone
     # the text follows: use filter_text()
 
 
