@@ -169,7 +169,7 @@ def _serve(file: str | None, flags: Mapping[str, Any]) -> int:
             row_bytes=row_bytes,
             heartbeat=heartbeat,
             bury=bury,
-            control=_control if admin else None,
+            control=_control() if admin else None,
             admin=admin,
         )
     except CannotListen as error:
@@ -222,10 +222,12 @@ def _text(listener: socket.socket) -> str:
     return f"[{host}]:{port}" if listener.family == socket.AF_INET6 else f"{host}:{port}"
 
 
-def _control(seat: ControlSeat) -> int:
-    """The control process. Imported after the fork: its HTTP server is no memory of the workers'."""
-    status: int = importlib.import_module("broker.control").run(seat)
-    return status
+def _control() -> Callable[[ControlSeat], int]:
+    """The control process. Imported before the fork: its HTTP server lies in memory once, shared by all processes, and
+    is not loaded while the first clients come.
+    """
+    run: Callable[[ControlSeat], int] = importlib.import_module("broker.control").run
+    return run
 
 
 def _worker() -> tuple[Callable[[Seat], int], int, int, Callable[[memoryview], object]]:

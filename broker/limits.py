@@ -140,6 +140,12 @@ class Limits(BaseModel):
         "a v5 client is told Server Keep Alive; a v3 client cannot be told, and is closed when nothing came for 1.5 "
         "times this bound", ge=0, le=65535,
     )  # fmt: skip
+    filters_per_second_max: int = _bound(
+        2000, "filters per second", "filters_rate_held",
+        "Topic Filters in the SUBSCRIBEs and UNSUBSCRIBEs of one connection; those of one second, and a packet that has "
+        "more of them, may come at once. 0: any number",
+        "the connection is not read until it has room again; its keep-alive stands still", ge=0,
+    )  # fmt: skip
     publish_per_second_max: int = _bound(
         0, "messages per second", "publish_rate_held",
         "PUBLISH packets of one connection; those of one second may come at once. 0: any number",

@@ -42,6 +42,7 @@ cdef struct Pace:               # of a publisher while something is guarded (pyx
     int64_t bytes
     uint64_t since              # ms: it waits for its publish to be taken; 0 = it does not
     bint too_fast               # it waits for room, and that was counted
+    bint subscribes_too_fast    # likewise, of a SUBSCRIBE or UNSUBSCRIBE
     bint waits                  # it waits for a session or a worker, and that was counted
     bint listed                 # in the router's list of connections that wait
 
@@ -88,6 +89,7 @@ cdef class Connection:
     cdef Pace* pace                     # NULL until the first publish that is judged
     cdef public uint64_t opened         # ms, monotonic
     cdef public uint64_t bytes_in
+    cdef uint64_t filters_until         # us: until then its Topic Filters have used up what filters_per_second_max gives
     cdef public uint64_t bytes_out
     cdef public uint64_t messages_in
     cdef public uint64_t messages_out

@@ -102,6 +102,7 @@ cpdef enum:
     KEEP_ALIVES_SHORTENED
     SESSION_EXPIRIES_SHORTENED
     PUBLISH_RATE_HELD               # times a connection was not read because it published too fast
+    FILTERS_RATE_HELD               # or subscribed too fast
     INFLIGHT_FULL                   # times a session fell behind because its window was full
     QUEUES_HELD                     # times the queue of a session was full and its publishers were made to wait
     QUEUE_FULL_HELD                 # times a publisher was not read because of that

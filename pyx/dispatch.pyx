@@ -238,7 +238,7 @@ cdef class Dispatch:
                 if total != n:
                     self.router.adoptable = None
                 if self.packet(conn, p + at, <uint32_t>header, <uint32_t>total):
-                    # a publish that is not taken yet: it stays in front, the router brings the connection back
+                    # a packet that is not taken yet: it stays in front, the router brings the connection back
                     packets -= 1
                     conn.carried = True
                     break
@@ -328,10 +328,14 @@ cdef class Dispatch:
             self.connect(conn, p, header, total)
         elif packet_type == SUBSCRIBE:
             subscribe = decode_subscribe(flags, body, n, v5)
+            if self.router.judge_filters(conn, s, <uint32_t>len(subscribe.filters)) == HELD:
+                return 1
             self.filters_left -= len(subscribe.filters)
             self.router.handler.subscribe(conn, s, subscribe)
         elif packet_type == UNSUBSCRIBE:
             unsubscribe = decode_unsubscribe(flags, body, n, v5)
+            if self.router.judge_filters(conn, s, <uint32_t>len(unsubscribe.filters)) == HELD:
+                return 1
             self.filters_left -= len(unsubscribe.filters)
             self.router.handler.unsubscribe(conn, s, unsubscribe)
         elif packet_type == DISCONNECT:

@@ -30,6 +30,8 @@ cdef class Holding(Routing):
     cdef uint64_t memory_full       # bits of the workers at worker_memory_bytes_max
 
     cdef int judge(self, Connection conn, Session s, uint8_t qos, bint retain, Matches* m, uint32_t size) except -1
+    # May a SUBSCRIBE or UNSUBSCRIBE with so many Topic Filters be taken now?
+    cdef int judge_filters(self, Connection conn, Session s, uint32_t filters) except -1
     cdef int hold_back(self, Connection conn, Session s, bint* counted, int counter) except -1
     cdef Pace* pace_of(self, Connection conn) except NULL
     cdef bint may_publish(self, Pace* pace) noexcept

@@ -85,6 +85,20 @@ cdef class Holding(Routing):
         pace.bytes -= 1000 * <int64_t>size
         return TAKEN
 
+    cdef int judge_filters(self, Connection conn, Session s, uint32_t filters) except -1:
+        # a bucket of one second's worth, kept as the time at which it will be full again
+        cdef uint64_t now = self.now_ms * 1000, rate = self.limits.filters_per_second_max
+        if rate == 0:
+            return TAKEN
+        if conn.filters_until < now:
+            conn.filters_until = now
+        if conn.filters_until - now >= 1_000_000:
+            return self.hold_back(conn, s, &self.pace_of(conn).subscribes_too_fast, count.FILTERS_RATE_HELD)
+        conn.filters_until += filters * 1_000_000 // rate
+        if conn.pace != NULL:
+            conn.pace.subscribes_too_fast = False
+        return TAKEN
+
     cdef Pace* pace_of(self, Connection conn) except NULL:
         if conn.pace == NULL:
             conn.pace = <Pace*>calloc(1, sizeof(Pace))

@@ -29,6 +29,7 @@ cdef class Limits:
     cdef public uint32_t user_properties_max        # of a packet
     cdef public uint32_t user_property_bytes_max
     cdef public uint32_t filters_per_packet_max
+    cdef public uint32_t filters_per_second_max     # of a connection; 0: any number
     cdef public uint32_t publish_per_second_max     # of a connection; 0: any number
     cdef public uint32_t publish_bytes_per_second_max
     cdef public uint32_t outbox_bytes_max           # not yet taken by the kernel, per connection

@@ -13,6 +13,7 @@ class Limits:
     user_properties_max: int
     user_property_bytes_max: int
     filters_per_packet_max: int
+    filters_per_second_max: int
     publish_per_second_max: int
     publish_bytes_per_second_max: int
     outbox_bytes_max: int

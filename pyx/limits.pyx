@@ -26,6 +26,7 @@ cdef class Limits:
         self.tick_connection_bytes_max = 65536
         self.tick_connection_packets_max = 1000
         self.tick_filters_max = 64
+        self.filters_per_second_max = 2000
         self.tick_peer_bytes_max = 1 << 20
         self.queue_qos0 = False
         self.maximum_qos = 2

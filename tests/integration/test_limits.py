@@ -534,6 +534,7 @@ def _tick_bytes(scene: Scene) -> None:
 
 @reaches("tick_connection_packets_max")
 @reaches("tick_filters_max")
+@reaches("filters_per_second_max", filters_per_second_max=20)
 def _tick_packets(scene: Scene) -> None:
     client = scene.client()
     client.send(*[wire.subscribe(client.version, 1, (scene.name, 0))] * 30)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from broker.config import QueueRule
+from tests import wire
 from tests.sansio import Host, Peer
 
 LIMIT = 20
@@ -204,6 +205,28 @@ def test_a_publisher_that_is_too_fast_is_read_more_slowly(qos: int) -> None:
     assert host.counters()["publish_received"] == 40
     assert host.counters()["publish_rate_held"] >= 1
     assert not publisher.closed
+
+
+def test_a_client_that_subscribes_too_fast_is_read_more_slowly_and_others_are_not() -> None:
+    host = Host(limits={"filters_per_second_max": 10})
+    client, other = host.connect("s"), host.connect("o")
+    client.send(*(wire.subscribe(4, n + 1, (f"a/{n}", 0), (f"b/{n}", 0)) for n in range(15)))
+    client.send(wire.unsubscribe(4, 100, *(f"a/{n}" for n in range(15))))
+    host.settle()
+    assert client.session.subscriptions == 10
+    other.subscribe(("t", 0))
+    host.pass_time(1)
+    assert 18 <= client.session.subscriptions <= 22
+    host.pass_time(1)
+    assert client.session.subscriptions == 30
+    host.pass_time(1)
+    assert client.session.subscriptions == 15  # more filters than come in a second may be in one packet
+    host.pass_time(2)
+    client.send(wire.subscribe(4, 101, ("c", 0)))
+    host.settle()
+    assert client.session.subscriptions == 16
+    assert host.counters()["filters_rate_held"] >= 1
+    assert not client.closed
 
 
 def test_bytes_per_second_let_a_large_packet_through() -> None:
