@@ -199,6 +199,8 @@ cdef class Router(Sharing):
         else:
             held = self.subscriptions.membership(f, NULL, <void*>s, &s.own)
             wanted = held >= 0 and (f.plain.items[s.own.items[held].index].slot_options >> 24) & 3 != 0
+            if wanted and options & 3 == 0 and s.absences is None:
+                self.drop_unsubscribed(s)       # what was stored for it is not sent at QoS 0
         new = self.subscriptions.add(f, g, <void*>s, &s.own, <uint8_t>options, identifier, s.connection is not None)
         if group is None and s.behind and s.own_key is None and (new or not wanted and s.absences is None):
             # what is in the log already was not for it, or was sent at QoS 0
@@ -220,6 +222,16 @@ cdef class Router(Sharing):
             g = g.next
         return g
 
+    cdef int drop_unsubscribed(self, Session s) except -1:
+        # count what has not been sent of the only subscription of a session, before that ends. (With others, what is
+        # not sent for this one may still be for them; what is for none was never counted as matched)
+        cdef uint64_t size = 0, messages
+        if s.behind and s.own.count == 1:
+            messages = <uint64_t>self.backlog_after(s, s.cursor)[0] - self.in_holes(s, &size)
+            self.counters.at[count.MATCHED] += messages
+            self.counters.at[count.DROPPED_UNSUBSCRIBED] += messages
+        return 0
+
     def unsubscribe(self, Session s not None, bytes text not None, bytes group=None):
         """Remove a subscription; False: there was none. What waits for this member of a group goes to another one; what
         is in flight is completed."""
@@ -237,11 +249,8 @@ cdef class Router(Sharing):
         i = self.subscriptions.membership(f, g, <void*>s, &s.own)
         if i < 0:
             return False
-        if s.behind and group is None and s.own_key is None and f.index != NULL:
-            messages = self.store.backlog((<LogKey>f.index).name, s.cursor)[0]
-            if s.own.count == 1:
-                self.counters.at[count.MATCHED] += messages
-                self.counters.at[count.DROPPED_UNSUBSCRIBED] += messages
+        if group is None:
+            self.drop_unsubscribed(s)
         if g != NULL:
             self.strike(g, s)
             number = g.number

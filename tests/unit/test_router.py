@@ -438,6 +438,25 @@ def test_unsubscribing_while_behind_drops_what_was_not_sent() -> None:
     host.check_books()
 
 
+@pytest.mark.parametrize("online", [True, False])
+def test_what_waits_for_a_subscription_that_is_lowered_to_qos_0_is_counted(online: bool) -> None:
+    host = Host(limits={"inflight_max": 2})
+    subscriber, publisher = host.connect("subscriber", clean=False), host.connect("publisher")
+    subscriber.subscribe(("t", 1))
+    if not online:
+        host.lose(subscriber)
+    publish_many(publisher, "t", numbered(6))
+    if not online:
+        subscriber = host.connect("subscriber", clean=False)
+    subscriber.send(wire.subscribe(4, 9, ("t", 0)))
+    host.settle()
+    sent = 2
+    assert len([packet for packet in subscriber.receive() if packet.kind == "PUBLISH"]) == sent
+    row = host.counters()
+    assert (row["matched"], row["dropped_unsubscribed"]) == (6, 6 - sent)
+    host.check_books()
+
+
 def test_the_end_of_a_session_counts_what_it_had_not_got() -> None:
     host = Host(limits={"inflight_max": 2, "queue_messages_max": 50})
     subscriber, publisher = host.connect("subscriber"), host.connect("publisher")
