@@ -142,8 +142,8 @@ class Limits(BaseModel):
     )  # fmt: skip
     filters_per_second_max: int = _bound(
         2000, "filters per second", "filters_rate_held",
-        "Topic Filters in the SUBSCRIBEs and UNSUBSCRIBEs of one connection; those of one second, and a packet that has "
-        "more of them, may come at once. 0: any number",
+        "Topic Filters in the SUBSCRIBEs and UNSUBSCRIBEs of one connection; those of one second, and a packet that "
+        "has more of them, may come at once. 0: any number",
         "the connection is not read until it has room again; its keep-alive stands still", ge=0,
     )  # fmt: skip
     publish_per_second_max: int = _bound(

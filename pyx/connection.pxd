@@ -89,7 +89,7 @@ cdef class Connection:
     cdef Pace* pace                     # NULL until the first publish that is judged
     cdef public uint64_t opened         # ms, monotonic
     cdef public uint64_t bytes_in
-    cdef uint64_t filters_until         # us: until then its Topic Filters have used up what filters_per_second_max gives
+    cdef uint64_t filters_until         # us: when what filters_per_second_max gives it will be whole again
     cdef public uint64_t bytes_out
     cdef public uint64_t messages_in
     cdef public uint64_t messages_out

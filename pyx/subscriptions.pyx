@@ -17,7 +17,7 @@ from pyx.counters cimport MATCH_DURATION, observe
 from pyx.filters cimport (
     Elsewhere, Filter, Group, Matches, Membership, Memberships, Subscriber, SubscriberList, filter_text,
 )
-from pyx.hashing cimport HashKey, hash_bytes, prefetch
+from pyx.hashing cimport HashKey, hash_bytes
 from pyx.kernel cimport monotonic_ns
 from pyx.placement cimport fixed_hash
 from pyx.results cimport Results

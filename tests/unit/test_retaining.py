@@ -7,7 +7,7 @@ import pytest
 from pyx.placement import owner
 from tests import wire
 from tests.sansio import Host
-from tests.unit.test_router import client_at, payloads, publish_many
+from tests.unit.test_router import client_at, publish_many
 
 
 def test_a_live_message_is_not_followed_by_an_older_retained_one() -> None:
