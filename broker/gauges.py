@@ -16,7 +16,7 @@ _TOTALS = len(count.LINK_TOTALS)
 
 
 class Gauges:
-    """Of one node; `update` is called every 100 ms by its worker, and every second by the node itself."""
+    """Of one node; `update` is called every second by its worker, and by the node itself where there is none."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

@@ -320,7 +320,6 @@ class Worker:
             self.mesh.tick(now)
             self._mesh_state()
         self.reactor.run_timers()
-        self.node.gauges.update(len(self.reactor), self.mesh.frames_malformed if self.mesh is not None else 0)
         if self._waiting:
             self._retry_handoffs()
         if now >= self._trim_at:
@@ -329,6 +328,7 @@ class Worker:
         if now >= self._measure_at:
             self._measure_at = now + _MEASURE_SECONDS
             self._measure_memory()
+            self.node.gauges.update(len(self.reactor), self.mesh.frames_malformed if self.mesh is not None else 0)
         self.loop.call_later(_TIMER_SECONDS, self._on_timer)
 
     def _measure_memory(self) -> None:
