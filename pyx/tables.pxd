@@ -1,7 +1,8 @@
 # cython: language_level=3
 """Hash tables of C structs that grow a page at a time: one insert moves at most a page, whatever the table holds.
 
-    directory (2^depth pointers, indexed by the top bits of the hash; several may point to one page)
+    directory (2^depth pointers with the page's number of slots in their high 16 bits, indexed by the top bits of the
+      |        hash; several may point to one page)
       |
       v
     Page: slots[8 .. 512], open addressing with linear probing, at most 7/8 full
@@ -37,7 +38,7 @@ cdef struct Page:
 
 
 cdef struct Table:
-    Page** directory
+    uint64_t* directory
     uint64_t count
     uint32_t depth
 
@@ -65,8 +66,16 @@ cdef inline uint64_t* page_slots(const Page* page) noexcept nogil:
     return <uint64_t*> (page + 1)
 
 
-cdef inline Page* page_of(const Table* t, uint64_t hash_) noexcept nogil:
+cdef inline uint64_t place_of(const Table* t, uint64_t hash_) noexcept nogil:
     return t.directory[hash_ >> 1 >> (63 - t.depth)]
+
+
+cdef inline Page* page_at(uint64_t place) noexcept nogil:
+    return <Page*> (place & 0xFFFFFFFFFFFFULL)
+
+
+cdef inline Page* page_of(const Table* t, uint64_t hash_) noexcept nogil:
+    return page_at(place_of(t, hash_))
 
 
 cdef inline void* table_next(Probe* probe) noexcept nogil:
@@ -84,14 +93,15 @@ cdef inline void* table_next(Probe* probe) noexcept nogil:
 
 cdef inline void table_prefetch(const Table* t, uint64_t hash_) noexcept nogil:
     """Fetch the slot where a find will begin: what is done meanwhile costs nothing."""
-    cdef const Page* page = page_of(t, hash_)
-    prefetch(page_slots(page) + ((hash_ & 0xFFFF) << 9 >> 16))      # exact for a page of 512 slots, close for others
+    cdef uint64_t place = place_of(t, hash_)
+    prefetch(page_slots(page_at(place)) + ((hash_ & 0xFFFF) * (place >> 48) >> 16))
 
 
 cdef inline void* table_first(const Table* t, uint64_t hash_, Probe* probe) noexcept nogil:
-    cdef const Page* page = page_of(t, hash_)
-    probe.slots = page_slots(page)
+    # the page's own head is not read: it would be one more line to wait for
+    cdef uint64_t place = place_of(t, hash_)
+    probe.slots = page_slots(page_at(place))
     probe.tag = hash_ & 0xFFFF
-    probe.end = page.slots
-    probe.at = <uint32_t> (probe.tag * page.slots >> 16)
+    probe.end = <uint32_t> (place >> 48)
+    probe.at = <uint32_t> (probe.tag * probe.end >> 16)
     return table_next(probe)

@@ -34,6 +34,11 @@ cdef inline void put(Page* page, uint64_t value) noexcept nogil:
     page.used += 1
 
 
+cdef inline uint64_t place(const Page* page) noexcept nogil:
+    """A page as the directory has it."""
+    return <uint64_t> page | <uint64_t> page.slots << 48
+
+
 cdef Page* new_page(uint32_t slots, uint16_t depth) noexcept:
     cdef Page* page = <Page*> calloc(1, sizeof(Page) + slots * sizeof(uint64_t))
     if page is not NULL:
@@ -45,14 +50,14 @@ cdef Page* new_page(uint32_t slots, uint16_t depth) noexcept:
 cdef int table_init(Table* t) except -1:
     t.count = 0
     t.depth = 0
-    t.directory = <Page**> malloc(sizeof(Page*))
-    if t.directory is NULL:
-        raise MemoryError()
-    t.directory[0] = new_page(SLOTS_MIN, 0)
-    if t.directory[0] is NULL:
+    cdef Page* page = new_page(SLOTS_MIN, 0)
+    t.directory = <uint64_t*> malloc(sizeof(uint64_t))
+    if t.directory is NULL or page is NULL:
         free(t.directory)
+        free(page)
         t.directory = NULL
         raise MemoryError()
+    t.directory[0] = place(page)
     return 0
 
 
@@ -62,7 +67,7 @@ cdef void table_free(Table* t) noexcept:
     if t.directory is NULL:
         return
     while position < end:
-        page = t.directory[position]
+        page = page_at(t.directory[position])
         position += <uint64_t> 1 << (t.depth - page.depth)
         free(page)
     free(t.directory)
@@ -81,14 +86,14 @@ cdef bint resize_page(Table* t, Page* page, uint64_t hash_, uint32_t slots) noex
             put(fresh, page_slots(page)[i])
     position = first_position(t, page, hash_)
     for i in range(<uint64_t> 1 << (t.depth - page.depth)):
-        t.directory[position + i] = fresh
+        t.directory[position + i] = place(fresh)
     free(page)
     return True
 
 
 cdef bint double_directory(Table* t) noexcept:
     cdef uint64_t i, size = <uint64_t> 1 << t.depth
-    cdef Page** directory = <Page**> malloc(2 * size * sizeof(Page*))
+    cdef uint64_t* directory = <uint64_t*> malloc(2 * size * sizeof(uint64_t))
     if directory is NULL:
         return False
     for i in range(size):
@@ -130,8 +135,8 @@ cdef bint split_page(Table* t, Page* page, uint64_t hash_) noexcept:
     position = first_position(t, page, hash_)
     step = <uint64_t> 1 << (t.depth - page.depth - 1)
     for i in range(step):
-        t.directory[position + i] = halves[0]
-        t.directory[position + step + i] = halves[1]
+        t.directory[position + i] = place(halves[0])
+        t.directory[position + step + i] = place(halves[1])
     free(page)
     return True
 
@@ -185,7 +190,7 @@ cdef void* table_walk(const Table* t, Walk* walk) noexcept:
     cdef Page* page
     cdef uint64_t value
     while walk.position < <uint64_t> 1 << t.depth:
-        page = t.directory[walk.position]
+        page = page_at(t.directory[walk.position])
         while walk.slot < page.slots:
             value = page_slots(page)[walk.slot]
             walk.slot += 1
