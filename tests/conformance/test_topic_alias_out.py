@@ -126,7 +126,8 @@ def test_they_end_with_the_connection(connect: Connect, name: str) -> None:
     again = Follower(connect(5, name, clean=False, properties=keep))
     for number in range(6):
         got = again.receive(b"%d" % number)
-        assert (got.topic, got.dup) == (topic, number < 5)
+        assert got.topic == topic
+        assert got.dup or number == 5  # which may have been sent before the broker knew of the end
     assert again.by_alias == 5
 
 
