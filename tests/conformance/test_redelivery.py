@@ -42,13 +42,14 @@ def test_unacknowledged_publish_comes_again(connect: Connect, version: int, name
 @pytest.mark.mqtt("5:4.4.0-1", "5:4.6.0-5", "311:4.6.0-1", "311:4.6.0-6")
 @pytest.mark.parametrize("qos", [1, 2])
 def test_redelivery_keeps_the_order(connect: Connect, version: int, name: str, qos: int) -> None:
-    """Five unacknowledged messages come again in their order; what was published meanwhile follows, without DUP."""
+    """Five unacknowledged messages come again in their order; what was published meanwhile follows."""
     unacknowledged(connect, version, name, qos, count=5).close()
     connect(version).publish(name, b"new", qos=qos)
     again = connect(version, name, **durable(version))
     got = [again.expect("PUBLISH") for _ in range(6)]
     assert [each.packet_id for each in got] == [1, 2, 3, 4, 5, 6]
-    assert [each.dup for each in got] == [True] * 5 + [False]
+    # the last may have been sent before the broker knew of the end
+    assert [each.dup for each in got[:5]] == [True] * 5
     assert [each.payload for each in got] == [b"0", b"1", b"2", b"3", b"4", b"new"]
 
 
