@@ -94,7 +94,7 @@ cdef class Holding(Routing):
             conn.filters_until = now
         if conn.filters_until - now >= 1_000_000:
             return self.hold_back(conn, s, &self.pace_of(conn).subscribes_too_fast, count.FILTERS_RATE_HELD)
-        conn.filters_until += filters * 1_000_000 // rate
+        conn.filters_until += <uint64_t>filters * 1_000_000 // rate
         if conn.pace != NULL:
             conn.pace.subscribes_too_fast = False
         return TAKEN

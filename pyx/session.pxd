@@ -106,5 +106,5 @@ cdef class Session:
     cdef list take_queued(self, uint32_t group)     # remove and return the messages of that group
     cdef void dequeue(self) noexcept
     cdef int clear(self) except -1
-    cdef void sent_live(self, bytes topic, uint64_t number)
+    cdef int sent_live(self, bytes topic, uint64_t number) except -1
     cdef bint overtaken(self, bytes topic, uint64_t number, uint32_t asked) except -1

@@ -237,10 +237,11 @@ cdef class Session:
         self.asked += 1
         return self.asked
 
-    cdef void sent_live(self, bytes topic, uint64_t number):
+    cdef int sent_live(self, bytes topic, uint64_t number) except -1:
         # while retained messages are on their way: see overtaken
         if len(self.watched) < WATCHED_MAX:
             self.watched[topic] = (number, self.asked)
+        return 0
 
     cdef bint overtaken(self, bytes topic, uint64_t number, uint32_t asked) except -1:
         # Has a message of that topic that is not older been sent live since that SUBSCRIBE?

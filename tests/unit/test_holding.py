@@ -229,6 +229,18 @@ def test_a_client_that_subscribes_too_fast_is_read_more_slowly_and_others_are_no
     assert not client.closed
 
 
+def test_a_packet_of_very_many_filters_is_paid_for_in_full() -> None:
+    host = Host(limits={"filters_per_second_max": 1000, "filters_per_packet_max": 10_000, "tick_filters_max": 10_000})
+    client = host.connect("s")
+    client.send(wire.subscribe(4, 1, *((f"a/{n}", 0) for n in range(5000))), wire.subscribe(4, 2, ("b", 0)))
+    host.settle()
+    assert client.session.subscriptions == 5000
+    host.pass_time(3.5)
+    assert client.session.subscriptions == 5000
+    host.pass_time(1)
+    assert client.session.subscriptions == 5001
+
+
 def test_bytes_per_second_let_a_large_packet_through() -> None:
     host = Host(limits={"publish_bytes_per_second_max": 1000})
     subscriber, publisher = host.connect("s"), host.connect("p")
