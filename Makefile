@@ -26,7 +26,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 PACKAGES = $(wildcard broker shards zmq_mesh leveldb_store)
 
-.PHONY: run compile test check asan asan-tree fuzz fuzz-asan soak bench clean debian debian-test
+.PHONY: run compile compile-tests test check asan asan-tree fuzz fuzz-asan soak bench clean debian debian-test
 
 run: compile
 	$(BIN)/python -m broker $(ARGS)
@@ -53,10 +53,13 @@ $(VENV)/made: pyproject.toml | debian
 compile: $(VENV)/made
 	$(BIN)/python setup.py --quiet build_ext --inplace
 
+# with the adapters through which tests and benchmarks reach what only Cython can call
+compile-tests: $(VENV)/made
+	MQTTD_TESTS=1 $(BIN)/python setup.py --quiet build_ext --inplace
+
 # -- tests
 
-test: debian-test $(VENV)/made
-	MQTTD_TESTS=1 $(BIN)/python setup.py --quiet build_ext --inplace
+test: debian-test compile-tests
 	$(BIN)/python -m pytest $(ARGS)
 
 check: $(VENV)/made
@@ -93,12 +96,11 @@ fuzz-asan: asan-tree
 	cd $(ASAN) && FUZZ_CORPUS=$(CURDIR)/tests/fuzz/corpus $(SANITIZED) \
 	    $(abspath $(BIN))/python -m tests.fuzz.run --seconds $(SECONDS) $(ARGS)
 
-soak: compile
+soak: debian-test compile-tests
 	RULER="$(RULER)" $(BIN)/python -m pytest -m soak $(ARGS)
 	$(MAKE) fuzz-asan SECONDS=$(SOAK_FUZZ_SECONDS) ARGS=
 
-bench: compile
-	MQTTD_TESTS=1 $(BIN)/python setup.py --quiet build_ext --inplace
+bench: compile-tests
 	$(BIN)/python -m tests.benchmarks.run --ruler "$(RULER)" $(ARGS)
 
 clean:

@@ -169,3 +169,12 @@ def test_without_a_compiler(tree: Path, tmp_path: Path) -> None:
     assert done.returncode != 0
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert "mqttd" in done.stderr
+
+
+@pytest.mark.parametrize("target", ["test", "soak", "bench"])
+def test_what_runs_tests_compiles_their_adapters(target: str) -> None:
+    """On a fresh clone, that is: a tree in which `make test` has run has them already."""
+    dry = run("make", "--dry-run", "VENV=none", target, cwd=ROOT).stdout.splitlines()
+    steps = [line for line in dry if " -m pytest " in line or " -m tests." in line or "MQTTD_TESTS=1" in line]
+    assert "setup.py --quiet build_ext --inplace" in steps[0]
+    assert len(steps) > 1
