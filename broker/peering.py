@@ -146,6 +146,10 @@ class Peering:
         self._router.forget_holds(peer)
         self._node.peers_changed()
 
+    def unconfirmed(self, peer: int) -> None:
+        """What it wants may have grown while this worker was paused: it gets everything until it has told us."""
+        self._router.peer_unsure(peer)
+
     def gone(self, peer: int, incarnation: int) -> None:
         """That incarnation is dead; with the memory store its sessions, and with them its interest, are gone."""
         self._node.log.warning("peer_gone", peer=peer)

@@ -53,7 +53,7 @@ cdef class Router(Sharing):
     cdef int publish(self, Matches* m) except -1:
         cdef const Content* c = self.content
         cdef uint32_t i
-        cdef uint64_t siblings = 0
+        cdef uint64_t siblings = self.unsure_peers if c.qos else 0
         cdef bint groups = False
         cdef uint32_t local = 0
         cdef Group* g

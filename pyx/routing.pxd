@@ -127,6 +127,7 @@ cdef class Routing:
     cdef public uint64_t dirty_peers    # have entries to take
     cdef uint64_t full_peers            # publishers that match them are not read
     cdef uint64_t live_peers            # acks wait for them
+    cdef uint64_t unsure_peers          # may want more than is known: they get every publish of QoS 1 or 2
     cdef uint64_t live_for_interest     # SUBACKs wait for them: live and not away
     cdef list paused                    # connections not read because of full_peers
     cdef public list resumed            # connections to be read again: the reactor takes them

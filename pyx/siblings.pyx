@@ -94,6 +94,7 @@ cdef class Siblings(FanOut):
 
     def forget_interest(self, int peer):
         """Every interest of a sibling is gone."""
+        self.unsure_peers &= ~(<uint64_t>1 << peer)
         self.subscriptions.forget_sibling(peer)
 
     def take(self, int peer):
@@ -129,6 +130,7 @@ cdef class Siblings(FanOut):
     def peer_live(self, int peer, bint live):
         """Acks wait for live peers only."""
         if live:
+            self.unsure_peers &= ~(<uint64_t>1 << peer)
             self.live_peers |= <uint64_t>1 << peer
             self.live_for_interest |= <uint64_t>1 << peer
         else:
@@ -141,6 +143,11 @@ cdef class Siblings(FanOut):
         log."""
         self.live_for_interest &= ~(<uint64_t>1 << peer)
         self.acks_due = True
+
+    def peer_unsure(self, int peer):
+        """It may have answered SUBSCRIBEs that nobody told us of: it gets every publish of QoS 1 or 2, until it is live
+        again or its interest is told anew. It matches them itself."""
+        self.unsure_peers |= <uint64_t>1 << peer
 
     def peer_full(self, int peer, bint full):
         """While a peer's outbox is full, connections that publish to it are not read."""

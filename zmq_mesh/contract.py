@@ -84,6 +84,11 @@ class Events(Protocol):
     def away(self, peer: int) -> None:
         """Silent or stalled: SUBACKs do not wait for it. Its interest stays in force (hand-off log)."""
 
+    def unconfirmed(self, peer: int) -> None:
+        """Asked after a pause of our own (`greet`) it was silent: before it fell so it may have given SUBACKs that did
+        not wait for us, so it may want more than is known here. Until it is `ready`, or `gone`.
+        """
+
     def gone(self, peer: int, incarnation: int) -> None:
         """That incarnation is dead; once per incarnation. With the memory store its interest ends here."""
 

@@ -126,6 +126,8 @@ class Link(Outgoing):
             and (not self.away or self._stalled or self._answered or self.confirming)
         ):
             self._leave(stalled=False)
+        elif self.confirming and not self.peer_incarnation and now - self.heard_at > silence:
+            self._confirm_no_longer()
         elif self.full and now - self._full_since > self.limits.peer_stall_seconds_max:
             self._leave(stalled=True)
         elif self._stalled:
@@ -404,7 +406,7 @@ class Link(Outgoing):
         told = not self.away or self._answered
         self.away = True
         self._answered = False
-        self.ready = self.confirming = False
+        self.ready = False
         self._stalled = stalled
         self._stall_frame = self._frame
         if not stalled:
@@ -419,6 +421,12 @@ class Link(Outgoing):
         self.full = False
         if told:
             self._events.away(self.peer)
+        if self.confirming:
+            self._confirm_no_longer()
+
+    def _confirm_no_longer(self) -> None:
+        self.confirming = False
+        self._events.unconfirmed(self.peer)
 
     def _gone(self) -> None:
         """That incarnation of the peer is dead."""

@@ -86,6 +86,9 @@ class Node:
     def away(self, peer: int) -> None:
         self.log.append(("away", peer))
 
+    def unconfirmed(self, peer: int) -> None:
+        self.log.append(("unconfirmed", peer))
+
     def gone(self, peer: int, incarnation: int) -> None:
         self.log.append(("gone", peer))
 

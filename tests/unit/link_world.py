@@ -152,6 +152,9 @@ class Worker:
     def away(self, peer: int) -> None:
         self.log.append(("away", peer))
 
+    def unconfirmed(self, peer: int) -> None:
+        self.log.append(("unconfirmed", peer))
+
     def gone(self, peer: int, incarnation: int) -> None:
         self.log.append(("gone", peer, incarnation))
         self.taken[peer] = 0

@@ -200,6 +200,7 @@ def test_a_peer_that_stays_away_is_waited_for_no_longer_than_its_silence() -> No
     world.run(LIMITS.link_silence_seconds_max + 0.2)
     assert not any(each.confirming for each in one.links.values())
     assert one.log.count(("away", 1)) == 1
+    assert one.log[-1] == ("unconfirmed", 1)  # it may want more than is known
     two.stopped = False
     two.links[0].greet(world.network.now)
     world.run(0.5)
