@@ -263,7 +263,7 @@ def somebody_stayed(world: World, publish: Publish) -> bool:
     assert publish.started is not None
     return any(
         period.group == name and period.end is None and period.qos and period.start <= publish.started
-        and not client.uncertain and not world.cut_off(client, publish, period.start)
+        and not client.uncertain and not world.cut_off(client, publish, period.start, shared=True)
         for client in world.clients.values() for period in client.periods
     )  # fmt: skip
 

@@ -15,7 +15,8 @@ from tests.simulation.world import EVENTS, World
 )
 def test_promises_hold(first: int, seeds: int) -> None:
     """Nothing acknowledged is lost, QoS 2 once, order, one session, SUBACK promise, limits, books."""
-    assert failures(alternate(first, seeds)) == []
+    found = failures(alternate(first, seeds), say=print)
+    assert not found, "\n".join(found)
 
 
 def test_a_seed_decides_everything() -> None:

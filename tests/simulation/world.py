@@ -189,15 +189,18 @@ class World:
                 publish.share_lost = True
         self.losses_booked += booked
 
-    def cut_off(self, client: Client, publish: Publish, since: float) -> bool:
+    def cut_off(self, client: Client, publish: Publish, since: float, shared: bool = False) -> bool:
         """Whether the SUBACK promise is void: subscribed while the links between two running workers were broken for
         longer than link_silence_seconds_max (inside a host that does not happen to workers that run). A worker that is
-        stopped meanwhile may be told only when it goes on.
+        stopped meanwhile may be told only when it goes on. A message for a group may have come to the member's worker
+        by way of any other: of one whose member had it and left.
         """
         pair = {client.home, publish.publisher.home}
         assert publish.started is not None
         return any(
-            pair == {a, b} and start <= since <= end + 1.0 and publish.started <= end + 6.0
+            (client.home in (a, b) if shared else pair == {a, b})
+            and start <= since <= end + 1.0
+            and publish.started <= end + 6.0
             for a, b, start, end in self.cuts
         )
 
