@@ -278,7 +278,7 @@ class Worker:
         connections = [session.connection for session in sessions if session.connection is not None]
         for session in sessions:
             conn = session.connection
-            if conn is not None and conn.state < CLOSING:
+            if conn is not None:  # also one that the will of another, just published, made the router want closed
                 conn.state = CLOSING
                 node.connecting.closed(conn, 0, "worker died")
                 conn.state = CLOSED
