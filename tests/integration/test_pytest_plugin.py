@@ -234,6 +234,8 @@ def test_nothing_is_left_when_pytest_is_ended(suite: pytest.Pytester, number: si
         cwd=suite.path,
         env={**os.environ, "TMPDIR": str(temporary)},
         stdout=subprocess.DEVNULL,
+        # a suite that runs in the background of a shell has SIGINT ignored, and what it starts inherits that
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         wait_until(pids.exists, SECONDS_MAX, "the brokers run")
