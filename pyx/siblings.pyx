@@ -93,7 +93,7 @@ cdef class Siblings(FanOut):
             self.subscriptions.drop_if_unused(f)
 
     def forget_interest(self, int peer):
-        """Every interest of a sibling is gone."""
+        """No interest of a sibling is known, or in doubt, any more."""
         self.unsure_peers &= ~(<uint64_t>1 << peer)
         self.subscriptions.forget_sibling(peer)
 

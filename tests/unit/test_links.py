@@ -207,6 +207,25 @@ def test_a_peer_that_stays_away_is_waited_for_no_longer_than_its_silence() -> No
     world.check_quiet()
 
 
+def test_a_dead_peer_whose_sessions_outlive_it_is_waited_for_no_longer_either() -> None:
+    """Its successor may never come up; clients of this worker must not wait for that."""
+    world = World(2)
+    world.workers = [world.start(i, 1, handoffs={1 - i: HandoffLog(stream=10 + i)}) for i in range(2)]
+    world.run(0.5)
+    one = world.workers[0]
+    link = one.links[1]
+    world.kill(1)
+    link.down(1)
+    link.greet(world.network.now)
+    assert [each.confirming for each in one.links.values()] == [True]
+    world.run(LIMITS.link_silence_seconds_max + 0.2)
+    assert [each.confirming for each in one.links.values()] == [False]
+    assert one.log[-1] == ("unconfirmed", 1)
+    world.workers[1] = world.start(1, 2, handoffs={0: HandoffLog(stream=12)})
+    world.run(0.5)
+    assert link.ready
+
+
 def test_handoff_log_refuses_the_newest_above_its_limit() -> None:
     world = World(2)
     world.run(0.5)

@@ -40,5 +40,7 @@ def test_the_promise_of_a_suback_outlasts_two_workers_that_stop_one_after_the_ot
     # from now on it is known again what that worker wants
     sent = first.messages_sent
     publisher.publish("nobody/wants/it", b"", 1)
+    host.settle()
+    assert publisher.packets[-1].kind == "PUBACK"
     assert first.messages_sent == sent
     host.check_books()
