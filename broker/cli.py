@@ -1,7 +1,8 @@
 """The command `mqttd`: read the settings, make the sockets, say what was started, supervise.
 
 Exit statuses: 0 stopped as asked; 1 a worker cannot start, or too many died; 2 wrong usage or settings; 3 an address
-cannot be listened on (in use, no permission, not of this machine). Each comes with one line on standard error that
+cannot be listened on (in use, no permission, not of this machine); 4 the data directory cannot be used (another mqttd
+has it, or its stores cannot be read for another number of workers). Each comes with one line on standard error that
 begins with `mqttd: `.
 
 Standard output carries one line, when every worker serves: `mqttd ready HOST:PORT workers=N`. Everything else goes to
@@ -24,7 +25,9 @@ from broker import config, passwd
 from broker.config import ConfigError, Settings
 from broker.logs import Log
 from shards import listening
+from shards.console import Console, Written
 from shards.cores import usable_cores
+from shards.data_dir import DataDir, DataDirError
 from shards.listening import CannotListen
 from shards.runtime_dir import RuntimeDir, RuntimeDirError
 from shards.supervisor import (
@@ -40,6 +43,7 @@ from shards.supervisor import (
 _CANNOT_START = 1
 _BAD_SETTINGS = 2
 _CANNOT_LISTEN = 3
+_CANNOT_USE_DATA = 4
 
 _DESCRIPTORS_OF_A_WORKER = 64
 """Descriptors a worker needs for itself (streams, epoll, control, logs), beside listeners and a handful per sibling."""
@@ -48,6 +52,8 @@ _DESCRIPTORS_PER_SIBLING = 8
 _EPILOG = """\
 mqttd status               ask a running broker how it is (mqttd status --help)
 mqttd check-config FILE    name every error in a configuration file and exit (status 2 if there is one)
+mqttd sessions list        ask a running broker about sessions, or delete one (mqttd sessions --help)
+mqttd store stats|verify   look into the stores of a broker that is stopped (mqttd store --help)
 mqttd passwd FILE USER     set the password of a user in a password file; --help says more
 
 Settings come from defaults, then the file, then the environment (MQTTD_PORT, MQTTD_LIMITS__PACKET_BYTES_MAX, ...),
@@ -67,6 +73,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if arguments[:1] == ["status"]:
             status: int = importlib.import_module("broker.status").main(arguments[1:])
             return status
+        if arguments[:1] == ["sessions"]:
+            asked: int = importlib.import_module("broker.sessions_command").main(arguments[1:])
+            return asked
+        if arguments[:1] == ["store"]:
+            inspected: int = importlib.import_module("broker.inspection").main(arguments[1:])
+            return inspected
         flags = vars(_parser().parse_args(arguments))
         file = flags.pop("config", None) or os.environ.get(config.ENVIRONMENT_CONFIG) or None
         return _serve(file, flags)
@@ -103,7 +115,8 @@ def _parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="let the admin interface, which asks for no credentials, listen on other addresses than loopback ones",
     )
-    add("--store", choices=["memory"], help="where sessions and messages are kept (default: memory)")
+    add("--store", choices=["memory", "leveldb"], help="where sessions and messages are kept (default: leveldb)")
+    add("--data-dir", metavar="DIR", help="directory of the stores, for leveldb (default: ./mqttd-data)")
     add("--runtime-dir", metavar="DIR", help="directory for unix sockets (default: a private temporary one)")
     add("--log-level", choices=["debug", "info", "warning", "error"], help="default: info")
     add("--log-format", choices=["text", "json"], help="default: text")
@@ -148,10 +161,17 @@ def _serve(file: str | None, flags: Mapping[str, Any]) -> int:
     log = Log.of(settings)
     descriptors = raise_descriptor_limit()
     try:
+        # of a second broker in the same directory it is said that the port is in use: its data_dir is, too
+        listening.probe(listening.resolve(settings.host), settings.port)
+    except CannotListen as error:
+        raise _CannotStart(_CANNOT_LISTEN, str(error)) from None
+    data_dir = _data_dir(settings, log)
+    try:
         runtime_dir = RuntimeDir(settings.runtime_dir)
     except RuntimeDirError as error:
         raise _CannotStart(_CANNOT_START, str(error)) from None
     admin: list[socket.socket] = []
+    console = None if data_dir is None else Console(runtime_dir.path)
     try:
         admin = _listen_admin(settings, log)
         supervisor = Supervisor(
@@ -171,6 +191,7 @@ def _serve(file: str | None, flags: Mapping[str, Any]) -> int:
             bury=bury,
             control=_control() if admin else None,
             admin=admin,
+            console=console,
         )
     except CannotListen as error:
         listening.close([admin])
@@ -180,11 +201,26 @@ def _serve(file: str | None, flags: Mapping[str, Any]) -> int:
     _warn_if_exposed(settings, log)
     if threading.active_count() != 1:
         raise AssertionError("a thread was started before the fork")
+    written = None if console is None else Written(settings.data_dir, console.path, settings.workers)
     status = supervisor.serve()
+    if data_dir is not None and written is not None:
+        written.remove()
+        data_dir.close()
     if supervisor.failure:
         raise _CannotStart(status, supervisor.failure)
     log.info("stopped")
     return status
+
+
+def _data_dir(settings: Settings, log: Log) -> DataDir | None:
+    """The data directory, locked and for this number of workers; None with a store in memory."""
+    if settings.store == "memory":
+        return None
+    repartitioning = importlib.import_module("broker.repartitioning")  # not where there is no LevelDB
+    try:
+        return DataDir(settings.data_dir, settings.workers, repartitioning.Repartitioning(log, settings.leveldb))
+    except (DataDirError, repartitioning.Refused) as error:
+        raise _CannotStart(_CANNOT_USE_DATA, str(error)) from None
 
 
 def _load(file: str | None, flags: Mapping[str, Any]) -> Settings:
@@ -197,6 +233,7 @@ def _load(file: str | None, flags: Mapping[str, Any]) -> Settings:
 def _resolved(settings: Settings) -> Settings:
     """What stands for "as many as" and "where there is one", looked up on this machine."""
     updates: dict[str, Any] = {"workers": settings.workers or usable_cores()}
+    updates["data_dir"] = os.path.abspath(settings.data_dir)
     if "host" not in settings.model_fields_set:
         updates["host"] = [host for host in settings.host if listening.available(host)] or settings.host
     return settings.model_copy(update=updates)
@@ -296,6 +333,8 @@ def _say_start(supervisor: Supervisor, settings: Settings, log: Log, descriptors
             admin=admin,
             workers=settings.workers,
             store=settings.store,
+            data_dir=None if settings.store == "memory" else settings.data_dir,
+            durability=None if settings.store == "memory" else settings.durability,
             runtime_dir=supervisor.runtime_dir.path,
             connections_max=connections,
             descriptors=descriptors,
@@ -315,9 +354,8 @@ def _say_start(supervisor: Supervisor, settings: Settings, log: Log, descriptors
         f"  listening on  {', '.join(supervisor.listening_on())}\n"
         f"  admin         {', '.join(f'http://{each}' for each in admin) or 'none'}\n"
         f"  workers       {settings.workers}\n"
-        f"  store         {settings.store}"
-        + (" (lost with its worker)\n" if settings.store == "memory" else "\n")
-        + f"  connections   {connections} at most ({descriptors} file descriptors per worker)\n"
+        f"  store         {_store(settings)}\n"
+        f"  connections   {connections} at most ({descriptors} file descriptors per worker)\n"
         f"  limits        packet {limits.packet_bytes_max} bytes; per session {limits.queue_messages_max} messages "
         f"or {limits.queue_bytes_max} bytes queued, {limits.inflight_max} in flight\n"
         f"  access        {_access(settings)}\n"
@@ -328,6 +366,13 @@ def _say_start(supervisor: Supervisor, settings: Settings, log: Log, descriptors
         file=sys.stderr,
         flush=True,
     )
+
+
+def _store(settings: Settings) -> str:
+    """Where messages are kept, in words."""
+    if settings.store == "memory":
+        return "memory (lost with its worker)"
+    return f"{settings.store} in {settings.data_dir} ({settings.durability})"
 
 
 def _access(settings: Settings) -> str:

@@ -27,6 +27,7 @@ from pydantic.fields import FieldInfo
 from broker.addresses import is_loopback, split_address
 from broker.auth import BACKENDS
 from broker.auth.contract import Backend, CredentialsError
+from broker.leveldb import LevelDB
 from broker.limits import Limits as Limits
 from broker.protocol import Protocol
 from broker.queueing import wrong_with
@@ -42,6 +43,7 @@ _MIB = 1024 * _KIB
 _DAY = 86400
 _WORKERS_MAX = 256  # a message number has 8 bits for its worker
 _QUEUE_RULES_MAX = 63
+_TOPIC_RULES_MAX = 64  # one after the other is looked at, for each message that is stored
 
 _RESTART: JsonDict = {"restart": True}  # read once, at the start: a reload keeps the old value
 
@@ -71,6 +73,17 @@ class QueueRule(BaseModel):
     full: QueueFull = Field(description="As `queue_full`.")
     messages_max: int | None = Field(default=None, ge=1, description="Instead of `limits.queue_messages_max`.")
     bytes_max: int | None = Field(default=None, ge=1024, description="Instead of `limits.queue_bytes_max`.")
+
+
+class TopicRule(BaseModel):
+    """Another `durability` for the messages of some topics. The first table whose Topic Filter matches counts.
+    Sessions, subscriptions, wills and the states of QoS 2 are as safe as the safest of all.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    filter: str = Field(min_length=1, description="Topic Filter; it decides for the topics that it matches.")
+    durability: Literal["fsync", "buffered"] = Field(description="As `durability`.")
 
 
 class Settings(BaseModel):
@@ -112,10 +125,24 @@ class Settings(BaseModel):
         description="Whether the admin interface, which asks for no credentials, may listen on an address that other "
         "machines can reach.",
     )
-    store: Literal["memory"] = Field(
-        default="memory",
+    store: Literal["memory", "leveldb"] = Field(
+        default="leveldb",
         json_schema_extra=_RESTART,
-        description="Where sessions and messages are kept; memory: lost with their worker.",
+        description="Where sessions and messages are kept; memory: lost with their worker; leveldb: in `data_dir`, and "
+        "what is acknowledged is there.",
+    )
+    data_dir: str = Field(
+        default="./mqttd-data",
+        min_length=1,
+        json_schema_extra=_RESTART,
+        description="Directory of the stores, for `leveldb`; it is made (0700) when it is not there, and belongs to "
+        "one broker.",
+    )
+    durability: Literal["fsync", "buffered"] = Field(
+        default="fsync",
+        json_schema_extra=_RESTART,
+        description="What an acknowledgement waits for, with `leveldb`; fsync: the disk has it; buffered: the "
+        "operating system has it, and what it had not written yet is lost when the machine goes down.",
     )
     runtime_dir: str | None = Field(
         default=None,
@@ -165,14 +192,23 @@ class Settings(BaseModel):
     queue: Annotated[list[QueueRule], Field(max_length=_QUEUE_RULES_MAX)] = Field(
         default_factory=list, description="Other rules for the queues of some Topic Filters."
     )
+    topic: Annotated[list[TopicRule], Field(max_length=_TOPIC_RULES_MAX)] = Field(
+        default_factory=list, json_schema_extra=_RESTART, description="Another durability for some topics."
+    )
     shared: list[Shared] = Field(default_factory=list, description="Strategies of share groups.")
     protocol: Protocol = Field(default_factory=lambda: Protocol())
+    leveldb: LevelDB = Field(default_factory=lambda: LevelDB(), json_schema_extra=_RESTART)
     limits: Limits = Field(default_factory=lambda: Limits())
 
     @property
     def anonymous_allowed(self) -> bool:
         """`allow_anonymous` with its default resolved (checked: without credentials, not set means loopback only)."""
         return self.password_file is None if self.allow_anonymous is None else self.allow_anonymous
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether anything waits for an fsync."""
+        return "fsync" in (self.durability, *(rule.durability for rule in self.topic))
 
     @cached_property
     def credentials(self) -> Backend | None:
@@ -206,9 +242,9 @@ class Settings(BaseModel):
         return settings
 
 
-TABLES: dict[str, type[BaseModel]] = {"protocol": Protocol, "limits": Limits}
+TABLES: dict[str, type[BaseModel]] = {"protocol": Protocol, "leveldb": LevelDB, "limits": Limits}
 """The tables of the file, by the key of Settings that holds them."""
-RULES: dict[str, type[BaseModel]] = {"shared": Shared, "queue": QueueRule}
+RULES: dict[str, type[BaseModel]] = {"shared": Shared, "queue": QueueRule, "topic": TopicRule}
 """Those of which there may be many (`[[shared]]`); no environment variable says them."""
 
 
@@ -287,11 +323,21 @@ def _contradictions(settings: Settings) -> Iterator[str]:
     for rule in settings.shared:
         if rule.when_full == "wait" and rule.strategy in ("round_robin", "least_inflight"):
             yield f"shared.when_full: 'wait' has no meaning for {rule.strategy} (group {rule.group!r})"
+    least = settings.leveldb.reserve_bytes_min
+    if 0 < (settings.leveldb.reserve_bytes or 0) < least:
+        yield (
+            f"leveldb.reserve_bytes: less than {least} (twice leveldb.write_buffer_bytes and 70 MiB), which opening a "
+            "database and compacting it may take; 0: no reserve"
+        )
     if settings.protocol.redirect_permanent and settings.protocol.redirect is None:
         yield "protocol.redirect_permanent: there is no protocol.redirect"
-    for number, queue in enumerate(settings.queue, 1):
-        if wrong := wrong_with(queue.filter):
-            yield f"queue.filter: {queue.filter!r} (of table {number}): {wrong}"
+    for table, filters in (
+        ("queue", [each.filter for each in settings.queue]),
+        ("topic", [each.filter for each in settings.topic]),
+    ):
+        for number, text in enumerate(filters, 1):
+            if wrong := wrong_with(text):
+                yield f"{table}.filter: {text!r} (of table {number}): {wrong}"
     limits = settings.limits
     if limits.session_expiry_seconds_default_v3 > limits.session_expiry_seconds_max:
         yield (
@@ -414,7 +460,7 @@ def markdown() -> str:
     """The tables of all settings."""
     parts = []
     for table in ((), *((name,) for name in TABLES if name != "limits")):
-        parts.append(f"### {table[0].capitalize() if table else 'Settings'}\n")
+        parts.append(f"### {TABLES[table[0]].__name__ if table else 'Settings'}\n")
         if table:
             parts.append(f"In the table `[{table[0]}]` of the file. {TABLES[table[0]].__doc__}\n")
         parts.append("| key | default | environment | reload | meaning |\n|---|---|---|---|---|")
@@ -428,6 +474,7 @@ def markdown() -> str:
     parts += _limits_markdown()
     parts += _rules_markdown("Strategies of share groups", "shared", "a reload takes them over")
     parts += _rules_markdown("Rules for full queues", "queue", f"at most {_QUEUE_RULES_MAX}; a reload takes them over")
+    parts += _rules_markdown("Durability of topics", "topic", f"at most {_TOPIC_RULES_MAX}; a change needs a restart")
     return "\n".join(parts)
 
 

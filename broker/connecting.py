@@ -4,12 +4,17 @@ The way of a CONNECT: the accepting worker decodes it; if the client id's home i
 with all that was read, and the sibling starts anew. At home: credentials (`broker.authenticating`, which may take a
 while), an older connection of the same client id is closed (take-over, one session and never two), the session is
 resumed or made, CONNACK, then whatever the session waits for.
+
+Where the store keeps sessions, a CONNACK that promises what the store does not hold yet waits for it: the connection
+stays DECIDING, its session has no connection, and what comes behind the CONNECT waits too. A newer CONNECT of the same
+client id takes the place of one that waits; that one is told nothing [MQTT-3.2.0-1]. Whoever ends without its CONNACK
+has changed nothing: the session that it found is what it was (`_Before`), one that it made is none.
 """
 
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from broker.admission import offers, refusal
 from broker.authenticating import Entrant
@@ -23,7 +28,7 @@ from shards.placement import home
 if TYPE_CHECKING:
     from broker.node import Node
     from pyx.connection import Connection
-    from pyx.packets import Connect, Disconnect
+    from pyx.packets import Connect, Disconnect, Will
     from pyx.session import Session
 
 __all__ = ["Connecting"]
@@ -31,11 +36,57 @@ __all__ = ["Connecting"]
 AT_ONCE = 0x100
 """Flag of a close reason: the client said goodbye (or cannot hear us): close without waiting for its FIN."""
 
+_DECIDING = 1
 _OPEN = 2
 _CLIENT_ID = ReasonCode.CLIENT_IDENTIFIER_NOT_VALID
 _PACKET_BYTES_MAX = 268_435_460
 """The largest packet that MQTT can say: 5 bytes of fixed header and 268,435,455 more."""
 _V3_SILENT = frozenset({ReasonCode.MALFORMED_PACKET, ReasonCode.PROTOCOL_ERROR})
+
+
+class _Before(NamedTuple):
+    """What an offline session was when a CONNECT found it."""
+
+    expiry_interval: int
+    version: int
+    username: str | None
+    will: Will | None
+    will_due: int
+    """ms of the router's clock, if there is one."""
+
+    @classmethod
+    def of(cls, session: Session) -> _Before:
+        """What it is now."""
+        details: Details = session.details
+        due = 0 if details.will_handle is None else details.will_handle.deadline
+        return cls(details.expiry_interval, session.version, details.username, details.will, due)
+
+
+class _Awaiting:
+    """A connection whose session is made or resumed, and whose CONNACK waits for the store. `before`: the session that
+    was there.
+    """
+
+    __slots__ = ("before", "entrant", "granted", "keep_alive", "session")
+
+    def __init__(
+        self,
+        entrant: Entrant,
+        session: Session,
+        before: _Before | None,
+        granted: dict[str, Any] | None,
+        keep_alive: int,
+    ) -> None:
+        self.entrant = entrant
+        self.session = session
+        self.before = before
+        self.granted = granted
+        self.keep_alive = keep_alive
+
+    @property
+    def present(self) -> bool:
+        """Of Session Present."""
+        return self.before is not None
 
 
 class Connecting:
@@ -49,6 +100,8 @@ class Connecting:
         self._takeovers = Takeovers()
         self._plain_connack: dict[tuple[int, bool], bytes] = {}
         self._connected = 0
+        self._custody = node.custody
+        self._awaiting: dict[Connection, _Awaiting] = {}
 
     # ------------------------------------------------------------ in
 
@@ -80,7 +133,6 @@ class Connecting:
         conn, packet, client_id = entrant.conn, entrant.packet, entrant.client_id
         limits = self._node.settings.limits
         version = packet.version
-        properties = packet.properties
         asked = keep_alive = packet.keep_alive
         if limits.keep_alive_seconds_max and (not asked or asked > limits.keep_alive_seconds_max):
             # v5 is told; v3 has no way to be told, and may be closed all the same when nothing comes (3.1.1, 3.1.2.10)
@@ -88,7 +140,8 @@ class Connecting:
             self._row.add(count.KEEP_ALIVES_SHORTENED)
         expiry = self._expiry(packet)
         granted = self._granted(entrant, expiry, keep_alive, authentication)
-        if "maximum_packet_size" in properties and len(encode_connack(5, False, 0, granted)) > conn.packet_bytes_max:
+        told = "maximum_packet_size" not in packet.properties
+        if not told and len(encode_connack(5, False, 0, granted)) > conn.packet_bytes_max:
             # [MQTT-3.1.2-24]: what it must know cannot be said
             why = "Maximum Packet Size is too small for CONNACK"
             self.refuse(conn, ReasonCode.PACKET_TOO_LARGE, why, client=client_id)
@@ -100,16 +153,46 @@ class Connecting:
         session = self._sessions.get(client_id)
         if not self._may_open(conn, packet, client_id, session):
             return
-        if session is not None and session.connection is not None:
-            self._row.add(count.SESSIONS_TAKEN_OVER)
-            self.end_connection(session.connection, ReasonCode.SESSION_TAKEN_OVER, "taken over")
+        waits = self._custody.promises(client_id, session, expiry, packet.clean_start, packet.will is not None)
+        if waits and self._custody.refuses(frees=expiry == 0 and packet.will is None):
+            self.unavailable(conn, "nothing can be stored at present", client=client_id)
+            return
+        if session is not None:
+            self._take_over(session)
             session = self._sessions.get(client_id)  # it may have ended with its connection
         if session is not None and packet.clean_start:
             self.end_session(session)
             session = None
-        present = session is not None
+        before = None
         if session is None:
             session = self._sessions.new(client_id, version)
+        else:
+            before = _Before.of(session)
+        self._equip(session, entrant, expiry, username)
+        awaiting = _Awaiting(entrant, session, before, granted, keep_alive)
+        self._custody.connected(session)
+        if waits:
+            conn.state = _DECIDING
+            session.details.awaiting = conn
+            self._awaiting[conn] = awaiting
+            self._router.when_durable(lambda: self._stored(awaiting))
+        else:
+            self._admit(awaiting)
+
+    def _take_over(self, session: Session) -> None:
+        """Close the connection that the session has, if it has one."""
+        awaiting: Connection | None = session.details.awaiting
+        if session.connection is not None or awaiting is not None:
+            self._row.add(count.SESSIONS_TAKEN_OVER)
+        if session.connection is not None:
+            self.end_connection(session.connection, ReasonCode.SESSION_TAKEN_OVER, "taken over")
+        elif awaiting is not None:
+            self.give_up(awaiting, "taken over before its session was stored")
+
+    def _equip(self, session: Session, entrant: Entrant, expiry: int, username: str | None) -> None:
+        """What CONNECT says of the session is so from now on."""
+        conn, packet = entrant.conn, entrant.packet
+        limits = self._node.settings.limits
         details: Details = session.details
         if details.expiry_handle is not None:
             details.expiry_handle.cancel()
@@ -119,26 +202,71 @@ class Connecting:
             details.will_handle = None
         details.expiry_interval = expiry
         session.durable = expiry > 0
+        session.version = packet.version
         details.username = username
-        will = packet.will
-        if will is not None:
-            details.will = will
-        else:
-            details.will = None
-        if version == 5:
+        details.will = packet.will
+        if packet.version == 5:
+            properties = packet.properties
             session.inflight_max = min(properties.get("receive_maximum", 65535), limits.inflight_max)
             conn.topic_alias_max = limits.topic_alias_max
             conn.topic_alias_out_max = min(properties.get("topic_alias_maximum", 0), limits.topic_alias_out_max)
             conn.problem_information = bool(properties.get("request_problem_information", 1))
         else:
             session.inflight_max = limits.inflight_max
-        conn.keep_alive_ms = keep_alive * 1500
-        self._router.write(conn, self._connack(version, present, granted))
+
+    def _stored(self, awaiting: _Awaiting) -> None:
+        """The store has what the CONNACK promises."""
+        conn = awaiting.entrant.conn
+        if self._awaiting.get(conn) is not awaiting:
+            return  # it has gone meanwhile
+        del self._awaiting[conn]
+        awaiting.session.details.awaiting = None
+        self._admit(awaiting)
+        self._node.dispatch.resume(conn)
+
+    def _admit(self, awaiting: _Awaiting) -> None:
+        conn, packet, session = awaiting.entrant.conn, awaiting.entrant.packet, awaiting.session
+        conn.keep_alive_ms = awaiting.keep_alive * 1500
+        self._router.write(conn, self._connack(packet.version, awaiting.present, awaiting.granted))
         self._router.attach(session, conn)
         self._connected += 1
         self._node.opened(conn)
         self._row.add(count.CONNECTIONS_OPENED)
-        self._log_opened(conn, packet, session, present, keep_alive)
+        self._log_opened(conn, packet, session, awaiting.present, awaiting.keep_alive)
+
+    def _withdraw(self, conn: Connection) -> None:
+        """If a CONNACK waits for the store: it will not be sent. The client was told nothing, so its will is none, a
+        session that was made for it ends, and one that was there is what it was.
+        """
+        awaiting = self._awaiting.pop(conn, None)
+        if awaiting is None:
+            return
+        session, before = awaiting.session, awaiting.before
+        details: Details = session.details
+        details.awaiting = None
+        if before is None:
+            details.will = None
+            self._custody.will_gone(session)
+            self.end_session(session)
+            return
+        session.durable = True
+        session.version = before.version
+        details.username = before.username
+        details.expiry_interval = before.expiry_interval
+        details.will = before.will
+        if before.will is None:
+            self._custody.will_gone(session)
+        else:
+            left = max(0, before.will_due - self._router.now_ms)
+            self._custody.will_waits(session, self._router.wall_ms + left)
+            self.start_will_delay(session, left / 1000)
+        self._custody.disconnected(session)
+        self.start_expiry(session, details.expiry_interval)
+
+    def refuse_unstored(self) -> None:
+        """The disk has failed for store_error_seconds_max: who waits for it waits no longer."""
+        for conn, awaiting in list(self._awaiting.items()):
+            self.unavailable(conn, "nothing can be stored at present", client=awaiting.session.client_id)
 
     def _log_opened(self, conn: Connection, packet: Connect, session: Session, present: bool, keep_alive: int) -> None:
         log = self._node.log
@@ -158,10 +286,15 @@ class Connecting:
 
     def _has_room(self, client_id: str) -> bool:
         most = self._node.settings.limits.connections_max
-        if not most or self._connected < -(-most // self._node.workers):
+        if not most or self._connected + len(self._awaiting) < -(-most // self._node.workers):
             return True
-        session = self._sessions.get(client_id)
-        return session is not None and session.connection is not None  # it takes the place of that one
+        return self._occupant(self._sessions.get(client_id)) is not None  # it takes the place of that one
+
+    def _occupant(self, session: Session | None) -> Connection | None:
+        """The connection that a newer one of this client id would take the place of."""
+        if session is None:
+            return None
+        return session.connection or session.details.awaiting
 
     def _may_open(self, conn: Connection, packet: Connect, client_id: str, session: Session | None) -> bool:
         # the bounds that concern a client and not its bytes
@@ -170,7 +303,8 @@ class Connecting:
             self._row.add(count.MEMORY_REFUSED)
             self.refuse(conn, ReasonCode.QUOTA_EXCEEDED, "worker_memory_bytes_max", client=client_id)
             return False
-        if session is None or session.connection is None:
+        occupant = self._occupant(session)
+        if occupant is None:
             return True
         now = self._router.now_ms / 1000
         seconds = self._takeovers.refused_seconds(client_id, limits.takeovers_per_minute_max, now)
@@ -181,7 +315,7 @@ class Connecting:
             "takeover_refused",
             client=client_id,
             address=conn.address,
-            address_connected=session.connection.address,
+            address_connected=occupant.address,
             seconds=round(seconds, 1),
         )
         self.refuse(conn, ReasonCode.QUOTA_EXCEEDED, "too many take-overs of this client id", client=client_id)
@@ -243,6 +377,7 @@ class Connecting:
     ) -> None:
         """CONNACK with this reason (v3: its return code), and the end. `fields` go into the log line."""
         self._node.authenticating.forget(conn)
+        self._withdraw(conn)
         self._row.add(count.CONNECTIONS_REFUSED)
         version = conn.version or 4
         properties = {"reason_string": why}
@@ -256,21 +391,26 @@ class Connecting:
         self._node.log.info("connection_refused", address=conn.address, reason=why, code=int(reason), **fields)
         self._router.close(conn, int(reason), why)
 
-    def unavailable(self, conn: Connection, why: str) -> None:
-        """Its home cannot take the connection, or its password cannot be checked: CONNACK 0x88 (v3: 3)."""
-        self.refuse(conn, ReasonCode.SERVER_UNAVAILABLE, why)
+    def unavailable(self, conn: Connection, why: str, **fields: Any) -> None:
+        """Its home cannot take the connection, its password cannot be checked, or its session not be stored: CONNACK
+        0x88 (v3: 3).
+        """
+        self.refuse(conn, ReasonCode.SERVER_UNAVAILABLE, why, **fields)
 
     def connect_timeout(self, conn: Connection) -> None:
         """Not open within connect_seconds_max."""
         self._row.add(count.CONNECT_TIMEOUTS)
         if self._node.authenticating.waits(conn):
             self.unavailable(conn, "its password was not checked in time")
+        elif conn in self._awaiting:
+            self.unavailable(conn, "its session was not stored in time")
         else:
             self.give_up(conn, "no AUTH in time" if conn.authenticating else "no CONNECT in time")
 
     def give_up(self, conn: Connection, why: str) -> None:
         """Close a connection that is not open, and say nothing."""
         self._node.authenticating.forget(conn)
+        self._withdraw(conn)
         self._row.add(count.CONNECTIONS_REFUSED)
         self._node.log.info("connection_refused", address=conn.address, reason=why)
         self._router.close(conn, AT_ONCE, why)
@@ -341,6 +481,7 @@ class Connecting:
         self._node.authenticating.forget(conn)
         session: Session | None = conn.session
         if session is None:
+            self._withdraw(conn)
             return
         if reason and conn.version == 5:
             self._router.write(conn, self._goodbye(conn, reason, why))
@@ -352,16 +493,30 @@ class Connecting:
         will = details.will
         expiry = details.expiry_interval
         delay = min(will.delay_interval, expiry) if will is not None else 0
+        if expiry == 0:
+            self._custody.ends(session)
         self._router.detach(session)  # ends a session that is not durable
         if expiry == 0:
             self._sessions.remove(session)
-        elif expiry != NEVER:
-            details.expiry_handle = self._node.call_later(expiry, lambda: self._expire(session))
-        if will is not None:
-            if delay:
-                details.will_handle = self._node.call_later(delay, lambda: self._will_due(session))
-            else:
-                self._will_due(session)
+        else:
+            self._custody.disconnected(session)
+            self.start_expiry(session, session.details.expiry_interval)
+        if will is None:
+            self._custody.will_gone(session)
+        elif delay:
+            self._custody.will_waits(session, self._router.wall_ms + delay * 1000)
+            self.start_will_delay(session, delay)
+        else:
+            self._will_due(session)
+
+    def start_expiry(self, session: Session, seconds: float) -> None:
+        """An offline session ends when so many have passed (NEVER: it does not)."""
+        if seconds != NEVER:
+            session.details.expiry_handle = self._node.call_later(seconds, lambda: self._expire(session))
+
+    def start_will_delay(self, session: Session, seconds: float) -> None:
+        """The will of an offline session is due when so many have passed."""
+        session.details.will_handle = self._node.call_later(seconds, lambda: self._will_due(session))
 
     def _goodbye(self, conn: Connection, reason: int, why: str) -> bytes:
         """DISCONNECT with its Reason String, and with the other server where it names one."""
@@ -378,6 +533,7 @@ class Connecting:
         details.will_handle = None
         if will is not None:
             self._node.wills.publish(will, session.client_id)
+            self._custody.will_gone(session)
 
     def _expire(self, session: Session) -> None:
         session.details.expiry_handle = None
@@ -391,10 +547,27 @@ class Connecting:
             details.expiry_handle.cancel()
             details.expiry_handle = None
         self._sessions.remove(session)
+        self._custody.ends(session)
         self._router.end_session(session)
         if details.will_handle is not None:
             details.will_handle.cancel()
             self._will_due(session)
+
+    def delete(self, client_id: str) -> bool:
+        """The operator ends a session, and its connection with it. False: there is none."""
+        session = self._sessions.get(client_id)
+        if session is None:
+            return False
+        why = "deleted by the operator"
+        if session.connection is not None:
+            self.end_connection(session.connection, ReasonCode.ADMINISTRATIVE_ACTION, why)
+        elif session.details.awaiting is not None:
+            self.give_up(session.details.awaiting, why)
+        session = self._sessions.get(client_id)  # it may have ended with its connection
+        if session is not None:
+            self.end_session(session)
+        self._node.log.info("session_deleted", client=client_id)
+        return True
 
     def _log_closed(self, conn: Connection, session: Session, why: str, told: int | None) -> None:
         log = self._node.log

@@ -87,7 +87,7 @@ class Control:
         logging.getLogger().handlers[:] = [StandardLibrary(self.log)]  # asyncio and aiohttp speak there
         self._broker = "starting"
         self._workers: list[dict[str, Any]] = [{"state": "starting", "pid": 0, "restarts": 0}] * seat.workers
-        rows = [Row(row) for row in seat.rows]
+        rows = self._rows = [Row(row) for row in seat.rows]
         beats: list[Callable[[], int]] = [lambda: int(seat.supervisor_heartbeat[0])]
         beats += [lambda row=row: row.get(counters.HEARTBEAT) for row in rows]  # type: ignore[misc]
         self._pulse = Pulse(beats, time.monotonic())
@@ -167,8 +167,8 @@ class Control:
             "uptime_seconds": round(now - self.seat.began, 3),
             "supervisor": {"pid": self.seat.supervisor_pid, "heartbeat_age_seconds": round(supervisor, 3)},
             "workers": [
-                {"worker": index, **worker, "heartbeat_age_seconds": round(age, 3)}
-                for index, (worker, age) in enumerate(zip(self._workers, ages, strict=True))
+                {"worker": index, **worker, "store": _store(row), "heartbeat_age_seconds": round(age, 3)}
+                for index, (worker, row, age) in enumerate(zip(self._workers, self._rows, ages, strict=True))
             ],
         }
         return report, max(supervisor, *ages) <= _HEARTBEAT_SECONDS_MAX
@@ -195,6 +195,12 @@ class Control:
         except Exception:  # noqa: BLE001 (ours: this request fails, the others do not)
             self.log.error("admin_failed", method=request.method, path=request.path, traceback=traceback.format_exc())
             return _problem(500, f"{request.method} {request.path}: the log has the details", {})
+
+
+def _store(row: Row) -> str:
+    if row.get(counters.STORE_FAILED):
+        return "failed"
+    return "full" if row.get(counters.STORE_FULL) else "ok"
 
 
 def _answer(body: dict[str, Any], well: bool) -> web.Response:

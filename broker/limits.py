@@ -88,7 +88,8 @@ class Limits(BaseModel):
     receive_maximum: int = _bound(
         100, "messages", "receive_maximum_exceeded",
         "QoS 1 and 2 messages a v5 client may have unanswered at us, said as Receive Maximum",
-        "DISCONNECT 0x93, closed", ge=1, le=65535,
+        "not read while answers to it are still to come (`receive_maximum_held`), then DISCONNECT 0x93, closed",
+        ge=1, le=65535,
     )  # fmt: skip
     user_properties_max: int = _bound(
         1000, "properties", "user_properties_refused",
@@ -208,6 +209,13 @@ class Limits(BaseModel):
         "worker_memory_bytes_max",
         "what comes is dropped for that session until its queue has shrunk by a quarter",
     )  # fmt: skip
+    store_error_seconds_max: Seconds = _bound(
+        10.0, "seconds", "store_refused",
+        "How long publishes at QoS 1 and 2 wait for a disk that is full or fails: those whose ack waits already, and "
+        "those of v3 clients, who are not read meanwhile; new ones of v5 clients are answered at once. Also how long a "
+        "CONNACK, SUBACK or UNSUBACK waits for its record when the disk fails",
+        "PUBACK, PUBREC or SUBACK 0x97, UNSUBACK 0x80, CONNACK 0x88; v3: CONNACK 3, SUBACK 0x80, else closed",
+    )  # fmt: skip
     retained_walks_per_session_max: int = _bound(
         32, "walks", "retained_walks_deferred",
         "Topic Filters of a session whose retained messages are being looked up at a time",
@@ -284,7 +292,13 @@ class Limits(BaseModel):
         "publishers with messages for it are not read (peer_stall_seconds_max)", ge=_MIB, restart=True,
     )  # fmt: skip
     handoff_log_bytes_max: int = _bound(
-        256 * _MIB, "bytes", "dropped_peer_lost", "Bytes kept for a sibling that is away", "dropped", ge=0, restart=True
+        256 * _MIB,
+        "bytes",
+        "dropped_peer_lost",
+        "Bytes kept in memory for a sibling that is away (not with a store on disk)",
+        "dropped",
+        ge=0,
+        restart=True,
     )
 
     # -- credentials

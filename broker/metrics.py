@@ -74,6 +74,11 @@ _CURRENT = Family("mqtt_connections_current", "gauge", "Clients that are connect
 _HELP: dict[str, str] = {
     "shared_subscriptions": "Subscriptions with a share group.",
     "filters": "Different Topic Filters, those of other workers included.",
+    "store_full": "1: the store takes no new message, the disk has too little room or refuses.",
+    "store_failed": "1: the disk refuses, nothing becomes durable.",
+    "store_held": "Times that a publisher before MQTT 5 was not read because a store was full.",
+    "store_refused": "Publishes and subscriptions that were refused, and connections that were closed, because a store "
+    "was full or failed.",
     "retained_bytes": "Bytes of retained messages.",
     "log_messages": "Entries of the log that sessions which are behind or offline read.",
     "log_bytes": "Bytes of that log.",

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from broker.authenticating import Authenticating
 from broker.connecting import Connecting
+from broker.custody import Custody
+from broker.disk import Disk
 from broker.gauges import Gauges
 from broker.peering import Peering
 from broker.retaining import Retaining
@@ -53,6 +55,7 @@ def fill_limits(limits: Limits, settings: Settings) -> Limits:
         if hasattr(limits, name):
             setattr(limits, name, getattr(bounds, name))
     limits.hold_ms_max = int(bounds.hold_seconds_max * 1000)
+    limits.store_error_ms_max = int(bounds.store_error_seconds_max * 1000)
     limits.queue_qos0 = settings.queue_qos0
     limits.maximum_qos = settings.protocol.maximum_qos
     limits.retain_available = settings.protocol.retain_available
@@ -95,6 +98,12 @@ class Node:
         )
         self.router.set_time(now_ms, wall_ms)
         self.router.store = store
+        self.router.keeps = store.keeps
+        self.router.set_durabilities(
+            [(rule.filter.encode(), rule.durability == "fsync") for rule in settings.topic],
+            settings.durability == "fsync",
+        )
+        self.router.go_on_behind(store.last_position)
         self.router.handler = self
         self.router.forward_now = self.forward
         self.router.strategy_of = self._strategy_of
@@ -104,6 +113,8 @@ class Node:
         self.interest = Publisher() if workers > 1 else None
         self.router.interest = self.interest
         self.sessions = Sessions()
+        self.custody = Custody(self)
+        self.disk = Disk(self)
         self.wills = Wills(self)
         self.authenticating = Authenticating(self)
         self.connecting = Connecting(self)
@@ -127,6 +138,8 @@ class Node:
         self.closed = self.connecting.closed
         self.subscribe = self.subscribing.subscribe
         self.unsubscribe = self.subscribing.unsubscribe
+        self.retained_changed = self.custody.retained_changed
+        self.unstored = self.disk.unstored
         self.sys_topics = SysTopics(self)
         self._sweep()
 
@@ -168,6 +181,7 @@ class Node:
         self.router.sweep()
         self.retaining.sweep()
         self.gauges.update()
+        self.disk.sweep()
         self.connecting.sweep()
         self.log.flush()
         self.timers.call(self.router.now_ms + _EVERY_SWEEP_MS, self._sweep)
@@ -198,7 +212,15 @@ class Node:
         router.interest_due = False
         self.flush_mesh()
 
-    def submit(self, peer: int) -> None:
+    def hold(self, peers: int) -> None:
+        """What these siblings (a bit for each) get of this tick must not be lost with this worker: it is stored with
+        the tick, and leaves after that.
+        """
+        for peer in self.siblings:
+            if peers >> peer & 1:
+                self.submit(peer, hold=True)
+
+    def submit(self, peer: int, hold: bool = False) -> None:
         """Give the link what the tick has for that sibling."""
         taken = self.router.take(peer)
         link = self.links.get(peer)
@@ -213,6 +235,7 @@ class Node:
             tick,
             volatile.entry_count if volatile is not None else 0,
             sequenced.entry_count if sequenced is not None else 0,
+            hold,
         )
         if link.full:
             self.router.peer_full(peer, True)
@@ -227,6 +250,8 @@ class Node:
             self.router.sibling_holds(peer, payload[1:], payload[:1] == b"\1")
         elif kind == b"m":
             self.router.set_memory_full(peer, payload == b"\1")
+        elif kind == b"d":
+            self.disk.told(peer, payload)
 
     def greet(self, peer: int) -> None:
         """A sibling is heard (again): what it cannot know of this worker by now."""
@@ -234,6 +259,7 @@ class Node:
             self.router.tell(peer, b"h", b"\1" + text)
         if self.router.is_memory_full:
             self.router.tell(peer, b"m", b"\1")
+        self.disk.greet(peer)
 
     def _no_home(self, conn: Connection, _worker: int, _raw: bytes) -> None:
         self.connecting.unavailable(conn, "its worker cannot be reached")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from leveldb_store import schema
 from pyx import counters as count
 from zmq_mesh.contract import WHOLE_BATCH
 from zmq_mesh.envelope import Refusal
@@ -37,6 +38,11 @@ class Peering:
         self._router = node.router
         self._row = node.counters
         self._commits: list[tuple[int, int, Any]] = []
+        self._keeps: bool = node.store.keeps
+        self._refused: dict[int, list[tuple[int, int, int]]] = {}
+        """By peer: (number, position, reason) of entries refused that its link does not know of, because what came with
+        them is not durable yet.
+        """
         self._interest_came = False
 
     def batch(
@@ -55,17 +61,40 @@ class Peering:
             _, refused = router.ingest(peer, sequenced, payloads, used)
         if sequence:
             self._commits.append((peer, sequence, refused or ()))
+            if self._keeps:
+                self._record_position(peer, sequence, refused or [])
+
+    def _record_position(self, peer: int, sequence: int, refused: list[tuple[int, int]]) -> None:
+        # stored together with what the batch brought: a worker that comes back takes neither again nor misses any
+        link = self._node.links[peer]
+        stream, number = link.position(sequence)
+        unsaid = self._refused.setdefault(peer, [])
+        unsaid += [(number, position, reason) for position, reason in refused]
+        record = schema.encode_peer(stream, number, link.refusals + unsaid)
+        self._router.put_record(schema.peer_key(peer), record, waited=False)
 
     def commit(self) -> bool:
-        """The tick's log is committed: say so for the batches of this tick. True: some sibling waits for our word."""
+        """The tick is committed: say so for its batches, when the store has them. True: some sibling waits for our
+        word now.
+        """
         owed, self._interest_came = self._interest_came, False
         if not self._commits:
             return owed
-        links = self._node.links
-        for peer, sequence, refused in self._commits:
-            links[peer].commit(sequence, refused)
-        self._commits.clear()
+        commits, self._commits = self._commits, []
+        if self._keeps:
+            self._router.when_durable(lambda: self._say(commits))
+            return owed
+        self._say(commits)
         return True
+
+    def _say(self, commits: list[tuple[int, int, Any]]) -> None:
+        links = self._node.links
+        for peer, sequence, refused in commits:
+            links[peer].commit(sequence, refused)
+            if refused and self._keeps:
+                del self._refused[peer][: len(refused)]
+        if self._keeps:
+            self._router.interest_due = True  # the links are flushed with this tick
 
     def acknowledged(self, peer: int, ticket: int) -> None:
         """Acks of publishers that waited for this peer may leave."""
@@ -151,10 +180,13 @@ class Peering:
         self._router.peer_unsure(peer)
 
     def gone(self, peer: int, incarnation: int) -> None:
-        """That incarnation is dead; with the memory store its sessions, and with them its interest, are gone."""
+        """That incarnation is dead; with the memory store its sessions, and with them its interest, are gone. With a
+        store that keeps its successor has them: what they want until then goes to the hand-off log.
+        """
         self._node.log.warning("peer_gone", peer=peer)
         self._router.peer_live(peer, False)
-        self._router.forget_interest(peer)
         self._router.forget_holds(peer)
-        self._node.submit(peer)  # what this tick has for it is told as lost together with the rest
+        if not self._keeps:
+            self._router.forget_interest(peer)
+            self._node.submit(peer)  # what this tick has for it is told as lost together with the rest
         self._node.peers_changed()

@@ -70,7 +70,8 @@ class Retaining:
         self._router = node.router
         self._retained = node.retained
         self._questions: dict[int, Question] = {}
-        self._number = 0
+        # not a number that a former incarnation of this worker has used: its answer may still come
+        self._number = node.router.wall_ms * 1000
         self._swept: bytes | None = None
 
     def sweep(self) -> None:

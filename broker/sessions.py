@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pyx.session import Session
 
 if TYPE_CHECKING:
+    from pyx.connection import Connection
     from pyx.packets import Will
 
 NEVER = 0xFFFFFFFF
@@ -21,14 +22,18 @@ class Details:
     """What the broker, and not the data path, knows of a session."""
 
     __slots__ = (
+        "awaiting",
+        "created",
         "expiry_handle",
         "expiry_interval",
         "queue_rules",
+        "stored_expiry",
         "username",
         "walks",
         "walks_waiting",
         "will",
         "will_handle",
+        "will_stored",
     )
 
     def __init__(self) -> None:
@@ -38,6 +43,14 @@ class Details:
         self.will: Will | None = None
         """Of its connection, or of its last one while `will_handle` waits for the Will Delay Interval."""
         self.will_handle: Any = None
+        self.will_stored = False
+        """The store has a will of it."""
+        self.stored_expiry = -1
+        """Seconds: the `expiry_interval` that the store knows; -1: the store does not know the session."""
+        self.created = 0
+        """Unix time in ms, where the store knows it."""
+        self.awaiting: Connection | None = None
+        """The connection that is told of the session when the store has it (`Connecting`)."""
         self.username: str | None = None
         self.queue_rules: dict[int, int] | None = None
         """Number of a [[queue]] table -> subscriptions under it."""

@@ -1,7 +1,8 @@
 """SUBSCRIBE and UNSUBSCRIBE: one reason code per Topic Filter, interest to the siblings, then the retained messages.
 
 A SUBACK leaves when every live sibling routes by the new interest, so that a publish that begins after it, on any
-worker, reaches the subscriber. Retained messages follow the SUBACK.
+worker, reaches the subscriber; and when the subscriptions of a session that outlives its connection are stored, as an
+UNSUBACK does. Retained messages follow the SUBACK.
 """
 
 from __future__ import annotations
@@ -30,9 +31,12 @@ _RETAIN_HANDLING = 0x30
 _NEVER_RETAINED = 0x20
 _ONLY_IF_NEW = 0x10
 _SHARED = b"$share/"
+_Named = tuple[bytes, bytes, bytes | None]
+"""A subscription as the client calls it; its Topic Filter; its share group."""
 _WHY = {
     ReasonCode.TOPIC_FILTER_INVALID: "is no Topic Filter, or beyond topic_bytes_max or topic_levels_max",
-    ReasonCode.QUOTA_EXCEEDED: "is beyond filters_per_session_max, filters_max or worker_memory_bytes_max",
+    ReasonCode.QUOTA_EXCEEDED: "is beyond filters_per_session_max, filters_max or worker_memory_bytes_max, or "
+    "cannot be stored at present",
     ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED: "has a wildcard, and there are none here",
     ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED: "is shared, and nothing is shared here",
     ReasonCode.SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED: "has a Subscription Identifier, and there are none here",
@@ -72,17 +76,20 @@ class Subscribing:
 
     def subscribe(self, conn: Connection, session: Session, packet: Subscribe) -> None:
         """Add or replace each subscription, in order [MQTT-3.8.4-5]; then SUBACK, then retained messages."""
-        router = self._router
+        router, custody = self._router, self._node.custody
         protocol = self._node.settings.protocol
         identifier = packet.identifier
         if conn.version == 5 and (missing := self._not_offered(packet)):
             # what CONNACK said that it is not there breaks the protocol (MQTT 5, 3.2.2.3.11 to .13)
             self._node.connecting.protocol_error_reason(conn, missing, f"a subscription {_WHY[missing]}")
             return
+        packet_id = packet.packet_id  # the packet itself is not kept while its answer waits
         codes: list[int] = []
         wanted: list[bytes] = []  # filters whose retained messages are to be sent
+        made: list[_Named] = []
         for item in packet.filters:
-            text, options = item.filter, item.options
+            named = text = item.filter
+            options = item.options
             refused = self._check(session, text)
             if refused:
                 codes.append(refused)
@@ -95,22 +102,39 @@ class Subscribing:
             if options & _QOS > protocol.maximum_qos:  # [MQTT-3.2.2-10]
                 options = options & ~_QOS | protocol.maximum_qos
             new = router.subscribe(session, text, options, identifier, group)
-            if new and group is None and self._queue_rules:
-                self._count_rule(session, text, 1)
+            custody.subscribed(session, text, group, options, identifier, named)
+            if new:
+                made.append((named, text, group))
+                if group is None and self._queue_rules:
+                    self._count_rule(session, text, 1)
             codes.append(options & _QOS)
             handling = options & _RETAIN_HANDLING
             if group is None and handling != _NEVER_RETAINED and (new or handling != _ONLY_IF_NEW):
                 wanted.append(text)
-        suback = encode_suback(
-            conn.version, packet.packet_id, codes, self._reason_string(conn, codes), conn.packet_bytes_max
-        )
+        suback = encode_suback(conn.version, packet_id, codes, self._reason_string(conn, codes), conn.packet_bytes_max)
         # siblings have nothing to learn of filters that were all refused
         interest = self._node.interest_number() if min(codes) <= _QOS else 0
-        if wanted and protocol.retain_available:
-            retaining = self._node.retaining
-            self._answer(conn, suback, interest, lambda: retaining.send(session, wanted))
-        else:
-            self._answer(conn, suback, interest)
+        retaining = self._node.retaining
+        self._answer(
+            conn,
+            suback,
+            interest,
+            (lambda: retaining.send(session, wanted)) if wanted and protocol.retain_available else None,
+            lambda conn: self._take_back(conn, packet_id, codes, made),
+        )
+
+    def _take_back(self, conn: Connection, packet_id: int, codes: list[int], made: list[_Named]) -> bytes | None:
+        """The SUBACK has waited for a disk that fails: what it would have promised is not so any more, and the SUBACK
+        that says so. None: some of it has taken the place of what was there, and cannot be taken back.
+        """
+        session = conn.session
+        if session is None or len(made) < sum(code <= _QOS for code in codes):
+            return None
+        for named, text, group in made:
+            self._remove(session, named, text, group)
+        refused = [ReasonCode.QUOTA_EXCEEDED if code <= _QOS else code for code in codes]
+        properties = self._reason_string(conn, refused)
+        return encode_suback(conn.version, packet_id, refused, properties, conn.packet_bytes_max)
 
     def _not_offered(self, packet: Subscribe) -> ReasonCode | None:
         protocol = self._node.settings.protocol
@@ -150,6 +174,9 @@ class Subscribing:
         if self._router.is_memory_full:
             self._node.counters.add(count.MEMORY_REFUSED)
             return ReasonCode.QUOTA_EXCEEDED
+        custody = self._node.custody
+        if custody.stores(session) and custody.refuses():
+            return ReasonCode.QUOTA_EXCEEDED
         return 0
 
     def _fits(self, text: bytes) -> bool:
@@ -167,11 +194,10 @@ class Subscribing:
 
         That of a share group is answered when the siblings know it: what comes after goes to other members.
         """
-        router = self._router
         codes: list[int] = []
         shared = False
-        for text in packet.filters:
-            group = None
+        for named in packet.filters:
+            text, group = named, None
             if text.startswith(_SHARED):
                 share = parse_share(text)
                 if share is None:
@@ -182,24 +208,53 @@ class Subscribing:
             if not is_topic_filter(text):
                 codes.append(ReasonCode.TOPIC_FILTER_INVALID)
                 continue
-            found = router.unsubscribe(session, text, group)
-            if found and group is None and self._queue_rules:
-                self._count_rule(session, text, -1)
+            found = self._remove(session, named, text, group)
             codes.append(ReasonCode.SUCCESS if found else ReasonCode.NO_SUBSCRIPTION_EXISTED)
-        unsuback = encode_unsuback(
-            conn.version, packet.packet_id, codes, self._reason_string(conn, codes), conn.packet_bytes_max
+        packet_id = packet.packet_id
+        unsuback = self._unsuback(conn, packet_id, codes)
+        self._answer(
+            conn,
+            unsuback,
+            self._node.interest_number() if shared else 0,
+            unstored=lambda conn: self._not_ended(conn, packet_id, codes),
         )
-        self._answer(conn, unsuback, self._node.interest_number() if shared else 0)
+
+    def _remove(self, session: Session, named: bytes, text: bytes, group: bytes | None) -> bool:
+        """End a subscription. False: there was none."""
+        found = self._router.unsubscribe(session, text, group)
+        if found:
+            self._node.custody.unsubscribed(session, named)
+            if group is None and self._queue_rules:
+                self._count_rule(session, text, -1)
+        return found
+
+    def _unsuback(self, conn: Connection, packet_id: int, codes: list[int]) -> bytes:
+        properties = self._reason_string(conn, codes)
+        return encode_unsuback(conn.version, packet_id, codes, properties, conn.packet_bytes_max)
+
+    def _not_ended(self, conn: Connection, packet_id: int, codes: list[int]) -> bytes | None:
+        """The UNSUBACK has waited for a disk that fails. The subscriptions have ended, but may be there again after a
+        crash: 0x80, "could not be completed"; None: before MQTT 5 there is no way to say so.
+        """
+        if conn.version != 5:
+            return None
+        failed = [ReasonCode.UNSPECIFIED_ERROR if code == ReasonCode.SUCCESS else code for code in codes]
+        return self._unsuback(conn, packet_id, failed)
 
     def _answer(
-        self, conn: Connection, packet: bytes, interest: int = 0, then: Callable[[], None] | None = None
+        self,
+        conn: Connection,
+        packet: bytes,
+        interest: int,
+        then: Callable[[], None] | None = None,
+        unstored: Callable[[Connection], bytes | None] | None = None,
     ) -> None:
         if len(packet) > conn.packet_bytes_max:  # [MQTT-3.1.2-24]: the client asked for more than it can be told
             self._node.connecting.protocol_error_reason(
                 conn, ReasonCode.PACKET_TOO_LARGE, "the answer is beyond Maximum Packet Size"
             )
             return
-        self._router.answer_packet(conn, packet, interest, then)
+        self._router.answer_packet(conn, packet, interest, then, unstored)
 
     def _reason_string(self, conn: Connection, codes: list[int]) -> dict[str, str] | None:
         """What is wrong with the first filter that was refused, if any was and the client wants to know."""

@@ -18,6 +18,7 @@ started the broker ends, which in a test may be one of a pool.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -28,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,7 +78,8 @@ class Mqttd:
 
     `config` is what a configuration file would say: a mapping (`{"limits": {"inflight_max": 10}}`) or the path of a
     TOML file. Address, port, runtime directory and number of workers are those given here, and there is no admin
-    interface, whatever it says.
+    interface, whatever it says. Where nothing says `store` it is `memory`, and where nothing says `data_dir` it is a
+    directory that goes with the broker.
     MQTTD_... variables of this process's environment are not handed on, those in `environment` are.
     """
 
@@ -173,9 +176,27 @@ class Mqttd:
         command = [sys.executable, "-P", "-m", "broker.testing", "--workers", str(self.workers)]
         command += ["--host", self.host, "--port", str(self.port)]
         command += ["--runtime-dir", str(Path(self._directory.name, "run")), "--admin", "none"]
+        if not self._says("store"):
+            command += ["--store", "memory"]
+        if not self._says("data_dir"):
+            command += ["--data-dir", str(Path(self._directory.name, "data"))]
         if self._config is not None:
             command += ["--config", os.fspath(self._config)]
         return [*command, *self.arguments]
+
+    def _says(self, key: str) -> bool:
+        """Whether arguments, environment or configuration have something for this setting."""
+        flag = "--" + key.replace("_", "-")
+        if any(each == flag or each.startswith(f"{flag}=") for each in self.arguments):
+            return True
+        if f"MQTTD_{key.upper()}" in self.environment:
+            return True
+        named = itertools.dropwhile(lambda each: each != "--config", self.arguments)
+        file = next(itertools.islice(named, 1, None), self._config)
+        try:
+            return file is not None and key in tomllib.loads(Path(file).read_text())
+        except (OSError, ValueError):
+            return False  # the broker says what is wrong with it
 
     def _wait_ready(self, process: subprocess.Popen[bytes]) -> None:
         """The one line on standard output says it: `mqttd ready HOST:PORT workers=N`."""

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import ctypes
 import gc
+import importlib
 import logging
 import os
 import signal
@@ -22,28 +23,36 @@ import struct
 import sys
 import time
 import traceback
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvloop
 
+from broker.administration import Administration
 from broker.auth.pool import HashPool
 from broker.config import ConfigError
 from broker.connecting import AT_ONCE
+from broker.handoffs import kept_links
 from broker.logs import Log, StandardLibrary
 from broker.node import Node
+from broker.recovery import Recovered, identify, recover
+from leveldb_store.contract import StoreError
 from leveldb_store.memory import MemoryStore
 from pyx import counters as count
 from pyx.reactor import Reactor, trim_memory, tune_allocator
 from pyx.wire import refuse_disallowed
 from shards import handoff
+from shards.data_dir import epoch_of, store_path
 from shards.seat import Seat
 from zmq_mesh.links import LinkLimits
 from zmq_mesh.sockets import Mesh
 
 if TYPE_CHECKING:
     from broker.config import Settings
+    from leveldb_store.contract import Store
     from pyx.connection import Connection
 
 __all__ = ["run"]
@@ -53,6 +62,9 @@ _REFUSED_AT_ONCE = 256
 _TRIM_SECONDS = 10.0
 _MEASURE_SECONDS = 1.0
 _MEMORY_ROOM_AGAIN = 0.95  # of worker_memory_bytes_max: from there on all is as before
+_NO_STORE = 1
+_PROGRESS_SECONDS = 1.0
+_LAST_COMMIT_SECONDS = 1.0
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 _SPEC = struct.Struct("qqqq")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -73,7 +85,11 @@ def run(seat: Seat) -> int:
 
 
 async def _serve(seat: Seat) -> int:
-    worker = Worker(seat)
+    try:
+        worker = Worker(seat)
+    except StoreError as error:
+        seat.failed(str(error))
+        return _NO_STORE
     try:
         worker.start()
         return await worker.stopped
@@ -105,18 +121,21 @@ class Worker:
         self.log = Log.of(settings).bind(worker=seat.index)
         logging.getLogger().handlers[:] = [StandardLibrary(self.log)]  # asyncio and uvloop speak there
         tune_allocator()
+        self._store_said: deque[str] = deque()
+        self.store = self._open_store(seat)
         now = time.monotonic()
         self.node = Node(
             seat.index,
             seat.workers,
             settings,
-            MemoryStore(),
+            self.store,
             self.log,
             int(now * 1000),
             int(time.time() * 1000),
             seat.row,
             self._hand_over,
         )
+        self.administration = Administration(self.node)
         self.node.counters.set(count.INCARNATION, seat.incarnation)
         self.node.sys_topics.over([count.Row(row) for row in seat.rows], int(seat.began * 1000))
         self.reactor = Reactor(self.node.router, self.node.dispatch)
@@ -142,6 +161,34 @@ class Worker:
         self._armed = False
         self._sent_at = 0.0
         self._coalesce = settings.limits.mesh_coalesce_microseconds_max * 1e-6
+        self._recovered: Recovered | None = self._recover()
+
+    def _open_store(self, seat: Seat) -> Store:
+        """The store of the settings; the supervisor sees that this worker is busy and not hung, for a database that was
+        cut off is repaired when it is opened. Raises StoreError.
+        """
+        settings: Settings = seat.settings
+        if settings.store == "memory":
+            return MemoryStore()
+        level = importlib.import_module("leveldb_store.store")  # not where there is no LevelDB
+        path = store_path(settings.data_dir, seat.index)
+        values = {**settings.leveldb.model_dump(), **settings.leveldb.sizes(path, settings.workers)._asdict()}
+        options = level.Options(**{**values, "compression": None if values["compression"] == "none" else "snappy"})
+        with ThreadPoolExecutor(1) as beside:
+            opened = beside.submit(
+                level.LevelStore, path, fsync=settings.is_synced, options=options, say=self._store_said.append
+            )
+            while not opened.done():
+                seat.heartbeat[0] += 1
+                wait([opened], timeout=_TIMER_SECONDS)
+                self._log_store()
+        store: Store = opened.result()
+        return store
+
+    def _log_store(self) -> None:
+        """What the store had to say, perhaps in a thread of its own."""
+        while self._store_said:
+            self.log.warning("store", said=self._store_said.popleft())
 
     # ------------------------------------------------------------ start and stop
 
@@ -151,6 +198,8 @@ class Worker:
         loop.set_exception_handler(self._on_exception)
         self.reactor.watch(seat.control.fileno(), self._on_control)
         self.reactor.watch(self.hashes.fileno(), self._on_hashes)
+        if self.store.fileno() >= 0:
+            self.reactor.watch(self.store.fileno(), self._on_stored)
         loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
         loop.add_reader(self.reactor.fileno(), self._poll)
@@ -161,6 +210,48 @@ class Worker:
         self._on_timer()
         gc.collect()
         gc.freeze()
+
+    def _recover(self) -> Recovered | None:
+        """What an earlier worker has stored; the supervisor sees that this one is busy and not hung."""
+        if not self.store.keeps:
+            return None
+        began = said = time.monotonic()
+
+        def progress(records: int) -> None:
+            nonlocal said
+            self.seat.heartbeat[0] += 1
+            now = time.monotonic()
+            if now - said >= _PROGRESS_SECONDS:
+                said = now
+                self.log.info("recovering", records=records, seconds=round(now - began, 1))
+
+        identify(self.node, epoch_of(self.settings.data_dir))
+        gc.disable()  # what is made here stays: the collector need not walk through it, now or later
+        try:
+            recovered = recover(self.node, progress)
+        finally:
+            gc.freeze()
+            gc.enable()
+        messages, size = self.store.held()
+        self.log.info(
+            "recovered",
+            sessions=recovered.sessions,
+            sessions_expired=recovered.expired,
+            subscriptions=recovered.subscriptions,
+            retained=recovered.retained,
+            wills=recovered.wills,
+            messages=messages,
+            bytes=size,
+            seconds=round(time.monotonic() - began, 3),
+        )
+        return recovered
+
+    def _on_stored(self) -> None:
+        """Something that was written is durable, or the disk is full or fails, or is well again."""
+        self._log_store()
+        self.node.router.durable(self.store.collect())
+        self.node.disk.look()
+        self.reactor.finish()
 
     def _on_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         # a defect of ours outside of one connection's packets: what is in memory cannot be trusted; the supervisor
@@ -178,6 +269,7 @@ class Worker:
         if self._timerfd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
         self.reactor.watch(self._timerfd, self._on_timerfd)
+        kept = kept_links(self.node)
         self.mesh = Mesh(
             self.seat.index,
             self.node.siblings,
@@ -192,6 +284,9 @@ class Worker:
                 peer_stall_seconds_max=limits.peer_stall_seconds_max,
             ),
             time.monotonic(),
+            handoffs=kept.handoffs,
+            received=kept.received,
+            refusals=kept.refusals,
             drain_bytes_max=limits.tick_peer_bytes_max,
         )
         self.node.links = self.mesh.links
@@ -204,6 +299,10 @@ class Worker:
         if self._listening or self._stopping:
             return
         self._listening = True
+        if self._recovered is not None:
+            self._recovered.begin()
+            self._recovered = None
+            self.reactor.finish()
         for sock in self.seat.listeners:
             self.reactor.listen(sock.fileno())
         # Not earlier: siblings hand over to a worker that starts, and it must not ack what nobody has heard.
@@ -226,8 +325,15 @@ class Worker:
                 self.reactor.finish()
             elif event == "reload":
                 self._reload(message["settings"])
+            elif event == "ask":
+                number = message["number"]
+                self.administration.asked(message["ask"], partial(self._answer, number))
+                self.reactor.finish()
             elif event == "closed":
                 os._exit(1)  # the supervisor is gone
+
+    def _answer(self, number: int, answer: dict[str, Any]) -> None:
+        self.seat.tell("answer", number=number, answer=answer)
 
     def _on_hashes(self) -> None:
         self.hashes.collect()
@@ -272,6 +378,19 @@ class Worker:
         for sock in self.seat.listeners:
             sock.close()
         self._poll()  # what lies in the sockets is answered
+        if self.store.immediate:
+            self._say_goodbye(seconds)
+            return
+        # and when the disk has it
+        late = self.loop.call_later(min(_LAST_COMMIT_SECONDS, seconds / 4), self._say_goodbye, seconds)
+
+        def durable() -> None:
+            late.cancel()
+            self.loop.call_soon(self._say_goodbye, seconds)  # the acks leave first
+
+        self.node.router.when_durable(durable)
+
+    def _say_goodbye(self, seconds: float) -> None:
         reason, why = self.node.connecting.farewell()
         for conn in self.reactor.all_connections():
             if conn.state == 2:
@@ -295,6 +414,11 @@ class Worker:
         self.reactor.unwatch(self.hashes.fileno())
         self.hashes.close()
         self.reactor.unwatch(self.seat.handoff_receive.fileno())
+        if self.store.fileno() >= 0:
+            self.reactor.unwatch(self.store.fileno())
+        self.node.router.commit()
+        self.store.close()
+        self._log_store()
         if self.mesh is not None:
             for fd in (self._timerfd, *self.mesh.filenos()):
                 self.reactor.unwatch(fd)
@@ -391,6 +515,8 @@ class Worker:
         if wait <= 0:
             self._armed = False
             self.node.forward()
+            if self.node.store.keeps:
+                self.reactor.finish()  # a link may have stored something
         elif not self._armed:
             self._armed = True
             _libc.timerfd_settime(self._timerfd, 0, _SPEC.pack(0, 0, 0, max(1000, int(wait * 1e9))), None)

@@ -2,30 +2,92 @@
 
 The router gathers what somebody cannot take at once into one block per tick and appends it. Sessions that are behind
 read from an index (one per Topic Filter, or one of their own) from the position they have reached. Positions are
-arrival positions: 64 bits, rising by one per logged message, given by the router. The contract is in batches; no
-store is ever called per message.
+arrival positions: 64 bits, rising by one per logged message, given by the router. Beside the log a store keeps *state
+records*: sessions, subscriptions, windows, retained messages, wills (keys and values: `leveldb_store.schema`). The
+contract is in batches; no store is ever called per message.
+
+What is appended, put and deleted between two `flush` is one batch: after a crash all of it is there, or nothing, and no
+batch is there without all before it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+from pyx.message import Message
 from pyx.records import Batch, Block
 
 
+class StoreError(Exception):
+    """A store cannot be opened or read: one line that says which one and why."""
+
+
 class Store(Protocol):
-    """A log with indexes. One thread calls it; nothing here blocks on a disk."""
+    """A log with indexes, and state records. One thread calls it; nothing here waits for a disk's fsync."""
 
-    immediate: bool
-    """True: what `append` returns is as safe as this store will ever make it (no disk): acks wait for no ticket."""
+    @property
+    def immediate(self) -> bool:
+        """True: what `append` took is as safe as this store will ever make it (no disk): acks wait for no ticket."""
 
-    def append(self, block: Block) -> int:
-        """Take the records of one tick; readable at once. Returns a ticket, rising by 1, that the callback the store
-        was given reports as durable when its turn has come (never from within this call, unless `immediate`).
+    @property
+    def keeps(self) -> bool:
+        """True: what is stored outlives the worker: connected durable sessions are logged for, state is recorded."""
+
+    @property
+    def last_position(self) -> int:
+        """The highest position this store has ever seen: the router goes on behind it."""
+
+    @property
+    def failed(self) -> str | None:
+        """What the disk refuses and since when, None = nothing. Until it is None again no ticket becomes durable; what
+        was flushed is tried again.
         """
 
+    @property
+    def full(self) -> str | None:
+        """Why no new message should be stored at present: `failed`, or there is little room left, which deletions and
+        state records need. What is flushed all the same is written as long as there is room.
+        """
+
+    def append(self, block: Block) -> int:
+        """Take the records of one tick into the batch that is being gathered; readable at once. Returns the ticket
+        that `flush` will return for this batch.
+        """
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Set a state record, in the batch that is being gathered. `scan` and `get` may see it before it is durable."""
+
+    def delete(self, key: bytes) -> None:
+        """Delete a state record, in the batch that is being gathered; one that is not there is no error."""
+
+    def flush(self, sync: bool = True) -> int:
+        """Close the batch and have it written. Returns its ticket, rising by 1. Without a batch: the last ticket.
+
+        Not `sync`: it is durable when the operating system has it (as everything is in a store that was opened without
+        fsync); it may be lost in a power cut, and those behind it not.
+        """
+
+    def fileno(self) -> int:
+        """Becomes readable when tickets have become durable, or `failed` or `full` change; -1 = never (`immediate`)."""
+
+    def collect(self) -> int:
+        """The highest ticket that is durable; `fileno` is not readable any more."""
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """State records whose keys begin so, rising by key, as at the last durable ticket. For start-up and tools."""
+
+    def names(self) -> Iterable[bytes]:
+        """Names of the indexes that hold something or did lately: for start-up."""
+
+    def message_at(self, position: int) -> Message | None:
+        """The message with this position, as long as an index holds something of its block."""
+
     def read(self, index: bytes, after: int, bytes_max: int) -> Batch:
-        """Messages of an index behind position `after`, oldest first: one if there is one, then up to `bytes_max`."""
+        """Messages of an index behind position `after`, oldest first: one if there is one, then up to `bytes_max`.
+
+        Nobody changes the batch: readers of the same part get the same one.
+        """
 
     def backlog(self, index: bytes, after: int) -> tuple[int, int]:
         """(messages, bytes) of an index behind position `after`."""
@@ -44,3 +106,6 @@ class Store(Protocol):
 
     def held(self) -> tuple[int, int]:
         """(entries, bytes) of all indexes; a message that several of them list counts for each."""
+
+    def close(self) -> None:
+        """Write what was flushed and let go of the store."""

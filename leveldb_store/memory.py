@@ -6,6 +6,9 @@ that wants it has let go.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
+from pyx.message import Message
 from pyx.records import Batch, Block, Index
 
 
@@ -13,10 +16,15 @@ class MemoryStore:
     """Implements `leveldb_store.contract.Store`."""
 
     immediate = True
+    keeps = False
+    failed: str | None = None
+    full: str | None = None
 
     def __init__(self) -> None:
+        self.last_position = 0
         self._indexes: dict[bytes, Index] = {}
         self._ticket = 0
+        self._gathered = False
         self._messages = 0
         self._bytes = 0
         self._nothing = Index()
@@ -32,8 +40,46 @@ class MemoryStore:
             index.extend(batch)
             self._messages += batch.count
             self._bytes += index.total_bytes - before
-        self._ticket += 1
+        self.last_position = block.first + block.count - 1
+        self._gathered = True
+        return self._ticket + 1
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Nothing is kept: what a record says is in its worker's memory anyway."""
+
+    def delete(self, key: bytes) -> None:
+        """See `put`."""
+
+    def flush(self, sync: bool = True) -> int:  # noqa: ARG002
+        """See the contract."""
+        if self._gathered:
+            self._gathered = False
+            self._ticket += 1
         return self._ticket
+
+    def fileno(self) -> int:
+        """There is nothing to wait for."""
+        return -1
+
+    def collect(self) -> int:
+        """See the contract."""
+        return self._ticket
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:  # noqa: ARG002
+        """No records."""
+        return iter(())
+
+    def names(self) -> Iterable[bytes]:
+        """See the contract."""
+        return list(self._indexes)
+
+    def message_at(self, position: int) -> Message | None:
+        """See the contract: found by looking through all indexes, for tests."""
+        for index in self._indexes.values():
+            for at, message in index.read(position - 1, 0).items():
+                if at == position:
+                    return message
+        return None
 
     def read(self, index: bytes, after: int, bytes_max: int) -> Batch:
         """See the contract."""
@@ -86,3 +132,6 @@ class MemoryStore:
         messages, size = index.backlog(0)
         self._messages += messages
         self._bytes += size
+
+    def close(self) -> None:
+        """Nothing to let go of."""

@@ -18,8 +18,9 @@ cdef class Backlog(Holding):
     cdef Batch read_log(self, Session s)
     cdef int caught_up(self, Session s) except -1
     cdef int deliver_logged(self, Session s, Connection conn, Message m) except -1
+    cdef int options_of(self, Session s, Message m, uint8_t* options) except -2
     cdef int send_copy(self, Session s, Connection conn, Message m, uint8_t qos, bint retain, object identifiers,
-                       uint8_t flags) except -1
+                       uint8_t flags, uint64_t position) except -1
     cdef int send_held(self, Session s, Connection conn, Message m, uint8_t qos, bint retain, bint dup,
                        uint16_t packet_id, PyObject* ids) except -1
     cdef int resend_next(self, Session s, Connection conn) except -1
@@ -32,4 +33,5 @@ cdef class Backlog(Holding):
     cdef uint64_t make_hole(self, Session s, const QueueRule* rule, uint64_t total,
                             uint64_t total_bytes) except? 0xFFFFFFFFFFFFFFFF
     cdef tuple backlog_after(self, Session s, uint64_t position)
+    cdef tuple unread_after(self, Session s, uint64_t position)
     cdef uint64_t in_holes(self, Session s, uint64_t* size) except? 0xFFFFFFFFFFFFFFFF

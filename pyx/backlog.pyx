@@ -21,9 +21,11 @@ from pyx.records cimport merge_batches
 from pyx.routing cimport IDENTIFIER_BYTES_MAX, QUOTA_EXCEEDED, READ_BYTES_MAX, put_identifier, topic_matches
 from pyx.session cimport Inflight, Queued, RETAINED_COPY, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC
 from pyx.subscriptions cimport Filter, Membership, Subscriber, filter_text
+from pyx.windows cimport OWN_RECORD
 
 cdef enum:
     HOLD_ROOM = 1000            # messages that may be under way when publishers are told to wait
+    RESTORED_SWEPT = 100        # in one sweep: what is known of them must be read first
     SPANS_MAX = 4096            # parts of an index that sessions with full queues want; beyond, all behind them is held
 
 
@@ -46,9 +48,12 @@ cdef class Backlog(Holding):
     cdef int queue_for(self, Session s, Message m, uint8_t qos, bint retain, object identifiers,
                        uint8_t flags, uint32_t origin) except -1:
         # for this session alone; it is behind until it has been sent
+        cdef uint64_t number = 0
         self.counters.at[count.MATCHED] += 1
-        s.enqueue(m, <PyObject*>identifiers if identifiers is not None else NULL, qos | (4 if retain else 0) | flags,
-                  origin)
+        flags |= qos | (4 if retain else 0)
+        if self.keeps and qos and s.durable:
+            number = self.keep_queued(s, m, flags, origin, <PyObject*>identifiers if identifiers is not None else NULL)
+        s.enqueue(m, <PyObject*>identifiers if identifiers is not None else NULL, flags, origin, number)
         if not s.behind:
             s.behind = True
             s.cursor = self.next_position - 1
@@ -81,7 +86,7 @@ cdef class Backlog(Holding):
         cdef Queued* q
         cdef Batch b
         cdef Message m
-        cdef uint64_t position
+        cdef uint64_t position, number
         cdef uint8_t flags, qos
         cdef uint32_t origin
         cdef bint overtaken
@@ -91,6 +96,8 @@ cdef class Backlog(Holding):
             if conn is None or conn.state != OPEN or conn.out.pending > self.limits.outbox_bytes_max:
                 return 0
             if s.resend is not None:
+                if s.committing > self.durable_ticket:
+                    return self.await_window(s)     # what it is sent again may not be on the disk yet
                 if s.inflight - <uint32_t>len(s.resend) >= s.inflight_max:
                     return 0
                 self.resend_next(s, conn)
@@ -104,6 +111,7 @@ cdef class Backlog(Holding):
                 m = <Message>q.message
                 identifiers = <object>q.identifiers if q.identifiers != NULL else None
                 origin = self.sharing = q.origin
+                number = q.number
                 s.dequeue()
                 if s.watched is not None:
                     overtaken = flags & RETAINED_COPY and s.overtaken(
@@ -113,8 +121,11 @@ cdef class Backlog(Holding):
                         s.watched = None
                     if overtaken:
                         self.counters.at[count.MATCHED] -= 1
+                        if number:
+                            self.forget_queued(s, number)
                         continue
-                self.send_copy(s, conn, m, qos, flags & 4 != 0, identifiers, flags & SHARED_COPY)
+                self.send_copy(s, conn, m, qos, flags & 4 != 0, identifiers,
+                               flags & SHARED_COPY | (OWN_RECORD if number else 0), number)
                 continue
             if s.inflight >= s.inflight_max:
                 return 0
@@ -153,6 +164,7 @@ cdef class Backlog(Holding):
                 continue
             if (e.filter.plain.items[e.index].slot_options >> 24) & 3 == 0 and s.absences is None:
                 continue
+            (<LogKey>e.filter.index).rests = False
             name = (<LogKey>e.filter.index).name
             after = s.cursor
             if s.since is not None:
@@ -182,10 +194,35 @@ cdef class Backlog(Holding):
         # which of its subscriptions match it now: their options and identifiers count [subscription options are those
         # in force when the message is sent]
         cdef Content* c = &m.content
+        cdef uint8_t options = 0, qos
+        cdef int ids_len = self.options_of(s, m, &options)
+        if ids_len < 0:
+            return 0
+        qos = options & 3
+        if qos > c.qos:
+            qos = c.qos
+        if qos == 0 and (s.absences is None or not lies_within(s.absences, s.cursor)):
+            # found in the log by sessions that were online when it was published, too: they had it then
+            return 0
+        self.counters.at[count.MATCHED] += 1
+        identifiers = PyBytes_FromStringAndSize(<const char*>self.ids, ids_len) if ids_len and conn.version == 5 \
+            else None
+        return self.send_copy(s, conn, m, qos, c.retain and options & 8 != 0, identifiers, 0, s.cursor)
+
+    cdef bytes identifiers_of(self, Session s, Message m):
+        cdef uint8_t options = 0
+        cdef int ids_len = self.options_of(s, m, &options)
+        return PyBytes_FromStringAndSize(<const char*>self.ids, ids_len) if ids_len > 0 else None
+
+    cdef int options_of(self, Session s, Message m, uint8_t* options) except -2:
+        # the highest QoS and Retain As Published of its subscriptions that match now; their Subscription Identifiers
+        # stand in self.ids: returns how many bytes, or -1: none matches
+        cdef Content* c = &m.content
         cdef Membership* e
         cdef Subscriber* sub
-        cdef uint32_t i, ids_len = 0
-        cdef uint8_t options = 0, o, qos
+        cdef uint32_t i
+        cdef int ids_len = 0
+        cdef uint8_t o
         cdef uint8_t* ids = self.ids_room(1)
         cdef bint found = False
         for i in range(s.own.count):
@@ -200,35 +237,29 @@ cdef class Backlog(Holding):
             if o & 4 and m.publisher is not None and m.publisher == s.client_id:
                 continue
             found = True
-            if o & 3 > options & 3:
-                options = (options & 8) | (o & 3)
-            options |= o & 8
+            if o & 3 > options[0] & 3:
+                options[0] = (options[0] & 8) | (o & 3)
+            options[0] |= o & 8
             if sub.identifier:
-                ids = self.ids_room(ids_len // IDENTIFIER_BYTES_MAX + 2)
+                ids = self.ids_room(<uint32_t>ids_len // IDENTIFIER_BYTES_MAX + 2)
                 ids_len += put_identifier(ids + ids_len, sub.identifier)
-        if not found:
-            return 0
-        qos = options & 3
-        if qos > c.qos:
-            qos = c.qos
-        if qos == 0 and (s.absences is None or not lies_within(s.absences, s.cursor)):
-            # found in the log by sessions that were online when it was published, too: they had it then
-            return 0
-        self.counters.at[count.MATCHED] += 1
-        identifiers = PyBytes_FromStringAndSize(<const char*>ids, ids_len) if ids_len and conn.version == 5 else None
-        return self.send_copy(s, conn, m, qos, c.retain and options & 8 != 0, identifiers, 0)
+        return ids_len if found else -1
 
     cdef int send_copy(self, Session s, Connection conn, Message m, uint8_t qos, bint retain, object identifiers,
-                       uint8_t flags) except -1:
-        # a copy that waited leaves; the caller has seen room in the window
+                       uint8_t flags, uint64_t position) except -1:
+        # a copy that waited leaves; the caller has seen room in the window. position: where a store that keeps has it
         cdef Inflight* slot
         cdef uint16_t packet_id = 0
         cdef PyObject* ids = <PyObject*>identifiers if identifiers is not None else NULL
         cdef uint32_t ids_len = <uint32_t>len(<bytes>identifiers) if identifiers is not None else 0
         if m.content.expires and self.wall_ms >= m.content.expires:
             self.counters.at[count.DROPPED_EXPIRED] += 1
+            if flags & OWN_RECORD:
+                self.forget_queued(s, position)
             return 0
         if self.packet_total(&m.content, conn.version == 5, qos != 0, ids_len) > conn.packet_bytes_max:
+            if flags & OWN_RECORD:
+                self.forget_queued(s, position)
             return self.drop(conn, count.DROPPED_PACKET_TOO_LARGE)
         if qos:
             slot = s.open_slot()
@@ -236,11 +267,17 @@ cdef class Backlog(Holding):
             slot.state = WAIT_PUBACK if qos == 1 else WAIT_PUBREC
             slot.flags = qos | (4 if retain else 0) | flags
             slot.group = self.sharing
+            slot.position = position
             if s.durable or flags & SHARED_COPY:
                 slot.message = <PyObject*>m
                 Py_INCREF(m)
                 slot.identifiers = ids
                 Py_XINCREF(ids)
+            if self.keeps and s.durable:
+                if qos == 2:
+                    self.touch(s)
+                    return self.depart(s, conn, slot)
+                self.lag(s)
         else:
             conn.out.qos0 += 1
         self.send_held(s, conn, m, qos, retain, False, packet_id, ids)
@@ -283,7 +320,7 @@ cdef class Backlog(Holding):
             self.set_dirty(conn)
             return 0
         if slot.message == NULL:
-            s.release(slot)
+            self.finish_slot(s, slot)
             self.counters.at[count.DROPPED_SESSION_ENDED] += 1
             return 0
         if slot.identifiers != NULL:
@@ -291,12 +328,24 @@ cdef class Backlog(Holding):
         if self.packet_total(
             &(<Message>slot.message).content, conn.version == 5, True, ids_len
         ) > conn.packet_bytes_max:
-            s.release(slot)
+            self.finish_slot(s, slot)
             return self.drop(conn, count.DROPPED_PACKET_TOO_LARGE)
         self.counters.at[count.REDELIVERED] += 1
         self.send_held(s, conn, <Message>slot.message, slot.flags & 3, slot.flags & 4 != 0, True, packet_id,
                        slot.identifiers)
         return 0
+
+    cdef int send_departing(self, Session s, Connection conn, Inflight* slot) except -1:
+        cdef uint8_t* p
+        if slot.state == WAIT_PUBCOMP:
+            p = outbox_reserve(&conn.out, 5)
+            if put_ack(p, PUBREL, slot.packet_id, 0, conn.version == 5) - p == 4:
+                conn.out.tail -= 1
+                conn.out.pending -= 1
+            self.counters.at[count.ANSWERS_SENT] += 1
+            return self.set_dirty(conn)
+        return self.send_held(s, conn, <Message>slot.message, slot.flags & 3, slot.flags & 4 != 0, False,
+                              slot.packet_id, slot.identifiers)
 
     def backlog(self, Session s not None):
         """(messages, bytes) in logs that the session has not read; its own queue not included. A message that several
@@ -309,11 +358,22 @@ cdef class Backlog(Holding):
         return messages - gone, size - gone_bytes
 
     def sweep(self):
-        """Bound the backlogs and forget what nobody needs any more: for every log index that is held."""
+        """Bound the backlogs and forget what nobody needs any more: for every log index that is held, where a store
+        keeps for those alone that have changed, and for a few of those that were there at the start."""
         cdef LogKey key
         cdef Session s
+        cdef uint32_t restored = 0
+        for s in self.moved:
+            self.wake(s)
+        self.moved.clear()
         for key in list(self.keys.values()):
+            if key.rests and key.grown == 0:
+                if not key.restored or restored == RESTORED_SWEPT:
+                    continue
+                restored += 1
             self.sweep_key(key)
+        if self.keeps and not self.recorded and self.next_position == self.block.first:
+            self.last_ticket = self.store.flush()       # what was trimmed, where this tick has nothing else
         for s in list(self.full_sessions):
             self.check_hold(s)
 
@@ -368,13 +428,15 @@ cdef class Backlog(Holding):
 
     cdef int sweep_key(self, LogKey key) except -1:
         cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>key.name, len(key.name))
-        cdef uint64_t lowest, over, open_from
+        cdef uint64_t lowest, over, open_from, since
         cdef set spans = set()
         cdef uint32_t i
         cdef Session s
         cdef bint needed = False
         key.grown = 0
         key.grown_bytes = 0
+        key.rests = self.keeps
+        key.restored = False
         if f == NULL:
             self.keys.pop(key.name, None)
             self.store.forget(key.name)
@@ -383,6 +445,12 @@ cdef class Backlog(Holding):
         over = self.store.position_of_last(key.name, self.limits.queue_messages_least, self.limits.queue_bytes_least)
         for i in range(f.plain.count):
             s = <Session>f.plain.items[i].session
+            if self.keeps and s.durable:
+                needed = True
+                if s.inflight:
+                    since = self.in_flight_since(s, spans)
+                    lowest = min(lowest, since)
+                    open_from = min(open_from, since)
             if not s.behind or s.own_key is not None:
                 continue
             if (f.plain.items[i].slot_options >> 24) & 3 == 0 and s.absences is None:
@@ -396,6 +464,8 @@ cdef class Backlog(Holding):
         if key.count:
             needed = True
         if needed:
+            for span in spans:                  # of messages in flight for long, which lie before all else
+                lowest = min(lowest, <uint64_t>span[0])
             self.store.trim(key.name, lowest)
             self.drop_unwanted(key, lowest, spans, open_from)
         else:
@@ -413,6 +483,11 @@ cdef class Backlog(Holding):
         total, size = self.backlog_after(s, s.cursor)
         if total <= rule.messages_max and size <= rule.bytes_max:
             return 0
+        if s.holes is not None and rule.full == DROP_OLDEST:
+            # stretches of the log that never were for it, or that it lost under another rule
+            total, size = self.unread_after(s, s.cursor)
+            if total <= rule.messages_max and size <= rule.bytes_max:
+                return 0
         if rule.full == HOLD:
             gone = self.in_holes(s, &gone_bytes)
             if total - gone <= rule.messages_max and size - gone_bytes <= rule.bytes_max:
@@ -435,6 +510,8 @@ cdef class Backlog(Holding):
         else:
             dropped = self.make_hole(s, &rule, total, size)
         if dropped:
+            if self.keeps and s.durable:
+                self.lag(s)
             self.counters.at[count.MATCHED] += dropped
             self.counters.at[count.DROPPED_QUEUE_FULL] += dropped
             if s.connection is not None:
@@ -467,7 +544,7 @@ cdef class Backlog(Holding):
         cdef uint64_t lo = s.cursor, hi = self.block.first - 1, mid, messages, size
         while lo < hi:
             mid = (lo + hi) // 2
-            messages, size = self.backlog_after(s, mid)
+            messages, size = self.unread_after(s, mid)
             if messages <= rule.messages_max and size <= rule.bytes_max:
                 hi = mid
             else:
@@ -475,7 +552,7 @@ cdef class Backlog(Holding):
         s.cursor = lo
         s.batch = None
         s.batch_at = 0
-        return total - <uint64_t>self.backlog_after(s, lo)[0]
+        return total - <uint64_t>self.unread_after(s, lo)[0]
 
     cdef uint64_t make_hole(self, Session s, const QueueRule* rule, uint64_t total,
                             uint64_t total_bytes) except? 0xFFFFFFFFFFFFFFFF:
@@ -527,6 +604,18 @@ cdef class Backlog(Holding):
             a, b = self.store.backlog(name, after)
             messages += a
             size += b
+        return messages, size
+
+    cdef tuple unread_after(self, Session s, uint64_t position):
+        # the same without holes
+        cdef uint64_t messages, size, a, z
+        messages, size = self.backlog_after(s, position)
+        for a, z in s.holes or ():
+            if z > position:
+                x = self.backlog_after(s, max(a, position))
+                y = self.backlog_after(s, z)
+                messages -= <uint64_t>x[0] - <uint64_t>y[0]
+                size -= <uint64_t>x[1] - <uint64_t>y[1]
         return messages, size
 
     cdef uint64_t in_holes(self, Session s, uint64_t* size) except? 0xFFFFFFFFFFFFFFFF:

@@ -44,6 +44,7 @@ cdef struct Pace:               # of a publisher while something is guarded (pyx
     bint too_fast               # it waits for room, and that was counted
     bint subscribes_too_fast    # likewise, of a SUBSCRIBE or UNSUBSCRIBE
     bint waits                  # it waits for a session or a worker, and that was counted
+    bint owed                   # it waits until answers have left that are due to it
     bint listed                 # in the router's list of connections that wait
 
 

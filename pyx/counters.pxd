@@ -24,6 +24,8 @@ cpdef enum:
     RETAINED_BYTES
     LOG_MESSAGES                    # of the log that sessions which are behind read: index entries
     LOG_BYTES
+    STORE_FULL                      # 1: the store takes no new message
+    STORE_FAILED                    # 1: the disk refuses, nothing becomes durable
     # connections
     CONNECTIONS_ACCEPTED
     CONNECTIONS_HANDED_OVER
@@ -103,6 +105,7 @@ cpdef enum:
     SESSION_EXPIRIES_SHORTENED
     PUBLISH_RATE_HELD               # times a connection was not read because it published too fast
     FILTERS_RATE_HELD               # or subscribed too fast
+    RECEIVE_MAXIMUM_HELD            # or sent more than Receive Maximum while answers were due to it
     INFLIGHT_FULL                   # times a session fell behind because its window was full
     QUEUES_HELD                     # times the queue of a session was full and its publishers were made to wait
     QUEUE_FULL_HELD                 # times a publisher was not read because of that
@@ -110,6 +113,9 @@ cpdef enum:
     MEMORY_SECONDS                  # seconds above worker_memory_bytes_max
     MEMORY_HELD                     # times a publisher was not read because of that
     MEMORY_REFUSED                  # connections, subscriptions and publishes refused because of that
+    STORE_HELD                      # times a publisher before MQTT 5 was not read because the store was full
+    # publishes refused because of that, connections closed, and acks that waited for store_error_seconds_max
+    STORE_REFUSED
     RETAINED_WALKS_DEFERRED
     TICK_PACKETS_CARRIED            # times a connection had to go on in the next tick
     TICK_PEER_CARRIED               # the same of the siblings

@@ -31,6 +31,7 @@ cdef class Dispatch:
     cdef int publish(self, Connection conn, uint8_t flags, uint8_t* p, uint32_t header, uint32_t total) except -1
     cdef int connect(self, Connection conn, uint8_t* p, uint32_t header, uint32_t total) except -1
     cdef int hand_up(self, Connection conn) except -1
+    cdef int answer_again(self, Connection conn, Session s, uint16_t packet_id) except -1
     cdef int check_properties(self, Publish* pub) except -1
     cdef bint topic_fits(self, Publish* pub) except -1
     cdef int guard(self, Connection conn, Session s, Publish* pub, Matches* m, uint32_t total) except -1

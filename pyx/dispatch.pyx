@@ -20,7 +20,7 @@ from pyx.codec cimport (
 )
 from pyx.bounds cimport lists_too_many_filters, lists_too_many_properties, publish_lists_too_much
 from pyx.connection cimport CLOSING, DECIDING, OPEN, OPENING
-from pyx.holding cimport HELD, REFUSED
+from pyx.holding cimport HELD, REFUSED, UNSTORED
 from pyx.limits cimport Limits
 from pyx.message cimport Content
 from pyx.outbox cimport outbox_reserve
@@ -311,6 +311,8 @@ cdef class Dispatch:
             decode_ack(&ack, PUBREL, flags, body, n, v5)
             reason = 0 if s.leave(ack.packet_id) else PACKET_ID_NOT_FOUND
             self.router.logged = False
+            if self.router.keeps and s.durable:
+                self.router.touch(s)
             self.router.answer(conn, PUBCOMP, ack.packet_id, reason, 0)
         elif packet_type == PUBCOMP:
             decode_ack(&ack, PUBCOMP, flags, body, n, v5)
@@ -402,15 +404,17 @@ cdef class Dispatch:
             if conn.unanswered + s.arrived_count >= router.limits.receive_maximum and v5:
                 # a resent QoS 2 publish whose identifier is known takes no place of its own
                 if pub.qos == 1 or not self.known(s, pub.packet_id):
+                    if conn.ack_count:
+                        conn.messages_in -= 1       # it is looked at again
+                        return router.await_answers(conn, s)
                     router.counters.at[count.RECEIVE_MAXIMUM_EXCEEDED] += 1
                     protocol_error(RECEIVE_MAXIMUM_EXCEEDED, "more than Receive Maximum unacknowledged publishes")
             if pub.qos == 2 and not s.arrive(pub.packet_id):
                 # there already: whatever the first one waits for, the answer waits for it too
                 router.counters.at[count.PUBLISH_DUPLICATES] += 1
-                router.logged = False
-                router.answer(conn, PUBREC, pub.packet_id, 0, router.unacknowledged_peers())
-                router.acks_due = True
-                return 0
+                return self.answer_again(conn, s, pub.packet_id)
+            if router.keeps and pub.qos == 2 and s.durable:
+                router.touch(s)
             router.counters.at[count.PUBLISH_RECEIVED_QOS1 if pub.qos == 1 else count.PUBLISH_RECEIVED_QOS2] += 1
         router.counters.at[count.PUBLISH_RECEIVED] += 1
         router.counters.at[count.PUBLISH_BYTES_RECEIVED] += pub.payload_len
@@ -429,6 +433,15 @@ cdef class Dispatch:
             router.answer(conn, PUBACK if pub.qos == 1 else PUBREC, pub.packet_id, reason, router.mask)
         if router.now_ms >= router.sample_ms:
             router.sample(m, pub.qos == 0 or conn.ack_count == 0)
+        return 0
+
+    cdef int answer_again(self, Connection conn, Session s, uint16_t packet_id) except -1:
+        cdef Router router = self.router
+        router.logged = False
+        if router.keeps and s.durable:
+            router.touch(s)
+        router.answer(conn, PUBREC, packet_id, 0, router.unacknowledged_peers())
+        router.acks_due = True
         return 0
 
     cdef int check_properties(self, Publish* pub) except -1:
@@ -459,6 +472,9 @@ cdef class Dispatch:
         if verdict == REFUSED:
             self.refuse(conn, s, pub, QUOTA_EXCEEDED, "worker_memory_bytes_max")
             return 1
+        if verdict == UNSTORED:
+            self.refuse(conn, s, pub, QUOTA_EXCEEDED, "nothing can be stored at present")
+            return 1
         return 2 if verdict == HELD else 0
 
     cdef bint known(self, Session s, uint16_t packet_id) except -1:
@@ -480,9 +496,11 @@ cdef class Dispatch:
                 conn.packet_bytes_max))
         elif pub.qos:
             self.router.logged = False
-            self.router.answer(conn, kind, pub.packet_id, 0, 0)
             if pub.qos == 2:
                 s.arrive(pub.packet_id)
+                if self.router.keeps and s.durable:
+                    self.router.touch(s)
+            self.router.answer(conn, kind, pub.packet_id, 0, 0)
         self.router.handler.publish_refused(conn, PyBytes_FromStringAndSize(<char*>pub.topic, pub.topic_len), reason)
         return 0
 

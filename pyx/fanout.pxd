@@ -3,6 +3,8 @@
 from libc.stdint cimport int32_t, uint8_t, uint32_t
 
 from pyx.backlog cimport Backlog
+from pyx.connection cimport Connection
+from pyx.message cimport Message
 from pyx.routing cimport Merged
 from pyx.session cimport Inflight, Session
 from pyx.subscriptions cimport Filter, Matches
@@ -17,5 +19,7 @@ cdef class FanOut(Backlog):
     cdef bint offline(self, Filter* f, uint32_t sessions) noexcept
     cdef int deliver(self, Session s, uint8_t qos, uint8_t first, const uint8_t* ids, uint32_t ids_len,
                      uint8_t flags) except -1
+    cdef int place(self, Session s, Connection conn, Inflight* slot) except -1
     cdef int fill(self, Inflight* slot, const uint8_t* ids, uint32_t ids_len) except -1
     cdef int keep(self) except -2
+    cdef int note_retained(self, bytes topic, Message m) except -1

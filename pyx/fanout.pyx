@@ -19,6 +19,7 @@ from pyx.routing cimport Identifier, put_identifier
 from pyx.session cimport SHARED_COPY, WAIT_PUBACK, WAIT_PUBREC
 from pyx.subscriptions cimport Group, Subscriber, SubscriberList
 from pyx.wire cimport put_u16
+from pyx.windows cimport OWN_RECORD
 
 
 cdef uint32_t plain_offline(const Filter* f) noexcept nogil:
@@ -53,7 +54,7 @@ cdef class FanOut(Backlog):
             if qos > c.qos:
                 qos = c.qos
             first = 0x30 | qos << 1 | (c.retain if options & 8 else 0)
-            if not self.deliver(s, qos, first, ids, put_identifier(ids, sub.identifier) if sub.identifier else 0, 0):
+            if self.deliver(s, qos, first, ids, put_identifier(ids, sub.identifier) if sub.identifier else 0, 0) != 1:
                 if s.own_key is not None:
                     self.log_own(s)
                 else:
@@ -120,7 +121,7 @@ cdef class FanOut(Backlog):
             qos = e.options & 3
             if qos > c.qos:
                 qos = c.qos
-            if not self.deliver(s, qos, 0x30 | qos << 1 | (c.retain if e.options & 8 else 0), ids, ids_len, 0):
+            if self.deliver(s, qos, 0x30 | qos << 1 | (c.retain if e.options & 8 else 0), ids, ids_len, 0) != 1:
                 if s.own_key is not None:
                     self.log_own(s)
                 else:
@@ -175,7 +176,8 @@ cdef class FanOut(Backlog):
 
     cdef int deliver(self, Session s, uint8_t qos, uint8_t first, const uint8_t* ids, uint32_t ids_len,
                      uint8_t flags) except -1:
-        # one copy for one session; 1: sent or dropped, 0: the session is behind and the message must be logged
+        # one copy for one session; 1: sent or dropped, 0: the session is behind and the message must be logged, 2:
+        # sent, and it must be logged because the store keeps
         cdef const Content* c = self.content
         cdef Connection conn = <Connection>s.connection
         cdef Frame* f
@@ -183,6 +185,7 @@ cdef class FanOut(Backlog):
         cdef uint8_t* p
         cdef uint32_t v5
         cdef uint16_t packet_id = 0
+        cdef int logged = 1
         if qos:
             if s.behind:
                 return 0
@@ -218,6 +221,10 @@ cdef class FanOut(Backlog):
             slot.flags = qos | (4 if first & 1 else 0) | flags
             if s.durable or flags & SHARED_COPY:
                 self.fill(slot, ids, ids_len)
+                if self.keeps and s.durable:
+                    logged = self.place(s, conn, slot)
+                    if qos == 2:
+                        return logged
         else:
             conn.out.qos0 += 1
         if ids_len == 0 and conn.topic_alias_out_max == 0:
@@ -236,7 +243,21 @@ cdef class FanOut(Backlog):
         self.counters.at[count.PUBLISH_BYTES_SENT] += c.payload_len
         if not conn.dirty:
             self.set_dirty(conn)
-        return 1
+        return logged
+
+    cdef int place(self, Session s, Connection conn, Inflight* slot) except -1:
+        # where the store has what was just sent: returns what `deliver` does
+        if slot.flags & 3 == 2:
+            self.touch(s)
+            self.depart(s, conn, slot)          # not before its window is stored
+        elif not s.lagging:
+            self.lag(s)
+        if slot.flags & SHARED_COPY:
+            slot.position = self.keep_queued(s, self.held, slot.flags, slot.group, slot.identifiers)
+            slot.flags |= OWN_RECORD
+            return 1
+        slot.position = self.here
+        return 2
 
     cdef int fill(self, Inflight* slot, const uint8_t* ids, uint32_t ids_len) except -1:
         # what may have to be sent again, or handed on
@@ -269,6 +290,8 @@ cdef class FanOut(Backlog):
         if c.payload_len == 0:
             if self.retained.clear(topic, c.number):
                 self.retained_bytes -= had
+                if self.keeps:
+                    self.note_retained(topic, None)
         elif old is None and (<uint64_t>self.retained.count >= self.limits.retained_messages_max or
                               self.memory_full >> self.worker & 1) or \
                 self.retained_bytes - had + content_bytes(c) > self.limits.retained_bytes_max:
@@ -276,6 +299,18 @@ cdef class FanOut(Backlog):
             self.handler.retained_full(topic)
         elif self.retained.set(topic, c.number, self.hold()):
             self.retained_bytes += content_bytes(c) - had
+            if self.keeps:
+                self.note_retained(topic, self.held)
         self.counters.at[count.RETAINED_MESSAGES] = self.retained.count
         self.counters.at[count.RETAINED_BYTES] = self.retained_bytes
         return -1
+
+    cdef int note_retained(self, bytes topic, Message m) except -1:
+        # the handler stores what has changed when the tick is committed; acks of this tick wait for it
+        self.retained_changes[topic] = m
+        self.recorded = True
+        if self.durabilities is None or m is None:
+            self.synced = True
+        else:
+            self.settle_durability(&m.content)
+        return 0

@@ -68,6 +68,7 @@ cdef struct Membership:         # one entry of a session's own list
     Filter* filter
     Group* group                # NULL: plain
     uint32_t index              # where it stands in the SubscriberList
+    uint64_t since              # plain: the log position behind which it counts
 
 
 cdef struct Memberships:        # owned by the session, a field of it; zeroed = empty

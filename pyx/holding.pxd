@@ -2,16 +2,17 @@
 """Publishers that are made to wait: see the .pyx."""
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from pyx.connection cimport Connection, Pace
-from pyx.routing cimport Routing
+from pyx.connection cimport Connection, Pace, PendingAck
 from pyx.session cimport Session
 from pyx.subscriptions cimport Matches
+from pyx.windows cimport Windows
 
 
 cdef enum Verdict:
     TAKEN = 0
     HELD = 1                        # not yet: leave it where it is; the connection is paused and will be brought back
     REFUSED = 2                     # it has waited for long enough: no custody
+    UNSTORED = 3                    # the disk of a worker that would have to store it takes no message
 
 
 cdef enum SessionHold:              # Session.hold
@@ -20,7 +21,7 @@ cdef enum SessionHold:              # Session.hold
     GIVEN_UP = 2                    # they have waited for long enough: what comes is dropped until the queue has shrunk
 
 
-cdef class Holding(Routing):
+cdef class Holding(Windows):
     cdef readonly uint32_t guarded  # what has to be asked before a publish is routed; 0 = nothing
     cdef list made_to_wait          # connections
     cdef object held_timer          # TimerCall or None
@@ -28,14 +29,20 @@ cdef class Holding(Routing):
     cdef dict own_holds             # filter text -> number of such sessions here
     cdef dict full_sessions         # sessions with a hold, given up or not, in order: Session -> None
     cdef uint64_t memory_full       # bits of the workers at worker_memory_bytes_max
+    cdef uint64_t store_full        # bits of those whose disk takes no message
 
     cdef int judge(self, Connection conn, Session s, uint8_t qos, bint retain, Matches* m, uint32_t size) except -1
     # May a SUBSCRIBE or UNSUBSCRIBE with so many Topic Filters be taken now?
     cdef int judge_filters(self, Connection conn, Session s, uint32_t filters) except -1
+    cdef int await_answers(self, Connection conn, Session s) except -1
+    cdef bint waits_for(self, PendingAck* a, uint64_t workers) noexcept
+    cdef int refuse_pending(self, Session s, PendingAck* a) except -1
     cdef int hold_back(self, Connection conn, Session s, bint* counted, int counter) except -1
     cdef Pace* pace_of(self, Connection conn) except NULL
     cdef bint may_publish(self, Pace* pace) noexcept
+    cdef uint64_t met(self, Matches* m) noexcept
     cdef bint meets_memory(self, Matches* m, bint retain) noexcept
+    cdef bint meets_store(self, Session s, uint8_t qos, bint retain, Matches* m) noexcept
     cdef int start_timer(self) except -1
     cdef int release_held(self) except -1
     cdef int guard_if(self, uint32_t what, bint on) except -1

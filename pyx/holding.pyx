@@ -1,7 +1,8 @@
 """Publishers that are made to wait, because they publish too fast, because a session whose queue is full wants them to
-(queue_full = "hold"), or because a worker has used up its memory.
+(queue_full = "hold"), because a worker has used up its memory, because (before MQTT 5) its disk is full, or because
+they have sent more than Receive Maximum while answers are due to them.
 
-One mechanism for all three: the PUBLISH is not taken. It stays in front of the connection's inbox, the connection is
+One mechanism for all of these: the PUBLISH is not taken. It stays in front of the connection's inbox, the connection is
 not read, and so neither its PUBACK nor its PUBREC is due; the next look at it (in 100 ms, or when the reason ends) asks
 again. So nothing is half done while it waits: no link ack is held, no sibling waits, and nothing can lock.
 
@@ -17,23 +18,29 @@ may grow to twice its bound and HOLD_ROOM messages, and only beyond that it drop
 made to wait cannot answer what it was sent: it gives up at once, so that two clients that publish to each other never
 wait for each other. A sibling that goes away takes its flags with it.
 
-A publisher waits for one publish at most hold_ms_max, whoever it waits for.
+A publisher waits for one publish at most hold_ms_max, whoever it waits for; for a disk store_error_ms_max, and only
+where it cannot be told: a v5 client is refused at once.
 """
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc
 
-from pyx import counters as count
+from pyx cimport counters as count
+from pyx.connection cimport OPEN, PendingAck
+from pyx.packets cimport PUBCOMP, PUBREC
+from pyx.records cimport LogKey
+from pyx.routing cimport Peer, QUOTA_EXCEEDED
 from pyx.subscriptions cimport Filter, Membership, filter_text
 
 cdef enum:
     GUARD_RATE = 1
     GUARD_HOLDS = 2
     GUARD_MEMORY = 4
+    GUARD_STORE = 8
     LOOK_AGAIN_MS = 100
 
 
-cdef class Holding(Routing):
+cdef class Holding(Windows):
     """Judges publishes before they are routed."""
 
     def __cinit__(self, *_):
@@ -46,6 +53,9 @@ cdef class Holding(Routing):
 
     def limits_changed(self):
         """After the limits were set anew."""
+        cdef LogKey key
+        for key in self.keys.values():
+            key.rests = False
         self.guard_if(GUARD_RATE, self.limits.publish_per_second_max or self.limits.publish_bytes_per_second_max)
 
     cdef int guard_if(self, uint32_t what, bint on) except -1:
@@ -70,6 +80,15 @@ cdef class Holding(Routing):
                     if pace.since == 0:
                         pace.since = self.now_ms
                     return self.hold_back(conn, s, &pace.waits, count.QUEUE_FULL_HELD)
+        if qos and self.guarded & GUARD_STORE and self.meets_store(s, qos, retain, m):
+            if conn.version == 5 or pace.since and self.now_ms - pace.since >= self.limits.store_error_ms_max:
+                pace.since = 0
+                pace.waits = False
+                self.counters.at[count.STORE_REFUSED] += 1
+                return UNSTORED
+            if pace.since == 0:
+                pace.since = self.now_ms
+            return self.hold_back(conn, s, &pace.waits, count.STORE_HELD)
         if qos and self.guarded & GUARD_MEMORY and self.meets_memory(m, retain):
             if waited:
                 pace.since = 0
@@ -99,6 +118,11 @@ cdef class Holding(Routing):
             conn.pace.subscribes_too_fast = False
         return TAKEN
 
+    cdef int await_answers(self, Connection conn, Session s) except -1:
+        # it has sent more than Receive Maximum, and has answers to come: not everybody knows of Receive Maximum, and
+        # while it is us who are late (the disk, a sibling) nobody is closed for it. Routing.release_acks brings it back
+        return self.hold_back(conn, s, &self.pace_of(conn).owed, count.RECEIVE_MAXIMUM_HELD)
+
     cdef Pace* pace_of(self, Connection conn) except NULL:
         if conn.pace == NULL:
             conn.pace = <Pace*>calloc(1, sizeof(Pace))
@@ -121,16 +145,27 @@ cdef class Holding(Routing):
         pace.at = self.now_ms
         return (messages == 0 or pace.messages >= 1000) and (size == 0 or pace.bytes > 0)
 
-    cdef bint meets_memory(self, Matches* m, bint retain) noexcept:
+    cdef uint64_t met(self, Matches* m) noexcept:
+        # bits of the workers that somebody is on who wants it
         cdef uint32_t i
         cdef uint64_t workers = 0
         for i in range(m.count):
             workers |= m.filters[i].siblings
             if m.filters[i].plain.count or m.filters[i].groups != NULL:
                 workers |= <uint64_t>1 << self.worker
+        return workers
+
+    cdef bint meets_memory(self, Matches* m, bint retain) noexcept:
+        cdef uint64_t workers = self.met(m)
         if retain:
             workers |= <uint64_t>1 << self.worker
         return workers & self.memory_full != 0
+
+    cdef bint meets_store(self, Session s, uint8_t qos, bint retain, Matches* m) noexcept:
+        # (a retained message is stored by whichever worker owns its topic)
+        if retain or qos == 2 and s.durable and self.store_full >> self.worker & 1:
+            return True
+        return self.met(m) & self.store_full != 0
 
     cdef int hold_back(self, Connection conn, Session s, bint* counted, int counter) except -1:
         if not counted[0]:
@@ -267,8 +302,9 @@ cdef class Holding(Routing):
             if self.holds[text] >> peer & 1:
                 self.flag(peer, text, False)
         self.set_memory_full(peer, False)
+        self.set_store_full(peer, False)
 
-    # ------------------------------------------------------------ memory
+    # ------------------------------------------------------------ memory, and the disk
 
     def set_memory_full(self, int worker, bint full):
         """That worker, this one or a sibling, is at worker_memory_bytes_max, or no longer."""
@@ -282,6 +318,80 @@ cdef class Holding(Routing):
     def is_memory_full(self):
         """This worker is at worker_memory_bytes_max."""
         return bool(self.memory_full >> self.worker & 1)
+
+    def set_store_full(self, int worker, bint full):
+        """The store of that worker, this one or a sibling, takes no new message (`Store.full`), or does again."""
+        if full:
+            self.store_full |= <uint64_t>1 << worker
+        else:
+            self.store_full &= ~(<uint64_t>1 << worker)
+        self.guard_if(GUARD_STORE, self.store_full != 0)
+
+    @property
+    def is_store_full(self):
+        """This worker's store takes no new message."""
+        return bool(self.store_full >> self.worker & 1)
+
+    def refuse_unstored(self, uint64_t workers):
+        """Publishes whose acks wait for the disks of these workers (bits) wait no longer: v5 clients are told that they
+        were refused, others are closed (`handler.unstored`). What was logged of them may be delivered all the same. Of
+        SUBACK and UNSUBACK whoever answered them decides (`answer_packet`)."""
+        cdef uint32_t i, k
+        cdef Connection conn
+        cdef PendingAck* a
+        cdef dict closed = {}               # an ordered set
+        cdef list packets = [], waits
+        cdef object instead
+        for i in range(self.waiting.count):
+            conn = <Connection>self.waiting.items[i]
+            if conn.state != OPEN:
+                continue
+            for k in range(conn.ack_count):
+                a = &conn.acks[(conn.ack_head + k) & (conn.ack_cap - 1)]
+                if a.packet_type == PUBCOMP or not self.waits_for(a, workers):
+                    continue
+                self.counters.at[count.STORE_REFUSED] += 1
+                if a.packet != NULL:
+                    a.ticket = a.interest = 0
+                    self.acks_due = True
+                    packets.append((conn, <list>a.packet))
+                    continue
+                if conn.version != 5:
+                    closed[conn] = None
+                    break
+                self.refuse_pending(<Session>conn.session, a)
+        for conn, waits in packets:         # what they undo changes no ack
+            if waits[2] is None:
+                continue
+            instead = waits[2](conn)
+            if instead is None:
+                closed[conn] = None
+            else:
+                waits[0] = instead
+                waits[1] = None
+        for conn in closed:
+            self.handler.unstored(conn)
+
+    cdef bint waits_for(self, PendingAck* a, uint64_t workers) noexcept:
+        cdef uint64_t mask = a.mask & workers
+        cdef int p = 0
+        if workers >> self.worker & 1 and a.ticket > self.durable_ticket:
+            return True
+        while mask:
+            if mask & 1 and (<Peer>self.peers[p]).acknowledged < a.tick:
+                return True
+            mask >>= 1
+            p += 1
+        return False
+
+    cdef int refuse_pending(self, Session s, PendingAck* a) except -1:
+        # in its place among the others: nothing of it is waited for any more
+        a.reason = QUOTA_EXCEEDED
+        a.ticket = a.mask = 0
+        self.acks_due = True
+        if a.packet_type == PUBREC and s.leave(a.packet_id) and self.keeps and s.durable:
+            self.touch(s)
+        return 0
 
     @property
     def connections_held(self):

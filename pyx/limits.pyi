@@ -23,6 +23,7 @@ class Limits:
     queue_messages_max: int
     queue_bytes_max: int
     hold_ms_max: int
+    store_error_ms_max: int
     retained_messages_max: int
     retained_bytes_max: int
     filters_per_session_max: int

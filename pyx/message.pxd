@@ -24,7 +24,7 @@ cdef class Message:
     cdef Content content
     cdef uint8_t* block             # malloc'd and owned: the bytes content points to; or NULL, then
     cdef object owner               # what keeps them (a mesh frame)
-    cdef object publisher           # client id of the publisher (No Local), None = a peer's
+    cdef readonly object publisher  # client id of the publisher (No Local), None = a peer's
     cdef Py_ssize_t exported[1]     # shape for the buffer protocol
 
 

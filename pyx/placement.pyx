@@ -33,3 +33,8 @@ cdef int owner_of(const uint8_t* topic, size_t n, int workers) noexcept nogil:
 def owner(bytes topic not None, int workers):
     """The worker, 0 .. workers - 1, that owns the retained message of `topic`."""
     return owner_of(<const uint8_t*><const char*>topic, len(topic), workers)
+
+
+def group_number(bytes label not None):
+    """The number by which copies that belong to the share group b"group/filter" name it (unless two have the same)."""
+    return <uint32_t>fixed_hash(<const uint8_t*><const char*>label, len(label)) or 1

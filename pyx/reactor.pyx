@@ -251,7 +251,7 @@ cdef class Reactor:
                 self.router.finished_since = 0
             if self.router.closing:
                 self.close_asked()
-                if self.router.next_position != self.router.block.first:
+                if self.router.next_position != self.router.block.first or self.router.recorded:
                     self.router.finish_tick()
             if self.router.resumed:
                 self.resume()

@@ -12,6 +12,8 @@ cdef class LogKey:
     cdef uint32_t cap
     cdef uint64_t grown             # messages since the last sweep
     cdef uint64_t grown_bytes
+    cdef bint rests                 # a store that keeps: nothing that a sweep looks at has changed since the last one
+    cdef bint restored              # it was there at the start, and was not swept yet
 
 
 cdef class Block:

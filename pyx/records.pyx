@@ -10,6 +10,7 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memmove
 
+from pyx.little_endian cimport get16, get32, get64, put16, put32, put64
 from pyx.message cimport content_bytes, message_copy
 
 cdef enum:
@@ -99,6 +100,11 @@ cdef class Batch:
 
     def __len__(self):
         return self.count
+
+    @property
+    def last(self):
+        """Position of the last message, 0 = there is none."""
+        return self.positions[self.count - 1] if self.count else 0
 
     def items(self):
         """[(position, Message)]: for tests and tools."""
@@ -303,31 +309,6 @@ cdef Batch merge_batches(list batches):
 
 # ---------------------------------------------------------------- mesh entries
 
-cdef inline uint8_t* put16(uint8_t* p, uint32_t v) noexcept nogil:
-    p[0] = <uint8_t>v
-    p[1] = <uint8_t>(v >> 8)
-    return p + 2
-
-
-cdef inline uint8_t* put32(uint8_t* p, uint32_t v) noexcept nogil:
-    return put16(put16(p, v & 0xFFFF), v >> 16)
-
-
-cdef inline uint8_t* put64(uint8_t* p, uint64_t v) noexcept nogil:
-    return put32(put32(p, <uint32_t>v), <uint32_t>(v >> 32))
-
-
-cdef inline uint32_t get16(const uint8_t* p) noexcept nogil:
-    return p[0] | <uint32_t>p[1] << 8
-
-
-cdef inline uint32_t get32(const uint8_t* p) noexcept nogil:
-    return get16(p) | get16(p + 2) << 16
-
-
-cdef inline uint64_t get64(const uint8_t* p) noexcept nogil:
-    return get32(p) | <uint64_t>get32(p + 4) << 32
-
 
 @cython.final
 cdef class Packed:
@@ -453,6 +434,21 @@ cdef int64_t read_entry(const uint8_t* p, size_t n, Entry* out) except -1:
         c.payload = at
         at += c.payload_len
     return at - p
+
+
+def without_words(const uint8_t[::1] part not None):
+    """A copy of packed entries, for a worker that may come back as another incarnation: what its broker had to say to
+    the sibling's (questions, flags) was for its own time and has no kind any more. ValueError: it is damaged."""
+    cdef size_t at = 0, n = <size_t>part.shape[0], begin
+    cdef Entry e
+    cdef bytes copy = PyBytes_FromStringAndSize(<const char*>&part[0], <Py_ssize_t>n) if n else b""
+    cdef uint8_t* p = <uint8_t*><char*>copy         # nobody else has it yet
+    while at < n:
+        begin = at
+        at += read_entry(p + begin, n - begin, &e)
+        if e.flags & ENTRY_CONTROL and e.content.topic_len:
+            (<uint8_t*>e.content.topic)[0] = c'.'
+    return copy
 
 
 def pack_messages(list messages not None):

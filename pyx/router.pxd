@@ -14,8 +14,12 @@ from pyx.subscriptions cimport Filter, Group, Matches
 
 
 cdef class Router(Sharing):
+    cdef bint restoring             # the subscription in hand comes from the store: it has it
+
     cdef int publish(self, Matches* m) except -1            # 1: somebody matches
     cdef int forward(self, uint64_t mask) except -1
+    cdef int append_block(self) except -1
+    cdef int hand_off(self) except -1
     cdef int puback(self, Session s, uint16_t packet_id, uint8_t reason) except -1
     cdef int pubrec(self, Session s, Connection conn, uint16_t packet_id, uint8_t reason) except -1
     cdef int pubcomp(self, Session s, uint16_t packet_id) except -1

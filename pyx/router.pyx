@@ -28,10 +28,11 @@ from pyx.message cimport Content, Message, content_bytes
 from pyx.outbox cimport outbox_reserve
 from pyx.packets cimport PUBREL
 from pyx.records cimport Block, ENTRY_RETAINED_ONLY, LogKey
-from pyx.routing cimport ABSENCES_MAX, find_expiry, put_identifier
+from pyx.routing cimport ABSENCES_MAX, NUMBER_WORKER_BITS, find_expiry, put_identifier
 from pyx.session cimport FREE, Inflight, Queued, RETAINED_COPY, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC
 from pyx.sharing cimport HASH_CLIENT, HASH_TOPIC, LEAST_INFLIGHT, ROUND_ROBIN, STICKY, WAITS
 from pyx.subscriptions cimport Membership, Subscriber, filter_text
+from pyx.windows cimport OWN_RECORD
 
 
 # what a handler answers when it is asked for the strategy of a share group (`Router.strategy_of`)
@@ -43,6 +44,7 @@ STRATEGIES = {
     "sticky": STICKY,
 }
 WAITS_FLAG = WAITS
+cdef bytes NOTHING = b"\0nothing"              # a key that is never there
 
 
 @cython.final
@@ -99,20 +101,62 @@ cdef class Router(Sharing):
         return 0
 
     def commit(self):
-        """Give the tick's records to the store. Acks of this tick wait for its ticket, unless it is durable already."""
-        if self.next_position != self.block.first:
-            keys = self.block.keys
-            self.last_ticket = self.store.append(self.block)
-            self.block = Block(self.next_position)
-            self.sweep_grown(keys)
+        """Give what the tick has logged and recorded to the store. What was answered in this tick waits for its
+        ticket."""
+        cdef dict changes
+        cdef uint64_t ticket
+        cdef bint synced
+        self.append_block()
+        if not self.recorded:
+            return
+        if self.retained_changes:
+            changes = self.retained_changes
+            self.retained_changes = {}
+            self.handler.retained_changed(changes)
+        if self.held_peers:
+            self.hand_off()
+        if self.touched.count:
+            self.store_windows()
+        self.recorded = False
+        synced = self.synced or self.durabilities is None
+        self.synced = False
+        ticket = self.store.flush(synced)
+        if ticket == self.last_ticket:
+            # there was nothing to write, but somebody may wait for it
+            self.store.delete(NOTHING)
+            ticket = self.store.flush(synced)
+        self.last_ticket = ticket
+
+    cdef int hand_off(self) except -1:
+        cdef uint64_t peers = self.held_peers
+        self.held_peers = 0
+        self.handler.hold(peers)
+        return 0
+
+    cdef int append_block(self) except -1:
+        # what was logged can be read from now on
+        cdef list keys
+        if self.next_position == self.block.first:
+            return 0
+        keys = self.block.keys
+        self.store.append(self.block)
+        self.block = Block(self.next_position)
+        self.recorded = self.keeps
+        return self.sweep_grown(keys)
 
     def finish_tick(self):
-        """Commit, let sessions read on, hand what peers get to `forward_now`, release acks. The outboxes are for the
-        caller."""
+        """Let sessions that are behind read on, commit, hand what peers get to `forward_now`, release acks. The
+        outboxes are for the caller."""
+        if self.departures_count or self.awaiting.count:
+            self.let_depart()
         if self.next_position != self.block.first:
-            self.commit()
+            self.append_block()
         if self.ready.count:
             self.serve_ready()
+        if self.lagging.count and self.now_ms >= self.lag_due:
+            self.look_at_lagging()
+        if self.recorded:
+            self.commit()
         if self.dirty_peers or self.interest_due:
             self.forward_now()
         self.tick += 1
@@ -122,12 +166,17 @@ cdef class Router(Sharing):
                 self.serve_ready()
             if self.dirty_peers:
                 self.forward_now()          # questions for retained messages, which follow their SUBACK
+        if self.recorded:
+            self.commit()                   # what was decided since
 
     cdef int puback(self, Session s, uint16_t packet_id, uint8_t reason) except -1:
         cdef Inflight* slot = s.slot(packet_id)
         if slot == NULL or slot.state != WAIT_PUBACK:
             return 0
-        s.release(slot)
+        if self.keeps:
+            self.finish_slot(s, slot)
+        else:
+            s.release(slot)
         self.counters.at[count.DELIVERED_QOS1 if reason < 0x80 else count.DROPPED_REFUSED] += 1
         if s.behind:
             self.set_ready(s)
@@ -138,11 +187,15 @@ cdef class Router(Sharing):
         cdef uint8_t* p
         if slot != NULL and slot.state == WAIT_PUBREC:
             if reason >= 0x80:
-                s.release(slot)
+                self.finish_slot(s, slot)
                 self.counters.at[count.DROPPED_REFUSED] += 1
                 if s.behind:
                     self.set_ready(s)
                 return 0
+            if self.keeps and s.durable:
+                if slot.flags & OWN_RECORD:
+                    self.forget_queued(s, slot.position)
+                self.touch(s)
             slot.state = WAIT_PUBCOMP
             Py_XDECREF(slot.message)
             Py_XDECREF(slot.identifiers)
@@ -155,6 +208,8 @@ cdef class Router(Sharing):
             return 0
         else:
             reason = 0x92
+        if self.keeps and slot != NULL and s.committing > self.durable_ticket:
+            return self.depart(s, conn, slot)
         self.counters.at[count.ANSWERS_SENT] += 1
         p = outbox_reserve(&conn.out, 5)
         if put_ack(p, PUBREL, packet_id, reason, conn.version == 5) - p == 4:
@@ -167,7 +222,10 @@ cdef class Router(Sharing):
         cdef Inflight* slot = s.slot(packet_id)
         if slot == NULL or slot.state != WAIT_PUBCOMP:
             return 0
-        s.release(slot)
+        if self.keeps:
+            self.finish_slot(s, slot)
+        else:
+            s.release(slot)
         self.counters.at[count.DELIVERED_QOS2] += 1
         if s.behind:
             self.set_ready(s)
@@ -192,7 +250,7 @@ cdef class Router(Sharing):
         it is new."""
         cdef Filter* f = self.subscriptions.hold(<const uint8_t*><const char*>text, len(text))
         cdef Group* g = NULL
-        cdef int new, held
+        cdef int new, held = -1
         cdef bint wanted = False            # at QoS > 0 before
         if group is not None:
             g = self.subscriptions.hold_group(f, <const uint8_t*><const char*>group, len(group))
@@ -207,6 +265,10 @@ cdef class Router(Sharing):
             if s.since is None:
                 s.since = {}
             s.since[text] = self.next_position - 1
+        if self.keeps and s.durable and not self.restoring:
+            self.touch(s)                   # up to here it has been sent everything, whatever else the log holds
+        if group is None and (new or not wanted and s.absences is None):
+            s.own.items[held if held >= 0 else <int>s.own.count - 1].since = self.next_position - 1
         if new:
             if g != NULL:
                 self.joined(g, s)
@@ -215,6 +277,45 @@ cdef class Router(Sharing):
         self.counters.at[count.SUBSCRIPTIONS] = self.subscriptions.count
         self.counters.at[count.FILTERS] = self.subscriptions.filters
         return bool(new)
+
+    def since(self, Session s not None, bytes text not None):
+        """The log position behind which its subscription to this Topic Filter counts: what lies before it was published
+        earlier, or was not wanted. 0: it has none."""
+        cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
+        cdef int held = self.subscriptions.membership(f, NULL, <void*>s, &s.own) if f != NULL else -1
+        return s.own.items[held].since if held >= 0 else 0
+
+    def restore_subscription(self, Session s not None, bytes text not None, int options, uint32_t identifier,
+                             bytes group, uint64_t since):
+        """A subscription that an earlier worker has stored, of a session without a connection."""
+        self.restoring = True
+        try:
+            self.subscribe(s, text, options, identifier, group)
+        finally:
+            self.restoring = False
+        if group is not None:
+            return
+        s.own.items[s.own.count - 1].since = since
+
+    def restore_since(self, Session s not None):
+        """A session that is behind reads no index further back than where its subscription begins."""
+        cdef uint32_t i
+        cdef Membership* e
+        for i in range(s.own.count):
+            e = &s.own.items[i]
+            if e.group == NULL and e.since > s.cursor:
+                if s.since is None:
+                    s.since = {}
+                s.since[filter_text(e.filter)[:e.filter.length]] = e.since
+
+    def restore_retained(self, Message m not None):
+        """A retained message that an earlier worker has stored."""
+        if self.retained.set(m.topic, m.content.number, m):
+            self.retained_bytes += content_bytes(&m.content)
+        # numbers rise, also when the clock was put back
+        self.last_number = max(self.last_number, m.content.number >> NUMBER_WORKER_BITS)
+        self.counters.at[count.RETAINED_MESSAGES] = self.retained.count
+        self.counters.at[count.RETAINED_BYTES] = self.retained_bytes
 
     cdef Group* group_of(self, Filter* f, bytes name) noexcept:
         cdef Group* g = f.groups if f != NULL else NULL
@@ -251,6 +352,12 @@ cdef class Router(Sharing):
             return False
         if group is None:
             self.drop_unsubscribed(s)
+        if f.index != NULL:
+            (<LogKey>f.index).rests = False
+        if self.keeps and s.durable:
+            self.touch(s)
+            if group is None and s.inflight:
+                self.keep_unsubscribed(s)
         if g != NULL:
             self.strike(g, s)
             number = g.number
@@ -264,7 +371,9 @@ cdef class Router(Sharing):
         s.batch = None                  # read again without it
         s.batch_at = 0
         if number:
-            for m in s.take_queued(number):
+            for m, record in s.take_queued(number):
+                if record:
+                    self.forget_queued(s, record)
                 self.hand_on_or_drop(number, m, count.DROPPED_UNSUBSCRIBED)
             if s.behind and s.connection is not None:
                 self.set_ready(s)
@@ -301,6 +410,8 @@ cdef class Router(Sharing):
         """Forget a retained message whose Message Expiry Interval has passed; one that took its place stays."""
         if self.retained.remove(m.topic, m):
             self.retained_bytes -= content_bytes(&m.content)
+            if self.keeps:
+                self.note_retained(m.topic, None)
             self.counters.at[count.RETAINED_MESSAGES] = self.retained.count
             self.counters.at[count.RETAINED_BYTES] = self.retained_bytes
 
@@ -349,6 +460,8 @@ cdef class Router(Sharing):
                 s.absences.append((self.next_position - 1, <uint64_t>-1))
             self.subscriptions.set_offline(&s.own, s.own_key is None)
             self.tell_online(s)
+            if self.keeps:
+                self.touch(s)
         else:
             self.end_session(s)
 
@@ -391,6 +504,9 @@ cdef class Router(Sharing):
         self.counters.at[count.DROPPED_SESSION_ENDED] += dropped
         if s.hold:
             self.end_hold(s)
+        if self.keeps:
+            self.forget_window(s)
+            self.wake(s)
         s.connection = None
         s.resend = None
         self.subscriptions.remove_all(&s.own)

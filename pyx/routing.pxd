@@ -5,6 +5,7 @@ acks.
 A Router is made in layers, each a file of its own that knows only those below it:
 
     pyx.routing     Routing     the state; the publish in hand; the log of the tick; acks to publishers
+    pyx.windows     Windows     what a disk has of a session's windows, and what waits for it
     pyx.holding     Holding     publishers that are made to wait: too fast, a full session, no memory
     pyx.backlog     Backlog     sessions that are behind: reading the log, resending, bounding and forgetting
     pyx.fanout      FanOut      from a match to its subscribers; what is retained
@@ -79,6 +80,13 @@ cdef class Routing:
     cdef uint64_t retained_bytes
     cdef public object interest         # zmq_mesh.interest.Publisher, None = no siblings
     cdef public object store            # leveldb_store contract
+    cdef public bint keeps              # the store's: what it holds outlives the worker
+    cdef bint recorded                  # something but the block is to be stored with this tick
+    cdef list durabilities              # [(Topic Filter, synced), ...]; None: all is as safe as the store makes it
+    cdef bint others_synced             # what no rule matches
+    cdef bint synced                    # what is to be stored with this tick is for the disk itself, by the rules
+    cdef list when_stored               # [(ticket, callback)], in order
+    cdef dict retained_changes          # topic -> Message, or None: none any more; of this tick, to be stored with it
     cdef readonly int worker
     cdef readonly int workers
     cdef readonly uint64_t now_ms       # monotonic
@@ -125,6 +133,9 @@ cdef class Routing:
     cdef Pointers waiting               # connections with pending acks
     cdef list peers                     # Peer or None, by worker
     cdef public uint64_t dirty_peers    # have entries to take
+    # get something of this tick that must not be lost with this worker: of QoS 2, from a publisher whose session lasts
+    # (it will not send it again), or a will
+    cdef uint64_t held_peers
     cdef uint64_t full_peers            # publishers that match them are not read
     cdef uint64_t live_peers            # acks wait for them
     cdef uint64_t unsure_peers          # may want more than is known: they get every publish of QoS 1 or 2
@@ -158,9 +169,12 @@ cdef class Routing:
     cdef LogKey key_of(self, Filter* f)
     cdef int log(self, Filter* f) except -1
     cdef int log_own(self, Session s) except -1
+    cdef uint64_t next_ticket(self) noexcept
     cdef int answer(self, Connection conn, uint8_t packet_type, uint16_t packet_id, uint8_t reason,
                     uint64_t mask) except -1
+    cdef int settle_durability(self, const Content* c) except -1
     cdef int release_acks(self) except -1
+    cdef int owe_less(self, Connection conn) except -1
     cdef uint64_t unacknowledged_peers(self) noexcept
     cdef int pause(self, Connection conn) except -1
     cdef int sample(self, const Matches* m, bint answered) except -1
@@ -168,6 +182,7 @@ cdef class Routing:
 
 
 cdef int pointers_push(Pointers* list_, object item) except -1
+cdef void free_pointers(Pointers* p) noexcept
 cdef bint topic_matches(const uint8_t* f, size_t fn, const uint8_t* t, size_t tn) noexcept nogil
 cdef int32_t find_expiry(const Content* c) except -2
 

@@ -127,6 +127,8 @@ cdef class Routing:
         self.resumed = []
         self.closing = []
         self.after_acks = []
+        self.when_stored = []
+        self.retained_changes = {}
         self.next_position = 1
         self.block = Block(1)
         self.tick = 1
@@ -285,7 +287,8 @@ cdef class Routing:
         # merged
         if s.connection is not None and s.inflight >= s.inflight_max:
             self.counters.at[count.INFLIGHT_FULL] += 1
-        if s.own.count > 64 and s.own_key is None:
+        # (One whose log is kept goes on in the indexes it was logged in while it was in sync)
+        if s.own.count > 64 and s.own_key is None and not (self.keeps and s.durable):
             s.own_key = LogKey(b"\0" + s.client_id.encode())
             (<LogKey>s.own_key).session = <void*>s
         return 0
@@ -345,6 +348,8 @@ cdef class Routing:
             self.block.add(self.hold())
             self.next_position += 1
             self.logged = True
+            if self.durabilities is not None:
+                self.settle_durability(self.content)
         self.block.index(key, <uint32_t>(self.here - self.block.first))
         return 0
 
@@ -353,19 +358,81 @@ cdef class Routing:
             self.block.add(self.hold())
             self.next_position += 1
             self.logged = True
+            if self.durabilities is not None:
+                self.settle_durability(self.content)
         self.block.index(<LogKey>s.own_key, <uint32_t>(self.here - self.block.first))
         return 0
 
     def durable(self, uint64_t ticket):
         """The store's callback: everything up to this ticket is as safe as the store promises."""
+        cdef Py_ssize_t n = 0
+        cdef list due
         self.durable_ticket = ticket
         self.acks_due = True
+        while n < len(self.when_stored) and <uint64_t>self.when_stored[n][0] <= ticket:
+            n += 1
+        due = self.when_stored[:n]
+        del self.when_stored[:n]            # thousands may come at once: not one by one
+        for _, callback in due:
+            callback()
+
+    cdef uint64_t next_ticket(self) noexcept:
+        # under which all that was decided until now will be durable; 0: it is
+        cdef uint64_t ticket = self.last_ticket
+        if not self.keeps:
+            return 0
+        if self.recorded or self.next_position != self.block.first:
+            ticket += 1
+        return ticket if ticket > self.durable_ticket else 0
+
+    def set_durabilities(self, list rules not None, bint others):
+        """Which messages are to be on the disk itself before they count as durable, and which at the operating system:
+        [(Topic Filter, is it the disk), ...], the first that matches the topic counts; `others`: where none does. State
+        records are for the disk, where anything is; a retained message is one of its topic."""
+        self.durabilities = rules or None
+        self.others_synced = others
+
+    cdef int settle_durability(self, const Content* c) except -1:
+        # does the batch have to be on the disk itself for this message
+        cdef bytes text
+        if self.synced:
+            return 0
+        for text, fsync in self.durabilities:
+            if topic_matches(<const uint8_t*><const char*>text, len(text), c.topic, c.topic_len):
+                self.synced = fsync
+                return 0
+        self.synced = self.others_synced
+        return 0
+
+    def put_record(self, bytes key not None, bytes value not None, bint waited=True):
+        """Store a state record (`leveldb_store.schema`) with all else that this tick stores. Nothing without a disk.
+        Not `waited`: nobody relies on it more than on what else the tick stores."""
+        if self.keeps:
+            self.store.put(key, value)
+            self.recorded = True
+            if waited:
+                self.synced = True
+
+    def delete_record(self, bytes key not None):
+        """Delete a state record with all else that this tick stores. Nothing without a disk."""
+        if self.keeps:
+            self.store.delete(key)
+            self.recorded = self.synced = True
+
+    def when_durable(self, callback not None):
+        """Call it once, when everything that was stored or decided until now is durable: at once if it is, else from
+        within `durable`."""
+        cdef uint64_t ticket = self.next_ticket()
+        if ticket:
+            self.when_stored.append((ticket, callback))
+        else:
+            callback()
 
     cdef int answer(self, Connection conn, uint8_t packet_type, uint16_t packet_id, uint8_t reason,
                     uint64_t mask) except -1:
         cdef PendingAck a
         cdef uint8_t* p
-        cdef uint64_t ticket = self.last_ticket + 1 if self.logged and not self.store.immediate else 0
+        cdef uint64_t ticket = self.last_ticket + 1 if self.keeps and (self.logged or self.recorded) else 0
         self.counters.at[count.ANSWERS_SENT] += 1
         if conn.ack_count == 0 and mask == 0 and ticket == 0:
             p = outbox_reserve(&conn.out, 5)
@@ -391,19 +458,24 @@ cdef class Routing:
             pointers_push(&self.waiting, conn)
         return 0
 
-    def answer_packet(self, Connection conn not None, bytes packet not None, uint64_t interest=0, then=None):
-        """A SUBACK, UNSUBACK, ...: leaves after the acks before it, and when every live peer has taken our interest up
-        to number `interest`; then `then()` is called."""
+    def answer_packet(self, Connection conn not None, bytes packet not None, uint64_t interest=0, then=None,
+                      unstored=None):
+        """A SUBACK, UNSUBACK, ...: leaves after the acks before it, when the records of this tick are durable, and when
+        every live peer has taken our interest up to number `interest`; then `then()` is called. If the disk fails for
+        too long, `unstored(conn)` says what leaves instead (None: the connection is to be closed); without it the
+        packet does."""
         cdef PendingAck a
-        cdef tuple waits
-        if conn.ack_count == 0 and (interest == 0 or self.live_for_interest == 0):
+        cdef list waits
+        cdef uint64_t ticket = self.last_ticket + 1 if self.recorded else 0
+        if conn.ack_count == 0 and ticket == 0 and (interest == 0 or self.live_for_interest == 0):
             self.write(conn, packet)
             if then is not None:
                 then()
             return
         memset(&a, 0, sizeof(a))
         a.interest = interest
-        waits = (packet, then)
+        a.ticket = ticket
+        waits = [packet, then, unstored]
         a.packet = <PyObject*>waits
         self.acks_due = True                # the peers may have taken that much already
         conn.push_ack(&a)
@@ -427,7 +499,8 @@ cdef class Routing:
         for p in range(self.workers):
             peer = <Peer>self.peers[p] if self.peers[p] is not None else None
             acknowledged[p] = peer.acknowledged if peer is not None else 0
-            if peer is None or not self.live_peers >> p & 1 or peer.acknowledged >= peer.sent:
+            # (what one that is gone was to get is in its hand-off log, where the store keeps: the link says so)
+            if peer is None or not self.live_peers >> p & 1 and not self.keeps or peer.acknowledged >= peer.sent:
                 acknowledged[p] = <uint64_t>-1              # it has everything there is
             if peer is not None and self.live_for_interest >> p & 1 and peer.interest < interest:
                 interest = peer.interest
@@ -449,9 +522,9 @@ cdef class Routing:
                 if mask:
                     break
                 if a.packet != NULL:
-                    packet = (<tuple>a.packet)[0]
-                    if (<tuple>a.packet)[1] is not None:
-                        self.after_acks.append((<tuple>a.packet)[1])
+                    packet = (<list>a.packet)[0]
+                    if (<list>a.packet)[1] is not None:
+                        self.after_acks.append((<list>a.packet)[1])
                     at = outbox_reserve(&conn.out, <uint32_t>len(packet))
                     memcpy(at, <const char*>packet, len(packet))
                     Py_XDECREF(a.packet)
@@ -468,6 +541,8 @@ cdef class Routing:
                 conn.ack_head = (conn.ack_head + 1) & (conn.ack_cap - 1)
                 conn.ack_count -= 1
                 self.set_dirty(conn)
+            if conn.pace != NULL and conn.pace.owed:
+                self.owe_less(conn)
             if conn.ack_count:
                 self.waiting.items[kept] = <PyObject*>conn
                 kept += 1
@@ -477,6 +552,14 @@ cdef class Routing:
         self.waiting.count = kept
         while self.after_acks:
             self.after_acks.pop(0)()
+        return 0
+
+    cdef int owe_less(self, Connection conn) except -1:
+        # it waits because it sent more than Receive Maximum: read on as soon as that can be judged anew
+        cdef Session s = conn.session
+        if conn.ack_count == 0 or s is None or conn.unanswered + s.arrived_count < self.limits.receive_maximum:
+            conn.pace.owed = False
+            self.resumed.append(conn)
         return 0
 
     cdef uint64_t unacknowledged_peers(self) noexcept:

@@ -39,6 +39,8 @@ cdef struct Inflight:
     uint8_t state
     uint8_t flags               # bits 0-1 QoS, bit 2 RETAIN, SHARED_COPY
     uint32_t group              # Group.number of that
+    # where a store that keeps has the message: in the log, or (OWN_RECORD) the number of its own record; 0 = nowhere
+    uint64_t position
 
 
 cdef struct Queued:
@@ -47,6 +49,7 @@ cdef struct Queued:
     # of a share of a group its Group.number, of a retained message the number of the SUBSCRIBE that asked for it
     uint32_t origin
     uint8_t flags               # as in Inflight; RETAINED_COPY
+    uint64_t number             # of its own record in a store that keeps; 0 = none
 
 
 cdef class Session:
@@ -68,6 +71,13 @@ cdef class Session:
     cdef object resend
     cdef bint ready                     # in the router's list of sessions to be served
     cdef bint closing
+    # of a session whose store keeps (pyx.windows):
+    cdef bint touched                   # in the router's list of windows to be stored with this tick
+    cdef bint lagging                   # in its list of those to be stored some time
+    cdef bint awaiting                  # in its list of sessions that wait for their window to be durable
+    cdef bint kept                      # something is stored of it
+    cdef bint over                      # it has ended: nothing is stored of it any more
+    cdef uint64_t committing            # ticket of its last window that something waits for
     cdef public uint8_t queue_rule      # 0: the default's, else the number of a [[queue]] table
     cdef uint8_t hold                   # pyx.holding.SessionHold
     cdef uint64_t hold_since            # ms
@@ -98,12 +108,16 @@ cdef class Session:
     cdef public object details          # broker's own: expiry, will, ...
 
     cdef Inflight* open_slot(self) except NULL
+    cdef int grow_window(self) except -1
     cdef Inflight* slot(self, uint16_t packet_id) noexcept
     cdef void release(self, Inflight* slot) noexcept
     cdef int arrive(self, uint16_t packet_id) except -1         # 1 new, 0 was there
     cdef bint leave(self, uint16_t packet_id) noexcept
-    cdef int enqueue(self, Message message, PyObject* identifiers, uint8_t flags, uint32_t origin) except -1
-    cdef list take_queued(self, uint32_t group)     # remove and return the messages of that group
+    cdef Inflight* place_slot(self, uint16_t packet_id) except NULL     # with this Packet Identifier, as it was before
+    cdef int enqueue(self, Message message, PyObject* identifiers, uint8_t flags, uint32_t origin,
+                     uint64_t number) except -1
+    # remove and return the messages of that group, as (message, number of its record)
+    cdef list take_queued(self, uint32_t group)
     cdef void dequeue(self) noexcept
     cdef int clear(self) except -1
     cdef int sent_live(self, bytes topic, uint64_t number) except -1

@@ -4,7 +4,7 @@ from cpython.ref cimport Py_INCREF, Py_XDECREF, Py_XINCREF
 from libc.stdlib cimport calloc, free, malloc
 
 
-from pyx.filters cimport filter_text
+from pyx.filters cimport Membership, filter_text
 from pyx.message cimport content_bytes
 from pyx.placement cimport fixed_hash
 
@@ -43,25 +43,14 @@ cdef class Session:
     cdef Inflight* open_slot(self) except NULL:
         # a free slot with the next Packet Identifier; the caller has seen inflight < inflight_max <= 65,535
         cdef Inflight* s
-        cdef Inflight* old
-        cdef Inflight* new
-        cdef uint32_t cap, i, tries = 0
+        cdef uint32_t tries = 0
         if self.inflight * 2 >= self.window_cap and self.window_cap < WINDOW_LAST:
-            cap = self.window_cap * 2 if self.window_cap else WINDOW_FIRST
-            new = <Inflight*>calloc(cap, sizeof(Inflight))
-            if new == NULL:
-                raise MemoryError
-            old = self.window
-            for i in range(self.window_cap):
-                if old[i].state != FREE:
-                    new[old[i].packet_id & (cap - 1)] = old[i]      # distinct in the smaller table, so here too
-            free(old)
-            self.window = new
-            self.window_cap = cap
+            self.grow_window()
         while True:
             s = &self.window[self.next_id & (self.window_cap - 1)]
             if s.state == FREE and self.next_id:
                 s.packet_id = self.next_id
+                s.position = 0
                 s.order = self.order
                 self.order += 1
                 self.next_id += 1
@@ -73,6 +62,33 @@ cdef class Session:
             tries += 1
             if tries > 131072:
                 raise AssertionError("no free Packet Identifier although the window has room")
+
+    cdef int grow_window(self) except -1:
+        cdef uint32_t cap = self.window_cap * 2 if self.window_cap else WINDOW_FIRST, i
+        cdef Inflight* old = self.window
+        cdef Inflight* new = <Inflight*>calloc(cap, sizeof(Inflight))
+        if new == NULL:
+            raise MemoryError
+        for i in range(self.window_cap):
+            if old[i].state != FREE:
+                new[old[i].packet_id & (cap - 1)] = old[i]      # distinct in the smaller table, so here too
+        free(old)
+        self.window = new
+        self.window_cap = cap
+        return 0
+
+    cdef Inflight* place_slot(self, uint16_t packet_id) except NULL:
+        cdef Inflight* s
+        if self.slot(packet_id) != NULL or packet_id == 0:
+            raise ValueError("a window has a Packet Identifier twice, or 0")
+        while self.window_cap == 0 or self.window[packet_id & (self.window_cap - 1)].state != FREE:
+            self.grow_window()                                  # at 65,536 all are distinct
+        s = &self.window[packet_id & (self.window_cap - 1)]
+        s.packet_id = packet_id
+        s.order = self.order
+        self.order += 1
+        self.inflight += 1
+        return s
 
     cdef Inflight* slot(self, uint16_t packet_id) noexcept:
         cdef Inflight* s
@@ -142,7 +158,8 @@ cdef class Session:
             self.arrived[k] = self.arrived[j]
             k = j
 
-    cdef int enqueue(self, Message message, PyObject* identifiers, uint8_t flags, uint32_t origin) except -1:
+    cdef int enqueue(self, Message message, PyObject* identifiers, uint8_t flags, uint32_t origin,
+                     uint64_t number) except -1:
         cdef Queued* ring
         cdef Queued* q
         cdef uint32_t cap, i
@@ -164,6 +181,7 @@ cdef class Session:
         Py_XINCREF(identifiers)
         q.flags = flags
         q.origin = origin
+        q.number = number
         self.queue_count += 1
         self.queue_bytes += content_bytes(&message.content)
         return 0
@@ -190,7 +208,7 @@ cdef class Session:
                 self.queue[(self.queue_head + kept) & (self.queue_cap - 1)] = q[0]
                 kept += 1
                 continue
-            taken.append(<object>q.message)
+            taken.append((<object>q.message, q.number))
             self.queue_bytes -= content_bytes(&(<Message>q.message).content)
             Py_XDECREF(q.message)
             Py_XDECREF(q.identifiers)
@@ -261,6 +279,20 @@ cdef class Session:
         for i in range(self.own.count):
             if self.own.items[i].group == NULL:
                 found.append(filter_text(self.own.items[i].filter)[:self.own.items[i].filter.length])
+        return found
+
+    def subscribed(self):
+        """Its subscriptions as the client named them: Topic Filters, and $share/GROUP/FILTER for shares of a group."""
+        cdef uint32_t i
+        cdef Membership* e
+        cdef bytes text
+        cdef list found = []
+        for i in range(self.own.count):
+            e = &self.own.items[i]
+            text = filter_text(e.filter)[:e.filter.length]
+            if e.group != NULL:
+                text = b"$share/" + e.group.name[:e.group.name_length] + b"/" + text
+            found.append(text)
         return found
 
     @property

@@ -32,6 +32,9 @@ cdef class Siblings(FanOut):
             if own_frame:
                 p.sequenced_payloads.append(self.hold())
             p.sent = self.tick
+            if self.keeps and c.qos and (self.origin is None or c.qos == 2 and self.origin.durable):
+                self.held_peers |= <uint64_t>1 << peer
+                self.recorded = self.synced = True
         else:
             if p.volatile_entries is None:
                 p.volatile_entries = Packed.__new__(Packed)

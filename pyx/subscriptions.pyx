@@ -296,6 +296,7 @@ cdef class Subscriptions:
             if g is not NULL:
                 g.offline_durable += 1
         member = &own.items[own.count]
+        member.since = 0
         member.filter = f
         member.group = g
         member.index = place

@@ -70,7 +70,7 @@ def listen(addresses: Sequence[Address], port: int, workers: int) -> tuple[int, 
         address = addresses[0]
         picked = port
         try:
-            picked = _probe(addresses, port)
+            picked = probe(addresses, port)
             for own in sockets:
                 for address in addresses:
                     own.append(_listener(address, picked))
@@ -92,22 +92,24 @@ def close(sockets: Sequence[Sequence[socket.socket]]) -> None:
             listener.close()
 
 
-def _probe(addresses: Sequence[Address], port: int) -> int:
-    """Bind every address once, alone: a port in use is noticed here. The port, picked by the first if 0."""
+def probe(addresses: Sequence[Address], port: int) -> int:
+    """Bind every address once, alone: a port in use is noticed here. The port, picked by the first if 0. Raises
+    CannotListen.
+    """
     probes = []
     try:
         for address in addresses:
-            probe = _socket(address)
-            probes.append(probe)
+            bound = _socket(address)
+            probes.append(bound)
             try:
-                probe.bind(address.at(port))
+                bound.bind(address.at(port))
             except OSError as error:
                 raise _explain(error, address, port) from None
-            port = probe.getsockname()[1]
+            port = bound.getsockname()[1]
         return port
     finally:
-        for probe in probes:
-            probe.close()
+        for each in probes:
+            each.close()
 
 
 def available(host: str) -> bool:

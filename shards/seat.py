@@ -3,9 +3,11 @@
 The control socket is SOCK_SEQPACKET, one JSON object per packet:
     worker -> supervisor   {"event": "ready"}
                            {"event": "failed", "reason": "..."}
+                           {"event": "answer", "number": n, "answer": ...}           to an "ask" (shards.console)
     supervisor -> worker   {"event": "sibling_up", "worker": i, "incarnation": k}    it was forked, or was there first
                            {"event": "sibling_down", "worker": i, "incarnation": k}  it was reaped
                            {"event": "reload", "settings": {...}}
+                           {"event": "ask", "number": n, "ask": ...}                 an operator's question
                            {"event": "stop", "seconds": s}                           be gone within s seconds
     supervisor -> control  {"event": "state", "broker": "starting"|"serving"|"stopping", "workers":
                             [{"state": "starting"|"ready"|"down", "pid": p, "restarts": n}, ...]}

@@ -47,6 +47,7 @@ from typing import Any, NoReturn
 from setproctitle import setproctitle
 
 from shards import listening, stacks
+from shards.console import Console
 from shards.cores import usable_cpus
 from shards.notify import Notifier
 from shards.runtime_dir import RuntimeDir
@@ -144,6 +145,7 @@ class Supervisor:
         bury: Callable[[memoryview], object] = lambda _row: None,
         control: Callable[[ControlSeat], int] | None = None,
         admin: Sequence[socket.socket] = (),
+        console: Console | None = None,
     ) -> None:
         """Makes the sockets.
 
@@ -168,6 +170,9 @@ class Supervisor:
         self._bury_row = bury
         self._run_control = control
         self._admin = list(admin)
+        self._console = console
+        if console is not None:
+            console.ask = self._ask
         beats = memoryview(mmap.mmap(-1, 16)).cast("Q")
         self._beat = beats[:1]
         self._control = _Post(workers, beats[1:])
@@ -235,6 +240,8 @@ class Supervisor:
         for send, receive in self._handoffs:
             send.close()
             receive.close()
+        if self._console is not None:
+            self._console.close()
         self.runtime_dir.close()
 
     def _wait(self) -> None:
@@ -245,6 +252,8 @@ class Supervisor:
             if post.control is not None:
                 poll.register(post.control, select.POLLIN)
                 posts[post.control.fileno()] = post
+        for each in self._console.sockets() if self._console is not None else ():
+            poll.register(each, select.POLLIN)
         began = time.monotonic()
         timeout = self._seconds_until_due(began)
         ready = poll.poll(timeout * 1000)
@@ -255,6 +264,8 @@ class Supervisor:
         for descriptor, _ in ready:
             if descriptor in posts:
                 self._hear(posts[descriptor])
+            elif self._console is not None:
+                self._console.readable(descriptor)
         signals = b""
         with contextlib.suppress(BlockingIOError):
             signals = self._wakeup.recv(4096)
@@ -417,6 +428,8 @@ class Supervisor:
         post.ready_at = 0.0
         if post is not self._control:
             self._bury_row(self._rows[post.index])
+            if self._console is not None:
+                self._console.gone(post.index)
             for other in self._posts:
                 message = {"event": "sibling_down", "worker": post.index, "incarnation": post.incarnation}
                 self._tell(other, message)
@@ -472,6 +485,8 @@ class Supervisor:
                     self._log("info", self._event(post, "ready"), **self._named(post), pid=post.pid, seconds=seconds)
                     self._say_ready()
                     self._tell_state()
+                case {"event": "answer", "number": int(number), "answer": answer} if self._console is not None:
+                    self._console.answered(number, answer)
                 case {"event": "failed", "reason": str(reason)}:
                     post.reason = reason
                 case {"event": "closed"}:  # it is dying: SIGCHLD tells the rest
@@ -496,6 +511,12 @@ class Supervisor:
             self._kill(post, signal.SIGKILL)
         except OSError:
             pass  # it is dying: SIGCHLD tells the rest
+
+    def _ask(self, worker: int, message: Message) -> bool:
+        if not 0 <= worker < self._workers or not self._posts[worker].ready_at:
+            return False
+        self._tell(self._posts[worker], message)
+        return True
 
     def _tell_state(self) -> None:
         """Tell the control process how the broker and its workers are."""
@@ -643,6 +664,8 @@ class Supervisor:
         for post in self._all:
             if post.control is not None:
                 post.control.close()
+        if self._console is not None:
+            self._console.close()
         self._wakeup.close()
         self._signalled.close()
         self.runtime_dir.release()

@@ -1,7 +1,8 @@
 """The brokers of our own tests: `broker.testing.Mqttd` with what only we look at.
 
 By default that is the broker of this tree. ``MQTTD_TEST_BROKER=mosquitto`` takes Debian's mosquitto instead, to find
-out whether it is the broker or the test that is wrong.
+out whether it is the broker or the test that is wrong. With one worker its store is in memory, with several it is on
+the disk, as users have it; ``MQTTD_TEST_STORE=memory`` and ``leveldb`` say which for all.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ __all__ = ["KIND", "ROOT", "BrokerProcess", "processes_of_session"]
 
 ROOT = Path(__file__).resolve().parent.parent
 KIND = os.environ.get("MQTTD_TEST_BROKER", "mqttd")
+STORE = os.environ.get("MQTTD_TEST_STORE", "")
 
 MOSQUITTO = """\
 listener {port} 127.0.0.1
@@ -38,6 +40,9 @@ class BrokerProcess(Mqttd):
     def __init__(
         self, workers: int = 1, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
     ) -> None:
+        # reserves for full disks would fill that of the machine: pytest keeps the directories of its last runs
+        store = STORE or ("leveldb" if workers > 1 else "memory")
+        environment = {"MQTTD_LEVELDB__RESERVE_BYTES": "0", "MQTTD_STORE": store, **(environment or {})}
         super().__init__(workers, arguments=arguments, environment=environment)
 
     def start(self) -> BrokerProcess:

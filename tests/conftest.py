@@ -21,6 +21,11 @@ _numbers = itertools.count(1)
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    from hypothesis import HealthCheck, settings  # not before pytest has it as a plugin
+
+    # how long an example takes is the machine's affair: on a busy one, or under a sanitizer, it proves nothing
+    settings.register_profile("mqttd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("mqttd")
     config.addinivalue_line("markers", "mosquitto_differs(how): mosquitto 2.0.11 does not do as the standard says here")
 
 
@@ -60,13 +65,24 @@ def running_brokers() -> Iterator[dict[int, BrokerProcess]]:
 
 
 @pytest.fixture
+def shared_broker(running_brokers: dict[int, BrokerProcess]) -> Callable[[int], BrokerProcess]:
+    """``shared_broker(workers)``: a broker that other tests use too: do not kill it, use names of your own."""
+
+    def with_workers(workers: int) -> BrokerProcess:
+        found = running_brokers.get(workers)
+        if found is None or not found.alive():
+            found = running_brokers[workers] = BrokerProcess(workers, ["--log-format", "json"], SHARED).start()
+        return found
+
+    return with_workers
+
+
+@pytest.fixture
 def broker(
-    workers: int, running_brokers: dict[int, BrokerProcess], request: pytest.FixtureRequest
+    workers: int, shared_broker: Callable[[int], BrokerProcess], request: pytest.FixtureRequest
 ) -> Iterator[BrokerProcess]:
-    """A broker with this many workers that other tests use too: do not kill it, use names of your own."""
-    found = running_brokers.get(workers)
-    if found is None or not found.alive():
-        found = running_brokers[workers] = BrokerProcess(workers, ["--log-format", "json"], SHARED).start()
+    """The `shared_broker` with this many workers."""
+    found = shared_broker(workers)
     request.node.stderr_before = found.stderr_size()
     yield found
     assert found.alive(), "the broker has ended during this test"

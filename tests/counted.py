@@ -30,7 +30,9 @@ class CountedBroker(BrokerProcess):
         **limits: float,
     ) -> None:
         bounds = {f"MQTTD_LIMITS__{name.upper()}": str(value) for name, value in limits.items()}
-        super().__init__(workers, ["--log-format", "json", *arguments], {**(environment or {}), **bounds})
+        super().__init__(
+            workers, ["--log-format", "json", *arguments], {"MQTTD_STORE": "memory", **(environment or {}), **bounds}
+        )
         self._rows = Path(self._directory.name, "rows")
         self.environment[_VARIABLE] = str(self._rows)
 

@@ -1,9 +1,10 @@
 """Workers without sockets, processes and clock, for tests of the data path: bytes go in, packets come out.
 
-`Host` is one or more Nodes with memory stores; their links are the real ones, over lists instead of ZeroMQ. `Peer`
-is an MQTT client at the other end of a Connection that has no socket: what it sends is fed to the dispatch, what it is
-sent is taken from the outbox. Nothing happens by itself: `Host.turn` is one tick of every worker, `Host.settle` as many
-as it takes until nothing moves. Packets are built and read by tests.wire, which shares no code with pyx.
+`Host` is one or more Nodes with memory stores (or others that are given); their links are the real ones, over lists
+instead of ZeroMQ. `Peer` is an MQTT client at the other end of a Connection that has no socket: what it sends is fed to
+the dispatch, what it is sent is taken from the outbox. Nothing happens by itself: `Host.turn` is one tick of every
+worker, `Host.settle` as many as it takes until nothing moves. Packets are built and read by tests.wire, which shares no
+code with pyx.
 
 What the reactor does at the end of a round (close what was asked for, carry on with left-over packets) is imitated.
 """
@@ -11,17 +12,20 @@ What the reactor does at the end of a round (close what was asked for, carry on 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from broker.config import Limits, Settings
+from broker.handoffs import Kept, kept_links
 from broker.logs import Log
 from broker.node import Node
+from broker.recovery import recover
 from leveldb_store.memory import MemoryStore
 from pyx.connection import Connection
 from pyx.session import Session
 from shards.placement import home
 from tests import wire
+from tests.kept_store import KeptStore
 from tests.wire import KINDS, Packet
 from zmq_mesh.contract import LinkLimits
 from zmq_mesh.links import Link
@@ -74,29 +78,44 @@ class KeptLog(Log):
 
 
 class Host:
-    """Workers of one host. Keywords: `limits` as in the configuration, the others are settings."""
+    """Workers of one host. Keywords: `limits` as in the configuration, `stores` one for each worker, `start_ms` what
+    the clock says, the others are settings.
+    """
 
-    def __init__(self, workers: int = 1, limits: dict[str, Any] | None = None, **settings: Any) -> None:
-        self.now_ms = START_MS
+    def __init__(
+        self,
+        workers: int = 1,
+        limits: dict[str, Any] | None = None,
+        stores: Sequence[Any] | None = None,
+        start_ms: int = START_MS,
+        **settings: Any,
+    ) -> None:
+        self.now_ms = start_ms
+        self._options = {"limits": limits, **settings}
         quiet = {"sys_interval_seconds": 0, **settings}
         self.settings = Settings(workers=workers, limits=Limits(**(limits or {})), **quiet)
         self.logs = [KeptLog() for _ in range(workers)]
-        self.stores = [MemoryStore() for _ in range(workers)]
+        self.stores: Sequence[Any] = stores or [MemoryStore() for _ in range(workers)]
+        wall_ms = START_WALL_MS + start_ms - START_MS
         self.nodes = [
-            Node(i, workers, self.settings, self.stores[i], self.logs[i], START_MS, START_WALL_MS)
-            for i in range(workers)
+            Node(i, workers, self.settings, self.stores[i], self.logs[i], start_ms, wall_ms) for i in range(workers)
         ]
+        recovered = [recover(node) for node in self.nodes]
         self.peers: list[Peer] = []
         self.held: set[tuple[int, int]] = set()
         """(from, to): what is between these workers waits."""
         self._under_way: dict[tuple[int, int], deque[list[Any]]] = {}
         self._ended: set[Connection] = set()
         for node in self.nodes:
-            node.links = {peer: self._link(node, peer) for peer in node.siblings}
+            kept = kept_links(node)
+            node.links = {peer: self._link(node, peer, kept) for peer in node.siblings}
             node.flush_mesh = lambda node=node: self._flush(node)  # type: ignore[misc]
         for node in self.nodes:
             for link in node.links.values():
                 link.tick(self.now)
+        self.settle()
+        for each in recovered:
+            each.begin()
         self.settle()
 
     @property
@@ -108,7 +127,7 @@ class Host:
     def now(self) -> float:
         return self.now_ms / 1000
 
-    def _link(self, node: Node, peer: int) -> Link:
+    def _link(self, node: Node, peer: int, kept: Kept) -> Link:
         line: deque[list[Any]] = deque()
         self._under_way[node.index, peer] = line
 
@@ -117,7 +136,19 @@ class Host:
             return True
 
         assert node.interest is not None
-        return Link(node.index, peer, 1, node.interest, node.peering, send, LinkLimits(), self.now)
+        return Link(
+            node.index,
+            peer,
+            1,
+            node.interest,
+            node.peering,
+            send,
+            LinkLimits(),
+            self.now,
+            handoff=kept.handoffs.get(peer),
+            received=kept.received.get(peer, (0, 0)),
+            refusals=kept.refusals.get(peer, ()),
+        )
 
     def _flush(self, node: Node) -> None:
         assert node.interest is not None
@@ -148,6 +179,7 @@ class Host:
             moved = self._receive(node) or moved
             node.router.finish_tick()
             moved = self._close_asked(node) or moved
+            moved = self._commit(node) or moved
             self._resume(node)
             if node.peering.commit():
                 node.forward()
@@ -163,6 +195,14 @@ class Host:
             if not self.turn():
                 return
         raise AssertionError("the workers never come to rest")
+
+    def _commit(self, node: Node) -> bool:
+        node.disk.look()
+        if not node.store.keeps or (ticket := node.store.collect()) <= node.router.durable_ticket:
+            return False
+        node.router.durable(ticket)
+        node.router.finish_tick()
+        return True
 
     def _resume(self, node: Node) -> None:
         resumed, node.router.resumed = node.router.resumed, []
@@ -207,6 +247,13 @@ class Host:
                 self.held |= {(worker, node.index), (node.index, worker)}
                 node.links[worker].down(1)
         self.settle()
+
+    def crash(self, seconds: float = 0) -> Host:
+        """The host as it is when all workers were killed at this moment, and new ones have begun so much later with
+        what their stores (KeptStore) had made durable. This one stays as it is.
+        """
+        stores = [store.after_crash() for store in self.stores if isinstance(store, KeptStore)]
+        return Host(len(self.nodes), stores=stores, start_ms=self.now_ms + int(seconds * 1000), **self._options)
 
     # ------------------------------------------------------------ clients
 

@@ -1,7 +1,7 @@
 """What a link and its node say to each other: the events, the limits, and the log that a store may keep for a link."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -94,10 +94,13 @@ class Events(Protocol):
 
 
 class HandoffLog:
-    """What is logged for one peer, where it outlives the worker (simulation today, the store later).
+    """What is logged for one peer, where it outlives the worker (`broker.handoffs` has it in the store).
 
-    Only a link that was given one survives the peer's death without `lost`, and its own with the log's entries.
+    Only a link that was given one survives the peer's death without `lost`, and its own with the log's entries. One
+    that `lasts` can read back what it has stored: then the link keeps none of it in memory, and knows no bound for it.
     """
+
+    lasts = False
 
     def __init__(self, stream: int) -> None:
         self.stream = stream
@@ -105,9 +108,27 @@ class HandoffLog:
         self.reserved = 0  # where the numbers of the worker's present incarnation began
         self.entries: deque[tuple[int, Buffer, list[Payload], int]] = deque()  # (sequence, part, payloads, entries)
 
-    def append(self, sequence: int, part: Buffer, payloads: list[Payload], entries: int) -> None:
-        """Sequences rise."""
+    def found(self) -> Iterator[tuple[int, int, int]]:
+        """(sequence, bytes, entries) of what a former incarnation has left, rising."""
+        for sequence, part, payloads, entries in self.entries:
+            yield sequence, len(part) + sum(memoryview(payload).nbytes for payload in payloads), entries
+
+    def read(self, sequence: int) -> tuple[Buffer, list[Payload]]:
+        """(part, payloads) of what was found or stored."""
+        return next((part, payloads) for at, part, payloads, _ in self.entries if at == sequence)
+
+    def reserve(self, number: int) -> None:
+        """The present incarnation of the worker numbers from here on; the next one goes on beyond."""
+        self.reserved = number
+
+    def when_stored(self, callback: Callable[[], None]) -> None:
+        """Call it when all that was appended until now is as safe as this log makes it."""
+        callback()
+
+    def append(self, sequence: int, part: Buffer, payloads: list[Payload], entries: int) -> bool:
+        """Sequences rise. -> True: as soon as it is stored, `read` gives it as it is."""
         self.entries.append((sequence, part, payloads, entries))
+        return False
 
     def trim(self, acknowledged: int) -> None:
         """The peer has everything up to this number."""

@@ -82,6 +82,7 @@ EXPIRES: Final = 0x08
 SHARED: Final = 0x10
 OWN_FRAME: Final = 0x20
 RETAINED_ONLY: Final = 0x40
+CONTROL: Final = 0x80  # no message: something for the broker of the peer
 
 PREFIX: Final = struct.Struct("<BBHIIQQ")
 HEAD: Final = struct.Struct("<BBHIIIIQQQQQQQ")
@@ -235,6 +236,8 @@ class Entry:
     key: int = 0
     own_frame: bool = False
     retained_only: bool = False
+    control: bool = False
+    """No message: something for the broker of the peer."""
 
 
 def encode_entry(entry: Entry) -> bytes:
@@ -245,6 +248,7 @@ def encode_entry(entry: Entry) -> bytes:
     flags |= SHARED if entry.shared is not None else 0
     flags |= OWN_FRAME if entry.own_frame else 0
     flags |= RETAINED_ONLY if entry.retained_only else 0
+    flags |= CONTROL if entry.control else 0
     parts = [ENTRY.pack(flags, len(entry.topic), len(entry.properties), len(entry.payload), entry.number)]
     if entry.expires is not None:
         parts.append(_U64.pack(entry.expires))
@@ -332,6 +336,7 @@ def decode_entries(part: Buffer, frames: Sequence[Buffer] = ()) -> Iterator[Entr
             key=key,
             own_frame=bool(flags & OWN_FRAME),
             retained_only=bool(flags & RETAINED_ONLY),
+            control=bool(flags & CONTROL),
         )
     if taken != len(frames):
         raise EnvelopeError(f"{len(frames) - taken} payload frames belong to no entry")

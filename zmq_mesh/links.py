@@ -114,7 +114,9 @@ class Link(Outgoing):
                 self._say_word()
         if self._done or self._over or self._released >= 0:
             self._tell_done()
-        return bool(self._unsent or self._waiting) and self._open
+        if self._unloadable:
+            self._unload()
+        return bool(self._unsent or self._waiting) and self._open and not self._holds
 
     def tick(self, now: float) -> None:
         """Time passes: heartbeat, silence, stall, greeting. Call it at least every link_silence_seconds_max / 10."""
@@ -302,7 +304,7 @@ class Link(Outgoing):
             sequence, position, reason = REFUSAL.unpack_from(first, HEAD_END + i * REFUSAL.size)
             kept = self._find(sequence) if sequence > self._acknowledged else None
             if kept is not None and kept.sequence == sequence and kept.kind == BATCH:
-                batch = Undelivered(kept.ticket, kept.part, kept.payloads, kept.entries, sent=True)
+                batch = Undelivered(kept.ticket, *self._content(kept), kept.entries, sent=True)
                 self._events.refused(self.peer, batch, position, reason)
 
     def _forget_refusals(self, acknowledged: int) -> None:
@@ -478,7 +480,10 @@ class Link(Outgoing):
             self._events.lost(self.peer, done, max(batch.ticket for batch in done))
         if self._released >= 0:
             ticket, self._released = self._released, -1
-            self._events.acknowledged(self.peer, ticket)
+            if self._handoff is None:
+                self._events.acknowledged(self.peer, ticket)
+            else:
+                self._handoff.when_stored(lambda: self._events.acknowledged(self.peer, ticket))
 
     def _say_word(self) -> None:
         if not self._transmit(WORD, 0, None, (), (), 0, 0, 0, 0, 0):

@@ -6,7 +6,7 @@ The theory is told in zmq_mesh.links, which adds the receiving half, the greetin
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from struct import Struct
 from typing import Final
 
@@ -39,6 +39,8 @@ U64: Final = Struct("<Q")
 _U64_MASK: Final = (1 << 64) - 1
 # After a restart the stream goes on beyond every number the former incarnation may have used without logging it.
 RESTART_SKIP: Final = 1 << 32
+# What is looked at in one go of what waits.
+PUMP_ITEMS: Final = 100
 # Refusals one message carries.
 REFUSALS_MAX: Final = 1000
 
@@ -52,12 +54,16 @@ class Kept:
         "flags",
         "frame",
         "kind",
+        "lasts",
         "logged",
         "nbytes",
         "part",
         "payloads",
+        "read",
         "sequence",
+        "stored",
         "ticket",
+        "unloaded",
     )  # fmt: skip
 
     def __init__(
@@ -83,12 +89,17 @@ class Kept:
         self.flags = flags
         self.frame = 0  # of the last transmission, 0 = never sent
         self.logged = False
+        self.stored = False  # in the hand-off log, though it may be `sent, not acked` as well
+        self.lasts = False  # there it can be read back
+        self.unloaded = False  # part and payloads are there alone
+        self.read = False  # and were read back for sending: it counts in _read_bytes until it is acked
 
 
 class Outgoing:
     """What a link has to say, and what it has said without an answer yet. See `Link` for the arguments."""
 
     messages_sent = 0  # entries that were submitted with their number
+    _read_bytes = 0  # read back from the hand-off log, sent and not acked
 
     def __init__(
         self,
@@ -142,24 +153,24 @@ class Outgoing:
         self._prefix = envelope.pack_prefix(own, peer, incarnation, 0)
         self._stream = self._stream_id(0) if handoff is None else handoff.stream
         self._streams = 0
-        self._frame = 0
-        self._sequence = 0  # last number given
+        self._frame = self._sequence = 0  # last number given
         self._sent = 0  # highest number ever sent
         self._acknowledged = 0
         self._kept: deque[Kept] = deque()
         self._unsent = 0  # the last so many of kept
+        self._holds: deque[int] = deque()  # numbers that the store does not have yet: neither they nor others leave
         self._waiting: deque[tuple[Buffer, list[Payload], int]] = deque()  # volatile parts the transport did not take
         self._flight: deque[tuple[int, int]] = deque()  # (frame, volatile bytes), until the peer has seen the frame
         self.outbox_bytes = 0
         self.handoff_bytes = 0
+        self._unloadable: list[Kept] = []  # when the store has them: told at flush
         self._blocked = False  # the transport refused; look again at flush
         self._seen_by_peer = 0  # highest of our frames it has seen
         self._stall_frame = 0
         self._owe = False  # something the peer waits for is unsaid
         self._owe_hello = False
         self._owe_welcome = 0  # greeting to answer
-        self._interest_sent = 0
-        self._taken = 0
+        self._interest_sent = self._taken = 0
         self._released = -1  # ticket whose batches are in the log: told at flush
         self._done: list[Undelivered] = []  # told as lost at flush
         self._over: list[Undelivered] = []  # refused by the full log: told at flush
@@ -200,12 +211,14 @@ class Outgoing:
         ticket: int,
         entries_volatile: int = -1,
         entries_sequenced: int = -1,
+        hold: bool = False,
     ) -> None:
         """Send a batch (at most one per tick). The buffers, lists and payloads are the link's from now on: not changed
         after.
 
         ticket: rising; only a batch with a sequenced part is ever acknowledged. entries_*: how many entries the parts
-        have, -1 = counted by the link should it have to drop them.
+        have, -1 = counted by the link should it have to drop them. hold: the sequenced part goes to the hand-off log
+        and waits there until that is stored (there must be one): should this worker die, it is sent all the same.
         """
         volatile_bytes = nbytes = 0
         if entries_volatile > 0:
@@ -226,9 +239,11 @@ class Outgoing:
                 kept = Kept(sequence, sequenced, payloads_sequenced, nbytes, ticket, entries_sequenced, self.now)
                 self._kept.append(kept)
                 self.outbox_bytes += nbytes
+                if hold:
+                    self._hold(kept)
             else:
                 self._submit_absent(sequenced, payloads_sequenced, nbytes, ticket, entries_sequenced)
-        if self._open and not self._unsent and not self._waiting and not self._blocked:
+        if self._open and not self._unsent and not self._waiting and not self._blocked and not self._holds:
             if kept is not None:
                 if not self._transmit_batch(kept, volatile, payloads_volatile, volatile_bytes):
                     self._unsent = 1
@@ -245,12 +260,16 @@ class Outgoing:
             self.full = True
             self._full_since = self.now
 
+    @property
+    def _lasts(self) -> bool:
+        return self._handoff is not None and self._handoff.lasts
+
     def _submit_absent(self, part: Buffer, payloads: list[Payload], nbytes: int, ticket: int, entries: int) -> None:
         """A sequenced part for a peer that is away (log it), gone (log it if the log survives), or its log is full."""
         if self._handoff is None and not self.away:
             entries = envelope.count_entries(part) if entries < 0 else entries
             self._done.append(Undelivered(ticket, part, payloads, entries, sent=False))
-        elif self.handoff_bytes + nbytes > self.limits.handoff_log_bytes_max:
+        elif not self._lasts and self.handoff_bytes + nbytes > self.limits.handoff_log_bytes_max:
             entries = envelope.count_entries(part) if entries < 0 else entries
             self.handoff_refused += entries
             self._over.append(Undelivered(ticket, part, payloads, entries, sent=False))
@@ -266,24 +285,45 @@ class Outgoing:
         self.handoff_bytes += item.nbytes
         if item.ticket >= 0:
             self._released = item.ticket
-        if self._handoff is not None:
-            self._handoff.append(item.sequence, item.part, list(item.payloads), item.entries)
+        self._store(item)
+        if item.lasts:
+            self._unloadable.append(item)
+
+    def _store(self, item: Kept) -> None:
+        if self._handoff is not None and not item.stored:
+            item.stored = True
+            item.lasts = self._handoff.append(item.sequence, item.part, list(item.payloads), item.entries)
+
+    def _hold(self, item: Kept) -> None:
+        """With all that goes before it and is not acked: should this worker die, nothing of its log is sent without
+        what its publishers had sent earlier.
+        """
+        assert self._handoff is not None
+        earlier = takewhile(lambda each: not each.stored, reversed(self._kept))
+        for each in reversed([each for each in earlier if each.kind == BATCH]):
+            self._store(each)
+        self._holds.append(item.sequence)
+        self._handoff.when_stored(lambda: self._let_go(item.sequence))
+
+    def _let_go(self, sequence: int) -> None:
+        """The store has it: it leaves with the next flush."""
+        while self._holds and self._holds[0] <= sequence:
+            self._holds.popleft()
 
     def _restore(self, handoff: HandoffLog) -> None:
         """Take the log of a former incarnation of this worker; numbers that are not in it become VOID."""
         at = handoff.acknowledged
         self._acknowledged = at
-        for sequence, part, payloads, entries in list(handoff.entries):
+        for sequence, nbytes, entries in handoff.found():
             if sequence > at + 1:
                 self._keep_void(at + 1, sequence - 1)
-            nbytes = len(part) + sum(memoryview(payload).nbytes for payload in payloads)
-            item = Kept(sequence, part, payloads, nbytes, -1, entries, self.now)
-            item.logged = True
+            item = Kept(sequence, b"", (), nbytes, -1, entries, self.now)
+            item.logged = item.stored = item.lasts = item.unloaded = True
             self.handoff_bytes += nbytes
             self._kept.append(item)
             at = sequence
         # An incarnation that died before any ack came may have used numbers of which the log knows nothing.
-        handoff.reserved = max(at, handoff.reserved) + RESTART_SKIP
+        handoff.reserve(max(at, handoff.reserved) + RESTART_SKIP)
         self._keep_void(at + 1, handoff.reserved)
         self._sequence = self._kept[-1].sequence
         self._unsent = len(self._kept)
@@ -321,8 +361,13 @@ class Outgoing:
                 return
             self._waiting.popleft()
             self.outbox_bytes -= nbytes  # counted again as in flight
-        if self._unsent:
-            for item in list(islice(self._kept, len(self._kept) - self._unsent, None)):
+        while self._unsent:
+            begin = len(self._kept) - self._unsent
+            for item in list(islice(self._kept, begin, begin + PUMP_ITEMS)):
+                if self._holds and item.sequence >= self._holds[0]:
+                    return
+                if item.unloaded and not item.read and self._read_bytes >= self.limits.peer_outbox_bytes_max // 8:
+                    return  # until more of it is acked
                 if item.kind == BATCH:
                     if not self._transmit_batch(item, None, [], 0):
                         return
@@ -334,8 +379,7 @@ class Outgoing:
         self, kept: Kept, volatile: Buffer | None, payloads_volatile: list[Payload], volatile_bytes: int
     ) -> bool:
         flags = SEQUENCED
-        payloads = kept.payloads
-        part = kept.part
+        part, payloads = self._content(kept)
         frames: list[Buffer] = []
         inline: list[Buffer] = []
         if volatile is not None:
@@ -353,11 +397,35 @@ class Outgoing:
             frames += payloads_volatile
         if payloads:
             frames += payloads
-        return self._transmit(
+        is_sent = self._transmit(
             BATCH, flags, kept, inline, frames,
             len(volatile) if volatile is not None else 0, len(part), len(payloads_volatile), len(payloads),
             volatile_bytes,
         )  # fmt: skip
+        if is_sent and kept.unloaded and not kept.read:
+            kept.read = True
+            self._read_bytes += kept.nbytes
+        return is_sent
+
+    def _content(self, kept: Kept) -> tuple[Buffer, Sequence[Payload]]:
+        """Part and payloads of a batch."""
+        if not kept.unloaded:
+            return kept.part, kept.payloads
+        assert self._handoff is not None
+        return self._handoff.read(kept.sequence)
+
+    def _unload(self) -> None:
+        """What is in the hand-off log and can be read back leaves the memory as soon as it is stored."""
+        assert self._handoff is not None
+        items, self._unloadable = self._unloadable, []
+
+        def stored() -> None:
+            for item in items:
+                if item.entries < 0:
+                    item.entries = envelope.count_entries(item.part)
+                item.part, item.payloads, item.unloaded = b"", (), True
+
+        self._handoff.when_stored(stored)
 
     def _transmit_volatile(self, volatile: Buffer, payloads: list[Payload], volatile_bytes: int) -> bool:
         flags = 0
@@ -481,6 +549,8 @@ class Outgoing:
             item = kept.popleft()
             if item.logged:
                 self.handoff_bytes -= item.nbytes
+                if item.read:
+                    self._read_bytes -= item.nbytes
             else:
                 self.outbox_bytes -= item.nbytes
                 if item.ticket >= 0:
@@ -490,6 +560,8 @@ class Outgoing:
         self._acknowledged = committed
         if self._handoff is not None:
             self._handoff.trim(committed)
+            if self._unsent and kept[-self._unsent].unloaded:
+                self._pump()  # there is room to read on
         if self.full and self.outbox_bytes <= self._outbox_low:
             self.full = False
         if ticket >= 0:

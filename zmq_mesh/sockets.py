@@ -110,6 +110,7 @@ class Mesh:
         *,
         handoffs: dict[int, HandoffLog] | None = None,
         received: dict[int, tuple[int, int]] | None = None,
+        refusals: dict[int, list[tuple[int, int, int]]] | None = None,
         drain_bytes_max: int = 1024 * 1024,
     ) -> None:
         self.drain_bytes_max = drain_bytes_max
@@ -142,6 +143,7 @@ class Mesh:
                 reconnect=outlet.reconnect,
                 handoff=(handoffs or {}).get(peer),
                 received=(received or {}).get(peer, (0, 0)),
+                refusals=(refusals or {}).get(peer, ()),
             )
         self._awake_at = now
         self.frames_malformed = 0

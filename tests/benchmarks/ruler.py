@@ -29,6 +29,7 @@ Figures = dict[str, Any]
 #: our name -> that of compare.py's table
 PEERS = {"mosquitto": "mosq20", "nats-server": "nats"}
 _PORT_FIRST = 21500
+_STORE = "data"  # in the folder of a run
 
 
 class Running:
@@ -94,7 +95,11 @@ class Ruler:
         compare.SCENARIOS["ours"] = (arguments, "", "")
         options = argparse.Namespace(seconds=seconds, warmup=warmup, pin=False, extra="")
         self._lock.room(0)
-        figures: Figures = compare.one(_file_name(broker), self._spec(broker), "ours", self._next_port(), options)
+        name, port = _file_name(broker), self._next_port()
+        try:
+            figures: Figures = compare.one(name, self._spec(broker), "ours", port, options)
+        finally:
+            _remove_store(Path(compare.WORK, "run", f"{name}-{port}"))
         return figures
 
     def generate(self, running: Running, arguments: str) -> Figures:
@@ -120,6 +125,7 @@ class Ruler:
             yield Running(held)
         finally:
             held.stop()
+            _remove_store(Path(held.dir))
 
     def medians(self, runs: list[Figures]) -> tuple[dict[str, float], dict[str, float]]:
         """Median of every figure, and its spread in percent: (largest - smallest) / median."""
@@ -136,17 +142,21 @@ class Ruler:
         return self._port
 
     def _spec(self, broker: str) -> tuple[str, dict[str, str], bool, str]:
-        """compare.py's (command, files, single-threaded, cannot do). "mqttd/2": ours with two workers, "mqttd/1 A=B"
-        with that in its environment.
+        """compare.py's (command, files, single-threaded, cannot do). "mqttd/2": ours with two workers, "mqttd/1+fsync"
+        and "mqttd/1+buffered": with a store on the disk, "mqttd/1 A=B" with that in its environment.
         """
         name, _, environment = broker.partition(" ")
         if name in PEERS:
             spec: tuple[str, dict[str, str], bool, str] = self._compare.BROKERS[PEERS[name]]
             return spec
-        workers = name.partition("/")[2] or "1"
+        workers, _, durability = name.partition("/")[2].partition("+")
+        store = "--store memory"
+        if durability:
+            environment = f"MQTTD_DURABILITY={durability} {environment}"
+            store = f"--store leveldb --data-dir {{dir}}/{_STORE}"
         command = (
             f"env PYTHONPATH={shlex.quote(str(ROOT))} {environment} {shlex.quote(sys.executable)} -m broker "
-            f"--workers {workers} --port {{port}}"
+            f"--workers {workers or 1} --port {{port}} {store}"
         )
         return command, {}, False, ""
 
@@ -154,6 +164,11 @@ class Ruler:
 def _file_name(broker: str) -> str:
     """A broker's name for the folder of its files."""
     return broker.replace("/", "-").replace(" ", "-")
+
+
+def _remove_store(run: Path) -> None:
+    """The stores of many runs would fill the disk."""
+    shutil.rmtree(run / _STORE, ignore_errors=True)
 
 
 def _build(source: Path, binary: Path) -> None:

@@ -67,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n".join(figures_table([scenario], {scenario.name: result})[2:]))
         for target in scenario.targets:
             j = judged(target, result)
-            print(f"    {j.of} / {j.than or 'absolute'}: {j.reached}, at most {j.at_most}: {_verdict(j.met)}")
+            most = j.at_most if target.is_least else f"at most {j.at_most}"
+            print(f"    {j.of} / {j.than or 'absolute'}: {j.reached}, {most}: {_verdict(j.met)}")
         print(f"    [{time.monotonic() - began:.0f} s]", flush=True)
     print("\n".join(["", *targets_table(chosen, results)]))
     if not options.rows or options.write:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shards.placement import home
-from tests.benchmarks import memory
+from tests.benchmarks import durable, memory
 from tests.benchmarks.ruler import Figures
 
 if TYPE_CHECKING:
@@ -36,12 +36,15 @@ class Variant:
 
 @dataclass(frozen=True)
 class Target:
-    """At most `at_most` times the figure of variant `than`, or, without one, at most that number."""
+    """At most `at_most` times the figure of variant `than`, or, without one, at most that number. `is_least`: at
+    least.
+    """
 
     of: str
     at_most: float
     than: str | None = "mosquitto"
     figure: str = CPU
+    is_least: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ class Scenario:
     runs_max: int = 100
     """Memory does not need five."""
     remark: str = ""
+    section: str = ""
+    """Heading under which it stands in the document; none: among the first."""
 
 
 MOSQUITTO = Variant("mosquitto", "mosquitto")
@@ -67,6 +72,9 @@ NATS = Variant("nats-server", "nats-server")
 OURS = Variant("mqttd", "mqttd/1")
 OURS_V5 = Variant("mqttd, v5", "mqttd/1", "--v5")
 OURS_TWO = Variant("mqttd, 2 workers", "mqttd/2")
+MEMORY = Variant("mqttd, memory", "mqttd/1")
+BUFFERED = Variant("mqttd, buffered", "mqttd/1+buffered")
+FSYNC = Variant("mqttd, fsync", "mqttd/1+fsync")
 
 
 def share_that_crosses(pairs: int, workers: int = 2) -> float:
@@ -80,6 +88,8 @@ def _crosses(pairs: int) -> str:
 
 
 RATE = (CPU, "out_per_s", P50, "lat_p99_us")
+BACKLOG = ("drain_per_s", "store_per_s", "drain_broker_us_per_msg", "store_broker_us_per_msg")
+ON_DISK = "The store on the disk"
 
 SCENARIOS: tuple[Scenario, ...] = (
     Scenario(
@@ -194,5 +204,67 @@ SCENARIOS: tuple[Scenario, ...] = (
         ),
         (), figures=("pss_bytes", "slab_bytes", "socket_bytes"), runs_max=1,
         remark="kernel: of both ends, for the client runs on the same machine",
+    ),
+    Scenario(
+        "durable1", "pair 20:20, QoS 1, window 50, subscribers with durable sessions",
+        "pair --pubs 20 --qos 1 --window 50 --persist {S}",
+        (MOSQUITTO, MEMORY, BUFFERED, FSYNC),
+        (
+            Target("mqttd, buffered", 1 / 8), Target("mqttd, fsync", 1 / 6),
+            Target("mqttd, fsync", 1.5, figure="out_per_s", is_least=True),
+        ),
+        section=ON_DISK, remark="mosquitto: nothing on the disk",
+    ),
+    Scenario(
+        "durable2", "pair 20:20, QoS 2, window 50, subscribers with durable sessions",
+        "pair --pubs 20 --qos 2 --window 50 --persist {S}", (MOSQUITTO, MEMORY, FSYNC), (), section=ON_DISK,
+    ),
+    Scenario(
+        "ack1", "from publish to ack, one publisher, window 1", "",
+        (Variant("mqttd, fsync", "mqttd/1+fsync", measure=durable.acks),),
+        (Target("mqttd, fsync", 1.5, None, "ack_fdatasyncs"),),
+        figures=("ack_p50_us", "ack_memory_p50_us", "fdatasync_p50_us", "record_bytes", "ack_fdatasyncs", "ack_p99_us"),
+        runs_max=3, section=ON_DISK, remark="what it takes longer than with the store in memory, in fdatasyncs",
+    ),
+    Scenario(
+        "given1000", "QoS 1 to offline sessions with one filter", "",
+        (
+            Variant("one session", "mqttd/1", measure=durable.given_for_one),
+            Variant("1,000 sessions", "mqttd/1", measure=durable.given_for_a_thousand),
+        ),
+        (Target("1,000 sessions", 1.05, "one session", "given_bytes"),),
+        figures=("given_bytes",), runs_max=1, section=ON_DISK, remark="10 messages a tick, 100 bytes each",
+    ),
+    Scenario(
+        "backlog1k", "100 sessions away, 1,000 messages each", "offline --subs 100 --count 100000 --qos 1 --window 50",
+        (MOSQUITTO, MEMORY, BUFFERED, FSYNC),
+        (
+            Target("mqttd, fsync", 200_000, None, "drain_per_s", is_least=True),
+            Target("mqttd, buffered", 200_000, None, "drain_per_s", is_least=True),
+        ),
+        figures=BACKLOG, section=ON_DISK,
+    ),
+    Scenario(
+        "backlog10k", "100 sessions away, 10,000 messages each",
+        "offline --subs 100 --count 1000000 --qos 1 --window 50",
+        (MOSQUITTO, FSYNC), (Target("mqttd, fsync", 200_000, None, "drain_per_s", is_least=True),),
+        figures=BACKLOG, runs_max=3, section=ON_DISK,
+    ),
+    Scenario(
+        "start1m", "start with 1,000,000 queued messages of 100,000 sessions", "",
+        (Variant("mqttd, fsync", "mqttd/1+fsync", measure=durable.start),),
+        (Target("mqttd, fsync", 5, None, "start_s"),),
+        figures=("start_s", "ping_max_ms", "pss_bytes", "store_bytes"), runs_max=1, section=ON_DISK,
+        remark="each with a filter of its own; slowest PINGRESP of the first 3 s",
+    ),
+    Scenario(
+        "stall", "PINGRESP while 2,000 msg/s at QoS 1 are stored", "",
+        (
+            Variant("mqttd, fsync", "mqttd/1+fsync", measure=durable.ping_with_disk_quiet),
+            Variant("mqttd, fsync, disk saturated", "mqttd/1+fsync", measure=durable.ping_with_disk_saturated),
+            Variant("mqttd, memory, disk saturated", "mqttd/1", measure=durable.ping_in_memory_with_disk_saturated),
+        ),
+        (), figures=("ping_p99_us", "ping_p50_us", "ping_max_ms", "disk_wait_pct", "out_per_s", "fdatasync_p50_us"),
+        runs_max=3, section=ON_DISK, remark="saturated: four threads of another process write and sync 4 MB each",
     ),
 )  # fmt: skip

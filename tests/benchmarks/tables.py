@@ -49,6 +49,23 @@ FIGURES: dict[str, tuple[str, str]] = {
     "pss_bytes": ("PSS", "{:,.0f} B"),
     "seconds": ("time", "{:.1f} s"),
     "hold_broker_cpu_pct": ("CPU", "{:.2f} %"),
+    "ack_p50_us": ("p50", "{:.0f} us"),
+    "ack_p99_us": ("p99", "{:.0f} us"),
+    "ack_memory_p50_us": ("in memory p50", "{:.0f} us"),
+    "fdatasync_p50_us": ("fdatasync p50", "{:.0f} us"),
+    "record_bytes": ("of", "{:.0f} B"),
+    "ack_fdatasyncs": ("longer by", "{:.2f} fdatasync"),
+    "given_bytes": ("given to LevelDB each", "{:.1f} B"),
+    "store_per_s": ("stored", "{:,.0f}/s"),
+    "drain_per_s": ("drained", "{:,.0f}/s"),
+    "store_broker_us_per_msg": ("CPU of storing", "{:.3g} us"),
+    "drain_broker_us_per_msg": ("CPU of draining", "{:.3g} us"),
+    "start_s": ("ready after", "{:.2f} s"),
+    "store_bytes": ("store", "{:,.0f} B"),
+    "ping_p50_us": ("p50", "{:.0f} us"),
+    "ping_p99_us": ("p99", "{:,.0f} us"),
+    "ping_max_ms": ("slowest", "{:.1f} ms"),
+    "disk_wait_pct": ("loop waits for the disk", "{:.2f} %"),
 }
 
 
@@ -82,15 +99,21 @@ def judged(target: Target, result: Result) -> Judgement:
     value = result.medians.get(target.of, {}).get(target.figure)
     spread = result.spreads.get(target.of, {}).get(target.figure, 0.0)
     of = f"{target.of}: {shown(target.figure, value)} (+-{spread / 2:.0f} %)"
+    least = ">= " if target.is_least else ""
     if target.than is None:
-        met = None if value is None else value <= target.at_most
-        return Judgement(of, "", shown(target.figure, value), shown(target.figure, target.at_most), met)
+        met = None if value is None else _holds(target, value)
+        return Judgement(of, "", shown(target.figure, value), least + shown(target.figure, target.at_most), met)
     base = result.medians.get(target.than, {}).get(target.figure)
     base_spread = result.spreads.get(target.than, {}).get(target.figure, 0.0)
     than = f"{target.than}: {shown(target.figure, base)} (+-{base_spread / 2:.0f} %)"
     if value is None or not base:
-        return Judgement(of, than, "-", ratio_shown(target.at_most), None)
-    return Judgement(of, than, ratio_shown(value / base), ratio_shown(target.at_most), value / base <= target.at_most)
+        return Judgement(of, than, "-", least + ratio_shown(target.at_most), None)
+    ratio = value / base
+    return Judgement(of, than, ratio_shown(ratio), least + ratio_shown(target.at_most), _holds(target, ratio))
+
+
+def _holds(target: Target, reached: float) -> bool:
+    return reached >= target.at_most if target.is_least else reached <= target.at_most
 
 
 def _row(cells: Iterable[str]) -> str:
@@ -99,7 +122,7 @@ def _row(cells: Iterable[str]) -> str:
 
 def targets_table(scenarios: Iterable[Scenario], results: Mapping[str, Result]) -> list[str]:
     """What was to be reached, and what was."""
-    titles = ("scenario", "measured", "compared with", "reached", "at most", "met")
+    titles = ("scenario", "measured", "compared with", "reached", "at most (>=: at least)", "met")
     lines = [_row(titles), "|---|---|---|---:|---:|---|"]
     for scenario in scenarios:
         result = results.get(scenario.name)
@@ -153,21 +176,25 @@ def document(scenarios: Iterable[Scenario], results: Mapping[str, Result], machi
         f"- {date}, commit {commit}, medians of {runs}: " + ("all" if len(origins) == 1 else ", ".join(names))
         for (date, commit, runs), names in origins.items()
     ]
+    first = [scenario for scenario in scenarios if not scenario.section]
     parts = [
         f"Machine: {machine}.", "", f"    {command}", "", *measured, "",
-        "### What had to be reached", "", *targets_table(scenarios, results), "",
+        "### What had to be reached", "", *targets_table(first, results), "",
         "### All figures", "",
         "CPU: of the broker with all its processes, user and system, per delivered message (per cycle for connect). "
         "Spread: (largest - smallest) / median of the first figure.",
-        "", *figures_table(scenarios, results),
+        "", *figures_table(first, results),
     ]  # fmt: skip
+    for section in dict.fromkeys(scenario.section for scenario in scenarios if scenario.section):
+        own = [scenario for scenario in scenarios if scenario.section == section]
+        parts += ["", f"### {section}", "", *targets_table(own, results), "", *figures_table(own, results)]
     return "\n".join(parts)
 
 
-def write(path: Path, text: str) -> None:
-    """Put the text between the marks of a document."""
-    before, begin, rest = path.read_text().partition(BEGIN)
+def write(path: Path, text: str, mark: str = BEGIN) -> None:
+    """Put the text between the marks of a document: the line `mark`, and the next END."""
+    before, begin, rest = path.read_text().partition(mark)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"{path} has no lines {BEGIN!r} and {END!r}")
+        raise ValueError(f"{path} has no lines {mark!r} and {END!r}")
     path.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")

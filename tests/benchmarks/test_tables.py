@@ -38,6 +38,13 @@ def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
     assert judged(Target("ours", 5, None, "match_ns"), result(ours=1.0)).met is None
 
 
+@pytest.mark.parametrize(("ours", "met"), [(14.0, False), (15.0, True)])
+def test_a_target_that_is_a_least_is_met_from_its_bound_on(ours: float, met: bool) -> None:
+    least = judged(Target("ours", 1.5, "theirs", is_least=True), result(theirs=10.0, ours=ours))
+    assert (least.met, least.at_most) == (met, ">= 1.50")
+    assert judged(Target("ours", 15, None, is_least=True), result(ours=ours)).met is met
+
+
 def test_every_target_is_about_something_that_is_measured() -> None:
     for scenario in SCENARIOS:
         names = {variant.name for variant in scenario.variants}
@@ -62,6 +69,16 @@ def test_the_tables_stand_between_the_marks_and_nothing_else_changes(tmp_path: P
     assert text.endswith(f"{END}\nafter\n")
     assert "old" not in text
     assert "| two brokers | ours: 0.5 us (+-5 %) | theirs: 10 us (+-5 %) | 1/20 | 1/10 | yes |" in text
+
+
+def test_a_section_has_tables_of_its_own() -> None:
+    own = Scenario("own", "of its own", "", VARIANTS, TWO.targets, section="Apart")
+    results = {name: result(theirs=10.0, ours=0.5) for name in ("two", "own")}
+    first, heading, apart = document([own, TWO], results, "a machine", "a command").partition("### Apart")
+    assert heading
+    assert "of its own" not in first
+    assert apart.count("| of its own |") == 3, "a target, and two variants"
+    assert "two brokers" not in apart
 
 
 def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:

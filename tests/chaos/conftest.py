@@ -23,6 +23,7 @@ def start_broker() -> Iterator[StartBroker]:
 
     def start(workers: int = 4, *arguments: str, **limits: float) -> BrokerProcess:
         environment = {f"MQTTD_LIMITS__{name.upper()}": str(value) for name, value in limits.items()}
+        environment["MQTTD_STORE"] = "memory"  # most of them; others say so
         started.append(BrokerProcess(workers, ["--log-format", "json", *arguments], environment))
         return started[-1].start()
 

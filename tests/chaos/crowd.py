@@ -47,22 +47,34 @@ class Member:
         self.crowd = crowd
         self.client_id = client_id
         self.version = version
-        self.connack: wire.Packet | None = None
         self.packets: list[wire.Packet] = []
+        self.bytes_in = 0
+        self._receive_buffer = receive_buffer
+        self._connect = wire.connect(version, client_id, **options)
+        self.open()
+        crowd.add(self)
+
+    def open(self) -> None:
+        """Connect and say CONNECT; one that was closed may do so again. OSError when nobody listens."""
+        self.connack: wire.Packet | None = None
         self.closed = ""
         self.reading = True
-        self.bytes_in = 0
         self._in = bytearray()
         self._out = bytearray()
         self._watching = selectors.EVENT_READ
         self.socket = socket.socket()
-        if receive_buffer:
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        self.socket.connect(crowd.address)
+        if self._receive_buffer:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer)
+        try:
+            self.socket.connect(self.crowd.address)
+        except OSError as error:
+            self.socket.close()
+            self.closed = f"connect: {error.strerror}"
+            raise
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket.setblocking(False)
-        crowd.add(self)
-        self.send(wire.connect(version, client_id, **options))
+        self.crowd.selector.register(self.socket, selectors.EVENT_READ, self)
+        self.send(self._connect)
 
     # -- out
 
@@ -199,7 +211,7 @@ class Subscriber(Member):
         self.gap_max = 0.0
         self.arrived_at = 0.0
         self.delays: list[float] | None = None  # a list: seconds from when a message was due to be sent to its arrival
-        self.held: set[int] = set()  # Packet Identifiers of QoS 2 between PUBREC and PUBREL
+        self.held: dict[int, tuple[int, int]] = {}  # Packet Identifier of QoS 2 between PUBREC and PUBREL: its message
         super().__init__(crowd, client_id, **options)
 
     def accepted(self) -> None:
@@ -237,7 +249,8 @@ class Subscriber(Member):
             if self.version == 5:
                 at += 1 + buffer[at]  # fewer than 128 bytes of properties
             if qos == 2 and packet_id in self.held:
-                assert first & 0x08, f"{self.client_id}: the Packet Identifier {packet_id} is in use"
+                same = self.held[packet_id] == _STAMP.unpack_from(buffer, at)
+                assert (same, first & 0x08) == (True, 0x08), f"{self.client_id}: {packet_id} is in use"
             else:
                 publisher, sequence = _STAMP.unpack_from(buffer, at)
                 self.received[publisher].append(sequence)
@@ -247,11 +260,11 @@ class Subscriber(Member):
             if qos == 1:
                 self.send(b"\x40\x02" + _U16.pack(packet_id))
             elif qos == 2:
-                self.held.add(packet_id)
+                self.held.setdefault(packet_id, _STAMP.unpack_from(buffer, at))
                 self.send(b"\x50\x02" + _U16.pack(packet_id))
         elif kind == 6:
             packet_id = buffer[body] << 8 | buffer[body + 1]
-            self.held.discard(packet_id)
+            self.held.pop(packet_id, None)
             self.send(b"\x70\x02" + _U16.pack(packet_id))
         else:
             super().packet(first, buffer, body, end)
@@ -274,7 +287,7 @@ class Publisher(Member):
     def __init__(
         self, crowd: Crowd, client_id: str, topic: str, *, qos: int = 0, rate: float = 0.0, window: int = 50,
         payload_bytes: int = 16, count: int = 1 << 31, retain: bool = False,
-        room: Callable[[], int] | None = None, **options: Any,
+        room: Callable[[], int] | None = None, packet_ids: int = 65535, **options: Any,
     ) -> None:  # fmt: skip
         self.number = next(_numbers)
         self.topic = topic
@@ -292,6 +305,8 @@ class Publisher(Member):
         self._sent_at: dict[int, float] = {}
         self.ack_seconds_max = 0.0
         self._next_id = 0
+        self._packet_ids = packet_ids
+        self._open_max = min(60_000, packet_ids // 2)  # beyond the window, of those that keep to a rate
         self._head = wire.binary(topic)
         self._padding = bytes(max(0, payload_bytes - 16))
         super().__init__(crowd, client_id, **options)
@@ -324,14 +339,24 @@ class Publisher(Member):
     def _message(self, now: float) -> bytes:
         packet_id = b""
         if self.qos:
-            self._next_id = self._next_id % 65535 + 1
+            self._next_id = self._next_id % self._packet_ids + 1
+            assert self._next_id not in self._open, f"{self.client_id}: all Packet Identifiers are in use"
             packet_id = _U16.pack(self._next_id)
             self._open[self._next_id] = self.sent
             self._sent_at[self._next_id] = now
-        stamp = _STAMP.pack(self.number, self.sent) + struct.pack(">d", now)
+        message = self._packet(self._fixed, packet_id, self.sent, now)
         self.sent += 1
+        return message
+
+    def _packet(self, fixed: bytes, packet_id: bytes, sequence: int, now: float) -> bytes:
+        stamp = _STAMP.pack(self.number, sequence) + struct.pack(">d", now)
         properties = b"\0" if self.version == 5 else b""
-        return b"".join((self._fixed, packet_id, properties, stamp, self._padding))
+        return b"".join((fixed, packet_id, properties, stamp, self._padding))
+
+    def again(self, packet_id: int, sequence: int) -> bytes:
+        """A message that was sent before, as a duplicate."""
+        fixed = bytes([self._fixed[0] | 0x08]) + self._fixed[1:]
+        return self._packet(fixed, _U16.pack(packet_id), sequence, time.monotonic())
 
     def pump(self, now: float) -> float:
         """Send what is due; returns when more is (inf: not before something comes)."""
@@ -339,7 +364,7 @@ class Publisher(Member):
             return self._due if self._due > now and not self.closed else float("inf")
         if self.rate:
             self.late_max = max(self.late_max, now - self._due)
-            while self._due <= now and self.sent < self.count and (not self.qos or len(self._open) < 60_000):
+            while self._due <= now and self.sent < self.count and (not self.qos or len(self._open) < self._open_max):
                 self.send(self._message(self._due))
                 self._due += 1.0 / self.rate
             return self._due
@@ -403,7 +428,6 @@ class Crowd:
         self.members.append(member)
         if isinstance(member, Publisher):
             self.publishers.append(member)
-        self.selector.register(member.socket, selectors.EVENT_READ, member)
 
     def turn(self, seconds_max: float = 0.05) -> None:
         """One round: pump the publishers, then handle what the sockets have."""

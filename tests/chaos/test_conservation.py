@@ -162,12 +162,13 @@ def test_the_books_add_up_and_agree_with_the_clients(broker: CountedBroker, vict
                     assert delivered == received, (worker, qos, row)
                     assert row["dropped_worker_lost"] == 0
                     continue
-                # received and not delivered: the answer was not read before the kill; QoS 0 the other way round
+                # received and not delivered: the answer was not read before the kill; QoS 0 the other way round, but
+                # for what the kernel had just been given
                 readers = len(world.readers[worker])
                 if qos:
                     assert 0 <= received - delivered <= readers * INFLIGHT_MAX, (worker, qos, row)
                 else:
-                    assert delivered >= received, (worker, row)
+                    assert delivered >= received - INFLIGHT_MAX, (worker, row)
             if worker in victims:
                 assert row["dropped_worker_lost"] <= len(world.readers[worker]) * (INFLIGHT_MAX + 50), row
         total = {name: sum(row[name] for row in broker.rows()) for name in broker.rows()[0]}

@@ -59,7 +59,7 @@ def besieged(request: pytest.FixtureRequest) -> Iterator[BrokerProcess]:
         "connect_seconds_max": 2, "filters_per_session_max": 10_000, **DEFENCES.get(request.param, {}),
     }  # fmt: skip
     environment = {f"MQTTD_LIMITS__{name.upper()}": str(value) for name, value in limits.items()}
-    broker = BrokerProcess(WORKERS, ["--log-format", "json"], environment).start()
+    broker = BrokerProcess(WORKERS, ["--log-format", "json", "--store", "memory"], environment).start()
     try:
         yield broker
         status, said = broker.stop(), broker.stderr()

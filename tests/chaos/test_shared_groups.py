@@ -46,7 +46,7 @@ class Member(Subscriber):
     def accepted(self) -> None:
         assert self.connack is not None
         if not self.connack.session_present:
-            self.held = set()
+            self.held = {}
         self.join()
 
     def join(self) -> None:

@@ -94,12 +94,13 @@ def test_sigkill_of_the_supervisor_ends_a_stopped_worker_too(start_broker: Start
     wait_until(lambda: not processes_of_session(session), 5.0, "no orphan is left")
 
 
-def test_a_port_in_use_is_noticed(start_broker: StartBroker) -> None:
+def test_a_port_in_use_is_noticed(start_broker: StartBroker, tmp_path: Path) -> None:
     """One line, exit status 3, although the workers' sockets could share the port; the first broker serves on."""
     broker = start_broker(2)
     second = subprocess.run(
         [sys.executable, "-m", "broker", "--workers", "2", "--port", str(broker.address[1]), "--host", "127.0.0.1"],
-        cwd=ROOT, capture_output=True, text=True, timeout=20.0, check=False,
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=20.0, check=False,
     )  # fmt: skip
     assert second.returncode == 3
     assert second.stdout == ""

@@ -2,21 +2,35 @@
 
 ``version`` is what most want; ``any_version`` adds v3.1. A file whose scenarios need settings of their own has a
 fixture ``broker`` that returns ``configured(workers, {...})``: ``connect`` and ``open_connection`` go there.
+
+A scenario that lets seconds pass, because MQTT counts in them, is a function that ``everywhere`` runs with all brokers
+and versions at the same time: it waits once and not four times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
 
 import pytest
 
 from tests.broker_process import BrokerProcess
-from tests.wire import Client
+from tests.conftest import WORKERS
+from tests.wire import Client, Connect
 
 Configured = Callable[[int, Mapping[str, object]], BrokerProcess]
 OpenTo = Callable[[BrokerProcess, int], Client]
+Scenario = Callable[[Connect, int, str], None]
+"""A scenario by itself: what opens its connections, the version, and a name that is its own."""
 NAMES = {3: "v3.1", 4: "v3.1.1", 5: "v5"}
+
+
+class Everywhere(Protocol):
+    """Runs a scenario with these versions, and with each number of workers, all at the same time."""
+
+    def __call__(self, scenario: Scenario, versions: Sequence[int] = ...) -> None: ...
 
 
 @pytest.fixture(params=[4, 5], ids=NAMES.get)
@@ -54,6 +68,36 @@ def configured() -> Iterator[Callable[[int, Mapping[str, object]], BrokerProcess
         broker.forget()
         assert status == 0, f"the broker ended with status {status}:\n{said[-20000:]}"
         assert "Traceback" not in said, f"the broker wrote a traceback:\n{said[-20000:]}"
+
+
+@pytest.fixture
+def everywhere(shared_broker: Callable[[int], BrokerProcess], open_to: OpenTo, name: str) -> Everywhere:
+    """See the top of this file."""
+
+    def run(scenario: Scenario, versions: Sequence[int] = (4, 5)) -> None:
+        def one(workers: int, version: int) -> None:
+            numbers = itertools.count(1)
+            own = f"{name}{'abc'[version - 3]}{workers}"
+
+            def connect(version: int, client_id: str | None = None, **options: Any) -> Client:
+                client = open_to(brokers[workers], version)
+                client.connect(f"{own}x{next(numbers)}" if client_id is None else client_id, **options)
+                return client
+
+            try:
+                scenario(connect, version, own)
+            except BaseException as error:
+                error.add_note(f"with {workers} workers and {NAMES[version]}")
+                raise
+            assert brokers[workers].alive(), "the broker has ended during this test"
+
+        brokers = {workers: shared_broker(workers) for workers in WORKERS}
+        cases = list(itertools.product(WORKERS, versions))
+        with ThreadPoolExecutor(len(cases)) as pool:
+            for done in [pool.submit(one, *case) for case in cases]:
+                done.result()
+
+    return run
 
 
 def error_line(broker: BrokerProcess, event: str, since: int, address: str) -> dict[str, Any]:

@@ -23,6 +23,8 @@ from typing import Any, Literal
 
 import pytest
 
+from tests.conftest import WORKERS
+
 ROOT = Path(__file__).resolve().parents[2]
 STATEMENTS = Path(__file__).with_name("statements.toml")
 NAMES = {"311": "MQTT 3.1.1", "5": "MQTT 5.0"}
@@ -64,8 +66,10 @@ class Collected:
                     self.shown.setdefault(str(statement), set()).add(test)
             if test.startswith(SCENARIOS):
                 callspec = getattr(item, "callspec", None)
-                workers = callspec.params.get("workers") if callspec else None
-                self.workers.setdefault(test, set()).update([workers] if workers else [])
+                workers = [callspec.params["workers"]] if callspec and "workers" in callspec.params else []
+                if "everywhere" in getattr(item, "fixturenames", ()):
+                    workers = list(WORKERS)
+                self.workers.setdefault(test, set()).update(workers)
 
 
 def read_statements(path: Path = STATEMENTS) -> dict[str, Statement]:

@@ -231,7 +231,7 @@ def test_fifty_hashes_do_not_stop_the_broker(own_broker: Own, tmp_path: Path, wo
         login.close()
     client.close()
     # on the loop, no answer would come in less than the time of a hash
-    assert len(answers) > 100
+    assert len(answers) > 10
     assert statistics.median(answers) < 0.02
 
 

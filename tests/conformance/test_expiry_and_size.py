@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests import wire
+from tests.conformance.conftest import Everywhere
 from tests.waiting import let_pass
 from tests.wire import Connect
 
@@ -122,42 +123,50 @@ def test_as_large_as_the_broker_allows(connect: Connect, name: str) -> None:
 
 
 @pytest.mark.mqtt("5:4.3.3-13")
-def test_expiry_does_not_stop_the_handshake_with_the_publisher(connect: Connect, name: str) -> None:
+def test_expiry_does_not_stop_the_handshake_with_the_publisher(everywhere: Everywhere) -> None:
     """A QoS 2 message expires between PUBREC and PUBREL: its handshake goes on to PUBCOMP all the same."""
-    sleeping = connect(5, name, properties={"session_expiry_interval": 60})
-    sleeping.subscribe(name, qos=2)
-    sleeping.disconnect()
-    publisher = connect(5)
-    short = {"message_expiry_interval": 1}
-    publisher.send(wire.publish(5, name, b"x", qos=2, packet_id=5, properties=short))
-    publisher.expect("PUBREC", packet_id=5, reason=0)
-    let_pass(2.1)
-    publisher.send(wire.publish(5, name, b"x", qos=2, packet_id=5, dup=True, properties=short))
-    publisher.expect("PUBREC", packet_id=5, reason=0)
-    publisher.ack("PUBREL", 5)
-    publisher.expect("PUBCOMP", packet_id=5, reason=0)
-    connect(5, name, clean=False).expect_silence()
+
+    def scenario(connect: Connect, _version: int, name: str) -> None:
+        sleeping = connect(5, name, properties={"session_expiry_interval": 60})
+        sleeping.subscribe(name, qos=2)
+        sleeping.disconnect()
+        publisher = connect(5)
+        short = {"message_expiry_interval": 1}
+        publisher.send(wire.publish(5, name, b"x", qos=2, packet_id=5, properties=short))
+        publisher.expect("PUBREC", packet_id=5, reason=0)
+        let_pass(2.1)
+        publisher.send(wire.publish(5, name, b"x", qos=2, packet_id=5, dup=True, properties=short))
+        publisher.expect("PUBREC", packet_id=5, reason=0)
+        publisher.ack("PUBREL", 5)
+        publisher.expect("PUBCOMP", packet_id=5, reason=0)
+        connect(5, name, clean=False).expect_silence()
+
+    everywhere(scenario, [5])
 
 
 @pytest.mark.mqtt("5:4.3.3-7")
 @pytest.mark.parametrize("answered", [False, True], ids=["before PUBREC", "after PUBREC"])
 @pytest.mark.mosquitto_differs("lets it expire")
-def test_what_was_sent_at_qos_2_does_not_expire(connect: Connect, name: str, answered: bool) -> None:
+def test_what_was_sent_at_qos_2_does_not_expire(everywhere: Everywhere, answered: bool) -> None:
     """A QoS 2 message that was sent and not completed is completed on the next connection, though it has expired."""
-    keep = {"session_expiry_interval": 60}
-    subscriber = connect(5, name, properties=keep)
-    subscriber.subscribe(name, qos=2)
-    connect(5).publish(name, b"x", qos=2, properties={"message_expiry_interval": 1})
-    subscriber.expect("PUBLISH", packet_id=1, payload=b"x")
-    if answered:
-        subscriber.ack("PUBREC", 1)
-        subscriber.expect("PUBREL", packet_id=1)
-    subscriber.close()
-    let_pass(2.1)
-    again = connect(5, name, clean=False, properties=keep)
-    if not answered:
-        again.expect("PUBLISH", packet_id=1, payload=b"x", dup=True)
-        again.ack("PUBREC", 1)
-    again.expect("PUBREL", packet_id=1)
-    again.ack("PUBCOMP", 1)
-    again.expect_silence()
+
+    def scenario(connect: Connect, _version: int, name: str) -> None:
+        keep = {"session_expiry_interval": 60}
+        subscriber = connect(5, name, properties=keep)
+        subscriber.subscribe(name, qos=2)
+        connect(5).publish(name, b"x", qos=2, properties={"message_expiry_interval": 1})
+        subscriber.expect("PUBLISH", packet_id=1, payload=b"x")
+        if answered:
+            subscriber.ack("PUBREC", 1)
+            subscriber.expect("PUBREL", packet_id=1)
+        subscriber.close()
+        let_pass(2.1)
+        again = connect(5, name, clean=False, properties=keep)
+        if not answered:
+            again.expect("PUBLISH", packet_id=1, payload=b"x", dup=True)
+            again.ack("PUBREC", 1)
+        again.expect("PUBREL", packet_id=1)
+        again.ack("PUBCOMP", 1)
+        again.expect_silence()
+
+    everywhere(scenario, [5])

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tests import wire
+from tests.conformance.conftest import Everywhere
 from tests.waiting import let_pass
 from tests.wire import Connect, Will
 
@@ -15,53 +16,69 @@ KEEP_ALIVE_TIMEOUT = 0x8D
 
 @pytest.mark.mqtt("5:3.1.2-22", "5:3.2.2-22", "311:3.1.2-24")
 @pytest.mark.mosquitto_differs("looks every five seconds only")
-def test_keep_alive_one_and_a_half(connect: Connect, version: int) -> None:
+def test_keep_alive_one_and_a_half(everywhere: Everywhere) -> None:
     """A client with Keep Alive 2 that sends nothing is closed after 3 s, and not before."""
-    client = connect(version, keep_alive=2)
-    began = time.monotonic()
-    client.expect_closed(KEEP_ALIVE_TIMEOUT)
-    assert 2.8 <= time.monotonic() - began <= 5.0
+
+    def scenario(connect: Connect, version: int, _name: str) -> None:
+        client = connect(version, keep_alive=2)
+        began = time.monotonic()
+        client.expect_closed(KEEP_ALIVE_TIMEOUT)
+        assert 2.8 <= time.monotonic() - began <= 5.0
+
+    everywhere(scenario)
 
 
 @pytest.mark.mqtt("5:3.1.2-22", "311:3.1.2-24")
-def test_any_packet_keeps_alive(connect: Connect, version: int, name: str) -> None:
+def test_any_packet_keeps_alive(everywhere: Everywhere) -> None:
     """A client with Keep Alive 1 that sends something every 0.8 s, PINGREQ or not, stays connected."""
-    client = connect(version, keep_alive=1)
-    for number in range(4):
-        let_pass(0.8)
-        client.send(wire.PINGREQ if number % 2 else wire.publish(version, name, b"I live"))
-        if number % 2:
-            client.expect("PINGRESP")
-    client.expect_silence()
+
+    def scenario(connect: Connect, version: int, name: str) -> None:
+        client = connect(version, keep_alive=1)
+        for number in range(4):
+            let_pass(0.8)
+            client.send(wire.PINGREQ if number % 2 else wire.publish(version, name, b"I live"))
+            if number % 2:
+                client.expect("PINGRESP")
+        client.expect_silence()
+
+    everywhere(scenario)
 
 
 @pytest.mark.mqtt("5:3.1.2-22", "311:3.1.2-24")
 @pytest.mark.mosquitto_differs("looks every five seconds only")
-def test_what_the_broker_sends_keeps_nobody_alive(connect: Connect, version: int, name: str) -> None:
+def test_what_the_broker_sends_keeps_nobody_alive(everywhere: Everywhere) -> None:
     """A client with Keep Alive 1 that only receives is closed all the same."""
-    client = connect(version, keep_alive=1)
-    client.subscribe(name)
-    publisher = connect(version)
-    closed = False
-    for _ in range(40):
-        publisher.publish(name, b"x")
-        try:
-            closed = client.read().kind == "DISCONNECT"
-        except wire.Closed:
-            closed = True
-        if closed:
-            break
-        let_pass(0.1)
-    assert closed
+
+    def scenario(connect: Connect, version: int, name: str) -> None:
+        client = connect(version, keep_alive=1)
+        client.subscribe(name)
+        publisher = connect(version)
+        closed = False
+        for _ in range(40):
+            publisher.publish(name, b"x")
+            try:
+                closed = client.read().kind == "DISCONNECT"
+            except wire.Closed:
+                closed = True
+            if closed:
+                break
+            let_pass(0.1)
+        assert closed
+
+    everywhere(scenario)
 
 
 @pytest.mark.mqtt("5:3.1.2-8", "5:3.1.2-22", "311:3.1.2-8", "311:3.1.2-24")
-def test_keep_alive_timeout_publishes_the_will(connect: Connect, version: int, name: str) -> None:
+def test_keep_alive_timeout_publishes_the_will(everywhere: Everywhere) -> None:
     """To a client that falls silent the network has failed: its will is published."""
-    watcher = connect(version)
-    watcher.subscribe(name)
-    connect(version, keep_alive=1, will=Will(name, b"silent"))
-    watcher.receive(name, b"silent")
+
+    def scenario(connect: Connect, version: int, name: str) -> None:
+        watcher = connect(version)
+        watcher.subscribe(name)
+        connect(version, keep_alive=1, will=Will(name, b"silent"))
+        watcher.receive(name, b"silent")
+
+    everywhere(scenario)
 
 
 @pytest.mark.mqtt("5:3.12.4-1", "311:3.12.4-1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests import wire
+from tests.conformance.conftest import Everywhere
 from tests.waiting import let_pass
 from tests.wire import Connect
 
@@ -169,17 +170,21 @@ def test_between_versions(connect: Connect, name: str, sending: int, receiving: 
 
 
 @pytest.mark.mqtt("5:3.3.2-5", "5:3.3.2-6")
-def test_it_expires(connect: Connect, name: str) -> None:
+def test_it_expires(everywhere: Everywhere) -> None:
     """A retained message is not sent after its Message Expiry Interval; before, with what is left of that."""
-    publisher = connect(5)
-    publisher.publish(f"{name}/short", b"gone", qos=1, retain=True, properties={"message_expiry_interval": 1})
-    publisher.publish(f"{name}/long", b"kept", qos=1, retain=True, properties={"message_expiry_interval": 100})
-    let_pass(2.1)
-    subscriber = connect(5)
-    subscriber.subscribe(f"{name}/#")
-    got = subscriber.receive(f"{name}/long", b"kept", retain=True)
-    assert 96 <= got.properties["message_expiry_interval"] <= 98
-    wire.expect_nothing_more(subscriber, publisher, f"{name}/marker")
+
+    def scenario(connect: Connect, _version: int, name: str) -> None:
+        publisher = connect(5)
+        publisher.publish(f"{name}/short", b"gone", qos=1, retain=True, properties={"message_expiry_interval": 1})
+        publisher.publish(f"{name}/long", b"kept", qos=1, retain=True, properties={"message_expiry_interval": 100})
+        let_pass(2.1)
+        subscriber = connect(5)
+        subscriber.subscribe(f"{name}/#")
+        got = subscriber.receive(f"{name}/long", b"kept", retain=True)
+        assert 96 <= got.properties["message_expiry_interval"] <= 98
+        wire.expect_nothing_more(subscriber, publisher, f"{name}/marker")
+
+    everywhere(scenario, [5])
 
 
 @pytest.mark.mqtt("5:3.3.1-5", "311:3.3.1-5")

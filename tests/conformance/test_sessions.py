@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests import wire
+from tests.conformance.conftest import Everywhere
 from tests.waiting import let_pass
 from tests.wire import Connect
 
@@ -82,23 +83,31 @@ def test_v5_clean_start_begins_a_durable_session(connect: Connect, name: str) ->
 
 
 @pytest.mark.mqtt("5:4.1.0-2")
-def test_a_session_expires(connect: Connect, name: str) -> None:
+def test_a_session_expires(everywhere: Everywhere) -> None:
     """A session with Session Expiry Interval 1 is there at once after the connection, and gone two seconds later."""
-    connect(5, name, **durable(5, 1)).disconnect()
-    again = connect(5, name, **durable(5, 1))
-    assert again.connack.session_present
-    again.disconnect()
-    let_pass(3.1)
-    assert not connect(5, name, **durable(5, 1)).connack.session_present
+
+    def scenario(connect: Connect, _version: int, name: str) -> None:
+        connect(5, name, **durable(5, 1)).disconnect()
+        again = connect(5, name, **durable(5, 1))
+        assert again.connack.session_present
+        again.disconnect()
+        let_pass(3.1)
+        assert not connect(5, name, **durable(5, 1)).connack.session_present
+
+    everywhere(scenario, [5])
 
 
 @pytest.mark.mqtt("5:4.1.0-1")
-def test_a_connected_session_does_not_expire(connect: Connect, name: str) -> None:
+def test_a_connected_session_does_not_expire(everywhere: Everywhere) -> None:
     """Session Expiry counts from the end of the connection, not from its beginning."""
-    client = connect(5, name, **durable(5, 1))
-    let_pass(2.5)
-    client.disconnect()
-    assert connect(5, name, **durable(5, 1)).connack.session_present
+
+    def scenario(connect: Connect, _version: int, name: str) -> None:
+        client = connect(5, name, **durable(5, 1))
+        let_pass(2.5)
+        client.disconnect()
+        assert connect(5, name, **durable(5, 1)).connack.session_present
+
+    everywhere(scenario, [5])
 
 
 @pytest.mark.mqtt("5:3.1.2-23")
@@ -116,11 +125,15 @@ def test_disconnect_may_shorten_the_session(connect: Connect, name: str) -> None
 
 
 @pytest.mark.mqtt("5:3.1.2-23")
-def test_disconnect_may_lengthen_the_session(connect: Connect, name: str) -> None:
+def test_disconnect_may_lengthen_the_session(everywhere: Everywhere) -> None:
     """DISCONNECT with another Session Expiry Interval replaces that of CONNECT."""
-    connect(5, name, **durable(5, 1)).disconnect(properties={"session_expiry_interval": 60})
-    let_pass(2.5)
-    assert connect(5, name, **durable(5)).connack.session_present
+
+    def scenario(connect: Connect, _version: int, name: str) -> None:
+        connect(5, name, **durable(5, 1)).disconnect(properties={"session_expiry_interval": 60})
+        let_pass(2.5)
+        assert connect(5, name, **durable(5)).connack.session_present
+
+    everywhere(scenario, [5])
 
 
 @pytest.mark.mqtt("5:4.13.1-1")
@@ -210,18 +223,22 @@ def test_waiting_messages_come_before_new_ones(connect: Connect, version: int, n
 
 
 @pytest.mark.mqtt("5:3.3.2-5", "5:3.3.2-6")
-def test_waiting_messages_expire(connect: Connect, name: str) -> None:
+def test_waiting_messages_expire(everywhere: Everywhere) -> None:
     """A message whose Message Expiry Interval passes while it waits is not sent; another says what is left of it."""
-    subscriber = connect(5, name, **durable(5))
-    subscriber.subscribe(name, qos=1)
-    subscriber.disconnect()
-    publisher = connect(5)
-    publisher.publish(name, b"expires", qos=1, properties={"message_expiry_interval": 1})
-    publisher.publish(name, b"lives", qos=1, properties={"message_expiry_interval": 100})
-    let_pass(2.1)
-    again = connect(5, name, **durable(5))
-    assert 96 <= again.receive(name, b"lives").properties["message_expiry_interval"] <= 98
-    again.expect_silence()
+
+    def scenario(connect: Connect, _version: int, name: str) -> None:
+        subscriber = connect(5, name, **durable(5))
+        subscriber.subscribe(name, qos=1)
+        subscriber.disconnect()
+        publisher = connect(5)
+        publisher.publish(name, b"expires", qos=1, properties={"message_expiry_interval": 1})
+        publisher.publish(name, b"lives", qos=1, properties={"message_expiry_interval": 100})
+        let_pass(2.1)
+        again = connect(5, name, **durable(5))
+        assert 96 <= again.receive(name, b"lives").properties["message_expiry_interval"] <= 98
+        again.expect_silence()
+
+    everywhere(scenario, [5])
 
 
 @pytest.mark.mqtt("5:3.1.2-5", "5:4.1.0-1", "311:3.1.2-4", "311:4.1.0-1")
@@ -281,18 +298,22 @@ def test_unsubscribed_while_messages_wait(connect: Connect, version: int, name: 
 
 
 @pytest.mark.mqtt("5:4.1.0-1", "311:4.1.0-1", "311:4.1.0-2")
-def test_a_session_lasts_as_long_as_its_connection(connect: Connect, any_version: int, name: str) -> None:
+def test_a_session_lasts_as_long_as_its_connection(everywhere: Everywhere) -> None:
     """A client with clean session 1 keeps subscription and unfinished handshake while connected, whoever comes."""
-    client = connect(any_version, name, clean=True)
-    client.subscribe(name, qos=2)
-    publisher = connect(any_version)
-    publisher.publish(name, b"begun", qos=2)
-    client.expect("PUBLISH", packet_id=1, payload=b"begun")
-    for number in range(20):
-        connect(any_version, f"{name}c{number}").disconnect()
-    let_pass(1.2)
-    client.ack("PUBREC", 1)
-    client.expect("PUBREL", packet_id=1, reason=0)
-    client.ack("PUBCOMP", 1)
-    publisher.publish(name, b"more", qos=1)
-    client.receive(name, b"more", packet_id=2)
+
+    def scenario(connect: Connect, version: int, name: str) -> None:
+        client = connect(version, name, clean=True)
+        client.subscribe(name, qos=2)
+        publisher = connect(version)
+        publisher.publish(name, b"begun", qos=2)
+        client.expect("PUBLISH", packet_id=1, payload=b"begun")
+        for number in range(20):
+            connect(version, f"{name}c{number}").disconnect()
+        let_pass(1.2)
+        client.ack("PUBREC", 1)
+        client.expect("PUBREL", packet_id=1, reason=0)
+        client.ack("PUBCOMP", 1)
+        publisher.publish(name, b"more", qos=1)
+        client.receive(name, b"more", packet_id=2)
+
+    everywhere(scenario, [3, 4, 5])

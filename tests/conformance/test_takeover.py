@@ -81,10 +81,10 @@ def test_take_overs_at_once(open_connection: OpenConnection, version: int, name:
     clients = [open_connection(version) for _ in range(10)]
     for client in clients:
         client.send(wire.connect(version, name))
-    left = 0
+    answered = []
     for client in clients:
         client.send(wire.PINGREQ)
-        seen = []
+        seen: list[str] = []
         try:
             while "PINGRESP" not in seen:
                 got = client.read()
@@ -94,6 +94,9 @@ def test_take_overs_at_once(open_connection: OpenConnection, version: int, name:
             assert seen in ([], ["CONNACK"], ["CONNACK", "DISCONNECT"])
             continue
         assert seen == ["CONNACK", "PINGRESP"]
+        answered.append(client)
+    left = 0  # now that each of them was decided
+    for client in answered:
         try:
             client.expect_silence()
             left += 1

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tests import wire
+from tests.conformance.conftest import Everywhere
 from tests.waiting import let_pass
 from tests.wire import Client, Connect, Will
 
@@ -109,20 +110,24 @@ def test_take_over_publishes_the_will(connect: Connect, version: int, name: str)
 
 @pytest.mark.mqtt("5:3.1.3-9")
 @pytest.mark.parametrize("clean", [False, True], ids=["resumed", "clean start"])
-def test_take_over_and_a_delayed_will(connect: Connect, name: str, clean: bool) -> None:
+def test_take_over_and_a_delayed_will(everywhere: Everywhere, clean: bool) -> None:
     """A take-over that resumes the session is a new connection before the delay has passed: no will, also not later.
     One with Clean Start ends the session, and with it the delay.
     """
-    watching = watcher(connect, 5, name)
-    will = Will(name, b"delayed", properties={"will_delay_interval": 1})
-    connect(5, name + "c", will=will, properties=KEEP)
-    again = connect(5, name + "c", clean=clean, properties=KEEP)
-    assert again.connack.session_present == (not clean)
-    if clean:
-        watching.receive(name, b"delayed")
-    let_pass(1.5)
-    again.disconnect()
-    wire.expect_nothing_more(watching, connect(5), f"{name}/marker")
+
+    def scenario(connect: Connect, _version: int, name: str) -> None:
+        watching = watcher(connect, 5, name)
+        will = Will(name, b"delayed", properties={"will_delay_interval": 1})
+        connect(5, name + "c", will=will, properties=KEEP)
+        again = connect(5, name + "c", clean=clean, properties=KEEP)
+        assert again.connack.session_present == (not clean)
+        if clean:
+            watching.receive(name, b"delayed")
+        let_pass(1.5)
+        again.disconnect()
+        wire.expect_nothing_more(watching, connect(5), f"{name}/marker")
+
+    everywhere(scenario, [5])
 
 
 @pytest.mark.mqtt("5:3.1.2-9", "5:3.1.3-10", "5:3.3.2-15", "5:3.3.2-16", "5:3.3.2-17", "5:3.3.2-18")
@@ -149,47 +154,63 @@ def test_will_message_expiry(connect: Connect, name: str) -> None:
 
 
 @pytest.mark.mqtt("5:3.1.2-8")
-def test_will_delay(connect: Connect, name: str) -> None:
+def test_will_delay(everywhere: Everywhere) -> None:
     """A will with Will Delay Interval 1 is published a second after the connection broke, and not before."""
-    watching = watcher(connect, 5, name)
-    broken = connect(5, properties=KEEP, will=Will(name, b"late", properties={"will_delay_interval": 1}))
-    broken.close()
-    began = time.monotonic()
-    wire.expect_nothing_more(watching, connect(5), f"{name}/marker")
-    watching.receive(name, b"late")
-    assert 0.8 <= time.monotonic() - began <= 3.5
+
+    def scenario(connect: Connect, _version: int, name: str) -> None:
+        watching = watcher(connect, 5, name)
+        broken = connect(5, properties=KEEP, will=Will(name, b"late", properties={"will_delay_interval": 1}))
+        broken.close()
+        began = time.monotonic()
+        wire.expect_nothing_more(watching, connect(5), f"{name}/marker")
+        watching.receive(name, b"late")
+        assert 0.8 <= time.monotonic() - began <= 3.5
+
+    everywhere(scenario, [5])
 
 
 @pytest.mark.mqtt("5:3.1.3-9")
-def test_coming_back_cancels_a_delayed_will(connect: Connect, name: str) -> None:
+def test_coming_back_cancels_a_delayed_will(everywhere: Everywhere) -> None:
     """A client that is back before its Will Delay Interval has passed has no will published."""
-    watching = watcher(connect, 5, name)
-    will = Will(name, b"no", properties={"will_delay_interval": 1})
-    connect(5, name, properties=KEEP, will=will).close()
-    back = connect(5, name, clean=False, properties=KEEP)
-    assert back.connack.session_present
-    let_pass(2.5)
-    wire.expect_nothing_more(watching, back, f"{name}/marker")
+
+    def scenario(connect: Connect, _version: int, name: str) -> None:
+        watching = watcher(connect, 5, name)
+        will = Will(name, b"no", properties={"will_delay_interval": 1})
+        connect(5, name, properties=KEEP, will=will).close()
+        back = connect(5, name, clean=False, properties=KEEP)
+        assert back.connack.session_present
+        let_pass(2.5)
+        wire.expect_nothing_more(watching, back, f"{name}/marker")
+
+    everywhere(scenario, [5])
 
 
 @pytest.mark.mqtt("5:3.1.2-8")
 @pytest.mark.parametrize("expiry", [pytest.param(0, marks=pytest.mark.mosquitto_differs("forgets it")), 1])
-def test_a_will_is_not_delayed_beyond_its_session(connect: Connect, name: str, expiry: int) -> None:
+def test_a_will_is_not_delayed_beyond_its_session(everywhere: Everywhere, expiry: int) -> None:
     """When the session ends before the Will Delay Interval has passed, the will is published then."""
-    watching = watcher(connect, 5, name)
-    will = Will(name, b"session ended", properties={"will_delay_interval": 60})
-    connect(5, properties={"session_expiry_interval": expiry}, will=will).close()
-    watching.receive(name, b"session ended")
+
+    def scenario(connect: Connect, _version: int, name: str) -> None:
+        watching = watcher(connect, 5, name)
+        will = Will(name, b"session ended", properties={"will_delay_interval": 60})
+        connect(5, properties={"session_expiry_interval": expiry}, will=will).close()
+        watching.receive(name, b"session ended")
+
+    everywhere(scenario, [5])
 
 
 @pytest.mark.mqtt("5:3.1.2-8")
-def test_delay_after_disconnect_with_will(connect: Connect, name: str) -> None:
+def test_delay_after_disconnect_with_will(everywhere: Everywhere) -> None:
     """DISCONNECT 0x04 of a client whose session goes on starts the delay like a broken connection."""
-    watching = watcher(connect, 5, name)
-    leaving = connect(5, properties=KEEP, will=Will(name, b"late", properties={"will_delay_interval": 1}))
-    leaving.disconnect(WITH_WILL)
-    wire.expect_nothing_more(watching, connect(5), f"{name}/marker")
-    watching.receive(name, b"late")
+
+    def scenario(connect: Connect, _version: int, name: str) -> None:
+        watching = watcher(connect, 5, name)
+        leaving = connect(5, properties=KEEP, will=Will(name, b"late", properties={"will_delay_interval": 1}))
+        leaving.disconnect(WITH_WILL)
+        wire.expect_nothing_more(watching, connect(5), f"{name}/marker")
+        watching.receive(name, b"late")
+
+    everywhere(scenario, [5])
 
 
 @pytest.mark.mqtt("5:3.1.2-8", "311:3.1.2-8")

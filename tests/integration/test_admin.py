@@ -166,7 +166,7 @@ def test_metrics_agree_with_what_clients_count(own_broker: OwnBroker, open_clien
 
 def test_a_killed_worker_is_not_ready_and_its_totals_stay(own_broker: OwnBroker, open_client: OpenClient) -> None:
     """/ready 503, then 200; nothing that only rises goes back; its gauges read 0; what it held is worker_lost."""
-    broker = own_broker(2, ADMIN)
+    broker = own_broker(2, [*ADMIN, "--store", "memory"])
     offline, publisher = open_client(broker, 5), open_client(broker, 5)
     offline.connect(ids_on(1, 2), properties={"session_expiry_interval": 100})
     offline.subscribe("kept/#", qos=1)

@@ -15,7 +15,6 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ from shards.placement import home
 from tests import wire
 from tests.broker_process import KIND
 from tests.counted import CountedBroker
-from tests.waiting import let_pass, wait_until
+from tests.waiting import wait_until
 from tests.wire import Client, Closed
 
 pytestmark = pytest.mark.skipif(KIND != "mqttd", reason="bounds and counters are mqttd's own")
@@ -520,6 +519,32 @@ def _memory(scene: Scene) -> None:
     client.expect_refused(0x97 if scene.version == 5 else 3)
 
 
+#: No disk has room for this reserve: the store is full from the beginning
+FULL_STORE = {"MQTTD_STORE": "leveldb", "MQTTD_LEVELDB__RESERVE_BYTES": str(1 << 60)}
+
+
+@reaches("store_error_seconds_max", environment=FULL_STORE, store_error_seconds_max=0.5)
+def _store_error(scene: Scene) -> None:
+    subscriber, publisher = scene.client(), scene.client()
+    subscriber.subscribe(scene.name)
+    wait_until(lambda: len(scene.broker.logged("store_full")) == scene.broker.workers, SECONDS, "all have noticed")
+    wait_until(lambda: _is_refused(publisher, scene.name), SECONDS, "siblings have heard of it")
+    publisher = scene.client()
+    publisher.publish(scene.name, b"at QoS 0")
+    assert any(subscriber.expect("PUBLISH").payload == b"at QoS 0" for _ in range(100))
+
+
+def _is_refused(publisher: Client, topic: str) -> bool:
+    publisher.send(wire.publish(publisher.version, topic, b"not at QoS 1", qos=1, packet_id=1))
+    if publisher.version == 5:
+        return publisher.expect("PUBACK").reason == 0x97
+    try:
+        publisher.expect("PUBACK")
+    except Closed:
+        return True
+    return False
+
+
 # ---------------------------------------------------------------------------------------------------- fairness
 
 
@@ -607,14 +632,17 @@ def _log_lines(scene: Scene) -> None:
 
 
 @pytest.fixture(scope="module")
-def brokers() -> Iterator[Callable[[Scenario, int], CountedBroker]]:
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Scenario, int], CountedBroker]]:
     """The broker of a scenario; scenarios with the same bounds share one."""
     running: dict[Any, CountedBroker] = {}
 
     def find(scenario: Scenario, workers: int) -> CountedBroker:
         key = (workers, *sorted(scenario.limits.items()), *sorted(scenario.environment.items()))
         if key not in running:
-            broker = CountedBroker(workers, environment=scenario.environment, **scenario.limits)
+            environment = dict(scenario.environment)
+            if "MQTTD_STORE" in environment:
+                environment["MQTTD_DATA_DIR"] = str(tmp_path_factory.mktemp("data") / "data")
+            broker = CountedBroker(workers, environment=environment, **scenario.limits)
             running[key] = broker.start()
         return running[key]
 
@@ -656,42 +684,3 @@ def test_a_bound_is_reached_counted_and_survived(
     assert broker.alive()
     assert broker.counter("internal_errors") == 0
     wait_until(lambda: broker.counter("connections") == 0, SECONDS, "all connections are gone")
-
-
-def test_memory_that_has_room_again(tmp_path: Path, name: str) -> None:
-    """At worker_memory_bytes_max: publishers at QoS 1 wait, then are refused; QoS 0 goes on; sessions may come back.
-    Below it all is as before.
-    """
-    config = tmp_path / "mqttd.toml"
-    full = "[limits]\nworker_memory_bytes_max = 1000000\nhold_seconds_max = 0.5\n"
-    config.write_text("[limits]\nhold_seconds_max = 0.5\n")
-    broker = CountedBroker(4, ["--config", str(config)]).start()
-    scene = Scene(broker, 5, name)
-    try:
-        publisher, subscriber, old = scene.client(), scene.client(), scene.open(4)
-        old.connect(f"{name}old")
-        kept = {"clean": False, "properties": {"session_expiry_interval": 600}}
-        scene.client(f"{name}kept", **kept).disconnect()
-        subscriber.subscribe((name, 1))
-        config.write_text(full)
-        os.kill(broker.pid, signal.SIGHUP)
-        wait_until(lambda: len(broker.logged("memory_full")) == 4, SECONDS, "all have noticed")
-        let_pass(0.2)  # and their siblings have heard of it: no counter says so
-        assert subscriber.subscribe(f"{name}/more") == (0x97,)
-        assert publisher.publish(name, b"refused", qos=1) == 0x97
-        publisher.publish(name, b"goes", qos=0)
-        subscriber.receive(name, b"goes")
-        old.send(wire.publish(4, name, b"refused", qos=1, packet_id=1))
-        old.expect_closed()
-        assert scene.client(f"{name}kept", **kept).connack.session_present
-        config.write_text("[limits]\nhold_seconds_max = 0.5\n")
-        os.kill(broker.pid, signal.SIGHUP)
-        wait_until(lambda: scene.open().socket and publisher.publish(name, b"x", qos=1) == 0, SECONDS, "room again")
-        wait_until(lambda: len(broker.logged("memory_has_room")) == 4, SECONDS, "all have noticed")
-        assert scene.client().connack.reason == 0
-        assert broker.counter("memory_held") >= 2
-    finally:
-        for client in scene.opened:
-            client.close()
-        broker.stop()
-        broker.forget()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator
 
@@ -30,7 +31,8 @@ def attempt(run: tuple[int, Mode]) -> str | None:
 def failures(runs: Iterable[tuple[int, Mode]], jobs: int = 0, say: Callable[[str], None] = lambda _: None) -> list[str]:
     """Run them in as many processes as there are usable cores (or `jobs`); what failed, each as soon as it is known."""
     found = []
-    with multiprocessing.get_context("fork").Pool(jobs or usable_cores(), maxtasksperchild=50) as pool:
+    rarely = (200_000, 10, 10)  # a run keeps nearly all that it makes: the collector would walk through it for nothing
+    with multiprocessing.get_context("fork").Pool(jobs or usable_cores(), gc.set_threshold, rarely, 50) as pool:
         for failure in pool.imap_unordered(attempt, runs):
             if failure is not None:
                 say(failure)

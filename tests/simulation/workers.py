@@ -6,18 +6,13 @@ reading (pyx.reactor.round_end, close_asked, flush, read) and broker.worker.Work
 
 A worker ends between two ticks. What its end means:
 
-volatile    the memory store as it is: sessions, log, hand-off and retained messages die with the worker; a new Node
-            starts.
-survives    as a disk would keep it. The memory store has no recovery, so the Node object itself is what was "read
-            back": its sessions of clients with a Session Expiry Interval, subscriptions, windows and Packet Identifiers
-            of both directions, logs and cursors, retained messages, counters. Lost is what RAM alone held: every
-            connection (with its bytes in both directions, pending acks and open questions), every session that ends
-            with its connection, every link (numbers, what it knew of peers, QoS 0 on its way). Written with the tick
-            that decided it, and so kept: what the links had been given at QoS > 0 and the peer had not acknowledged
-            (HandoffLog), and the position that was committed of each peer's stream. Siblings keep the interest of a
-            worker that is gone (protocol.md: its durable part; here all of it, which costs entries that match nothing).
-            Wills of the clients that were connected are published at the recovery. Not shown by this: that the records
-            of a real store suffice to bring all of that back.
+volatile    the memory store: sessions, log, hand-off and retained messages die with the worker; a new Node starts.
+survives    a store that keeps (tests.kept_store), on a disk that takes its time: batches become durable in their order,
+            each some milliseconds later. When the worker is killed nothing remains but what was durable, and sometimes
+            some batches more; a new Node is made of these by broker.recovery and broker.handoffs, as a worker does
+            that starts. Lost is what RAM alone held: every connection (with its bytes in both directions, pending acks
+            and open questions), every session that ends with its connection, QoS 0 on its way. Siblings keep the
+            interest of a worker that is gone.
 """
 
 from __future__ import annotations
@@ -26,13 +21,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from broker.handoffs import Kept, kept_links
 from broker.logs import Log
 from broker.node import Node
-from broker.peering import Peering
+from broker.recovery import Recovered, recover
+from leveldb_store.contract import Store
 from leveldb_store.memory import MemoryStore
 from pyx.connection import Connection
+from tests.kept_store import KeptStore
 from tests.simulation import checkers
-from zmq_mesh.contract import HandoffLog, LinkLimits
+from zmq_mesh.contract import LinkLimits
 from zmq_mesh.envelope import decode_entries
 from zmq_mesh.interest import Publisher
 from zmq_mesh.links import Link
@@ -87,11 +85,11 @@ class QuietLog(Log):
 class SimulatedNode(Node):
     """Tells the world what it drops."""
 
-    def __init__(self, worker: Worker, log: Log) -> None:
+    def __init__(self, worker: Worker, log: Log, store: Store) -> None:
         self.worker = worker
         world, clock = worker.world, worker.clock
         super().__init__(
-            worker.index, world.workers_count, world.settings, MemoryStore(), log, clock.monotonic_ms, clock.wall_ms
+            worker.index, world.workers_count, world.settings, store, log, clock.monotonic_ms, clock.wall_ms
         )
 
     def queue_full(self, session: Any, dropped: int) -> None:
@@ -99,32 +97,10 @@ class SimulatedNode(Node):
         super().queue_full(session, dropped)
 
 
-class SimulatedPeering(Peering):
-    """Remembers what a store would: how far each peer's stream is committed, and (survives) its interest."""
-
-    def __init__(self, node: SimulatedNode) -> None:
-        super().__init__(node)
-        self._simulated = node.worker
-
-    def commit(self) -> bool:
-        worker = self._simulated
-        for peer, sequence, _ in self._commits:
-            worker.received[peer] = worker.mesh.links[peer].position(sequence)
-        return super().commit()
-
-    def gone(self, peer: int, incarnation: int) -> None:
-        if not self._simulated.world.survives:
-            super().gone(peer, incarnation)
-            return
-        self._node.log.warning("peer_gone", peer=peer)
-        self._router.peer_live(peer, False)
-        self._node.peers_changed()
-
-
 class SimulatedMesh(Mesh):
     """The mesh without its sockets."""
 
-    def __init__(self, worker: Worker, limits: LinkLimits) -> None:
+    def __init__(self, worker: Worker, limits: LinkLimits, kept: Kept) -> None:
         node, world = worker.node, worker.world
         self.own = worker.index
         self.limits = limits
@@ -143,9 +119,9 @@ class SimulatedMesh(Mesh):
                 limits,
                 world.clock.now,
                 reconnect=channel.reconnect,
-                handoff=worker.handoffs.get(peer),
-                received=worker.received.get(peer, (0, 0)),
-                refusals=worker.refusals.get(peer, ()),
+                handoff=kept.handoffs.get(peer),
+                received=kept.received.get(peer, (0, 0)),
+                refusals=kept.refusals.get(peer, ()),
             )
 
 
@@ -167,9 +143,12 @@ class Worker:
         """Accepted by the kernel; it outlives the process."""
         self.handed: deque[tuple[Line, bytes, float]] = deque()
         """Lines of other workers with what was read of them and their deadline; outlives the process too."""
-        self.handoffs: dict[int, HandoffLog] = {}
-        self.received: dict[int, tuple[int, int]] = {}
-        self.refusals: dict[int, list[tuple[int, int, int]]] = {}
+        self.disk = KeptStore(manual=True)
+        """What survives (survives)."""
+        self._written = 0
+        self._durable_at = 0.0
+        self._stored_due = False
+        self._recovered: Recovered | None = None
         self.lines: dict[Connection, Line] = {}
         self._waiting: list[tuple[Line, int, bytes, float]] = []
         self._inbox: deque[tuple[int, list[bytes]]] = deque()
@@ -185,7 +164,7 @@ class Worker:
 
     def start(self) -> None:
         """A new process: with nothing (volatile), or with what the disk kept (survives)."""
-        world, clock = self.world, self.clock
+        world = self.world
         self.incarnation += 1
         self.alive, self.stopped, self.listening = True, False, False
         self.lines, self._waiting = {}, []
@@ -193,20 +172,13 @@ class Worker:
         self._controls.clear()
         self._awake_due = self._forward_due = self._armed = self._again = False
         self._sent_at = 0.0
-        if self.incarnation == 1 or not world.survives:
-            self._new_node()
-        siblings = self.node.siblings
-        if world.survives and self.incarnation == 1:
-            self.handoffs = {peer: HandoffLog(stream=self.index * 100 + peer + 1) for peer in siblings}
-        if not world.survives:
-            self.received = {}
-            self.refusals = {}
+        self._new_node()
         node = self.node
-        node.router.set_time(clock.monotonic_ms, clock.wall_ms)
-        self.mesh = SimulatedMesh(self, world.link_limits)
+        siblings = node.siblings
+        self._recovered = recover(node)
+        self.mesh = SimulatedMesh(self, world.link_limits, kept_links(node))
+        node.router.commit()
         node.links = self.mesh.links
-        if self.incarnation > 1 and world.survives:
-            self._recover()
         if not siblings:
             self._listen()
         for channel in world.channels_to(self.index):
@@ -217,8 +189,11 @@ class Worker:
         world = self.world
         index = self.index
         say = None if world.say is None else (lambda text: world.tell(f"worker {index}: {text}"))
-        self.node = node = SimulatedNode(self, QuietLog(say))
-        node.peering = SimulatedPeering(node)
+        if world.survives and self.incarnation > 1:
+            self.disk = self.disk.after_crash()
+        self._written = len(self.disk.batches)
+        self._stored_due = False
+        self.node = node = SimulatedNode(self, QuietLog(say), self.disk if world.survives else MemoryStore())
         node.hand_over = self._hand_over
         node.peers_changed = self._peers_changed
         node.flush_mesh = self._flush_mesh
@@ -227,33 +202,38 @@ class Worker:
     def kill(self) -> None:
         """SIGKILL between two ticks."""
         world = self.world
-        if world.survives:
-            # What this tick decided for siblings is on disk with it.
-            self.node.forward()
-            self.refusals = {peer: link.refusals for peer, link in self.mesh.links.items()}
+        if world.survives and self.clock.chance(0.5):
+            # the disk has more than this worker has heard of
+            self.disk.sync(self.clock.random.randrange(len(self.disk.batches) - self.disk.durable + 1))
         lost = {peer: kept_payloads(link) for peer, link in self.mesh.links.items() if link.handoff_bytes}
-        shares = [] if world.survives else self._shares()
+        shares = self._shares()
         self.alive = self.stopped = self.listening = False
         for line in [*self.lines.values(), *(each[0] for each in self._waiting)]:
             line.end_down(reset=True)
         for conn in self.lines:
             self.node.router.discard_output(conn)
-        if world.survives:
-            for link in self.mesh.links.values():
-                link.tick(self.clock.now + 1000.0)  # away: everything that is not acknowledged goes to its log
         for channel in world.channels_to(self.index):
             channel.target_died()
         for peer in self.node.siblings:
             if self.clock.chance(0.5):
                 world.channels[self.index, peer].lose()
         world.worker_killed(self.index, lost, shares, checkers.booked_losses(self.node))
-        if not world.survives:
-            self.node.router.abandon()
+        self.node.router.abandon()
 
     def _shares(self) -> list[bytes]:
-        """The payloads that this worker's memory holds for share groups: in sessions, links, and what is to be sent."""
+        """The payloads that this worker's memory holds for share groups: in sessions, links, and what is to be sent.
+        (survives: in sessions that end with their connection, and what nobody has been told is safe.)
+        """
         node = self.node
-        shares = [bytes(m.payload) for session in node.sessions for m, _, shared in session.held() if shared]
+        shares = [
+            bytes(m.payload)
+            for session in node.sessions
+            if not (self.world.survives and session.durable)
+            for m, _, shared in session.held()
+            if shared
+        ]
+        if self.world.survives:
+            return shares
         kept = [item for link in self.mesh.links.values() for item in link._kept if item.kind == BATCH]
         parts: list[tuple[Any, Any]] = [(item.part, item.payloads) for item in kept]
         for peer in node.siblings:
@@ -267,27 +247,22 @@ class Worker:
             if entry.shared is not None
         ]
 
-    def _recover(self) -> None:
-        """RAM is empty: no connection, no peer."""
-        node = self.node
-        router = node.router
-        for peer in node.siblings:
-            router.peer_live(peer, False)
-            router.peer_full(peer, False)
-        sessions = list(node.sessions)
-        connections = [session.connection for session in sessions if session.connection is not None]
-        for session in sessions:
-            conn = session.connection
-            if conn is not None:  # also one that the will of another, just published, made the router want closed
-                conn.state = CLOSING
-                node.connecting.closed(conn, 0, "worker died")
-                conn.state = CLOSED
-        for conn in connections:
-            router.discard_output(conn)
-        router.closing.clear()
-        router.resumed.clear()
-        node.dispatch.take_carried()
-        self._round()
+    # ------------------------------------------------------------ the disk
+
+    def _write(self) -> None:
+        """The writer thread takes what was flushed."""
+        if not self.world.survives or len(self.disk.batches) == self._written:
+            return
+        self._written = written = len(self.disk.batches)
+        clock, incarnation = self.clock, self.incarnation
+        self._durable_at = max(self._durable_at, clock.now + clock.between(0.00005, self.world.disk_seconds))
+        clock.at(self._durable_at, lambda: self._wrote(incarnation, written))
+
+    def _wrote(self, incarnation: int, batches: int) -> None:
+        if incarnation == self.incarnation and self.alive:
+            self.disk.sync(batches - self.disk.durable)
+            self._stored_due = True
+            self.wake()
 
     def stop(self) -> None:
         """SIGSTOP."""
@@ -360,6 +335,10 @@ class Worker:
             self.finish()
         if self._inbox and self.clock.chance(0.7):
             self._on_mesh()
+        if self._stored_due:
+            self._stored_due = False
+            self.node.router.durable(self.disk.collect())
+            self.finish()
         if self._client_work():
             self._poll()
         if self._inbox:
@@ -389,7 +368,8 @@ class Worker:
             if line.want_write and not line.full:
                 line.want_write = False
                 self._flush(line)
-            self._read(line)
+            if line.up or line.up_ended:
+                self._read(line)
         self._round()
         if self._again:
             self.wake()
@@ -468,6 +448,7 @@ class Worker:
                 if line is not None and not line.want_write:
                     self._flush(line)
         router.finish_tick()  # what _flush made ready; its output leaves with the next round
+        self._write()
         if router.closing:
             self._again = True
             self.wake()
@@ -508,6 +489,10 @@ class Worker:
     def _listen(self) -> None:
         if not self.listening:
             self.listening = True
+            if self._recovered is not None:
+                self._recovered.begin()
+                self._recovered = None
+                self.finish()
             self.wake()
 
     def _peers_changed(self) -> None:
@@ -567,6 +552,7 @@ class Worker:
             return
         self._armed = False
         self.node.forward()
+        self.finish()
 
     def _flush_mesh(self) -> None:
         self._sent_at = self.clock.now
@@ -609,6 +595,6 @@ def kept_payloads(link: Link) -> list[bytes]:
     return [
         bytes(entry.payload)
         for item in link._kept
-        if item.logged
+        if item.logged and not item.unloaded
         for entry in decode_entries(memoryview(item.part), [memoryview(payload) for payload in item.payloads])
     ]

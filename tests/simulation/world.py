@@ -68,6 +68,7 @@ class World:
         self.large_payloads = chance(0.2)
         self.loop_seconds = pick([0.0001, 0.001, 0.005])
         self.coalesce_seconds = pick([0.0, 0.0003, 0.003])
+        self.disk_seconds = pick([0.0001, 0.002, 0.02]) if self.survives else 0.0
         self.hurry = clock.between(0.3, 1.0)
         self.settings = Settings(
             workers=self.workers_count,
@@ -175,6 +176,10 @@ class World:
         those that it held for members of groups; `booked`: see `checkers.booked_losses`.
         """
         self.kills.append((self.clock.now, index))
+        self.losses_booked += booked
+        for payload in shares:
+            if (publish := self.history.by_payload.get(payload)) is not None:
+                publish.share_lost = True
         if self.survives:
             return
         for client in self.clients.values():
@@ -184,10 +189,6 @@ class World:
             for payload in payloads:
                 if (publish := self.history.by_payload.get(payload)) is not None:
                     publish.lost_for.add(peer)
-        for payload in shares:
-            if (publish := self.history.by_payload.get(payload)) is not None:
-                publish.share_lost = True
-        self.losses_booked += booked
 
     def cut_off(self, client: Client, publish: Publish, since: float, shared: bool = False) -> bool:
         """Whether the SUBACK promise is void: subscribed while the links between two running workers were broken for

@@ -19,6 +19,41 @@ LIMITS = LinkLimits(
 )
 
 
+class Lasting(HandoffLog):
+    """As a store has it: what is in it can be read back when it is stored, which is a moment later."""
+
+    lasts = True
+
+    def __init__(self, stream: int) -> None:
+        super().__init__(stream)
+        self.reads = 0
+        self._waiting: list[Callable[[], None]] = []
+        self._appended: set[int] = set()
+
+    def append(self, sequence: int, part: Any, payloads: list[Any], entries: int) -> bool:
+        """See HandoffLog."""
+        self._appended.add(sequence)
+        super().append(sequence, part, payloads, entries)
+        return True
+
+    def read(self, sequence: int) -> tuple[Any, list[Any]]:
+        """See HandoffLog."""
+        assert sequence not in self._appended, "not stored yet"
+        self.reads += 1
+        return super().read(sequence)
+
+    def when_stored(self, callback: Callable[[], None]) -> None:
+        """See HandoffLog."""
+        self._waiting.append(callback)
+
+    def store(self) -> None:
+        """The store has everything."""
+        waiting, self._waiting = self._waiting, []
+        self._appended.clear()
+        for callback in waiting:
+            callback()
+
+
 class Network:
     """Directed FIFO channels. A channel holds at most `capacity` messages; then it refuses."""
 
@@ -216,7 +251,9 @@ class World:
                     for link in worker.links.values():
                         link.tick(self.network.now)
 
-    def submit(self, source: int, target: int, entries: int = 3, volatile: int = 0, size: int = 20) -> int:
+    def submit(
+        self, source: int, target: int, entries: int = 3, volatile: int = 0, size: int = 20, hold: bool = False
+    ) -> int:
         """-> the ticket."""
         numbers = list(range(self.number, self.number + entries + volatile))
         self.number += len(numbers)
@@ -228,7 +265,7 @@ class World:
         self.submitted[source, target] += numbers[:entries]
         self.submitted_volatile[source, target] += numbers[entries:]
         self.workers[source].links[target].submit(
-            volatile_part or None, part or None, list(volatile_frames), list(frames), ticket
+            volatile_part or None, part or None, list(volatile_frames), list(frames), ticket, hold=hold
         )
         return ticket
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import plyvel
 import pytest
 
 from tests.broker_process import ROOT, processes_of_session
@@ -88,7 +89,8 @@ def mqttd(tmp_path: Path) -> Iterator[Mqttd]:
         def start(*arguments: str, environment: dict[str, str] | None = None, program: str = WITH_STAND_IN) -> Command:
             directory = tmp_path / str(len(started))
             directory.mkdir()
-            all_of_it = {"TMPDIR": short, "MQTTD_ADMIN": "none", **(environment or {})}
+            data_dir = str(directory / "data")
+            all_of_it = {"TMPDIR": short, "MQTTD_ADMIN": "none", "MQTTD_DATA_DIR": data_dir, **(environment or {})}
             started.append(Command(directory, *arguments, program=program, environment=all_of_it))
             return started[-1]
 
@@ -121,7 +123,7 @@ def test_the_banner_says_what_was_started_and_what_to_try(mqttd: Mqttd) -> None:
     for said in (
         f"127.0.0.1:{port}, [::1]:{port}",
         "workers       2",
-        "memory",
+        "store         leveldb in ",
         "anonymous clients are allowed",
         "at most",
     ):
@@ -288,6 +290,54 @@ def test_a_runtime_directory_that_cannot_be_made(mqttd: Mqttd) -> None:
     command = mqttd("--runtime-dir", "/proc/mqttd")
     assert command.status() == 1
     assert command.err() == "mqttd: runtime_dir /proc/mqttd: No such file or directory\n"
+
+
+def test_a_data_directory_that_another_mqttd_has(mqttd: Mqttd, tmp_path: Path) -> None:
+    flags = ("--workers", "2", "--port", "0", "--store", "leveldb", "--data-dir", str(tmp_path / "data"))
+    first = mqttd(*flags).wait_ready()
+    assert f"store         leveldb in {tmp_path}/data (fsync)" in first.err()
+    second = mqttd(*flags)
+    assert second.status() == 4
+    assert second.err() == f"mqttd: data_dir {tmp_path}/data: in use by another mqttd\n"
+    assert first.end() == 0
+    third = mqttd(*flags).wait_ready()
+    os.killpg(third.process.pid, signal.SIGKILL)  # nothing is left behind that would have to be removed
+    assert mqttd(*flags).wait_ready().end() == 0
+
+
+def test_a_data_directory_for_another_number_of_workers(mqttd: Mqttd, tmp_path: Path) -> None:
+    environment = {"MQTTD_STORE": "leveldb", "MQTTD_DATA_DIR": str(tmp_path / "data")}
+    assert mqttd("--workers", "2", "--port", "0", environment=environment).wait_ready().end() == 0
+    command = mqttd("--workers", "1", "--port", "0", environment=environment)
+    assert command.wait_ready().end() == 0
+    assert "repartitioned" in command.err()
+    assert {path.name for path in (tmp_path / "data").iterdir()} == {"mqttd.lock", "store.json", "worker-0.1"}
+    with plyvel.DB(str(tmp_path / "data" / "worker-0.1")) as db:
+        db.put(b"Sclient", b"")
+    command = mqttd("--workers", "3", "--port", "0", environment=environment)
+    assert command.status() == 4
+    assert command.err().splitlines()[-1] == (
+        "mqttd: the stores of 1 workers cannot be repartitioned for 3: the store "
+        f"{tmp_path}/data/worker-0.1, record b'Sclient': a session is cut off; they are as they were: "
+        "start with --workers 1, or with another --data-dir"
+    )
+    assert {path.name for path in (tmp_path / "data").iterdir()} == {"mqttd.lock", "store.json", "worker-0.1"}
+
+
+def test_a_store_in_memory_makes_no_data_directory(mqttd: Mqttd, tmp_path: Path) -> None:
+    flags = ("--port", "0", "--store", "memory", "--data-dir", str(tmp_path / "data"))
+    assert mqttd(*flags).wait_ready().end() == 0
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_second_broker_is_told_of_the_port_and_not_of_the_data_directory(mqttd: Mqttd, tmp_path: Path) -> None:
+    environment = {"MQTTD_DATA_DIR": str(tmp_path / "data")}
+    first = mqttd("--workers", "1", "--port", "0", "--host", "127.0.0.1", environment=environment).wait_ready()
+    port = first.out().split()[2].rpartition(":")[2]
+    second = mqttd("--workers", "1", "--port", port, "--host", "127.0.0.1", environment=environment)
+    assert second.status() == 3
+    assert second.err() == f"mqttd: cannot listen on 127.0.0.1:{port}: the port is in use\n"
+    assert first.end() == 0
 
 
 def test_check_config(mqttd: Mqttd, tmp_path: Path) -> None:

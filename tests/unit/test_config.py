@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,9 @@ import pytest
 
 from broker import config
 from broker.addresses import is_loopback
-from broker.config import ConfigError, Settings, load
+from broker.config import ConfigError, Settings, load, restart_needed
 from broker.queueing import covers, first_rule
+from leveldb_store.database import Options
 from pyx.counters import NAMES
 from tests.broker_process import ROOT
 from tests.integration.test_limits import SCENARIOS
@@ -181,6 +184,22 @@ def test_mistakes_in_the_password_file_are_errors_with_their_place(tmp_path: Pat
     assert errors(write("password_file = ''")) == ["password_file: string should have at least 1 character, not ''"]
 
 
+def test_the_settings_of_leveldb_are_those_of_its_store(write: Write) -> None:
+    options = dataclasses.asdict(Options())
+    defaults = load(None).leveldb
+    assert {**options, "reserve_bytes": 128 << 20} == {**defaults.model_dump(), **defaults.sizes("/", 1)._asdict()}
+    text = 'store = "memory"\n[leveldb]\nwrite_buffer_bytes = 1048576\nreserve_bytes = 0\ncompression = "none"\n'
+    assert load(write(text)).leveldb.reserve_bytes == 0
+    assert restart_needed(load(None), load(write(text))) == ["store", "leveldb"]
+    wrong = "[leveldb]\nwrite_buffer_bytes = 1\nbloom_bits = 99\ncompression = 'zip'\nopen_files_max = 10\n"
+    assert [line.partition(":")[0] for line in errors(write(wrong))] == [
+        "leveldb.write_buffer_bytes", "leveldb.open_files_max", "leveldb.bloom_bits", "leveldb.compression",
+    ]  # fmt: skip
+    assert [line.partition(":")[0] for line in errors(write("[leveldb]\nreserve_bytes = 1000000\n"))] == [
+        "leveldb.reserve_bytes"
+    ]
+
+
 def test_limits_that_contradict_each_other(write: Write) -> None:
     text = "[limits]\nsession_expiry_seconds_max = 5\nlink_silence_seconds_max = 10\n"
     assert [line.partition(":")[0] for line in errors(write(text))] == [
@@ -270,6 +289,46 @@ full = "drop_oldest"
     ]
     assert errors(write('[[queue]]\nfilter = "a"\nfull = "wait"\n'))[0].startswith("queue.full: input should be")
     assert errors(None, {"MQTTD_QUEUE": "x"})[0].startswith("MQTTD_QUEUE: no such setting")
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "stores", "text", "sizes"),
+    [
+        (1_000_000, 4, "", (16 << 20, 128 << 20)),
+        (4096, 4, "", (16 << 20, 128 << 20)),
+        (1024, 1, "", (16 << 20, 128 << 20)),
+        (300, 1, "", ((300 << 20) // 64, 100 << 20)),
+        (1024, 4, "", (4 << 20, (256 << 20) // 3)),
+        (64, 2, "", (512 << 10, (32 << 20) // 3)),
+        (1, 1, "", (64 << 10, (1 << 20) // 3)),
+        (1_000_000, 1, "write_buffer_bytes = 67108864\n", (64 << 20, 198 << 20)),
+        (64, 1, "write_buffer_bytes = 1048576\nreserve_bytes = 75497472\n", (1 << 20, 72 << 20)),
+    ],
+)
+def test_what_is_not_set_fits_the_disk(
+    write: Write, monkeypatch: pytest.MonkeyPatch, megabytes: int, stores: int, text: str, sizes: tuple[int, int]
+) -> None:
+    disk = os.statvfs_result((4096, 4096, megabytes << 8, 0, 0, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    assert load(write(f"[leveldb]\n{text}")).leveldb.sizes("/", stores) == sizes
+
+
+def test_topic_rules(write: Write) -> None:
+    text = """
+durability = "buffered"
+[[topic]]
+filter = "alarm/#"
+durability = "fsync"
+"""
+    settings = load(write(text))
+    assert [(rule.filter, rule.durability) for rule in settings.topic] == [("alarm/#", "fsync")]
+    assert settings.is_synced
+    assert not load(write('durability = "buffered"\n')).is_synced
+    assert load(write('[[topic]]\nfilter = "#"\ndurability = "buffered"\n')).is_synced, "$-topics are others"
+    assert errors(write('[[topic]]\nfilter = "a/#/b"\ndurability = "fsync"\n')) == [
+        "topic.filter: 'a/#/b' (of table 1): # must be the last level, and all of it"
+    ]
+    assert errors(write('[[topic]]\nfilter = "a"\ndurability = "never"\n'))[0].startswith("topic.durability: input")
 
 
 @pytest.mark.parametrize(

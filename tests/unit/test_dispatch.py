@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import wire
+from tests.kept_host import commit, kept, sent
 from tests.sansio import CLOSING, Host, Peer
 
 
@@ -257,6 +258,45 @@ def test_more_than_receive_maximum_unanswered() -> None:
     peer.send(wire.publish(5, "t", b"x", qos=2, packet_id=4))
     peer.next("PUBREC")
     peer.send(wire.publish(5, "t", b"x", qos=1, packet_id=5))
+    assert peer.next("DISCONNECT").reason == 0x93
+    assert host.counters()["receive_maximum_held"] == 0
+
+
+def kept_subscription() -> Host:
+    """Acks wait for a disk, and it has what is published to `t`."""
+    host, _ = kept(manual=True, limits={"receive_maximum": 3})
+    peer = sent(host, "subscriber", 4, clean=False)
+    commit(host)
+    peer.next("CONNACK")
+    peer.send(wire.subscribe(4, 1, ("t", 2)))
+    host.settle()
+    commit(host)
+    host.lose(peer)
+    return host
+
+
+def test_one_that_counts_nothing_is_not_read_while_it_is_us_who_are_late() -> None:
+    host = kept_subscription()
+    peer = host.connect("client", 5)
+    peer.send(b"".join(wire.publish(5, "t", b"x", qos=1, packet_id=i) for i in range(1, 9)))
+    peer.silent()
+    assert host.counters()["receive_maximum_held"] == 1
+    assert host.counters()["publish_received_qos1"] == 3
+    for first, last in ((1, 3), (4, 6), (7, 8)):
+        commit(host)
+        assert [peer.next("PUBACK").packet_id for _ in range(first, last + 1)] == list(range(first, last + 1))
+        peer.silent()
+    assert host.counters()["receive_maximum_exceeded"] == 0
+
+
+def test_qos_2_beyond_receive_maximum_is_an_error_when_nothing_is_due_any_more() -> None:
+    host = kept_subscription()
+    peer = host.connect("client", 5)
+    for packet_id in range(1, 5):
+        peer.send(wire.publish(5, "t", b"x", qos=2, packet_id=packet_id))
+    peer.silent()
+    commit(host)
+    assert [peer.next("PUBREC").packet_id for _ in range(3)] == [1, 2, 3]
     assert peer.next("DISCONNECT").reason == 0x93
 
 

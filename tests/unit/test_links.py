@@ -7,12 +7,12 @@ quiet.
 """
 
 import random
-from collections import defaultdict, deque
+from collections import deque
 from typing import Any
 
 import pytest
 
-from tests.unit.link_world import LIMITS, Worker, World, both, is_away, is_full
+from tests.unit.link_world import LIMITS, World, both, is_away, is_full
 from zmq_mesh import envelope
 from zmq_mesh.envelope import Refusal
 from zmq_mesh.interest import Change
@@ -459,105 +459,6 @@ def test_two_workers_that_flood_each_other_do_not_lock() -> None:
         assert world.workers[target].volatile[source] == world.submitted_volatile[source, target]
         assert not world.workers[source].links[target].volatile_dropped
     world.check_quiet()
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_surviving_logs_no_loss_after_ack(seed: int) -> None:
-    """Both workers are killed and stopped at random; logs and stores outlive them: each acked entry is stored once."""
-    world = World(2, seed)
-    rand = world.network.random
-    handoffs = {(a, b): HandoffLog(a * 10 + b + 1) for a, b in both(world)}
-    stores: dict[tuple[int, int], list[int]] = {(a, b): [] for a, b in both(world)}
-    marks: dict[tuple[int, int], tuple[int, int]] = {}
-    acked: dict[tuple[int, int], set[int]] = defaultdict(set)
-    in_ticket: dict[tuple[int, int, int], list[int]] = {}
-
-    def start(index: int, incarnation: int) -> Worker:
-        peer = 1 - index
-        worker = world.start(
-            index,
-            incarnation,
-            handoffs={peer: handoffs[index, peer]},
-            received={peer: marks.get((index, peer), (0, 0))},
-        )
-        _persist(worker, peer, stores[index, peer], marks, acked, in_ticket)
-        return worker
-
-    world.workers = [start(0, 1), start(1, 1)]
-    world.run(0.5)
-    incarnations = [1, 1]
-
-    def each() -> None:
-        for source, target in both(world):
-            if not world.workers[source].stopped and rand.random() < 0.3:
-                number = world.number
-                ticket = world.submit(source, target, rand.randrange(1, 4))
-                in_ticket[source, target, ticket] = list(range(number, world.number))
-
-    for _ in range(8):
-        world.run(rand.random() * 2.0, each)
-        victim = rand.randrange(2)
-        if rand.random() < 0.5:
-            world.kill(victim)
-            if rand.random() < 0.5:
-                world.workers[1 - victim].links[victim].down(incarnations[victim])
-            world.run(rand.random() * 3.0, each)
-            incarnations[victim] += 1
-            world.workers[victim] = start(victim, incarnations[victim])
-            world.workers[1 - victim].links[victim].down(incarnations[victim] - 1)
-        else:
-            world.workers[victim].stopped = True
-            world.run(rand.random() * 4.0, each)
-            world.workers[victim].stopped = False
-            world.workers[victim].links[1 - victim].greet(world.network.now)
-    world.run(5.0)
-    for source, target in both(world):
-        stored = stores[target, source]
-        assert len(stored) == len(set(stored)), f"seed {seed}: stored twice"
-        assert stored == sorted(stored), f"seed {seed}: order"
-        assert acked[source, target] <= set(stored), f"seed {seed}: acked and lost"
-        assert world.workers[source].links[target].unacknowledged == 0
-        assert not handoffs[source, target].entries
-
-
-def _persist(
-    worker: Worker,
-    peer: int,
-    store: list[int],
-    marks: dict[tuple[int, int], tuple[int, int]],
-    acked: dict[tuple[int, int], set[int]],
-    in_ticket: dict[tuple[int, int, int], list[int]],
-) -> None:
-    """A store that outlives the worker: entries and the link's position are written together."""
-    seen = 0
-
-    def refuse(sequence: int) -> list[tuple[int, int]]:
-        nonlocal seen
-        numbers = worker.sequenced[peer]
-        taken = batches.popleft()
-        assert taken[0] == sequence
-        store.extend(numbers[seen : taken[1]])
-        seen = taken[1]
-        marks[worker.index, peer] = worker.links[peer].position(sequence)
-        return []
-
-    batches: deque[tuple[int, int]] = deque()
-    batch = worker.batch
-
-    def note(peer: int, volatile: Any, sequenced: Any, payloads: Any, sequence: int) -> None:
-        batch(peer, volatile, sequenced, payloads, sequence)
-        if sequence:
-            batches.append((sequence, len(worker.sequenced[peer])))
-
-    def acknowledged(peer: int, ticket: int) -> None:
-        refused = {ticket for _, ticket, _, _ in worker.refusals}
-        for t in set(range(worker.acked[peer] + 1, ticket + 1)) - refused:
-            acked[worker.index, peer].update(in_ticket.get((worker.index, peer, t), ()))
-        worker.acked[peer] = ticket
-
-    worker.batch = note  # type: ignore[method-assign]
-    worker.acknowledged = acknowledged  # type: ignore[method-assign]
-    worker.refuse = refuse
 
 
 @pytest.mark.parametrize("seed", range(20))

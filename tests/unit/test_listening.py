@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import socket
+from collections.abc import Sequence
 
 import pytest
 
 from shards import listening
-from shards.listening import CannotListen
+from shards.listening import Address, CannotListen
 
 
 def test_port_0_gives_every_worker_a_socket_per_address_on_one_port() -> None:
@@ -56,16 +57,16 @@ def test_a_port_in_use_is_refused_even_when_it_is_shared() -> None:
 
 
 def test_port_0_looks_for_another_when_one_address_has_it_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = listening._probe
+    probe = listening.probe
     attempts = []
 
-    def taken_twice(*arguments: object) -> int:
-        attempts.append(arguments)
+    def taken_twice(addresses: Sequence[Address], port: int) -> int:
+        attempts.append(port)
         if len(attempts) < 3:
             raise CannotListen("the port is in use")
-        return probe(*arguments)  # type: ignore[arg-type]
+        return probe(addresses, port)
 
-    monkeypatch.setattr(listening, "_probe", taken_twice)
+    monkeypatch.setattr(listening, "probe", taken_twice)
     _, sockets = listening.listen(listening.resolve(["127.0.0.1"]), 0, 1)
     listening.close(sockets)
     assert len(attempts) == 3

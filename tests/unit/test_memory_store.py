@@ -27,7 +27,9 @@ class Writer:
             self.next += 1
             for name in names:
                 adapter.index(block, self.keys.setdefault(name, LogKey(name)), record)
-        return self.store.append(block)
+        ticket = self.store.append(block)
+        assert self.store.flush() == ticket == self.store.collect()
+        return ticket
 
 
 def message(body: bytes) -> Message:

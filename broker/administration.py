@@ -1,0 +1,113 @@
+"""What a worker answers its operator (`shards.console` brings the questions, `mqttd sessions` asks them).
+
+    {"sessions": "list", "from": N}              {"sessions": [...], "next": N or null}
+    {"sessions": "show", "client": C, "from": N} {"session": {...} or null, "subscriptions": [...], "next": N or null}
+    {"sessions": "delete", "client": C}          {"deleted": true or false}, when the store has it
+
+Lists come in pages that fit into a message. A list goes through the sessions as they were when it began.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from broker.node import Node
+    from broker.sessions import Details
+    from pyx.session import Session
+
+__all__ = ["Administration"]
+
+_PAGE_BYTES_MAX = 24_576
+"""Of a page as JSON: with what stands around it, a name of 65,535 bytes shortened, it fits into 64 KB."""
+_PAGE_ROWS_MAX = 500
+_TEXT_MAX = 2000
+"""Characters of a name that are told."""
+
+Answer = Callable[[dict[str, Any]], None]
+
+
+class Administration:
+    """Answers for one worker."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._listed: list[str] = []
+
+    def asked(self, ask: Any, answer: Answer) -> None:
+        """`answer` is called once, now or when the store has what was asked for."""
+        match ask:
+            case {"sessions": "list", "from": int(first)}:
+                answer(self._list(first))
+            case {"sessions": "show", "client": str(client_id), "from": int(first)}:
+                answer(self._show(client_id, first))
+            case {"sessions": "delete", "client": str(client_id)}:
+                deleted = self._node.connecting.delete(client_id)
+                self._node.router.when_durable(lambda: answer({"deleted": deleted}))
+            case _:
+                answer({"unknown": True})
+
+    def _list(self, first: int) -> dict[str, Any]:
+        if first == 0:
+            self._listed = [session.client_id for session in self._node.sessions]
+        rows: list[dict[str, Any]] = []
+        size, at = 0, max(first, 0)
+        while at < len(self._listed) and len(rows) < _PAGE_ROWS_MAX:
+            session = self._node.sessions.get(self._listed[at])
+            row = None if session is None else self._row(session)
+            size += len(json.dumps(row))
+            if rows and size > _PAGE_BYTES_MAX:
+                break
+            if row is not None:
+                rows.append(row)
+            at += 1
+        over = at >= len(self._listed)
+        if over:
+            self._listed = []
+        return {"sessions": rows, "next": None if over else at}
+
+    def _show(self, client_id: str, first: int) -> dict[str, Any]:
+        session = self._node.sessions.get(client_id)
+        if session is None:
+            return {"session": None, "subscriptions": [], "next": None}
+        messages, size = self._node.router.backlog(session)
+        details: Details = session.details
+        shown = self._row(session) | {
+            "backlog_messages": messages,
+            "backlog_bytes": size,
+            "created": details.created or None,
+            "will": _text(details.will.topic.decode()) if details.will is not None else None,
+        }
+        filters = session.subscribed()
+        told: list[str] = []
+        room, at = _PAGE_BYTES_MAX, max(first, 0)
+        while at < len(filters) and len(told) < _PAGE_ROWS_MAX:
+            text = _text(filters[at].decode())
+            room -= len(json.dumps(text)) + 2
+            if told and room < 0:
+                break
+            told.append(text)
+            at += 1
+        return {"session": shown, "subscriptions": told, "next": at if at < len(filters) else None}
+
+    def _row(self, session: Session) -> dict[str, Any]:
+        details: Details = session.details
+        conn = session.connection
+        return {
+            "client": _text(session.client_id),
+            "worker": self._node.index,
+            "connected": conn is not None,
+            "address": None if conn is None else conn.address,
+            "username": None if details.username is None else _text(details.username),
+            "version": session.version,
+            "expiry_seconds": details.expiry_interval,
+            "subscriptions": session.subscriptions,
+            "inflight": session.unacknowledged,
+            "queued": session.queued,
+        }
+
+
+def _text(text: str) -> str:
+    return text if len(text) <= _TEXT_MAX else text[:_TEXT_MAX] + "…"

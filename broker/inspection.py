@@ -1,0 +1,349 @@
+"""`mqttd store stats` and `mqttd store verify`: what the stores of a data directory hold, and whether it can be read.
+
+For a directory that no broker uses, or a copy of one. Both open the databases as a start does, so what LevelDB has in
+its logs is taken over into tables; nothing else is changed, and nothing is ever repaired.
+
+Verified are LevelDB's checksums (logs, tables) and every record of every family by `leveldb_store.schema`; and that the
+parts of indexes fit together and to their blocks. What a crash may leave is no problem: a last record that is cut off,
+records of a session that has ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import plyvel
+
+from broker import config
+from leveldb_store import schema
+from leveldb_store.database import told
+from leveldb_store.room import RESERVE_NAMES
+from leveldb_store.wal import whole_bytes
+from shards import data_dir
+from zmq_mesh.envelope import EnvelopeError, decode_entries
+
+__all__ = ["main"]
+
+_PROBLEMS = 1
+_BAD_USAGE = 2
+_CANNOT_USE_DATA = 4
+_LINES_MAX = 1000
+"""Problems of one store that are named; more are counted."""
+
+_FAMILIES = {
+    b"\0": "about the store",
+    schema.BLOCK: "blocks",
+    schema.NAME: "indexes",
+    schema.PART: "parts of indexes",
+    schema.TRIMMED: "low-water marks",
+    schema.DROPPED: "dropped spans",
+    schema.GONE: "indexes being deleted",
+    schema.WANTED: "counts of blocks",
+    schema.SESSION: "sessions",
+    schema.SUBSCRIPTION: "subscriptions",
+    schema.WINDOW: "windows",
+    schema.QUEUED: "messages of one session",
+    schema.RETAINED: "retained messages",
+    schema.WILL: "wills",
+    schema.HANDOFF: "hand-off logs",
+    schema.PEER: "link positions",
+}
+
+
+class _Unusable(Exception):
+    """One line."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print it. The exit status: 0 well, 1 there are problems, 2 wrong usage, 4 the directory cannot be used."""
+    parser = argparse.ArgumentParser(prog="mqttd store", description="Look into the stores of a stopped broker.")
+    parser.add_argument("what", choices=["stats", "verify"], help="what they hold, or whether all of it can be read")
+    parser.add_argument("directory", nargs="?", metavar="DIR", help="data directory or a copy (default: as configured)")
+    parser.add_argument("--config", metavar="FILE", help="configuration file of the broker; also MQTTD_CONFIG")
+    parser.add_argument("--json", action="store_true", help="stats: print JSON")
+    given = parser.parse_intermixed_args(arguments)
+    try:
+        directory = given.directory or _configured(given.config or os.environ.get(config.ENVIRONMENT_CONFIG))
+        paths, lock = _stores(directory)
+    except config.ConfigError as error:
+        for line in error.lines:
+            print(f"mqttd: {line}", file=sys.stderr)
+        return _BAD_USAGE
+    except (_Unusable, data_dir.DataDirError) as error:
+        print(f"mqttd: {error}", file=sys.stderr)
+        return _CANNOT_USE_DATA
+    try:
+        return _stats(paths, given.json) if given.what == "stats" else _verify(paths)
+    finally:
+        os.close(lock)
+
+
+def _configured(file: str | None) -> str:
+    return config.load(file, os.environ).data_dir
+
+
+def _stores(directory: str) -> tuple[list[Path], int]:
+    """(the stores of a data directory, its lock)."""
+    try:
+        settled = data_dir.settled(directory)
+        lock = data_dir.lock(directory)
+    except FileNotFoundError:
+        raise _Unusable(f"{directory}: is no data directory of mqttd (it has no store.json)") from None
+    except OSError as error:
+        raise _Unusable(f"{directory}: {error.strerror or error}") from None
+    return [Path(settled.path(directory, worker)) for worker in range(settled.workers)], lock
+
+
+# ---------------------------------------------------------------- stats
+
+
+@dataclass(slots=True)
+class _Family:
+    records: int = 0
+    bytes: int = 0
+    """Of keys and values, before compression."""
+
+
+def _stats(paths: list[Path], as_json: bool) -> int:
+    found = []
+    for path in paths:
+        families: dict[str, _Family] = {name: _Family() for name in _FAMILIES.values()}
+        messages = first = last = 0
+        try:
+            with _opened(path) as db, db.iterator(verify_checksums=True) as records:
+                for key, value in records:
+                    family = families.setdefault(_FAMILIES.get(key[:1], "unknown"), _Family())
+                    family.records += 1
+                    family.bytes += len(key) + len(value)
+                    if key[:1] == schema.BLOCK:
+                        count = schema.BLOCK_HEAD.unpack_from(value)[1]
+                        first, last = first or schema.key_position(key), schema.key_position(key) + count - 1
+                        messages += count
+        except (plyvel.Error, ValueError, OSError) as error:
+            print(f"mqttd: {path}: cannot be read: {told(error)} (mqttd store verify says more)", file=sys.stderr)
+            return _PROBLEMS
+        size = sum(file.stat().st_size for file in path.iterdir() if file.name not in RESERVE_NAMES)
+        found.append({
+            "store": str(path), "bytes_on_disk": size, "messages": messages, "first_position": first,
+            "last_position": last, "families": {name: asdict(family) for name, family in families.items()},
+        })  # fmt: skip
+    print(json.dumps(found, indent=2) if as_json else "\n".join(map(_as_text, found)))
+    return 0
+
+
+def _as_text(store: dict[str, object]) -> str:
+    lines = [
+        f"{store['store']}: {store['bytes_on_disk']} bytes on the disk, {store['messages']} messages "
+        f"(positions {store['first_position']} to {store['last_position']})"
+    ]
+    families = store["families"]
+    assert isinstance(families, dict)
+    for name, family in families.items():
+        if family["records"]:
+            lines.append(f"  {name:24} {family['records']:12} {family['bytes']:15} bytes")
+    return "\n".join(lines)
+
+
+def _opened(path: Path) -> plyvel.DB:
+    # what is wrong with logs was looked at before (verify), or is an error (stats: paranoid)
+    return plyvel.DB(str(path), create_if_missing=False, paranoid_checks=True)
+
+
+# ---------------------------------------------------------------- verify
+
+
+def _verify(paths: list[Path]) -> int:
+    problems = 0
+    for path in paths:
+        store = _Store(path)
+        store.run()
+        problems += store.problems
+        if store.problems > _LINES_MAX:
+            print(f"{path}: {store.problems - _LINES_MAX} more problems")
+        print(f"{path}: {store.records} records, {store.problems or 'no'} problem{'' if store.problems == 1 else 's'}")
+    return _PROBLEMS if problems else 0
+
+
+@dataclass(slots=True)
+class _Index:
+    last: int = 0
+    messages: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Store:
+    path: Path
+    records: int = 0
+    problems: int = 0
+    _positions: array[int] = field(default_factory=lambda: array("Q"))
+    _counts: array[int] = field(default_factory=lambda: array("I"))
+    _names: set[int] = field(default_factory=set)
+    _indexes: dict[int, _Index] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Look at everything; problems are printed."""
+        if not self.path.is_dir():
+            self._say("is missing")
+            return
+        if not any(self.path.iterdir()):
+            return  # a start that was killed before it made it
+        if not self._files():
+            return
+        try:
+            db = plyvel.DB(str(self.path), create_if_missing=False)
+        except plyvel.Error as error:
+            self._say(f"cannot be opened: {told(error)}")
+            return
+        with db:
+            self._version(db)
+            for prefix, check in self._checks().items():
+                self._family(db, prefix, check)
+            self._unknown(db)
+
+    def _say(self, problem: str) -> None:
+        self.problems += 1
+        if self.problems <= _LINES_MAX:
+            print(f"{self.path}: {problem}")
+
+    def _files(self) -> bool:
+        # logs; False: LevelDB would leave out what it cannot read, and forget it
+        if not (self.path / "CURRENT").exists():
+            self._say("its file CURRENT is missing")
+            return False
+        is_whole = True
+        for file in sorted([*self.path.glob("*.log"), *self.path.glob("MANIFEST-*")]):
+            data = file.read_bytes()
+            good, is_followed = whole_bytes(data)
+            if is_followed:
+                self._say(f"{file.name}: damaged at byte {good} of {len(data)}, records follow")
+                is_whole = False
+        return is_whole
+
+    def _version(self, db: plyvel.DB) -> None:
+        try:
+            value = db.get(schema.SCHEMA, verify_checksums=True)
+            version = None if value is None else schema.decode_u32(value)
+        except (plyvel.Error, schema.SchemaError) as error:
+            self._say(f"does not say its schema: {told(error)}")
+            return
+        if version != schema.VERSION:
+            self._say(f"has schema version {version}, known is {schema.VERSION}")
+
+    def _checks(self) -> dict[bytes, Callable[[bytes, bytes], object]]:
+        # names and blocks before parts
+        return {
+            b"\0": self._about,
+            schema.NAME: self._name,
+            schema.GONE: self._gone,
+            schema.BLOCK: self._block,
+            schema.PART: self._part,
+            schema.TRIMMED: lambda _, value: schema.decode_u64(value),
+            schema.DROPPED: lambda _, value: schema.decode_spans(value),
+            schema.WANTED: lambda _, value: schema.decode_u32(value),
+            schema.SESSION: lambda key, value: (key[1:].decode(), schema.decode_session(value)),
+            schema.SUBSCRIPTION: lambda key, value: (schema.split_subscription(key), schema.decode_subscription(value)),
+            schema.WINDOW: lambda _, value: schema.decode_rest(schema.decode_window(value).rest),
+            schema.QUEUED: lambda key, value: (schema.split_queued(key), schema.decode_queued(value)),
+            schema.RETAINED: _retained,
+            schema.WILL: lambda key, value: (key[1:].decode(), schema.decode_will(value)),
+            schema.HANDOFF: _handoff,
+            schema.PEER: lambda _, value: schema.decode_peer(value),
+        }
+
+    def _family(self, db: plyvel.DB, prefix: bytes, check: Callable[[bytes, bytes], object]) -> None:
+        key = prefix
+        try:
+            with db.iterator(prefix=prefix, verify_checksums=True) as records:
+                for key, value in records:
+                    self.records += 1
+                    try:
+                        check(key, value)
+                    except (schema.SchemaError, EnvelopeError, ValueError, IndexError) as error:
+                        self._say(f"{_FAMILIES[prefix]}: record {key!r}: {error}")
+        except plyvel.Error as error:
+            self._say(f"{_FAMILIES[prefix]}: cannot be read behind {key!r}: {told(error)}")
+
+    def _unknown(self, db: plyvel.DB) -> None:
+        for first, behind in _gaps(sorted(_FAMILIES)):
+            try:
+                with db.iterator(start=first, stop=behind, verify_checksums=True) as records:
+                    for key, _ in records:
+                        self.records += 1
+                        self._say(f"record {key!r}: of no family")
+            except plyvel.Error as error:
+                self._say(f"cannot be read behind {first!r}: {told(error)}")
+
+    def _about(self, key: bytes, value: bytes) -> None:
+        if key == schema.STORE:
+            json.loads(value)
+        elif key == schema.POSITION:
+            schema.decode_u64(value)
+        elif key != schema.SCHEMA:
+            raise ValueError("of no family")
+
+    def _name(self, _: bytes, value: bytes) -> None:
+        number = schema.decode_u32(value)
+        if number in self._names:
+            raise ValueError(f"another index has number {number}, too")
+        self._names.add(number)
+
+    def _gone(self, key: bytes, _: bytes) -> None:
+        self._names.add(schema.key_number(key))
+
+    def _block(self, key: bytes, value: bytes) -> None:
+        position = schema.key_position(key)
+        if self._positions and self._positions[-1] + self._counts[-1] > position:
+            raise ValueError("begins before the block before it ends")
+        self._positions.append(position)
+        self._counts.append(schema.BLOCK_HEAD.unpack_from(value)[1] if len(value) >= schema.BLOCK_HEAD.size else 0)
+        for _ in schema.decode_block(value):
+            pass
+
+    def _part(self, key: bytes, value: bytes) -> None:
+        part, number = schema.decode_part(key, value), schema.key_number(key)
+        if number not in self._names:
+            raise ValueError(f"index {number} has no name")
+        index = self._indexes.setdefault(number, _Index())
+        last = part.entries[-1][0]
+        at = bisect_right(self._positions, part.first) - 1
+        if at < 0 or self._positions[at] != part.block or last >= part.block + self._counts[at]:
+            raise ValueError(f"block {part.block} is missing or has no position {last}")
+        if part.first <= index.last or part.messages_before < index.messages or part.bytes_before < index.bytes:
+            raise ValueError("does not fit to the part before it")
+        index.last = last
+        index.messages = part.messages_before + len(part.entries)
+        index.bytes = part.bytes_before + sum(size for _, size in part.entries)
+
+
+def _retained(key: bytes, value: bytes) -> None:
+    message, end = schema.decode_message(value)
+    if end != len(value) or message.topic != key[1:]:
+        raise ValueError("a retained message is damaged")
+
+
+def _handoff(key: bytes, value: bytes) -> None:
+    if schema.key_position(key) == 0:
+        schema.decode_handoff_head(value)
+        return
+    _, part, payloads = schema.decode_handoff(value)
+    for _ in decode_entries(part, payloads):
+        pass
+
+
+def _gaps(prefixes: list[bytes]) -> Iterator[tuple[bytes, bytes | None]]:
+    """(first key, first key behind) of what lies between the ranges of these prefixes of one byte."""
+    at = b""
+    for prefix in prefixes:
+        if at < prefix:
+            yield at, prefix
+        at = bytes((prefix[0] + 1,))
+    yield at, None

@@ -1,0 +1,649 @@
+"""The stores of N workers become those of M: `repartition` reads the old ones and writes new ones beside them.
+
+Which worker has a session or a retained message depends on how many there are (`shards.placement`, `pyx.placement`).
+So sessions go to their new homes with all that is theirs, retained messages to their new owners, wills with their
+clients, and of each log what the sessions that leave it for one new worker have subscribed to.
+
+    old worker 0   | 1 ........ 70 |            new worker 0   | its own 1 .. 70 | those of worker 2: 71 .. 110 |
+    old worker 2   | 1 .. 40 |                                                       (41 .. 80 are new messages)
+
+A new log is made of *stretches*, one for each old worker that sends sessions there, its own first: every position that
+a session names is moved by as much as its stretch is, and what lies in the stretches behind its own is a *hole* for it
+(family V), as if its queue had been full. So each session reads what it would have read, in that order, and nothing
+else. A message that several old workers had stored may stand in several stretches until their sessions have read it.
+
+Hand-off logs are given out first: what old worker A kept for C is matched with the subscriptions of C, and stands
+behind all else in C's stretch; what C has taken already is left out. Share groups: a member at C, else any other.
+Links begin anew, without numbers, under a new epoch: hand-off logs and link positions are not carried over.
+
+Why stretches, and what that costs: docs/adr/0020-stretches.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import plyvel
+
+from leveldb_store import schema
+from leveldb_store.contract import StoreError
+from leveldb_store.database import Database, Options, sync_directory, told
+from pyx.placement import group_number, owner
+from pyx.stored import part_before, part_ends, part_running
+from pyx.topics import parse_share
+from shards.placement import home
+from zmq_mesh.envelope import Entry, EnvelopeError, decode_entries
+
+__all__ = ["Moved", "RepartitionError", "repartition"]
+
+_WRITE_BYTES: Final = 1 << 20  # of one write batch
+_WRITE_BUFFER_BYTES: Final = 4 << 20
+_BLOCK_MESSAGES: Final = 512  # of hand-off logs that become one block
+_BLOCK_BYTES: Final = 1 << 20
+_EVERY: Final = 1000  # records between two calls of `progress`
+_SHARED: Final = b"$share/"
+_PROPERTY_IDENTIFIER: Final = 0x0B  # Subscription Identifier [MQTT 5, 2.2.2.2]
+_NO_WORKER: Final = 0xFF  # in the low byte of the numbers that are drawn here
+_HIGHEST: Final = 2**64 - 1
+_POSITIONS_MAX: Final = 2**62  # each change adds those of several logs up
+
+
+class RepartitionError(Exception):
+    """It cannot be done; the old stores are as they were. One line."""
+
+
+@dataclass(slots=True)
+class Moved:
+    """What has been carried over."""
+
+    sessions: int = 0
+    subscriptions: int = 0
+    retained: int = 0
+    wills: int = 0
+    queued: int = 0
+    """Messages of one session each."""
+    blocks: int = 0
+    bytes: int = 0
+    """Written in all."""
+    handed_on: int = 0
+    """Messages of hand-off logs that some session is to get."""
+
+
+class _Member(NamedTuple):
+    source: int
+    client_id: str
+    options: int
+    identifier: int
+
+
+class _Node:
+    """Of the Topic Filters that begin alike, to be matched with topics [MQTT-4.7]."""
+
+    __slots__ = ("after", "text")
+
+    def __init__(self) -> None:
+        self.after: dict[bytes, _Node] = {}
+        self.text: bytes | None = None
+        """The one that ends here."""
+
+    def add(self, text: bytes) -> None:
+        """Add a Topic Filter."""
+        node = self
+        for level in text.split(b"/"):
+            node = node.after.setdefault(level, _Node())
+        node.text = text
+
+    def match(self, topic: bytes) -> list[bytes]:
+        """Those that match."""
+        ends: list[_Node | None] = []
+        nodes = [self]
+        wild = not topic.startswith(b"$")  # at the first level [MQTT-4.7.2-1]
+        for level in topic.split(b"/"):
+            if wild:
+                ends += (node.after.get(b"#") for node in nodes)
+            steps = (level, b"+") if wild else (level,)
+            nodes = [node.after[step] for node in nodes for step in steps if step in node.after]
+            wild = True
+        ends += nodes
+        ends += (node.after.get(b"#") for node in nodes)
+        return [end.text for end in ends if end is not None and end.text is not None]
+
+
+class _Index:
+    __slots__ = ("bytes", "messages", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.messages = 0
+        self.bytes = 0
+
+
+class _Target:
+    """A new store."""
+
+    def __init__(self, index: int, path: Path, moved: Moved) -> None:
+        self.index = index
+        self.path = path
+        self.database = _opened(path)
+        self.shift: dict[int, int] = {}
+        """By old worker: what is added to its positions."""
+        self.end_of: dict[int, int] = {}
+        """By old worker: the last position of its stretch."""
+        self.end = 0
+        """The last position of all."""
+        self._moved = moved
+        self._indexes: dict[bytes, _Index] = {}
+        self._batch = self.database.db.write_batch()
+        self._size = 0
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Set a record."""
+        self._batch.put(key, value)
+        self._size += len(key) + len(value)
+        if self._size >= _WRITE_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """What was put can be read."""
+        self._batch.write()
+        self._moved.bytes += self._size
+        self._batch = self.database.db.write_batch()
+        self._size = 0
+
+    def put_part(self, name: bytes, first: int, behind_block: int, indexes: int, entries: bytes, size: int) -> None:
+        """Add to an index. `entries`: as a part has them; `size`: the sum of their bytes. What it counts as before it
+        is right if it is put in order; else `finish` sets it right.
+        """
+        index = self._indexes.get(name)
+        if index is None:
+            index = self._indexes[name] = _Index(len(self._indexes) + 1)
+            self.put(schema.name_key(name), schema.U32.pack(index.number))
+        count = len(entries) // schema.PART_ENTRY.size
+        head = schema.PART_HEAD.pack(count, index.messages, index.bytes, behind_block, indexes)
+        self.put(schema.part_key(index.number, first), head + entries)
+        index.messages += count
+        index.bytes += size
+
+    def _count(self) -> None:
+        # Parts were put in the order of the old workers, and what hand-off logs had behind all others: that is not the
+        # order of their positions, in which an index counts what lies before each
+        self.flush()
+        number = messages = size = 0
+        for key, value in self.database.scan(schema.PART):
+            if schema.key_number(key) != number:
+                number, messages, size = schema.key_number(key), 0, 0
+            part = value
+            if part_before(value) != (messages, size):
+                count, _, _, behind_block, indexes = schema.PART_HEAD.unpack_from(value)
+                head = schema.PART_HEAD.pack(count, messages, size, behind_block, indexes)
+                part = head + value[schema.PART_HEAD.size :]
+                self.put(key, part)
+            messages, size = part_running(part, schema.key_position(key), _HIGHEST)
+
+    def finish(self, workers: int, epoch: str) -> None:
+        """Let go of it; all of it is on the disk."""
+        self._count()
+        identity = {"worker": self.index, "workers": workers, "epoch": epoch}
+        self.put(schema.STORE, json.dumps(identity).encode())
+        self.put(schema.POSITION, schema.U64.pack(self.end))
+        self.flush()
+        self.database.close()
+        for file in self.path.iterdir():
+            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        sync_directory(self.path)
+
+
+@dataclass(slots=True)
+class _Source:
+    """An old store."""
+
+    index: int
+    database: Database
+    last: int = 0
+    """The highest position it knows."""
+    expected: int = 0
+    """Messages that hand-off logs have for it, at most."""
+    target_of: dict[str, int] = field(default_factory=dict)
+    """By client id: the new home of its session."""
+    wanted: dict[int, dict[bytes, int]] = field(default_factory=dict)
+    """By new worker: indexes that sessions there read, each with a position before which none needs it."""
+    filters: _Node = field(default_factory=_Node)
+    """Those that somebody wants at QoS 1 or 2; if anything is expected."""
+    members: dict[bytes, list[_Member]] = field(default_factory=dict)
+    """By b"group/filter": likewise."""
+    taken: dict[int, tuple[int, int, set[tuple[int, int]]]] = field(default_factory=dict)
+    """By sibling: stream, highest number taken of it, and (number, position) of what was refused."""
+
+
+def repartition(
+    old: Sequence[Path],
+    new: Sequence[Path],
+    old_epoch: str,
+    epoch: str,
+    progress: Callable[[int], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
+) -> Moved:
+    """Make the stores `new`, in empty directories, of what is in `old`: a path for each worker. All of it is on the
+    disk when this returns. `progress` is told how many records were handled; `say` is given lines about damage.
+
+    Raises RepartitionError.
+    """
+    work = _Repartition(old_epoch, len(old), epoch, len(new), progress)
+    with ExitStack() as stack:
+        try:
+            for index, path in enumerate(old):
+                work.sources.append(_Source(index, _opened(path, say)))
+                stack.callback(work.sources[-1].database.close)
+            for index, path in enumerate(new):
+                work.targets.append(_Target(index, path, work.moved))
+                stack.callback(work.targets[-1].database.close)
+            work.run()
+        except StoreError as error:
+            raise RepartitionError(str(error)) from None
+        except (plyvel.Error, schema.SchemaError, EnvelopeError, ValueError) as error:
+            raise RepartitionError(f"{work.where}: {told(error)}") from None
+        except OSError as error:
+            raise RepartitionError(f"{error.filename or new[0].parent}: {error.strerror or error}") from None
+    return work.moved
+
+
+def _opened(path: Path, say: Callable[[str], None] = lambda _: None) -> Database:
+    return Database(path, Options(write_buffer_bytes=_WRITE_BUFFER_BYTES), say)
+
+
+class _Repartition:
+    def __init__(
+        self, old_epoch: str, old_workers: int, epoch: str, workers: int, progress: Callable[[int], None]
+    ) -> None:
+        self.sources: list[_Source] = []
+        self.targets: list[_Target] = []
+        self.moved = Moved()
+        self.where = ""
+        """The record in hand, for an error."""
+        self._old_epoch = old_epoch
+        self._old_workers = old_workers
+        self._epoch = epoch
+        self._workers = workers
+        self._progress = progress
+        self._handled = 0
+        self._retained: dict[bytes, schema.StoredMessage] = {}
+        """What hand-off logs have for their owners; an empty payload: none is to be retained."""
+        self._turn = 0
+        self._number = 0
+
+    def run(self) -> None:
+        """All of it."""
+        for source in self.sources:
+            self._identify(source)
+            self._find_last(source)
+            self._expect(source)
+        for source in self.sources:
+            self._survey(source)
+        self._lay_out()
+        for source in self.sources:
+            self._copy_log(source)
+        for source in self.sources:
+            if source.expected:
+                _HandOff(self, source).run()
+        for source in self.sources:
+            self._copy_sessions(source)
+            self._copy_windows(source)
+            self._copy_queued(source)
+            self._copy_wills(source)
+            self._copy_retained(source)
+        self._finish_retained()
+        for target in self.targets:
+            target.finish(self._workers, self._epoch)
+
+    def scan(self, source: _Source, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """A family of an old store."""
+        for key, value in source.database.scan(prefix):
+            self.where = f"the store {source.database.path}, record {key!r}"
+            yield key, value
+            self._handled += 1
+            if self._handled % _EVERY == 0:
+                self._progress(self._handled)
+
+    # ------------------------------------------------------------ what there is
+
+    def _identify(self, source: _Source) -> None:
+        own = {"worker": source.index, "workers": self._old_workers, "epoch": self._old_epoch}
+        for _, value in self.scan(source, schema.STORE):
+            found = json.loads(value)
+            if found != own:
+                raise RepartitionError(f"the store of worker {source.index} says that it is another one: {found}")
+
+    def _find_last(self, source: _Source) -> None:
+        value = source.database.get(schema.POSITION)
+        source.last = 0 if value is None else schema.decode_u64(value)
+        with source.database.db.iterator(prefix=schema.BLOCK, reverse=True, verify_checksums=True) as blocks:
+            for key, block in blocks:
+                _, count = schema.BLOCK_HEAD.unpack_from(block)
+                source.last = max(source.last, schema.key_position(key) + count - 1)
+                break
+
+    def _expect(self, source: _Source) -> None:
+        for key, value in self.scan(source, schema.PEER):
+            stream, number, refused = schema.decode_peer(value)
+            source.taken[key[1]] = stream, number, {(at, position) for at, position, _ in refused}
+        for key, value in self.scan(source, schema.HANDOFF):
+            if schema.key_position(key) and key[1] < len(self.sources):
+                entries, part, payloads = schema.decode_handoff(value)
+                many = entries if entries >= 0 else sum(1 for _ in decode_entries(part, payloads))
+                self.sources[key[1]].expected += many
+
+    def _survey(self, source: _Source) -> None:
+        for key, value in self.scan(source, schema.SESSION):
+            schema.decode_session(value)
+            client_id = key[1:].decode()
+            source.target_of[client_id] = home(client_id, self._workers)
+        cursors: dict[str, tuple[int, int]] = {}
+        for key, value in self.scan(source, schema.WINDOW):
+            window = schema.decode_window(value)
+            cursor = schema.decode_rest(window.rest).cursor
+            source.last = max(source.last, cursor)
+            in_flight = (at for _, flags, _, at in window.out if at and not flags & schema.OWN_RECORD)
+            cursors[key[1:].decode()] = cursor, min(in_flight, default=_HIGHEST)
+        for key, value in self.scan(source, schema.SUBSCRIPTION):
+            client_id, named = schema.split_subscription(key)
+            target = source.target_of.get(client_id)
+            if target is None:
+                continue
+            options, identifier, since = schema.decode_subscription(value)
+            source.last = max(source.last, since)
+            if named.startswith(_SHARED):
+                share = parse_share(named)
+                if share is None:
+                    raise schema.SchemaError("no Topic Filter")
+                member = _Member(source.index, client_id, options, identifier)
+                source.members.setdefault(b"/".join(share), []).append(member)
+                continue
+            if source.expected and options & schema.QOS:
+                source.filters.add(named)
+            cursor, in_flight_at = cursors.get(client_id, (0, _HIGHEST))
+            needed = min(max(cursor, since), in_flight_at - 1)
+            wanted = source.wanted.setdefault(target, {})
+            wanted[named] = min(needed, wanted.get(named, needed))
+
+    def _lay_out(self) -> None:
+        for target in self.targets:
+            senders = {source.index for source in self.sources if target.index in source.target_of.values()}
+            own_first = sorted(self.sources, key=lambda source: (source.index != target.index, source.index))
+            for source in own_first:
+                if source.index not in senders:
+                    continue
+                target.shift[source.index] = target.end
+                target.end += source.last + source.expected
+                target.end_of[source.index] = target.end
+            if target.end >= _POSITIONS_MAX:
+                raise RepartitionError(f"the positions of the new store {target.index} would be beyond 2^62")
+
+    # ------------------------------------------------------------ the log
+
+    def _copy_log(self, source: _Source) -> None:
+        # parts of indexes first: they say which blocks are wanted, and a part says how many list its block
+        listed: dict[int, list[tuple[_Target, bytes, int]]] = {}
+        for key, value in self.scan(source, schema.NAME):
+            name = key[1:]
+            wanting = [
+                (self.targets[index], name, wanted[name]) for index, wanted in source.wanted.items() if name in wanted
+            ]
+            if wanting:
+                listed[schema.decode_u32(value)] = wanting
+        blocks = array("Q")
+        with source.database.db.iterator(prefix=schema.BLOCK, include_value=False) as keys:
+            blocks.extend(map(schema.key_position, keys))
+        counts = {index: array("I", bytes(4 * len(blocks))) for index in source.wanted}
+        for _, _, at, _, readers in self._parts(source, listed, blocks):
+            for target, _ in readers:
+                counts[target.index][at] += 1
+        for first, value, at, behind_block, readers in self._parts(source, listed, blocks):
+            size = part_running(value, first, _HIGHEST)[1] - part_before(value)[1]
+            for target, name in readers:
+                shifted = first + target.shift[source.index]
+                indexes = counts[target.index][at]
+                target.put_part(name, shifted, behind_block, indexes, value[schema.PART_HEAD.size :], size)
+        for key, value in self.scan(source, schema.BLOCK):
+            position = schema.key_position(key)
+            at = bisect_left(blocks, position)
+            for index, listing in counts.items():
+                if listing[at]:
+                    target = self.targets[index]
+                    target.put(schema.block_key(position + target.shift[source.index]), value)
+                    self.moved.blocks += 1
+
+    def _parts(
+        self, source: _Source, listed: dict[int, list[tuple[_Target, bytes, int]]], blocks: array[int]
+    ) -> Iterator[tuple[int, bytes, int, int, list[tuple[_Target, bytes]]]]:
+        # (first position, value, which block, how far behind its beginning, who reads it) of each part that is wanted
+        for key, value in self.scan(source, schema.PART):
+            first = schema.key_position(key)
+            end, block, _ = part_ends(value, first)
+            at = bisect_left(blocks, block)
+            wanting = [(target, name) for target, name, low in listed.get(schema.key_number(key), ()) if end > low]
+            if wanting and at < len(blocks) and blocks[at] == block:
+                yield first, value, at, first - block, wanting
+
+    # ------------------------------------------------------------ sessions, wills, retained messages
+
+    def _copy_sessions(self, source: _Source) -> None:
+        for key, value in self.scan(source, schema.SESSION):
+            self.targets[source.target_of[key[1:].decode()]].put(key, value)
+            self.moved.sessions += 1
+        for key, value in self.scan(source, schema.SUBSCRIPTION):
+            client_id, named = schema.split_subscription(key)
+            index = source.target_of.get(client_id)
+            if index is None:
+                continue
+            options, identifier, since = schema.decode_subscription(value)
+            target = self.targets[index]
+            if not named.startswith(_SHARED):
+                since += target.shift[source.index]
+            target.put(key, schema.encode_subscription(options, identifier, since))
+            self.moved.subscriptions += 1
+
+    def _copy_windows(self, source: _Source) -> None:
+        left = dict(source.target_of)
+        for key, value in self.scan(source, schema.WINDOW):
+            index = left.pop(key[1:].decode(), None)
+            if index is not None:
+                self._put_window(source, self.targets[index], key, schema.decode_window(value))
+        # of a session without one nothing was sent: what lies before its stretch was not for it either
+        nothing = schema.encode_rest(schema.WindowRest(0, [], [], []))
+        for client_id, index in left.items():
+            window = schema.Window(0, 1, [], [], nothing)
+            self._put_window(source, self.targets[index], schema.window_key(client_id), window)
+
+    def _put_window(self, source: _Source, target: _Target, key: bytes, window: schema.Window) -> None:
+        shift, end = target.shift[source.index], target.end_of[source.index]
+        rest = schema.decode_rest(window.rest)
+
+        def shifted(position: int) -> int:
+            return min(position + shift, _HIGHEST)
+
+        out = [
+            (packet_id, flags, state, at if flags & schema.OWN_RECORD or not at else shifted(at))
+            for packet_id, flags, state, at in window.out
+        ]
+        holes = [(shifted(behind), min(shifted(up_to), end)) for behind, up_to in rest.holes]
+        if end < target.end:
+            holes.append((end, target.end))
+        absences = [(shifted(behind), shifted(up_to)) for behind, up_to in rest.absences]
+        since = [(name, shifted(position)) for name, position in rest.since]
+        rest = schema.WindowRest(shifted(rest.cursor), holes, absences, since)
+        window = window._replace(done=shifted(window.done), out=out, rest=schema.encode_rest(rest))
+        target.put(key, schema.encode_window(window))
+
+    def _copy_queued(self, source: _Source) -> None:
+        for key, value in self.scan(source, schema.QUEUED):
+            index = source.target_of.get(schema.split_queued(key)[0])
+            if index is not None:
+                self.targets[index].put(key, value)
+                self.moved.queued += 1
+
+    def _copy_wills(self, source: _Source) -> None:
+        for key, value in self.scan(source, schema.WILL):
+            self.targets[home(key[1:].decode(), self._workers)].put(key, value)
+            self.moved.wills += 1
+
+    def _copy_retained(self, source: _Source) -> None:
+        for key, value in self.scan(source, schema.RETAINED):
+            topic = key[1:]
+            message, _ = schema.decode_message(value)
+            newer = self._retained.get(topic)
+            if newer is not None and newer.number >= message.number:
+                continue
+            self._retained.pop(topic, None)
+            self.targets[owner(topic, self._workers)].put(key, value)
+            self.moved.retained += 1
+
+    def _finish_retained(self) -> None:
+        for topic, message in self._retained.items():
+            if message.payload:
+                target = self.targets[owner(topic, self._workers)]
+                target.put(schema.retained_key(topic), schema.encode_message(message))
+                self.moved.retained += 1
+
+    def retain(self, message: schema.StoredMessage) -> None:
+        """A hand-off log has it for the owner of its topic."""
+        known = self._retained.get(message.topic)
+        if known is None or known.number < message.number:
+            self._retained[message.topic] = message
+
+    # ------------------------------------------------------------ share groups
+
+    def share(self, label: bytes, message: schema.StoredMessage, source: _Source) -> bool:
+        """Queue it for a member of the group, of this old worker if there is one. False: nobody takes it."""
+        everywhere = (other.members.get(label, ()) for other in self.sources if other is not source)
+        for members in (source.members.get(label, ()), *everywhere):
+            able = [member for member in members if member.options & schema.QOS]
+            if able:
+                self._turn += 1
+                self._queue(able[self._turn % len(able)], label, message)
+                return True
+        return False
+
+    def _queue(self, member: _Member, label: bytes, message: schema.StoredMessage) -> None:
+        flags = min(member.options & schema.QOS, message.qos) | schema.SHARED_COPY
+        if message.retain and member.options & 8:  # Retain As Published
+            flags |= schema.RETAIN
+        identifiers = b""
+        if member.identifier:
+            identifiers = bytes((_PROPERTY_IDENTIFIER,)) + _varint(member.identifier)
+        queued = schema.StoredQueued(flags, group_number(label), identifiers, message)
+        self._number = max(self._number + 1, time.time_ns() // 1000)
+        key = schema.queued_key(member.client_id, self._number << 8 | _NO_WORKER)
+        target = self.sources[member.source].target_of[member.client_id]
+        self.targets[target].put(key, schema.encode_queued(queued))
+        self.moved.queued += 1
+
+
+class _HandOff:
+    """What the hand-off logs have for one old worker."""
+
+    def __init__(self, work: _Repartition, source: _Source) -> None:
+        self._work = work
+        self._source = source
+        self._position = source.last
+        self._messages: list[schema.StoredMessage] = []
+        self._names: list[list[bytes]] = []
+        self._bytes = 0
+
+    def run(self) -> None:
+        """Give all of it to its sessions."""
+        for other in self._work.sources:
+            self._from(other)
+        self._put_block()
+
+    def _from(self, other: _Source) -> None:
+        stream, taken, refused = self._source.taken.get(other.index, (0, 0, set()))
+        for key, value in self._work.scan(other, schema.HANDOFF + bytes((self._source.index,))):
+            sequence = schema.key_position(key)
+            if sequence == 0:
+                if schema.decode_handoff_head(value)[0] != stream:
+                    taken, refused = 0, set()
+                continue
+            _, part, payloads = schema.decode_handoff(value)
+            for position, entry in enumerate(decode_entries(part, payloads)):
+                if entry.control:
+                    continue
+                if sequence > taken:
+                    self._take(entry)
+                elif (sequence, position) in refused:
+                    self._share(entry)
+
+    def _take(self, entry: Entry) -> None:
+        source, work = self._source, self._work
+        message = _message(entry)
+        is_first = not (entry.shared is not None and entry.retained_only)  # else another entry has brought it
+        if entry.retain and is_first and owner(entry.topic, len(work.sources)) == source.index:
+            work.retain(message)
+        if not entry.retained_only and entry.qos:
+            names = source.filters.match(entry.topic)
+            if names:
+                self._append(message, names)
+        self._share(entry)
+
+    def _share(self, entry: Entry) -> None:
+        if entry.shared is not None and entry.qos and self._work.share(entry.shared, _message(entry), self._source):
+            self._work.moved.handed_on += 1
+
+    def _append(self, message: schema.StoredMessage, names: list[bytes]) -> None:
+        self._messages.append(message)
+        self._names.append(names)
+        self._bytes += message.content_bytes
+        self._work.moved.handed_on += 1
+        if len(self._messages) == _BLOCK_MESSAGES or self._bytes >= _BLOCK_BYTES:
+            self._put_block()
+
+    def _put_block(self) -> None:
+        if not self._messages:
+            return
+        first, block = self._position + 1, schema.encode_block(self._messages)
+        listed: dict[bytes, list[int]] = {}
+        for at, names in enumerate(self._names):
+            for name in names:
+                listed.setdefault(name, []).append(at)
+        for index, wanted in self._source.wanted.items():
+            target = self._work.targets[index]
+            lists = [(name, places) for name, places in listed.items() if name in wanted]
+            start = first + target.shift[self._source.index]
+            for name, places in lists:
+                sizes = [self._messages[at].content_bytes for at in places]
+                entries = zip((at - places[0] for at in places), sizes, strict=True)
+                packed = b"".join(schema.PART_ENTRY.pack(*entry) for entry in entries)
+                target.put_part(name, start + places[0], places[0], len(lists), packed, sum(sizes))
+            if lists:
+                target.put(schema.block_key(start), block)
+                self._work.moved.blocks += 1
+        self._position += len(self._messages)
+        self._messages, self._names, self._bytes = [], [], 0
+
+
+def _message(entry: Entry) -> schema.StoredMessage:
+    return schema.StoredMessage(
+        entry.topic, entry.payload, entry.number, entry.qos, entry.retain, entry.properties, entry.expires
+    )
+
+
+def _varint(value: int) -> bytes:
+    """A Variable Byte Integer [MQTT 5, 1.5.5]."""
+    digits = bytearray()
+    while True:
+        value, digit = value >> 7, value & 0x7F
+        digits.append(digit | (0x80 if value else 0))
+        if not value:
+            return bytes(digits)

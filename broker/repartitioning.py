@@ -1,0 +1,128 @@
+"""What the supervisor does when it finds a data directory that was made for another number of workers.
+
+The work (`broker.repartition`) is done by a process of its own: LevelDB starts a thread that no fork takes along, and
+the workers are forked from this one. The operator sees a line that moves on a terminal, and log lines otherwise.
+
+It is refused, too, when the disk would have no room for the reserves of the new stores (`leveldb_store.room`): they
+would take no message, and a compaction could fill the disk with nothing left to get out of that.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from leveldb_store.room import Room
+from shards.apart import ApartFailed, apart
+
+if TYPE_CHECKING:
+    from broker.leveldb import LevelDB
+    from broker.logs import Log
+    from shards.data_dir import Change
+
+__all__ = ["Refused", "Repartitioning"]
+
+_PROGRESS_SECONDS = 1.0
+_PROGRESS_SECONDS_TERMINAL = 0.1
+_STAT_BLOCK_BYTES = 512
+
+
+class Refused(Exception):
+    """It cannot be done, and nothing was changed. One line."""
+
+
+class Repartitioning:
+    """`shards.data_dir.DataDir` calls it."""
+
+    def __init__(self, log: Log, settings: LevelDB) -> None:
+        self._log = log
+        self._settings = settings
+
+    def __call__(self, change: Change) -> None:
+        """Fill the new stores. Raises Refused."""
+        before, after = len(change.old), len(change.new)
+        self._log.info("repartition_begins", workers_before=before, workers=after)
+        from broker.repartition import RepartitionError  # with LevelDB
+
+        try:
+            apart(lambda: _work(change, self._settings, self._log), RepartitionError)
+        except ApartFailed as error:
+            raise Refused(
+                f"the stores of {before} workers cannot be repartitioned for {after}: {error}; they are as they were: "
+                f"start with --workers {before}, or with another --data-dir"
+            ) from None
+        except KeyboardInterrupt:
+            raise Refused(f"interrupted; the stores of {before} workers are as they were") from None
+
+
+def _work(change: Change, settings: LevelDB, log: Log) -> None:
+    from broker.repartition import repartition  # with LevelDB
+
+    progress = _Progress(len(change.old), len(change.new), log)
+    moved = repartition(
+        change.old,
+        change.new,
+        change.old_epoch,
+        change.epoch,
+        progress,
+        lambda line: log.warning("store", said=line),
+    )
+    _check_room(change, settings)
+    progress.end()
+    log.info(
+        "repartitioned",
+        workers_before=len(change.old),
+        workers=len(change.new),
+        sessions=moved.sessions,
+        subscriptions=moved.subscriptions,
+        retained=moved.retained,
+        wills=moved.wills,
+        queued=moved.queued,
+        blocks=moved.blocks,
+        handed_on=moved.handed_on,
+        bytes=moved.bytes,
+        seconds=progress.seconds(),
+    )
+
+
+def _check_room(change: Change, settings: LevelDB) -> None:
+    # when the old stores are removed
+    from broker.repartition import RepartitionError  # with LevelDB
+
+    room = Room(change.new[0], *settings.sizes(change.new[0], len(change.new)))
+    wanted = len(change.new) * room.wanted()
+    given_back = sum(file.stat().st_blocks for path in change.old for file in path.iterdir()) * _STAT_BLOCK_BYTES
+    there = room.free() + given_back
+    if there < wanted:
+        raise RepartitionError(
+            f"the disk would have {there >> 20} MB of room behind it, and the new stores want {wanted >> 20} MB"
+        )
+
+
+class _Progress:
+    def __init__(self, before: int, after: int, log: Log) -> None:
+        self._began = self._said = time.monotonic()
+        self._text = f"mqttd: stores of {before} workers for {after}"
+        self._log = log
+        self._is_terminal = sys.stderr.isatty()
+        self._every = _PROGRESS_SECONDS_TERMINAL if self._is_terminal else _PROGRESS_SECONDS
+
+    def __call__(self, records: int) -> None:
+        now = time.monotonic()
+        if now - self._said < self._every:
+            return
+        self._said = now
+        if self._is_terminal:
+            print(f"\r{self._text}: {records} records, {self.seconds():.1f} s", end="", file=sys.stderr, flush=True)
+        else:
+            self._log.info("repartitioning", records=records, seconds=self.seconds())
+
+    def seconds(self) -> float:
+        """Since it began."""
+        return round(time.monotonic() - self._began, 3)
+
+    def end(self) -> None:
+        """The line is complete."""
+        if self._is_terminal:
+            print(f"\r{self._text}: done in {self.seconds():.1f} s\033[K", file=sys.stderr, flush=True)

@@ -1,0 +1,269 @@
+"""Reading a log from the disk: which part of an index has a position, running counts, batches.
+
+Positions that are gone are never looked for among the deleted keys, which LevelDB would walk over one by one: a search
+begins at the first part that was not deleted. What was read lately is kept, bounded: sessions that come back together
+to the same place of the same index get the same batch, those that come by other indexes the same messages. A batch ends
+where it has touched half of the blocks that can be kept: so sessions that share blocks, each with a little of its own
+in them, stay close to each other, and each block is read once for all. Of a block only those messages are made that
+somebody wants.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Concatenate, Final, ParamSpec, Self, TypeVar
+
+import plyvel
+
+from leveldb_store import schema
+from leveldb_store.contract import StoreError
+from leveldb_store.database import Database, told
+from pyx.message import Message
+from pyx.records import Batch
+from pyx.router import expiry_offset
+from pyx.stored import Gathering, Stored, block_messages, content_size, part_ends, part_running, unpack_block
+
+BLOCKS_BYTES_MAX: Final = 8 << 20  # of blocks that are kept, and what was made of them
+# Blocks in one batch, and their bytes. The loop waits for them; and sessions that return together stay close to each
+# other by it: were only those counted that come from the disk, each would go on where the one before has read to, and
+# find nothing kept
+BLOCKS_MAX: Final = 128
+TOUCHED_BYTES_MAX: Final = BLOCKS_BYTES_MAX // 2
+BATCHES_BYTES_MAX: Final = 8 << 20  # of batches that are kept (their messages are mostly those of the blocks)
+MESSAGE_BYTES: Final = 160  # beside its content
+RUNNING_MAX: Final = 65_536  # running counts that are remembered
+
+BLOCKS_END: Final = schema.prefix_end(schema.BLOCK)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _refused(read: Callable[Concatenate[Reader, P], T]) -> Callable[Concatenate[Reader, P], T]:
+    """What LevelDB cannot read becomes a StoreError: here is the one door for its errors."""
+
+    @functools.wraps(read)
+    def reading(reader: Reader, /, *args: P.args, **keywords: P.kwargs) -> T:
+        try:
+            return read(reader, *args, **keywords)
+        except (plyvel.Error, ValueError) as error:
+            raise StoreError(f"the store {reader.path} cannot be read: {told(error)}") from error
+
+    return reading
+
+
+class Blocks:
+    """Blocks in rising order: one that follows the last is not searched for."""
+
+    def __init__(self, db: plyvel.DB) -> None:
+        self._db = db
+        self._iterator: plyvel.Iterator | None = None
+        self._follows = 0  # position behind the last block
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._iterator is not None:
+            self._iterator.close()
+
+    def value(self, position: int) -> bytes | None:
+        """The block that begins at this position, None if there is none."""
+        wanted = schema.block_key(position)
+        if self._iterator is None:
+            self._iterator = self._db.iterator(start=wanted, stop=BLOCKS_END, verify_checksums=True)
+        elif position != self._follows:
+            self._iterator.seek(wanted)
+        key, value = next(self._iterator, (None, None))
+        if key != wanted or value is None:
+            self._follows = 0
+            return None
+        self._follows = position + block_messages(value)
+        found: bytes = value
+        return found
+
+
+class Reader:
+    """Reads blocks and parts of one database. One thread uses it."""
+
+    def __init__(self, database: Database, deleted_up_to: dict[int, int], say: Callable[[str], None]) -> None:
+        self.blocks_read = 0
+        self.batches_shared = 0
+        self.damaged = 0
+        self._database = database
+        self._deleted_up_to = deleted_up_to
+        self._say = say
+        self._blocks: OrderedDict[int, Stored] = OrderedDict()
+        self._blocks_bytes = 0
+        self._batches: OrderedDict[tuple[int, int, int], tuple[Batch, int, int, int]] = OrderedDict()
+        self._batches_bytes = 0
+        self._running: dict[tuple[int, int], tuple[int, int] | None] = {}
+
+    @property
+    def path(self) -> Path:
+        """Where the store is."""
+        return self._database.path
+
+    @_refused
+    def running(self, number: int, position: int) -> tuple[int, int] | None:
+        """(messages, bytes) of an index up to and with `position`, as its last part at or before that says; None: no
+        part begins so early.
+        """
+        key = (number, position)
+        if key in self._running:
+            return self._running[key]
+        with self._database.lock:
+            found = self._part_at(number, position)
+        counts = None if found is None else part_running(found[1], found[0], position)
+        if len(self._running) >= RUNNING_MAX:
+            self._running.clear()
+        self._running[key] = counts
+        return counts
+
+    @_refused
+    def first_part(self, number: int, after: int) -> tuple[int, bytes] | None:
+        """(first position, value) of the first part that begins behind `after`."""
+        with self._database.lock, self._parts(number, after + 1) as parts:
+            for key, value in parts:
+                return schema.key_position(key), value
+        return None
+
+    @_refused
+    def last_part(self, number: int) -> tuple[int, bytes] | None:
+        """(first position, value) of the index's last part."""
+        with (
+            self._database.lock,
+            self._database.db.iterator(
+                start=schema.part_key(number, 0),
+                stop=schema.part_key(number + 1, 0),
+                reverse=True,
+                verify_checksums=True,
+            ) as parts,
+        ):
+            for key, value in parts:
+                return schema.key_position(key), value
+        return None
+
+    @_refused
+    def batch(self, number: int, after: int, up_to: int, bytes_max: int, last: int) -> tuple[Batch, int]:
+        """Messages of an index behind `after` up to and with `up_to`: one if there is one, then up to `bytes_max`; and
+        the position up to which that is everything.
+
+        `last`: the index's last position; the batch is truncated if it ends before. What cannot be read is left out.
+        """
+        key = (number, after, bytes_max)
+        kept = self._batches.get(key)
+        if kept is not None and (kept[0].truncated or kept[2] == last):
+            self._batches.move_to_end(key)
+            self.batches_shared += 1
+            return kept[0], kept[1]
+        gathering = Gathering()
+        reached = after
+        room, room_bytes = BLOCKS_MAX, TOUCHED_BYTES_MAX
+        with self._database.lock:
+            found = self._part_at(number, after)
+            begin = after + 1 if found is None else found[0]
+            with self._parts(number, begin) as parts, Blocks(self._database.db) as blocks:
+                for part_key, value in parts:
+                    first = schema.key_position(part_key)
+                    end, position, _ = part_ends(value, first)
+                    if first > up_to or room == 0 or room_bytes <= 0:
+                        break
+                    if end <= after:
+                        continue
+                    block = self._block(position, blocks)
+                    if block is None:
+                        self.damaged += 1
+                    else:
+                        size = block.held_bytes
+                        is_all = gathering.add(value, first, block, after, bytes_max)
+                        self._blocks_bytes += block.held_bytes - size
+                        room -= 1
+                        room_bytes -= size
+                        if not is_all:
+                            reached = gathering.last
+                            break
+                    reached = end
+        batch = gathering.finish(reached < last)
+        if batch.count:  # an empty one says only that nothing was there up to `up_to`
+            self._keep_batch(key, batch, reached, last)
+        return batch, reached
+
+    @_refused
+    def message(self, position: int) -> Message | None:
+        """The message with this position."""
+        with self._database.lock:
+            with self._database.db.iterator(
+                start=schema.BLOCK,
+                stop=schema.block_key(position),
+                include_stop=True,
+                reverse=True,
+                include_value=False,
+            ) as keys:
+                key = next(keys, None)
+            with Blocks(self._database.db) as blocks:
+                block = None if key is None else self._block(schema.key_position(key), blocks)
+        if block is None or key is None:
+            return None
+        at = position - schema.key_position(key)
+        if at >= block.count:
+            return None
+        size = block.held_bytes
+        message = block.message_at(at)
+        self._blocks_bytes += block.held_bytes - size
+        return message
+
+    def _parts(self, number: int, position: int) -> plyvel.Iterator:
+        return self._database.db.iterator(
+            start=schema.part_key(number, position), stop=schema.part_key(number + 1, 0), verify_checksums=True
+        )
+
+    def _part_at(self, number: int, position: int) -> tuple[int, bytes] | None:
+        # (first position, value) of the last part that begins at or before `position`. With the lock
+        with self._parts(number, self._deleted_up_to.get(number, 0) + 1) as parts:
+            key, value = next(parts, (b"", b""))
+            if not key or schema.key_position(key) > position:
+                return None
+            first = schema.key_position(key)
+            if part_ends(value, first)[0] >= position:
+                return first, value
+            parts.seek(schema.part_key(number, position + 1))
+            key, value = parts.prev()
+        return schema.key_position(key), value
+
+    def _block(self, position: int, blocks: Blocks) -> Stored | None:
+        # all messages of a block; None: it cannot be read, and that was said. With the lock
+        kept = self._blocks.get(position)
+        if kept is not None:
+            self._blocks.move_to_end(position)
+            return kept
+        why = "it is missing"
+        try:
+            value = blocks.value(position)
+            block = None if value is None else unpack_block(value, expiry_offset)
+        except (plyvel.Error, ValueError) as error:
+            block, why = None, told(error)
+        if block is None:
+            self._say(f"block {position} of the store {self._database.path} cannot be read ({why}): it is left out")
+            return None
+        self.blocks_read += 1
+        self._blocks[position] = block
+        self._blocks_bytes += block.held_bytes
+        while self._blocks_bytes > BLOCKS_BYTES_MAX and len(self._blocks) > 1:
+            _, gone = self._blocks.popitem(last=False)
+            self._blocks_bytes -= gone.held_bytes
+        return block
+
+    def _keep_batch(self, key: tuple[int, int, int], batch: Batch, reached: int, last: int) -> None:
+        before = self._batches.pop(key, None)
+        if before is not None:
+            self._batches_bytes -= before[3]
+        size = content_size(batch) + 2 * MESSAGE_BYTES * (batch.count + 1)
+        self._batches[key] = (batch, reached, last, size)
+        self._batches_bytes += size
+        while self._batches_bytes > BATCHES_BYTES_MAX and len(self._batches) > 1:
+            _, (_, _, _, gone) = self._batches.popitem(last=False)
+            self._batches_bytes -= gone

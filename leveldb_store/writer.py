@@ -1,0 +1,366 @@
+"""The writer thread: group commit, and the deletion of what nobody needs.
+
+The loop's thread hands over *work*: a closed batch with its ticket, or what has become unnecessary. The thread takes
+everything that lies there, writes it as one LevelDB batch with one fsync, and says the highest ticket. While it does,
+the next batches gather: the slower the disk, the larger the commits. plyvel lets go of the interpreter while it writes.
+
+An error of the disk (full, I/O) stops the writer at that batch: `failed` says so, no ticket becomes durable, the
+reserve (`leveldb_store.room`) is given away, and at once if there was one, else every RETRY_SECONDS, the database is
+opened anew and the same batch tried again (twice applied is once applied: records are set and deleted, never changed).
+`full` says that no new message should come: while there is little room and until the reserve is there again. Any other
+error is ours: `collect` raises it in the loop, and the worker dies.
+
+Deleting. An index's parts at or below its low-water mark are deleted, each with one less in the count of its block: how
+many indexes still have a part in it. A block that no index needs is deleted. The count of a block begins with what its
+parts say, and is a record of its own only between its first part's deletion and its last's; it is written in the same
+batch as the deletions that it counts, and always before the next ones (with fsync), so that no crash counts anything
+twice. So memory does not grow with the backlog, and no scan is needed to find what may go. Deleting is done in slices
+between commits, and at most a third of the thread's time goes into it while commits wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import plyvel
+
+from leveldb_store import schema
+from leveldb_store.compaction import Compactor
+from leveldb_store.contract import StoreError
+from leveldb_store.database import Database, told
+from pyx.stored import part_ends
+
+RETRY_SECONDS = 0.5
+TIDY_SECONDS = 0.5  # what is trimmed in that time is deleted together: mostly whole blocks
+TIDY_PARTS = 500  # of a slice: one to two milliseconds
+TIDY_SHARE = 2  # a slice is followed by so many times its duration without one, while commits wait
+COUNTS_MAX = 65_536  # of blocks, remembered beside their records
+COMMIT_BYTES_MAX = 16 << 20  # of batches that are written as one
+LOOK_SECONDS = 0.5  # how often the room on the disk is looked at while something is written, or the disk is full
+LOOK_BYTES = 4 << 20  # or after so many bytes
+HIGHEST = 2**64 - 2
+
+
+@dataclass(slots=True)
+class Work:
+    """What the loop's thread hands over at once."""
+
+    ticket: int = 0
+    """0 = nobody waits for it."""
+    batch: plyvel.WriteBatch | None = None
+    size: int = 0
+    """Bytes of the batch, about."""
+    is_synced: bool = False
+    """Whether it is to be on the disk itself before it counts as durable."""
+    blocks: int = 0
+    """How many of them are in the batch."""
+    last_position: int = 0
+    trimmed: dict[int, int] = field(default_factory=dict)
+    """Index number -> everything at or before this position may go."""
+    dropped: list[tuple[int, int, int]] = field(default_factory=list)
+    """(index number, from behind, up to and with)."""
+    gone: list[int] = field(default_factory=list)
+    """Numbers of indexes of which nothing is needed."""
+
+
+class Writer:
+    """Owns all writing to one database."""
+
+    def __init__(self, database: Database, last_position: int, gone: list[int], say: Callable[[str], None]) -> None:
+        self.failed: str | None = None
+        """Why nothing becomes durable."""
+        self.full: str | None = None
+        """Why no new message should come."""
+        self.commits = 0
+        self.durable = 0
+        self.deleted_up_to: dict[int, int] = {}
+        """Index number -> parts that end at or before this position are deleted (as far as it was looked up)."""
+        self._database = database
+        self._say = say
+        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        self._broken: BaseException | None = None
+        self._trimmed: dict[int, int] = {}
+        self._dropped: list[tuple[int, int, int]] = []
+        self._gone = gone
+        self._counts: dict[int, int] = {}
+        self._deleted: set[bytes] = set()  # parts, in the slice that is being made
+        self._last_position = last_position
+        self._block_bytes = 0.0  # of a block, a moving average
+        self._compactor = Compactor(database)
+        self._next_tidy = 0.0
+        self._next_look = 0.0
+        self._written = 0  # bytes since then
+        self._total = 0  # bytes in all
+        self._is_probe_due = False
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._guarded, name="store-writer", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------ the loop's thread
+
+    def hand_over(self, work: Work) -> None:
+        """Have it written."""
+        self._queue.put(work)
+
+    def fileno(self) -> int:
+        """Readable when `durable`, `failed` or `full` have changed."""
+        return self._event
+
+    def collect(self) -> int:
+        """The highest durable ticket."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._event)
+        if self._broken is not None:
+            raise StoreError("the store's writer has ended") from self._broken
+        return self.durable
+
+    def close(self) -> None:
+        """Write what was handed over, unless the disk refuses, and end."""
+        self._stop.set()
+        self._queue.put(None)
+        self._thread.join()
+        self._compactor.join()
+        os.close(self._event)
+
+    # ------------------------------------------------------------ the writer's thread
+
+    def _guarded(self) -> None:
+        try:
+            self._look_at_room()
+            while self._round():
+                self._look_at_room()
+        except BaseException as error:  # noqa: BLE001  it is raised in the loop's thread, by collect
+            self._broken = error
+            os.eventfd_write(self._event, 1)
+
+    def _round(self) -> bool:
+        works, goes_on = self._take()
+        batches = [work.batch for work in works if work.batch is not None]
+        tidy = None
+        now = time.monotonic()
+        if goes_on and self._has_tidying() and now >= self._next_tidy:
+            # what is deleted goes with this commit; it was found in what earlier commits have written
+            tidy, is_all = self._slice_or_leave()
+            spent = time.monotonic() - now
+            self._next_tidy = now + spent + (TIDY_SECONDS if is_all else TIDY_SHARE * spent if batches else 0)
+            if tidy is not None:
+                batches.append(tidy)
+        if self._is_probe_due and goes_on and not batches:
+            # while the disk is full, an error of a compaction would show with the next write only, and none may come
+            probe = self._database.db.write_batch()
+            probe.put(schema.POSITION, schema.U64.pack(self._last_position))
+            batches.append(probe)
+        self._is_probe_due = False
+        size = sum(work.size for work in works)
+        is_synced = tidy is not None or any(work.is_synced for work in works)
+        if batches and not self._write(batches, size, is_synced):
+            return False
+        for work in works:
+            self._learn(work)
+        return goes_on
+
+    def _take(self) -> tuple[list[Work], bool]:
+        # what lies there, waiting for the first; False: that was all there will be
+        works: list[Work] = []
+        size = 0
+        wait = max(0.0, self._next_tidy - time.monotonic()) if self._has_tidying() else None
+        looks = LOOK_SECONDS if self.full is not None else self._compactor.waits
+        if looks is not None:
+            wait = looks if wait is None else min(wait, looks)
+        try:
+            work = self._queue.get(wait is None or wait > 0, wait)
+            while True:
+                if work is None:
+                    return works, False
+                works.append(work)
+                size += work.size
+                if size >= COMMIT_BYTES_MAX:
+                    break
+                work = self._queue.get_nowait()
+        except queue.Empty:
+            pass
+        return works, True
+
+    def _learn(self, work: Work) -> None:
+        # it is written: what it names may be deleted now, and nothing before
+        self._last_position = max(self._last_position, work.last_position)
+        if work.blocks:
+            self._block_bytes += (work.size / work.blocks - self._block_bytes) / 64
+        if (work.trimmed or work.dropped or work.gone) and not self._has_tidying():
+            self._next_tidy = max(self._next_tidy, time.monotonic() + TIDY_SECONDS)
+        for number, up_to in work.trimmed.items():
+            self._trimmed[number] = max(up_to, self._trimmed.get(number, 0))
+        self._dropped += work.dropped
+        self._gone += work.gone
+        if work.ticket:
+            self.durable = work.ticket
+            os.eventfd_write(self._event, 1)
+
+    def _write(self, batches: list[plyvel.WriteBatch], size: int, fsync: bool) -> bool:
+        # until it is written; False: stopped before it was
+        room = self._database.room
+        is_first = True
+        while True:
+            try:
+                self._database.write(batches, fsync)
+                self.commits += 1
+                self._written += size
+                self._total += size
+                if self.failed is not None:
+                    self._next_look = 0.0
+                    self.failed = None
+                    os.eventfd_write(self._event, 1)
+                    self._say("the store writes again")
+                return True
+            except (plyvel.Error, OSError) as error:
+                self._note_failure(error)
+            try:
+                if not (room.release() and is_first) and self._stop.wait(RETRY_SECONDS):
+                    return False
+                is_first = False
+                while not room.has(size):
+                    if self._stop.wait(RETRY_SECONDS):
+                        return False
+                self._compactor.join()
+                self._database.reopen()
+                room.keep_opening()
+                self._compactor.again()
+            except (plyvel.Error, OSError) as error:
+                raise StoreError(f"the store cannot be opened anew after an error: {told(error)}") from error
+
+    def _look_at_room(self) -> None:
+        now = time.monotonic()
+        if now < self._next_look and self._written < LOOK_BYTES:
+            return
+        self._next_look, self._written = now + LOOK_SECONDS, 0
+        try:
+            full = self._database.room.look()
+        except OSError as error:
+            full = f"the room on the disk cannot be told: {told(error)}"
+        if full is not None:
+            self._is_probe_due = True
+        self._compactor.look(self._total, is_urgent=full is not None)
+        if (full is None) != (self.full is None):
+            self.full = full
+            os.eventfd_write(self._event, 1)
+
+    def _note_failure(self, error: Exception) -> None:
+        if self.failed is None:
+            self.failed = f"{told(error)}, since {time.strftime('%Y-%m-%dT%H:%M:%S%z')}"
+            os.eventfd_write(self._event, 1)
+            self._say(f"the store cannot write: {told(error)}; it is tried again every {RETRY_SECONDS} s")
+
+    # ------------------------------------------------------------ deleting
+
+    def _has_tidying(self) -> bool:
+        return bool(self._trimmed or self._dropped or self._gone)
+
+    def _slice_or_leave(self) -> tuple[plyvel.WriteBatch | None, bool]:
+        try:
+            return self._slice()
+        except plyvel.Error as error:
+            # damage on the disk: what is unnecessary stays, what is needed is not touched
+            self._say(f"the store cannot find what to delete: {told(error)}; some room is not given back")
+            self._trimmed.clear()
+            self._dropped.clear()
+            self._gone.clear()
+            self._counts.clear()
+            return None, True
+
+    def _slice(self) -> tuple[plyvel.WriteBatch | None, bool]:
+        # (the deletions of one slice, or None if there is nothing to delete; was that all)
+        batch = self._database.db.write_batch()
+        released: dict[int, list[int]] = {}
+        self._deleted.clear()
+        left = TIDY_PARTS
+        while left > 0 and self._gone:
+            number = self._gone[-1]
+            left, last = self._delete_parts(batch, released, number, 0, HIGHEST, left)
+            if left > 0:
+                self._gone.pop()
+                self._trimmed.pop(number, None)
+                self._dropped = [each for each in self._dropped if each[0] != number]
+                self.deleted_up_to.pop(number, None)
+                for key in (schema.trimmed_key(number), schema.dropped_key(number), schema.gone_key(number)):
+                    batch.delete(key)
+        while left > 0 and self._dropped:
+            number, after, up_to = self._dropped.pop()
+            left, last = self._delete_parts(batch, released, number, after, up_to, left)
+            if left <= 0:
+                self._dropped.append((number, last, up_to))
+        while left > 0 and self._trimmed:
+            number = next(iter(self._trimmed))
+            up_to = self._trimmed.pop(number)
+            begin = self._deleted_up_to(number)
+            left, last = self._delete_parts(batch, released, number, begin, up_to, left)
+            if last > begin:
+                self.deleted_up_to[number] = last
+                batch.put(schema.trimmed_key(number), schema.U64.pack(last))
+            if left <= 0:
+                self._trimmed[number] = up_to
+        self._release(batch, released)
+        return batch if batch.approximate_size() > 12 else None, not self._has_tidying()
+
+    def _deleted_up_to(self, number: int) -> int:
+        known = self.deleted_up_to.get(number)
+        if known is None:
+            value = self._database.db.get(schema.trimmed_key(number))
+            known = self.deleted_up_to[number] = 0 if value is None else schema.decode_u64(value)
+        return known
+
+    def _delete_parts(
+        self, batch: plyvel.WriteBatch, released: dict[int, list[int]], number: int, after: int, up_to: int, left: int
+    ) -> tuple[int, int]:
+        # parts that lie wholly behind `after` and not behind `up_to`; (room left, last position deleted)
+        last = after
+        with self._database.db.iterator(
+            start=schema.part_key(number, after + 1), stop=schema.part_key(number, up_to + 1)
+        ) as parts:
+            for key, value in parts:
+                end, block, indexes = part_ends(value, schema.key_position(key))
+                if end > up_to:
+                    break
+                last = end
+                if key in self._deleted:
+                    continue  # by another reason, in this slice: it is still in the database, and counted already
+                self._deleted.add(key)
+                batch.delete(key)
+                known = released.get(block)
+                if known is None:
+                    released[block] = [1, indexes]
+                else:
+                    known[0] += 1
+                left -= 1
+                if left <= 0:
+                    break
+        return left, last
+
+    def _release(self, batch: plyvel.WriteBatch, released: dict[int, list[int]]) -> None:
+        # fewer indexes need these blocks
+        is_deleted = False
+        for block, (fewer, indexes) in released.items():
+            had = self._counts.pop(block, None)
+            if had is None and fewer < indexes:
+                value = self._database.db.get(schema.wanted_key(block))
+                had = None if value is None else schema.decode_u32(value)
+            remain = (indexes if had is None else had) - fewer
+            if remain > 0:
+                batch.put(schema.wanted_key(block), schema.U32.pack(remain))
+                self._counts[block] = remain
+                continue
+            is_deleted = True
+            self._compactor.note(block, int(self._block_bytes))
+            batch.delete(schema.block_key(block))
+            if had is not None:
+                batch.delete(schema.wanted_key(block))
+        if is_deleted:
+            batch.put(schema.POSITION, schema.U64.pack(self._last_position))
+        while len(self._counts) > COUNTS_MAX:
+            del self._counts[next(iter(self._counts))]

@@ -1,0 +1,532 @@
+"""What a disk has of a session's windows, and what may leave only when it has it.
+
+A store that keeps has of each session that outlives its connection:
+
+- in the log, every message at QoS 1 and 2 for it, whether it is connected or not;
+- its *window* (family V of `leveldb_store.schema`): up to where it has been sent the log, what of that is in flight
+  under which Packet Identifier and in which state, and the Packet Identifiers of its own QoS 2 publishes without
+  PUBREL. So: what lies behind `cursor` was never sent; what lies before and is not in flight is finished;
+- a record of its own (family Q) for each message that stands in no index it reads: shares of a group, retained
+  messages it asked for, and what is in flight of a subscription that has ended.
+
+Whatever the client could hold against us after a crash is stored before it leaves: a QoS 2 PUBLISH with its Packet
+Identifier and a PUBREL (*departures*: they wait in one ring, by the ticket of their tick), a PUBREC and a PUBCOMP (in
+the ring of acks). These *touch* the session: its window is stored with the tick. A QoS 1 PUBLISH and its PUBACK only
+make it *lag*: then it is stored within LAG_MS, and nothing waits for that. So a crash may bring a QoS 1 message again,
+and never one of QoS 2.
+
+`restore` puts all of that back, for a session that has its subscriptions again and no connection yet.
+"""
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdlib cimport free, malloc, qsort
+from libc.string cimport memcpy
+
+from pyx cimport counters as count
+from pyx.little_endian cimport get16, get32, get64, put16, put32, put64
+from pyx.message cimport message_copy
+from pyx.records cimport Block, ENTRY_EXPIRES, Entry, LogKey, read_entry
+from pyx.routing cimport find_expiry, free_pointers, pointers_push
+from pyx.session cimport FREE, WAIT_PUBCOMP
+from pyx.subscriptions cimport Filter, Membership
+
+cdef enum:
+    LAG_MS = 100                # so long a window may be behind what was acknowledged
+    LAGGING_MAX = 1000          # windows stored for that in one tick
+    CONTIGUOUS = 4096           # positions: an older message in flight is held by itself, not with all behind it
+    HEAD_BYTES = 14             # of a window: u64 done, u16 next Packet Identifier, u16 out, u16 in
+    OUT_BYTES = 12              # u16 Packet Identifier, u8 flags, u8 state, u64 position
+    QUEUED_HEAD_BYTES = 7       # u8 flags, u32 origin, u16 bytes of Subscription Identifiers
+    NO_PUBLISHER = 0xFFFF
+
+
+cdef int by_order(const void* a, const void* b) noexcept nogil:
+    cdef uint64_t x = (<Inflight**>a)[0].order, y = (<Inflight**>b)[0].order
+    return (x > y) - (x < y)
+
+
+cdef bytes whole(Packed p):
+    return PyBytes_FromStringAndSize(<char*>p.at, p.size)
+
+
+cdef bytes window_key(Session s):
+    return b"V" + s.client_id.encode("utf-8", "surrogatepass")
+
+
+cdef bytes queued_prefix(Session s):
+    return b"Q" + s.client_id.encode("utf-8", "surrogatepass") + b"\0"
+
+
+cdef bytes queued_key(Session s, uint64_t number):
+    cdef object wide = number
+    return queued_prefix(s) + wide.to_bytes(8, "big")
+
+
+cdef class Windows(Routing):
+    """Stores windows, holds back what waits for them, and puts them back."""
+
+    def __cinit__(self, *_):
+        self.moved = {}
+
+    def __dealloc__(self):
+        while self.departures_count:
+            self.pop_departure()
+        free(self.departures)
+        free_pointers(&self.touched)
+        free_pointers(&self.lagging)
+        free_pointers(&self.awaiting)
+
+    # ------------------------------------------------------------ what waits
+
+    cdef int touch(self, Session s) except -1:
+        # its window is stored with this tick; what says so to the client leaves after that
+        if not s.touched:
+            s.touched = True
+            pointers_push(&self.touched, s)
+        s.committing = self.last_ticket + 1
+        self.recorded = self.synced = True
+        return 0
+
+    cdef int lag(self, Session s) except -1:
+        if not s.lagging:
+            s.lagging = True
+            if self.lagging.count == 0:
+                self.lag_due = self.now_ms + LAG_MS
+            pointers_push(&self.lagging, s)
+        return 0
+
+    cdef int wake(self, Session s) except -1:
+        # what it reads is looked at when the log is swept
+        cdef uint32_t i
+        cdef Filter* f
+        for i in range(s.own.count):
+            f = s.own.items[i].filter
+            if f.index != NULL:
+                (<LogKey>f.index).rests = False
+        return 0
+
+    cdef int await_window(self, Session s) except -1:
+        if not s.awaiting:
+            s.awaiting = True
+            pointers_push(&self.awaiting, s)
+        return 0
+
+    cdef int depart(self, Session s, Connection conn, Inflight* slot) except -1:
+        # the slot's PUBLISH or PUBREL, when its session's window is durable
+        cdef Departure* ring
+        cdef Departure* d
+        cdef uint32_t cap, i
+        if self.departures_count == self.departures_cap:
+            cap = self.departures_cap * 2 if self.departures_cap else 64
+            ring = <Departure*>malloc(cap * sizeof(Departure))
+            if ring == NULL:
+                raise MemoryError
+            for i in range(self.departures_count):
+                ring[i] = self.departures[(self.departures_head + i) & (self.departures_cap - 1)]
+            free(self.departures)
+            self.departures = ring
+            self.departures_cap = cap
+            self.departures_head = 0
+        d = &self.departures[(self.departures_head + self.departures_count) & (self.departures_cap - 1)]
+        d.ticket = s.committing
+        d.order = slot.order
+        d.packet_id = slot.packet_id
+        d.state = slot.state
+        d.connection = <PyObject*>conn
+        Py_INCREF(conn)
+        self.departures_count += 1
+        return 0
+
+    cdef int pop_departure(self) except -1:
+        cdef Departure* d = &self.departures[self.departures_head]
+        Py_DECREF(<object>d.connection)
+        self.departures_head = (self.departures_head + 1) & (self.departures_cap - 1)
+        self.departures_count -= 1
+        return 0
+
+    cdef int let_depart(self) except -1:
+        # what the disk has by now leaves; unless its connection is gone: then it is sent again on the next one
+        cdef Departure d
+        cdef Connection conn
+        cdef Session s
+        cdef Inflight* slot
+        cdef uint32_t i
+        while self.departures_count and self.departures[self.departures_head].ticket <= self.durable_ticket:
+            d = self.departures[self.departures_head]
+            conn = <Connection>d.connection
+            s = <Session>conn.session
+            if s is not None and s.connection is conn:
+                slot = s.slot(d.packet_id)
+                if slot != NULL and slot.order == d.order and slot.state == d.state:
+                    self.send_departing(s, conn, slot)
+            self.pop_departure()
+        i = 0
+        while i < self.awaiting.count:
+            s = <Session>self.awaiting.items[i]
+            if s.committing > self.durable_ticket:
+                i += 1
+                continue
+            s.awaiting = False
+            self.set_ready(s)
+            self.awaiting.count -= 1
+            self.awaiting.items[i] = self.awaiting.items[self.awaiting.count]
+            Py_DECREF(s)
+        return 0
+
+    # ------------------------------------------------------------ windows
+
+    cdef int look_at_lagging(self) except -1:
+        # at the end of a tick: those that have lagged for long enough
+        cdef uint32_t i, n = self.lagging.count
+        cdef Session s
+        if n > LAGGING_MAX:
+            n = LAGGING_MAX
+        for i in range(n):
+            s = <Session>self.lagging.items[i]
+            if not s.touched:
+                self.store_window(s)
+            s.lagging = False
+            Py_DECREF(s)
+        for i in range(n, self.lagging.count):
+            self.lagging.items[i - n] = self.lagging.items[i]
+        self.lagging.count -= n
+        self.recorded = True
+        return 0
+
+    cdef int store_windows(self) except -1:
+        # of all sessions that were touched in this tick
+        cdef uint32_t i
+        cdef Session s
+        for i in range(self.touched.count):
+            s = <Session>self.touched.items[i]
+            self.store_window(s)
+            s.touched = False
+            Py_DECREF(s)
+        self.touched.count = 0
+        return 0
+
+    cdef int store_window(self, Session s) except -1:
+        cdef Packed packed = Packed.__new__(Packed)
+        cdef uint8_t* p
+        cdef Inflight** out
+        cdef Inflight* slot
+        cdef uint64_t cursor = s.cursor if s.behind else self.next_position - 1
+        cdef uint64_t done = cursor
+        cdef uint32_t i, n = 0
+        if s.over or not s.durable:
+            return 0
+        self.moved[s] = None
+        out = <Inflight**>malloc((s.inflight + 1) * sizeof(Inflight*))
+        if out == NULL:
+            raise MemoryError
+        try:
+            for i in range(s.window_cap):
+                slot = &s.window[i]
+                if slot.state != FREE:
+                    out[n] = slot
+                    n += 1
+                    if slot.state != WAIT_PUBCOMP and not slot.flags & OWN_RECORD and slot.position <= done:
+                        done = slot.position - 1
+            qsort(out, n, sizeof(Inflight*), by_order)
+            p = packed.room(HEAD_BYTES + n * OUT_BYTES + 2 * s.arrived_count)
+            p = put16(put16(put16(put64(p, done), s.next_id), n), s.arrived_count)
+            for i in range(n):
+                p = put16(p, out[i].packet_id)
+                p[0] = out[i].flags
+                p[1] = out[i].state
+                p = put64(p + 2, out[i].position)
+        finally:
+            free(out)
+        for i in range(s.arrived_cap):
+            if s.arrived[i]:
+                p = put16(p, s.arrived[i] & 0xFFFF)
+        put64(packed.room(8), cursor)
+        self.put_rest(packed, s)
+        self.store.put(window_key(s), whole(packed))
+        s.kept = True
+        return 0
+
+    cdef int put_rest(self, Packed packed, Session s) except -1:
+        # holes, absences and the positions behind which subscriptions begin
+        cdef list spans
+        cdef bytes name
+        cdef uint8_t* p
+        cdef uint32_t n
+        for spans in (s.holes, s.absences):
+            n = <uint32_t>len(spans) if spans is not None else 0
+            put16(packed.room(2), n)
+            for a, z in spans or ():
+                put64(put64(packed.room(16), a), z)
+        put16(packed.room(2), <uint32_t>len(s.since) if s.since is not None else 0)
+        for name, position in (s.since or {}).items():
+            n = <uint32_t>len(name)
+            p = put16(packed.room(2 + n + 8), n)
+            memcpy(p, <const char*>name, n)
+            put64(p + n, position)
+        return 0
+
+    cdef int forget_window(self, Session s) except -1:
+        # the session ends, with all that was stored of it here
+        cdef uint32_t i
+        cdef Queued* q
+        s.over = True
+        if not s.kept:
+            return 0
+        for i in range(s.window_cap):
+            if s.window[i].state != FREE and s.window[i].flags & OWN_RECORD:
+                self.forget_queued(s, s.window[i].position)
+        for i in range(s.queue_count):
+            q = &s.queue[(s.queue_head + i) & (s.queue_cap - 1)]
+            if q.number:
+                self.forget_queued(s, q.number)
+        self.store.delete(window_key(s))
+        self.recorded = self.synced = True
+        return 0
+
+    cdef uint64_t in_flight_since(self, Session s, set spans) except? 0xFFFFFFFFFFFFFFFF:
+        # the position behind which the session still needs the log for what is in flight; what lies far back goes into
+        # `spans` instead: a client that answers one message never must not hold all that came since
+        cdef uint64_t last = self.block.first - 1, lowest = last
+        cdef uint64_t near = last - CONTIGUOUS if last > CONTIGUOUS else 0
+        cdef Inflight* slot
+        cdef uint32_t i
+        for i in range(s.window_cap):
+            slot = &s.window[i]
+            if slot.state == FREE or slot.state == WAIT_PUBCOMP or slot.flags & OWN_RECORD or slot.position == 0:
+                continue
+            if slot.position <= near:
+                spans.add((slot.position - 1, slot.position))
+            elif slot.position <= lowest:
+                lowest = slot.position - 1
+        return lowest
+
+    # ------------------------------------------------------------ records of one message
+
+    cdef uint64_t keep_queued(self, Session s, Message m, uint8_t flags, uint32_t origin,
+                              PyObject* identifiers) except? 0:
+        # a message that stands in no index; returns its number
+        cdef Packed packed = Packed.__new__(Packed)
+        cdef uint64_t number = self.next_number()
+        cdef bytes publisher = b""
+        cdef uint32_t n = <uint32_t>len(<bytes>identifiers) if identifiers != NULL else 0
+        cdef uint8_t* p = packed.room(QUEUED_HEAD_BYTES + n)
+        p[0] = flags
+        p = put16(put32(p + 1, origin), n)
+        if n:
+            memcpy(p, <const char*><bytes>identifiers, n)
+        packed.entry(&m.content, 0, NULL)
+        if isinstance(m.publisher, str):
+            publisher = m.publisher.encode("utf-8", "surrogatepass")
+            n = <uint32_t>len(publisher)
+            memcpy(put16(packed.room(2 + n), n), <const char*>publisher, n)
+        else:
+            put16(packed.room(2), NO_PUBLISHER)
+        self.store.put(queued_key(s, number), whole(packed))
+        self.recorded = s.kept = True
+        if self.durabilities is not None:
+            self.settle_durability(&m.content)
+        return number
+
+    cdef int forget_queued(self, Session s, uint64_t number) except -1:
+        self.store.delete(queued_key(s, number))
+        self.recorded = True
+        return 0
+
+    cdef int finish_slot(self, Session s, Inflight* slot) except -1:
+        # what is in flight is done with
+        if self.keeps and s.durable:
+            if slot.flags & OWN_RECORD and slot.state != WAIT_PUBCOMP:
+                self.forget_queued(s, slot.position)
+            self.lag(s)
+        s.release(slot)
+        return 0
+
+    cdef int keep_unsubscribed(self, Session s) except -1:
+        # a subscription ends, and with it perhaps the index that what is in flight stands in [MQTT-3.10.4-3]
+        cdef uint32_t i
+        cdef Inflight* slot
+        for i in range(s.window_cap):
+            slot = &s.window[i]
+            if slot.state != FREE and slot.message != NULL and not slot.flags & OWN_RECORD and slot.position:
+                slot.position = self.keep_queued(s, <Message>slot.message, slot.flags, slot.group, slot.identifiers)
+                slot.flags |= OWN_RECORD
+                self.touch(s)
+        return 0
+
+    # ------------------------------------------------------------ implemented by Backlog
+
+    cdef int send_departing(self, Session s, Connection conn, Inflight* slot) except -1:
+        raise NotImplementedError
+
+    cdef bytes identifiers_of(self, Session s, Message m):
+        raise NotImplementedError
+
+    def abandon(self):
+        """See Routing."""
+        while self.departures_count:
+            self.pop_departure()
+        free_pointers(&self.touched)
+        free_pointers(&self.lagging)
+        free_pointers(&self.awaiting)
+        self.moved.clear()
+        Routing.abandon(self)
+
+    # ------------------------------------------------------------ putting back
+
+    def go_on_behind(self, uint64_t position):
+        """Before anything is logged: the store has positions up to this one."""
+        self.next_position = position + 1
+        self.block = Block(self.next_position)
+
+    @property
+    def position(self):
+        """Of the last message that was logged."""
+        return self.next_position - 1
+
+    def restore(self, Session s not None, bytes window=None, bint has_queue=True):
+        """Put back what the store has of a session: what is in flight, the Packet Identifiers of both directions, and
+        how far it has been sent the log. It has its subscriptions again, and no connection. `window`: its record of
+        family V; empty or None: there is none, and it has been sent everything. `has_queue`: it may have records of
+        family Q. ValueError: it is damaged."""
+        cdef dict own = self.stored_queue(s) if has_queue else {}
+        cdef uint32_t i
+        cdef Membership* e
+        cdef LogKey key
+        for i in range(s.own.count):
+            e = &s.own.items[i]
+            if e.group == NULL:
+                key = self.key_of(e.filter)
+                key.rests = key.restored = True
+        s.behind = True
+        s.cursor = self.next_position - 1
+        if window:
+            self.put_back(s, <const uint8_t*><const char*>window, len(window), own)
+        if self.limits.queue_qos0:
+            if s.absences is None:
+                s.absences = []
+            if not s.absences or s.absences[len(s.absences) - 1][1] != <uint64_t>-1:
+                s.absences.append((self.next_position - 1, <uint64_t>-1))
+        self.put_back_queue(s, own)
+        s.kept = True
+
+    def stored_queue(self, Session s not None):
+        """{number: (flags, origin, Subscription Identifiers, message)} of its records of family Q, in order."""
+        cdef dict found = {}
+        cdef bytes prefix = queued_prefix(s), key, value
+        cdef const uint8_t* p
+        cdef size_t n, at
+        cdef Entry e
+        cdef Message m
+        cdef uint32_t ids, length
+        for key, value in self.store.scan(prefix):
+            if len(key) != len(prefix) + 8:
+                continue                        # of a client id that begins with this one and NUL: there is none
+            p = <const uint8_t*><const char*>value
+            n = len(value)
+            if n < QUEUED_HEAD_BYTES:
+                raise ValueError("a queued message is cut off")
+            ids = get16(p + 5)
+            at = QUEUED_HEAD_BYTES + ids
+            if at > n:
+                raise ValueError("a queued message is cut off")
+            at += read_entry(p + at, n - at, &e)
+            if n < at + 2:
+                raise ValueError("a queued message is cut off")
+            length = get16(p + at)
+            if e.flags & ENTRY_EXPIRES:
+                e.content.expiry_offset = find_expiry(&e.content)
+            m = message_copy(&e.content, None)
+            if length != NO_PUBLISHER:
+                m.publisher = value[at + 2:at + 2 + length].decode("utf-8", "surrogatepass")
+            found[int.from_bytes(key[len(prefix):], "big")] = (
+                p[0], get32(p + 1), value[QUEUED_HEAD_BYTES:QUEUED_HEAD_BYTES + ids] if ids else None, m)
+        return found
+
+    cdef int put_back(self, Session s, const uint8_t* p, size_t n, dict own) except -1:
+        cdef uint32_t count_out, count_in, i, k
+        cdef size_t at
+        cdef Inflight* slot
+        cdef Message m
+        cdef bytes identifiers
+        cdef uint64_t position
+        cdef uint32_t group
+        if n < HEAD_BYTES:
+            raise ValueError("a window is cut off")
+        s.next_id = <uint16_t>get16(p + 8)
+        count_out = get16(p + 10)
+        count_in = get16(p + 12)
+        at = HEAD_BYTES + count_out * OUT_BYTES + 2 * count_in + 8
+        if n < at:
+            raise ValueError("a window is cut off")
+        s.cursor = get64(p + at - 8)
+        for i in range(count_out):
+            k = HEAD_BYTES + i * OUT_BYTES
+            position = get64(p + k + 4)
+            m = None
+            identifiers = None
+            group = 0
+            if p[k + 2] & OWN_RECORD:
+                if position in own:
+                    _, group, identifiers, m = own.pop(position)
+            elif p[k + 3] != WAIT_PUBCOMP:
+                m = self.store.message_at(position)
+                if m is not None:
+                    identifiers = self.identifiers_of(s, m)
+            if p[k + 3] == WAIT_PUBCOMP:
+                m = None
+            elif m is None:
+                continue                        # finished since this window was stored, and forgotten
+            slot = s.place_slot(<uint16_t>get16(p + k))
+            slot.flags = p[k + 2]
+            slot.state = p[k + 3]
+            slot.position = position
+            slot.group = group
+            if m is not None:
+                slot.message = <PyObject*>m
+                Py_INCREF(m)
+                if identifiers is not None:
+                    slot.identifiers = <PyObject*>identifiers
+                    Py_INCREF(identifiers)
+            self.counters.at[count.MATCHED] += 1
+        for i in range(count_in):
+            s.arrive(<uint16_t>get16(p + HEAD_BYTES + count_out * OUT_BYTES + 2 * i))
+        return self.put_back_rest(s, p + at, n - at)
+
+    cdef int put_back_rest(self, Session s, const uint8_t* p, size_t n) except -1:
+        cdef const uint8_t* end = p + n
+        cdef uint32_t which, i, many, length
+        cdef list spans
+        for which in range(2):
+            if end - p < 2 or <size_t>(end - p) < 2 + 16 * <size_t>get16(p):
+                raise ValueError("a window is cut off")
+            many = get16(p)
+            spans = [(get64(p + 2 + 16 * i), get64(p + 10 + 16 * i)) for i in range(many)]
+            p += 2 + 16 * many
+            if many and which == 0:
+                s.holes = spans
+            elif many:
+                s.absences = spans
+        if end - p < 2:
+            raise ValueError("a window is cut off")
+        many = get16(p)
+        p += 2
+        for _ in range(many):
+            if end - p < 2 or <size_t>(end - p) < 10 + <size_t>get16(p):
+                raise ValueError("a window is cut off")
+            length = get16(p)
+            if s.since is None:
+                s.since = {}
+            s.since[PyBytes_FromStringAndSize(<const char*>p + 2, length)] = get64(p + 2 + length)
+            p += 10 + length
+        return 0
+
+    cdef int put_back_queue(self, Session s, dict own) except -1:
+        cdef Message m
+        cdef uint64_t number
+        for number, (flags, origin, identifiers, message) in own.items():
+            m = message
+            # what a lagging window did not have in flight yet
+            s.enqueue(m, <PyObject*>identifiers if identifiers is not None else NULL, flags & ~OWN_RECORD, origin,
+                      number)
+            self.counters.at[count.MATCHED] += 1
+        return 0

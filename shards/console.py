@@ -1,0 +1,166 @@
+"""The supervisor's control socket: questions for workers, and their answers, one JSON object per line.
+
+    -> {"worker": I, "ask": {...}}
+    <- {"worker": I, "answer": {...}}    or {"worker": I, "error": "..."}
+
+A unix socket in the runtime directory, for its owner alone (0600). `DATA_DIR/broker.json` says where it is. What is
+asked is the worker's business (`broker.administration`); here it is passed on, one question of a client at a time. A
+client that does not read its answers, or says what is no question, is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from shards.seat import Message
+
+__all__ = ["LINE_BYTES_MAX", "Console", "Written"]
+
+LINE_BYTES_MAX = 65536
+"""Of a question or an answer."""
+
+_QUESTION_BYTES_MAX = 60_000  # with what is put around it, it is one packet
+_CLIENTS_MAX = 16
+_NAME = "console"
+_FILE = "broker.json"
+
+
+class Written:
+    """`DATA_DIR/broker.json`, as long as the broker runs."""
+
+    def __init__(self, data_dir: str, console: str, workers: int) -> None:
+        """Raises OSError."""
+        self._path = Path(data_dir, _FILE)
+        part = self._path.with_suffix(".part")
+        part.unlink(missing_ok=True)
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(json.dumps({"pid": os.getpid(), "control": console, "workers": workers}) + "\n")
+        part.rename(self._path)
+
+    def remove(self) -> None:
+        """The broker has ended."""
+        self._path.unlink(missing_ok=True)
+
+    @staticmethod
+    def read(data_dir: str) -> Message:
+        """What a broker has written there, perhaps one that was killed. OSError, ValueError: there is nothing."""
+        found: Message = json.loads(Path(data_dir, _FILE).read_text())
+        return found
+
+
+@dataclass(slots=True)
+class _Client:
+    socket: socket.socket
+    unread: bytes = b""
+    number: int = 0
+    """Of the question that waits for its answer; 0: none."""
+    worker: int = 0
+
+
+class Console:
+    """The listening socket and its clients. `ask(worker, message)` passes a question on; False: the worker is down."""
+
+    def __init__(self, runtime_dir: str) -> None:
+        """Raises OSError."""
+        self.path = os.path.join(runtime_dir, _NAME)
+        self.ask: Callable[[int, Message], bool] = lambda _worker, _message: False
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.setblocking(False)
+        mask = os.umask(0o177)
+        try:
+            self._listener.bind(self.path)
+        finally:
+            os.umask(mask)
+        self._listener.listen(_CLIENTS_MAX)
+        self._clients: dict[int, _Client] = {}
+        self._numbers = itertools.count(1)
+
+    def sockets(self) -> list[socket.socket]:
+        """To be watched for reading."""
+        return [self._listener, *(client.socket for client in self._clients.values())]
+
+    def readable(self, descriptor: int) -> None:
+        """One of them is."""
+        client = self._clients.get(descriptor)
+        if client is not None:
+            self._read(client)
+        elif descriptor == self._listener.fileno():
+            with contextlib.suppress(OSError):  # it is gone again
+                accepted, _ = self._listener.accept()
+                accepted.setblocking(False)
+                if len(self._clients) >= _CLIENTS_MAX:
+                    accepted.close()
+                else:
+                    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * LINE_BYTES_MAX)
+                    self._clients[accepted.fileno()] = _Client(accepted)
+
+    def answered(self, number: int, answer: object) -> None:
+        """A worker has answered."""
+        for client in list(self._clients.values()):
+            if client.number == number:
+                self._say(client, {"worker": client.worker, "answer": answer})
+
+    def gone(self, worker: int) -> None:
+        """A worker has died."""
+        for client in list(self._clients.values()):
+            if client.number and client.worker == worker:
+                self._say(client, {"worker": worker, "error": f"worker {worker} has died"})
+
+    def close(self) -> None:
+        """Let go of everything; in a forked child of its copies."""
+        for each in self.sockets():
+            each.close()
+        self._clients.clear()
+
+    def _read(self, client: _Client) -> None:
+        try:
+            data = client.socket.recv(LINE_BYTES_MAX)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        client.unread += data
+        if not data or len(client.unread) > LINE_BYTES_MAX:
+            self._drop(client)
+            return
+        self._next(client)
+
+    def _next(self, client: _Client) -> None:
+        if client.number or b"\n" not in client.unread:
+            return
+        line, _, client.unread = client.unread.partition(b"\n")
+        try:
+            if len(line) > _QUESTION_BYTES_MAX:
+                raise ValueError
+            asked = json.loads(line)
+            worker, ask = int(asked["worker"]), asked["ask"]
+        except (ValueError, KeyError, TypeError):
+            self._drop(client)
+            return
+        client.number, client.worker = next(self._numbers), worker
+        if not self.ask(worker, {"event": "ask", "number": client.number, "ask": ask}):
+            self._say(client, {"worker": worker, "error": f"worker {worker} does not run"})
+
+    def _say(self, client: _Client, message: Message) -> None:
+        client.number = 0
+        line = json.dumps(message).encode() + b"\n"
+        try:
+            sent = client.socket.send(line)
+        except OSError:
+            sent = 0
+        if sent < len(line):
+            self._drop(client)
+        else:
+            self._next(client)
+
+    def _drop(self, client: _Client) -> None:
+        self._clients.pop(client.socket.fileno(), None)
+        client.socket.close()

@@ -1,0 +1,223 @@
+"""The directory that outlives the broker: one store for each worker, and what they have in common.
+
+    mqttd.lock      locked by every process of the broker that uses the directory, as long as one of them lives
+    store.json      {"format": 1, "workers": N, "epoch": "...", "generation": G}: which stores these are
+    worker-I        the store of worker I, a LevelDB; of generation G > 0: worker-I.G
+
+Which worker has a session or a retained message depends on the number of workers. For another number new stores are
+made beside the old ones, by a function that is given here, under the next generation; then store.json is replaced, and
+in that moment they are the stores; then the old ones are removed. Whoever opens the directory removes what is of
+another generation than store.json says: half of the new stores, or the rest of the old ones. The epoch is drawn with
+each generation: it names these stores and no others.
+
+A broker that was killed leaves nothing behind that must be removed. Its workers die with it, a moment later: whoever
+starts at once waits for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+FORMAT = 1
+LOCK_SECONDS_MAX = 2.0
+"""How long a start waits for a broker that dies."""
+
+_LOCK = "mqttd.lock"
+_STORE = "store.json"
+_WORKER = "worker-"
+_EVERY_SECONDS = 0.02
+_NAME = re.compile(r"worker-(\d+)(?:\.(\d+))?")
+
+
+class DataDirError(Exception):
+    """The directory cannot be used. Its text is one line for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What store.json says."""
+
+    workers: int
+    epoch: str
+    generation: int = 0
+
+    def path(self, data_dir: str, worker: int) -> str:
+        """Where the store of a worker is."""
+        suffix = f".{self.generation}" if self.generation else ""
+        return os.path.join(data_dir, f"{_WORKER}{worker}{suffix}")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """From the stores of one number of workers to those of another."""
+
+    old: list[Path]
+    new: list[Path]
+    """Empty directories."""
+    old_epoch: str
+    epoch: str
+
+
+def settled(data_dir: str) -> Settled:
+    """What store.json says. FileNotFoundError: there is none. DataDirError: it is damaged, or of another format."""
+    try:
+        found = json.loads(Path(data_dir, _STORE).read_text())
+        known, workers, epoch, generation = (
+            found["format"], found["workers"], found["epoch"], found.get("generation", 0),
+        )  # fmt: skip
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DataDirError(f"data_dir {data_dir}: {_STORE} is damaged") from None
+    if known != FORMAT:
+        raise DataDirError(f"data_dir {data_dir}: has format {known}, this is mqttd for format {FORMAT}")
+    return Settled(workers, epoch, generation)
+
+
+def store_path(data_dir: str, worker: int) -> str:
+    """Where the store of a worker is, in a directory that a DataDir has opened."""
+    return settled(data_dir).path(data_dir, worker)
+
+
+def epoch_of(data_dir: str) -> str:
+    """The epoch of a directory that a DataDir has opened."""
+    return settled(data_dir).epoch
+
+
+class DataDir:
+    """An open data directory; the lock is inherited by whoever is forked, and goes with the last of them."""
+
+    def __init__(self, path: str, workers: int, repartition: Callable[[Change], None] | None = None) -> None:
+        """`path` is made (0700) when it is not there, its parents are not. `repartition` fills the stores for another
+        number of workers than the directory was made for; when it returns they are on the disk. Without it, another
+        number is refused. Raises DataDirError, and what `repartition` raises.
+        """
+        self.path = os.path.abspath(path)
+        self._repartition = repartition
+        try:
+            self._open(workers)
+        except OSError as error:
+            raise DataDirError(f"data_dir {self.path}: {error.strerror or error}") from None
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self._lock)
+
+    def _open(self, workers: int) -> None:
+        made = False
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self.path, 0o700)
+            made = True
+        names = set(os.listdir(self.path))
+        if names and not names & {_LOCK, _STORE}:
+            raise DataDirError(f"data_dir {self.path}: is not empty, and not a data directory of mqttd")
+        self._lock = lock(self.path)
+        try:
+            self._settle(workers)
+        except BaseException:
+            os.close(self._lock)
+            raise
+        if made:
+            _sync(os.path.dirname(self.path))
+
+    def _settle(self, workers: int) -> None:
+        try:
+            now = settled(self.path)
+        except FileNotFoundError:
+            if any(name.startswith(_WORKER) for name in os.listdir(self.path)):
+                raise DataDirError(f"data_dir {self.path}: has stores, and no {_STORE} that says of how many") from None
+            now = Settled(workers, secrets.token_hex(8))
+            self._replace(self._write_part(now))
+        self._remove_others(now)
+        if now.workers != workers:
+            now = self._change(now, workers)
+        self.epoch = now.epoch
+        self._make(now)
+
+    def _change(self, now: Settled, workers: int) -> Settled:
+        if self._repartition is None:
+            raise DataDirError(
+                f"data_dir {self.path}: was made for {now.workers} workers, not for {workers}: start with "
+                f"--workers {now.workers}, or with another --data-dir"
+            )
+        new = Settled(workers, secrets.token_hex(8), now.generation + 1)
+        old, beside = ([Path(each.path(self.path, i)) for i in range(each.workers)] for each in (now, new))
+        self._make(now)
+        try:
+            self._make(new)
+            self._repartition(Change(old, beside, now.epoch, new.epoch))
+            part = self._write_part(new)
+        except BaseException:
+            self._remove_others(now)
+            raise
+        self._replace(part)  # an error behind this is no reason to remove either
+        self._remove_others(new)
+        return new
+
+    def _write_part(self, now: Settled) -> Path:
+        """What is to be store.json, on the disk."""
+        content = {"format": FORMAT, "workers": now.workers, "epoch": now.epoch, "generation": now.generation}
+        part = Path(self.path, _STORE).with_suffix(".part")
+        _write(part, json.dumps(content) + "\n")
+        return part
+
+    def _replace(self, part: Path) -> None:
+        part.rename(Path(self.path, _STORE))
+        _sync(self.path)
+
+    def _make(self, now: Settled) -> None:
+        for worker in range(now.workers):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(now.path(self.path, worker), 0o700)
+        _sync(self.path)
+
+    def _remove_others(self, now: Settled) -> None:
+        for name in os.listdir(self.path):
+            found = _NAME.fullmatch(name)
+            if found is not None and int(found[2] or 0) != now.generation:
+                shutil.rmtree(os.path.join(self.path, name))
+
+
+def lock(path: str) -> int:
+    """Lock the directory, waiting a moment for whoever dies; the descriptor that holds it. DataDirError: in use."""
+    descriptor = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    until = time.monotonic() + LOCK_SECONDS_MAX
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                os.close(descriptor)
+                raise DataDirError(f"data_dir {path}: in use by another mqttd") from None
+            time.sleep(_EVERY_SECONDS)
+        else:
+            return descriptor
+
+
+def _write(file: Path, text: str) -> None:
+    """The file is on the disk with all of the text, or an error leaves none."""
+    try:
+        with open(file, "w", opener=lambda path, flags: os.open(path, flags | os.O_CLOEXEC, 0o600)) as written:
+            written.write(text)
+            written.flush()
+            os.fsync(written.fileno())
+    except OSError:
+        file.unlink(missing_ok=True)
+        raise
+
+
+def _sync(directory: str) -> None:
+    """The names in the directory are on the disk."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,19 @@
+"""The measurements of the store can be made, and what they say of it holds with less of everything."""
+
+from __future__ import annotations
+
+from tests.benchmarks import durable
+
+
+def test_acks_are_measured() -> None:
+    figures = durable.acks_of(25)
+    assert figures["ok"]
+    assert figures["record_bytes"] > 64
+    assert 0 < figures["ack_memory_p50_us"] < figures["ack_p50_us"] <= figures["ack_p99_us"]
+
+
+def test_a_start_is_measured_and_nothing_is_missing() -> None:
+    figures = durable.start_with(sessions=300, messages_each=4, ping_seconds=0.1)
+    assert figures["ok"], figures
+    assert 0 < figures["start_s"] < 20
+    assert figures["store_bytes"] > 300 * 4 * 64

@@ -1,0 +1,101 @@
+"""The bytes of sessions and wills (docs/store.md), and what is no such record."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leveldb_store import schema
+from leveldb_store.schema import SchemaError, StoredMessage, StoredSession, StoredWill
+from pyx.placement import group_number
+from tests.kept_host import kept, lasting
+
+SESSIONS = [
+    (StoredSession(0xFFFFFFFF, 4, None, 0, 1), "ffffffff 04 0000000000000000 0100000000000000 ffff"),
+    (StoredSession(3600, 5, "", 2, 1), "100e0000 05 0200000000000000 0100000000000000 0000"),
+    (StoredSession(1, 3, "é", 0x0102030405060708, 0), "01000000 03 0807060504030201 0000000000000000 0200 c3a9"),
+]
+WILLS = [
+    (
+        StoredWill(0, 0, None, StoredMessage(b"t", b"x", 0, qos=1, publisher="c")),
+        "0000000000000000 00000000 00 00000000 01 0100 00000000 01000000 0000000000000000 74 78 0100 63",
+    ),
+    (
+        StoredWill(0x0102030405060708, 30, 60, StoredMessage(b"t", b"", 0, retain=True, publisher="c")),
+        "0807060504030201 1e000000 01 3c000000 04 0100 00000000 00000000 0000000000000000 74 0100 63",
+    ),
+]
+
+
+@pytest.mark.parametrize(("session", "golden"), SESSIONS)
+def test_bytes_of_a_session(session: StoredSession, golden: str) -> None:
+    data = bytes.fromhex(golden)
+    assert schema.encode_session(session) == data
+    assert schema.decode_session(data) == session
+
+
+@pytest.mark.parametrize(("will", "golden"), WILLS)
+def test_bytes_of_a_will(will: StoredWill, golden: str) -> None:
+    data = bytes.fromhex(golden)
+    assert schema.encode_will(will) == data
+    assert schema.decode_will(data) == will
+
+
+@pytest.mark.parametrize("data", [bytes.fromhex(golden) for _, golden in SESSIONS])
+def test_a_session_of_another_length_is_damaged(data: bytes) -> None:
+    for wrong in (*(data[:n] for n in range(len(data))), data + b"\0"):
+        with pytest.raises(SchemaError):
+            schema.decode_session(wrong)
+
+
+@pytest.mark.parametrize("data", [bytes.fromhex(golden) for _, golden in WILLS])
+def test_a_will_of_another_length_is_damaged(data: bytes) -> None:
+    for wrong in (*(data[:n] for n in range(len(data))), data + b"\0"):
+        with pytest.raises(SchemaError):
+            schema.decode_will(wrong)
+
+
+@given(data=st.binary(max_size=100))
+def test_any_bytes_are_a_record_or_damaged(data: bytes) -> None:
+    for decode in (schema.decode_session, schema.decode_will, schema.decode_subscription, schema.decode_window):
+        try:
+            decode(data)
+        except SchemaError:
+            continue
+
+
+def test_what_the_router_stores_of_a_session_is_what_the_schema_says() -> None:
+    host, store = kept()
+    member = lasting(host, "m", 5)
+    member.subscribe(("$share/g/t", 2), ("t", 1), identifier=300)
+    host.lose(member)
+    publisher = host.connect("p", 5)
+    publisher.publish("t", b"x", qos=2, properties={"message_expiry_interval": 50})
+    host.settle()
+    ((key, value),) = store.scan(schema.QUEUED)
+    queued = schema.decode_queued(value)
+    assert schema.split_queued(key)[0] == "m"
+    assert queued.flags & schema.SHARED_COPY
+    assert queued.group == group_number(b"g/t")
+    assert queued.identifiers == b"\x0b\xac\x02"
+    assert (queued.message.payload, queued.message.publisher) == (b"x", "p")
+    assert schema.encode_queued(queued) == value
+    ((_, value),) = store.scan(schema.WINDOW)
+    window = schema.decode_window(value)
+    assert schema.encode_window(window._replace(rest=schema.encode_rest(schema.decode_rest(window.rest)))) == value
+
+
+def test_windows_and_queued_messages_that_are_cut_off_are_refused() -> None:
+    rest = schema.WindowRest(9, [(1, 2), (4, 5)], [(3, 2**64 - 1)], [(b"a/#", 7)])
+    whole = schema.encode_rest(rest)
+    assert schema.decode_rest(whole) == rest
+    for end in range(len(whole)):
+        with pytest.raises(SchemaError):
+            schema.decode_rest(whole[:end])
+    queued = schema.StoredQueued(1, 7, b"", StoredMessage(b"t", b"body", 5, 1))
+    whole = schema.encode_queued(queued)
+    assert schema.decode_queued(whole) == queued
+    for end in range(len(whole)):
+        with pytest.raises(SchemaError):
+            schema.decode_queued(whole[:end])

@@ -1,0 +1,300 @@
+"""A worker without memory, a disk without room, a disk that is slow: what stands still, what goes on, and that all is
+well again by itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from broker.leveldb import LevelDB
+from broker.repartitioning import Refused, Repartitioning
+from broker.testing import BrokerFailed, Mqttd
+from shards.data_dir import DataDir, settled
+from tests import wire
+from tests.broker_process import KIND, BrokerProcess
+from tests.chaos.crowd import ids_on
+from tests.counted import CountedBroker
+from tests.integration.test_admin import report, status_of, totals
+from tests.integration.test_limits import Scene
+from tests.power.test_repartition import contents
+from tests.power.trace import compile_shim
+from tests.sansio import KeptLog
+from tests.small_disk import fill, grow, mounted
+from tests.waiting import let_pass, wait_until
+
+pytestmark = pytest.mark.skipif(KIND != "mqttd", reason="bounds, counters and the store are mqttd's own")
+
+SECONDS = 15.0
+LASTING = {"clean": False, "properties": {"session_expiry_interval": 600}}
+SYNC_SECONDS = 0.25
+
+
+def test_memory_that_has_room_again(tmp_path: Path, name: str) -> None:
+    """At worker_memory_bytes_max: publishers at QoS 1 wait, then are refused; QoS 0 goes on; sessions may come back.
+    Below it all is as before.
+    """
+    config = tmp_path / "mqttd.toml"
+    full = "[limits]\nworker_memory_bytes_max = 1000000\nhold_seconds_max = 0.5\n"
+    config.write_text("[limits]\nhold_seconds_max = 0.5\n")
+    broker = CountedBroker(4, ["--config", str(config)]).start()
+    scene = Scene(broker, 5, name)
+    try:
+        publisher, subscriber, old = scene.client(), scene.client(), scene.open(4)
+        old.connect(f"{name}old")
+        kept = {"clean": False, "properties": {"session_expiry_interval": 600}}
+        scene.client(f"{name}kept", **kept).disconnect()
+        subscriber.subscribe((name, 1))
+        config.write_text(full)
+        os.kill(broker.pid, signal.SIGHUP)
+        wait_until(lambda: len(broker.logged("memory_full")) == 4, SECONDS, "all have noticed")
+        let_pass(0.2)  # and their siblings have heard of it: no counter says so
+        assert subscriber.subscribe(f"{name}/more") == (0x97,)
+        assert publisher.publish(name, b"refused", qos=1) == 0x97
+        publisher.publish(name, b"goes", qos=0)
+        subscriber.receive(name, b"goes")
+        old.send(wire.publish(4, name, b"refused", qos=1, packet_id=1))
+        old.expect_closed()
+        assert scene.client(f"{name}kept", **kept).connack.session_present
+        config.write_text("[limits]\nhold_seconds_max = 0.5\n")
+        os.kill(broker.pid, signal.SIGHUP)
+        wait_until(lambda: scene.open().socket and publisher.publish(name, b"x", qos=1) == 0, SECONDS, "room again")
+        wait_until(lambda: len(broker.logged("memory_has_room")) == 4, SECONDS, "all have noticed")
+        assert scene.client().connack.reason == 0
+        assert broker.counter("memory_held") >= 2
+    finally:
+        for client in scene.opened:
+            client.close()
+        broker.stop()
+        broker.forget()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 120 MB, of which somebody else has 30."""
+    with mounted(tmp_path / "disk", "120m") as disk:
+        (disk / "others").write_bytes(bytes(30 << 20))
+        yield disk
+
+
+def test_a_full_disk_refuses_drains_and_recovers(small_disk: Path, name: str) -> None:
+    """Fill it by publishes at QoS 1 and 2 for a client that is away, until they are refused; the client comes, and gets
+    what was acknowledged, at QoS 2 once. Then there is room again.
+    """
+    environment = {
+        "MQTTD_LEVELDB__WRITE_BUFFER_BYTES": str(256 << 10),
+        "MQTTD_LEVELDB__RESERVE_BYTES": str(75 << 20),
+    }
+    arguments = ["--store", "leveldb", "--data-dir", str(small_disk / "data"), "--admin", "127.0.0.1:0"]
+    limits = {"queue_bytes_max": 1 << 30, "store_error_seconds_max": 0.5}
+    broker = CountedBroker(1, arguments, environment, **limits).start()
+    scene = Scene(broker, 5, name)
+    try:
+        sleeper = scene.client(f"{name}sleeper", **LASTING)
+        sleeper.subscribe((f"{name}/stored", 2))
+        sleeper.disconnect()
+        live, old, publisher = scene.client(), scene.open(4), scene.client(f"{name}publisher", **LASTING)
+        old.connect(f"{name}old")
+        live.subscribe((f"{name}/live", 0))
+        stored = _publish_until_refused(publisher, f"{name}/stored")
+        assert len(stored) > 20
+        publisher.publish(f"{name}/live", b"goes on")
+        live.receive(f"{name}/live", b"goes on")
+        old.send(wire.publish(4, f"{name}/stored", b"refused", qos=1, packet_id=1))
+        old.expect_closed()
+        assert status_of(broker, "/ready") == status_of(broker, "/health") == 200
+        assert report(broker, "/ready")["workers"][0]["store"] in ("full", "failed")
+        assert totals(broker)["mqttd_store_full"] == 1
+        sleeper = scene.client(f"{name}sleeper", **LASTING)
+        assert sleeper.connack.session_present
+        assert _drained(sleeper, len(stored)) == stored
+        wait_until(lambda: broker.counter("store_full") == 0, SECONDS, "what was read has made room")
+        assert publisher.publish(f"{name}/stored", b"again", qos=2) == 0
+        sleeper.receive(f"{name}/stored", b"again")
+        assert broker.logged("store_full")
+        assert broker.logged("store_has_room")
+        assert report(broker, "/ready")["workers"][0]["store"] == "ok"
+    finally:
+        for client in scene.opened:
+            client.close()
+        status = broker.stop()
+        broker.forget()
+    assert status == 0
+
+
+def test_a_small_disk_is_used_refuses_and_drains_without_any_setting(tmp_path: Path, name: str) -> None:
+    """Sizes that are made for large disks would leave nothing of it, or nothing to get out of it again."""
+    with mounted(tmp_path / "disk", "64m") as disk:
+        arguments = ["--store", "leveldb", "--data-dir", str(disk / "data")]
+        broker = CountedBroker(1, arguments, queue_bytes_max=1 << 30)
+        del broker.environment["MQTTD_LEVELDB__RESERVE_BYTES"]  # of all tests
+        broker.start()
+        scene = Scene(broker, 5, name)
+        try:
+            sleeper = scene.client(f"{name}sleeper", **LASTING)
+            sleeper.subscribe((f"{name}/stored", 2))
+            sleeper.disconnect()
+            publisher = scene.client(f"{name}publisher", **LASTING)
+            stored: list[bytes] = []
+            while True:
+                payload = b"%06d" % len(stored) + os.urandom(100_000)
+                if publisher.publish(f"{name}/stored", payload, qos=1 + len(stored) % 2):
+                    break
+                stored.append(payload[:6])
+            assert len(stored) > 100
+            assert broker.logged("store_full")
+            sleeper = scene.client(f"{name}sleeper", **LASTING)
+            assert _drained(sleeper, len(stored)) == stored
+            wait_until(lambda: broker.counter("store_full") == 0, SECONDS, "what was read has made room")
+            assert publisher.publish(f"{name}/stored", b"again", qos=2) == 0
+            sleeper.receive(f"{name}/stored", b"again")
+        finally:
+            for client in scene.opened:
+                client.close()
+            status = broker.stop()
+            broker.forget()
+        assert status == 0
+
+
+def test_a_full_disk_refuses_another_number_of_workers(tmp_path: Path, name: str) -> None:
+    """Wherever it becomes full: one line, and the stores are as they were, for the old number of workers, and for the
+    new one as soon as there is room.
+    """
+    with mounted(tmp_path / "disk", "64m") as disk:
+        data = disk / "data"
+        arguments = ["--store", "leveldb", "--data-dir", str(data)]
+        broker = BrokerProcess(2, arguments, {"MQTTD_LEVELDB__WRITE_BUFFER_BYTES": str(256 << 10)}).start()
+        opened: list[wire.Client] = []
+
+        def client(client_id: str) -> wire.Client:
+            opened.append(wire.Client(broker.address, 5))
+            opened[-1].connect(client_id, **LASTING)
+            return opened[-1]
+
+        sleepers = [each for worker in range(2) for each in itertools.islice(ids_on(worker, 2, f"{name}s"), 2)]
+        try:
+            for each in sleepers:
+                sleeper = client(each)
+                sleeper.subscribe((f"{name}/stored", 2))
+                sleeper.disconnect()
+            publisher = client(f"{name}publisher")
+            stored = [b"%06d" % number for number in range(80)]
+            for number, payload in enumerate(stored):
+                assert publisher.publish(f"{name}/stored", payload + os.urandom(100_000), qos=1 + number % 2) == 0
+            publisher.disconnect()
+            broker.stop()
+            before = _messages(contents(data))
+            others = fill(disk)
+            broker.workers = 3
+            for room in (16 << 10, 256 << 10, 2 << 20, 5 << 20):
+                others.unlink()
+                os.truncate(fill(disk), others.stat().st_size - room)
+                with pytest.raises(Refused, match="No space left on device"):
+                    DataDir(str(data), 3, Repartitioning(KeptLog(), LevelDB(reserve_bytes=0)))
+                assert settled(str(data)).generation == 0
+                assert {path.name for path in data.iterdir()} == {"mqttd.lock", "store.json", "worker-0", "worker-1"}
+            said = broker.stderr_size()
+            with pytest.raises(BrokerFailed, match="mqttd ended with status 4 "):
+                Mqttd.start(broker)  # that of ours removes its files when it fails
+            (line,) = (each for each in broker.stderr(said).splitlines() if "cannot be repartitioned" in each)
+            assert line.endswith("they are as they were: start with --workers 2, or with another --data-dir")
+            assert "Traceback" not in broker.stderr(said)
+            broker.workers = 2
+            broker.start()
+            sleeper = client(sleepers[0])
+            assert sleeper.connack.session_present
+            assert sleeper.await_packet("PUBLISH").payload[:6] == stored[0]
+            sleeper.close()
+            broker.stop()
+            assert _messages(contents(data)) == before
+            others.unlink()
+            grow(disk, "256m")  # what three stores without a reserve take until they are compacted
+            broker.workers = 3
+            broker.start()
+            for each in sleepers:
+                sleeper = client(each)
+                assert sleeper.connack.session_present
+                assert _drained(sleeper, len(stored)) == stored
+        finally:
+            for each_client in opened:
+                each_client.close()
+            status = broker.stop()
+            broker.forget()
+        assert status == 0
+
+
+def _messages(stores: list[dict[bytes, bytes]]) -> list[dict[bytes, bytes]]:
+    # blocks and parts of indexes
+    return [{key: value for key, value in store.items() if key[:1] in (b"B", b"I")} for store in stores]
+
+
+def _publish_until_refused(publisher: wire.Client, topic: str) -> list[bytes]:
+    # those that were acknowledged, QoS 1 and 2 in turn, each with a large body that no compression shortens
+    stored: list[bytes] = []
+    for number in range(2000):
+        payload = b"%06d" % number + os.urandom(100_000)
+        reason = publisher.publish(topic, payload, qos=1 + number % 2)
+        if reason == 0x97:
+            assert publisher.publish(topic, payload, qos=2) == 0x97
+            return stored
+        assert reason == 0
+        stored.append(payload[:6])
+    raise AssertionError("it is never full")
+
+
+def _drained(client: wire.Client, count: int) -> list[bytes]:
+    # as many messages as there must be, by number; QoS 1 may come twice, QoS 2 may not
+    got: list[bytes] = []
+    while len(set(got)) < count:
+        packet = client.await_packet("PUBLISH")
+        if packet.qos == 1:
+            client.ack("PUBACK", packet.packet_id)
+        else:
+            assert packet.payload[:6] not in got, "QoS 2 twice"
+            client.ack("PUBREC", packet.packet_id)
+            client.await_packet("PUBREL", packet.packet_id)
+            client.ack("PUBCOMP", packet.packet_id)
+        got.append(packet.payload[:6])
+    return sorted(set(got))
+
+
+def test_a_slow_disk_keeps_nobody_waiting_but_for_acks(tmp_path: Path, name: str) -> None:
+    """While the ack of a publish waits for its fdatasync, others are served as ever."""
+    environment = {
+        "LD_PRELOAD": str(compile_shim(tmp_path, Path(__file__).parents[1] / "power" / "slow.c")),
+        "SLOW_SYNC_MS": str(int(SYNC_SECONDS * 1000)),
+    }
+    arguments = ["--store", "leveldb", "--data-dir", str(tmp_path / "data")]
+    broker = CountedBroker(1, arguments, environment).start()
+    scene = Scene(broker, 5, name)
+    try:
+        sleeper = scene.client(f"{name}sleeper", **LASTING)
+        sleeper.subscribe((f"{name}/stored", 1))
+        sleeper.disconnect()
+        publisher, live = scene.client(), scene.client()
+        live.subscribe((f"{name}/live", 0))
+        longest, rounds = 0.0, 0
+        for packet_id in range(1, 3):
+            began = time.monotonic()
+            publisher.send(wire.publish(5, f"{name}/stored", b"slow", qos=1, packet_id=packet_id))
+            while time.monotonic() - began < SYNC_SECONDS * 0.75:
+                asked = time.monotonic()
+                live.publish(f"{name}/live", b"fast")
+                live.receive(f"{name}/live", b"fast")
+                longest = max(longest, time.monotonic() - asked)
+                rounds += 1
+            publisher.expect("PUBACK", packet_id=packet_id)
+            assert time.monotonic() - began >= SYNC_SECONDS
+        assert rounds > 3
+        assert longest < SYNC_SECONDS / 2, "somebody has waited for the disk"
+    finally:
+        for client in scene.opened:
+            client.close()
+        broker.stop()
+        broker.forget()

@@ -1,0 +1,179 @@
+"""The commands on stores, against a real broker: `mqttd sessions`, `mqttd store`, and versions that are not ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import plyvel
+import pytest
+
+from broker import cli
+from broker.testing import BrokerFailed, Mqttd
+from leveldb_store import schema
+from tests.broker_process import KIND
+from tests.wire import Client
+
+pytestmark = pytest.mark.skipif(KIND == "mosquitto", reason="mosquitto has no such stores")
+
+Start = Callable[[int], Mqttd]
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """``start(workers)``: a broker on the data directory; ended with the test."""
+    opened: list[Mqttd] = []
+
+    def run(workers: int = 1) -> Mqttd:
+        opened.append(Mqttd(workers, {"store": "leveldb", "data_dir": tmp_path / "data"}))
+        return opened[-1].start()
+
+    yield run
+    for each in opened:
+        each.kill()
+        each.forget()
+
+
+@pytest.fixture
+def mqttd(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """``mqttd(*arguments)``: (status, standard output, standard error)."""
+    for name in [name for name in os.environ if name.startswith("MQTTD_")]:
+        monkeypatch.delenv(name)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = cli.main(list(arguments))
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def filled(broker: Mqttd) -> None:
+    """Sessions with something of everything."""
+    for number in range(6):
+        with closing(Client(broker.address, 5)) as client:
+            client.connect(f"c{number}", clean=False, properties={"session_expiry_interval": 1000})
+            client.subscribe(("t/#", 2), ("$share/g/t", 1))
+    with closing(Client(broker.address, 5)) as client:
+        client.connect("publisher")
+        for number in range(20):
+            client.publish(f"t/{number % 3}", b"body %d" % number, qos=1 + number % 2, retain=number < 3)
+
+
+def test_sessions_are_listed_shown_and_deleted(start: Start, mqttd: Command, tmp_path: Path) -> None:
+    broker = start(2)
+    data = ["--data-dir", str(tmp_path / "data")]
+    with closing(Client(broker.address, 5)) as client:
+        client.connect("here", clean=False, properties={"session_expiry_interval": 1000})
+        client.subscribe(("a/+", 1))
+        with closing(Client(broker.address, 4)) as other:
+            other.connect("elsewhere", clean=False)
+        status, out, err = mqttd("sessions", "list", "--json", *data)
+        assert (status, err) == (0, "")
+        rows = {row["client"]: row for row in map(json.loads, out.splitlines())}
+        assert rows.keys() == {"here", "elsewhere"}
+        assert (rows["here"]["connected"], rows["elsewhere"]["connected"]) == (True, False)
+        assert "elsewhere" in mqttd("sessions", "list", *data)[1]
+        shown = json.loads(mqttd("sessions", "show", "here", "--json", *data)[1])
+        assert (shown["expiry_seconds"], shown["filters"]) == (1000, ["a/+"])
+        assert mqttd("sessions", "delete", "here", *data)[:2] == (0, "the session of 'here' is deleted\n")
+        assert client.expect("DISCONNECT").reason == 0x98
+    status, _, err = mqttd("sessions", "show", "here", *data)
+    assert (status, err) == (1, "mqttd: there is no session of 'here'\n")
+    assert broker.stop() == 0
+    status, _, err = mqttd("sessions", "list", *data)
+    assert (status, err) == (1, f"mqttd: no mqttd runs on the data directory {tmp_path}/data\n")
+
+
+def test_stores_are_verified_and_problems_named(start: Start, mqttd: Command, tmp_path: Path) -> None:
+    broker, data = start(2), tmp_path / "data"
+    filled(broker)
+    status, _, err = mqttd("store", "verify", str(data))
+    assert (status, err) == (4, f"mqttd: data_dir {data}: in use by another mqttd\n")
+    assert (data / "broker.json").stat().st_mode & 0o777 == 0o600
+    broker.kill()  # broker.json stays, and the logs are as a crash leaves them
+    assert "(one did, and was killed)" in mqttd("sessions", "list", "--data-dir", str(data))[2]
+    copy = tmp_path / "copy"
+    shutil.copytree(data, copy)
+    for directory in (data, copy):
+        status, out, err = mqttd("store", "verify", str(directory))
+        assert (status, err) == (0, ""), out
+        assert [line.partition(" records, ")[2] for line in out.splitlines()] == ["no problems", "no problems"]
+    status, out, _ = mqttd("store", "stats", "--json", str(data))
+    stats = json.loads(out)
+    assert status == 0
+    assert sum(store["families"]["sessions"]["records"] for store in stats) == 6
+    assert sum(store["families"]["retained messages"]["records"] for store in stats) == 3
+    assert "retained messages" in mqttd("store", "stats", str(data))[1]
+    assert mqttd("store", "stats", str(tmp_path))[0] == 4
+
+
+def test_every_family_is_verified(start: Start, mqttd: Command, tmp_path: Path) -> None:
+    broker, data = start(1), tmp_path / "data"
+    filled(broker)
+    assert broker.stop() == 0
+    spoilt = dict.fromkeys((b"\0position", b"FX", b"Sx", b"Tx\0t", b"Vx", b"Rt", b"Wx", b"P\1", b"Zx"), b"\x01")
+    spoilt |= {schema.block_key(2**40): b"\x01", schema.part_key(1, 2**40): b"\x01", schema.trimmed_key(1): b"\x01"}
+    spoilt |= {schema.dropped_key(1): b"\x01", schema.wanted_key(1): b"\x01", schema.handoff_key(1, 5): b"\x01"}
+    spoilt |= {schema.queued_key("x", 5): b"\x01"}
+    with plyvel.DB(str(data / "worker-0")) as db:
+        (block, _) = next(db.iterator(prefix=b"B"))
+        db.delete(block)
+        for key, value in spoilt.items():
+            db.put(key, value)
+    status, out, _ = mqttd("store", "verify", str(data))
+    assert status == 1
+    problems = [line for line in out.splitlines() if "record b" in line]
+    assert all(any(f"record {key!r}: " in line for line in problems) for key in spoilt), out
+    missing = f"block {schema.key_position(block)} is missing"
+    assert any(missing in line for line in problems)
+    assert all(missing in line or any(repr(key) in line for key in spoilt) for line in problems), out
+
+
+def test_a_flipped_bit_in_a_table_and_in_a_log_is_a_problem(start: Start, mqttd: Command, tmp_path: Path) -> None:
+    broker, data = start(1), tmp_path / "data"
+    filled(broker)
+    assert broker.stop() == 0
+    store = data / "worker-0"
+    with plyvel.DB(str(store)) as db:
+        db.compact_range()
+    for kind in ("*.ldb", "MANIFEST-*"):
+        copy = tmp_path / f"copy {kind[:3]}"
+        shutil.copytree(data, copy)
+        for file in (copy / "worker-0").glob(kind):
+            content = bytearray(file.read_bytes())
+            content[len(content) // 3] ^= 4
+            file.write_bytes(content)
+        status, out, _ = mqttd("store", "verify", str(copy))
+        assert status == 1, kind
+        assert "Corruption" in out or "damaged at byte" in out or "cannot be opened" in out, out
+    assert mqttd("store", "verify", str(data))[0] == 0
+
+
+@pytest.mark.parametrize("version", [schema.VERSION - 1, schema.VERSION + 1])
+def test_a_store_of_another_version_is_refused(start: Start, mqttd: Command, tmp_path: Path, version: int) -> None:
+    """One line and a status, with the same number of workers and with another; nothing is read, nothing changed."""
+    assert start(1).stop() == 0
+    store = tmp_path / "data" / "worker-0"
+    with plyvel.DB(str(store)) as db:
+        db.put(schema.SCHEMA, schema.U32.pack(version))
+        before = list(db)
+    said = f"the store {store} has schema version {version}, this mqttd reads version {schema.VERSION}"
+    for workers, status in ((1, 1), (2, 4)):
+        with pytest.raises(BrokerFailed) as failed:
+            start(workers)
+        assert f"mqttd ended with status {status} before it was ready" in str(failed.value)
+        lines = [line for line in str(failed.value).splitlines() if line.startswith("mqttd: ")]
+        assert len(lines) == 1
+        assert said in lines[0]
+    with plyvel.DB(str(store)) as db:
+        assert list(db) == before
+    assert not list((tmp_path / "data").glob("worker-*.1"))
+    status, out, _ = mqttd("store", "verify", str(tmp_path / "data"))
+    assert status == 1
+    assert f"has schema version {version}, known is {schema.VERSION}" in out

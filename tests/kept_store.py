@@ -1,0 +1,171 @@
+"""A store that keeps, without a disk: `leveldb_store.contract.Store` with its batches in a list.
+
+What is gathered between two `flush` is a batch; `durable` is the last one that the disk is said to have. `sync` moves
+it on. `after_crash` makes the store that the next worker finds: the batches up to there, and nothing else. What is read
+comes from memory at once, durable or not, as it does from the real one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+
+from leveldb_store.memory import MemoryStore
+from pyx.message import Message
+from pyx.records import Batch, Block, Index
+
+__all__ = ["KeptStore"]
+
+_Operation = Callable[["KeptStore"], None]
+
+
+class KeptStore(MemoryStore):
+    """`manual`: nothing is durable until `sync`; else every batch is as soon as somebody asks."""
+
+    immediate = False
+    keeps = True
+
+    def __init__(self, manual: bool = False) -> None:
+        super().__init__()
+        self.manual = manual
+        self.failed: str | None = None
+        self.little_room: str | None = None
+        self.records: dict[bytes, bytes] = {}
+        """As at the last durable ticket."""
+        self.durable = 0
+        self.batches: list[list[_Operation]] = []
+        self._found: list[_Operation] = []
+        """What makes the log as it was when this store began."""
+        self._batch: list[_Operation] = []
+        self._at: dict[int, Message] = {}
+
+    # ------------------------------------------------------------ the disk
+
+    @property
+    def full(self) -> str | None:  # type: ignore[override]
+        """See the contract."""
+        return self.failed or self.little_room
+
+    def sync(self, batches: int | None = None) -> int:
+        """The disk has so many more batches (None: all); -> the highest durable ticket."""
+        if self.failed is None:
+            until = len(self.batches) if batches is None else min(self.durable + batches, len(self.batches))
+            for batch in self.batches[self.durable : until]:
+                for operation in batch:
+                    if isinstance(operation, _Record):
+                        operation(self)
+            self.durable = until
+        return self.durable
+
+    def after_crash(self, manual: bool | None = None) -> KeptStore:
+        """The store that is there after a SIGKILL, or after the power went: what was durable."""
+        after = KeptStore(self.manual if manual is None else manual)
+        after.records = dict(self.records)
+        for operation in itertools.chain(self._found, *self.batches[: self.durable]):
+            if not isinstance(operation, _Record):
+                operation(after)
+        # whatever happened until now, the next crash finds it in one piece
+        after._at.clear()
+        parts = [(name, batch) for name in after._indexes for batch in after._read_all(name)]
+        for _, batch in parts:
+            after._at.update(batch.items())
+        after._found = [_Appended(parts, after.last_position)]
+        return after
+
+    def _read_all(self, name: bytes) -> Iterator[Batch]:
+        reached = 0
+        while batch := self.read(name, reached, 1 << 62):
+            yield batch
+            reached = batch.last
+
+    # ------------------------------------------------------------ the contract
+
+    def append(self, block: Block) -> int:
+        """See the contract."""
+        parts = [(name, batch) for name, batch in block.batches()]
+        last = block.first + block.count - 1
+        self._do(_Appended(parts, last))
+        return len(self.batches) + 1
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """See the contract."""
+        self._batch.append(_Record(key, value))
+
+    def delete(self, key: bytes) -> None:
+        """See the contract."""
+        self._batch.append(_Record(key, None))
+
+    def flush(self, sync: bool = True) -> int:  # noqa: ARG002
+        """See the contract."""
+        if self._batch:
+            self.batches.append(self._batch)
+            self._batch = []
+        return len(self.batches)
+
+    def collect(self) -> int:
+        """See the contract."""
+        return self.sync(0 if self.manual else None)
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """See the contract."""
+        return iter(sorted((key, value) for key, value in self.records.items() if key.startswith(prefix)))
+
+    def names(self) -> Iterable[bytes]:
+        """See the contract."""
+        return [name for name, index in self._indexes.items() if len(index)]
+
+    def message_at(self, position: int) -> Message | None:
+        """See the contract."""
+        return self._at.get(position)
+
+    def trim(self, index: bytes, up_to: int) -> None:
+        """See the contract."""
+        self._do(lambda store: MemoryStore.trim(store, index, up_to))
+
+    def drop(self, index: bytes, after: int, up_to: int) -> None:
+        """See the contract."""
+        self._do(lambda store: MemoryStore.drop(store, index, after, up_to))
+
+    def forget(self, index: bytes) -> None:
+        """See the contract."""
+        self._do(lambda store: MemoryStore.forget(store, index))
+
+    def _do(self, operation: _Operation) -> None:
+        operation(self)
+        self._batch.append(operation)
+
+    def appended(self, parts: list[tuple[bytes, Batch]], last: int) -> None:
+        """A block is readable."""
+        for name, batch in parts:
+            index = self._indexes.setdefault(name, Index())
+            before = index.total_bytes
+            index.extend(batch)
+            self._messages += batch.count
+            self._bytes += index.total_bytes - before
+            self._at.update(batch.items())
+        self.last_position = max(self.last_position, last)
+
+
+class _Record:
+    """A state record is put, or deleted (None)."""
+
+    def __init__(self, key: bytes, value: bytes | None) -> None:
+        self._key = key
+        self._value = value
+
+    def __call__(self, store: KeptStore) -> None:
+        if self._value is None:
+            store.records.pop(self._key, None)
+        else:
+            store.records[self._key] = self._value
+
+
+class _Appended:
+    """A block was appended."""
+
+    def __init__(self, parts: list[tuple[bytes, Batch]], last: int) -> None:
+        self._parts = parts
+        self._last = last
+
+    def __call__(self, store: KeptStore) -> None:
+        store.appended(self._parts, self._last)

@@ -1,0 +1,193 @@
+"""Power cuts under a broker with traffic: whatever of its disk is left, nothing acknowledged is lost, QoS 2 comes once.
+
+The broker runs once, traced, under load. Its clients keep a journal, whose moments are lengths of the trace: what a
+client did at a moment, the broker's disk cannot have known at an earlier one, and what the broker said at a moment was
+on the disk by then. So disk and clients can be put back to any one moment together, and go on from there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from leveldb_store import schema
+from leveldb_store.store import LevelStore
+from tests.broker_process import BrokerProcess
+from tests.chaos import conftest as chaos
+from tests.chaos.crowd import Crowd, ids_on
+from tests.chaos.durable import DurableSubscriber, Load, Past
+from tests.power.conftest import Trace
+from tests.power.cuts import Cut, cut
+from tests.power.disk import Disk
+from tests.power.trace import Record, Traced
+
+WORKERS = 2
+CUTS = 250
+TOPICS = "load/#"
+STAMP = struct.Struct(">II")
+STAMPED = re.compile(rb"load/\d/\d(?=\0\0\0)")  # a topic, which a stamp follows
+
+
+class Life(NamedTuple):
+    """What a broker did to its disk; where in the trace each record ends, and where the traffic began; its clients."""
+
+    records: Sequence[Record]
+    ends: Sequence[int]
+    begun: int
+    past: Past
+    publishers: Mapping[str, int]
+    """Their numbers by client id."""
+
+    def acknowledged(self) -> list[tuple[int, int, int]]:
+        """(moment, publisher, sequence number) of every PUBACK and PUBREC."""
+        found = []
+        for name, publisher in self.publishers.items():
+            numbers: dict[bytes, int] = {}
+            for moment, first, body in self.past[name]:
+                if first == 0:
+                    numbers[body[:2]] = int.from_bytes(body[2:], "big")
+                elif first >> 4 in (4, 5):
+                    found.append((moment, publisher, numbers[body[:2]]))
+        return sorted(found)
+
+
+Live = Callable[[str], Life]
+Start = Callable[..., BrokerProcess]
+
+
+def arguments_of(data_dir: Path) -> list[str]:
+    return ["--log-format", "json", "--store", "leveldb", "--data-dir", str(data_dir)]
+
+
+@pytest.fixture(scope="module")
+def live(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Live:
+    """``live(durability)``: a few seconds of a broker, lived once."""
+    lived: dict[str, Life] = {}
+
+    def of(durability: str) -> Life:
+        if durability not in lived:
+            lived[durability] = life(trace(tmp_path_factory.mktemp(durability) / "data"), durability)
+        return lived[durability]
+
+    return of
+
+
+def life(traced: Traced, durability: str) -> Life:
+    """Traffic, subscribers that go and come, a worker that is killed and recovers, and everything is killed."""
+    environment = {**traced.environment, "MQTTD_DURABILITY": durability}
+    broker = BrokerProcess(WORKERS, arguments_of(traced.root), environment).start()
+    try:
+        with Crowd(broker.address) as crowd:
+            load = Load(crowd, WORKERS, moment=lambda: traced.trace.stat().st_size)
+            sleepers = [
+                DurableSubscriber(crowd, next(ids_on(worker, WORKERS, "sleeper")), TOPICS, qos=1)
+                for worker in range(WORKERS)
+            ]
+            crowd.until(lambda: all(each.subscribed for each in sleepers), "the sleepers have subscribed")
+            for each in sleepers:
+                each.rest()
+            begun = len(traced.records())
+            load.begin()
+            crowd.let_run(0.7)
+            for each in load.subscribers[::3]:
+                each.rest()
+            crowd.let_run(0.7)
+            os.kill(broker.worker_pids()[0], signal.SIGKILL)
+            for each in load.subscribers:
+                each.wake()
+            load.delivered("after a worker was killed")
+            crowd.let_run(0.7)
+    finally:
+        broker.kill()
+        broker.forget()
+    records = traced.records()
+    ends = list(accumulate(record.size for record in records))
+    return Life(records, ends, begun, load.past(), {each.client_id: each.number for each in load.publishers})
+
+
+def go_on(life: Life, found: Cut, start: Start, patience: float, workers: int = WORKERS) -> None:
+    """Start a broker on what is left, let the clients return as they were then: AssertionError, or TimeoutError after
+    `patience` seconds, when something is missing, repeated or out of order.
+    """
+    moment = life.ends[found.point - 1]
+    past = {name: [event for event in events if event[0] <= moment] for name, events in life.past.items()}
+    broker = start(workers, arguments_of(found.directory))
+    with Crowd(broker.address) as crowd:
+        load = Load(crowd, WORKERS, past=past, patience=patience)
+        load.begin()
+        crowd.let_run(0.2)
+        load.finish()
+        load.check()
+    assert broker.stop() == 0
+    assert "Traceback" not in broker.stderr()
+    shutil.rmtree(found.directory)
+
+
+def stored(data_dir: Path, said: list[str]) -> list[set[tuple[int, int]]]:
+    """By worker: (publisher, sequence number) of all that its store, or a hand-off log for it, has for its sleeper."""
+    found: list[set[tuple[int, int]]] = [set() for _ in range(WORKERS)]
+    for worker in range(WORKERS):
+        store = LevelStore(data_dir / f"worker-{worker}", say=said.append)
+        try:
+            after = 0
+            while batch := store.read(TOPICS.encode(), after, 1 << 20):
+                after = batch.last
+                found[worker] |= {STAMP.unpack_from(message.payload) for _, message in batch.items()}
+            for key, value in store.scan(schema.HANDOFF):
+                # of the bodies of an entry only ours are of interest, and they follow their topics
+                found[key[1]] |= {STAMP.unpack_from(value, at.end()) for at in STAMPED.finditer(value)}
+        finally:
+            store.close()
+    return found
+
+
+@pytest.mark.parametrize("cuts", [CUTS, pytest.param(10_000, marks=pytest.mark.soak)])
+def test_what_was_acknowledged_is_stored(
+    live: Live, after_cuts: Path, cuts: int, record_property: chaos.Record
+) -> None:
+    """At every cut the stores open, and have all that was acknowledged for a session that never came back."""
+    life = live("fsync")
+    acknowledged = life.acknowledged()
+    said: list[str] = []
+    for found in cut(Disk(), life.records, cuts, seed=cuts, into=after_cuts, first=life.begun):
+        moment = life.ends[found.point - 1]
+        told = {(publisher, number) for when, publisher, number in acknowledged if when <= moment}
+        for worker, there in enumerate(stored(found.directory, said)):
+            lost = sorted(told - there)
+            assert not lost, f"cut {found.number}, {found.directory}, worker {worker}: {len(lost)}: {lost[:5]}"
+        shutil.rmtree(found.directory)
+    record_property("repairs", sum("is repaired" in each for each in said))
+
+
+@pytest.mark.parametrize("cuts", [8, pytest.param(1000, marks=pytest.mark.soak)])
+def test_nothing_acknowledged_is_lost_by_a_power_cut(
+    live: Live, after_cuts: Path, own_broker: Start, cuts: int
+) -> None:
+    """At every cut a broker starts on what is left, its clients return as they were then, and nothing is missing."""
+    life = live("fsync")
+    for found in cut(Disk(), life.records, cuts, seed=cuts, into=after_cuts, first=life.begun):
+        try:
+            go_on(life, found, own_broker, 30.0)
+        except BaseException as error:
+            error.add_note(f"cut {found.number} at record {found.point} of {len(life.records)}: {found.directory}")
+            raise
+
+
+def test_what_was_only_buffered_is_missed(live: Live, after_cuts: Path, own_broker: Start) -> None:
+    """The negative control: with `durability = "buffered"` a power cut loses something acknowledged, and we notice."""
+    life = live("buffered")
+    for found in cut(Disk(), life.records, 20, seed=1, into=after_cuts, first=life.begun):
+        try:
+            go_on(life, found, own_broker, 3.0)
+        except (AssertionError, TimeoutError):
+            return
+    pytest.fail("nothing was missed at 20 cuts")

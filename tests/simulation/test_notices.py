@@ -1,0 +1,58 @@
+"""Whether the simulation would notice: with a part of what the disk must have left out, some seed breaks a promise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from broker.handoffs import StoredHandoff
+from broker.peering import Peering
+from tests.kept_store import KeptStore
+from tests.simulation.seeds import attempt
+
+SEEDS = 60
+
+
+def noticed() -> str:
+    """The first violation."""
+    for seed in range(SEEDS):
+        found = attempt((seed, "survives"))
+        if found is not None:
+            return found
+    return ""
+
+
+def without(monkeypatch: pytest.MonkeyPatch, families: bytes) -> None:
+    """The store forgets to put these records."""
+    put = KeptStore.put
+
+    def forgetful(store: KeptStore, key: bytes, value: bytes) -> None:
+        if key[:1] not in families:
+            put(store, key, value)
+
+    monkeypatch.setattr(KeptStore, "put", forgetful)
+
+
+@pytest.mark.parametrize("family", ["V", "P", "Q", "T"])
+def test_a_family_of_records_that_is_not_there(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
+    without(monkeypatch, family.encode())
+    assert noticed()
+
+
+def test_a_hand_off_log_that_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forget(log: StoredHandoff, sequence: int, part: Any, payloads: list[Any], entries: int) -> None:
+        """Nothing is put."""
+
+    monkeypatch.setattr(StoredHandoff, "append", forget)
+    assert noticed()
+
+
+def test_a_link_ack_before_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hasty(peering: Peering) -> bool:
+        commits, peering._commits = peering._commits, []
+        peering._say(commits)
+        return True
+
+    monkeypatch.setattr(Peering, "commit", hasty)
+    assert noticed()

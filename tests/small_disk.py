@@ -1,0 +1,45 @@
+"""A small disk: a tmpfs that a test mounts, fills and makes larger. Mounting takes root: elsewhere such tests are
+skipped, and say so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+__all__ = ["fill", "grow", "mounted"]
+
+_PIECES = (1 << 20, 4096)
+
+
+@contextlib.contextmanager
+def mounted(path: Path, size: str) -> Iterator[Path]:
+    """A disk at `path`, of a size as mount(8) writes it (`24m`)."""
+    path.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], capture_output=True)
+    if done.returncode:
+        pytest.skip(f"mounting a small disk takes root: {done.stderr.decode().strip()}")
+    try:
+        yield path
+    finally:  # lazily: a test that fails may have left something open
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def grow(disk: Path, size: str) -> None:
+    """It has this size from now on."""
+    subprocess.run(["mount", "-o", f"remount,size={size}", str(disk)], check=True)
+
+
+def fill(disk: Path) -> Path:
+    """Somebody else takes it to the last byte; returns the file that does."""
+    others = disk / "others"
+    with others.open("ab", buffering=0) as file:
+        for size in _PIECES:
+            with contextlib.suppress(OSError):
+                while file.write(bytes(size)):
+                    pass
+    return others

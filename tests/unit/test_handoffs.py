@@ -1,0 +1,174 @@
+"""What a worker keeps of its links: the hand-off log, positions, and what leaves only when it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from broker.handoffs import StoredHandoff, kept_links
+from leveldb_store import schema
+from pyx.message import Message
+from pyx.records import pack_messages, without_words
+from tests.kept_store import KeptStore
+from tests.sansio import Host
+from zmq_mesh.contract import HandoffLog, LinkLimits
+from zmq_mesh.envelope import decode_entries
+from zmq_mesh.interest import Publisher
+from zmq_mesh.links import Link
+
+
+def host_with(store: KeptStore) -> Host:
+    return Host(workers=2, stores=[store, KeptStore()])
+
+
+def test_a_hand_off_log_is_found_again_as_it_was() -> None:
+    store = KeptStore()
+    host = host_with(store)
+    log = StoredHandoff(host.node.router, store, 3)
+    part = pack_messages([Message.create(b"t", b"body", qos=2, number=7)])
+    log.reserve(100)
+    log.append(101, part, [b"large"], 1)
+    log.append(102, memoryview(part), [], -1)
+    log.append(103, part, [], 1)
+    host.settle()
+    again = StoredHandoff(host.node.router, store.after_crash(), 3)
+    assert (again.stream, again.reserved, again.acknowledged) == (log.stream, 100, 0)
+    size = len(part)
+    assert list(again.found()) == [(101, size + 5, 1), (102, size, -1), (103, size, 1)]
+    assert again.read(101) == (part, [b"large"])
+    assert again.read(102) == again.read(103) == (part, [])
+    again.reserve(200)
+    assert not list(again.found()), "the link has it"
+    assert again.read(103) == (part, [])
+    log.trim(102)
+    host.settle()
+    assert [each[0] for each in StoredHandoff(host.node.router, store.after_crash(), 3).found()] == [103]
+    assert not list(StoredHandoff(host.node.router, store, 2).found())  # another peer's
+
+
+def test_what_is_stored_says_so_when_the_disk_has_it() -> None:
+    store = KeptStore(manual=True)
+    host = host_with(store)
+    log = StoredHandoff(host.node.router, store, 1)
+    log.append(1, b"", [], 0)
+    called: list[bool] = []
+    log.when_stored(lambda: called.append(True))
+    host.settle()
+    assert not called
+    store.sync()
+    host.settle()
+    assert called == [True]
+
+
+def test_words_for_a_siblings_broker_are_not_said_again() -> None:
+    host = Host(workers=2)
+    router = host.node.router
+    router.tell(1, b"?", b"question")
+    taken = router.take(1)
+    assert taken is not None
+    part: Any = taken[1]
+    before, after = (list(decode_entries(memoryview(each), [])) for each in (part, without_words(part)))
+    assert [(each.topic, bytes(each.payload)) for each in before] == [(b"?", b"question")]
+    assert [(each.topic, bytes(each.payload)) for each in after] == [(b".", b"question")]
+    log = StoredHandoff(router, KeptStore(), 1)
+    assert not log.append(1, part, [], 1), "the link must keep what cannot be read back"
+    assert log.append(2, without_words(part), [], 1)
+    message = pack_messages([Message.create(b"?", b"no word", qos=1)])
+    assert without_words(message) == message
+    assert without_words(b"") == b""
+    with pytest.raises(ValueError, match="cut off"):
+        without_words(message[:-1])
+
+
+def test_links_begin_where_the_store_says() -> None:
+    store = KeptStore()
+    host = Host(workers=2, stores=[store, KeptStore()])
+    router = host.node.router
+    router.put_record(schema.peer_key(1), schema.encode_peer(77, 5, [(4, 0, 1)]))
+    host.settle()
+    kept = kept_links(host.node)
+    assert kept.received == {1: (77, 5)}
+    assert kept.refusals == {1: [(4, 0, 1)]}
+    assert set(kept.handoffs) == {1}
+    assert kept_links(Host(workers=2).node) == ({}, {}, {})
+
+
+def test_the_records_of_links_are_decoded_or_refused() -> None:
+    head = schema.encode_handoff_head(1, 2)
+    assert schema.decode_handoff_head(head) == (1, 2)
+    entry = schema.encode_handoff(-1, b"part", [b"a", b""])
+    assert schema.decode_handoff(entry) == (-1, b"part", [b"a", b""])
+    peer = schema.encode_peer(1, 2, [(3, 4, 5)])
+    assert schema.decode_peer(peer) == (1, 2, [(3, 4, 5)])
+    for decode, record in (
+        (schema.decode_handoff_head, head), (schema.decode_handoff, entry), (schema.decode_peer, peer),
+    ):  # fmt: skip
+        for cut in range(len(record)):
+            with pytest.raises(schema.SchemaError):
+                decode(record[:cut])
+        with pytest.raises(schema.SchemaError):
+            decode(record + b"\0")
+
+
+class Delayed(HandoffLog):
+    """Stored when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(stream=5)
+        self.waiting: list[Callable[[], None]] = []
+
+    def when_stored(self, callback: Callable[[], None]) -> None:
+        """See HandoffLog."""
+        self.waiting.append(callback)
+
+
+class Deaf:
+    """Hears the events of a link and does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self._nothing
+
+    def _nothing(self, *arguments: Any) -> None:
+        """Whatever it was."""
+
+
+def test_a_batch_that_is_held_leaves_when_it_is_stored_and_what_goes_before_it_is_stored_too() -> None:
+    """Should the worker die, no batch is sent again without those before it: that would change the order."""
+    sent: list[list[bytes]] = []
+    back: list[list[bytes]] = []
+
+    def wire_of(messages: list[list[bytes]]) -> Callable[[list[Any]], bool]:
+        def send(frames: list[Any]) -> bool:
+            messages.append([bytes(frame) for frame in frames])
+            return True
+
+        return send
+
+    log = Delayed()
+    link = Link(0, 1, 1, Publisher(), Deaf(), wire_of(sent), LinkLimits(), 1.0, handoff=log)
+    peer = Link(1, 0, 1, Publisher(), Deaf(), wire_of(back), LinkLimits(), 1.0)
+    link.tick(1.0)
+    for _ in range(4):
+        for messages, to in ((sent, peer), (back, link)):
+            while messages:
+                to.receive(messages.pop(0), 1.0)
+    assert link.ready
+
+    def submit(number: int, hold: bool) -> None:
+        part = pack_messages([Message.create(b"t", b"%d" % number, qos=1 + hold)])
+        link.submit(None, part, [], [], number, 0, 1, hold)
+
+    submit(1, False)
+    assert len(sent) == 1
+    submit(2, True)
+    submit(3, False)
+    assert len(sent) == 1, "neither the held one nor what follows it"
+    assert [entry[0] for entry in log.entries] == [link._sequence - 2, link._sequence - 1]
+    link.flush(1.0)
+    assert len(sent) == 1
+    for callback in log.waiting:
+        callback()
+    link.flush(1.0)
+    assert len(sent) == 3
