@@ -97,7 +97,7 @@ fuzz-asan: asan-tree
 	    $(abspath $(BIN))/python -m tests.fuzz.run --seconds $(SECONDS) $(ARGS)
 
 soak: debian-test compile-tests
-	RULER="$(RULER)" $(BIN)/python -m pytest -m soak -rP $(ARGS)
+	RULER="$(RULER)" $(BIN)/python -m pytest -m soak -o faulthandler_timeout=0 -rP $(ARGS)
 	$(MAKE) fuzz-asan SECONDS=$(SOAK_FUZZ_SECONDS) ARGS=
 
 bench: compile-tests

@@ -201,10 +201,11 @@ def _serve(file: str | None, flags: Mapping[str, Any]) -> int:
     _warn_if_exposed(settings, log)
     if threading.active_count() != 1:
         raise AssertionError("a thread was started before the fork")
-    written = None if console is None else Written(settings.data_dir, console.path, settings.workers)
+    written = None if console is None else _written(settings, console, log)
     status = supervisor.serve()
-    if data_dir is not None and written is not None:
+    if written is not None:
         written.remove()
+    if data_dir is not None:
         data_dir.close()
     if supervisor.failure:
         raise _CannotStart(status, supervisor.failure)
@@ -283,6 +284,17 @@ def _worker() -> tuple[Callable[[Seat], int], int, int, Callable[[memoryview], o
             reason = f"{error}"
         raise _CannotStart(_CANNOT_START, f"cannot start: {reason}") from None
     return run, counters.ROW_BYTES, counters.NAMES.index("heartbeat"), counters.bury
+
+
+def _written(settings: Settings, console: Console, log: Log) -> Written | None:
+    """broker.json; None where the disk has no room for it, which is no reason not to serve: what is stored is there to
+    be read, and that makes room.
+    """
+    try:
+        return Written(settings.data_dir, console.path, settings.workers)
+    except OSError as error:
+        log.warning("broker_json_failed", data_dir=settings.data_dir, reason=error.strerror or str(error))
+        return None
 
 
 def _policy(settings: Settings) -> Policy:

@@ -1,6 +1,6 @@
-"""What a worker's counter row has that is not counted where it happens: how much there is now, and the links' books.
+"""What a worker's counter row has that is not counted where it happens: how much there is now, and the books of the links and the store.
 
-Links count for themselves, from zero in every incarnation; the row goes on where the former incarnation ended.
+They count for themselves, from zero in every incarnation; the row goes on where the former incarnation ended.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ class Gauges:
         self._links = {peer: row.link(peer)[:_TOTALS] for peer in node.siblings}
         self._bytes_received = row.get(count.MESH_BYTES_RECEIVED)
         self._frames_refused = row.get(count.MESH_FRAMES_REFUSED)
+        self._batches_behind = row.get(count.MESH_BATCHES_BEHIND)
+        self._blocks_read = row.get(count.STORE_BLOCKS_READ)
+        self._reads_shared = row.get(count.STORE_READS_SHARED)
 
     def update(self, connections: int | None = None, frames_malformed: int = 0) -> None:
         """Write them. `connections`: sockets of clients; `frames_malformed`: of siblings, since the start."""
@@ -39,6 +42,9 @@ class Gauges:
         messages, size = node.store.held()
         row.set(count.LOG_MESSAGES, messages)
         row.set(count.LOG_BYTES, size)
+        read, shared = node.store.reads()
+        row.set(count.STORE_BLOCKS_READ, self._blocks_read + read)
+        row.set(count.STORE_READS_SHARED, self._reads_shared + shared)
         if node.links:
             self._update_links(frames_malformed)
 
@@ -48,6 +54,7 @@ class Gauges:
         now = node.router.now_ms / 1000
         received = self._bytes_received
         refused = self._frames_refused + frames_malformed
+        behind = self._batches_behind
         for peer, link in node.links.items():
             batches, messages, size, resent, dropped = self._links[peer]
             row.set_link(
@@ -65,5 +72,7 @@ class Gauges:
             )
             received += link.bytes_received
             refused += link.frames_refused
+            behind += link.batches_behind
         row.set(count.MESH_BYTES_RECEIVED, received)
         row.set(count.MESH_FRAMES_REFUSED, refused)
+        row.set(count.MESH_BATCHES_BEHIND, behind)

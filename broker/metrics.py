@@ -79,6 +79,8 @@ _HELP: dict[str, str] = {
     "store_held": "Times that a publisher before MQTT 5 was not read because a store was full.",
     "store_refused": "Publishes and subscriptions that were refused, and connections that were closed, because a store "
     "was full or failed.",
+    "store_blocks_read": "Blocks of messages read back from the store, for sessions that are behind.",
+    "store_reads_shared": "Batches that were not read, because another session had just read them.",
     "retained_bytes": "Bytes of retained messages.",
     "log_messages": "Entries of the log that sessions which are behind or offline read.",
     "log_bytes": "Bytes of that log.",
@@ -121,6 +123,8 @@ _HELP: dict[str, str] = {
     "mesh_entries_received": "Messages got from other workers.",
     "mesh_batches_received": "Batches got from other workers.",
     "mesh_bytes_received": "Bytes of those batches.",
+    "mesh_batches_behind": "Times that batches for another worker went to the hand-off log because it takes less than "
+    "comes: they leave the memory, and are read back when it has room.",
     "mesh_frames_refused": "Mesh messages that were malformed, or of or for a worker that is dead.",
     "reading_paused": "Times that a publisher was not read because another worker had no room.",
     "clients_maximum": "Most clients that were connected at once, all workers together, as seen by this one.",

@@ -107,5 +107,8 @@ class Store(Protocol):
     def held(self) -> tuple[int, int]:
         """(entries, bytes) of all indexes; a message that several of them list counts for each."""
 
+    def reads(self) -> tuple[int, int]:
+        """(blocks that were read back, batches that were not read because somebody had just read them)."""
+
     def close(self) -> None:
         """Write what was flushed and let go of the store."""

@@ -317,7 +317,7 @@ class LevelStore:
         return self._messages, self._bytes
 
     def reads(self) -> tuple[int, int]:
-        """(blocks that were read from the disk, batches that were not read because somebody had just read them)."""
+        """See the contract."""
         return self._reader.blocks_read, self._reader.batches_shared
 
     def tail_bytes(self) -> int:

@@ -116,6 +116,8 @@ cpdef enum:
     STORE_HELD                      # times a publisher before MQTT 5 was not read because the store was full
     # publishes refused because of that, connections closed, and acks that waited for store_error_seconds_max
     STORE_REFUSED
+    STORE_BLOCKS_READ               # from the disk, or its cache, for sessions that are behind
+    STORE_READS_SHARED              # batches that were there because another session had just read them
     RETAINED_WALKS_DEFERRED
     TICK_PACKETS_CARRIED            # times a connection had to go on in the next tick
     TICK_PEER_CARRIED               # the same of the siblings
@@ -127,6 +129,7 @@ cpdef enum:
     MESH_ENTRIES_RECEIVED
     MESH_BATCHES_RECEIVED
     MESH_BYTES_RECEIVED
+    MESH_BATCHES_BEHIND             # sent ones that went to the hand-off log, as the sibling takes less than comes
     MESH_FRAMES_REFUSED             # malformed, or of or for an incarnation that is dead
     READING_PAUSED                  # times a publisher was not read because a peer's outbox was full
     # $SYS

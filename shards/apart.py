@@ -21,7 +21,8 @@ class ApartFailed(Exception):
 
 
 def apart(work: Callable[[], None], refused: type[Exception]) -> None:
-    """Call `work` in a child process and wait for its end. What it raises of kind `refused` is raised here as
+    """Call `work` in a child process and wait for its end. No other thread may run: none goes along, and LevelDB, for
+    one, would wait in the child for the one that it had here. What it raises of kind `refused` is raised here as
     ApartFailed, with its text; anything else, and a child that was killed, likewise. The child never outlives its
     parent.
     """

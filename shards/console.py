@@ -36,13 +36,18 @@ class Written:
     """`DATA_DIR/broker.json`, as long as the broker runs."""
 
     def __init__(self, data_dir: str, console: str, workers: int) -> None:
-        """Raises OSError."""
+        """Raises OSError; the file of a broker that was killed is gone then, too: it names sockets of the past."""
         self._path = Path(data_dir, _FILE)
+        self.remove()
         part = self._path.with_suffix(".part")
         part.unlink(missing_ok=True)
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(json.dumps({"pid": os.getpid(), "control": console, "workers": workers}) + "\n")
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(json.dumps({"pid": os.getpid(), "control": console, "workers": workers}) + "\n")
+        except OSError:
+            part.unlink()
+            raise
         part.rename(self._path)
 
     def remove(self) -> None:

@@ -36,6 +36,7 @@ _LOCK = "mqttd.lock"
 _STORE = "store.json"
 _WORKER = "worker-"
 _EVERY_SECONDS = 0.02
+_OF_FILE_SYSTEMS = {"lost+found"}  # what is in a new, empty one that is mounted here
 _NAME = re.compile(r"worker-(\d+)(?:\.(\d+))?")
 
 
@@ -116,7 +117,7 @@ class DataDir:
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.path, 0o700)
             made = True
-        names = set(os.listdir(self.path))
+        names = set(os.listdir(self.path)) - _OF_FILE_SYSTEMS
         if names and not names & {_LOCK, _STORE}:
             raise DataDirError(f"data_dir {self.path}: is not empty, and not a data directory of mqttd")
         self._lock = lock(self.path)

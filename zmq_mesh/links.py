@@ -359,11 +359,11 @@ class Link(Outgoing):
             if head.committed > self._acknowledged:
                 self._advance(head.committed)
             if new:
-                self._unsent = len(self._kept) - self._index(head.received + 1)
+                self._go_back(self._index(head.received + 1))
             elif head.received < self._sent:
                 self._resend(head.received, head.frames_seen)
         else:
-            self._unsent = len(self._kept)
+            self._go_back()
         if head.kind == HELLO:
             self._owe_welcome = greeting.greeting
             if reconnect and self._reconnect is not None:
@@ -453,7 +453,7 @@ class Link(Outgoing):
                 elif item.kind == BATCH and not item.logged:
                     self.outbox_bytes -= item.nbytes
                     self._log(item)
-            self._unsent = len(self._kept)
+            self._go_back()
         else:
             for item in self._kept:
                 if item.kind == BATCH:
@@ -461,7 +461,7 @@ class Link(Outgoing):
                     self._done.append(Undelivered(item.ticket, item.part, item.payloads, entries, item.frame != 0))
             self._kept.clear()
             self._unsent = self._sequence = self._sent = self._acknowledged = 0
-            self.outbox_bytes = self.handoff_bytes = 0
+            self.outbox_bytes = self.handoff_bytes = self._loaded_bytes = 0
             self._streams += 1
             self._stream = self._stream_id(self._streams)
         self._events.gone(self.peer, incarnation)

@@ -64,6 +64,7 @@ class Kept:
         "stored",
         "ticket",
         "unloaded",
+        "unloading",
     )  # fmt: skip
 
     def __init__(
@@ -91,14 +92,17 @@ class Kept:
         self.logged = False
         self.stored = False  # in the hand-off log, though it may be `sent, not acked` as well
         self.lasts = False  # there it can be read back
-        self.unloaded = False  # part and payloads are there alone
-        self.read = False  # and were read back for sending: it counts in _read_bytes until it is acked
+        self.unloading = False  # it leaves the memory when it is stored
+        self.unloaded = False  # part and payloads are there alone, or with the peer
+        self.read = False  # and were read back and sent: it counts in _read_bytes until it is acked
 
 
 class Outgoing:
     """What a link has to say, and what it has said without an answer yet. See `Link` for the arguments."""
 
     messages_sent = 0  # entries that were submitted with their number
+    batches_behind = 0  # batches that went to the hand-off log although the peer is there: it is behind
+    _loaded_bytes = 0  # of batches with a number that are in memory
     _read_bytes = 0  # read back from the hand-off log, sent and not acked
 
     def __init__(
@@ -128,6 +132,7 @@ class Outgoing:
         self._reconnect = reconnect
         self._handoff = handoff
         self._outbox_low = limits.peer_outbox_bytes_max // 2
+        self._window_bytes_max = limits.peer_outbox_bytes_max // 8  # in memory, where the log lasts
         self._unsaid_bytes_max = limits.peer_outbox_bytes_max // 8
 
         # Where the peer stands.
@@ -165,6 +170,7 @@ class Outgoing:
         self.handoff_bytes = 0
         self._unloadable: list[Kept] = []  # when the store has them: told at flush
         self._blocked = False  # the transport refused; look again at flush
+        self._just_read: tuple[int, Buffer, Sequence[Payload]] | None = None  # of the log, and refused
         self._seen_by_peer = 0  # highest of our frames it has seen
         self._stall_frame = 0
         self._owe = False  # something the peer waits for is unsaid
@@ -237,10 +243,12 @@ class Outgoing:
             if self._open and not self.away:
                 self._sequence = sequence = self._sequence + 1
                 kept = Kept(sequence, sequenced, payloads_sequenced, nbytes, ticket, entries_sequenced, self.now)
-                self._kept.append(kept)
+                self._keep(kept)
                 self.outbox_bytes += nbytes
                 if hold:
                     self._hold(kept)
+                if self._loaded_bytes > self._window_bytes_max and self._lasts:
+                    self._put_behind()
             else:
                 self._submit_absent(sequenced, payloads_sequenced, nbytes, ticket, entries_sequenced)
         if self._open and not self._unsent and not self._waiting and not self._blocked and not self._holds:
@@ -276,9 +284,13 @@ class Outgoing:
         else:
             self._sequence += 1
             item = Kept(self._sequence, part, payloads, nbytes, ticket, entries, self.now)
-            self._kept.append(item)
+            self._keep(item)
             self._unsent += 1
             self._log(item)
+
+    def _keep(self, batch: Kept) -> None:
+        self._kept.append(batch)
+        self._loaded_bytes += batch.nbytes
 
     def _log(self, item: Kept) -> None:
         item.logged = True
@@ -286,22 +298,38 @@ class Outgoing:
         if item.ticket >= 0:
             self._released = item.ticket
         self._store(item)
-        if item.lasts:
-            self._unloadable.append(item)
+        self._unload_when_stored(item)
 
     def _store(self, item: Kept) -> None:
         if self._handoff is not None and not item.stored:
             item.stored = True
             item.lasts = self._handoff.append(item.sequence, item.part, list(item.payloads), item.entries)
 
-    def _hold(self, item: Kept) -> None:
-        """With all that goes before it and is not acked: should this worker die, nothing of its log is sent without
-        what its publishers had sent earlier.
+    def _unload_when_stored(self, item: Kept) -> None:
+        if item.lasts and not item.unloading:
+            item.unloading = True
+            self._unloadable.append(item)
+
+    def _store_all(self) -> None:
+        """All that is not acked: should this worker die, nothing of its log is sent without what its publishers had
+        sent earlier.
         """
-        assert self._handoff is not None
         earlier = takewhile(lambda each: not each.stored, reversed(self._kept))
         for each in reversed([each for each in earlier if each.kind == BATCH]):
             self._store(each)
+
+    def _put_behind(self) -> None:
+        """The peer is there and takes less than comes: it becomes a reader of the log. Its ack is waited for as before,
+        and what it has not acked counts in the outbox as before.
+        """
+        self.batches_behind += 1
+        self._store_all()
+        for each in takewhile(lambda each: not each.unloading, reversed(self._kept)):
+            self._unload_when_stored(each)
+
+    def _hold(self, item: Kept) -> None:
+        assert self._handoff is not None
+        self._store_all()
         self._holds.append(item.sequence)
         self._handoff.when_stored(lambda: self._let_go(item.sequence))
 
@@ -318,7 +346,7 @@ class Outgoing:
             if sequence > at + 1:
                 self._keep_void(at + 1, sequence - 1)
             item = Kept(sequence, b"", (), nbytes, -1, entries, self.now)
-            item.logged = item.stored = item.lasts = item.unloaded = True
+            item.logged = item.stored = item.lasts = item.unloading = item.unloaded = True
             self.handoff_bytes += nbytes
             self._kept.append(item)
             at = sequence
@@ -366,7 +394,7 @@ class Outgoing:
             for item in list(islice(self._kept, begin, begin + PUMP_ITEMS)):
                 if self._holds and item.sequence >= self._holds[0]:
                     return
-                if item.unloaded and not item.read and self._read_bytes >= self.limits.peer_outbox_bytes_max // 8:
+                if item.unloaded and self._read_bytes >= self._window_bytes_max:
                     return  # until more of it is acked
                 if item.kind == BATCH:
                     if not self._transmit_batch(item, None, [], 0):
@@ -402,9 +430,11 @@ class Outgoing:
             len(volatile) if volatile is not None else 0, len(part), len(payloads_volatile), len(payloads),
             volatile_bytes,
         )  # fmt: skip
-        if is_sent and kept.unloaded and not kept.read:
-            kept.read = True
-            self._read_bytes += kept.nbytes
+        if is_sent:
+            self._just_read = None
+            if kept.unloaded:
+                kept.read = True
+                self._read_bytes += kept.nbytes
         return is_sent
 
     def _content(self, kept: Kept) -> tuple[Buffer, Sequence[Payload]]:
@@ -412,7 +442,9 @@ class Outgoing:
         if not kept.unloaded:
             return kept.part, kept.payloads
         assert self._handoff is not None
-        return self._handoff.read(kept.sequence)
+        if self._just_read is None or self._just_read[0] != kept.sequence:
+            self._just_read = kept.sequence, *self._handoff.read(kept.sequence)
+        return self._just_read[1:]
 
     def _unload(self) -> None:
         """What is in the hand-off log and can be read back leaves the memory as soon as it is stored."""
@@ -421,11 +453,16 @@ class Outgoing:
 
         def stored() -> None:
             for item in items:
-                if item.entries < 0:
+                if not item.unloaded and item.entries < 0:
                     item.entries = envelope.count_entries(item.part)
-                item.part, item.payloads, item.unloaded = b"", (), True
+                self._unload_one(item)
 
         self._handoff.when_stored(stored)
+
+    def _unload_one(self, item: Kept) -> None:
+        if not item.unloaded:
+            item.part, item.payloads, item.unloaded = b"", (), True
+            self._loaded_bytes -= item.nbytes
 
     def _transmit_volatile(self, volatile: Buffer, payloads: list[Payload], volatile_bytes: int) -> bool:
         flags = 0
@@ -547,10 +584,11 @@ class Outgoing:
         ticket = -1
         while kept and kept[0].sequence <= committed:
             item = kept.popleft()
+            self._unload_one(item)
+            if item.read:
+                self._read_bytes -= item.nbytes
             if item.logged:
                 self.handoff_bytes -= item.nbytes
-                if item.read:
-                    self._read_bytes -= item.nbytes
             else:
                 self.outbox_bytes -= item.nbytes
                 if item.ticket >= 0:
@@ -571,5 +609,13 @@ class Outgoing:
         """The peer misses `received + 1`: go back to it if its last transmission is behind the peer already."""
         index = self._index(received + 1)
         if index < len(self._kept) - self._unsent and self._kept[index].frame <= frames_seen:
-            self._unsent = len(self._kept) - index
+            self._go_back(index)
             self._pump()
+
+    def _go_back(self, index: int = 0) -> None:
+        """What is kept from there on is to be sent, whether it was or not."""
+        self._unsent = len(self._kept) - index
+        for item in islice(self._kept, index, None):
+            if item.read:
+                item.read = False
+                self._read_bytes -= item.nbytes

@@ -13,10 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from broker.leveldb import LevelDB
-from broker.repartitioning import Refused, Repartitioning
 from broker.testing import BrokerFailed, Mqttd
-from shards.data_dir import DataDir, settled
+from shards.data_dir import settled
 from tests import wire
 from tests.broker_process import KIND, BrokerProcess
 from tests.chaos.crowd import ids_on
@@ -25,7 +23,6 @@ from tests.integration.test_admin import report, status_of, totals
 from tests.integration.test_limits import Scene
 from tests.power.test_repartition import contents
 from tests.power.trace import compile_shim
-from tests.sansio import KeptLog
 from tests.small_disk import fill, grow, mounted
 from tests.waiting import let_pass, wait_until
 
@@ -162,6 +159,42 @@ def test_a_small_disk_is_used_refuses_and_drains_without_any_setting(tmp_path: P
         assert status == 0
 
 
+def test_a_broker_starts_on_a_disk_without_a_byte(tmp_path: Path, name: str) -> None:
+    """What it had acknowledged is delivered, and that, or somebody else, makes room for more."""
+    with mounted(tmp_path / "disk", "64m") as disk:
+        broker = CountedBroker(2, ["--store", "leveldb", "--data-dir", str(disk / "data")])
+        del broker.environment["MQTTD_LEVELDB__RESERVE_BYTES"]  # of all tests
+        broker.start()
+        scene = Scene(broker, 5, name)
+        try:
+            sleeper = scene.client(f"{name}sleeper", **LASTING)
+            sleeper.subscribe((f"{name}/stored", 2))
+            sleeper.disconnect()
+            publisher = scene.client(f"{name}publisher")
+            stored = [b"%06d" % number for number in range(5)]
+            for number, payload in enumerate(stored):
+                assert publisher.publish(f"{name}/stored", payload, qos=1 + number % 2) == 0
+            others = fill(disk)
+            broker.kill()
+            broker.start()
+            (failed,) = broker.logged("broker_json_failed")
+            assert failed["reason"] == "No space left on device"
+            assert not {path.name for path in (disk / "data").iterdir()} & {"broker.json", "broker.part"}
+            sleeper = scene.client(f"{name}sleeper", **LASTING)
+            assert sleeper.connack.session_present
+            others.unlink()
+            assert _drained(sleeper, len(stored)) == stored
+            publisher = scene.client(f"{name}publisher")
+            wait_until(lambda: publisher.publish(f"{name}/stored", b"again", qos=1) == 0, SECONDS, "there is room")
+            sleeper.receive(f"{name}/stored", b"again")
+        finally:
+            for client in scene.opened:
+                client.close()
+            status = broker.stop()
+            broker.forget()
+        assert status == 0
+
+
 def test_a_full_disk_refuses_another_number_of_workers(tmp_path: Path, name: str) -> None:
     """Wherever it becomes full: one line, and the stores are as they were, for the old number of workers, and for the
     new one as soon as there is room.
@@ -195,16 +228,15 @@ def test_a_full_disk_refuses_another_number_of_workers(tmp_path: Path, name: str
             for room in (16 << 10, 256 << 10, 2 << 20, 5 << 20):
                 others.unlink()
                 os.truncate(fill(disk), others.stat().st_size - room)
-                with pytest.raises(Refused, match="No space left on device"):
-                    DataDir(str(data), 3, Repartitioning(KeptLog(), LevelDB(reserve_bytes=0)))
+                said = broker.stderr_size()
+                with pytest.raises(BrokerFailed, match="mqttd ended with status 4 "):
+                    Mqttd.start(broker)  # that of ours removes its files when it fails
+                (line,) = (each for each in broker.stderr(said).splitlines() if "cannot be repartitioned" in each)
+                assert "No space left on device" in line
+                assert line.endswith("they are as they were: start with --workers 2, or with another --data-dir")
+                assert "Traceback" not in broker.stderr(said)
                 assert settled(str(data)).generation == 0
                 assert {path.name for path in data.iterdir()} == {"mqttd.lock", "store.json", "worker-0", "worker-1"}
-            said = broker.stderr_size()
-            with pytest.raises(BrokerFailed, match="mqttd ended with status 4 "):
-                Mqttd.start(broker)  # that of ours removes its files when it fails
-            (line,) = (each for each in broker.stderr(said).splitlines() if "cannot be repartitioned" in each)
-            assert line.endswith("they are as they were: start with --workers 2, or with another --data-dir")
-            assert "Traceback" not in broker.stderr(said)
             broker.workers = 2
             broker.start()
             sleeper = client(sleepers[0])

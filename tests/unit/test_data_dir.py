@@ -100,6 +100,13 @@ def test_somebody_elses_directory_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["letter"]
 
 
+def test_a_new_file_system_that_is_mounted_there_is_used(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir(0o700)
+    DataDir(str(tmp_path), 1).close()
+    DataDir(str(tmp_path), 1).close()
+    assert names(tmp_path) == {"worker-0", "lost+found"}
+
+
 def test_an_empty_directory_of_the_operator_is_used(tmp_path: Path) -> None:
     DataDir(str(tmp_path), 1).close()
     assert (tmp_path / "store.json").exists()

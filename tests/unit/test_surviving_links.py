@@ -82,6 +82,113 @@ def test_what_a_lasting_log_has_is_not_kept_in_memory_and_read_back_a_little_at_
     assert world.workers[1].sequenced[0] == world.submitted[0, 1]
 
 
+def behind(log: HandoffLog, commit_delay: float = 0.5) -> World:
+    """Worker 1 is there, takes longer than what comes allows, and has no room for all of it in our memory."""
+    world = World(2)
+    world.workers[0] = world.start(0, 1, handoffs={1: log})
+    world.run(0.5)
+    world.workers[1].commit_delay = commit_delay
+    return world
+
+
+def test_a_sibling_that_is_there_and_behind_is_sent_from_the_log() -> None:
+    """In memory is a window; publishers are answered by the sibling's acks, and back-pressure counts all that waits."""
+    log = Lasting(7)
+    world = behind(log)
+    link = world.workers[0].links[1]
+    most = tickets = 0
+
+    def submit() -> None:
+        nonlocal most, tickets
+        log.store()
+        if tickets < 300 and not link.full:
+            tickets += 1
+            world.submit(0, 1, entries=2, size=400, volatile=1)
+        in_memory = [item for item in link._kept if item.kind == envelope.Kind.BATCH and not item.unloaded]
+        assert link._loaded_bytes == sum(item.nbytes for item in in_memory)
+        assert link.outbox_bytes >= sum(item.nbytes for item in link._kept)
+        assert link._read_bytes == sum(item.nbytes for item in link._kept if item.read)
+        assert world.workers[0].acked[1] < link._kept[0].ticket if link._kept else True
+        assert not link.away
+        most = max(most, link._loaded_bytes)
+
+    world.network.capacity = 4
+    world.run(8.0, submit)
+    assert tickets == 300
+    assert most <= LIMITS.peer_outbox_bytes_max // 8 + 2 * 1000, "and what a tick adds before it is stored"
+    assert link.batches_behind > 10
+    assert not link.handoff_bytes, "the log of those who are away is another account"
+    assert world.workers[1].sequenced[0] == world.submitted[0, 1]
+    world.run(3.0, log.store)
+    world.check_quiet()
+    assert not log.entries
+    behind_before, reads = link.batches_behind, log.reads
+    world.workers[1].commit_delay = 0.0
+    for _ in range(50):
+        world.submit(0, 1, entries=2, size=400)
+        world.run(0.05, log.store)
+    assert (link.batches_behind, log.reads) == (behind_before, reads), "in sync again: nothing is stored nor read"
+    assert link.outbox_bytes == 0
+
+
+def test_what_is_sent_from_the_log_and_refused_by_the_transport_is_not_read_again() -> None:
+    log = Lasting(7)
+    world = behind(log, 1e9)
+    link = world.workers[0].links[1]
+    world.network.cut.add((0, 1))
+    for _ in range(20):
+        world.submit(0, 1, entries=2, size=1000)
+    world.run(1.0, log.store)
+    assert link.batches_behind
+    assert not link._loaded_bytes
+    assert log.reads == 1
+
+
+@pytest.mark.parametrize("leaves", ["away", "gone", "own death"])
+def test_a_sibling_that_is_behind_may_leave(leaves: str) -> None:
+    """Or we may: then the next incarnation goes on with what the log has, which lacks nothing before its end."""
+    log = Lasting(7)
+    world = behind(log)
+    link = world.workers[0].links[1]
+    for round_ in range(40):
+        world.submit(0, 1, entries=2, size=400)
+        if round_ % 2:
+            world.run(0.01, log.store)
+    assert link.batches_behind
+    if leaves == "own death":
+        has = len(log.entries)
+        world.kill(0)
+        world.workers[1].links[0].down(1)
+        world.workers[0] = world.start(0, 2, handoffs={1: log})
+        world.run(3.0, log.store)
+        got = world.workers[1].sequenced[0]
+        assert got == world.submitted[0, 1][: len(got)]
+        assert len(got) >= 2 * has > 60
+        return
+    world.workers[1].stopped = True
+    if leaves == "gone":
+        position = world.workers[1].committed.get(0, (0, 0))
+        taken = world.workers[1].sequenced[0]
+        world.kill(1)
+        link.down(1)
+        world.run(0.1, log.store)
+        world.workers[1] = world.start(1, 2, received={0: position})
+        world.run(3.0, log.store)
+        again = world.workers[1].sequenced[0]
+        assert again == sorted(again)
+        assert sorted(set(taken + again)) == world.submitted[0, 1]
+    else:
+        world.run(LIMITS.link_silence_seconds_max + 0.5, log.store)
+        assert link.away
+        assert link._loaded_bytes == 0
+        assert link.handoff_bytes == sum(item.nbytes for item in link._kept)
+        world.workers[1].stopped = False
+        world.run(3.0, log.store)
+        assert world.workers[1].sequenced[0] == world.submitted[0, 1]
+    world.check_quiet()
+    assert link._read_bytes == link._loaded_bytes == 0
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_surviving_logs_no_loss_after_ack(seed: int) -> None:
     """Both workers are killed and stopped at random; logs and stores outlive them: each acked entry is stored once."""
@@ -102,6 +209,7 @@ def test_surviving_logs_no_loss_after_ack(seed: int) -> None:
             handoffs={peer: handoffs[index, peer]},
             received={peer: marks.get((index, peer), (0, 0))},
         )
+        worker.acked[peer] = world.tickets[index, peer] - 1  # what its predecessor was not answered, nobody was
         _persist(worker, peer, stores[index, peer], marks, acked, in_ticket)
         return worker
 
@@ -119,7 +227,8 @@ def test_surviving_logs_no_loss_after_ack(seed: int) -> None:
         for source, target in both(world):
             if not world.workers[source].stopped and rand.random() < 0.3:
                 number = world.number
-                ticket = world.submit(source, target, rand.randrange(1, 4))
+                size = rand.choice((20, 20, 2000))
+                ticket = world.submit(source, target, rand.randrange(1, 4), size=size, hold=rand.random() < 0.1)
                 in_ticket[source, target, ticket] = list(range(number, world.number))
 
     for _ in range(8):
