@@ -1,4 +1,5 @@
-"""What a worker's counter row has that is not counted where it happens: how much there is now, and the books of the links and the store.
+"""What a worker's counter row has that is not counted where it happens: how much there is now, and the books of the
+links and of the store.
 
 They count for themselves, from zero in every incarnation; the row goes on where the former incarnation ended.
 """

@@ -59,6 +59,7 @@ __all__ = ["run"]
 
 _TIMER_SECONDS = 0.1
 _REFUSED_AT_ONCE = 256
+_TRIM_SECONDS_FIRST = 1.0  # recovery has used more than what it left
 _TRIM_SECONDS = 10.0
 _MEASURE_SECONDS = 1.0
 _MEMORY_ROOM_AGAIN = 0.95  # of worker_memory_bytes_max: from there on all is as before
@@ -153,7 +154,7 @@ class Worker:
         self._waiting: list[_Waiting] = []
         self._timer: asyncio.TimerHandle | None = None
         self._quiet_rounds = 0
-        self._trim_at = now + _TRIM_SECONDS
+        self._trim_at = now + _TRIM_SECONDS_FIRST
         self._measure_at = now
         self._drain_soon = False
         # coalescing

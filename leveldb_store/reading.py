@@ -74,7 +74,7 @@ class Blocks:
         """The block that begins at this position, None if there is none."""
         wanted = schema.block_key(position)
         if self._iterator is None:
-            self._iterator = self._db.iterator(start=wanted, stop=BLOCKS_END, verify_checksums=True)
+            self._iterator = self._db.iterator(start=wanted, stop=BLOCKS_END, verify_checksums=True, fill_cache=False)
         elif position != self._follows:
             self._iterator.seek(wanted)
         key, value = next(self._iterator, (None, None))

@@ -256,7 +256,7 @@ class Link(Outgoing):
         self.bytes_received += nbytes
         if volatile:
             self._unsaid_bytes += nbytes
-            if self._unsaid_bytes > self._unsaid_bytes_max:
+            if self._unsaid_bytes > self._window_bytes_max:
                 self._owe = True
 
     def _deliver(

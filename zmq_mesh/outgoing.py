@@ -104,6 +104,7 @@ class Outgoing:
     batches_behind = 0  # batches that went to the hand-off log although the peer is there: it is behind
     _loaded_bytes = 0  # of batches with a number that are in memory
     _read_bytes = 0  # read back from the hand-off log, sent and not acked
+    _just_read: tuple[int, Buffer, Sequence[Payload]] | None = None  # read back, and refused by the transport
 
     def __init__(
         self,
@@ -132,8 +133,7 @@ class Outgoing:
         self._reconnect = reconnect
         self._handoff = handoff
         self._outbox_low = limits.peer_outbox_bytes_max // 2
-        self._window_bytes_max = limits.peer_outbox_bytes_max // 8  # in memory, where the log lasts
-        self._unsaid_bytes_max = limits.peer_outbox_bytes_max // 8
+        self._window_bytes_max = limits.peer_outbox_bytes_max // 8
 
         # Where the peer stands.
         self.ready = False
@@ -170,7 +170,6 @@ class Outgoing:
         self.handoff_bytes = 0
         self._unloadable: list[Kept] = []  # when the store has them: told at flush
         self._blocked = False  # the transport refused; look again at flush
-        self._just_read: tuple[int, Buffer, Sequence[Payload]] | None = None  # of the log, and refused
         self._seen_by_peer = 0  # highest of our frames it has seen
         self._stall_frame = 0
         self._owe = False  # something the peer waits for is unsaid

@@ -174,8 +174,8 @@ def test_a_broker_starts_on_a_disk_without_a_byte(tmp_path: Path, name: str) -> 
             stored = [b"%06d" % number for number in range(5)]
             for number, payload in enumerate(stored):
                 assert publisher.publish(f"{name}/stored", payload, qos=1 + number % 2) == 0
+            assert broker.stop() == 0  # which removes broker.json
             others = fill(disk)
-            broker.kill()
             broker.start()
             (failed,) = broker.logged("broker_json_failed")
             assert failed["reason"] == "No space left on device"
@@ -294,6 +294,41 @@ def _drained(client: wire.Client, count: int) -> list[bytes]:
             client.ack("PUBCOMP", packet.packet_id)
         got.append(packet.payload[:6])
     return sorted(set(got))
+
+
+def test_a_sibling_whose_disk_is_slow_is_sent_from_the_log(tmp_path: Path, name: str) -> None:
+    """More is under way than a link keeps in memory: nothing is lost, twice or out of order, QoS 1 and 2 in turn."""
+    environment = {
+        "LD_PRELOAD": str(compile_shim(tmp_path, Path(__file__).parents[1] / "power" / "slow.c")),
+        "SLOW_SYNC_MS": str(int(SYNC_SECONDS * 1000)),
+    }
+    arguments = ["--store", "leveldb", "--data-dir", str(tmp_path / "data")]
+    broker = CountedBroker(2, arguments, environment, peer_outbox_bytes_max=1 << 20, peer_stall_seconds_max=60).start()
+    scene = Scene(broker, 5, name)
+    try:
+        near, far = (next(ids_on(worker, 2, f"{name}c")) for worker in range(2))
+        subscriber, publisher = scene.client(far, **LASTING), scene.client(near)
+        subscriber.subscribe((name, 2))
+        sent = [b"%06d" % number for number in range(64)]
+        for number, payload in enumerate(sent):
+            body = payload + bytes(60_000)
+            publisher.send(wire.publish(5, name, body, qos=1 + number % 2, packet_id=number + 1))
+        got: dict[int, list[bytes]] = {1: [], 2: []}  # one QoS does not wait for the other
+        for _ in sent:
+            packet = subscriber.await_packet("PUBLISH")
+            subscriber.ack("PUBACK" if packet.qos == 1 else "PUBREC", packet.packet_id)
+            got[packet.qos].append(packet.payload[:6])
+        assert got == {1: sent[0::2], 2: sent[1::2]}
+        for number, _ in enumerate(sent):
+            publisher.expect("PUBREC" if number % 2 else "PUBACK", packet_id=number + 1)
+        wait_until(lambda: broker.rows()[0]["mesh_batches_behind"], SECONDS, "the gauges are written")
+        assert not broker.rows()[1]["mesh_batches_behind"]
+        assert not broker.counter("peers_away")
+    finally:
+        for client in scene.opened:
+            client.close()
+        broker.stop()
+        broker.forget()
 
 
 def test_a_slow_disk_keeps_nobody_waiting_but_for_acks(tmp_path: Path, name: str) -> None:
