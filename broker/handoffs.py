@@ -50,6 +50,11 @@ class StoredHandoff(HandoffLog):
         if not self.stream:
             self.stream = secrets.randbits(63) | 1
 
+    @property
+    def full(self) -> bool:  # type: ignore[override]  # known at each moment anew
+        """See HandoffLog."""
+        return self._store.full is not None
+
     def found(self) -> Iterator[tuple[int, int, int]]:
         """See HandoffLog."""
         return iter(self._found)

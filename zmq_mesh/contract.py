@@ -101,6 +101,8 @@ class HandoffLog:
     """
 
     lasts = False
+    full = False
+    """Whether there is little room left, and only what cannot stay in memory should come."""
 
     def __init__(self, stream: int) -> None:
         self.stream = stream

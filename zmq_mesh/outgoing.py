@@ -246,7 +246,7 @@ class Outgoing:
                 self.outbox_bytes += nbytes
                 if hold:
                     self._hold(kept)
-                if self._loaded_bytes > self._window_bytes_max and self._lasts:
+                if self._loaded_bytes > self._window_bytes_max:
                     self._put_behind()
             else:
                 self._submit_absent(sequenced, payloads_sequenced, nbytes, ticket, entries_sequenced)
@@ -318,9 +318,11 @@ class Outgoing:
             self._store(each)
 
     def _put_behind(self) -> None:
-        """The peer is there and takes less than comes: it becomes a reader of the log. Its ack is waited for as before,
-        and what it has not acked counts in the outbox as before.
+        """The peer is there and takes less than comes: it becomes a reader of the log, if there is one that has room.
+        Its ack is waited for as before, and what it has not acked counts in the outbox as before.
         """
+        if not self._lasts or self._handoff is None or self._handoff.full:
+            return
         self.batches_behind += 1
         self._store_all()
         for each in takewhile(lambda each: not each.unloading, reversed(self._kept)):

@@ -144,6 +144,24 @@ def test_what_is_sent_from_the_log_and_refused_by_the_transport_is_not_read_agai
     assert log.reads == 1
 
 
+def test_a_log_without_room_is_left_alone_while_the_sibling_is_there() -> None:
+    log = Lasting(7)
+    log.full = True
+    world = behind(log)
+    link = world.workers[0].links[1]
+    for _ in range(20):
+        world.submit(0, 1, entries=2, size=1000)
+    world.run(0.1, log.store)
+    assert link._loaded_bytes > LIMITS.peer_outbox_bytes_max // 8
+    assert not log.entries
+    log.full = False
+    world.submit(0, 1, entries=2, size=1000)
+    assert len(log.entries) == link.unacknowledged
+    world.run(3.0, log.store)
+    assert world.workers[1].sequenced[0] == world.submitted[0, 1]
+    world.check_quiet()
+
+
 @pytest.mark.parametrize("leaves", ["away", "gone", "own death"])
 def test_a_sibling_that_is_behind_may_leave(leaves: str) -> None:
     """Or we may: then the next incarnation goes on with what the log has, which lacks nothing before its end."""
