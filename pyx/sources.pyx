@@ -8,7 +8,7 @@ cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.string cimport memcmp
 
-from pyx cimport counters as count
+cimport pyx.counters as count  # not "from pyx cimport": the build would not see what it depends on
 
 cdef enum:
     ADDRESSES_MAX = 65536
