@@ -4,13 +4,14 @@ Which worker has a session or a retained message depends on how many there are (
 So sessions go to their new homes with all that is theirs, retained messages to their new owners, wills with their
 clients, and of each log what the sessions that leave it for one new worker have subscribed to.
 
-    old worker 0   | 1 ........ 70 |            new worker 0   | its own 1 .. 70 | those of worker 2: 71 .. 110 |
-    old worker 2   | 1 .. 40 |                                                       (41 .. 80 are new messages)
+    old worker 0   | 31 ....... 100 |           new worker 0   | its own 1 .. 70 | those of worker 2: 71 .. 110 |
+    old worker 2   | 1 .. 20 | 51 .. 70 |                                            (111 .. are new messages)
 
-A new log is made of *stretches*, one for each old worker that sends sessions there, its own first: every position that
-a session names is moved by as much as its stretch is, and what lies in the stretches behind its own is a *hole* for it
-(family V), as if its queue had been full. So each session reads what it would have read, in that order, and nothing
-else. A message that several old workers had stored may stand in several stretches until their sessions have read it.
+A new log is made of *stretches*, one for each old worker that sends sessions there, its own first: the blocks that
+somebody there still needs, one behind the other. Every position that a session names moves with the block it lies in,
+and what lies in the stretches behind its own is a *hole* for it (family V), as if its queue had been full. So each
+session reads what it would have read, in that order, and nothing else. A message that several old workers had stored
+may stand in several stretches until their sessions have read it.
 
 Hand-off logs are given out first: what old worker A kept for C is matched with the subscriptions of C, and stands
 behind all else in C's stretch; what C has taken already is left out. Share groups: a member at C, else any other.
@@ -25,7 +26,6 @@ import json
 import os
 import time
 from array import array
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -34,6 +34,7 @@ from typing import Final, NamedTuple
 
 import plyvel
 
+from broker.stretches import Log, Stretch, Wanted
 from leveldb_store import schema
 from leveldb_store.contract import StoreError
 from leveldb_store.database import Database, Options, sync_directory, told
@@ -54,7 +55,6 @@ _SHARED: Final = b"$share/"
 _PROPERTY_IDENTIFIER: Final = 0x0B  # Subscription Identifier [MQTT 5, 2.2.2.2]
 _NO_WORKER: Final = 0xFF  # in the low byte of the numbers that are drawn here
 _HIGHEST: Final = 2**64 - 1
-_POSITIONS_MAX: Final = 2**62  # each change adds those of several logs up
 
 
 class RepartitionError(Exception):
@@ -134,10 +134,8 @@ class _Target:
         self.index = index
         self.path = path
         self.database = _opened(path)
-        self.shift: dict[int, int] = {}
-        """By old worker: what is added to its positions."""
-        self.end_of: dict[int, int] = {}
-        """By old worker: the last position of its stretch."""
+        self.stretches: dict[int, Stretch] = {}
+        """By old worker."""
         self.end = 0
         """The last position of all."""
         self._moved = moved
@@ -212,20 +210,23 @@ class _Source:
 
     index: int
     database: Database
-    last: int = 0
-    """The highest position it knows."""
+    log: Log = field(default_factory=Log)
     expected: int = 0
     """Messages that hand-off logs have for it, at most."""
     target_of: dict[str, int] = field(default_factory=dict)
     """By client id: the new home of its session."""
-    wanted: dict[int, dict[bytes, int]] = field(default_factory=dict)
-    """By new worker: indexes that sessions there read, each with a position before which none needs it."""
+    wanted: dict[int, dict[bytes, Wanted]] = field(default_factory=dict)
+    """By new worker: indexes that sessions there read, and what of them."""
     filters: _Node = field(default_factory=_Node)
     """Those that somebody wants at QoS 1 or 2; if anything is expected."""
     members: dict[bytes, list[_Member]] = field(default_factory=dict)
     """By b"group/filter": likewise."""
     taken: dict[int, tuple[int, int, set[tuple[int, int]]]] = field(default_factory=dict)
     """By sibling: stream, highest number taken of it, and (number, position) of what was refused."""
+    listed: dict[int, list[tuple[_Target, bytes, Wanted]]] = field(default_factory=dict)
+    """By number of an index: who wants it, its name, what of it."""
+    listing: dict[int, array[int]] = field(default_factory=dict)
+    """By new worker: how many indexes there will list each block."""
 
 
 def repartition(
@@ -292,6 +293,7 @@ class _Repartition:
             self._expect(source)
         for source in self.sources:
             self._survey(source)
+            self._survey_log(source)
         self._lay_out()
         for source in self.sources:
             self._copy_log(source)
@@ -328,11 +330,11 @@ class _Repartition:
 
     def _find_last(self, source: _Source) -> None:
         value = source.database.get(schema.POSITION)
-        source.last = 0 if value is None else schema.decode_u64(value)
+        source.log.last = 0 if value is None else schema.decode_u64(value)
         with source.database.db.iterator(prefix=schema.BLOCK, reverse=True, verify_checksums=True) as blocks:
             for key, block in blocks:
                 _, count = schema.BLOCK_HEAD.unpack_from(block)
-                source.last = max(source.last, schema.key_position(key) + count - 1)
+                source.log.last = max(source.log.last, schema.key_position(key) + count - 1)
                 break
 
     def _expect(self, source: _Source) -> None:
@@ -350,20 +352,20 @@ class _Repartition:
             schema.decode_session(value)
             client_id = key[1:].decode()
             source.target_of[client_id] = home(client_id, self._workers)
-        cursors: dict[str, tuple[int, int]] = {}
+        windows: dict[str, tuple[int, int, list[tuple[int, int]]]] = {}
         for key, value in self.scan(source, schema.WINDOW):
             window = schema.decode_window(value)
-            cursor = schema.decode_rest(window.rest).cursor
-            source.last = max(source.last, cursor)
+            rest = schema.decode_rest(window.rest)
+            source.log.last = max(source.log.last, rest.cursor)
             in_flight = (at for _, flags, _, at in window.out if at and not flags & schema.OWN_RECORD)
-            cursors[key[1:].decode()] = cursor, min(in_flight, default=_HIGHEST)
+            windows[key[1:].decode()] = rest.cursor, min(in_flight, default=_HIGHEST), rest.holes
         for key, value in self.scan(source, schema.SUBSCRIPTION):
             client_id, named = schema.split_subscription(key)
             target = source.target_of.get(client_id)
             if target is None:
                 continue
             options, identifier, since = schema.decode_subscription(value)
-            source.last = max(source.last, since)
+            source.log.last = max(source.log.last, since)
             if named.startswith(_SHARED):
                 share = parse_share(named)
                 if share is None:
@@ -373,10 +375,9 @@ class _Repartition:
                 continue
             if source.expected and options & schema.QOS:
                 source.filters.add(named)
-            cursor, in_flight_at = cursors.get(client_id, (0, _HIGHEST))
-            needed = min(max(cursor, since), in_flight_at - 1)
-            wanted = source.wanted.setdefault(target, {})
-            wanted[named] = min(needed, wanted.get(named, needed))
+            cursor, in_flight_at, holes = windows.get(client_id, (0, _HIGHEST, []))
+            wanted = source.wanted.setdefault(target, {}).setdefault(named, Wanted())
+            wanted.add(min(max(cursor, since), in_flight_at - 1), holes)
 
     def _lay_out(self) -> None:
         for target in self.targets:
@@ -385,56 +386,52 @@ class _Repartition:
             for source in own_first:
                 if source.index not in senders:
                     continue
-                target.shift[source.index] = target.end
-                target.end += source.last + source.expected
-                target.end_of[source.index] = target.end
-            if target.end >= _POSITIONS_MAX:
-                raise RepartitionError(f"the positions of the new store {target.index} would be beyond 2^62")
+                stretch = Stretch(source.log, source.listing.get(target.index), source.expected, target.end)
+                target.stretches[source.index] = stretch
+                target.end = stretch.end
 
     # ------------------------------------------------------------ the log
 
-    def _copy_log(self, source: _Source) -> None:
-        # parts of indexes first: they say which blocks are wanted, and a part says how many list its block
-        listed: dict[int, list[tuple[_Target, bytes, int]]] = {}
+    def _survey_log(self, source: _Source) -> None:
+        # which blocks go where: parts of indexes say it, and a part has to say how many list its block
         for key, value in self.scan(source, schema.NAME):
             name = key[1:]
             wanting = [
                 (self.targets[index], name, wanted[name]) for index, wanted in source.wanted.items() if name in wanted
             ]
             if wanting:
-                listed[schema.decode_u32(value)] = wanting
-        blocks = array("Q")
-        with source.database.db.iterator(prefix=schema.BLOCK, include_value=False) as keys:
-            blocks.extend(map(schema.key_position, keys))
-        counts = {index: array("I", bytes(4 * len(blocks))) for index in source.wanted}
-        for _, _, at, _, readers in self._parts(source, listed, blocks):
+                source.listed[schema.decode_u32(value)] = wanting
+        for key, value in self.scan(source, schema.BLOCK):
+            source.log.add(schema.key_position(key), schema.BLOCK_HEAD.unpack_from(value)[1])
+        source.listing = {index: array("I", bytes(4 * len(source.log.firsts))) for index in source.wanted}
+        for _, _, at, _, readers in self._parts(source):
             for target, _ in readers:
-                counts[target.index][at] += 1
-        for first, value, at, behind_block, readers in self._parts(source, listed, blocks):
+                source.listing[target.index][at] += 1
+
+    def _copy_log(self, source: _Source) -> None:
+        for first, value, at, behind_block, readers in self._parts(source):
             size = part_running(value, first, _HIGHEST)[1] - part_before(value)[1]
             for target, name in readers:
-                shifted = first + target.shift[source.index]
-                indexes = counts[target.index][at]
-                target.put_part(name, shifted, behind_block, indexes, value[schema.PART_HEAD.size :], size)
-        for key, value in self.scan(source, schema.BLOCK):
-            position = schema.key_position(key)
-            at = bisect_left(blocks, position)
-            for index, listing in counts.items():
+                placed = target.stretches[source.index].place(first)
+                indexes = source.listing[target.index][at]
+                target.put_part(name, placed, behind_block, indexes, value[schema.PART_HEAD.size :], size)
+        for at, (key, value) in enumerate(self.scan(source, schema.BLOCK)):
+            for index, listing in source.listing.items():
                 if listing[at]:
                     target = self.targets[index]
-                    target.put(schema.block_key(position + target.shift[source.index]), value)
+                    placed = target.stretches[source.index].place(schema.key_position(key))
+                    target.put(schema.block_key(placed), value)
                     self.moved.blocks += 1
 
-    def _parts(
-        self, source: _Source, listed: dict[int, list[tuple[_Target, bytes, int]]], blocks: array[int]
-    ) -> Iterator[tuple[int, bytes, int, int, list[tuple[_Target, bytes]]]]:
+    def _parts(self, source: _Source) -> Iterator[tuple[int, bytes, int, int, list[tuple[_Target, bytes]]]]:
         # (first position, value, which block, how far behind its beginning, who reads it) of each part that is wanted
         for key, value in self.scan(source, schema.PART):
             first = schema.key_position(key)
             end, block, _ = part_ends(value, first)
-            at = bisect_left(blocks, block)
-            wanting = [(target, name) for target, name, low in listed.get(schema.key_number(key), ()) if end > low]
-            if wanting and at < len(blocks) and blocks[at] == block:
+            listed = source.listed.get(schema.key_number(key), ())
+            wanting = [(target, name) for target, name, wanted in listed if wanted.overlaps(first, end)]
+            at = source.log.at(block) if wanting else None
+            if at is not None:
                 yield first, value, at, first - block, wanting
 
     # ------------------------------------------------------------ sessions, wills, retained messages
@@ -451,7 +448,7 @@ class _Repartition:
             options, identifier, since = schema.decode_subscription(value)
             target = self.targets[index]
             if not named.startswith(_SHARED):
-                since += target.shift[source.index]
+                since = target.stretches[source.index].place(since)
             target.put(key, schema.encode_subscription(options, identifier, since))
             self.moved.subscriptions += 1
 
@@ -468,23 +465,21 @@ class _Repartition:
             self._put_window(source, self.targets[index], schema.window_key(client_id), window)
 
     def _put_window(self, source: _Source, target: _Target, key: bytes, window: schema.Window) -> None:
-        shift, end = target.shift[source.index], target.end_of[source.index]
+        stretch = target.stretches[source.index]
+        place, end = stretch.place, stretch.end
         rest = schema.decode_rest(window.rest)
-
-        def shifted(position: int) -> int:
-            return min(position + shift, _HIGHEST)
-
         out = [
-            (packet_id, flags, state, at if flags & schema.OWN_RECORD or not at else shifted(at))
+            (packet_id, flags, state, at if flags & schema.OWN_RECORD else stretch.place_of_message(at))
             for packet_id, flags, state, at in window.out
         ]
-        holes = [(shifted(behind), min(shifted(up_to), end)) for behind, up_to in rest.holes]
+        holes = [(place(behind), min(place(up_to), end)) for behind, up_to in rest.holes]
+        holes = [(behind, up_to) for behind, up_to in holes if behind < up_to]
         if end < target.end:
             holes.append((end, target.end))
-        absences = [(shifted(behind), shifted(up_to)) for behind, up_to in rest.absences]
-        since = [(name, shifted(position)) for name, position in rest.since]
-        rest = schema.WindowRest(shifted(rest.cursor), holes, absences, since)
-        window = window._replace(done=shifted(window.done), out=out, rest=schema.encode_rest(rest))
+        absences = [(place(behind), place(up_to)) for behind, up_to in rest.absences]
+        since = [(name, place(position)) for name, position in rest.since]
+        rest = schema.WindowRest(place(rest.cursor), holes, absences, since)
+        window = window._replace(done=place(window.done), out=out, rest=schema.encode_rest(rest))
         target.put(key, schema.encode_window(window))
 
     def _copy_queued(self, source: _Source) -> None:
@@ -557,7 +552,7 @@ class _HandOff:
     def __init__(self, work: _Repartition, source: _Source) -> None:
         self._work = work
         self._source = source
-        self._position = source.last
+        self._position = source.log.last
         self._messages: list[schema.StoredMessage] = []
         self._names: list[list[bytes]] = []
         self._bytes = 0
@@ -620,7 +615,7 @@ class _HandOff:
         for index, wanted in self._source.wanted.items():
             target = self._work.targets[index]
             lists = [(name, places) for name, places in listed.items() if name in wanted]
-            start = first + target.shift[self._source.index]
+            start = target.stretches[self._source.index].place(first)
             for name, places in lists:
                 sizes = [self._messages[at].content_bytes for at in places]
                 entries = zip((at - places[0] for at in places), sizes, strict=True)
