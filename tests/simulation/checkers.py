@@ -127,14 +127,16 @@ LAG_SECONDS = 0.5
 
 
 def forgotten(world: World, copies: list[Delivery]) -> int:
-    """How many copies may have come as if for the first time: the former one was of QoS 1, and the worker was killed
-    before the disk had it that this was sent. It comes at the QoS that is in force then, which may be 2 by now.
+    """How many copies may have come as if for the first time: a former one was of QoS 1, and the worker was killed
+    before the disk had it that this was sent. It comes at the QoS that is in force then, which may be 2 by now. Each
+    copy that had come before the kill may come again, if it was published as often.
     """
     home = copies[0].client.home
+    last = max((copy.at for copy in copies if copy.qos > 0), default=0.0)
     return sum(
-        any(index == home and former.at - LAG_SECONDS <= at <= copy.at for at, index in world.kills)
-        for former, copy in itertools.pairwise(copies)
-        if world.survives and former.qos == 1 and copy.qos > 0
+        any(index == home and former.at - LAG_SECONDS <= at <= last for at, index in world.kills)
+        for former in copies[:-1]
+        if world.survives and former.qos == 1
     )
 
 
