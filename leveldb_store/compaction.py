@@ -90,9 +90,7 @@ class Compactor:
         elif self._has_rested(now, written):
             left = self._left()
             if left < LEFT_BYTES_MIN:
-                # hardly anything is written: what was deleted may be in memory, on its way into a table
-                if self._is_merged(written) or now - self._since >= REST_SECONDS_MAX:
-                    self._resting = Stretch()
+                self._resting = Stretch()
             elif self._resting.bytes * WORTH_SHARE < left:
                 self._rest(now, written)  # with what was deleted since
             else:
@@ -118,13 +116,10 @@ class Compactor:
 
     def _has_rested(self, now: float, written: int) -> bool:
         return (
-            self._is_merged(written)
+            written - self._written >= MERGED_BUFFERS * self._database.write_buffer_bytes
             or now - self._since >= REST_SECONDS_MAX
             or now - max(self._since, self._quiet_since) >= QUIET_SECONDS
         )
-
-    def _is_merged(self, written: int) -> bool:
-        return written - self._written >= MERGED_BUFFERS * self._database.write_buffer_bytes
 
     def _left(self) -> int:
         stretch = self._resting
