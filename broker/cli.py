@@ -53,7 +53,9 @@ _EPILOG = """\
 mqttd status               ask a running broker how it is (mqttd status --help)
 mqttd check-config FILE    name every error in a configuration file and exit (status 2 if there is one)
 mqttd sessions list        ask a running broker about sessions, or delete one (mqttd sessions --help)
-mqttd store stats|verify   look into the stores of a broker that is stopped (mqttd store --help)
+mqttd snapshot --out DIR   copy the stores of a broker that may be running (mqttd snapshot --help)
+mqttd restore              make a data directory of a snapshot (mqttd restore --help)
+mqttd store stats|verify   look into the stores of a broker that is stopped, or of a snapshot (mqttd store --help)
 mqttd passwd FILE USER     set the password of a user in a password file; --help says more
 
 Settings come from defaults, then the file, then the environment (MQTTD_PORT, MQTTD_LIMITS__PACKET_BYTES_MAX, ...),
@@ -79,6 +81,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if arguments[:1] == ["store"]:
             inspected: int = importlib.import_module("broker.inspection").main(arguments[1:])
             return inspected
+        if arguments[:1] == ["snapshot"]:
+            taken: int = importlib.import_module("broker.snapshotting").snapshot_main(arguments[1:])
+            return taken
+        if arguments[:1] == ["restore"]:
+            restored: int = importlib.import_module("broker.snapshotting").restore_main(arguments[1:])
+            return restored
         flags = vars(_parser().parse_args(arguments))
         file = flags.pop("config", None) or os.environ.get(config.ENVIRONMENT_CONFIG) or None
         return _serve(file, flags)

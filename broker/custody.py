@@ -45,6 +45,9 @@ class Custody:
         self._store = node.store
         self.keeps: bool = node.store.keeps
         """Whether what is written outlives the worker."""
+        self.sessions = 0
+        """How many the store knows."""
+        self._store.carry(lambda: self._router.moment(self.sessions))
         self._unsettled: dict[str, object] = {}
         """Clients whose session was made, altered or ended, and that is not on the disk yet: each with a token of the
         last change.
@@ -110,6 +113,7 @@ class Custody:
             return
         router, client_id = self._router, session.client_id
         session.details.stored_expiry = -1
+        self.sessions -= 1
         router.delete_record(schema.session_key(client_id))
         router.delete_record(schema.window_key(client_id))
         for text in session.subscribed():
@@ -118,6 +122,8 @@ class Custody:
 
     def _put_session(self, session: Session, disconnected: int) -> None:
         details: Details = session.details
+        if details.stored_expiry < 0:
+            self.sessions += 1
         details.stored_expiry = details.expiry_interval
         record = schema.StoredSession(
             details.expiry_interval, session.version, details.username, disconnected, details.created

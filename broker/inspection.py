@@ -1,7 +1,8 @@
 """`mqttd store stats` and `mqttd store verify`: what the stores of a data directory hold, and whether it can be read.
 
-For a directory that no broker uses, or a copy of one. Both open the databases as a start does, so what LevelDB has in
-its logs is taken over into tables; nothing else is changed, and nothing is ever repaired.
+For a directory that no broker uses, a copy of one, or a snapshot. Both open the databases as a start does, so what
+LevelDB has in its logs is taken over into tables; nothing else is changed, and nothing is ever repaired. Of a snapshot
+a clone of each database is opened; `verify` compares its files and counts with what snapshot.json says, too.
 
 Verified are LevelDB's checksums (logs, tables) and every record of every family by `leveldb_store.schema`; and that the
 parts of indexes fit together and to their blocks. What a crash may leave is no problem: a last record that is cut off,
@@ -17,15 +18,19 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import plyvel
 
 from broker import config
-from leveldb_store import schema
+from leveldb_store import schema, snapshot
+from leveldb_store.clone import CloneError, clone_for_reading, opened
 from leveldb_store.database import told
+from leveldb_store.moment import decode_moment
 from leveldb_store.room import RESERVE_NAMES
+from leveldb_store.snapshot import SnapshotError, StoreFacts
 from leveldb_store.wal import whole_bytes
 from shards import data_dir
 from zmq_mesh.envelope import EnvelopeError, decode_entries
@@ -64,42 +69,71 @@ class _Unusable(Exception):
 
 def main(arguments: Sequence[str]) -> int:
     """Print it. The exit status: 0 well, 1 there are problems, 2 wrong usage, 4 the directory cannot be used."""
-    parser = argparse.ArgumentParser(prog="mqttd store", description="Look into the stores of a stopped broker.")
+    parser = argparse.ArgumentParser(
+        prog="mqttd store", description="Look into the stores of a stopped broker, or of a snapshot."
+    )
     parser.add_argument("what", choices=["stats", "verify"], help="what they hold, or whether all of it can be read")
-    parser.add_argument("directory", nargs="?", metavar="DIR", help="data directory or a copy (default: as configured)")
+    parser.add_argument(
+        "directory", nargs="?", metavar="DIR", help="data directory or snapshot (default: as configured)"
+    )
     parser.add_argument("--config", metavar="FILE", help="configuration file of the broker; also MQTTD_CONFIG")
     parser.add_argument("--json", action="store_true", help="stats: print JSON")
     given = parser.parse_intermixed_args(arguments)
-    try:
-        directory = given.directory or _configured(given.config or os.environ.get(config.ENVIRONMENT_CONFIG))
-        paths, lock = _stores(directory)
-    except config.ConfigError as error:
-        for line in error.lines:
-            print(f"mqttd: {line}", file=sys.stderr)
-        return _BAD_USAGE
-    except (_Unusable, data_dir.DataDirError) as error:
-        print(f"mqttd: {error}", file=sys.stderr)
-        return _CANNOT_USE_DATA
-    try:
-        return _stats(paths, given.json) if given.what == "stats" else _verify(paths)
-    finally:
-        os.close(lock)
+    with ExitStack() as stack:
+        try:
+            directory = given.directory or _configured(given.config or os.environ.get(config.ENVIRONMENT_CONFIG))
+            stores = _stores(directory, stack)
+        except config.ConfigError as error:
+            for line in error.lines:
+                print(f"mqttd: {line}", file=sys.stderr)
+            return _BAD_USAGE
+        except (_Unusable, data_dir.DataDirError, SnapshotError) as error:
+            print(f"mqttd: {error}", file=sys.stderr)
+            return _CANNOT_USE_DATA
+        if given.what == "verify":
+            return _verify(stores)
+        try:
+            return _stats(stores, given.json)
+        except (CloneError, OSError) as error:
+            print(f"mqttd: {error} (mqttd store verify says more)", file=sys.stderr)
+            return _PROBLEMS
 
 
 def _configured(file: str | None) -> str:
     return config.load(file, os.environ).data_dir
 
 
-def _stores(directory: str) -> tuple[list[Path], int]:
-    """(the stores of a data directory, its lock)."""
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a store is."""
+
+    path: Path
+    facts: StoreFacts | None = None
+    """Of a snapshot."""
+
+    @contextmanager
+    def to_open(self) -> Iterator[Path]:
+        """A database that may be opened. Raises CloneError and OSError."""
+        if self.facts is None:
+            yield self.path
+        else:
+            with clone_for_reading(self.path, self.path.parent.parent) as cloned:
+                yield cloned
+
+
+def _stores(directory: str, stack: ExitStack) -> list[_Place]:
+    """The stores of a data directory, which is locked until the stack is left, or of a snapshot."""
+    if Path(directory, snapshot.NAME).exists():
+        manifest = snapshot.read_manifest(Path(directory))
+        return [_Place(manifest.path(Path(directory).absolute(), each.worker), each) for each in manifest.stores]
     try:
         settled = data_dir.settled(directory)
-        lock = data_dir.lock(directory)
+        stack.callback(os.close, data_dir.lock(directory))
     except FileNotFoundError:
         raise _Unusable(f"{directory}: is no data directory of mqttd (it has no store.json)") from None
     except OSError as error:
         raise _Unusable(f"{directory}: {error.strerror or error}") from None
-    return [Path(settled.path(directory, worker)) for worker in range(settled.workers)], lock
+    return [_Place(Path(settled.path(directory, worker))) for worker in range(settled.workers)]
 
 
 # ---------------------------------------------------------------- stats
@@ -112,13 +146,14 @@ class _Family:
     """Of keys and values, before compression."""
 
 
-def _stats(paths: list[Path], as_json: bool) -> int:
+def _stats(stores: list[_Place], as_json: bool) -> int:
     found = []
-    for path in paths:
+    for store in stores:
+        path = store.path
         families: dict[str, _Family] = {name: _Family() for name in _FAMILIES.values()}
         messages = first = last = 0
         try:
-            with _opened(path) as db, db.iterator(verify_checksums=True) as records:
+            with store.to_open() as place, _opened(place) as db, db.iterator(verify_checksums=True) as records:
                 for key, value in records:
                     family = families.setdefault(_FAMILIES.get(key[:1], "unknown"), _Family())
                     family.records += 1
@@ -160,16 +195,44 @@ def _opened(path: Path) -> plyvel.DB:
 # ---------------------------------------------------------------- verify
 
 
-def _verify(paths: list[Path]) -> int:
+def _verify(stores: list[_Place]) -> int:
     problems = 0
-    for path in paths:
-        store = _Store(path)
-        store.run()
+    for place in stores:
+        store = _Store(place.path)
+        if place.facts is None:
+            store.run(place.path)
+        else:
+            _verify_snapshot(store, place, place.facts)
         problems += store.problems
         if store.problems > _LINES_MAX:
-            print(f"{path}: {store.problems - _LINES_MAX} more problems")
-        print(f"{path}: {store.records} records, {store.problems or 'no'} problem{'' if store.problems == 1 else 's'}")
+            print(f"{place.path}: {store.problems - _LINES_MAX} more problems")
+        count = "no problems" if not store.problems else f"{store.problems} problem{'s' if store.problems > 1 else ''}"
+        print(f"{place.path}: {store.records} records, {count}")
     return _PROBLEMS if problems else 0
+
+
+def _verify_snapshot(store: _Store, place: _Place, facts: StoreFacts) -> None:
+    try:
+        for problem in snapshot.differences(place.path.parent, facts):
+            store.say(problem)
+        with place.to_open() as cloned:
+            store.run(cloned)
+            if store.problems:
+                return  # what is counted would say the same once more
+            with closing(opened(cloned)) as db:
+                found = snapshot.count(db)
+    except (CloneError, OSError) as error:
+        store.say(str(error))
+        return
+    pairs = {
+        "records": (found.records, facts.records),
+        "messages": (found.messages, facts.messages),
+        "the last position": (found.last_position, facts.last_position),
+        "counters": (found.counters, facts.counters),
+    }
+    for name, (there, said) in pairs.items():
+        if there != said:
+            store.say(f"{name}: {there}, and {snapshot.NAME} says {said}")
 
 
 @dataclass(slots=True)
@@ -189,19 +252,19 @@ class _Store:
     _names: set[int] = field(default_factory=set)
     _indexes: dict[int, _Index] = field(default_factory=dict)
 
-    def run(self) -> None:
-        """Look at everything; problems are printed."""
-        if not self.path.is_dir():
-            self._say("is missing")
+    def run(self, path: Path) -> None:
+        """Look at everything in `path`, which is `self.path` or a clone of that; problems are printed."""
+        if not path.is_dir():
+            self.say("is missing")
             return
-        if not any(self.path.iterdir()):
+        if not any(path.iterdir()):
             return  # a start that was killed before it made it
-        if not self._files():
+        if not self._files(path):
             return
         try:
-            db = plyvel.DB(str(self.path), create_if_missing=False)
+            db = plyvel.DB(str(path), create_if_missing=False)
         except plyvel.Error as error:
-            self._say(f"cannot be opened: {told(error)}")
+            self.say(f"cannot be opened: {told(error)}")
             return
         with db:
             self._version(db)
@@ -209,22 +272,23 @@ class _Store:
                 self._family(db, prefix, check)
             self._unknown(db)
 
-    def _say(self, problem: str) -> None:
+    def say(self, problem: str) -> None:
+        """One more."""
         self.problems += 1
         if self.problems <= _LINES_MAX:
             print(f"{self.path}: {problem}")
 
-    def _files(self) -> bool:
+    def _files(self, path: Path) -> bool:
         # logs; False: LevelDB would leave out what it cannot read, and forget it
-        if not (self.path / "CURRENT").exists():
-            self._say("its file CURRENT is missing")
+        if not (path / "CURRENT").exists():
+            self.say("its file CURRENT is missing")
             return False
         is_whole = True
-        for file in sorted([*self.path.glob("*.log"), *self.path.glob("MANIFEST-*")]):
+        for file in sorted([*path.glob("*.log"), *path.glob("MANIFEST-*")]):
             data = file.read_bytes()
             good, is_followed = whole_bytes(data)
             if is_followed:
-                self._say(f"{file.name}: damaged at byte {good} of {len(data)}, records follow")
+                self.say(f"{file.name}: damaged at byte {good} of {len(data)}, records follow")
                 is_whole = False
         return is_whole
 
@@ -233,10 +297,10 @@ class _Store:
             value = db.get(schema.SCHEMA, verify_checksums=True)
             version = None if value is None else schema.decode_u32(value)
         except (plyvel.Error, schema.SchemaError) as error:
-            self._say(f"does not say its schema: {told(error)}")
+            self.say(f"does not say its schema: {told(error)}")
             return
         if version != schema.VERSION:
-            self._say(f"has schema version {version}, known is {schema.VERSION}")
+            self.say(f"has schema version {version}, known is {schema.VERSION}")
 
     def _checks(self) -> dict[bytes, Callable[[bytes, bytes], object]]:
         # names and blocks before parts
@@ -268,9 +332,9 @@ class _Store:
                     try:
                         check(key, value)
                     except (schema.SchemaError, EnvelopeError, ValueError, IndexError) as error:
-                        self._say(f"{_FAMILIES[prefix]}: record {key!r}: {error}")
+                        self.say(f"{_FAMILIES[prefix]}: record {key!r}: {error}")
         except plyvel.Error as error:
-            self._say(f"{_FAMILIES[prefix]}: cannot be read behind {key!r}: {told(error)}")
+            self.say(f"{_FAMILIES[prefix]}: cannot be read behind {key!r}: {told(error)}")
 
     def _unknown(self, db: plyvel.DB) -> None:
         for first, behind in _gaps(sorted(_FAMILIES)):
@@ -278,15 +342,17 @@ class _Store:
                 with db.iterator(start=first, stop=behind, verify_checksums=True) as records:
                     for key, _ in records:
                         self.records += 1
-                        self._say(f"record {key!r}: of no family")
+                        self.say(f"record {key!r}: of no family")
             except plyvel.Error as error:
-                self._say(f"cannot be read behind {first!r}: {told(error)}")
+                self.say(f"cannot be read behind {first!r}: {told(error)}")
 
     def _about(self, key: bytes, value: bytes) -> None:
         if key == schema.STORE:
             json.loads(value)
         elif key == schema.POSITION:
             schema.decode_u64(value)
+        elif key == schema.COUNTERS:
+            decode_moment(value)
         elif key != schema.SCHEMA:
             raise ValueError("of no family")
 

@@ -184,6 +184,7 @@ class _Recovery:
             session.durable = True
             details: Details = session.details
             details.expiry_interval = details.stored_expiry = stored.expiry_interval
+            self._node.custody.sessions += 1
             details.username = stored.username
             details.created = stored.created
             if not stored.disconnected:

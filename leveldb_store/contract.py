@@ -12,7 +12,7 @@ batch is there without all before it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 from pyx.message import Message
@@ -67,6 +67,9 @@ class Store(Protocol):
         Not `sync`: it is durable when the operating system has it (as everything is in a store that was opened without
         fsync); it may be lost in a power cut, and those behind it not.
         """
+
+    def carry(self, moment: Callable[[], bytes]) -> None:
+        """Each batch that `flush` closes carries what `moment` says then, as the record `schema.COUNTERS`."""
 
     def fileno(self) -> int:
         """Becomes readable when tickets have become durable, or `failed` or `full` change; -1 = never (`immediate`)."""

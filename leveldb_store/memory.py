@@ -6,7 +6,7 @@ that wants it has let go.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from pyx.message import Message
 from pyx.records import Batch, Block, Index
@@ -56,6 +56,9 @@ class MemoryStore:
             self._gathered = False
             self._ticket += 1
         return self._ticket
+
+    def carry(self, moment: Callable[[], bytes]) -> None:
+        """See `put`."""
 
     def fileno(self) -> int:
         """There is nothing to wait for."""

@@ -22,6 +22,7 @@ VERSION: Final = 1
 SCHEMA: Final = b"\0schema"  # u32 VERSION
 STORE: Final = b"\0store"  # JSON: worker, workers, epoch
 POSITION: Final = b"\0position"  # u64: the highest position there was when blocks were last deleted
+COUNTERS: Final = b"\0counters"  # the worker's counters as they were with the last commit: leveldb_store.moment
 
 BLOCK: Final = b"B"
 NAME: Final = b"F"

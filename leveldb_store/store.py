@@ -135,6 +135,7 @@ class LevelStore:
         self._is_any_loose = False  # was anything flushed that a power cut may take away
         self._tail_bytes_max = tail_bytes_max
         self._work = Work()
+        self._moment: Callable[[], bytes] | None = None
         self._held: Held | None = None  # the batch that is being gathered while the disk refuses
         self._is_held = False  # it waits, with all else of `_work`, until the disk takes something again
         self._is_flush_due = False
@@ -202,6 +203,8 @@ class LevelStore:
             self._is_flush_due = False
             self._ticket += 1
             self._work.ticket = self._ticket
+            if self._moment is not None:
+                self._work.moment = self._moment()
             self._work.is_synced |= self._fsync and sync
             self._is_any_loose |= not (self._fsync and sync)
             if self._is_any_loose:
@@ -210,6 +213,10 @@ class LevelStore:
                 self._batch().put(schema.POSITION, schema.U64.pack(self.last_position))
             self._hand_over()
         return self._ticket
+
+    def carry(self, moment: Callable[[], bytes]) -> None:
+        """See the contract. Of batches that are written as one the last one's is written."""
+        self._moment = moment
 
     def fileno(self) -> int:
         """See the contract."""

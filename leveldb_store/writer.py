@@ -61,6 +61,8 @@ class Work:
     blocks: int = 0
     """How many of them are in the batch."""
     last_position: int = 0
+    moment: bytes | None = None
+    """The worker's counters when the batch was closed."""
     trimmed: dict[int, int] = field(default_factory=dict)
     """Index number -> everything at or before this position may go."""
     dropped: list[tuple[int, int, int]] = field(default_factory=list)
@@ -143,6 +145,10 @@ class Writer:
     def _round(self) -> bool:
         works, goes_on = self._take()
         batches = [work.batch for work in works if work.batch is not None]
+        for work in reversed(works):
+            if work.moment is not None and work.batch is not None:
+                work.batch.put(schema.COUNTERS, work.moment)
+                break
         tidy = None
         now = time.monotonic()
         if goes_on and self._has_tidying() and now >= self._next_tidy:

@@ -12,6 +12,8 @@ BOUNDS_NS: tuple[int, ...]
 LINK_TOTALS: tuple[str, ...]
 """Names of those places of a link that only rise; LINK_GAUGES follow them in the row."""
 LINK_GAUGES: tuple[str, ...]
+KEPT: tuple[str, ...]
+"""Names of the counters that a store keeps with each commit, in this order."""
 
 HEARTBEAT: Final[int]
 INCARNATION: Final[int]
@@ -147,4 +149,7 @@ class Row:
     def set_link(self, peer: int, values: Sequence[int]) -> None: ...
     def histogram(self, which: int) -> tuple[int, list[int]]: ...
     def observe(self, which: int, ns: int) -> None: ...
+    def kept(self, time_ms: int, position: int, number: int, sessions: int) -> bytes:
+        """What a store keeps of it with each commit: these, then those of KEPT, as varints."""
+
     def as_dict(self) -> dict[str, int]: ...

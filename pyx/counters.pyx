@@ -1,6 +1,8 @@
 """One table of counters and drop reasons. A new counter is one line in counters.pxd."""
 cimport cython
+from libc.stdint cimport uint8_t
 from libc.string cimport memset
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.buffer cimport PyObject_GetBuffer, PyBuffer_Release, PyBUF_SIMPLE, PyBUF_WRITABLE
 
 ROW_BYTES = 8192
@@ -16,8 +18,19 @@ BOUNDS_NS = (
 LINK_TOTALS = ("batches", "messages", "bytes", "resent", "qos0_dropped")
 LINK_GAUGES = ("unacknowledged", "oldest_ms", "outbox_bytes")
 
+#: what a store keeps with each commit, in this order; more of them only at the end (leveldb_store.moment.FIELDS)
+KEPT = (
+    "retained_messages", "publish_received", "publish_received_qos1", "publish_received_qos2", "publish_duplicates",
+    "publish_refused", "publish_unmatched", "retained_refused", "matched", "delivered_qos0", "delivered_qos1",
+    "delivered_qos2", "dropped_expired", "dropped_offline_qos0", "dropped_outbox_full", "dropped_connection_closed",
+    "dropped_queue_full", "dropped_packet_too_large", "dropped_unsubscribed", "dropped_session_ended",
+    "dropped_refused", "dropped_peer_lost", "dropped_no_member", "dropped_worker_lost",
+)
+
 cdef enum:
     BOUNDS = 20
+    KEPT_FORMAT = 1
+    KEPT_MAX = 64
 
 cdef uint64_t[BOUNDS] bounds_ns
 for _place, _bound in enumerate(BOUNDS_NS):
@@ -56,6 +69,27 @@ def _check_layout():
 
 
 _check_layout()
+
+cdef int[KEPT_MAX] kept_places
+cdef int kept_count = 0
+
+
+cdef int _find_kept() except -1:
+    # the names are there when the module is
+    global kept_count
+    for name in KEPT:
+        kept_places[kept_count] = names().index(name)
+        kept_count += 1
+    return 0
+
+
+cdef inline int put_varint(uint8_t* out, int at, uint64_t value) noexcept nogil:
+    while value >= 0x80:
+        out[at] = <uint8_t>(value | 0x80)
+        value >>= 7
+        at += 1
+    out[at] = <uint8_t>value
+    return at + 1
 
 
 cdef int observe(uint64_t* row, Histogram which, uint64_t ns) noexcept nogil:
@@ -161,6 +195,21 @@ cdef class Row:
         if not 0 <= which < <int>HISTOGRAMS_END:
             raise IndexError(which)
         observe(self.at, <Histogram>which, ns)
+
+    def kept(self, uint64_t time_ms, uint64_t position, uint64_t number, uint64_t sessions):
+        """What a store keeps of it with each commit (leveldb_store.moment): these, then KEPT, as varints."""
+        cdef uint8_t[10 * KEPT_MAX] out
+        cdef int at = 1, i
+        if kept_count == 0:
+            _find_kept()
+        out[0] = KEPT_FORMAT
+        at = put_varint(out, at, time_ms)
+        at = put_varint(out, at, position)
+        at = put_varint(out, at, number)
+        at = put_varint(out, at, sessions)
+        for i in range(kept_count):
+            at = put_varint(out, at, self.at[kept_places[i]])
+        return PyBytes_FromStringAndSize(<char*>out, at)
 
     def as_dict(self):
         """name -> value of every counter."""

@@ -127,6 +127,10 @@ cdef class Router(Sharing):
             ticket = self.store.flush(synced)
         self.last_ticket = ticket
 
+    def moment(self, uint64_t sessions):
+        """What the store keeps of the counters with each commit (leveldb_store.moment)."""
+        return self.counters.kept(self.wall_ms, self.next_position - 1, self.last_number, sessions)
+
     cdef int hand_off(self) except -1:
         cdef uint64_t peers = self.held_peers
         self.held_peers = 0

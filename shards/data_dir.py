@@ -24,7 +24,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -165,9 +165,8 @@ class DataDir:
 
     def _write_part(self, now: Settled) -> Path:
         """What is to be store.json, on the disk."""
-        content = {"format": FORMAT, "workers": now.workers, "epoch": now.epoch, "generation": now.generation}
         part = Path(self.path, _STORE).with_suffix(".part")
-        _write(part, json.dumps(content) + "\n")
+        _write(part, _content(now))
         return part
 
     def _replace(self, part: Path) -> None:
@@ -187,10 +186,50 @@ class DataDir:
                 shutil.rmtree(os.path.join(self.path, name))
 
 
-def lock(path: str) -> int:
+@contextlib.contextmanager
+def making(path: str, workers: int) -> Iterator[tuple[list[Path], str]]:
+    """A new data directory. Gives the paths of its stores, which are not there yet, and its epoch; it is a data
+    directory when the block ends. If that raises, what is in it is removed. Its parent has to be there.
+
+    Raises DataDirError if there is something in it, and OSError.
+    """
+    made = False
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+        made = True
+    if set(os.listdir(path)) - _OF_FILE_SYSTEMS:
+        raise DataDirError(f"data_dir {path}: is not empty")
+    held = lock(path)
+    new = Settled(workers, secrets.token_hex(8))
+    stores = [Path(new.path(path, worker)) for worker in range(workers)]
+    store, part = Path(path, _STORE), Path(path, _STORE).with_suffix(".part")
+    try:
+        yield stores, new.epoch
+        _write(part, _content(new))
+        part.rename(store)
+        _sync(path)
+        _sync(os.path.dirname(os.path.abspath(path)))
+    except BaseException:
+        for each in stores:
+            shutil.rmtree(each, ignore_errors=True)
+        for file in (part, store, Path(path, _LOCK)):
+            file.unlink(missing_ok=True)
+        if made:
+            os.rmdir(path)
+        raise
+    finally:
+        os.close(held)
+
+
+def _content(now: Settled) -> str:
+    content = {"format": FORMAT, "workers": now.workers, "epoch": now.epoch, "generation": now.generation}
+    return json.dumps(content) + "\n"
+
+
+def lock(path: str, seconds: float = LOCK_SECONDS_MAX) -> int:
     """Lock the directory, waiting a moment for whoever dies; the descriptor that holds it. DataDirError: in use."""
     descriptor = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    until = time.monotonic() + LOCK_SECONDS_MAX
+    until = time.monotonic() + seconds
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,399 @@
+"""A copy of a LevelDB that somebody may be writing to: `clone`. `reading` opens a clone of what is to stay as it is.
+
+LevelDB has no opening that only reads, and one process has a database. So whoever wants to read what a worker writes
+makes a clone, which costs hard links of its tables (they never change once they are finished) and a copy of its last
+log, and opens that.
+
+What destroys the source, seen: linking every table that lies in its directory. A table that is younger than the copied
+MANIFEST has a number that MANIFEST holds for free; the recovery of the copy gives it to a table of its own, and empties
+the file for it, which is the source's as well. Safe, and done here:
+
+1. Read CURRENT and the MANIFEST that it names; take the latter up to its last whole record.
+2. Link the tables that it names, no others: each has a number below its next free one.
+3. Copy the logs from its log number on, oldest first. What is not in a table is in them.
+4. Read CURRENT and MANIFEST again. If the log number is another one a log may have ended up in a table that was not
+   linked; if a file of step 2 or 3 was gone it was removed by a compaction: from the beginning.
+
+A clone has a prefix of what was written: each log is copied up to a length, and LevelDB leaves out the last record of a
+log if it is cut off. The process that writes is not asked, and notices nothing.
+
+On another file system tables cannot be linked. They are linked beside the source then (`.clone-PID-NAME`), which
+takes no time, and copied from there, which does.
+
+This module needs plyvel to open, and nothing of ours: other programs use it on snapshots. Formats:
+leveldb/doc/log_format.md, leveldb/db/version_edit.cc.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import struct
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import plyvel
+
+__all__ = ["Clone", "CloneError", "Version", "clone", "opened", "reading", "remove", "version_of"]
+
+ATTEMPTS_MAX: Final = 100
+"""A writer that fills a write buffer in less than a clone takes is faster than any disk."""
+WRITE_BUFFER_BYTES: Final = 64 << 20
+OPEN_FILES: Final = 80
+CACHE_BYTES: Final = 1 << 20
+
+_BLOCK_BYTES: Final = 32_768
+_HEAD: Final = struct.Struct("<IHB")  # masked CRC-32C, length, type
+_WHOLE, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_MANIFEST: Final = re.compile(r"MANIFEST-\d+")
+_LOG_NAME: Final = re.compile(r"(\d+)\.log")
+_STAGE: Final = re.compile(r"\.clone-(\d+)-.*")
+_PIECE_BYTES: Final = 1 << 20
+_CANNOT_LINK: Final = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS}
+_OF_AN_OPENING: Final = ("LOG", "LOG.old", "LOCK")
+
+
+class CloneError(Exception):
+    """It cannot be cloned or opened: one line."""
+
+
+class _Moved(Exception):
+    """The database has gone on meanwhile."""
+
+
+@dataclass(slots=True)
+class Version:
+    """What a MANIFEST says: which files are the database."""
+
+    log_number: int = 0
+    """Logs with a lower number are in tables."""
+    previous_log: int = 0
+    """One that is not; 0: none."""
+    next_file: int = 0
+    tables: dict[int, int] = field(default_factory=dict)
+    """Number -> bytes."""
+    whole_bytes: int = 0
+    """Of the MANIFEST, up to the end of its last whole record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clone:
+    """What was made."""
+
+    tables: int
+    table_bytes: int
+    log_bytes: int
+    attempts: int
+    is_linked: bool
+    """Tables are the same files as those of the source."""
+
+
+def clone(source: Path, target: Path) -> Clone:
+    """Make `target`, which is not there or empty, a copy of the database `source`, which may be written to meanwhile.
+
+    Raises CloneError and OSError; then `target` has no files.
+    """
+    target.mkdir(mode=0o700, exist_ok=True)
+    if any(target.iterdir()):
+        raise CloneError(f"{target}: is not empty")
+    try:
+        try:
+            return _again_and_again(source, target)
+        except OSError as error:
+            _empty(target)
+            if error.errno not in _CANNOT_LINK:
+                raise
+        return _by_copying(source, target)
+    except BaseException:
+        _empty(target)
+        raise
+
+
+def remove(path: Path) -> None:
+    """A clone is not needed any more."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def opened(path: Path) -> plyvel.DB:
+    """Open a clone, and never what it is a clone of. What is in its logs becomes tables. Raises CloneError."""
+    import plyvel
+
+    try:
+        return plyvel.DB(
+            str(path),
+            create_if_missing=False,
+            paranoid_checks=True,
+            write_buffer_size=WRITE_BUFFER_BYTES,
+            lru_cache_size=CACHE_BYTES,
+            max_open_files=OPEN_FILES,
+            bloom_filter_bits=10,
+        )
+    except plyvel.Error as error:
+        raise CloneError(f"{path}: cannot be opened: {_told(error)}") from None
+
+
+@contextlib.contextmanager
+def reading(path: Path, beside: Path | None = None) -> Iterator[plyvel.DB]:
+    """A database that has the content of the one at `path`, which nobody writes to and which stays as it is.
+
+    It is a clone in a directory of its own: below `beside`, or the directory of `path`, where tables can be linked,
+    else where temporary files are. Raises CloneError and OSError.
+    """
+    with clone_for_reading(path, beside) as cloned, contextlib.closing(opened(cloned)) as db:
+        yield db
+
+
+@contextlib.contextmanager
+def clone_for_reading(path: Path, beside: Path | None = None) -> Iterator[Path]:
+    """The same, not opened yet."""
+    directory: str | None = str(beside or path.parent)
+    if not os.access(str(directory), os.W_OK | os.X_OK):
+        directory = None
+    with tempfile.TemporaryDirectory(prefix=f".clone-{os.getpid()}-", dir=directory) as name:
+        cloned = Path(name, path.name)
+        clone(path, cloned)
+        yield cloned
+
+
+def closed_for_good(path: Path) -> None:
+    """A database that was closed and is to be opened by nobody any more: without what openings leave beside it."""
+    for name in _OF_AN_OPENING:
+        (path / name).unlink(missing_ok=True)
+
+
+# ---------------------------------------------------------------- MANIFEST
+
+
+def version_of(manifest: bytes) -> Version:
+    """What it says up to its last whole record. Raises CloneError where that makes no sense."""
+    version = Version()
+    for record, end in _records(manifest):
+        try:
+            _apply(version, record)
+        except (IndexError, KeyError, ValueError) as error:
+            raise CloneError(f"MANIFEST: a record that ends at byte {end} is damaged: {error!r}") from None
+        version.whole_bytes = end
+    return version
+
+
+def _records(data: bytes) -> Iterator[tuple[bytes, int]]:
+    # (record, where it ends), as far as they are whole. Checksums are LevelDB's to look at.
+    parts: list[bytes] = []
+    at = 0
+    while True:
+        room = _BLOCK_BYTES - at % _BLOCK_BYTES
+        if room < _HEAD.size:
+            at += room
+            continue
+        if at + _HEAD.size > len(data):
+            return
+        _, length, kind = _HEAD.unpack_from(data, at)
+        end = at + _HEAD.size + length
+        if end > len(data) or kind not in (_WHOLE, _FIRST, _MIDDLE, _LAST) or _HEAD.size + length > room:
+            return
+        if kind in (_WHOLE, _FIRST):
+            parts = []
+        parts.append(data[at + _HEAD.size : end])
+        if kind in (_WHOLE, _LAST):
+            yield b"".join(parts), end
+        at = end
+
+
+class _Fields:
+    # of a record: varints, and strings with their length before them
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def __bool__(self) -> bool:
+        return self._at < len(self._data)
+
+    def number(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self._data[self._at]
+            self._at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    def skip_text(self) -> None:
+        size = self.number()
+        self._at += size
+        if self._at > len(self._data):
+            raise ValueError("cut off")
+
+
+def _apply(version: Version, record: bytes) -> None:
+    fields = _Fields(record)
+    while fields:
+        match fields.number():
+            case 1:  # the comparator's name
+                fields.skip_text()
+            case 2:
+                version.log_number = fields.number()
+            case 3:
+                version.next_file = fields.number()
+            case 4:  # the last sequence number
+                fields.number()
+            case 5:  # where the next compaction of a level begins
+                fields.number()
+                fields.skip_text()
+            case 6:
+                fields.number()
+                del version.tables[fields.number()]
+            case 7:
+                fields.number()
+                number = fields.number()
+                version.tables[number] = fields.number()
+                fields.skip_text()
+                fields.skip_text()
+            case 9:
+                version.previous_log = fields.number()
+            case tag:
+                raise ValueError(f"tag {tag}")
+
+
+# ---------------------------------------------------------------- files
+
+
+def _again_and_again(source: Path, target: Path, *, may_link: bool = True) -> Clone:
+    for attempt in range(1, ATTEMPTS_MAX + 1):
+        try:
+            return _attempt(source, target, attempt, may_link)
+        except _Moved:
+            for log in target.glob("*.log"):
+                log.unlink()  # tables that are still named are right: there are few new ones each time
+    raise CloneError(f"{source}: it was compacted faster than it could be cloned, {ATTEMPTS_MAX} times")
+
+
+def _attempt(source: Path, target: Path, attempt: int, may_link: bool) -> Clone:
+    name, manifest, version = _look(source)
+    size = 0
+    for file in target.iterdir():
+        if int(file.stem) not in version.tables:
+            file.unlink()
+    for number, wanted in version.tables.items():
+        if number >= version.next_file:
+            raise CloneError(f"{source}: MANIFEST names table {number}, and holds its number for free")
+        size += _take_table(source, target, number, wanted, may_link)
+    numbers = sorted(each for each in _logs(source) if each >= version.log_number or each == version.previous_log)
+    if version.log_number not in numbers:
+        raise _Moved
+    logged = sum(_copy(source / f"{number:06}.log", target / f"{number:06}.log") for number in numbers)
+    name_now, _, now = _look(source)
+    if (name_now, now.log_number, now.previous_log) != (name, version.log_number, version.previous_log):
+        raise _Moved
+    (target / name).write_bytes(manifest[: version.whole_bytes])
+    (target / "CURRENT").write_text(f"{name}\n")
+    return Clone(len(version.tables), size, logged, attempt, may_link)
+
+
+def _look(source: Path) -> tuple[str, bytes, Version]:
+    # (MANIFEST's name, its content, what it says)
+    try:
+        name = (source / "CURRENT").read_text().strip()
+    except FileNotFoundError:
+        raise CloneError(f"{source}: is no database (it has no CURRENT)") from None
+    if not _MANIFEST.fullmatch(name):
+        raise CloneError(f"{source}: CURRENT is damaged")
+    try:
+        manifest = (source / name).read_bytes()
+    except FileNotFoundError:
+        raise _Moved from None
+    version = version_of(manifest)
+    if not version.whole_bytes:
+        raise CloneError(f"{source}: {name} is damaged")
+    return name, manifest, version
+
+
+def _logs(source: Path) -> Iterator[int]:
+    for name in os.listdir(source):
+        found = _LOG_NAME.fullmatch(name)
+        if found is not None:
+            yield int(found[1])
+
+
+def _take_table(source: Path, target: Path, number: int, wanted: int, may_link: bool) -> int:
+    for suffix in ("ldb", "sst"):  # the latter of LevelDB before 1.14
+        name = f"{number:06}.{suffix}"
+        try:
+            if (target / name).exists():
+                size = wanted
+            elif may_link:
+                os.link(source / name, target / name, follow_symlinks=False)
+                size = os.stat(target / name).st_size
+            else:
+                size = _copy(source / name, target / name)
+        except FileNotFoundError:
+            continue
+        except _Moved:
+            continue
+        if size != wanted:
+            raise CloneError(f"{source}: table {name} has {size} bytes, MANIFEST says {wanted}")
+        return size
+    raise _Moved
+
+
+def _copy(source: Path, target: Path) -> int:
+    # as long as it is now; its bytes
+    try:
+        read = open(source, "rb", buffering=0)  # noqa: SIM115  it is closed below
+    except FileNotFoundError:
+        raise _Moved from None
+    with read, open(target, "xb", buffering=0, opener=_private) as written:
+        size, at = os.fstat(read.fileno()).st_size, 0
+        while at < size:
+            piece = os.pread(read.fileno(), min(size - at, _PIECE_BYTES), at)
+            if not piece:
+                break
+            written.write(piece)
+            at += len(piece)
+        return at
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)
+
+
+def _by_copying(source: Path, target: Path) -> Clone:
+    for each in source.parent.iterdir():
+        found = _STAGE.fullmatch(each.name)
+        if found is not None and not os.path.exists(f"/proc/{found[1]}"):
+            remove(each)  # of one that was killed
+    stage = source.parent / f".clone-{os.getpid()}-{source.name}"
+    try:
+        stage.mkdir(mode=0o700)
+        made = _again_and_again(source, stage)
+    except OSError as error:
+        remove(stage)
+        if error.errno not in {*_CANNOT_LINK, errno.EACCES, errno.EROFS}:
+            raise
+        return _again_and_again(source, target, may_link=False)  # nobody writes to it, or it is small
+    except BaseException:
+        remove(stage)
+        raise
+    try:
+        for file in sorted(stage.iterdir()):
+            _copy(file, target / file.name)
+    finally:
+        remove(stage)
+    return Clone(made.tables, made.table_bytes, made.log_bytes, made.attempts, False)
+
+
+def _empty(directory: Path) -> None:
+    for file in directory.iterdir():
+        file.unlink()
+
+
+def _told(error: Exception) -> str:
+    said = error.args[0] if error.args else ""
+    return said.decode(errors="replace") if isinstance(said, bytes) else str(said)

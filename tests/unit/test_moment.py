@@ -1,0 +1,53 @@
+"""The counters that a commit carries: the bytes are the same in Cython and in plain Python."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leveldb_store.moment import FIELDS, decode_moment, encode_moment
+from leveldb_store.schema import SchemaError
+from pyx import counters
+from pyx.counters import Row
+
+values_of_fields = st.lists(st.integers(0, 2**64 - 1), min_size=len(FIELDS), max_size=len(FIELDS))
+
+
+def test_the_fields_are_those_that_the_row_packs() -> None:
+    assert ("time_ms", "position", "number", "sessions", *counters.KEPT) == FIELDS
+    assert set(counters.KEPT) <= set(counters.NAMES)
+    assert {name for name in counters.NAMES if name.startswith(("dropped_", "delivered_"))} <= set(counters.KEPT)
+
+
+def test_golden_bytes() -> None:
+    row = Row()
+    row.set(counters.MATCHED, 300)
+    packed = row.kept(1, 127, 128, 2)
+    zeros = counters.KEPT.index("matched")
+    assert packed == b"\x01\x01\x7f\x80\x01\x02" + bytes(zeros) + b"\xac\x02" + bytes(len(counters.KEPT) - zeros - 1)
+    assert decode_moment(packed) == dict.fromkeys(FIELDS, 0) | {
+        "time_ms": 1, "position": 127, "number": 128, "sessions": 2, "matched": 300,
+    }  # fmt: skip
+
+
+@given(values_of_fields)
+def test_both_sides_agree(values: list[int]) -> None:
+    row, fields = Row(), dict(zip(FIELDS, values, strict=True))
+    for name in counters.KEPT:
+        row.set(counters.NAMES.index(name), fields[name])
+    packed = row.kept(*values[:4])
+    assert packed == encode_moment(fields)
+    assert decode_moment(packed) == fields
+
+
+def test_fields_of_others_are_left_out_and_missing_ones_are_not_there() -> None:
+    whole = encode_moment(dict.fromkeys(FIELDS, 3))
+    assert decode_moment(whole + b"\x05\x06") == dict.fromkeys(FIELDS, 3)
+    assert decode_moment(whole[:3]) == {"time_ms": 3, "position": 3}
+
+
+@pytest.mark.parametrize("damaged", [b"", b"\x02\x01", b"\x01\x80", b"\x01" + b"\xff" * 10 + b"\x01"])
+def test_damage_is_told(damaged: bytes) -> None:
+    with pytest.raises(SchemaError):
+        decode_moment(damaged)
