@@ -217,6 +217,9 @@ def _told_of(manifest: Manifest, where: Path | str) -> str:
 
 def _restore(snapshot: Path, directory: str) -> None:
     manifest = read_manifest(snapshot)
+    parent = Path(directory).absolute().parent
+    if not parent.is_dir():
+        raise _Refused(f"{parent}: is no directory", _BAD_USAGE)
     progress = _Progress(f"mqttd: restore {directory}")
     try:
         with data_dir.making(directory, manifest.workers) as (stores, epoch):
@@ -224,8 +227,6 @@ def _restore(snapshot: Path, directory: str) -> None:
             restore(snapshot, manifest, stores, epoch, progress)
     except DataDirError as error:
         raise _Refused(str(error), _BAD_USAGE) from None
-    except FileNotFoundError as error:
-        raise _Refused(f"{error.filename}: is no directory", _BAD_USAGE) from None
     progress.end()
     print(f"{_told_of(manifest, directory)}; restored in {progress.seconds():.3f} s")
 

@@ -1,0 +1,43 @@
+"""`mqttd SUBCOMMAND` as a process of its own: it steps back behind others, and opens databases."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.broker_process import ROOT
+
+__all__ = ["Said", "command", "mqttd"]
+
+
+class Said(NamedTuple):
+    """How it ended."""
+
+    status: int
+    out: str
+    err: str
+
+
+def command(*arguments: str | Path) -> subprocess.Popen[str]:
+    """Start it; nobody's MQTTD_... variables are for it."""
+    inherited = {name: text for name, text in os.environ.items() if not name.startswith("MQTTD_")}
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "broker", *map(str, arguments)],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**inherited, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+def mqttd(*arguments: str | Path, seconds: float = 120.0) -> Said:
+    """Run it to its end."""
+    process = command(*arguments)
+    try:
+        out, err = process.communicate(timeout=seconds)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    return Said(process.returncode, out, err)
