@@ -25,6 +25,7 @@ from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
 from broker.addresses import is_loopback, split_address
+from broker.archiving import ARCHIVE_RULES_MAX, ArchiveRule, archive_errors
 from broker.auth import BACKENDS
 from broker.auth.contract import Backend, CredentialsError
 from broker.leveldb import LevelDB
@@ -195,6 +196,9 @@ class Settings(BaseModel):
     topic: Annotated[list[TopicRule], Field(max_length=_TOPIC_RULES_MAX)] = Field(
         default_factory=list, json_schema_extra=_RESTART, description="Another durability for some topics."
     )
+    archive: Annotated[list[ArchiveRule], Field(max_length=ARCHIVE_RULES_MAX)] = Field(
+        default_factory=list, json_schema_extra=_RESTART, description="What is archived."
+    )
     shared: list[Shared] = Field(default_factory=list, description="Strategies of share groups.")
     protocol: Protocol = Field(default_factory=lambda: Protocol())
     leveldb: LevelDB = Field(default_factory=lambda: LevelDB(), json_schema_extra=_RESTART)
@@ -244,7 +248,7 @@ class Settings(BaseModel):
 
 TABLES: dict[str, type[BaseModel]] = {"protocol": Protocol, "leveldb": LevelDB, "limits": Limits}
 """The tables of the file, by the key of Settings that holds them."""
-RULES: dict[str, type[BaseModel]] = {"shared": Shared, "queue": QueueRule, "topic": TopicRule}
+RULES: dict[str, type[BaseModel]] = {"shared": Shared, "queue": QueueRule, "topic": TopicRule, "archive": ArchiveRule}
 """Those of which there may be many (`[[shared]]`); no environment variable says them."""
 
 
@@ -338,6 +342,7 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         for number, text in enumerate(filters, 1):
             if wrong := wrong_with(text):
                 yield f"{table}.filter: {text!r} (of table {number}): {wrong}"
+    yield from archive_errors(settings.archive, settings.store)
     limits = settings.limits
     if limits.session_expiry_seconds_default_v3 > limits.session_expiry_seconds_max:
         yield (
@@ -475,6 +480,7 @@ def markdown() -> str:
     parts += _rules_markdown("Strategies of share groups", "shared", "a reload takes them over")
     parts += _rules_markdown("Rules for full queues", "queue", f"at most {_QUEUE_RULES_MAX}; a reload takes them over")
     parts += _rules_markdown("Durability of topics", "topic", f"at most {_TOPIC_RULES_MAX}; a change needs a restart")
+    parts += _rules_markdown("Archive", "archive", f"at most {ARCHIVE_RULES_MAX}; a change needs a restart")
     return "\n".join(parts)
 
 

@@ -28,6 +28,8 @@ class Gauges:
         self._batches_behind = row.get(count.MESH_BATCHES_BEHIND)
         self._blocks_read = row.get(count.STORE_BLOCKS_READ)
         self._reads_shared = row.get(count.STORE_READS_SHARED)
+        self._archived_bytes = row.get(count.ARCHIVED_BYTES)
+        self._removed = row.get(count.ARCHIVE_REMOVED_MESSAGES), row.get(count.ARCHIVE_REMOVED_BYTES)
 
     def update(self, connections: int | None = None, frames_malformed: int = 0) -> None:
         """Write them. `connections`: sockets of clients; `frames_malformed`: of siblings, since the start."""
@@ -46,6 +48,13 @@ class Gauges:
         read, shared = node.store.reads()
         row.set(count.STORE_BLOCKS_READ, self._blocks_read + read)
         row.set(count.STORE_READS_SHARED, self._reads_shared + shared)
+        archive = node.store.archive
+        if archive is not None:
+            messages, size = archive.removed
+            row.set(count.ARCHIVE_BYTES, archive.held_bytes)
+            row.set(count.ARCHIVED_BYTES, self._archived_bytes + archive.archiver.record_bytes)
+            row.set(count.ARCHIVE_REMOVED_MESSAGES, self._removed[0] + messages)
+            row.set(count.ARCHIVE_REMOVED_BYTES, self._removed[1] + size)
         if node.links:
             self._update_links(frames_malformed)
 

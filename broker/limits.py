@@ -232,6 +232,17 @@ class Limits(BaseModel):
         256 * _MIB, "bytes", "retained_refused",
         "Bytes of retained messages a worker owns", "as for retained_messages_max", ge=0,
     )  # fmt: skip
+    archive_gather_milliseconds_max: int = _bound(
+        10, "milliseconds", "archived_messages",
+        "How long archived messages of QoS 0 may wait for others, so that they are written together; those of QoS 1 "
+        "and 2 are written with their tick. 0: with theirs, too",
+        "they are written", ge=0, le=10_000,
+    )  # fmt: skip
+    archive_pending_bytes_max: int = _bound(
+        64 * _MIB, "bytes", "archive_dropped",
+        "Bytes of archived messages that a worker has in memory because the disk has not taken them yet",
+        "messages of QoS 0 are not archived (they are delivered)", ge=_MIB, restart=True,
+    )  # fmt: skip
     worker_memory_bytes_max: int = _bound(
         0, "bytes", "memory_refused",
         "Anonymous resident memory of a worker, looked at every second. 0: any amount",

@@ -56,6 +56,7 @@ def fill_limits(limits: Limits, settings: Settings) -> Limits:
             setattr(limits, name, getattr(bounds, name))
     limits.hold_ms_max = int(bounds.hold_seconds_max * 1000)
     limits.store_error_ms_max = int(bounds.store_error_seconds_max * 1000)
+    limits.archive_gather_ms = bounds.archive_gather_milliseconds_max
     limits.queue_qos0 = settings.queue_qos0
     limits.maximum_qos = settings.protocol.maximum_qos
     limits.retain_available = settings.protocol.retain_available
@@ -104,6 +105,7 @@ class Node:
             settings.durability == "fsync",
         )
         self.router.go_on_behind(store.last_position)
+        self.router.set_archive(store.archive)
         self.router.handler = self
         self.router.forward_now = self.forward
         self.router.strategy_of = self._strategy_of

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from leveldb_store.filters import covers
+
 __all__ = ["covers", "first_rule", "wrong_with"]
 
 
@@ -26,22 +28,6 @@ def wrong_with(filter: str) -> str:
     if levels[0] == "$share":
         return "shares of a group are not under a rule"
     return ""
-
-
-def covers(rule: bytes, subscribed: bytes) -> bool:
-    """Whether every topic that `subscribed` matches is matched by `rule` (both valid Topic Filters)."""
-    wide, narrow = rule.split(b"/"), subscribed.split(b"/")
-    if wide[0] in (b"#", b"+") and narrow[0][:1] == b"$":  # [MQTT-4.7.2-1]
-        return False
-    for at, level in enumerate(wide):
-        if level == b"#":
-            return True
-        if at == len(narrow):
-            return False
-        if narrow[at] == b"#" or (level != b"+" and level != narrow[at]):
-            return False
-    # `a/#` matches `a` as well
-    return len(narrow) == len(wide)
 
 
 def first_rule(rules: Sequence[bytes], subscribed: bytes) -> int:

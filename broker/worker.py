@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from broker.administration import Administration
+from broker.archiving import archive_options
 from broker.auth.pool import HashPool
 from broker.config import ConfigError
 from broker.connecting import AT_ONCE
@@ -45,7 +46,7 @@ from pyx import counters as count
 from pyx.reactor import Reactor, trim_memory, tune_allocator
 from pyx.wire import refuse_disallowed
 from shards import handoff
-from shards.data_dir import epoch_of, store_path
+from shards.data_dir import archive_epoch_of, epoch_of, store_path
 from shards.seat import Seat
 from zmq_mesh.links import LinkLimits
 from zmq_mesh.sockets import Mesh
@@ -177,7 +178,18 @@ class Worker:
         options = level.Options(**{**values, "compression": None if values["compression"] == "none" else "snappy"})
         with ThreadPoolExecutor(1) as beside:
             opened = beside.submit(
-                level.LevelStore, path, fsync=settings.is_synced, options=options, say=self._store_said.append
+                level.LevelStore,
+                path,
+                fsync=settings.is_synced,
+                options=options,
+                archive=archive_options(
+                    settings.archive,
+                    archive_epoch_of(settings.data_dir),
+                    seat.index,
+                    seat.workers,
+                    settings.limits.archive_pending_bytes_max,
+                ),
+                say=self._store_said.append,
             )
             while not opened.done():
                 seat.heartbeat[0] += 1
@@ -417,7 +429,7 @@ class Worker:
         self.reactor.unwatch(self.seat.handoff_receive.fileno())
         if self.store.fileno() >= 0:
             self.reactor.unwatch(self.store.fileno())
-        self.node.router.commit()
+        self.node.router.commit(True)
         self.store.close()
         self._log_store()
         if self.mesh is not None:

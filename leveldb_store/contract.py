@@ -12,15 +12,80 @@ batch is there without all before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pyx.message import Message
 from pyx.records import Batch, Block
 
+if TYPE_CHECKING:
+    from pyx.archive import Archiver
+
 
 class StoreError(Exception):
     """A store cannot be opened or read: one line that says which one and why."""
+
+
+class FallenBehind(Exception):
+    """Retention has removed what a reader of the archive should get next: numbers at or before `earliest` are gone."""
+
+    def __init__(self, earliest: int) -> None:
+        super().__init__(f"the archive begins behind number {earliest}")
+        self.earliest = earliest
+
+
+class Page(NamedTuple):
+    """What a reader of the archive gets at once."""
+
+    messages: list[Message]
+    """Numbers rising, over all rules and origins; each has its publisher's client id."""
+    up_to: int
+    """Everything at or before this number that matches has been given, by this page and those before it."""
+    is_end: bool
+    """Nothing durable lies behind it."""
+
+
+class Archive(Protocol):
+    """What a worker has archived, by number (microseconds << 8 | worker)."""
+
+    @property
+    def epoch(self) -> str:
+        """Of the archive: made with the data directory, kept by restart and repartition."""
+
+    @property
+    def archiver(self) -> Archiver:
+        """Gathers what is archived; `Store.append_archived` takes it from there."""
+
+    @property
+    def highest(self) -> int:
+        """The highest number there was at the start: those of new messages lie above it."""
+
+    @property
+    def last(self) -> int:
+        """Everything that was archived here and has a number up to this one is durable."""
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that was archived is durable."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of blocks."""
+
+    @property
+    def removed(self) -> tuple[int, int]:
+        """(messages, bytes) that retention has removed since the start."""
+
+    def covers(self, topic_filter: bytes) -> bool:
+        """Whether every topic of the filter is archived by one rule of the configuration."""
+
+    def start(self, topic_filter: bytes) -> int:
+        """The highest number that retention has removed of what this filter may match; 0: nothing."""
+
+    def read(self, topic_filters: Sequence[bytes], after: int, bytes_max: int) -> Page:
+        """What matches one of the filters and lies behind number `after`, as far as it is durable. Blocks of about
+        `bytes_max` are read, one at least. Raises FallenBehind when `after` lies before `start` of a filter.
+        """
 
 
 class Store(Protocol):
@@ -39,6 +104,10 @@ class Store(Protocol):
         """The highest position this store has ever seen: the router goes on behind it."""
 
     @property
+    def archive(self) -> Archive | None:
+        """The archive; None: there is none without a disk."""
+
+    @property
     def failed(self) -> str | None:
         """What the disk refuses and since when, None = nothing. Until it is None again no ticket becomes durable; what
         was flushed is tried again.
@@ -54,6 +123,9 @@ class Store(Protocol):
         """Take the records of one tick into the batch that is being gathered; readable at once. Returns the ticket
         that `flush` will return for this batch.
         """
+
+    def append_archived(self) -> None:
+        """Take what the archive has gathered into the batch that is being gathered."""
 
     def put(self, key: bytes, value: bytes) -> None:
         """Set a state record, in the batch that is being gathered. `scan` and `get` may see it before it is durable."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from leveldb_store.contract import Archive
 from pyx.message import Message
 from pyx.records import Batch, Block, Index
 
@@ -19,6 +20,7 @@ class MemoryStore:
     keeps = False
     failed: str | None = None
     full: str | None = None
+    archive: Archive | None = None
 
     def __init__(self) -> None:
         self.last_position = 0
@@ -43,6 +45,9 @@ class MemoryStore:
         self.last_position = block.first + block.count - 1
         self._gathered = True
         return self._ticket + 1
+
+    def append_archived(self) -> None:
+        """There is no archive."""
 
     def put(self, key: bytes, value: bytes) -> None:
         """Nothing is kept: what a record says is in its worker's memory anyway."""

@@ -23,6 +23,7 @@ SCHEMA: Final = b"\0schema"  # u32 VERSION
 STORE: Final = b"\0store"  # JSON: worker, workers, epoch
 POSITION: Final = b"\0position"  # u64: the highest position there was when blocks were last deleted
 COUNTERS: Final = b"\0counters"  # the worker's counters as they were with the last commit: leveldb_store.moment
+NUMBER: Final = b"\0number"  # u64: numbers of new messages lie above it
 
 BLOCK: Final = b"B"
 NAME: Final = b"F"
@@ -39,6 +40,10 @@ WILL: Final = b"W"
 HANDOFF: Final = b"H"
 PEER: Final = b"P"
 QUEUED: Final = b"Q"
+# of the archive: leveldb_store.archive_schema
+ARCHIVED: Final = b"A"
+ARCHIVE_RULE: Final = b"C"
+ARCHIVE_REMOVED: Final = b"K"
 
 BLOCK_FORMAT: Final = 1
 BLOCK_HEAD: Final = struct.Struct("<BI")

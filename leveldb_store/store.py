@@ -25,6 +25,8 @@ from typing import Final
 import plyvel
 
 from leveldb_store import schema
+from leveldb_store.archive import Archive, find
+from leveldb_store.archive import Options as ArchiveOptions
 from leveldb_store.contract import StoreError
 from leveldb_store.database import Database, Options, told
 from leveldb_store.reading import Reader
@@ -112,6 +114,7 @@ class LevelStore:
         fsync: bool = True,
         options: Options = Options(),  # noqa: B008  frozen
         tail_bytes_max: int = TAIL_BYTES_MAX,
+        archive: ArchiveOptions = ArchiveOptions(),  # noqa: B008  frozen
         say: Callable[[str], None] = lambda line: None,  # noqa: ARG005
     ) -> None:
         self._database = Database(Path(path), options, say)
@@ -126,14 +129,10 @@ class LevelStore:
             gone = [schema.key_number(key) for key, _ in self._database.scan(schema.GONE)]
             self._next_number = max(numbers + gone) + 1
             self.last_position = self._find_last_position()
+            archived = find(self._database)
         except (plyvel.Error, schema.SchemaError, ValueError) as error:
             self._database.close()
             raise StoreError(f"the store {path} is damaged: {told(error)}") from None
-        self._writer = Writer(self._database, self.last_position, gone, say)
-        self._reader = Reader(self._database, self._writer.deleted_up_to, say)
-        self._fsync = fsync
-        self._is_any_loose = False  # was anything flushed that a power cut may take away
-        self._tail_bytes_max = tail_bytes_max
         self._work = Work()
         self._moment: Callable[[], bytes] | None = None
         self._held: Held | None = None  # the batch that is being gathered while the disk refuses
@@ -141,11 +140,21 @@ class LevelStore:
         self._is_flush_due = False
         self._ticket = 0
         self._durable = 0
+        self.archive = Archive(self._database, archive, archived, say)
+        self._writer = Writer(self._database, self.last_position, gone, self.archive.retention, say)
+        self._reader = Reader(self._database, self._writer.deleted_up_to, say)
+        self._fsync = fsync
+        self._is_any_loose = False  # was anything flushed that a power cut may take away
+        self._tail_bytes_max = tail_bytes_max
         self._messages = 0
         self._bytes = 0
         # blocks in tails: (last position, ticket, bytes, the logs that list it)
         self._recent: deque[tuple[int, int, int, list[Log]]] = deque()
         self._recent_bytes = 0
+        if self.archive.changes:
+            for key, value in self.archive.changes:
+                self._batch().put(key, value)
+            self._hand_over()
 
     # ------------------------------------------------------------ writing
 
@@ -186,6 +195,11 @@ class LevelStore:
             self._shorten_tails()
         return ticket
 
+    def append_archived(self) -> None:
+        """See the contract."""
+        grown = self.archive.append(self._ticket + 1, self.put)
+        self._work.archived |= grown
+
     def put(self, key: bytes, value: bytes) -> None:
         """See the contract."""
         self._is_flush_due = True
@@ -225,6 +239,7 @@ class LevelStore:
     def collect(self) -> int:
         """See the contract; StoreError if the writer has ended."""
         self._durable = self._writer.collect()
+        self.archive.durable(self._durable)
         if self._is_held and not self._is_flush_due:
             self._hand_over()
         return self._durable

@@ -34,6 +34,7 @@ from leveldb_store import schema
 from leveldb_store.compaction import Compactor
 from leveldb_store.contract import StoreError
 from leveldb_store.database import Database, told
+from leveldb_store.retention import Retention
 from pyx.stored import part_ends
 
 RETRY_SECONDS = 0.5
@@ -69,12 +70,21 @@ class Work:
     """(index number, from behind, up to and with)."""
     gone: list[int] = field(default_factory=list)
     """Numbers of indexes of which nothing is needed."""
+    archived: dict[int, int] = field(default_factory=dict)
+    """Rule of the archive -> running bytes of what this worker has archived by it."""
 
 
 class Writer:
     """Owns all writing to one database."""
 
-    def __init__(self, database: Database, last_position: int, gone: list[int], say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        last_position: int,
+        gone: list[int],
+        retention: Retention,
+        say: Callable[[str], None],
+    ) -> None:
         self.failed: str | None = None
         """Why nothing becomes durable."""
         self.full: str | None = None
@@ -96,6 +106,7 @@ class Writer:
         self._last_position = last_position
         self._block_bytes = 0.0  # of a block, a moving average
         self._compactor = Compactor(database)
+        self._retention = retention
         self._next_tidy = 0.0
         self._next_look = 0.0
         self._written = 0  # bytes since then
@@ -129,6 +140,7 @@ class Writer:
         self._queue.put(None)
         self._thread.join()
         self._compactor.join()
+        self._retention.join()
         os.close(self._event)
 
     # ------------------------------------------------------------ the writer's thread
@@ -158,6 +170,9 @@ class Writer:
             self._next_tidy = now + spent + (TIDY_SECONDS if is_all else TIDY_SHARE * spent if batches else 0)
             if tidy is not None:
                 batches.append(tidy)
+        removal = self._remove_archived(bool(batches)) if goes_on else None
+        if removal is not None:
+            batches.append(removal)
         if self._is_probe_due and goes_on and not batches:
             # while the disk is full, an error of a compaction would show with the next write only, and none may come
             probe = self._database.db.write_batch()
@@ -170,7 +185,18 @@ class Writer:
             return False
         for work in works:
             self._learn(work)
+        if removal is not None:
+            self._retention.compact(self.full is not None)
         return goes_on
+
+    def _remove_archived(self, is_busy: bool) -> plyvel.WriteBatch | None:
+        now = time.monotonic()
+        if self._retention.wait(now) != 0:
+            return None
+        removal = self._retention.slice(now)
+        if is_busy:
+            self._retention.rest(now, (1 + TIDY_SHARE) * (time.monotonic() - now))
+        return removal
 
     def _take(self) -> tuple[list[Work], bool]:
         # what lies there, waiting for the first; False: that was all there will be
@@ -178,8 +204,9 @@ class Writer:
         size = 0
         wait = max(0.0, self._next_tidy - time.monotonic()) if self._has_tidying() else None
         looks = LOOK_SECONDS if self.full is not None else self._compactor.waits
-        if looks is not None:
-            wait = looks if wait is None else min(wait, looks)
+        for other in (looks, self._retention.wait(time.monotonic())):
+            if other is not None:
+                wait = other if wait is None else min(wait, other)
         try:
             work = self._queue.get(wait is None or wait > 0, wait)
             while True:
@@ -205,6 +232,8 @@ class Writer:
             self._trimmed[number] = max(up_to, self._trimmed.get(number, 0))
         self._dropped += work.dropped
         self._gone += work.gone
+        if work.archived:
+            self._retention.learn(work.archived)
         if work.ticket:
             self.durable = work.ticket
             os.eventfd_write(self._event, 1)
@@ -235,6 +264,7 @@ class Writer:
                     if self._stop.wait(RETRY_SECONDS):
                         return False
                 self._compactor.join()
+                self._retention.join()
                 self._database.reopen()
                 room.keep_opening()
                 self._compactor.again()

@@ -18,9 +18,10 @@ from pyx.limits cimport DISCONNECT_WHEN_FULL, DROP_OLDEST, HOLD
 from pyx.outbox cimport outbox_reserve, outbox_share
 from pyx.packets cimport PUBREL
 from pyx.records cimport merge_batches
-from pyx.routing cimport IDENTIFIER_BYTES_MAX, QUOTA_EXCEEDED, READ_BYTES_MAX, put_identifier, topic_matches
+from pyx.routing cimport IDENTIFIER_BYTES_MAX, QUOTA_EXCEEDED, READ_BYTES_MAX, put_identifier
 from pyx.session cimport Inflight, Queued, RETAINED_COPY, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC
 from pyx.subscriptions cimport Filter, Membership, Subscriber, filter_text
+from pyx.topics cimport topic_matches
 from pyx.windows cimport OWN_RECORD
 
 cdef enum:

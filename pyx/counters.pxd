@@ -24,6 +24,7 @@ cpdef enum:
     RETAINED_BYTES
     LOG_MESSAGES                    # of the log that sessions which are behind read: index entries
     LOG_BYTES
+    ARCHIVE_BYTES                   # of the archive's blocks
     STORE_FULL                      # 1: the store takes no new message
     STORE_FAILED                    # 1: the disk refuses, nothing becomes durable
     # connections
@@ -118,6 +119,12 @@ cpdef enum:
     STORE_REFUSED
     STORE_BLOCKS_READ               # from the disk, or its cache, for sessions that are behind
     STORE_READS_SHARED              # batches that were there because another session had just read them
+    # the archive
+    ARCHIVED_MESSAGES
+    ARCHIVED_BYTES                  # of their records
+    ARCHIVE_DROPPED                 # QoS 0, and the store was full or too slow
+    ARCHIVE_REMOVED_MESSAGES        # by retention
+    ARCHIVE_REMOVED_BYTES
     RETAINED_WALKS_DEFERRED
     TICK_PACKETS_CARRIED            # times a connection had to go on in the next tick
     TICK_PEER_CARRIED               # the same of the siblings

@@ -165,6 +165,9 @@ cdef class Holding(Windows):
         # (a retained message is stored by whichever worker owns its topic)
         if retain or qos == 2 and s.durable and self.store_full >> self.worker & 1:
             return True
+        if self.archiver is not None and self.store_full >> self.worker & 1 and \
+                self.archiver.rule_of(m.topic, m.topic_length, m.topic_hash) >= 0:
+            return True
         return self.met(m) & self.store_full != 0
 
     cdef int hold_back(self, Connection conn, Session s, bint* counted, int counter) except -1:

@@ -24,6 +24,7 @@ class Limits:
     queue_bytes_max: int
     hold_ms_max: int
     store_error_ms_max: int
+    archive_gather_ms: int
     retained_messages_max: int
     retained_bytes_max: int
     filters_per_session_max: int

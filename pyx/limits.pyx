@@ -21,6 +21,7 @@ cdef class Limits:
         self.queue_bytes_max = 16 << 20
         self.hold_ms_max = 5000
         self.store_error_ms_max = 10_000
+        self.archive_gather_ms = 10
         self.retained_messages_max = 1_000_000
         self.retained_bytes_max = 1 << 30
         self.filters_per_session_max = 100_000

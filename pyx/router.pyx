@@ -62,7 +62,7 @@ cdef class Router(Sharing):
         cdef int owner
         for i in range(m.count):
             siblings |= m.filters[i].siblings
-            local |= m.filters[i].plain.count
+            local += m.filters[i].plain.count
             if m.filters[i].groups != NULL:
                 groups = True
         if m.count == 1:
@@ -79,10 +79,13 @@ cdef class Router(Sharing):
             for i in range(m.count):
                 g = m.filters[i].groups
                 while g != NULL:
+                    local += g.members.count != 0
                     self.share(g, &siblings)
                     g = g.next
         if siblings:
             self.forward(siblings)
+        if self.archiver is not None:
+            self.archive(m, local, self.store_full >> self.worker & 1)
         self.held = None
         if not (local or siblings or groups):       # a Filter may be there for its log alone
             self.counters.at[count.PUBLISH_UNMATCHED] += 1
@@ -100,13 +103,20 @@ cdef class Router(Sharing):
             p += 1
         return 0
 
-    def commit(self):
-        """Give what the tick has logged and recorded to the store. What was answered in this tick waits for its
-        ticket."""
+    def commit(self, bint at_once=False):
+        """Give what the tick has logged and recorded to the store. What was answered in this tick waits for its ticket.
+        What was archived goes with it; by itself, if nobody waits for it, every archive_gather_ms (or `at_once`)."""
         cdef dict changes
         cdef uint64_t ticket
-        cdef bint synced
+        cdef bint synced, waited
         self.append_block()
+        waited = self.recorded or self.archive_awaited
+        if self.archive_due and \
+                (waited or at_once or self.now_ms - self.archived_ms >= self.limits.archive_gather_ms):
+            self.store.append_archived()
+            self.archive_due = self.archive_awaited = False
+            self.archived_ms = self.now_ms
+            self.recorded = True
         if not self.recorded:
             return
         if self.retained_changes:
@@ -118,7 +128,7 @@ cdef class Router(Sharing):
         if self.touched.count:
             self.store_windows()
         self.recorded = False
-        synced = self.synced or self.durabilities is None
+        synced = self.synced or waited and self.durabilities is None
         self.synced = False
         ticket = self.store.flush(synced)
         if ticket == self.last_ticket:
@@ -159,7 +169,7 @@ cdef class Router(Sharing):
             self.serve_ready()
         if self.lagging.count and self.now_ms >= self.lag_due:
             self.look_at_lagging()
-        if self.recorded:
+        if self.recorded or self.archive_due:
             self.commit()
         if self.dirty_peers or self.interest_due:
             self.forward_now()

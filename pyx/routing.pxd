@@ -16,6 +16,7 @@ A Router is made in layers, each a file of its own that knows only those below i
 from cpython.ref cimport PyObject
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+from pyx.archive cimport Archiver
 from pyx.connection cimport Connection
 from pyx.counters cimport Row
 from pyx.frames cimport Frame
@@ -86,6 +87,11 @@ cdef class Routing:
     cdef bint others_synced             # what no rule matches
     cdef bint synced                    # what is to be stored with this tick is for the disk itself, by the rules
     cdef list when_stored               # [(ticket, callback)], in order
+    cdef readonly Archiver archiver     # of what this worker's clients publish; None: nothing is archived
+    cdef bint archive_due               # it has gathered something
+    cdef bint archive_awaited           # ... for which an ack waits
+    cdef uint64_t archived_ms           # when that was last given to the store
+    cdef uint64_t number_kept           # the store has it that numbers up to here are not given again
     cdef dict retained_changes          # topic -> Message, or None: none any more; of this tick, to be stored with it
     cdef readonly int worker
     cdef readonly int workers
@@ -170,6 +176,7 @@ cdef class Routing:
     cdef int log(self, Filter* f) except -1
     cdef int log_own(self, Session s) except -1
     cdef uint64_t next_ticket(self) noexcept
+    cdef int archive(self, const Matches* m, uint32_t matches, bint is_full) except -1
     cdef int answer(self, Connection conn, uint8_t packet_type, uint16_t packet_id, uint8_t reason,
                     uint64_t mask) except -1
     cdef int settle_durability(self, const Content* c) except -1
@@ -183,7 +190,6 @@ cdef class Routing:
 
 cdef int pointers_push(Pointers* list_, object item) except -1
 cdef void free_pointers(Pointers* p) noexcept
-cdef bint topic_matches(const uint8_t* f, size_t fn, const uint8_t* t, size_t tn) noexcept nogil
 cdef int32_t find_expiry(const Content* c) except -2
 
 

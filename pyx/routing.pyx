@@ -12,13 +12,20 @@ from pyx.connection cimport CLOSED, CLOSING, OPEN, PendingAck
 from pyx.frames cimport put_head, remaining_length
 from pyx.hashing cimport hash_bytes
 from pyx.limits cimport DISCONNECT_WHEN_FULL
+from pyx.little_endian cimport put64
 from pyx.message cimport message_adopt, message_copy
 from pyx.outbox cimport iovec, outbox_clear, outbox_gather, outbox_reserve, outbox_sent
 from pyx.packets cimport PUBCOMP, PUBLISH
 from pyx.properties cimport Property, next_property
 from pyx.records cimport ENTRY_CONTROL, Packed
 from pyx.subscriptions cimport filter_text
+from pyx.topics cimport topic_matches
 from pyx.wire cimport Cursor, varint_size
+
+cdef enum:
+    NUMBER_KEPT = 1_000_000 << NUMBER_WORKER_BITS       # a second
+
+cdef bytes NUMBER_KEY = b"\0number"             # leveldb_store.schema.NUMBER
 
 
 cdef int pointers_push(Pointers* list_, object item) except -1:
@@ -46,38 +53,6 @@ cdef void free_pointers(Pointers* p) noexcept:
     p.count = p.cap = 0
 
 
-cdef bint topic_matches(const uint8_t* f, size_t fn, const uint8_t* t, size_t tn) noexcept nogil:
-    """Does a valid Topic Filter match a valid Topic Name [MQTT-4.7.1-2, 4.7.1-3, 4.7.2-1]."""
-    cdef size_t i = 0, k = 0
-    if tn and t[0] == c'$' and fn and (f[0] == c'+' or f[0] == c'#'):
-        return False
-    while i < fn:
-        if f[i] == c'#':
-            return True
-        if f[i] == c'+':
-            while k < tn and t[k] != c'/':
-                k += 1
-            i += 1
-        else:
-            while i < fn and f[i] != c'/':
-                if k >= tn or t[k] != f[i]:
-                    return False
-                i += 1
-                k += 1
-            if k < tn and t[k] != c'/':
-                return False
-        if i >= fn:
-            return k >= tn
-        # f[i] is '/'
-        if k >= tn:
-            return fn - i == 2 and f[i + 1] == c'#'
-        i += 1
-        k += 1
-        if i >= fn:                 # the filter ends with an empty level
-            return k >= tn
-    return k >= tn
-
-
 cdef int32_t find_expiry(const Content* c) except -2:
     """Where the Message Expiry Interval's value stands in props that a sibling has checked, or -1."""
     cdef Cursor cursor
@@ -92,6 +67,12 @@ cdef int32_t find_expiry(const Content* c) except -2:
         if at[0] == 0x02:
             return <int32_t>(at + 1 - c.props)
     return -1
+
+
+cdef bytes number_value(uint64_t number):
+    cdef uint8_t[8] value
+    put64(value, number)
+    return PyBytes_FromStringAndSize(<char*>value, 8)
 
 
 cdef inline bint lies_in(Connection conn, const uint8_t* p) noexcept:
@@ -381,7 +362,7 @@ cdef class Routing:
         cdef uint64_t ticket = self.last_ticket
         if not self.keeps:
             return 0
-        if self.recorded or self.next_position != self.block.first:
+        if self.recorded or self.archive_awaited or self.next_position != self.block.first:
             ticket += 1
         return ticket if ticket > self.durable_ticket else 0
 
@@ -403,6 +384,49 @@ cdef class Routing:
                 return 0
         self.synced = self.others_synced
         return 0
+
+    def set_archive(self, archive):
+        """What this worker archives (`leveldb_store.contract.Archive`); before the first publish. Numbers go on above
+        those that it has."""
+        if archive is not None:
+            self.last_number = max(self.last_number, <uint64_t>archive.highest >> NUMBER_WORKER_BITS)
+            if archive.archiver.filters:
+                self.archiver = archive.archiver
+
+    cdef int archive(self, const Matches* m, uint32_t matches, bint is_full) except -1:
+        # the publish in hand, which so many subscriptions here match; is_full: the store takes nothing new
+        cdef const Content* c = self.content
+        cdef Archiver archiver = self.archiver
+        cdef int32_t rule = archiver.rule_of(c.topic, c.topic_len, m.topic_hash)
+        if rule < 0:
+            return 0
+        if c.qos == 0 and (is_full or archiver.pending_bytes > archiver.pending_bytes_max):
+            self.counters.at[count.ARCHIVE_DROPPED] += 1
+            return 0
+        archiver.append(rule, c, self.publisher, matches)
+        self.counters.at[count.ARCHIVED_MESSAGES] += 1
+        self.archive_due = True
+        if c.qos:
+            self.archive_awaited = self.logged = True       # the ack waits for it
+            if self.durabilities is not None:
+                self.settle_durability(c)
+        return 0
+
+    def archived_up_to(self):
+        """A number: whatever this worker archives with it or a lower one is durable. Without an archive 0. (Of one that
+        archives nothing it rises with the clock.)"""
+        cdef uint64_t number
+        archive = self.store.archive
+        if archive is None:
+            return 0
+        if not archive.is_settled:
+            return archive.last
+        number = self.next_number()
+        if number + NUMBER_KEPT // 2 > self.number_kept:
+            # somebody relies on it that nothing comes below: after a restart with a clock that was put back, too
+            self.number_kept = number + NUMBER_KEPT
+            self.put_record(NUMBER_KEY, number_value(self.number_kept), False)
+        return number
 
     def put_record(self, bytes key not None, bytes value not None, bint waited=True):
         """Store a state record (`leveldb_store.schema`) with all else that this tick stores. Nothing without a disk.

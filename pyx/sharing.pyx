@@ -24,10 +24,11 @@ from pyx.message cimport Content
 from pyx.placement cimport fixed_hash, mixed
 from pyx.records cimport ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Choice, read_entry
 from pyx.rosters cimport roster_put, roster_strike
-from pyx.routing cimport REFUSED_NO_MEMBER, REFUSED_OFFLINE, put_identifier, topic_matches
+from pyx.routing cimport REFUSED_NO_MEMBER, REFUSED_OFFLINE, put_identifier
 from pyx.session cimport SHARED_COPY
 from pyx.subscriptions cimport Filter, Membership, SubscriberList, filter_text
 from pyx.tables cimport Walk, table_walk
+from pyx.topics cimport topic_matches
 
 cdef enum:
     HERE = -1                       # instead of a sibling

@@ -22,6 +22,9 @@ cdef int split_share(const uint8_t* p, size_t n, Share* out) noexcept nogil
 # Not empty, at most 65,535 bytes, UTF-8 without U+0000, + and # only as whole levels, # last, $share well-formed.
 cdef bint topic_filter_valid(const uint8_t* p, size_t n) noexcept nogil
 
+# Does a valid Topic Filter (f, without $share) match a valid Topic Name (t).
+cdef bint topic_matches(const uint8_t* f, size_t fn, const uint8_t* t, size_t tn) noexcept nogil
+
 
 cdef inline bint has_wildcard(const uint8_t* p, size_t n) noexcept nogil:
     """Is there a + or # anywhere. For a valid filter: is it a wildcard filter."""

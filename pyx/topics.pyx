@@ -45,6 +45,38 @@ cdef bint topic_filter_valid(const uint8_t* p, size_t n) noexcept nogil:
     return _wildcards_placed(p, n)
 
 
+cdef bint topic_matches(const uint8_t* f, size_t fn, const uint8_t* t, size_t tn) noexcept nogil:
+    """Does a valid Topic Filter match a valid Topic Name [MQTT-4.7.1-2, 4.7.1-3, 4.7.2-1]."""
+    cdef size_t i = 0, k = 0
+    if tn and t[0] == c'$' and fn and (f[0] == c'+' or f[0] == c'#'):
+        return False
+    while i < fn:
+        if f[i] == c'#':
+            return True
+        if f[i] == c'+':
+            while k < tn and t[k] != c'/':
+                k += 1
+            i += 1
+        else:
+            while i < fn and f[i] != c'/':
+                if k >= tn or t[k] != f[i]:
+                    return False
+                i += 1
+                k += 1
+            if k < tn and t[k] != c'/':
+                return False
+        if i >= fn:
+            return k >= tn
+        # f[i] is '/'
+        if k >= tn:
+            return fn - i == 2 and f[i + 1] == c'#'
+        i += 1
+        k += 1
+        if i >= fn:                 # the filter ends with an empty level
+            return k >= tn
+    return k >= tn
+
+
 def is_topic_name(topic: bytes) -> bool:
     """May this be the Topic Name of a PUBLISH or a Will."""
     return topic_name_valid(<const uint8_t*><const char*>topic, <size_t>len(topic))

@@ -1,14 +1,16 @@
 """The directory that outlives the broker: one store for each worker, and what they have in common.
 
     mqttd.lock      locked by every process of the broker that uses the directory, as long as one of them lives
-    store.json      {"format": 1, "workers": N, "epoch": "...", "generation": G}: which stores these are
+    store.json      {"format": 1, "workers": N, "epoch": "...", "generation": G, "archive": "..."}: which these
+                    stores are
     worker-I        the store of worker I, a LevelDB; of generation G > 0: worker-I.G
 
 Which worker has a session or a retained message depends on the number of workers. For another number new stores are
 made beside the old ones, by a function that is given here, under the next generation; then store.json is replaced, and
 in that moment they are the stores; then the old ones are removed. Whoever opens the directory removes what is of
 another generation than store.json says: half of the new stores, or the rest of the old ones. The epoch is drawn with
-each generation: it names these stores and no others.
+each generation: it names these stores and no others. That of the archive is drawn once and kept: positions in the
+archive that were given out stay good.
 
 A broker that was killed leaves nothing behind that must be removed. Its workers die with it, a moment later: whoever
 starts at once waits for them.
@@ -51,6 +53,8 @@ class Settled:
     workers: int
     epoch: str
     generation: int = 0
+    archive: str = ""
+    """The epoch of the archive: drawn once, and kept by all that follows."""
 
     def path(self, data_dir: str, worker: int) -> str:
         """Where the store of a worker is."""
@@ -76,11 +80,12 @@ def settled(data_dir: str) -> Settled:
         known, workers, epoch, generation = (
             found["format"], found["workers"], found["epoch"], found.get("generation", 0),
         )  # fmt: skip
+        archive = found.get("archive", epoch)
     except (ValueError, KeyError, TypeError, AttributeError):
         raise DataDirError(f"data_dir {data_dir}: {_STORE} is damaged") from None
     if known != FORMAT:
         raise DataDirError(f"data_dir {data_dir}: has format {known}, this is mqttd for format {FORMAT}")
-    return Settled(workers, epoch, generation)
+    return Settled(workers, epoch, generation, archive)
 
 
 def store_path(data_dir: str, worker: int) -> str:
@@ -91,6 +96,11 @@ def store_path(data_dir: str, worker: int) -> str:
 def epoch_of(data_dir: str) -> str:
     """The epoch of a directory that a DataDir has opened."""
     return settled(data_dir).epoch
+
+
+def archive_epoch_of(data_dir: str) -> str:
+    """The epoch of the archive of a directory that a DataDir has opened."""
+    return settled(data_dir).archive
 
 
 class DataDir:
@@ -135,7 +145,7 @@ class DataDir:
         except FileNotFoundError:
             if any(name.startswith(_WORKER) for name in os.listdir(self.path)):
                 raise DataDirError(f"data_dir {self.path}: has stores, and no {_STORE} that says of how many") from None
-            now = Settled(workers, secrets.token_hex(8))
+            now = Settled(workers, secrets.token_hex(8), archive=secrets.token_hex(8))
             self._replace(self._write_part(now))
         self._remove_others(now)
         if now.workers != workers:
@@ -149,7 +159,7 @@ class DataDir:
                 f"data_dir {self.path}: was made for {now.workers} workers, not for {workers}: start with "
                 f"--workers {now.workers}, or with another --data-dir"
             )
-        new = Settled(workers, secrets.token_hex(8), now.generation + 1)
+        new = Settled(workers, secrets.token_hex(8), now.generation + 1, now.archive)
         old, beside = ([Path(each.path(self.path, i)) for i in range(each.workers)] for each in (now, new))
         self._make(now)
         try:
@@ -200,7 +210,7 @@ def making(path: str, workers: int) -> Iterator[tuple[list[Path], str]]:
     if set(os.listdir(path)) - _OF_FILE_SYSTEMS:
         raise DataDirError(f"data_dir {path}: is not empty")
     held = lock(path)
-    new = Settled(workers, secrets.token_hex(8))
+    new = Settled(workers, secrets.token_hex(8), archive=secrets.token_hex(8))
     stores = [Path(new.path(path, worker)) for worker in range(workers)]
     store, part = Path(path, _STORE), Path(path, _STORE).with_suffix(".part")
     try:
@@ -222,7 +232,10 @@ def making(path: str, workers: int) -> Iterator[tuple[list[Path], str]]:
 
 
 def _content(now: Settled) -> str:
-    content = {"format": FORMAT, "workers": now.workers, "epoch": now.epoch, "generation": now.generation}
+    content = {
+        "format": FORMAT, "workers": now.workers, "epoch": now.epoch, "generation": now.generation,
+        "archive": now.archive,
+    }  # fmt: skip
     return json.dumps(content) + "\n"
 
 

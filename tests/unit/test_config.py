@@ -36,6 +36,10 @@ ELSEWHERE = {
     "runs_at_once",
     "auth_cache_entries_max": "tests/unit/test_authenticating.py::test_the_cache_forgets_by_age_and_number",
     "auth_cache_seconds_max": "tests/unit/test_authenticating.py::test_the_cache_forgets_by_age_and_number",
+    "archive_gather_milliseconds_max": "tests/unit/test_archiving.py::test_qos_0_is_gathered_for_a_while_and_no_ack_"
+    "waits_for_it",
+    "archive_pending_bytes_max": "tests/unit/test_archiving.py::test_qos_0_is_dropped_from_the_archive_and_delivered_"
+    "when_too_much_waits",
     "auth_data_bytes_max": "tests/conformance/test_credentials.py::test_a_bad_first_message",
 }
 

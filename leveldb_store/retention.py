@@ -1,0 +1,253 @@
+"""What leaves the archive, and when: by age and by bytes, oldest first, rule by rule.
+
+The store's writer does it between commits, a slice at a time. Bytes are those of keys and values of blocks; each block
+says how many there were before it in its sequence, so what a rule holds is a subtraction, after a restart, too.
+
+A rule that holds too much is brought down by a *stretch* more than it must, and that stretch is compacted at once, in
+a thread of its own: LevelDB gives the disk back where whole tables are deleted, and to compact often and little would
+write the rest of the archive over and over. The limit is kept by a *margin* below what the configuration says, for what
+is written and not merged yet. So the disk has what is configured, not what is configured and twice the write buffers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import plyvel
+
+from leveldb_store import archive_schema as schema
+from leveldb_store.archive_ends import HIGHEST, Found
+from leveldb_store.database import Database, told
+from leveldb_store.schema import U64, SchemaError
+
+SLICE_BLOCKS: Final = 500  # looked at in a slice: one to two milliseconds when they are small
+SLICE_BYTES: Final = 2 << 20
+STRETCH_SHARE: Final = 32  # of what a rule may hold
+STRETCH_BYTES_MAX: Final = 256 << 20
+COMPACT_BYTES_MIN: Final = 4 << 20  # deleted, of one rule: less is not worth a compaction
+MARGIN_SHARE: Final = 16
+MARGIN_BUFFERS: Final = 4  # write buffers
+LOOK_SECONDS_MAX: Final = 60.0  # how often it is asked what is too old: a hundredth of the age, and not more rarely
+LOOK_SECONDS_MIN: Final = 0.5
+LOOKS: Final = 100
+
+
+class _Kept:
+    """A rule, and what it holds."""
+
+    def __init__(self, rule: schema.Rule, margin: int) -> None:
+        self.rule = rule
+        self.stretch = min(rule.bytes_max // STRETCH_SHARE, STRETCH_BYTES_MAX)
+        self.most = rule.bytes_max - min(rule.bytes_max // MARGIN_SHARE, margin)
+        self.target = self.most
+        """Bytes to which it is brought down: below `most` while that goes on."""
+        self.ends: dict[int, int] = {}
+        """Origin -> running bytes of its sequence."""
+        self.begins: dict[int, int] = {}
+        """Likewise, before its first block."""
+        self.look_at = 0.0
+        self.deleted_bytes = 0
+        """Since the last compaction, and from which number on."""
+        self.deleted_from = HIGHEST
+
+    @property
+    def held(self) -> int:
+        """Bytes."""
+        return sum(self.ends.values()) - sum(self.begins.values())
+
+    def is_over(self) -> bool:
+        """Whether it holds more than it may."""
+        held = self.held
+        if held > self.most:
+            self.target = self.most - self.stretch
+        elif held <= self.target:
+            self.target = self.most
+        return held > self.target
+
+
+class Retention:
+    """Of one store. The writer's thread uses it; `removed`, `held` and the counts may be read by others."""
+
+    def __init__(
+        self,
+        database: Database,
+        worker: int,
+        rules: Sequence[schema.Rule],
+        found: Found,
+        say: Callable[[str], None],
+    ) -> None:
+        self.removed = found.removed
+        """Rule -> the highest number removed. It is said here before it is done."""
+        self.removed_messages = 0
+        self.removed_bytes = 0
+        self._database = database
+        self._worker = worker
+        self._say = say
+        self._kept: dict[int, _Kept] = {}
+        self._next = 0.0
+        self._wall_behind = time.time() - time.monotonic()  # later steps of the wall clock make nothing old
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        margin = MARGIN_BUFFERS * database.write_buffer_bytes
+        for rule in rules:
+            kept = self._kept[rule.number] = _Kept(rule, margin)
+            kept.ends[worker] = kept.begins[worker] = 0
+            for held in found.sequences.get(rule.number, ()):
+                kept.begins[held.origin], kept.ends[held.origin] = held.bytes_before, held.bytes
+
+    @property
+    def held(self) -> int:
+        """Bytes of all rules."""
+        return sum(kept.held for kept in list(self._kept.values()))
+
+    def learn(self, grown: dict[int, int]) -> None:
+        """These sequences of our own have grown: running bytes by rule. It is written."""
+        for number, end in grown.items():
+            kept = self._kept[number]
+            kept.ends[self._worker] = end
+            if kept.is_over():
+                self._next = min(self._next, time.monotonic())
+
+    def wait(self, now: float) -> float | None:
+        """Seconds until `slice` should be called; None: there is no rule."""
+        return max(0.0, self._next - now) if self._kept else None
+
+    def rest(self, now: float, seconds: float) -> None:
+        """Do nothing for so long."""
+        self._next = max(self._next, now + seconds)
+
+    def slice(self, now: float) -> plyvel.WriteBatch | None:
+        """The deletions of one slice, to be written next; None: there are none. What is left is due at once."""
+        batch = None
+        wall_ms = int((now + self._wall_behind) * 1000)
+        for kept in list(self._kept.values()):
+            is_over = kept.is_over()
+            if not is_over and now < kept.look_at:
+                continue
+            if batch is None:
+                batch = self._database.db.write_batch()
+            try:
+                is_all = self._delete(batch, kept, wall_ms)
+            except (plyvel.Error, SchemaError) as error:
+                self._say(f"the archive cannot find what to remove: {told(error)}; it is tried again in a minute")
+                kept.look_at = now + LOOK_SECONDS_MAX
+                continue
+            if not is_all:
+                self._next = now
+                return batch
+            kept.look_at = now + min(max(kept.rule.age_ms / 1000 / LOOKS, LOOK_SECONDS_MIN), LOOK_SECONDS_MAX)
+            if not kept.held and kept.rule.place == schema.NOT_CONFIGURED:
+                del self._kept[kept.rule.number]
+                batch.delete(schema.rule_key(kept.rule.topic_filter))
+                batch.delete(schema.removed_key(kept.rule.number))
+        self._next = min((kept.look_at for kept in self._kept.values()), default=now)
+        return batch if batch is not None and batch.approximate_size() > 12 else None
+
+    def _delete(self, batch: plyvel.WriteBatch, kept: _Kept, wall_ms: int) -> bool:
+        # oldest first over all origins; True: that was all there is to delete now
+        number = kept.rule.number
+        removed = self.removed.get(number, 0)
+        oldest = wall_ms - kept.rule.age_ms
+        blocks = size = 0
+        is_all = True
+        with contextlib.ExitStack() as stack:
+            fronts = [_Front(self._database.db, number, origin, removed, stack) for origin in kept.ends]
+            for front in fronts:
+                self._begin(kept, front)
+            while True:
+                front = min(fronts, key=lambda each: each.last)
+                if front.last == HIGHEST or (kept.held <= kept.target and schema.unix_ms(front.last) >= oldest):
+                    break
+                if blocks >= SLICE_BLOCKS or size >= SLICE_BYTES:
+                    is_all = False
+                    break
+                blocks += 1
+                size += front.size
+                self.removed_messages += front.head.messages
+                kept.deleted_from = min(kept.deleted_from, front.last)
+                removed = front.last
+                batch.delete(front.key)
+                front.step()
+                self._begin(kept, front)
+        if blocks:
+            self.removed[number] = removed
+            self.removed_bytes += size
+            kept.deleted_bytes += size
+            batch.put(schema.removed_key(number), U64.pack(removed))
+        return is_all
+
+    def _begin(self, kept: _Kept, front: _Front) -> None:
+        kept.begins[front.origin] = kept.ends[front.origin] if front.last == HIGHEST else front.head.bytes_before
+
+    # ------------------------------------------------------------ the disk
+
+    def compact(self, is_urgent: bool) -> None:
+        """Give back what was deleted, if it is worth it and nothing is being compacted. `is_urgent`: the disk is full.
+        Called when what `slice` returned is written.
+        """
+        if self._thread is not None and self._thread.is_alive():
+            return
+        ranges = []
+        for kept in self._kept.values():
+            enough = COMPACT_BYTES_MIN if is_urgent else max(COMPACT_BYTES_MIN, kept.stretch)
+            if kept.deleted_bytes < enough:
+                continue
+            number = kept.rule.number
+            ranges += [
+                (
+                    schema.block_key(number, origin, kept.deleted_from),
+                    schema.block_key(number, origin, self.removed[number] + 1),
+                )
+                for origin in kept.ends
+            ]
+            kept.deleted_bytes, kept.deleted_from = 0, HIGHEST
+        if ranges:
+            self._stop.clear()
+            self._thread = threading.Thread(
+                target=self._compact, args=(ranges,), name="archive-compaction", daemon=True
+            )
+            self._thread.start()
+
+    def _compact(self, ranges: list[tuple[bytes, bytes]]) -> None:
+        for start, stop in ranges:
+            if self._stop.is_set():
+                return
+            # what goes wrong in it is LevelDB's own to remember: the next write fails with it
+            with contextlib.suppress(plyvel.Error):
+                self._database.db.compact_range(start=start, stop=stop)
+
+    def join(self) -> None:
+        """Wait until nothing is being compacted: before the database is closed."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+
+class _Front:
+    """The oldest block of a sequence that is left."""
+
+    def __init__(self, db: plyvel.DB, number: int, origin: int, removed: int, stack: contextlib.ExitStack) -> None:
+        self.origin = origin
+        self.key = b""
+        self.last = HIGHEST
+        """Of its messages; HIGHEST: there is none."""
+        self.size = 0
+        self.head = schema.BlockHead(0, 0, 0, 0, None, 0)
+        self._blocks = db.iterator(
+            start=schema.block_key(number, origin, removed + 1),
+            stop=schema.block_key(number, origin, HIGHEST),
+            fill_cache=False,
+        )
+        stack.callback(self._blocks.close)
+        self.step()
+
+    def step(self) -> None:
+        """To the next one."""
+        self.key, value = next(self._blocks, (b"", b""))
+        self.last = schema.split_block(self.key)[2] if self.key else HIGHEST
+        if self.key:
+            self.size, self.head = len(self.key) + len(value), schema.decode_head(value)

@@ -1,0 +1,189 @@
+"""Blocks of the archive, read back: the messages of several sequences of blocks, merged by number.
+
+A sequence is what one worker has archived by one rule: its numbers rise. Of a message that no filter wants nothing is
+made. Damaged bytes raise ValueError, never more. `leveldb_store.archive_schema` says what the bytes are.
+"""
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcmp
+
+from pyx.little_endian cimport get16, get32, get64
+from pyx.message cimport Message, content_bytes, message_borrow, message_copy
+from pyx.records cimport Entry, read_entry
+from pyx.routing cimport find_expiry
+from pyx.topics cimport topic_matches
+
+cdef enum:
+    FORMAT = 1
+    HEAD_BYTES = 30                 # without the levels
+    FIRST_AT = 5                    # of the number of the first message
+    LEVELS_AT = 29                  # of how many levels there are
+    MANY_LEVELS = 0xFF
+    RECORD_HEAD_BYTES = 5
+    STORED_FLAGS = 0x0F             # QoS, RETAIN, EXPIRES
+
+
+cdef struct Wanted:                 # a Topic Filter
+    const uint8_t* at
+    size_t length
+
+
+cdef struct Sequence:               # where the merge is in it
+    const uint8_t* at               # behind the message in hand
+    const uint8_t* end              # of its block
+    const uint8_t* publisher
+    uint32_t publisher_bytes
+    Py_ssize_t next                 # which block comes next
+    Entry entry                     # the message in hand
+    bint over                       # there is none
+
+
+cdef const uint8_t* records_of(bytes value, const uint8_t** end) except NULL:
+    cdef const uint8_t* p = <const uint8_t*><const char*>value
+    cdef size_t at = HEAD_BYTES, n = <size_t>len(value)
+    cdef uint32_t _
+    if n < HEAD_BYTES or p[0] != FORMAT:
+        raise ValueError("archived block cut off, or of an unknown format")
+    if p[LEVELS_AT] != MANY_LEVELS:
+        for _ in range(p[LEVELS_AT]):
+            if at >= n:
+                raise ValueError("archived block cut off")
+            at += 1 + p[at]
+    if at > n:
+        raise ValueError("archived block cut off")
+    end[0] = p + n
+    return p + at
+
+
+def first_of(bytes value not None):
+    """The number of a block's first message."""
+    cdef const uint8_t* end
+    records_of(value, &end)
+    return get64(<const uint8_t*><const char*>value + FIRST_AT)
+
+
+def concerns(bytes value not None, levels not None):
+    """Whether a block may have topics with one of these first levels (a set of bytes), by what its head says."""
+    cdef const uint8_t* p = <const uint8_t*><const char*>value
+    cdef const uint8_t* end
+    cdef size_t at = HEAD_BYTES
+    cdef uint32_t _
+    records_of(value, &end)
+    if p[LEVELS_AT] == MANY_LEVELS:
+        return True
+    for _ in range(p[LEVELS_AT]):
+        if PyBytes_FromStringAndSize(<const char*>p + at + 1, p[at]) in levels:
+            return True
+        at += 1 + p[at]
+    return False
+
+
+cdef int step(Sequence* s, list blocks, uint64_t after, uint64_t up_to) except -1:
+    # to the next message behind `after`; `over`: there is none up to and with `up_to`
+    cdef size_t n
+    while True:
+        while s.at == s.end:
+            if s.next == len(blocks):
+                s.over = True
+                return 0
+            s.at = records_of(<bytes>blocks[s.next], &s.end)
+            s.next += 1
+        n = <size_t>(s.end - s.at)
+        if n < RECORD_HEAD_BYTES or s.at[4] != 0:
+            raise ValueError("archived message cut off, or of an unknown tenant")
+        s.at += RECORD_HEAD_BYTES
+        n -= RECORD_HEAD_BYTES
+        n -= <size_t>read_entry(s.at, n, &s.entry)
+        s.at = s.end - n
+        if s.entry.flags & ~STORED_FLAGS or n < 2 or n - 2 < get16(s.at):
+            raise ValueError("archived message damaged")
+        s.publisher_bytes = get16(s.at)
+        s.publisher = s.at + 2
+        s.at = s.publisher + s.publisher_bytes
+        if s.entry.content.number > up_to:
+            s.over = True
+            return 0
+        if s.entry.content.number > after:
+            return 0
+
+
+def merge(list sequences not None, list filters not None, uint64_t after, uint64_t up_to):
+    """The messages behind number `after`, up to and with `up_to`, that match one of the Topic Filters: a list of
+    Message, numbers rising. `sequences`: lists of blocks (bytes), rising in each; every block with such numbers is
+    among them."""
+    cdef Py_ssize_t i, k = len(sequences), n = len(filters), best
+    cdef Sequence* all_ = <Sequence*>calloc(k + 1, sizeof(Sequence))
+    cdef Wanted* wanted = <Wanted*>calloc(n + 1, sizeof(Wanted))
+    cdef Sequence* s
+    cdef Message m
+    cdef object publisher = None
+    cdef bytes encoded = b"", value
+    cdef list out = []
+    try:
+        if all_ == NULL or wanted == NULL:
+            raise MemoryError
+        for i in range(n):
+            wanted[i].at = <const uint8_t*><const char*><bytes>filters[i]
+            wanted[i].length = <size_t>len(<bytes>filters[i])
+        for i in range(k):
+            step(&all_[i], <list>sequences[i], after, up_to)
+        while True:
+            best = -1
+            for i in range(k):
+                if not all_[i].over and \
+                        (best < 0 or all_[i].entry.content.number < all_[best].entry.content.number):
+                    best = i
+            if best < 0:
+                return out
+            s = &all_[best]
+            for i in range(n):
+                if topic_matches(wanted[i].at, wanted[i].length, s.entry.content.topic, s.entry.content.topic_len):
+                    break
+            else:
+                step(s, <list>sequences[best], after, up_to)
+                continue
+            if s.publisher_bytes == 0:
+                publisher = None
+                encoded = b""
+            elif s.publisher_bytes != <uint32_t>len(encoded) or \
+                    memcmp(s.publisher, <const char*>encoded, s.publisher_bytes) != 0:
+                encoded = PyBytes_FromStringAndSize(<const char*>s.publisher, s.publisher_bytes)
+                publisher = encoded.decode("utf-8", "surrogatepass")
+            if s.entry.content.expires:
+                s.entry.content.expiry_offset = find_expiry(&s.entry.content)
+            value = <bytes>(<list>sequences[best])[s.next - 1]
+            if 2 * <uint64_t>content_bytes(&s.entry.content) >= <uint64_t>len(value):
+                m = message_borrow(&s.entry.content, value)
+                m.publisher = publisher
+            else:
+                m = message_copy(&s.entry.content, publisher)
+            out.append(m)
+            step(s, <list>sequences[best], after, up_to)
+    finally:
+        free(all_)
+        free(wanted)
+
+
+def count_of(bytes value not None):
+    """How many messages a block has, counted. ValueError: damaged, or others than it says."""
+    cdef Sequence s
+    cdef list blocks = [value]
+    cdef uint32_t n = 0
+    cdef uint64_t last = 0
+    s.at = s.end = NULL
+    s.next = 0
+    s.over = False
+    step(&s, blocks, 0, <uint64_t>-1)
+    while not s.over:
+        if s.entry.content.number <= last or n == 0 and s.entry.content.number != first_of(value):
+            raise ValueError("archived block with other numbers than it says")
+        last = s.entry.content.number
+        if s.entry.content.expires:
+            find_expiry(&s.entry.content)
+        PyBytes_FromStringAndSize(<const char*>s.publisher, s.publisher_bytes).decode("utf-8", "surrogatepass")
+        n += 1
+        step(&s, blocks, 0, <uint64_t>-1)
+    if n != get32(<const uint8_t*><const char*>value + 1):
+        raise ValueError("archived block with more or fewer messages than it says")
+    return n

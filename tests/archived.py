@@ -1,0 +1,66 @@
+"""What the stores of a data directory, of a broker that does not run, have in their archives: read plainly."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import plyvel
+
+from leveldb_store import archive_schema as schema
+from leveldb_store.archive_schema import ArchivedMessage
+from leveldb_store.schema import ARCHIVED
+from shards.data_dir import settled
+
+__all__ = ["Row", "archived", "blocks", "numbers"]
+
+
+class Row(NamedTuple):
+    """A message, and where it was."""
+
+    store: int
+    origin: int
+    topic_filter: bytes
+    archived: ArchivedMessage
+
+    @property
+    def number(self) -> int:
+        """Of the message."""
+        return self.archived.message.number
+
+    @property
+    def payload(self) -> bytes:
+        """Of the message."""
+        return self.archived.message.payload
+
+
+def blocks(data_dir: str | os.PathLike[str]) -> Iterator[tuple[int, bytes, bytes, bytes]]:
+    """(store, filter of the rule, key, value) of every block."""
+    found = settled(str(data_dir))
+    for store in range(found.workers):
+        with plyvel.DB(str(Path(found.path(str(data_dir), store)))) as db:
+            rules = {}
+            for key, value in db.iterator(prefix=b"C"):
+                rule = schema.decode_rule(key, value)
+                rules[rule.number] = rule.topic_filter
+            for key, value in db.iterator(prefix=ARCHIVED):
+                yield store, rules[schema.split_block(key)[0]], key, value
+
+
+def archived(data_dir: str | os.PathLike[str]) -> list[Row]:
+    """All messages, by number."""
+    rows = [
+        Row(store, schema.split_block(key)[1], topic_filter, each)
+        for store, topic_filter, key, value in blocks(data_dir)
+        for each in schema.decode_block(value)
+    ]
+    return sorted(rows, key=lambda row: row.number)
+
+
+def numbers(rows: list[Row]) -> list[int]:
+    """Theirs; each stands once."""
+    found = [row.number for row in rows]
+    assert len(set(found)) == len(found)
+    return found

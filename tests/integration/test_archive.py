@@ -1,0 +1,127 @@
+"""The archive of a real broker: what is in it after its end, whoever has subscribed, and what an ack says."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from broker.testing import Mqttd
+from leveldb_store.archive_schema import unix_ms
+from tests.archived import archived, numbers
+from tests.broker_process import KIND
+from tests.wire import Client, Closed, Will
+
+pytestmark = pytest.mark.skipif(KIND == "mosquitto", reason="mosquitto has no archive")
+
+SECONDS = 30.0
+TABLES = [
+    {"filter": "sensor/#", "hours": 24, "bytes": "1GB"},
+    {"filter": "+/1", "hours": 24, "bytes": 1 << 30},
+]
+Start = Callable[..., Mqttd]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """``start(workers, tables)``: a broker on the data directory; ended with the test."""
+    opened: list[Mqttd] = []
+
+    def run(workers: int = 1, tables: object = TABLES, **others: object) -> Mqttd:
+        config = {
+            "store": "leveldb", "data_dir": tmp_path / "data", "leveldb": {"reserve_bytes": 0}, "archive": tables,
+            **others,
+        }  # fmt: skip
+        opened.append(Mqttd(workers, config))
+        return opened[-1].start()
+
+    yield run
+    for each in opened:
+        each.kill()
+        each.forget()
+
+
+def test_everything_that_is_published_is_archived_once_with_all_that_it_said(start: Start, tmp_path: Path) -> None:
+    before = time.time() * 1000 - 1
+    broker = start(1)
+    properties = {"message_expiry_interval": 1000, "content_type": "text", "user_property": [("a", "b")]}
+    with closing(Client(broker.address, 5)) as other, closing(Client(broker.address, 5)) as client:
+        other.connect("other", will=Will("sensor/will", b"gone"))
+        other.subscribe(("sensor/#", 0), ("sensor/a", 1))
+        client.connect("me")
+        client.publish("sensor/a", b"0")
+        client.publish("sensor/a", b"1", qos=1, retain=True, properties=properties)
+        client.publish("sensor/a", b"2", qos=2)
+        client.publish("x/1", b"nobody", qos=1)
+        client.publish("sensor/1", b"first rule", qos=1)
+        client.publish("x/2", b"no rule", qos=1)
+        client.publish("$x/1", b"no rule", qos=1)
+    broker.stop()
+    rows = archived(tmp_path / "data")
+    assert [(row.payload, row.topic_filter) for row in rows] == [
+        (b"0", b"sensor/#"),
+        (b"1", b"sensor/#"),
+        (b"2", b"sensor/#"),
+        (b"nobody", b"+/1"),
+        (b"first rule", b"sensor/#"),
+        (b"gone", b"sensor/#"),
+    ]
+    first, second, third = (row.archived for row in rows[:3])
+    assert (first.message.qos, first.message.publisher, first.matches, first.tenant) == (0, "me", 2, "default")
+    assert (second.message.qos, second.message.retain, third.message.qos) == (1, True, 2)
+    assert b"text" in second.message.properties
+    assert second.message.expires is not None
+    assert rows[3].archived.matches == 0
+    assert rows[5].archived.message.publisher == "other"
+    assert numbers(rows) == sorted(numbers(rows))
+    assert all(before <= unix_ms(row.number) <= time.time() * 1000 + 1 for row in rows)
+
+
+def test_what_was_acknowledged_is_in_the_archive_after_a_kill(start: Start, tmp_path: Path, workers: int) -> None:
+    broker = start(workers)
+    acknowledged: list[bytes] = []
+    failed: list[BaseException] = []
+
+    def publish(number: int) -> None:
+        client = Client(broker.address, 5)
+        client.connect(f"p{number}")
+        try:
+            for i in range(100_000):
+                payload = b"%d-%d" % (number, i)
+                client.publish("sensor/a", b"0-" + payload)
+                assert client.publish("sensor/a", payload, qos=1 + i % 2) in (0, 0x10)
+                acknowledged.append(payload)
+        except (OSError, AssertionError, Closed) as error:
+            failed.append(error)
+        finally:
+            client.close()
+
+    threads = [threading.Thread(target=publish, args=(number,)) for number in range(4)]
+    for each in threads:
+        each.start()
+    deadline = time.monotonic() + SECONDS
+    while len(acknowledged) < 2000 and time.monotonic() < deadline:
+        threads[0].join(0.01)
+    broker.kill()
+    for each in threads:
+        each.join()
+    assert len(failed) == 4
+    rows = archived(tmp_path / "data")
+    payloads = [row.payload for row in rows]
+    assert set(acknowledged) <= set(payloads)
+    assert len(set(payloads)) == len(payloads)
+    numbers(rows)
+    for number in range(4):
+        own = [int(each.split(b"-")[1]) for each in payloads if each.startswith(b"%d-" % number) and each[:2] != b"0-"]
+        assert own == sorted(own)
+    # numbers go on above all that there was
+    broker = start(workers)
+    with closing(Client(broker.address, 5)) as client:
+        client.connect("later")
+        client.publish("sensor/a", b"later", qos=1)
+    broker.stop()
+    assert archived(tmp_path / "data")[-1].payload == b"later"
