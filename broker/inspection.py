@@ -24,7 +24,7 @@ from pathlib import Path
 
 import plyvel
 
-from broker import config
+from broker import archive_inspection, config
 from leveldb_store import schema, snapshot
 from leveldb_store.clone import CloneError, clone_for_reading, opened
 from leveldb_store.database import told
@@ -60,6 +60,7 @@ _FAMILIES = {
     schema.WILL: "wills",
     schema.HANDOFF: "hand-off logs",
     schema.PEER: "link positions",
+    **archive_inspection.FAMILIES,
 }
 
 
@@ -152,23 +153,26 @@ def _stats(stores: list[_Place], as_json: bool) -> int:
         path = store.path
         families: dict[str, _Family] = {name: _Family() for name in _FAMILIES.values()}
         messages = first = last = 0
+        archive = archive_inspection.ArchiveTally()
         try:
             with store.to_open() as place, _opened(place) as db, db.iterator(verify_checksums=True) as records:
                 for key, value in records:
                     family = families.setdefault(_FAMILIES.get(key[:1], "unknown"), _Family())
                     family.records += 1
                     family.bytes += len(key) + len(value)
+                    archive.add(key, value)
                     if key[:1] == schema.BLOCK:
                         count = schema.BLOCK_HEAD.unpack_from(value)[1]
                         first, last = first or schema.key_position(key), schema.key_position(key) + count - 1
                         messages += count
-        except (plyvel.Error, ValueError, OSError) as error:
+        except (plyvel.Error, schema.SchemaError, ValueError, OSError) as error:
             print(f"mqttd: {path}: cannot be read: {told(error)} (mqttd store verify says more)", file=sys.stderr)
             return _PROBLEMS
         size = sum(file.stat().st_size for file in path.iterdir() if file.name not in RESERVE_NAMES)
         found.append({
             "store": str(path), "bytes_on_disk": size, "messages": messages, "first_position": first,
-            "last_position": last, "families": {name: asdict(family) for name, family in families.items()},
+            "last_position": last, "archive": archive.rules(),
+            "families": {name: asdict(family) for name, family in families.items()},
         })  # fmt: skip
     print(json.dumps(found, indent=2) if as_json else "\n".join(map(_as_text, found)))
     return 0
@@ -184,6 +188,9 @@ def _as_text(store: dict[str, object]) -> str:
     for name, family in families.items():
         if family["records"]:
             lines.append(f"  {name:24} {family['records']:12} {family['bytes']:15} bytes")
+    archive = store["archive"]
+    assert isinstance(archive, list)
+    lines += map(archive_inspection.archive_as_text, archive)
     return "\n".join(lines)
 
 
@@ -321,6 +328,7 @@ class _Store:
             schema.WILL: lambda key, value: (key[1:].decode(), schema.decode_will(value)),
             schema.HANDOFF: _handoff,
             schema.PEER: lambda _, value: schema.decode_peer(value),
+            **archive_inspection.ArchiveCheck().checks(),
         }
 
     def _family(self, db: plyvel.DB, prefix: bytes, check: Callable[[bytes, bytes], object]) -> None:
@@ -349,7 +357,7 @@ class _Store:
     def _about(self, key: bytes, value: bytes) -> None:
         if key == schema.STORE:
             json.loads(value)
-        elif key == schema.POSITION:
+        elif key in (schema.POSITION, schema.NUMBER):
             schema.decode_u64(value)
         elif key == schema.COUNTERS:
             decode_moment(value)

@@ -15,7 +15,8 @@ may stand in several stretches until their sessions have read it.
 
 Hand-off logs are given out first: what old worker A kept for C is matched with the subscriptions of C, and stands
 behind all else in C's stretch; what C has taken already is left out. Share groups: a member at C, else any other.
-Links begin anew, without numbers, under a new epoch: hand-off logs and link positions are not carried over.
+Links begin anew, without numbers, under a new epoch: hand-off logs and link positions are not carried over. Archives
+are, as they are: `broker.archive_carrying`.
 
 Why stretches, and what that costs: docs/adr/0020-stretches.md.
 """
@@ -34,6 +35,7 @@ from typing import Final, NamedTuple
 
 import plyvel
 
+from broker.archive_carrying import carry_archives
 from broker.stretches import Log, Stretch, Wanted
 from leveldb_store import schema
 from leveldb_store.contract import StoreError
@@ -74,6 +76,8 @@ class Moved:
     blocks: int = 0
     bytes: int = 0
     """Written in all."""
+    archived: int = 0
+    """Blocks of the archive."""
     handed_on: int = 0
     """Messages of hand-off logs that some session is to get."""
 
@@ -307,6 +311,11 @@ class _Repartition:
             self._copy_wills(source)
             self._copy_retained(source)
         self._finish_retained()
+        self.moved.archived = carry_archives(
+            [source.database for source in self.sources],
+            [target.put for target in self.targets],
+            lambda index, family: self.scan(self.sources[index], family),
+        )
         for target in self.targets:
             target.finish(self._workers, self._epoch)
 

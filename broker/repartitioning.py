@@ -80,6 +80,7 @@ def _work(change: Change, settings: LevelDB, log: Log) -> None:
         wills=moved.wills,
         queued=moved.queued,
         blocks=moved.blocks,
+        archived=moved.archived,
         handed_on=moved.handed_on,
         bytes=moved.bytes,
         seconds=progress.seconds(),

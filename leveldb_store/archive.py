@@ -173,16 +173,15 @@ class Archive:
 
     def start(self, topic_filter: bytes) -> int:
         """The highest number that retention has removed of what this filter may match; 0: nothing."""
-        return max((self._removed.get(number, 0) for number in self._rules_of(topic_filter)), default=0)
+        return self._start(self._rules_of(topic_filter))
 
-    def read(self, topic_filters: Sequence[bytes], after: int, bytes_max: int) -> Page:
-        """What matches one of the filters and lies behind number `after`. Blocks of about `bytes_max` are read, one at
-        least. Raises FallenBehind, and StoreError when the store cannot be read.
-        """
+    def read(self, topic_filters: Sequence[bytes], after: int, bytes_max: int, with_gaps: bool = False) -> Page:
+        """See the contract. StoreError when the store cannot be read."""
         numbers = {number for each in topic_filters for number in self._rules_of(each)}
         behind = {number for number in numbers if self._lasts.get(number, 0) > after}
         if after >= self.last or not behind:
-            self._check(numbers, after)
+            if not with_gaps:
+                self._check(numbers, after)
             return Page([], max(after, self.last), True)
         levels: set[bytes] | None = {schema.first_level(each) for each in topic_filters}
         if levels is not None and levels & {b"#", b"+"}:
@@ -193,7 +192,9 @@ class Archive:
                 for number in behind:
                     for origin in self._origins[number]:
                         blocks = self._database.db.iterator(
-                            start=schema.block_key(number, origin, after + 1),
+                            start=schema.block_key(
+                                number, origin, max(after, self._removed.get((number, origin), 0)) + 1
+                            ),
                             stop=schema.block_key(number, origin, self.last),
                             include_stop=True,
                             verify_checksums=True,
@@ -201,7 +202,8 @@ class Archive:
                         )
                         stack.callback(blocks.close)
                         sequences.append(_Sequence(blocks, self._refuse))
-                self._check(numbers, after)  # what was removed before the iterators saw it was said before
+                if not with_gaps:
+                    self._check(numbers, after)  # what the iterators do not see any more was said before
                 up_to, is_end = _load(sequences, after, self.last, bytes_max, levels)
         except plyvel.Error as error:
             raise StoreError(f"the archive of {self._database.path} cannot be read: {told(error)}") from error
@@ -209,9 +211,15 @@ class Archive:
         return Page(messages, up_to, is_end)
 
     def _check(self, numbers: Iterable[int], after: int) -> None:
-        earliest = max((self._removed.get(number, 0) for number in numbers), default=0)
+        earliest = self._start(numbers)
         if after < earliest:
             raise FallenBehind(earliest)
+
+    def _start(self, numbers: Iterable[int]) -> int:
+        removed = self._removed
+        return max(
+            (removed.get((number, origin), 0) for number in numbers for origin in self._origins[number]), default=0
+        )
 
     def _rules_of(self, topic_filter: bytes) -> list[int]:
         known = self._overlapping.get(topic_filter)

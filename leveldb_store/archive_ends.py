@@ -39,8 +39,8 @@ class Found:
 
     rules: dict[bytes, schema.Rule] = field(default_factory=dict)
     """By Topic Filter."""
-    removed: dict[int, int] = field(default_factory=dict)
-    """Rule -> the highest number that retention has removed."""
+    removed: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(rule, origin) -> the highest number that retention has removed."""
     sequences: dict[int, list[Held]] = field(default_factory=dict)
     """By rule; those that hold something."""
     highest: int = 0
@@ -58,19 +58,19 @@ def find(database: Database) -> Found:
     above = database.get(NUMBER)
     found.highest = max(0 if above is None else decode_u64(above), *found.removed.values(), 0)
     for rule in found.rules.values():
-        held = list(_sequences(database.db, rule.number, found.removed.get(rule.number, 0)))
+        held = list(_sequences(database.db, rule.number, found.removed))
         if held:
             found.sequences[rule.number] = held
             found.highest = max(found.highest, *(each.last for each in held))
     return found
 
 
-def _sequences(db: plyvel.DB, rule: int, removed: int) -> Iterator[Held]:
+def _sequences(db: plyvel.DB, rule: int, removed: dict[tuple[int, int], int]) -> Iterator[Held]:
     # behind what was removed: LevelDB would walk over each key that was deleted
     origin = 0
     with db.iterator(prefix=schema.blocks_of(rule), verify_checksums=True) as blocks:
         while origin < _ORIGINS:
-            blocks.seek(schema.block_key(rule, origin, removed + 1))
+            blocks.seek(schema.block_key(rule, origin, removed.get((rule, origin), 0) + 1))
             key, value = next(blocks, (b"", b""))
             if not key:
                 return

@@ -5,7 +5,7 @@ As `leveldb_store.schema`, of which this is a part: nothing here needs the compi
 
     C filter                                        a rule: its number, its place in the configuration, age, bytes
     A u16 rule | u8 origin | u64 last number        a block: messages of one rule that one worker has archived
-    K u16 rule                                      u64: the highest number that retention has removed of the rule
+    K u16 rule | u8 origin                          u64: the highest number that retention has removed of them
 
 A message number is microseconds since 1970 (UTC) << 8 | worker. Of one origin numbers rise from block to block and from
 message to message. The last number is in the key, so that what follows a number is one step forward.
@@ -33,6 +33,7 @@ RECORD_HEAD: Final = struct.Struct("<IB")
 RULE: Final = struct.Struct("<HHQQ")
 _KEY: Final = struct.Struct(">HBQ")
 _KEY_RULE: Final = struct.Struct(">H")
+_KEY_ORIGIN: Final = struct.Struct(">HB")
 
 LEVELS_MAX: Final = 8  # different first levels that a block names; with more it says that there are many
 LEVEL_BYTES_MAX: Final = 255
@@ -101,9 +102,9 @@ def blocks_of(rule: int) -> bytes:
     return ARCHIVED + _KEY_RULE.pack(rule)
 
 
-def removed_key(rule: int) -> bytes:
-    """Key of the highest number that retention has removed of a rule."""
-    return ARCHIVE_REMOVED + _KEY_RULE.pack(rule)
+def removed_key(rule: int, origin: int) -> bytes:
+    """Key of the highest number that retention has removed of what one worker has archived by a rule."""
+    return ARCHIVE_REMOVED + _KEY_ORIGIN.pack(rule, origin)
 
 
 def split_block(key: bytes) -> tuple[int, int, int]:
@@ -115,9 +116,13 @@ def split_block(key: bytes) -> tuple[int, int, int]:
     return rule, origin, number
 
 
-def split_removed(key: bytes) -> int:
-    """The rule in the key of what retention has removed."""
-    return int(_KEY_RULE.unpack_from(key, 1)[0])
+def split_removed(key: bytes) -> tuple[int, int]:
+    """(rule, origin) of the key of what retention has removed; SchemaError if it is none."""
+    try:
+        rule, origin = _KEY_ORIGIN.unpack(key[1:])
+    except struct.error as error:
+        raise SchemaError(f"the key of what was removed from the archive is damaged: {error}") from None
+    return rule, origin
 
 
 def unix_ms(number: int) -> int:

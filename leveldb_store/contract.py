@@ -82,9 +82,11 @@ class Archive(Protocol):
     def start(self, topic_filter: bytes) -> int:
         """The highest number that retention has removed of what this filter may match; 0: nothing."""
 
-    def read(self, topic_filters: Sequence[bytes], after: int, bytes_max: int) -> Page:
+    def read(self, topic_filters: Sequence[bytes], after: int, bytes_max: int, with_gaps: bool = False) -> Page:
         """What matches one of the filters and lies behind number `after`, as far as it is durable. Blocks of about
-        `bytes_max` are read, one at least. Raises FallenBehind when `after` lies before `start` of a filter.
+        `bytes_max` are read, one at least. Raises FallenBehind when `after` lies before `start` of a filter; not
+        `with_gaps`: then what is there is given. (Before `start` there is something when not all workers had to remove
+        equally much, and their archives lie in one store since a repartition.)
         """
 
 

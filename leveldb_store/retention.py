@@ -51,8 +51,9 @@ class _Kept:
         """Likewise, before its first block."""
         self.look_at = 0.0
         self.deleted_bytes = 0
-        """Since the last compaction, and from which number on."""
+        """Since the last compaction, and which numbers."""
         self.deleted_from = HIGHEST
+        self.deleted_to = 0
 
     @property
     def held(self) -> int:
@@ -81,7 +82,7 @@ class Retention:
         say: Callable[[str], None],
     ) -> None:
         self.removed = found.removed
-        """Rule -> the highest number removed. It is said here before it is done."""
+        """(rule, origin) -> the highest number removed. It is said here before it is done."""
         self.removed_messages = 0
         self.removed_bytes = 0
         self._database = database
@@ -143,19 +144,23 @@ class Retention:
             if not kept.held and kept.rule.place == schema.NOT_CONFIGURED:
                 del self._kept[kept.rule.number]
                 batch.delete(schema.rule_key(kept.rule.topic_filter))
-                batch.delete(schema.removed_key(kept.rule.number))
+                for origin in kept.ends:
+                    batch.delete(schema.removed_key(kept.rule.number, origin))
         self._next = min((kept.look_at for kept in self._kept.values()), default=now)
         return batch if batch is not None and batch.approximate_size() > 12 else None
 
     def _delete(self, batch: plyvel.WriteBatch, kept: _Kept, wall_ms: int) -> bool:
         # oldest first over all origins; True: that was all there is to delete now
         number = kept.rule.number
-        removed = self.removed.get(number, 0)
         oldest = wall_ms - kept.rule.age_ms
+        removed: dict[int, int] = {}
         blocks = size = 0
         is_all = True
         with contextlib.ExitStack() as stack:
-            fronts = [_Front(self._database.db, number, origin, removed, stack) for origin in kept.ends]
+            fronts = [
+                _Front(self._database.db, number, origin, self.removed.get((number, origin), 0), stack)
+                for origin in kept.ends
+            ]
             for front in fronts:
                 self._begin(kept, front)
             while True:
@@ -169,15 +174,16 @@ class Retention:
                 size += front.size
                 self.removed_messages += front.head.messages
                 kept.deleted_from = min(kept.deleted_from, front.last)
-                removed = front.last
+                kept.deleted_to = max(kept.deleted_to, front.last)
+                removed[front.origin] = front.last
                 batch.delete(front.key)
                 front.step()
                 self._begin(kept, front)
-        if blocks:
-            self.removed[number] = removed
-            self.removed_bytes += size
-            kept.deleted_bytes += size
-            batch.put(schema.removed_key(number), U64.pack(removed))
+        for origin, last in removed.items():
+            self.removed[number, origin] = last
+            batch.put(schema.removed_key(number, origin), U64.pack(last))
+        self.removed_bytes += size
+        kept.deleted_bytes += size
         return is_all
 
     def _begin(self, kept: _Kept, front: _Front) -> None:
@@ -200,11 +206,11 @@ class Retention:
             ranges += [
                 (
                     schema.block_key(number, origin, kept.deleted_from),
-                    schema.block_key(number, origin, self.removed[number] + 1),
+                    schema.block_key(number, origin, kept.deleted_to + 1),
                 )
                 for origin in kept.ends
             ]
-            kept.deleted_bytes, kept.deleted_from = 0, HIGHEST
+            kept.deleted_bytes, kept.deleted_from, kept.deleted_to = 0, HIGHEST, 0
         if ranges:
             self._stop.clear()
             self._thread = threading.Thread(

@@ -145,7 +145,7 @@ def test_keys_and_rules_are_these_bytes() -> None:
     assert schema.block_key(1, 2, 3) == b"A\x00\x01\x02\x00\x00\x00\x00\x00\x00\x00\x03"
     assert schema.split_block(schema.block_key(1, 2, 3)) == (1, 2, 3)
     assert schema.rule_key(b"a/#") == b"Ca/#"
-    assert schema.removed_key(258) == b"K\x01\x02"
+    assert schema.removed_key(258, 3) == b"K\x01\x02\x03"
     rule = schema.Rule(b"a/#", 1, 2, 3, 4)
     assert schema.encode_rule(rule).hex() == "0100020003000000000000000400000000000000"
     assert schema.decode_rule(schema.rule_key(b"a/#"), schema.encode_rule(rule)) == rule
@@ -309,6 +309,7 @@ def test_retention_by_bytes_keeps_the_newest_and_counts_exactly(tmp_path: Path, 
     with pytest.raises(FallenBehind) as raised:
         archive.read([b"a"], start - 1, 1000)
     assert raised.value.earliest == start
+    assert archive.read([b"a"], 0, 1, with_gaps=True).messages[0].number > start
     assert read(source.store, [b"a"], start) == [row for row in source.rows if row[0] > start and row[1] == b"a"]
     assert read(source.store, [b"b"]) == [row for row in source.rows if row[1] == b"b"]
     source.store.close()
@@ -338,5 +339,5 @@ def test_retention_by_age_removes_what_is_old_and_a_rule_that_is_gone(tmp_path: 
     source.store = opened(tmp_path / "0", table(b"a", hours=0.001))
     assert source.store.archive.highest == source.number  # numbers go on above what was removed
     wait_until(lambda: not list(source.store.scan(b"Cb")), 30, "nothing is left of the rule that is gone")
-    assert list(source.store.scan(b"K")) == [(schema.removed_key(1), source.rows[0][0].to_bytes(8, "little"))]
+    assert list(source.store.scan(b"K")) == [(schema.removed_key(1, 0), source.rows[0][0].to_bytes(8, "little"))]
     source.store.close()

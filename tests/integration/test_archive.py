@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from broker import cli
 from broker.testing import Mqttd
 from leveldb_store.archive_schema import unix_ms
 from tests.archived import archived, numbers
@@ -125,3 +127,43 @@ def test_what_was_acknowledged_is_in_the_archive_after_a_kill(start: Start, tmp_
         client.publish("sensor/a", b"later", qos=1)
     broker.stop()
     assert archived(tmp_path / "data")[-1].payload == b"later"
+
+
+def test_archives_go_along_when_the_number_of_workers_changes(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """2, 4, 3, 1 and 4 workers: no message is lost or doubled, later ones have higher numbers, each origin is whole."""
+    expected: list[bytes] = []
+    rules = TABLES
+    for generation, workers in enumerate((2, 4, 3, 1, 4)):
+        if generation == 3:
+            rules = [*TABLES[1:], {"filter": "x/#", "hours": 1, "bytes": "1MB"}]  # one comes, one is no longer there
+        broker = start(workers, rules)
+        for each in range(8):
+            with closing(Client(broker.address, 5)) as client:
+                client.connect(f"{generation}-{each}")
+                for i in range(5):
+                    payload = b"%d-%d-%d" % (generation, each, i)
+                    client.publish("sensor/1", payload, qos=i % 3)
+                    expected.append(payload)
+                client.disconnect()
+        broker.stop()
+        rows = archived(tmp_path / "data")
+        found = numbers(rows)
+        assert found == sorted(found)
+        # over workers numbers are as close as their clocks; of one client, and before and after a start, they are right
+        assert sorted((row.payload for row in rows), key=lambda payload: payload[:3]) == expected
+        assert [row.payload[:1] for row in rows] == sorted(row.payload[:1] for row in rows)
+        assert all(row.origin % workers == row.store for row in rows)
+        assert {row.origin for row in rows if row.payload.startswith(b"%d-" % generation)} == set(range(workers))
+        assert cli.main(["store", "verify", str(tmp_path / "data")]) == 0, capsys.readouterr().out
+    capsys.readouterr()
+    assert cli.main(["store", "stats", "--json", str(tmp_path / "data")]) == 0
+    stores = json.loads(capsys.readouterr().out)
+    said = [rule for store in stores for rule in store["archive"] if rule["filter"] == "sensor/#"]
+    assert len(said) == 4
+    assert not any(rule["configured"] for rule in said)
+    assert sum(rule["messages"] for rule in said) == 3 * 8 * 5
+    assert all(rule["first"] <= rule["last"] for rule in said if rule["messages"])
+    assert cli.main(["store", "stats", str(tmp_path / "data")]) == 0
+    assert "archive sensor/#: " in capsys.readouterr().out

@@ -82,7 +82,7 @@ class Gathered:
     def start(self, topic_filter: bytes) -> int:
         raise NotImplementedError
 
-    def read(self, topic_filters: object, after: int, bytes_max: int) -> Page:
+    def read(self, topic_filters: object, after: int, bytes_max: int, with_gaps: bool = False) -> Page:
         raise NotImplementedError
 
 
