@@ -3,12 +3,16 @@
     {"sessions": "list", "from": N}              {"sessions": [...], "next": N or null}
     {"sessions": "show", "client": C, "from": N} {"session": {...} or null, "subscriptions": [...], "next": N or null}
     {"sessions": "delete", "client": C}          {"deleted": true or false}, when the store has it
+    {"events": "list", "from": N}                {"events": [[number, value], ...], "next": N or null}
+
+Events (`leveldb_store.events`) come as they are stored, in base 64, those behind number N that are on the disk.
 
 Lists come in pages that fit into a message. A list goes through the sessions as they were when it began.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -22,6 +26,7 @@ __all__ = ["Administration"]
 
 _PAGE_BYTES_MAX = 24_576
 """Of a page as JSON: with what stands around it, a name of 65,535 bytes shortened, it fits into 64 KB."""
+_EVENTS_BYTES_MAX = _PAGE_BYTES_MAX * 3 // 4
 _PAGE_ROWS_MAX = 500
 _TEXT_MAX = 2000
 """Characters of a name that are told."""
@@ -46,8 +51,15 @@ class Administration:
             case {"sessions": "delete", "client": str(client_id)}:
                 deleted = self._node.connecting.delete(client_id)
                 self._node.router.when_durable(lambda: answer({"deleted": deleted}))
+            case {"events": "list", "from": int(after)}:
+                answer(self._events(after))
             case _:
                 answer({"unknown": True})
+
+    def _events(self, after: int) -> dict[str, Any]:
+        found, is_all = self._node.store.events(max(after, 0), _EVENTS_BYTES_MAX)
+        rows = [(number, base64.b64encode(value).decode()) for number, value in found]
+        return {"events": rows, "next": None if is_all else found[-1][0]}
 
     def _list(self, first: int) -> dict[str, Any]:
         if first == 0:

@@ -53,6 +53,7 @@ _EPILOG = """\
 mqttd status               ask a running broker how it is (mqttd status --help)
 mqttd check-config FILE    name every error in a configuration file and exit (status 2 if there is one)
 mqttd sessions list        ask a running broker about sessions, or delete one (mqttd sessions --help)
+mqttd events               what a broker has recorded of connections, sessions, drops (mqttd events --help)
 mqttd snapshot --out DIR   copy the stores of a broker that may be running (mqttd snapshot --help)
 mqttd restore              make a data directory of a snapshot (mqttd restore --help)
 mqttd store stats|verify   look into the stores of a broker that is stopped, or of a snapshot (mqttd store --help)
@@ -78,6 +79,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if arguments[:1] == ["sessions"]:
             asked: int = importlib.import_module("broker.sessions_command").main(arguments[1:])
             return asked
+        if arguments[:1] == ["events"]:
+            printed: int = importlib.import_module("broker.events_command").main(arguments[1:])
+            return printed
         if arguments[:1] == ["store"]:
             inspected: int = importlib.import_module("broker.inspection").main(arguments[1:])
             return inspected

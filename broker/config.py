@@ -28,6 +28,7 @@ from broker.addresses import is_loopback, split_address
 from broker.archiving import ARCHIVE_RULES_MAX, ArchiveRule, archive_errors
 from broker.auth import BACKENDS
 from broker.auth.contract import Backend, CredentialsError
+from broker.events import Events
 from broker.leveldb import LevelDB
 from broker.limits import Limits as Limits
 from broker.protocol import Protocol
@@ -202,6 +203,7 @@ class Settings(BaseModel):
     shared: list[Shared] = Field(default_factory=list, description="Strategies of share groups.")
     protocol: Protocol = Field(default_factory=lambda: Protocol())
     leveldb: LevelDB = Field(default_factory=lambda: LevelDB(), json_schema_extra=_RESTART)
+    events: Events = Field(default_factory=lambda: Events(), json_schema_extra=_RESTART)
     limits: Limits = Field(default_factory=lambda: Limits())
 
     @property
@@ -246,7 +248,7 @@ class Settings(BaseModel):
         return settings
 
 
-TABLES: dict[str, type[BaseModel]] = {"protocol": Protocol, "leveldb": LevelDB, "limits": Limits}
+TABLES: dict[str, type[BaseModel]] = {"protocol": Protocol, "leveldb": LevelDB, "events": Events, "limits": Limits}
 """The tables of the file, by the key of Settings that holds them."""
 RULES: dict[str, type[BaseModel]] = {"shared": Shared, "queue": QueueRule, "topic": TopicRule, "archive": ArchiveRule}
 """Those of which there may be many (`[[shared]]`); no environment variable says them."""

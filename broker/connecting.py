@@ -101,6 +101,7 @@ class Connecting:
         self._plain_connack: dict[tuple[int, bool], bytes] = {}
         self._connected = 0
         self._custody = node.custody
+        self._recording = node.recording
         self._awaiting: dict[Connection, _Awaiting] = {}
 
     # ------------------------------------------------------------ in
@@ -158,9 +159,10 @@ class Connecting:
             self.unavailable(conn, "nothing can be stored at present", client=client_id)
             return
         if session is not None:
-            self._take_over(session)
+            self._take_over(session, conn)
             session = self._sessions.get(client_id)  # it may have ended with its connection
         if session is not None and packet.clean_start:
+            self._recording.session_ended(session, "clean start")
             self.end_session(session)
             session = None
         before = None
@@ -179,11 +181,13 @@ class Connecting:
         else:
             self._admit(awaiting)
 
-    def _take_over(self, session: Session) -> None:
+    def _take_over(self, session: Session, by: Connection) -> None:
         """Close the connection that the session has, if it has one."""
         awaiting: Connection | None = session.details.awaiting
-        if session.connection is not None or awaiting is not None:
+        former = self._occupant(session)
+        if former is not None:
             self._row.add(count.SESSIONS_TAKEN_OVER)
+            self._recording.taken_over(session, by, former)
         if session.connection is not None:
             self.end_connection(session.connection, ReasonCode.SESSION_TAKEN_OVER, "taken over")
         elif awaiting is not None:
@@ -233,6 +237,9 @@ class Connecting:
         self._node.opened(conn)
         self._row.add(count.CONNECTIONS_OPENED)
         self._log_opened(conn, packet, session, awaiting.present, awaiting.keep_alive)
+        self._recording.opened(conn, packet, session, awaiting.present, awaiting.keep_alive)
+        if session.durable and not awaiting.present:
+            self._recording.session_created(session)
 
     def _withdraw(self, conn: Connection) -> None:
         """If a CONNACK waits for the store: it will not be sent. The client was told nothing, so its will is none, a
@@ -262,6 +269,11 @@ class Connecting:
             self.start_will_delay(session, left / 1000)
         self._custody.disconnected(session)
         self.start_expiry(session, details.expiry_interval)
+
+    def _awaited(self, conn: Connection) -> str | None:
+        """The client id of a connection whose CONNACK waits for the store."""
+        awaiting = self._awaiting.get(conn)
+        return None if awaiting is None else awaiting.entrant.client_id
 
     def refuse_unstored(self) -> None:
         """The disk has failed for store_error_seconds_max: who waits for it waits no longer."""
@@ -377,6 +389,7 @@ class Connecting:
     ) -> None:
         """CONNACK with this reason (v3: its return code), and the end. `fields` go into the log line."""
         self._node.authenticating.forget(conn)
+        client = fields.get("client") or self._awaited(conn)
         self._withdraw(conn)
         self._row.add(count.CONNECTIONS_REFUSED)
         version = conn.version or 4
@@ -389,6 +402,7 @@ class Connecting:
         if len(packet) <= conn.packet_bytes_max:
             self._router.write(conn, packet)
         self._node.log.info("connection_refused", address=conn.address, reason=why, code=int(reason), **fields)
+        self._recording.refused(conn, int(reason), why, client, fields.get("username"))
         self._router.close(conn, int(reason), why)
 
     def unavailable(self, conn: Connection, why: str, **fields: Any) -> None:
@@ -410,9 +424,11 @@ class Connecting:
     def give_up(self, conn: Connection, why: str) -> None:
         """Close a connection that is not open, and say nothing."""
         self._node.authenticating.forget(conn)
+        client = self._awaited(conn)
         self._withdraw(conn)
         self._row.add(count.CONNECTIONS_REFUSED)
         self._node.log.info("connection_refused", address=conn.address, reason=why)
+        self._recording.refused(conn, 0, why, client)
         self._router.close(conn, AT_ONCE, why)
 
     # ------------------------------------------------------------ out
@@ -462,6 +478,7 @@ class Connecting:
             return
         self._row.add(count.CONNECTIONS_REFUSED)
         self._node.log.info("connection_refused", address=conn.address, reason=why, code=reason)
+        self._recording.refused(conn, reason, why)
         self._router.close(conn, AT_ONCE, why)
 
     def keep_alive_timeout(self, conn: Connection) -> None:
@@ -489,11 +506,14 @@ class Connecting:
         self._connected -= 1
         self._row.add(count.CONNECTIONS_CLOSED)
         self._log_closed(conn, session, why, told)
+        self._recording.closed(conn, session, why, reason, told)
         details: Details = session.details
         will = details.will
         expiry = details.expiry_interval
         delay = min(will.delay_interval, expiry) if will is not None else 0
         if expiry == 0:
+            if self._custody.stores(session):
+                self._recording.session_ended(session, "its Session Expiry Interval is 0 now")
             self._custody.ends(session)
         self._router.detach(session)  # ends a session that is not durable
         if expiry == 0:
@@ -538,6 +558,7 @@ class Connecting:
     def _expire(self, session: Session) -> None:
         session.details.expiry_handle = None
         self._row.add(count.SESSIONS_EXPIRED)
+        self._recording.session_expired(session)
         self.end_session(session)
 
     def end_session(self, session: Session) -> None:
@@ -565,6 +586,7 @@ class Connecting:
             self.give_up(session.details.awaiting, why)
         session = self._sessions.get(client_id)  # it may have ended with its connection
         if session is not None:
+            self._recording.session_ended(session, why)
             self.end_session(session)
         self._node.log.info("session_deleted", client=client_id)
         return True

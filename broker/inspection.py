@@ -28,6 +28,7 @@ from broker import archive_inspection, config
 from leveldb_store import schema, snapshot
 from leveldb_store.clone import CloneError, clone_for_reading, opened
 from leveldb_store.database import told
+from leveldb_store.events import KEY_BYTES, decode_event
 from leveldb_store.moment import decode_moment
 from leveldb_store.room import RESERVE_NAMES
 from leveldb_store.snapshot import SnapshotError, StoreFacts
@@ -35,7 +36,7 @@ from leveldb_store.wal import whole_bytes
 from shards import data_dir
 from zmq_mesh.envelope import EnvelopeError, decode_entries
 
-__all__ = ["main"]
+__all__ = ["Place", "Unusable", "main", "stores_of"]
 
 _PROBLEMS = 1
 _BAD_USAGE = 2
@@ -61,10 +62,11 @@ _FAMILIES = {
     schema.HANDOFF: "hand-off logs",
     schema.PEER: "link positions",
     **archive_inspection.FAMILIES,
+    schema.EVENT: "events",
 }
 
 
-class _Unusable(Exception):
+class Unusable(Exception):
     """One line."""
 
 
@@ -83,12 +85,12 @@ def main(arguments: Sequence[str]) -> int:
     with ExitStack() as stack:
         try:
             directory = given.directory or _configured(given.config or os.environ.get(config.ENVIRONMENT_CONFIG))
-            stores = _stores(directory, stack)
+            stores = stores_of(directory, stack)
         except config.ConfigError as error:
             for line in error.lines:
                 print(f"mqttd: {line}", file=sys.stderr)
             return _BAD_USAGE
-        except (_Unusable, data_dir.DataDirError, SnapshotError) as error:
+        except (Unusable, data_dir.DataDirError, SnapshotError) as error:
             print(f"mqttd: {error}", file=sys.stderr)
             return _CANNOT_USE_DATA
         if given.what == "verify":
@@ -105,7 +107,7 @@ def _configured(file: str | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """Where a store is."""
 
     path: Path
@@ -122,19 +124,21 @@ class _Place:
                 yield cloned
 
 
-def _stores(directory: str, stack: ExitStack) -> list[_Place]:
-    """The stores of a data directory, which is locked until the stack is left, or of a snapshot."""
+def stores_of(directory: str, stack: ExitStack) -> list[Place]:
+    """The stores of a data directory, which is locked until the stack is left, or of a snapshot. Raises Unusable,
+    DataDirError, SnapshotError.
+    """
     if Path(directory, snapshot.NAME).exists():
         manifest = snapshot.read_manifest(Path(directory))
-        return [_Place(manifest.path(Path(directory).absolute(), each.worker), each) for each in manifest.stores]
+        return [Place(manifest.path(Path(directory).absolute(), each.worker), each) for each in manifest.stores]
     try:
         settled = data_dir.settled(directory)
         stack.callback(os.close, data_dir.lock(directory))
     except FileNotFoundError:
-        raise _Unusable(f"{directory}: is no data directory of mqttd (it has no store.json)") from None
+        raise Unusable(f"{directory}: is no data directory of mqttd (it has no store.json)") from None
     except OSError as error:
-        raise _Unusable(f"{directory}: {error.strerror or error}") from None
-    return [_Place(Path(settled.path(directory, worker))) for worker in range(settled.workers)]
+        raise Unusable(f"{directory}: {error.strerror or error}") from None
+    return [Place(Path(settled.path(directory, worker))) for worker in range(settled.workers)]
 
 
 # ---------------------------------------------------------------- stats
@@ -147,7 +151,7 @@ class _Family:
     """Of keys and values, before compression."""
 
 
-def _stats(stores: list[_Place], as_json: bool) -> int:
+def _stats(stores: list[Place], as_json: bool) -> int:
     found = []
     for store in stores:
         path = store.path
@@ -202,7 +206,7 @@ def _opened(path: Path) -> plyvel.DB:
 # ---------------------------------------------------------------- verify
 
 
-def _verify(stores: list[_Place]) -> int:
+def _verify(stores: list[Place]) -> int:
     problems = 0
     for place in stores:
         store = _Store(place.path)
@@ -218,7 +222,7 @@ def _verify(stores: list[_Place]) -> int:
     return _PROBLEMS if problems else 0
 
 
-def _verify_snapshot(store: _Store, place: _Place, facts: StoreFacts) -> None:
+def _verify_snapshot(store: _Store, place: Place, facts: StoreFacts) -> None:
     try:
         for problem in snapshot.differences(place.path.parent, facts):
             store.say(problem)
@@ -258,6 +262,8 @@ class _Store:
     _counts: array[int] = field(default_factory=lambda: array("I"))
     _names: set[int] = field(default_factory=set)
     _indexes: dict[int, _Index] = field(default_factory=dict)
+    _events_end: int = -1
+    """Bytes of events up to and with the one before."""
 
     def run(self, path: Path) -> None:
         """Look at everything in `path`, which is `self.path` or a clone of that; problems are printed."""
@@ -329,6 +335,7 @@ class _Store:
             schema.HANDOFF: _handoff,
             schema.PEER: lambda _, value: schema.decode_peer(value),
             **archive_inspection.ArchiveCheck().checks(),
+            schema.EVENT: self._event,
         }
 
     def _family(self, db: plyvel.DB, prefix: bytes, check: Callable[[bytes, bytes], object]) -> None:
@@ -357,7 +364,7 @@ class _Store:
     def _about(self, key: bytes, value: bytes) -> None:
         if key == schema.STORE:
             json.loads(value)
-        elif key in (schema.POSITION, schema.NUMBER):
+        elif key in (schema.POSITION, schema.NUMBER, schema.EVENTS_DELETED):
             schema.decode_u64(value)
         elif key == schema.COUNTERS:
             decode_moment(value)
@@ -381,6 +388,12 @@ class _Store:
         self._counts.append(schema.BLOCK_HEAD.unpack_from(value)[1] if len(value) >= schema.BLOCK_HEAD.size else 0)
         for _ in schema.decode_block(value):
             pass
+
+    def _event(self, key: bytes, value: bytes) -> None:
+        event = decode_event(key, value)
+        if event.before < self._events_end:
+            raise ValueError("begins before the event before it ends")
+        self._events_end = event.before + KEY_BYTES + len(value)
 
     def _part(self, key: bytes, value: bytes) -> None:
         part, number = schema.decode_part(key, value), schema.key_number(key)

@@ -226,11 +226,12 @@ def _json(level: str, event: str, fields: Mapping[str, Any]) -> bytes:
 
 def _text(level: str, event: str, fields: Mapping[str, Any]) -> bytes:
     parts = [_now(), f"{level:<7}", event]
-    parts += [f"{name}={_value(value)}" for name, value in fields.items()]
+    parts += [f"{name}={shown(value)}" for name, value in fields.items()]
     return (" ".join(parts)[:_LINE_CHARACTERS_MAX] + "\n").encode()
 
 
-def _value(value: object) -> str:
+def shown(value: object) -> str:
+    """A value as it stands in a line of text: whatever it is, it ends no line and looks like no other field."""
     if isinstance(value, str):
         if value.isprintable() and _PLAIN.fullmatch(value):
             return value

@@ -19,6 +19,7 @@ from broker.custody import Custody
 from broker.disk import Disk
 from broker.gauges import Gauges
 from broker.peering import Peering
+from broker.recording import Recording
 from broker.retaining import Retaining
 from broker.sessions import Sessions
 from broker.sharing import rule_of
@@ -112,11 +113,11 @@ class Node:
         self.dispatch = Dispatch(self.router)
         self.siblings = [i for i in range(workers) if i != index]
         self.links: Mapping[int, Any] = {}
-        self.interest = Publisher() if workers > 1 else None
-        self.router.interest = self.interest
+        self.interest = self.router.interest = Publisher() if workers > 1 else None
         self.sessions = Sessions()
         self.custody = Custody(self)
         self.disk = Disk(self)
+        self.recording = Recording(self)
         self.wills = Wills(self)
         self.authenticating = Authenticating(self)
         self.connecting = Connecting(self)
@@ -185,6 +186,7 @@ class Node:
         self.gauges.update()
         self.disk.sweep()
         self.connecting.sweep()
+        self.recording.sweep()
         self.log.flush()
         self.timers.call(self.router.now_ms + _EVERY_SWEEP_MS, self._sweep)
 
@@ -318,6 +320,7 @@ class Node:
     def source_refused(self, conn: Connection, counter: int) -> None:
         """half_open_per_address_max or connections_per_address_per_second_max."""
         self.log.warning("source_refused", address=conn.address, reason=count.NAMES[counter])
+        self.recording.refused(conn, 0, count.NAMES[counter])
 
     def accept_failed(self, error: int) -> None:
         """Out of descriptors or memory."""

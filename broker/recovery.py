@@ -98,6 +98,7 @@ class Recovered:
         over, self._over = self._over, []
         for session in over:
             node.counters.add(count.SESSIONS_EXPIRED)
+            node.recording.session_expired(session)
             node.connecting.end_session(session)
         expire, self._expire = self._expire, []
         for session, end in expire:

@@ -36,6 +36,7 @@ from typing import Final, NamedTuple
 import plyvel
 
 from broker.archive_carrying import carry_archives
+from broker.repartition_events import carry_events
 from broker.stretches import Log, Stretch, Wanted
 from leveldb_store import schema
 from leveldb_store.contract import StoreError
@@ -80,6 +81,7 @@ class Moved:
     """Blocks of the archive."""
     handed_on: int = 0
     """Messages of hand-off logs that some session is to get."""
+    events: int = 0
 
 
 class _Member(NamedTuple):
@@ -316,6 +318,8 @@ class _Repartition:
             [target.put for target in self.targets],
             lambda index, family: self.scan(self.sources[index], family),
         )
+        events = [self.scan(source, schema.EVENT) for source in self.sources]
+        self.moved.events = carry_events(events, [target.put for target in self.targets])
         for target in self.targets:
             target.finish(self._workers, self._epoch)
 

@@ -82,6 +82,7 @@ def _work(change: Change, settings: LevelDB, log: Log) -> None:
         blocks=moved.blocks,
         archived=moved.archived,
         handed_on=moved.handed_on,
+        events=moved.events,
         bytes=moved.bytes,
         seconds=progress.seconds(),
     )

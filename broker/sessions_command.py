@@ -8,13 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any
 
 from broker import config
-from shards.console import Written
+from broker.asking import Asking, NoAnswer
 from shards.placement import home
 
 __all__ = ["main"]
@@ -22,13 +21,8 @@ __all__ = ["main"]
 _NONE = 1
 _BAD_USAGE = 2
 _NO_BROKER = 1
-_SECONDS_MAX = 15.0
 _NEVER = 0xFFFFFFFF
 _COLUMNS = ("client", "worker", "connected", "version", "expiry", "subscriptions", "inflight", "queued")
-
-
-class _NoAnswer(Exception):
-    """One line."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -45,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         file = given.config or os.environ.get(config.ENVIRONMENT_CONFIG)
         directory = given.data_dir or config.load(file, os.environ).data_dir
-        with _Broker(directory) as broker:
+        with Asking(directory) as broker:
             if given.what == "list":
                 _list(broker, given.json)
                 return 0
@@ -56,69 +50,12 @@ def main(arguments: Sequence[str]) -> int:
         for line in error.lines:
             print(f"mqttd: {line}", file=sys.stderr)
         return _BAD_USAGE
-    except _NoAnswer as error:
+    except NoAnswer as error:
         print(f"mqttd: {error}", file=sys.stderr)
         return _NO_BROKER
 
 
-class _Broker:
-    """A connection to the supervisor."""
-
-    def __init__(self, directory: str) -> None:
-        none = f"no mqttd runs on the data directory {directory}"
-        try:
-            found = Written.read(directory)
-            self.workers, path = int(found["workers"]), str(found["control"])
-        except FileNotFoundError:
-            raise _NoAnswer(none) from None
-        except OSError as error:
-            raise _NoAnswer(f"{directory}: {error.strerror or error}") from None
-        except (ValueError, KeyError, TypeError):
-            raise _NoAnswer(f"{directory}: broker.json is damaged") from None
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.settimeout(_SECONDS_MAX)
-        try:
-            self._socket.connect(path)
-        except (FileNotFoundError, ConnectionRefusedError):
-            self._socket.close()
-            raise _NoAnswer(f"{none} (one did, and was killed)") from None
-        except OSError as error:
-            self._socket.close()
-            raise _NoAnswer(f"{path}: {error.strerror or error}") from None
-        self._lines = self._socket.makefile("rb")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._lines.close()
-        self._socket.close()
-
-    def ask(self, worker: int, question: dict[str, Any]) -> dict[str, Any]:
-        """A worker's answer."""
-        try:
-            self._socket.sendall(json.dumps({"worker": worker, "ask": question}).encode() + b"\n")
-            line = self._lines.readline()
-        except OSError as error:
-            raise _NoAnswer(f"worker {worker} does not answer: {error.strerror or error}") from None
-        if not line:
-            raise _NoAnswer(f"worker {worker} does not answer: the broker has closed the connection")
-        said = json.loads(line)
-        if "error" in said:
-            raise _NoAnswer(said["error"])
-        answer: dict[str, Any] = said["answer"]
-        return answer
-
-    def pages(self, worker: int, question: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """All pages of an answer."""
-        at: int | None = 0
-        while at is not None:
-            page = self.ask(worker, {**question, "from": at})
-            yield page
-            at = page["next"]
-
-
-def _list(broker: _Broker, as_json: bool) -> None:
+def _list(broker: Asking, as_json: bool) -> None:
     if not as_json:
         print(_line(_COLUMNS))
     for worker in range(broker.workers):
@@ -127,7 +64,7 @@ def _list(broker: _Broker, as_json: bool) -> None:
                 print(json.dumps(row) if as_json else _line(_cells(row)))
 
 
-def _show(broker: _Broker, client_id: str, as_json: bool) -> int:
+def _show(broker: Asking, client_id: str, as_json: bool) -> int:
     worker = home(client_id, broker.workers)
     pages = list(broker.pages(worker, {"sessions": "show", "client": client_id}))
     shown = pages[0]["session"]
@@ -144,7 +81,7 @@ def _show(broker: _Broker, client_id: str, as_json: bool) -> int:
     return 0
 
 
-def _delete(broker: _Broker, client_id: str) -> int:
+def _delete(broker: Asking, client_id: str) -> int:
     answer = broker.ask(home(client_id, broker.workers), {"sessions": "delete", "client": client_id})
     if not answer["deleted"]:
         print(f"mqttd: there is no session of {client_id!r}", file=sys.stderr)

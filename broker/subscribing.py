@@ -103,6 +103,7 @@ class Subscribing:
                 options = options & ~_QOS | protocol.maximum_qos
             new = router.subscribe(session, text, options, identifier, group)
             custody.subscribed(session, text, group, options, identifier, named)
+            self._node.recording.subscribed(session, named, options, identifier)
             if new:
                 made.append((named, text, group))
                 if group is None and self._queue_rules:
@@ -224,6 +225,7 @@ class Subscribing:
         found = self._router.unsubscribe(session, text, group)
         if found:
             self._node.custody.unsubscribed(session, named)
+            self._node.recording.unsubscribed(session, named)
             if group is None and self._queue_rules:
                 self._count_rule(session, text, -1)
         return found

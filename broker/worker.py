@@ -139,6 +139,7 @@ class Worker:
         )
         self.administration = Administration(self.node)
         self.node.counters.set(count.INCARNATION, seat.incarnation)
+        self.node.recording.started()
         self.node.sys_topics.over([count.Row(row) for row in seat.rows], int(seat.began * 1000))
         self.reactor = Reactor(self.node.router, self.node.dispatch)
         self._tell_reactor()
@@ -189,6 +190,7 @@ class Worker:
                     seat.workers,
                     settings.limits.archive_pending_bytes_max,
                 ),
+                events_bytes_max=settings.events.bytes_max,
                 say=self._store_said.append,
             )
             while not opened.done():
@@ -429,6 +431,7 @@ class Worker:
         self.reactor.unwatch(self.seat.handoff_receive.fileno())
         if self.store.fileno() >= 0:
             self.reactor.unwatch(self.store.fileno())
+        self.node.recording.close()
         self.node.router.commit(True)
         self.store.close()
         self._log_store()

@@ -145,6 +145,24 @@ class Store(Protocol):
     def carry(self, moment: Callable[[], bytes]) -> None:
         """Each batch that `flush` closes carries what `moment` says then, as the record `schema.COUNTERS`."""
 
+    def record(self, number: int, event: bytes) -> None:
+        """Add an event (`leveldb_store.events`); numbers rise. It goes with the next batch and is no reason for one."""
+
+    def pass_on(self) -> None:
+        """Have the events written that no batch has taken along. Nobody waits for them."""
+
+    @property
+    def last_event(self) -> int:
+        """The highest number of an event that this store has ever seen; 0: none."""
+
+    def events(self, after: int, bytes_max: int) -> tuple[list[tuple[int, bytes]], bool]:
+        """(number, value) of events behind number `after` that are written, oldest first: one if there is one, then up
+        to `bytes_max`; and whether there are no more.
+        """
+
+    def events_bytes(self) -> int:
+        """What the events hold, keys and values."""
+
     def fileno(self) -> int:
         """Becomes readable when tickets have become durable, or `failed` or `full` change; -1 = never (`immediate`)."""
 

@@ -65,6 +65,25 @@ class MemoryStore:
     def carry(self, moment: Callable[[], bytes]) -> None:
         """See `put`."""
 
+    def record(self, number: int, event: bytes) -> None:
+        """Nothing is kept."""
+
+    def pass_on(self) -> None:
+        """See `record`."""
+
+    @property
+    def last_event(self) -> int:
+        """None."""
+        return 0
+
+    def events(self, after: int, bytes_max: int) -> tuple[list[tuple[int, bytes]], bool]:  # noqa: ARG002
+        """None."""
+        return [], True
+
+    def events_bytes(self) -> int:
+        """Nothing."""
+        return 0
+
     def fileno(self) -> int:
         """There is nothing to wait for."""
         return -1

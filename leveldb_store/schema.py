@@ -24,6 +24,7 @@ STORE: Final = b"\0store"  # JSON: worker, workers, epoch
 POSITION: Final = b"\0position"  # u64: the highest position there was when blocks were last deleted
 COUNTERS: Final = b"\0counters"  # the worker's counters as they were with the last commit: leveldb_store.moment
 NUMBER: Final = b"\0number"  # u64: numbers of new messages lie above it
+EVENTS_DELETED: Final = b"\0events"  # u64: number of the last event that was deleted
 
 BLOCK: Final = b"B"
 NAME: Final = b"F"
@@ -44,6 +45,7 @@ QUEUED: Final = b"Q"
 ARCHIVED: Final = b"A"
 ARCHIVE_RULE: Final = b"C"
 ARCHIVE_REMOVED: Final = b"K"
+EVENT: Final = b"E"  # leveldb_store/events.py
 
 BLOCK_FORMAT: Final = 1
 BLOCK_HEAD: Final = struct.Struct("<BI")

@@ -29,6 +29,7 @@ from leveldb_store.archive import Archive, find
 from leveldb_store.archive import Options as ArchiveOptions
 from leveldb_store.contract import StoreError
 from leveldb_store.database import Database, Options, told
+from leveldb_store.event_log import EventLog, EventTrimmer
 from leveldb_store.reading import Reader
 from leveldb_store.schema import Span
 from leveldb_store.writer import Work, Writer
@@ -39,6 +40,7 @@ from pyx.stored import block_messages, pack_block, pack_part, part_ends, part_ru
 TAIL_BYTES_MAX: Final = 32 << 20  # of messages in memory that are durable, for the worker
 TAIL_MESSAGE_BYTES: Final = 200  # what a message costs beside its content
 TAIL_BLOCK_BYTES: Final = 300  # what a block costs
+EVENTS_BYTES_MAX: Final = 64 << 20  # of events on the disk; then the oldest are deleted
 
 
 class Held:
@@ -115,6 +117,7 @@ class LevelStore:
         options: Options = Options(),  # noqa: B008  frozen
         tail_bytes_max: int = TAIL_BYTES_MAX,
         archive: ArchiveOptions = ArchiveOptions(),  # noqa: B008  frozen
+        events_bytes_max: int = EVENTS_BYTES_MAX,
         say: Callable[[str], None] = lambda line: None,  # noqa: ARG005
     ) -> None:
         self._database = Database(Path(path), options, say)
@@ -129,6 +132,7 @@ class LevelStore:
             gone = [schema.key_number(key) for key, _ in self._database.scan(schema.GONE)]
             self._next_number = max(numbers + gone) + 1
             self.last_position = self._find_last_position()
+            self._events = EventLog(self._database)
             archived = find(self._database)
         except (plyvel.Error, schema.SchemaError, ValueError) as error:
             self._database.close()
@@ -141,7 +145,8 @@ class LevelStore:
         self._ticket = 0
         self._durable = 0
         self.archive = Archive(self._database, archive, archived, say)
-        self._writer = Writer(self._database, self.last_position, gone, self.archive.retention, say)
+        self._trimmer = EventTrimmer(self._database, self._events, events_bytes_max)
+        self._writer = Writer(self._database, self._trimmer, self.last_position, gone, self.archive.retention, say)
         self._reader = Reader(self._database, self._writer.deleted_up_to, say)
         self._fsync = fsync
         self._is_any_loose = False  # was anything flushed that a power cut may take away
@@ -225,12 +230,47 @@ class LevelStore:
                 # a power cut may leave this batch and not those before it: positions that records name are never
                 # given again all the same
                 self._batch().put(schema.POSITION, schema.U64.pack(self.last_position))
+            self._add_events()
             self._hand_over()
         return self._ticket
 
     def carry(self, moment: Callable[[], bytes]) -> None:
         """See the contract. Of batches that are written as one the last one's is written."""
         self._moment = moment
+
+    def record(self, number: int, event: bytes) -> None:
+        """See the contract."""
+        self._events.put(number, event)
+
+    def pass_on(self) -> None:
+        """See the contract. As safe as all else: of records that nobody synced a power cut may leave the later ones,
+        which looks like damage (`leveldb_store.wal`).
+        """
+        if not self._is_flush_due and self._add_events():
+            self._work.is_synced |= self._fsync
+            self._hand_over()
+
+    def _add_events(self) -> bool:
+        # to what is being gathered, unless others wait there for the disk to take something again
+        if self._work.events is None:
+            self._work.events, self._work.events_end = self._events.take(), self._events.end
+        return self._work.events is not None
+
+    @property
+    def last_event(self) -> int:
+        """See the contract."""
+        return self._events.last
+
+    def events(self, after: int, bytes_max: int) -> tuple[list[tuple[int, bytes]], bool]:
+        """See the contract. StoreError where they cannot be read."""
+        try:
+            return self._events.page(after, bytes_max)
+        except (plyvel.Error, schema.SchemaError) as error:
+            raise StoreError(f"the store {self._database.path} cannot be read: {told(error)}") from error
+
+    def events_bytes(self) -> int:
+        """See the contract."""
+        return self._trimmer.held
 
     def fileno(self) -> int:
         """See the contract."""
@@ -258,6 +298,7 @@ class LevelStore:
         """See the contract."""
         if self._is_flush_due:
             self.flush()
+        self.pass_on()
         if self._is_held:
             self._hand_over(at_once=True)
         self._writer.close()

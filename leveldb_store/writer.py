@@ -34,6 +34,7 @@ from leveldb_store import schema
 from leveldb_store.compaction import Compactor
 from leveldb_store.contract import StoreError
 from leveldb_store.database import Database, told
+from leveldb_store.event_log import EventTrimmer
 from leveldb_store.retention import Retention
 from pyx.stored import part_ends
 
@@ -57,6 +58,10 @@ class Work:
     batch: plyvel.WriteBatch | None = None
     size: int = 0
     """Bytes of the batch, about."""
+    events: plyvel.WriteBatch | None = None
+    """What happened (`leveldb_store.event_log`), written with `batch`."""
+    events_end: int = 0
+    """Bytes of all events ever recorded, up to and with these."""
     is_synced: bool = False
     """Whether it is to be on the disk itself before it counts as durable."""
     blocks: int = 0
@@ -80,6 +85,7 @@ class Writer:
     def __init__(
         self,
         database: Database,
+        events: EventTrimmer,
         last_position: int,
         gone: list[int],
         retention: Retention,
@@ -107,6 +113,7 @@ class Writer:
         self._block_bytes = 0.0  # of a block, a moving average
         self._compactor = Compactor(database)
         self._retention = retention
+        self._events = events
         self._next_tidy = 0.0
         self._next_look = 0.0
         self._written = 0  # bytes since then
@@ -141,6 +148,7 @@ class Writer:
         self._thread.join()
         self._compactor.join()
         self._retention.join()
+        self._events.join()
         os.close(self._event)
 
     # ------------------------------------------------------------ the writer's thread
@@ -156,7 +164,7 @@ class Writer:
 
     def _round(self) -> bool:
         works, goes_on = self._take()
-        batches = [work.batch for work in works if work.batch is not None]
+        batches = [batch for work in works for batch in (work.batch, work.events) if batch is not None]
         for work in reversed(works):
             if work.moment is not None and work.batch is not None:
                 work.batch.put(schema.COUNTERS, work.moment)
@@ -234,6 +242,8 @@ class Writer:
         self._gone += work.gone
         if work.archived:
             self._retention.learn(work.archived)
+        if work.events is not None:
+            self._events.written(work.events_end)
         if work.ticket:
             self.durable = work.ticket
             os.eventfd_write(self._event, 1)
@@ -265,6 +275,7 @@ class Writer:
                         return False
                 self._compactor.join()
                 self._retention.join()
+                self._events.join()
                 self._database.reopen()
                 room.keep_opening()
                 self._compactor.again()
@@ -283,6 +294,8 @@ class Writer:
         if full is not None:
             self._is_probe_due = True
         self._compactor.look(self._total, is_urgent=full is not None)
+        if full is None:
+            self._events.look()
         if (full is None) != (self.full is None):
             self.full = full
             os.eventfd_write(self._event, 1)
@@ -296,7 +309,7 @@ class Writer:
     # ------------------------------------------------------------ deleting
 
     def _has_tidying(self) -> bool:
-        return bool(self._trimmed or self._dropped or self._gone)
+        return bool(self._trimmed or self._dropped or self._gone) or self._events.is_due
 
     def _slice_or_leave(self) -> tuple[plyvel.WriteBatch | None, bool]:
         try:
@@ -308,6 +321,7 @@ class Writer:
             self._dropped.clear()
             self._gone.clear()
             self._counts.clear()
+            self._events.give_up()
             return None, True
 
     def _slice(self) -> tuple[plyvel.WriteBatch | None, bool]:
@@ -341,6 +355,8 @@ class Writer:
                 batch.put(schema.trimmed_key(number), schema.U64.pack(last))
             if left <= 0:
                 self._trimmed[number] = up_to
+        if left > 0 and self._events.is_due:
+            self._events.delete(batch, left)
         self._release(batch, released)
         return batch if batch.approximate_size() > 12 else None, not self._has_tidying()
 

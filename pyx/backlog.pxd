@@ -21,6 +21,7 @@ cdef class Backlog(Holding):
     cdef int options_of(self, Session s, Message m, uint8_t* options) except -2
     cdef int send_copy(self, Session s, Connection conn, Message m, uint8_t qos, bint retain, object identifiers,
                        uint8_t flags, uint64_t position) except -1
+    cdef int tally(self, const Content* c, uint64_t sent, uint64_t dropped) except -1
     cdef int send_held(self, Session s, Connection conn, Message m, uint8_t qos, bint retain, bint dup,
                        uint16_t packet_id, PyObject* ids) except -1
     cdef int resend_next(self, Session s, Connection conn) except -1

@@ -255,12 +255,15 @@ cdef class Backlog(Holding):
         cdef uint32_t ids_len = <uint32_t>len(<bytes>identifiers) if identifiers is not None else 0
         if m.content.expires and self.wall_ms >= m.content.expires:
             self.counters.at[count.DROPPED_EXPIRED] += 1
+            self.drops.add(s, count.DROPPED_EXPIRED, 1)
+            self.tally(&m.content, 0, 1)
             if flags & OWN_RECORD:
                 self.forget_queued(s, position)
             return 0
         if self.packet_total(&m.content, conn.version == 5, qos != 0, ids_len) > conn.packet_bytes_max:
             if flags & OWN_RECORD:
                 self.forget_queued(s, position)
+            self.tally(&m.content, 0, 1)
             return self.drop(conn, count.DROPPED_PACKET_TOO_LARGE)
         if qos:
             slot = s.open_slot()
@@ -284,6 +287,12 @@ cdef class Backlog(Holding):
         self.send_held(s, conn, m, qos, retain, False, packet_id, ids)
         return 0
 
+    cdef int tally(self, const Content* c, uint64_t sent, uint64_t dropped) except -1:
+        # of a copy that waited: what goes or is dropped at once is counted with its publish
+        if self.prefixes.levels:
+            return self.prefixes.add(c, sent, dropped)
+        return 0
+
     cdef int send_held(self, Session s, Connection conn, Message m, uint8_t qos, bint retain, bint dup,
                        uint16_t packet_id, PyObject* ids) except -1:
         cdef Content* c = &m.content
@@ -298,6 +307,8 @@ cdef class Backlog(Holding):
         if c.payload_len >= self.limits.share_large_bytes:
             outbox_share(&conn.out, c.payload, c.payload_len, m)
         conn.messages_out += 1
+        if not dup:
+            self.tally(c, 1, 0)
         self.counters.at[count.PUBLISH_SENT] += 1
         self.counters.at[count.PUBLISH_BYTES_SENT] += c.payload_len
         self.set_dirty(conn)
@@ -323,6 +334,7 @@ cdef class Backlog(Holding):
         if slot.message == NULL:
             self.finish_slot(s, slot)
             self.counters.at[count.DROPPED_SESSION_ENDED] += 1
+            self.drops.add(s, count.DROPPED_SESSION_ENDED, 1)
             return 0
         if slot.identifiers != NULL:
             ids_len = <uint32_t>len(<bytes>slot.identifiers)
@@ -520,6 +532,8 @@ cdef class Backlog(Holding):
                 if rule.full == DISCONNECT_WHEN_FULL:
                     # not at once: this is said in the middle of a walk over subscribers
                     self.close(<Connection>s.connection, QUOTA_EXCEEDED, "queue full")
+            else:
+                self.drops.add(s, count.DROPPED_QUEUE_FULL, dropped)
             self.handler.queue_full(s, dropped)
         return 0
 

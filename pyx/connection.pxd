@@ -51,6 +51,7 @@ cdef struct Pace:               # of a publisher while something is guarded (pyx
 cdef class Connection:
     cdef Outbox out
     cdef public object session          # Session or None
+    cdef object had                     # its Session, also when that has let it go: for what is dropped then
     cdef uint8_t[16] peer               # address of the client, 4 or 16 bytes
     cdef uint16_t peer_port
     cdef uint8_t peer_family            # 4, 6; 0 = none

@@ -8,6 +8,9 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
 
 from pyx.aliases cimport aliases_free
+from pyx.kernel cimport (
+    AF_INET, AF_INET6, getsockname, ntohs, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t,
+)
 from pyx.outbox cimport outbox_clear
 
 
@@ -17,6 +20,7 @@ cdef class Connection:
 
     def __cinit__(self):
         self.session = None
+        self.had = None
         self.via = None
         self.context = None
         self.source = None
@@ -100,6 +104,23 @@ cdef class Connection:
         if self.peer_family == 6:
             return f"[{IPv6Address(PyBytes_FromStringAndSize(<char*>self.peer, 16))}]:{self.peer_port}"
         return "?"
+
+    @property
+    def listener(self):
+        """The address that the client has reached, as text; None: it has no socket."""
+        cdef sockaddr_storage address
+        cdef sockaddr_in* a4 = <sockaddr_in*>&address
+        cdef sockaddr_in6* a6 = <sockaddr_in6*>&address
+        cdef socklen_t n = sizeof(address)
+        cdef uint8_t* p
+        if self.fd < 0 or getsockname(self.fd, <sockaddr*>&address, &n) < 0:
+            return None
+        if address.ss_family == AF_INET:
+            p = <uint8_t*>&a4.sin_addr
+            return f"{p[0]}.{p[1]}.{p[2]}.{p[3]}:{ntohs(a4.sin_port)}"
+        if address.ss_family == AF_INET6:
+            return f"[{IPv6Address(PyBytes_FromStringAndSize(<char*>&a6.sin6_addr, 16))}]:{ntohs(a6.sin6_port)}"
+        return None
 
     @property
     def pending(self):

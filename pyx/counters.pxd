@@ -25,6 +25,7 @@ cpdef enum:
     LOG_MESSAGES                    # of the log that sessions which are behind read: index entries
     LOG_BYTES
     ARCHIVE_BYTES                   # of the archive's blocks
+    EVENTS_BYTES                    # of recorded events on the disk
     STORE_FULL                      # 1: the store takes no new message
     STORE_FAILED                    # 1: the disk refuses, nothing becomes durable
     # connections
@@ -125,6 +126,10 @@ cpdef enum:
     ARCHIVE_DROPPED                 # QoS 0, and the store was full or too slow
     ARCHIVE_REMOVED_MESSAGES        # by retention
     ARCHIVE_REMOVED_BYTES
+    EVENTS_RECORDED                 # connections, sessions, subscriptions, and the samples of each minute
+    EVENTS_SUPPRESSED               # events_per_second_max was reached
+    EVENTS_LOST                     # the disk was full or failed
+    EVENTS_UNLISTED                 # messages counted for "others", because a table of a minute was full
     RETAINED_WALKS_DEFERRED
     TICK_PACKETS_CARRIED            # times a connection had to go on in the next tick
     TICK_PEER_CARRIED               # the same of the siblings

@@ -200,8 +200,7 @@ cdef class FanOut(Backlog):
                 return 0
             self.counters.at[count.MATCHED] += 1
             if conn is None:
-                self.counters.at[count.DROPPED_OFFLINE_QOS0] += 1
-                return 1
+                return self.drop_offline(s)
             if conn.out.pending > self.limits.outbox_bytes_max:
                 return self.drop(conn, count.DROPPED_OUTBOX_FULL)
         if s.watched is not None:
@@ -244,6 +243,11 @@ cdef class FanOut(Backlog):
         if not conn.dirty:
             self.set_dirty(conn)
         return logged
+
+    cdef int drop_offline(self, Session s) except -1:
+        self.counters.at[count.DROPPED_OFFLINE_QOS0] += 1
+        self.drops.add(s, count.DROPPED_OFFLINE_QOS0, 1)
+        return 1
 
     cdef int place(self, Session s, Connection conn, Inflight* slot) except -1:
         # where the store has what was just sent: returns what `deliver` does

@@ -40,6 +40,7 @@ cdef extern from "<sys/socket.h>" nogil:
     int accept4(int fd, sockaddr* address, socklen_t* n, int flags)
     int shutdown(int fd, int how)
     int getpeername(int fd, sockaddr* address, socklen_t* n)
+    int getsockname(int fd, sockaddr* address, socklen_t* n)
     enum: SOCK_NONBLOCK, SOCK_CLOEXEC, MSG_NOSIGNAL, SHUT_WR, AF_INET, AF_INET6
 
 cdef extern from "<netinet/in.h>" nogil:

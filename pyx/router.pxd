@@ -17,6 +17,7 @@ cdef class Router(Sharing):
     cdef bint restoring             # the subscription in hand comes from the store: it has it
 
     cdef int publish(self, Matches* m) except -1            # 1: somebody matches
+    cdef int route(self, Matches* m) except -1
     cdef int forward(self, uint64_t mask) except -1
     cdef int append_block(self) except -1
     cdef int hand_off(self) except -1

@@ -12,6 +12,7 @@ from pyx.records import Packed
 from pyx.retained import Retained
 from pyx.session import Session
 from pyx.subscriptions import Subscriptions
+from pyx.tallies import Drops, Prefixes
 from pyx.timers import TimerWheel
 
 STRATEGIES: dict[str, int]
@@ -33,6 +34,8 @@ class Router:
     resumed: list[Connection]
     closing: list[tuple[Connection, int, str]]
     forward_now: Callable[[], object]
+    drops: Drops
+    prefixes: Prefixes
     interest_due: bool
     @property
     def subscriptions(self) -> Subscriptions: ...
@@ -82,6 +85,7 @@ class Router:
         retained: Retained | None = None,
     ) -> Router: ...
     def set_time(self, monotonic_ms: int, wall_ms: int = 0) -> None: ...
+    def numbers_behind(self, number: int) -> None: ...
     def next_number(self) -> int: ...
     def abandon(self) -> None: ...
     def take_dirty(self) -> list[Connection]: ...

@@ -54,6 +54,17 @@ cdef class Router(Sharing):
 
     cdef int publish(self, Matches* m) except -1:
         cdef const Content* c = self.content
+        cdef uint64_t sent, dropped
+        cdef int taken
+        if self.prefixes.levels == 0:
+            return self.route(m)
+        sent, dropped = self.counters.at[count.PUBLISH_SENT], self.all_dropped()
+        taken = self.route(m)
+        self.prefixes.add(c, self.counters.at[count.PUBLISH_SENT] - sent, self.all_dropped() - dropped)
+        return taken
+
+    cdef int route(self, Matches* m) except -1:
+        cdef const Content* c = self.content
         cdef uint32_t i
         cdef uint64_t siblings = self.unsure_peers if c.qos else 0
         cdef bint groups = False
@@ -192,6 +203,8 @@ cdef class Router(Sharing):
         else:
             s.release(slot)
         self.counters.at[count.DELIVERED_QOS1 if reason < 0x80 else count.DROPPED_REFUSED] += 1
+        if reason >= 0x80:
+            self.drops.add(s, count.DROPPED_REFUSED, 1)
         if s.behind:
             self.set_ready(s)
         return 1
@@ -203,6 +216,7 @@ cdef class Router(Sharing):
             if reason >= 0x80:
                 self.finish_slot(s, slot)
                 self.counters.at[count.DROPPED_REFUSED] += 1
+                self.drops.add(s, count.DROPPED_REFUSED, 1)
                 if s.behind:
                     self.set_ready(s)
                 return 0
@@ -345,6 +359,7 @@ cdef class Router(Sharing):
             messages = <uint64_t>self.backlog_after(s, s.cursor)[0] - self.in_holes(s, &size)
             self.counters.at[count.MATCHED] += messages
             self.counters.at[count.DROPPED_UNSUBSCRIBED] += messages
+            self.drops.add(s, count.DROPPED_UNSUBSCRIBED, messages)
         return 0
 
     def unsubscribe(self, Session s not None, bytes text not None, bytes group=None):
@@ -433,7 +448,7 @@ cdef class Router(Sharing):
         """The session has this connection from now on; what is in flight is sent again [MQTT-4.4.0-1]."""
         cdef uint32_t i
         cdef list again = []
-        conn.session = s
+        conn.session = conn.had = s
         conn.state = OPEN
         s.connection = conn
         s.version = conn.version
@@ -516,6 +531,7 @@ cdef class Router(Sharing):
             dropped += unread
             self.counters.at[count.MATCHED] += unread
         self.counters.at[count.DROPPED_SESSION_ENDED] += dropped
+        self.drops.add(s, count.DROPPED_SESSION_ENDED, dropped)
         if s.hold:
             self.end_hold(s)
         if self.keeps:

@@ -25,6 +25,7 @@ from pyx.message cimport Content, Message
 from pyx.records cimport Block, LogKey, Packed
 from pyx.session cimport Session
 from pyx.subscriptions cimport Filter, Matches, Subscriptions
+from pyx.tallies cimport Drops, Prefixes
 from pyx.timers cimport TimerWheel
 from pyx.wire cimport put_varint
 
@@ -92,6 +93,8 @@ cdef class Routing:
     cdef bint archive_awaited           # ... for which an ack waits
     cdef uint64_t archived_ms           # when that was last given to the store
     cdef uint64_t number_kept           # the store has it that numbers up to here are not given again
+    cdef public Drops drops             # of this minute, by session
+    cdef public Prefixes prefixes       # what came and went in this minute, by topic
     cdef dict retained_changes          # topic -> Message, or None: none any more; of this tick, to be stored with it
     cdef readonly int worker
     cdef readonly int workers
@@ -166,6 +169,7 @@ cdef class Routing:
     cdef Message hold(self)
     cdef int drop(self, Connection conn, int counter) except -1
     cdef int note_drops(self, Connection conn, int counter, uint64_t dropped) except -1
+    cdef uint64_t all_dropped(self) noexcept
     cdef int fell_behind(self, Session s) except -1
     cdef uint64_t packet_total(self, const Content* c, bint v5, bint with_id, uint32_t ids_len) noexcept
     cdef uint8_t* ids_room(self, uint32_t n) except NULL

@@ -110,6 +110,8 @@ cdef class Routing:
         self.after_acks = []
         self.when_stored = []
         self.retained_changes = {}
+        self.drops = Drops(0)
+        self.prefixes = Prefixes(0, 0)
         self.next_position = 1
         self.block = Block(1)
         self.tick = 1
@@ -132,6 +134,11 @@ cdef class Routing:
             self.wall_offset = wall_ms - monotonic_ms
         self.now_ms = monotonic_ms
         self.wall_ms = monotonic_ms + self.wall_offset
+
+    def numbers_behind(self, uint64_t number):
+        """Numbers rise over the life of a store, also when the clock was put back: from now on they are above this
+        one."""
+        self.last_number = max(self.last_number, number >> NUMBER_WORKER_BITS)
 
     cpdef uint64_t next_number(self):
         """A message number: (microseconds << 8 | worker), its time part max(last used + 1, now)."""
@@ -192,6 +199,8 @@ cdef class Routing:
     cpdef int discard_output(self, Connection conn) except -1:
         """The connection is no more: what nobody took of its outbox is dropped."""
         self.counters.at[count.DROPPED_CONNECTION_CLOSED] += conn.out.qos0
+        self.drops.add(conn.had, count.DROPPED_CONNECTION_CLOSED, conn.out.qos0)
+        conn.had = None
         outbox_clear(&conn.out)
         return 0
 
@@ -258,10 +267,18 @@ cdef class Routing:
     cdef int note_drops(self, Connection conn, int counter, uint64_t dropped) except -1:
         # the reactor says when they have ended: nothing waits in the outbox and nothing in the session
         conn.drops += dropped
+        self.drops.add(conn.session, counter, dropped)
         if not conn.dropping:
             conn.dropping = True
             self.handler.dropping(conn, counter)
         return 0
+
+    cdef uint64_t all_dropped(self) noexcept:
+        cdef uint64_t total = 0
+        cdef int i
+        for i in range(count.DROPPED_EXPIRED, count.DROPPED_WORKER_LOST + 1):
+            total += self.counters.at[i]
+        return total
 
     cdef int fell_behind(self, Session s) except -1:
         # from in sync to behind: above 64 filters it gets a log index of its own, so that no filter's index must be

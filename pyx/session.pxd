@@ -105,6 +105,7 @@ cdef class Session:
     # [(from, to)] positions logged while it was offline and queue_qos0 was on, or None
     cdef list absences
     cdef list holes                     # [(from, to)] positions that were dropped because the queue was full, or None
+    cdef uint64_t* drops                # of this minute, by reason (pyx.tallies); NULL: none
     cdef public object details          # broker's own: expiry, will, ...
 
     cdef Inflight* open_slot(self) except NULL

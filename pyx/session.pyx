@@ -39,6 +39,7 @@ cdef class Session:
     def __dealloc__(self):
         # memberships must have been removed: the filters hold a pointer to this object
         self.clear()
+        free(self.drops)
 
     cdef Inflight* open_slot(self) except NULL:
         # a free slot with the next Packet Identifier; the caller has seen inflight < inflight_max <= 65,535

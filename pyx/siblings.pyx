@@ -168,6 +168,7 @@ cdef class Siblings(FanOut):
         cdef Entry e
         cdef uint32_t position = 0
         cdef int reason
+        cdef uint64_t sent = 0, dropped = 0
         cdef Matches* m
         cdef list refused = None
         self.adoptable = None
@@ -188,6 +189,8 @@ cdef class Siblings(FanOut):
             used = self.begin_entry(&e, payloads, used)
             if e.content.retain and not (e.group != NULL and e.flags & ENTRY_RETAINED_ONLY):
                 self.keep()                 # else another entry has brought it, or it was chosen again
+            if self.prefixes.levels:
+                sent, dropped = self.counters.at[count.PUBLISH_SENT], self.all_dropped()
             if not e.flags & ENTRY_RETAINED_ONLY:
                 m = self.subscriptions.cached(e.content.topic, e.content.topic_len)
                 if m == NULL:
@@ -202,6 +205,8 @@ cdef class Siblings(FanOut):
                     if refused is None:
                         refused = []
                     refused.append((position, reason))
+            if self.prefixes.levels:
+                self.prefixes.add(&e.content, self.counters.at[count.PUBLISH_SENT] - sent, self.all_dropped() - dropped)
             self.held = None
             position += 1
         return used, refused

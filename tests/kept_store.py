@@ -38,6 +38,8 @@ class KeptStore(MemoryStore):
         """What makes the log as it was when this store began."""
         self._batch: list[_Operation] = []
         self._at: dict[int, Message] = {}
+        self.recorded: list[tuple[int, bytes]] = []
+        """Events, as they were given; a crash loses none."""
 
     # ------------------------------------------------------------ the disk
 
@@ -61,6 +63,7 @@ class KeptStore(MemoryStore):
         """The store that is there after a SIGKILL, or after the power went: what was durable."""
         after = KeptStore(self.manual if manual is None else manual)
         after.records = dict(self.records)
+        after.recorded = self.recorded
         for operation in itertools.chain(self._found, *self.batches[: self.durable]):
             if not isinstance(operation, _Record):
                 operation(after)
@@ -101,6 +104,19 @@ class KeptStore(MemoryStore):
             self.batches.append(self._batch)
             self._batch = []
         return len(self.batches)
+
+    def record(self, number: int, event: bytes) -> None:
+        """See the contract."""
+        self.recorded.append((number, event))
+
+    @property
+    def last_event(self) -> int:
+        """See the contract."""
+        return self.recorded[-1][0] if self.recorded else 0
+
+    def events(self, after: int, bytes_max: int) -> tuple[list[tuple[int, bytes]], bool]:  # noqa: ARG002
+        """See the contract."""
+        return [(number, bytes(8) + event) for number, event in self.recorded if number > after], True
 
     def collect(self) -> int:
         """See the contract."""

@@ -1,0 +1,167 @@
+"""Events on the disk (family E): taken from the loop's thread, deleted from the front by the writer's.
+
+Nobody waits for an event. What is recorded gathers in a write batch of its own, which goes with the next batch of the
+store; if none leaves, with `EventLog.take`, which the loop calls once a second. So an event costs no commit, and no
+answer to a client waits for one.
+
+The store holds at most so many bytes of them: an event says how many bytes were recorded before it, so what is held is
+a subtraction, after a crash, too, and nothing has to be counted at a start. `EventTrimmer` deletes a sixteenth of the
+bound when that is passed, in slices between commits. A record of its own says up to where, because LevelDB walks over
+deleted keys one by one. When an eighth of the bound was deleted, the table files it lay in are compacted, in a thread:
+only then is the room given back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Final
+
+import plyvel
+
+from leveldb_store import schema
+from leveldb_store.database import Database
+from leveldb_store.events import KEY_BYTES, event_key, key_number, split_event
+
+__all__ = ["EventLog", "EventTrimmer"]
+
+FREED_SHARE: Final = 16  # of the bound: deleted at once, so that not each event deletes one
+COMPACTED_SHARE: Final = 8  # of the bound: worth a compaction
+PAGE_EVENTS_MAX: Final = 256
+HIGHEST: Final = 2**64 - 1
+
+
+class EventLog:
+    """The loop's end of it. Raises plyvel.Error and SchemaError when what is there cannot be read."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        value = database.get(schema.EVENTS_DELETED)
+        self.deleted = 0 if value is None else schema.decode_u64(value)
+        """Number of the last one that is deleted."""
+        self.last = self.deleted
+        """The highest number."""
+        self.begin = self.end = 0
+        """Bytes that were recorded before the first that is there, and with the last."""
+        with database.db.iterator(prefix=schema.EVENT, reverse=True, verify_checksums=True) as found:
+            for key, value in found:
+                self.last = key_number(key)
+                self.begin = self.end = split_event(value)[0] + len(key) + len(value)
+                break
+        with database.db.iterator(start=event_key(self.deleted + 1), stop=_BEHIND, verify_checksums=True) as found:
+            for _, value in found:
+                self.begin = split_event(value)[0]
+                break
+        self._batch: plyvel.WriteBatch | None = None
+
+    def put(self, number: int, event: bytes) -> None:
+        """Record one. `event`: its value without the bytes before it."""
+        batch = self._batch
+        if batch is None:
+            with self._database.lock:
+                batch = self._batch = self._database.db.write_batch()
+        value = schema.U64.pack(self.end) + event
+        batch.put(event_key(number), value)
+        self.end += KEY_BYTES + len(value)
+        self.last = number
+
+    def take(self) -> plyvel.WriteBatch | None:
+        """What is recorded and was not taken yet, up to `end`; None: nothing."""
+        batch, self._batch = self._batch, None
+        return batch
+
+    def page(self, after: int, bytes_max: int) -> tuple[list[tuple[int, bytes]], bool]:
+        """(number, value) of events behind number `after`, oldest first: at least one if there is one, up to
+        `bytes_max` and PAGE_EVENTS_MAX; and whether these are all that are written.
+        """
+        events: list[tuple[int, bytes]] = []
+        left = bytes_max
+        start = event_key(min(max(after, self.deleted) + 1, HIGHEST))
+        with self._database.lock:
+            found = self._database.db.iterator(start=start, stop=_BEHIND, verify_checksums=True)
+        with found:
+            for key, value in found:
+                left -= len(key) + len(value)
+                if events and (left < 0 or len(events) == PAGE_EVENTS_MAX):
+                    return events, False
+                events.append((key_number(key), value))
+        return events, True
+
+
+class EventTrimmer:
+    """The writer's end of it: keeps what is held below `bytes_max`."""
+
+    def __init__(self, database: Database, log: EventLog, bytes_max: int) -> None:
+        self._database = database
+        self._log = log
+        self._bytes_max = bytes_max
+        self._begin = log.begin
+        self._end = log.end  # of what is written
+        self._deleted = log.deleted
+        self._freed = 0  # bytes, since the last compaction
+        self._target = 0  # while something is being deleted: up to here
+        self._thread: threading.Thread | None = None
+
+    @property
+    def held(self) -> int:
+        """Bytes that are written and not deleted."""
+        return self._end - self._begin
+
+    def written(self, end: int) -> None:
+        """Everything that was recorded up to there is written."""
+        self._end = end
+
+    @property
+    def is_due(self) -> bool:
+        """Whether something is to be deleted."""
+        return self._target > self._begin or self.held > self._bytes_max
+
+    def give_up(self) -> None:
+        """They cannot be read: what is there stays."""
+        self._begin = self._target = self._end
+
+    def delete(self, batch: plyvel.WriteBatch, left: int) -> int:
+        """Put the deletion of at most `left` events there; returns how many more there may be. plyvel.Error."""
+        self._target = max(self._target, self._end - self._bytes_max + self._bytes_max // FREED_SHARE)
+        begin = self._begin
+        with self._database.db.iterator(
+            start=event_key(self._deleted + 1), stop=_BEHIND, verify_checksums=True
+        ) as found:
+            for key, value in found:
+                before = int.from_bytes(value[: schema.U64.size], "little")
+                if before >= self._target or left <= 0:
+                    self._begin = before
+                    break
+                batch.delete(key)
+                self._deleted = self._log.deleted = key_number(key)
+                left -= 1
+            else:
+                self._begin = self._end  # what came since is not written yet
+        if self._begin >= self._target:
+            self._target = 0
+        batch.put(schema.EVENTS_DELETED, schema.U64.pack(self._deleted))
+        self._freed += self._begin - begin
+        return left
+
+    def look(self) -> None:
+        """Give the room back, if it is worth it."""
+        if self._freed < self._bytes_max // COMPACTED_SHARE or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._freed = 0
+        self._thread = threading.Thread(
+            target=self._compact, args=(self._deleted,), name="store-events-compaction", daemon=True
+        )
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until nothing is being compacted: before the database is closed."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _compact(self, up_to: int) -> None:
+        # what goes wrong in it is LevelDB's own to remember: the next write fails with it
+        with contextlib.suppress(plyvel.Error):
+            self._database.db.compact_range(start=event_key(0), stop=event_key(up_to))
+
+
+_BEHIND: Final = schema.prefix_end(schema.EVENT)
