@@ -240,6 +240,7 @@ def _verify_snapshot(store: _Store, place: Place, facts: StoreFacts) -> None:
         "messages": (found.messages, facts.messages),
         "the last position": (found.last_position, facts.last_position),
         "counters": (found.counters, facts.counters),
+        "the archive": (found.archived, facts.archived),
     }
     for name, (there, said) in pairs.items():
         if there != said:

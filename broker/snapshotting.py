@@ -120,7 +120,7 @@ def _snapshot(directory: str, out: Path) -> None:
         taking, now = _cloned(directory, now, out, progress)
         try:
             _step_back()
-            manifest = taking.finish(broker.__version__, now.epoch, now.generation)
+            manifest = taking.finish(broker.__version__, now.epoch, now.generation, now.archive)
         except BaseException:
             taking.discard()
             raise
@@ -222,7 +222,7 @@ def _restore(snapshot: Path, directory: str) -> None:
         raise _Refused(f"{parent}: is no directory", _BAD_USAGE)
     progress = _Progress(f"mqttd: restore {directory}")
     try:
-        with data_dir.making(directory, manifest.workers) as (stores, epoch):
+        with data_dir.making(directory, manifest.workers, manifest.archive_epoch) as (stores, epoch):
             _check_room(manifest, directory)
             restore(snapshot, manifest, stores, epoch, progress)
     except DataDirError as error:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from leveldb_store import schema
+from leveldb_store import archive_schema, schema
 from leveldb_store.clone import Clone, clone, closed_for_good, opened, remove
 from leveldb_store.moment import decode_moment
 
@@ -77,6 +77,22 @@ class FileFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class ArchiveFacts:
+    """What a store has archived by one rule."""
+
+    rule: int
+    """Its number in this store."""
+    place: int
+    """In the configuration, from 0; 65535: it is not in it any more."""
+    age_ms: int
+    bytes_max: int
+    messages: int = 0
+    first: int = 0
+    """Number of the first message; 0: there is none."""
+    last: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StoreFacts:
     """What the store of one worker has."""
 
@@ -84,7 +100,7 @@ class StoreFacts:
     directory: str
     last_position: int
     last_number: int
-    """Microseconds of the last message number that the worker had given; 0: it has given none."""
+    """The last message number that the worker had given; 0: it has given none."""
     messages: int
     """In its log."""
     records: dict[str, int]
@@ -93,6 +109,8 @@ class StoreFacts:
     """As they were with the last commit (leveldb_store.moment); empty: there was none."""
     links: dict[int, LinkFacts]
     """By sibling."""
+    archived: dict[str, ArchiveFacts]
+    """By the filter of a rule."""
     files: dict[str, FileFacts]
 
 
@@ -109,7 +127,9 @@ class Manifest:
     workers: int
     epoch: str
     generation: int
+    archive_epoch: str
     archive_rules: list[dict[str, Any]]
+    """Those in force, in their order: filter, age_ms, bytes_max (of each store)."""
     stores: list[StoreFacts]
 
     def path(self, directory: Path, worker: int) -> Path:
@@ -142,7 +162,7 @@ def read_manifest(directory: Path) -> Manifest:
         stores = [_store_facts(each) for each in found["stores"]]
         manifest = Manifest(
             known, version, str(found["version"]), int(found["taken_ms"]), int(found["workers"]), str(found["epoch"]),
-            int(found["generation"]), list(found["archive_rules"]), stores,
+            int(found["generation"]), str(found["archive_epoch"]), list(found["archive_rules"]), stores,
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError):
         raise SnapshotError(f"{directory}: {NAME} is damaged") from None
@@ -160,6 +180,7 @@ def _store_facts(found: Any) -> StoreFacts:
         int(found["messages"]), {str(name): int(count) for name, count in found["records"].items()},
         {str(name): int(count) for name, count in found["counters"].items()},
         {int(peer): LinkFacts(**link) for peer, link in found["links"].items()},
+        {str(text): ArchiveFacts(**facts) for text, facts in found["archived"].items()},
         {_file_name(name): FileFacts(int(file["bytes"]), str(file["sha256"])) for name, file in found["files"].items()},
     )  # fmt: skip
 
@@ -198,6 +219,7 @@ class Found:
     messages: int = 0
     last_position: int = 0
     counters: dict[str, int] = field(default_factory=dict)
+    archived: dict[str, ArchiveFacts] = field(default_factory=dict)
 
 
 class Taking:
@@ -228,7 +250,7 @@ class Taking:
         self.clones = [clone(source, self._path(worker)) for worker, source in enumerate(self._sources)]
         self.seconds = time.monotonic() - began
 
-    def finish(self, version: str, epoch: str, generation: int) -> Manifest:
+    def finish(self, version: str, epoch: str, generation: int, archive_epoch: str) -> Manifest:
         """Seal them, count what is in them, write the manifest; all of it is on the disk then."""
         workers = range(len(self._sources))
         # checksums are computed beside, as tables do not change; threads begin with the priority of this one
@@ -245,7 +267,10 @@ class Taking:
             stores = [self._read(worker, links[worker]) for worker in workers]
         finally:
             pool.shutdown(cancel_futures=True)
-        manifest = Manifest(FORMAT, schema.VERSION, version, self.taken_ms, len(stores), epoch, generation, [], stores)
+        manifest = Manifest(
+            FORMAT, schema.VERSION, version, self.taken_ms, len(stores), epoch, generation, archive_epoch,
+            _rules(stores), stores,
+        )  # fmt: skip
         write_manifest(self._directory, manifest)
         return manifest
 
@@ -321,8 +346,8 @@ class Taking:
                 _sync(file)
         _sync(path)
         return StoreFacts(
-            worker, path.name, found.last_position, found.counters.get("number", 0), found.messages, found.records,
-            found.counters, links, files,
+            worker, path.name, found.last_position, _number(found.counters, worker), found.messages, found.records,
+            found.counters, links, found.archived, files,
         )  # fmt: skip
 
 
@@ -332,6 +357,8 @@ def count(db: plyvel.DB, progress: Callable[[int], None] = lambda _: None) -> Fo
     Raises plyvel.Error and SchemaError.
     """
     found = Found()
+    archived: dict[int, tuple[int, int, int]] = {}
+    rules: list[archive_schema.Rule] = []
     size = 0
     for handled, (key, value) in enumerate(_scan(db)):
         letter = _letter(key)
@@ -344,10 +371,39 @@ def count(db: plyvel.DB, progress: Callable[[int], None] = lambda _: None) -> Fo
             found.last_position = max(found.last_position, schema.decode_u64(value))
         elif key == schema.COUNTERS:
             found.counters = decode_moment(value)
+        elif key[:1] == schema.ARCHIVED:
+            _count_archived(archived, key, value)
+        elif key[:1] == schema.ARCHIVE_RULE:
+            rules.append(archive_schema.decode_rule(key, value))
         size += len(key) + len(value)
         if handled % _EVERY == 0:
             progress(size)
+    for rule in rules:
+        facts = ArchiveFacts(rule.number, rule.place, rule.age_ms, rule.bytes_max, *archived.get(rule.number, ()))
+        found.archived[rule.topic_filter.decode()] = facts
     return found
+
+
+def _count_archived(archived: dict[int, tuple[int, int, int]], key: bytes, value: bytes) -> None:
+    # by rule: messages, first and last number
+    rule, _, last = archive_schema.split_block(key)
+    head = archive_schema.decode_head(value)
+    messages, first, highest = archived.get(rule, (0, head.first, 0))
+    archived[rule] = messages + head.messages, min(first, head.first), max(highest, last)
+
+
+def _rules(stores: list[StoreFacts]) -> list[dict[str, Any]]:
+    places: dict[int, dict[str, Any]] = {}
+    for store in stores:
+        for text, facts in store.archived.items():
+            if facts.place != archive_schema.NOT_CONFIGURED:
+                places[facts.place] = {"filter": text, "age_ms": facts.age_ms, "bytes_max": facts.bytes_max}
+    return [places[place] for place in sorted(places)]
+
+
+def _number(counters: dict[str, int], worker: int) -> int:
+    given = counters.get("number", 0)
+    return given << archive_schema.NUMBER_WORKER_BITS | worker if given else 0
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:

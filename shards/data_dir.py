@@ -197,9 +197,10 @@ class DataDir:
 
 
 @contextlib.contextmanager
-def making(path: str, workers: int) -> Iterator[tuple[list[Path], str]]:
-    """A new data directory. Gives the paths of its stores, which are not there yet, and its epoch; it is a data
-    directory when the block ends. If that raises, what is in it is removed. Its parent has to be there.
+def making(path: str, workers: int, archive: str) -> Iterator[tuple[list[Path], str]]:
+    """A new data directory, with an archive of that epoch. Gives the paths of its stores, which are not there yet, and
+    its epoch; it is a data directory when the block ends. If that raises, what is in it is removed. Its parent has to
+    be there.
 
     Raises DataDirError if there is something in it, and OSError.
     """
@@ -210,7 +211,7 @@ def making(path: str, workers: int) -> Iterator[tuple[list[Path], str]]:
     if set(os.listdir(path)) - _OF_FILE_SYSTEMS:
         raise DataDirError(f"data_dir {path}: is not empty")
     held = lock(path)
-    new = Settled(workers, secrets.token_hex(8), archive=secrets.token_hex(8))
+    new = Settled(workers, secrets.token_hex(8), archive=archive)
     stores = [Path(new.path(path, worker)) for worker in range(workers)]
     store, part = Path(path, _STORE), Path(path, _STORE).with_suffix(".part")
     try:

@@ -60,7 +60,7 @@ def take(crowd: Crowd, data: Path, out: Path) -> Manifest:
 
     def work() -> None:
         taking.clone()
-        made.append(taking.finish("test", settled.epoch, settled.generation))
+        made.append(taking.finish("test", settled.epoch, settled.generation, settled.archive))
 
     thread = Thread(target=work)
     thread.start()

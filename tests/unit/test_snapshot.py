@@ -6,16 +6,27 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import plyvel
 import pytest
 
-from leveldb_store import schema, snapshot
+from leveldb_store import archive_schema, schema, snapshot
+from leveldb_store.archive_schema import ArchivedMessage
 from leveldb_store.clone import Clone, clone, reading
 from leveldb_store.moment import FIELDS, encode_moment
 from leveldb_store.restoring import restore
-from leveldb_store.snapshot import FORMAT, NAME, Manifest, SnapshotError, Taking, differences, read_manifest
+from leveldb_store.snapshot import (
+    FORMAT,
+    NAME,
+    ArchiveFacts,
+    Manifest,
+    SnapshotError,
+    Taking,
+    differences,
+    read_manifest,
+)
 from shards import data_dir
 from shards.data_dir import DataDirError
 
@@ -74,7 +85,7 @@ def taken(sources: Stores, out: Path) -> Manifest:
     out.mkdir()
     taking = Taking(sources.paths, out)
     taking.clone()
-    return taking.finish("1.2.3", EPOCH, 4)
+    return taking.finish("1.2.3", EPOCH, 4, "of the archive")
 
 
 def waiting(path: Path, peer: int) -> list[int]:
@@ -94,16 +105,28 @@ def test_what_is_in_it_is_counted_and_said(stores: Callable[[int], Stores], tmp_
     sources.dbs[1].put(schema.retained_key(b"t"), schema.encode_message(message))
     sources.keeps(0, 1, 1, 2)
     sources.has_taken(1, 0, 1)
+    for rule, place in ((7, 1), (9, 0)):
+        key = archive_schema.rule_key(b"a/%d" % rule)
+        value = archive_schema.encode_rule(archive_schema.Rule(b"", rule, place, 1000, 2000))
+        sources.dbs[0].put(key, value)
+    block = archive_schema.encode_block([ArchivedMessage(replace(message, number=256 * n), 0) for n in (3, 4)], 0, 0)
+    sources.dbs[0].put(archive_schema.block_key(7, 0, 4 * 256), block)
     manifest = taken(sources, tmp_path / "out")
     assert manifest == read_manifest(tmp_path / "out")
     assert (manifest.format, manifest.schema, manifest.version) == (FORMAT, schema.VERSION, "1.2.3")
-    assert (manifest.workers, manifest.epoch, manifest.generation, manifest.archive_rules) == (2, EPOCH, 4, [])
+    assert (manifest.workers, manifest.epoch, manifest.generation, manifest.archive_rules) == (
+        2, EPOCH, 4,
+        [{"filter": "a/9", "age_ms": 1000, "bytes_max": 2000}, {"filter": "a/7", "age_ms": 1000, "bytes_max": 2000}],
+    )  # fmt: skip
     first, second = manifest.stores
-    assert first.records == {"0": 3, "B": 2, "H": 3}
+    assert first.records == {"0": 3, "A": 1, "B": 2, "C": 2, "H": 3}
+    assert first.archived == {
+        "a/7": ArchiveFacts(7, 1, 1000, 2000, 2, 3 * 256, 4 * 256), "a/9": ArchiveFacts(9, 0, 1000, 2000),
+    }  # fmt: skip
     assert second.records == {"0": 4, "H": 1, "P": 1, "R": 1, "S": 1}
     assert [(each.messages, each.last_position) for each in manifest.stores] == [(4, 14), (0, 99)]
     assert [each.counters["sessions"] for each in manifest.stores] == [1, 2]
-    assert [each.last_number for each in manifest.stores] == [1, 2]
+    assert [each.last_number for each in manifest.stores] == [1 << 8, 2 << 8 | 1]
     link = first.links[1]
     assert (link.stream, link.begins, link.waiting, link.taken_stream) == (STREAM, BEGINS, 2, 0)
     assert (second.links[0].taken_stream, second.links[0].taken) == (STREAM, BEGINS + 1)
@@ -166,7 +189,7 @@ def test_what_the_sibling_had_is_not_put_back(
 
 def restored(directory: Path, target: Path) -> str:
     manifest = read_manifest(directory)
-    with data_dir.making(str(target), manifest.workers) as (paths, epoch):
+    with data_dir.making(str(target), manifest.workers, manifest.archive_epoch) as (paths, epoch):
         restore(directory, manifest, paths, epoch)
     return epoch
 
@@ -179,6 +202,7 @@ def test_a_restored_directory_is_one_of_its_own(stores: Callable[[int], Stores],
     epoch = restored(tmp_path / "out", target)
     settled = data_dir.settled(str(target))
     assert (settled.workers, settled.epoch, settled.generation) == (2, epoch, 0)
+    assert settled.archive == "of the archive"
     assert epoch != EPOCH
     for worker in range(2):
         with contextlib.closing(plyvel.DB(settled.path(str(target), worker))) as db:
@@ -281,7 +305,7 @@ def test_a_store_of_another_schema_is_no_source(stores: Callable[[int], Stores],
     taking = Taking(sources.paths, out)
     taking.clone()
     with pytest.raises(SnapshotError, match="is not of schema version"):
-        taking.finish("1", EPOCH, 0)
+        taking.finish("1", EPOCH, 0, "")
     taking.discard()
     assert not list(out.iterdir())
 
