@@ -17,7 +17,8 @@ import pytest
 pytestmark = pytest.mark.whole_tree
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = [name for name in ("pyx", "broker", "shards", "zmq_mesh", "leveldb_store") if (ROOT / name).is_dir()]
+FOLDERS = ("pyx", "broker", "shards", "zmq_mesh", "leveldb_store", "loadtest")
+PACKAGES = [name for name in FOLDERS if (ROOT / name).is_dir()]
 FILES = ["setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md"]
 SECONDS_MAX = 600.0
 

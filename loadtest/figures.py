@@ -1,0 +1,103 @@
+"""What the processes of a run have counted: rows in shared memory, sums and differences of them, percentiles.
+
+A row is one process's (`pyx.ledger`: FIGURES, then HISTOGRAMS); durations are in nanoseconds there and in microseconds
+here.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from typing import Final
+
+from pyx.ledger import FIGURES, HISTOGRAM_FIRST, HISTOGRAM_PLACES, HISTOGRAMS, ROW_PLACES, place_value
+
+PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9)
+
+
+class Durations:
+    """A histogram that was read: counts by place."""
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        self._counts = counts
+        self.count = sum(counts)
+
+    def percentile(self, percent: float) -> float:
+        """Microseconds that so many percent do not exceed, at most 1.6 % too high; 0 of none."""
+        wanted = self.count * percent / 100
+        seen = 0
+        for place, count in enumerate(self._counts):
+            seen += count
+            if count and seen >= wanted:
+                return float(place_value(place + 1)) / 1000
+        return 0.0
+
+    def most(self) -> float:
+        """The longest, in microseconds, at most 1.6 % too high."""
+        return self.percentile(100)
+
+    def mean(self) -> float:
+        """In microseconds."""
+        total = sum(
+            count * (place_value(place) + place_value(place + 1)) / 2 for place, count in enumerate(self._counts)
+        )
+        return total / self.count / 1000 if self.count else 0.0
+
+
+class Moment:
+    """All rows as they were at one moment, summed."""
+
+    def __init__(self, row: Sequence[int], at: float) -> None:
+        self._row = row
+        self.at = at
+        """Seconds, monotonic."""
+
+    def __getitem__(self, figure: str) -> int:
+        return self._row[FIGURES.index(figure)]
+
+    def durations(self, histogram: str) -> Durations:
+        """Of everything since the beginning."""
+        first = HISTOGRAM_FIRST + HISTOGRAMS.index(histogram) * HISTOGRAM_PLACES
+        return Durations(self._row[first : first + HISTOGRAM_PLACES])
+
+    def since(self, earlier: Moment) -> Moment:
+        """What has been counted from `earlier` to this one; gauges (connected, late_now) become differences too."""
+        return Moment([a - b for a, b in zip(self._row, earlier._row, strict=True)], self.at)
+
+
+class Shared:
+    """The memory that the processes of a run share: what they are told, their rows, deliveries and messages sent."""
+
+    ORDERS: Final = 8
+
+    def __init__(self, processes: int, publishers: int) -> None:
+        self.processes = processes
+        self._publishers = publishers
+        places = self.ORDERS + processes * ROW_PLACES + (processes + 1) * publishers
+        self._view = memoryview(mmap.mmap(-1, places * 8)).cast("Q")
+
+    @property
+    def orders(self) -> memoryview:
+        """[phase, when it begins in ns]."""
+        return self._view[: self.ORDERS]
+
+    def row(self, process: int) -> memoryview:
+        """ROW_PLACES numbers."""
+        first = self.ORDERS + process * ROW_PLACES
+        return self._view[first : first + ROW_PLACES]
+
+    @property
+    def deliveries(self) -> memoryview:
+        """Per process, per publisher."""
+        first = self.ORDERS + self.processes * ROW_PLACES
+        return self._view[first : first + self.processes * self._publishers]
+
+    @property
+    def sent(self) -> memoryview:
+        """Per publisher."""
+        return self._view[len(self._view) - self._publishers :]
+
+    def moment(self, at: float) -> Moment:
+        """Everything, now."""
+        rows = [self.row(process).tolist() for process in range(self.processes)]
+        return Moment([sum(each) for each in zip(*rows, strict=True)], at)

@@ -1,0 +1,59 @@
+"""Pass or fail: `--fail-if p99>20ms,lost>0` over the figures of a run."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+_GATE: Final = re.compile(r"^(?P<name>[a-z_0-9]+)\s*(?P<sign><=|>=|<|>)\s*(?P<value>\d+(\.\d+)?)(?P<unit>us|ms|s|)$")
+_SIGNS: Final[Mapping[str, Callable[[float, float], bool]]] = {
+    "<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge,
+}  # fmt: skip
+_UNITS: Final = {"": 1.0, "us": 1.0, "ms": 1e3, "s": 1e6}
+#: What people write for what the report calls otherwise.
+_ALIASES: Final = {
+    "loss": "lost", "dup": "duplicates", "p50": "delivery_p50_us", "p90": "delivery_p90_us", "p99": "delivery_p99_us",
+    "p999": "delivery_p99.9_us", "max": "delivery_max_us", "ack_p50": "acknowledgement_p50_us",
+    "ack_p99": "acknowledgement_p99_us", "connect_p99": "connect_p99_us", "rate": "received_per_s",
+    "sent_rate": "sent_per_s",
+}  # fmt: skip
+
+
+class Gate(NamedTuple):
+    """A condition under which a run has failed."""
+
+    text: str
+    figure: str
+    is_failed: Callable[[float, float], bool]
+    bound: float
+    """In the unit of the figure; durations in microseconds."""
+
+
+def gates(text: str) -> list[Gate]:
+    """The conditions in `text`, separated by commas. ValueError: one of them is none."""
+    found = []
+    for each in filter(None, (part.strip() for part in text.split(","))):
+        match = _GATE.match(each)
+        if match is None:
+            raise ValueError(f"{each!r} is no condition: a figure, < or >, a number with us, ms or s; p99>20ms, lost>0")
+        figure = _ALIASES.get(match["name"], match["name"])
+        if match["unit"] and not figure.endswith("_us"):
+            raise ValueError(f"{each!r}: {match['name']} is no duration")
+        if not match["unit"] and figure.endswith("_us"):
+            raise ValueError(f"{each!r}: say us, ms or s")
+        found.append(Gate(each, figure, _SIGNS[match["sign"]], float(match["value"]) * _UNITS[match["unit"]]))
+    return found
+
+
+def failed(conditions: list[Gate], figures: Mapping[str, float]) -> list[str]:
+    """A line for each that is true, or names a figure that the run does not have."""
+    lines = []
+    for gate in conditions:
+        value = figures.get(gate.figure)
+        if value is None:
+            lines.append(f"{gate.text}: this run has no figure {gate.figure}")
+        elif gate.is_failed(value, gate.bound):
+            lines.append(f"{gate.text}: {gate.figure} is {value:,.6g}")
+    return lines

@@ -1,0 +1,132 @@
+"""One process of a run: it opens its clients, publishes and receives as it is told, and counts.
+
+Orders stand in shared memory (`Shared.orders`): a phase, and for PUBLISH the moment at which it begins. Everything per
+message is in `pyx.crowd`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Final
+
+from loadtest.figures import Shared
+from loadtest.scenario import Scenario
+from loadtest.target import Target
+from pyx.crowd import Crowd
+
+CONNECT: Final = 0
+PUBLISH: Final = 1
+DRAIN: Final = 2
+LEAVE: Final = 3
+
+_SLICE_NS: Final = 20_000_000
+_PING_NS: Final = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the clients of a run do."""
+
+    target: Target
+    scenario: Scenario
+    sizes: tuple[int, ...] = (64,)
+    qos: int = 0
+    window: int = 50
+    lag: int = 400
+    rate: float = 0.0
+    """Messages per second of all publishers, 0: as fast as acks and deliveries come."""
+    connects_per_second: float = 2000.0
+    """Of the whole run, 0: all at once."""
+
+
+def generate(load: Load, shared: Shared, process: int, answers: Connection) -> None:
+    """Be process number `process`. When told to leave it says what it was refused, and which messages of a share group
+    it has seen: (list of lines, list of bytes per publisher).
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process decides
+    with contextlib.suppress(ValueError):
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    parent = os.getppid()
+    publishers = len(shared.sent)
+    crowd = Crowd(
+        shared.row(process),
+        shared.deliveries[process * publishers : (process + 1) * publishers],
+        shared.deliveries,
+        shared.sent,
+        load.scenario.topics,
+        list(load.sizes),
+        pairs=load.scenario.pairs,
+        group=load.scenario.group,
+        strict=load.scenario.publishers > 0,
+        version=load.target.version,
+        qos=load.qos,
+        window=load.window,
+        lag=load.lag,
+        copies=load.scenario.copies,
+    )
+    said = _open(crowd, load, shared, process)
+    phase, pinged = CONNECT, time.monotonic_ns()
+    while phase != LEAVE:
+        if os.getppid() != parent:
+            raise SystemExit(1)  # nobody is there to tell
+        told = shared.orders[0]
+        if told != phase:
+            phase = told
+            if phase == PUBLISH:
+                own = len(range(process, load.scenario.publishers, shared.processes))
+                rate = load.rate * own / load.scenario.publishers if load.scenario.publishers else 0.0
+                crowd.start(shared.orders[1], rate, process / shared.processes)
+            else:
+                crowd.stop()
+        now = time.monotonic_ns()
+        if now - pinged > _PING_NS:
+            crowd.ping()
+            pinged = now
+        crowd.run(now + _SLICE_NS)
+    crowd.count_tails()
+    crowd.leave()
+    seen = [crowd.seen_of(each) for each in range(publishers)] if load.scenario.group else []
+    answers.send((said + crowd.said, seen))
+    answers.close()
+
+
+def _open(crowd: Crowd, load: Load, shared: Shared, process: int) -> list[str]:
+    # connections in their turn: subscribers first, so that nothing is published before it is subscribed
+    scenario, target = load.scenario, load.target
+    step = shared.processes
+    pause_ns = 1e9 * step / load.connects_per_second if load.connects_per_second else 0.0
+    said: list[str] = []
+    number = opened = 0
+    began = time.monotonic_ns()
+    whole = scenario.subscribers, scenario.publishers, scenario.idle
+    for kind, count in enumerate(whole):
+        for i in range(process, count, step):
+            while time.monotonic_ns() < began + opened * pause_ns and shared.orders[0] == CONNECT:
+                crowd.run(int(began + opened * pause_ns))
+            if shared.orders[0] != CONNECT:
+                return said
+            number = sum(whole[:kind]) + i
+            opened += 1
+            try:
+                fd = target.dial(number)
+            except OSError as error:
+                said.append(f"connection {number} cannot be opened: {error}")
+                shared.row(process)[1] += 1
+                continue
+            if kind == 0:
+                hello = target.connect(scenario.subscriber_id(i))
+                crowd.add(fd, hello + target.subscribe(scenario.filter_of(i), load.qos), number=i)
+            elif kind == 1:
+                crowd.add(fd, target.connect(scenario.publisher_id(i)), publisher=i)
+            else:
+                crowd.add(fd, target.connect(scenario.idle_id(i)))
+            if not opened % 64:
+                crowd.run(time.monotonic_ns() + 1_000_000)
+    return said

@@ -1,0 +1,225 @@
+"""A run from its first connection to its figures: processes are started, told what to do, and their rows read."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from loadtest import generator, processor
+from loadtest.figures import PERCENTILES, Moment, Shared
+from loadtest.generator import Load
+
+_LOOK_SECONDS = 0.05
+_PATIENCE_SECONDS = 30.0
+
+
+class RunFailed(Exception):
+    """The run could not be made: one line that says why."""
+
+
+@dataclass
+class Result:
+    """What a run gave."""
+
+    figures: dict[str, float]
+    series: list[dict[str, float]]
+    """A row per second of the time that was measured."""
+    said: list[str] = field(default_factory=list)
+    """What the broker refused, or the clients could not do; the first lines of each process."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing went wrong that may never: QoS 1 may double, QoS 0 may lose; these are for gates to judge."""
+        names = ("corrupt", "protocol_errors", "connections_refused", "connections_lost", "subscriptions_refused")
+        return not any(self.figures[name] for name in names)
+
+
+def run(
+    load: Load,
+    *,
+    processes: int,
+    seconds: float,
+    warmup: float = 1.0,
+    drain: float = 5.0,
+    pid: int | None = None,
+    progress: Callable[[str, float, Moment], None] = lambda *_: None,
+) -> Result:
+    """Make it. progress: is told the phase, how far it is (0 to 1) and what has been counted, some times a second.
+    pid: the broker's first process, whose CPU time is measured, with that of its descendants. RunFailed: clients cannot
+    connect, or a process of ours ended.
+    """
+    shared = Shared(processes, max(1, load.scenario.publishers))
+    with _processes(load, shared) as pipes:
+        _connect(load, shared, pipes, progress)
+        shared.orders[1] = time.monotonic_ns() + 20_000_000
+        shared.orders[0] = generator.PUBLISH
+        _watch(shared, pipes, "warm-up", warmup, progress)
+        series: list[dict[str, float]] = []
+        begin, cpu = shared.moment(time.monotonic()), 0.0 if pid is None else processor.seconds(pid)
+        last = begin
+        for _ in range(int(seconds)):
+            _watch(shared, pipes, "run", 1.0, progress, (last.at - begin.at) / seconds)
+            now = shared.moment(time.monotonic())
+            series.append(_of(now.since(last), now.at - last.at, now))
+            last = now
+        _watch(shared, pipes, "run", begin.at + seconds - last.at, progress, 1.0)
+        end, used = shared.moment(time.monotonic()), 0.0 if pid is None else processor.seconds(pid) - cpu
+        shared.orders[0] = generator.DRAIN
+        _drain(load, shared, pipes, drain, progress)
+        shared.orders[0] = generator.LEAVE
+        said, seen = _answers(pipes)
+    whole = shared.moment(time.monotonic())
+    figures = _of(end.since(begin), end.at - begin.at, end)
+    # what is wrong counts from the first message to the last
+    for name in ("lost", "reordered", "duplicates", "corrupt", "foreign", "protocol_errors", "publishes_refused",
+                 "connections_refused", "connections_lost", "subscriptions_refused"):  # fmt: skip
+        figures[name] = whole[name]
+    figures |= {"total_sent": whole["sent"], "total_received": whole["received"]}
+    if load.scenario.group:
+        figures["lost"], figures["duplicates"] = _shared_out(shared, seen)
+    if pid is not None:
+        figures["broker_cpu_us"] = 1e6 * used / max(1.0, figures["received"] or figures["sent"] or 1.0)
+        figures["broker_cpu_percent"] = 100 * used / (end.at - begin.at)
+    return Result(figures, series, said)
+
+
+@contextmanager
+def _processes(load: Load, shared: Shared) -> Iterator[list[tuple[Any, Connection]]]:
+    context = multiprocessing.get_context("fork")
+    started: list[tuple[Any, Connection]] = []
+    try:
+        for number in range(shared.processes):
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=generator.generate, args=(load, shared, number, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            started.append((process, ours))
+        yield started
+    finally:
+        for process, ours in started:
+            process.join(0 if process.exitcode is None and shared.orders[0] != generator.LEAVE else 10)
+            if process.is_alive():
+                process.kill()
+                process.join()
+            ours.close()
+
+
+def _alive(pipes: list[tuple[Any, Connection]]) -> None:
+    for number, (process, _) in enumerate(pipes):
+        if not process.is_alive():
+            raise RunFailed(f"process {number} of the generator has ended with status {process.exitcode}")
+
+
+def _watch(
+    shared: Shared,
+    pipes: list[tuple[Any, Connection]],
+    phase: str,
+    seconds: float,
+    progress: Callable[[str, float, Moment], None],
+    done: float = 0.0,
+) -> None:
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, 0.25))
+        _alive(pipes)
+        progress(phase, done, shared.moment(time.monotonic()))
+
+
+def _connect(
+    load: Load, shared: Shared, pipes: list[tuple[Any, Connection]], progress: Callable[[str, float, Moment], None]
+) -> None:
+    wanted = load.scenario.publishers + load.scenario.subscribers + load.scenario.idle
+    patience = _PATIENCE_SECONDS + (wanted / load.connects_per_second if load.connects_per_second else 0)
+    until = time.monotonic() + patience
+    while True:
+        now = shared.moment(time.monotonic())
+        progress("connect", now["connected"] / wanted, now)
+        if now["connected"] + now["connections_refused"] + now["connections_lost"] >= wanted:
+            break
+        if now.at > until:
+            raise RunFailed(f"{now['connected']} of {wanted} clients are connected after {patience:.0f} s")
+        _alive(pipes)
+        time.sleep(_LOOK_SECONDS)
+    if not now["connected"]:
+        shared.orders[0] = generator.LEAVE
+        said, _ = _answers(pipes)
+        raise RunFailed(f"no client is connected: {said[0] if said else 'connection refused'}")
+
+
+def _drain(
+    load: Load,
+    shared: Shared,
+    pipes: list[tuple[Any, Connection]],
+    patience: float,
+    progress: Callable[[str, float, Moment], None],
+) -> None:
+    # until everything has come, or nothing has for so long
+    before, since = None, time.monotonic()
+    while time.monotonic() - since < patience:
+        now = shared.moment(time.monotonic())
+        answered = not load.qos or now["acknowledged"] + now["publishes_refused"] >= now["sent"]
+        if answered and now["received"] >= now["sent"] * load.scenario.copies and load.scenario.publishers:
+            return
+        state = now["received"], now["acknowledged"]
+        if state != before:
+            before, since = state, now.at
+        if not load.scenario.publishers and now.at - since > 0.2:
+            return
+        progress("drain", 1.0, now)
+        _alive(pipes)
+        time.sleep(_LOOK_SECONDS)
+
+
+def _answers(pipes: list[tuple[Any, Connection]]) -> tuple[list[str], list[list[bytes]]]:
+    said: list[str] = []
+    seen: list[list[bytes]] = []
+    for number, (_, ours) in enumerate(pipes):
+        try:
+            if not ours.poll(_PATIENCE_SECONDS):
+                raise RunFailed(f"process {number} of the generator does not end")
+            lines, bits = ours.recv()
+        except EOFError:
+            raise RunFailed(f"process {number} of the generator has ended before its time") from None
+        said += lines
+        seen.append(bits)
+    return said, seen
+
+
+def _shared_out(shared: Shared, seen: list[list[bytes]]) -> tuple[int, int]:
+    # (lost, duplicates): each message of a share group is to come once, to whichever process
+    lost = duplicates = 0
+    for publisher, sent in enumerate(shared.sent):
+        joined = 0
+        for bits in seen:
+            joined |= int.from_bytes(bits[publisher], "little")
+        once = joined.bit_count()
+        lost += sent - once
+        count = sum(shared.deliveries[process * len(shared.sent) + publisher] for process in range(shared.processes))
+        duplicates += count - once
+    return lost, duplicates
+
+
+def _of(counted: Moment, seconds: float, now: Moment) -> dict[str, float]:
+    figures: dict[str, float] = {
+        "seconds": seconds,
+        "connected": now["connected"],
+        "late_now": now["late_now"],
+        **{name: counted[name] for name in ("sent", "acknowledged", "received", "lost", "duplicates", "reordered")},
+        **{f"{name}_per_s": counted[name] / seconds for name in ("sent", "acknowledged", "received")},
+        "bytes_sent_per_s": counted["bytes_sent"] / seconds,
+        "bytes_received_per_s": counted["bytes_received"] / seconds,
+    }
+    for name in ("delivery", "acknowledgement", "lateness"):
+        durations = counted.durations(name)
+        if durations.count:
+            figures |= {f"{name}_p{each:g}_us": durations.percentile(each) for each in PERCENTILES}
+            figures |= {f"{name}_max_us": durations.most(), f"{name}_mean_us": durations.mean()}
+    connects = now.durations("connect")
+    if connects.count:
+        figures |= {f"connect_p{each:g}_us": connects.percentile(each) for each in PERCENTILES}
+    return figures

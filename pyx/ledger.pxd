@@ -1,0 +1,77 @@
+# cython: language_level=3
+"""What a run of clients counts, and the check of what comes to its subscribers. See ledger.pyx."""
+from libc.stddef cimport size_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+cdef enum:
+    # places of a row
+    CONNECTED
+    CONNECTIONS_REFUSED
+    CONNECTIONS_LOST
+    SUBSCRIBED
+    SUBSCRIPTIONS_REFUSED
+    SENT
+    ACKNOWLEDGED
+    PUBLISHES_REFUSED
+    RECEIVED
+    LOST
+    REORDERED
+    DUPLICATES
+    CORRUPT
+    FOREIGN                         # not of this run
+    PROTOCOL_ERRORS
+    BYTES_SENT
+    BYTES_RECEIVED
+    LATE_NOW                        # due, and held back by a window or a full socket
+
+cdef enum:
+    # histograms
+    DELIVERY
+    ACKNOWLEDGEMENT
+    LATENESS
+    CONNECT
+
+cdef enum:
+    UNKNOWN = 0xFFFFFFFF
+    PAYLOAD_HEAD_BYTES = 16         # publisher, sequence, time
+    CHECK_BYTES = 4
+
+
+cdef struct Heard:                  # what a subscriber is to hear next; the owner frees `nexts`
+    uint32_t number                 # among the subscribers of the run, UNKNOWN = it is none
+    uint32_t only                   # the publisher that it heard first
+    uint32_t only_next
+    uint32_t* nexts                 # per publisher, when it hears several
+
+
+cdef class Ledger:
+    cdef uint64_t[::1] row_view, delivered_view, deliveries_view, sent_view
+    cdef uint64_t* row
+    cdef uint64_t* delivered
+    cdef uint64_t* deliveries
+    cdef uint64_t* sent
+    cdef int processes
+    cdef uint32_t publishers
+    cdef list kept
+    cdef const uint8_t** topics
+    cdef uint32_t* topic_bytes
+    cdef uint8_t* filler
+    cdef uint32_t filler_bytes
+    cdef uint8_t** seen             # of a share group: bits, per publisher
+    cdef uint64_t* seen_bytes
+    cdef bint pairs, group, strict
+    cdef dict gaps                  # (subscriber, publisher) -> [[from, up to], ...], rising
+
+    cdef void observe(self, int histogram, uint64_t ns) noexcept
+    cdef void fill_payload(self, uint8_t* p, uint32_t size, uint32_t publisher, uint32_t sequence, uint64_t ns) noexcept
+    cdef int payload(
+        self, Heard* heard, const uint8_t* topic, uint32_t topic_bytes, const uint8_t* p, uint32_t n, uint64_t now
+    ) except -1
+    cdef uint32_t* next_of(self, Heard* heard, uint32_t publisher) except NULL
+    cdef int place(self, Heard* heard, uint32_t publisher, uint32_t sequence) except -1
+    cdef int mark(self, uint32_t publisher, uint32_t sequence) except -1
+    cdef int count_tail(self, Heard* heard) except -1
+
+
+cdef void* zeroed(size_t count, size_t size) except NULL
+cdef void* grown(void* p, size_t size) except NULL

@@ -1,0 +1,215 @@
+"""The generator as people start it: every scenario against a real broker, and faults that it must find and name."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from tests.broker_process import ROOT, BrokerProcess
+from tests.loadtest.stub import Fault, Stub
+
+SHORT = ["--seconds", "0.5", "--warmup", "0.1", "--drain", "1", "--quiet", "--json", "-"]
+
+
+def flood(port: int, *arguments: str, status: int = 0) -> dict[str, Any]:
+    """Its JSON."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "loadtest.flood",
+            *arguments[:1],
+            "--host",
+            f"mqtt://127.0.0.1:{port}",
+            *SHORT,
+            *arguments[1:],
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == status, (done.stdout, done.stderr)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    process = BrokerProcess(2)
+    with process:
+        yield process
+
+
+WRONG = ("lost", "reordered", "corrupt", "protocol_errors", "publishes_refused", "connections_lost", "duplicates")
+
+
+@pytest.mark.parametrize(("qos", "version"), [("0", "3"), ("1", "5"), ("2", "4")])
+@pytest.mark.parametrize("scenario", ["pair", "fanin", "fanout", "shared"])
+def test_a_scenario_is_delivered_whole(broker: BrokerProcess, scenario: str, qos: str, version: str) -> None:
+    found = flood(
+        broker.address[1], scenario, "-c", "6", "-q", qos, "--version", version, "--rate", "600", "--processes", "2",
+        "--client-prefix", f"{scenario}{qos}{version}-", "-t", f"{scenario}{qos}{version}/%i",
+    )  # fmt: skip
+    figures = found["figures"]
+    assert found["ok"]
+    assert [figures[name] for name in WRONG] == [0] * len(WRONG)
+    copies = 6 if scenario == "fanout" else 1
+    assert figures["total_received"] == copies * figures["total_sent"] >= 200
+    assert figures["delivery_p50_us"] > 0
+    assert len(found["series"]) == 0  # of whole seconds
+
+
+def test_without_a_schedule_nothing_is_lost(broker: BrokerProcess) -> None:
+    figures = flood(broker.address[1], "pair", "-c", "4", "-s", "64,2000", "--pid", str(broker.pid))["figures"]
+    assert figures["lost"] == figures["corrupt"] == 0
+    assert figures["total_received"] == figures["total_sent"] > 1000
+    assert figures["broker_cpu_us"] > 0
+
+
+def test_publishers_and_subscribers_of_two_commands(broker: BrokerProcess) -> None:
+    with ExitStack() as stack:
+        listening = subprocess.Popen(
+            [sys.executable, "-m", "loadtest.flood", "sub", "--host", f"mqtt://127.0.0.1:{broker.address[1]}",
+             "-c", "2", "-t", "two/%i", "--seconds", "2", "--warmup", "0", "--quiet", "--json", "-",
+             "--client-prefix", "listen-"],
+            cwd=ROOT, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        stack.callback(listening.kill)
+        # until both listen: a publish that nobody takes is no error, so the publisher goes on until it is heard
+        sent = flood(
+            broker.address[1], "pub", "-c", "1", "-t", "two/%i", "-q", "1", "-I", "2", "--seconds", "2.5",
+            "--client-prefix", "speak-",
+        )  # fmt: skip
+        out, _ = listening.communicate(timeout=60)
+    heard = json.loads(out)["figures"]
+    assert sent["figures"]["acknowledged"] > 0
+    assert heard["received"] > 0
+    assert heard["foreign"] == heard["lost"] == 0
+    assert heard["delivery_p50_us"] > 0
+
+
+def test_connections_that_say_nothing(broker: BrokerProcess) -> None:
+    figures = flood(broker.address[1], "conn", "-c", "50", "-i", "0")["figures"]
+    assert figures["connected"] == 50
+    assert figures["connect_p50_us"] > 0
+
+
+def drop(count: int, payload: bytes) -> list[bytes]:
+    return [] if count == 50 else [payload]
+
+
+def double(count: int, payload: bytes) -> list[bytes]:
+    return [payload, payload] if count == 50 else [payload]
+
+
+def damage(count: int, payload: bytes) -> list[bytes]:
+    return [payload[:30] + b"!" + payload[31:]] if count == 50 else [payload]
+
+
+def late() -> Fault:
+    held: list[bytes] = []
+
+    def fault(count: int, payload: bytes) -> list[bytes]:
+        if count == 50:
+            held.append(payload)
+            return []
+        return [payload, held.pop()] if count == 60 else [payload]
+
+    return fault
+
+
+@pytest.mark.parametrize(
+    ("fault", "named", "status"),
+    [(drop, "lost", 0), (double, "duplicates", 0), (late(), "reordered", 0), (damage, "corrupt", 1)],
+    ids=["dropped", "doubled", "late", "damaged"],
+)
+def test_a_planted_fault_is_named(fault: Fault, named: str, status: int) -> None:
+    with Stub(fault) as broker:
+        found = flood(broker.port, "fanin", "-c", "1", "--rate", "400", "--processes", "1", status=status)
+    figures = found["figures"]
+    assert figures["total_sent"] > 100
+    expected = {"lost": 0, "duplicates": 0, "reordered": 0, "corrupt": 0} | {named: 1}
+    if named == "corrupt":
+        expected["lost"] = 1  # nobody knows which it was
+    assert {name: figures[name] for name in expected} == expected
+
+
+def test_what_never_came_at_the_end_is_lost() -> None:
+    with Stub(lambda count, payload: [payload] if count < 50 else []) as broker:
+        figures = flood(broker.port, "fanin", "-c", "1", "--rate", "400", "--processes", "1")["figures"]
+    assert figures["total_received"] == 50
+    assert figures["lost"] == figures["total_sent"] - 50 > 50
+
+
+def test_a_broker_that_stalls_cannot_hide_it() -> None:
+    """Its publisher waits for acks that never come: what was due meanwhile counts as late."""
+    with Stub(forgets_acks=True) as broker:
+        figures = flood(
+            broker.port, "pub", "-c", "1", "-q", "1", "--rate", "400", "--window", "10", "--processes", "1"
+        )["figures"]
+    assert figures["total_sent"] == 10
+    assert figures["acknowledged"] == 0
+    assert figures["late_now"] >= 100
+
+
+@pytest.mark.parametrize(
+    ("connack", "suback", "said"),
+    [(5, 0, "CONNACK with Reason Code 0x05"), (0, 0x80, "SUBACK with Reason Code 0x80")],
+)
+def test_refusals_are_named(connack: int, suback: int, said: str) -> None:
+    with Stub(connack=connack, suback=suback) as broker:
+        done = subprocess.run(
+            [sys.executable, "-m", "loadtest.flood", "sub", "-c", "1", "--host", f"127.0.0.1:{broker.port}", *SHORT],
+            cwd=ROOT, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+    assert done.returncode in (1, 2)
+    assert said in done.stdout + done.stderr
+
+
+def test_gates_decide_the_status(broker: BrokerProcess) -> None:
+    port = broker.address[1]
+    assert flood(port, "pair", "-c", "2", "--rate", "100", "--fail-if", "lost>0,corrupt>0,p99>60s")["failed"] == []
+    failed = flood(port, "pair", "-c", "2", "--rate", "100", "--fail-if", "p50>0us,rate<1", status=1)["failed"]
+    assert len(failed) == 1
+    assert failed[0].startswith("p50>0us: delivery_p50_us is ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["pair", "--host", "wss://127.0.0.1:1"], "flood speaks mqtt:// alone"),
+        (["pair", "-s", "10"], "a payload that is checked has 20 bytes at least"),
+        (["pair", "-t", "one"], "the topic of pairs must have"),
+        (["pair", "--rate", "5", "-I", "5"], "one of them"),
+        (["pair", "--fail-if", "p99>20"], "say us, ms or s"),
+        (["pair", "--fail-if", "nonsense"], "is no condition"),
+        (["pair", "--window", "0"], "--window: 1 to 65535"),
+        (["pair", "--host", "mqtt://127.0.0.1:1"], "no client is connected"),
+    ],
+)
+def test_wrong_use_is_one_line(arguments: list[str], said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "loadtest.flood", "--quiet", *arguments],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_options_come_from_the_environment_too(broker: BrokerProcess) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "loadtest.flood", "conn", *SHORT],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+        env=os.environ | {"MQTTD_LOAD_HOST": f"127.0.0.1:{broker.address[1]}", "MQTTD_LOAD_CLIENTS": "3"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["figures"]["connected"] == 3
