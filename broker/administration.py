@@ -92,7 +92,7 @@ class Administration:
             "created": details.created or None,
             "will": _text(details.will.topic.decode()) if details.will is not None else None,
         }
-        filters = session.subscribed()
+        filters = session.subscribed() + list(session.replays or ())
         told: list[str] = []
         room, at = _PAGE_BYTES_MAX, max(first, 0)
         while at < len(filters) and len(told) < _PAGE_ROWS_MAX:
@@ -115,7 +115,8 @@ class Administration:
             "username": None if details.username is None else _text(details.username),
             "version": session.version,
             "expiry_seconds": details.expiry_interval,
-            "subscriptions": session.subscriptions,
+            "subscriptions": session.subscriptions + len(session.replays or ()),
+            "replays": len(session.replays or ()),
             "inflight": session.unacknowledged,
             "queued": session.queued,
         }

@@ -233,6 +233,7 @@ class Connecting:
         conn.keep_alive_ms = awaiting.keep_alive * 1500
         self._router.write(conn, self._connack(packet.version, awaiting.present, awaiting.granted))
         self._router.attach(session, conn)
+        self._node.replaying.attached(session)
         self._connected += 1
         self._node.opened(conn)
         self._row.add(count.CONNECTIONS_OPENED)
@@ -517,9 +518,11 @@ class Connecting:
             self._custody.ends(session)
         self._router.detach(session)  # ends a session that is not durable
         if expiry == 0:
+            self._node.replaying.ended(session)
             self._sessions.remove(session)
         else:
             self._custody.disconnected(session)
+            self._node.replaying.detached(session)
             self.start_expiry(session, session.details.expiry_interval)
         if will is None:
             self._custody.will_gone(session)
@@ -570,6 +573,7 @@ class Connecting:
         self._sessions.remove(session)
         self._custody.ends(session)
         self._router.end_session(session)
+        self._node.replaying.ended(session)
         if details.will_handle is not None:
             details.will_handle.cancel()
             self._will_due(session)

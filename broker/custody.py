@@ -24,6 +24,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from leveldb_store import schema
+from leveldb_store.replay_schema import replay_key
 from pyx.stored import pack_stored
 
 if TYPE_CHECKING:
@@ -118,6 +119,8 @@ class Custody:
         router.delete_record(schema.window_key(client_id))
         for text in session.subscribed():
             router.delete_record(schema.subscription_key(client_id, text))
+        for text in session.replays or ():
+            router.delete_record(replay_key(client_id, text))
         self._unsettle(client_id)
 
     def _put_session(self, session: Session, disconnected: int) -> None:

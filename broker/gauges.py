@@ -42,6 +42,7 @@ class Gauges:
         row.set(count.SUBSCRIPTIONS, subscriptions.count)
         row.set(count.SHARED_SUBSCRIPTIONS, subscriptions.shared)
         row.set(count.FILTERS, subscriptions.filters)
+        row.set(count.REPLAYS, node.replaying.count)
         messages, size = node.store.held()
         row.set(count.LOG_MESSAGES, messages)
         row.set(count.LOG_BYTES, size)

@@ -30,6 +30,7 @@ from leveldb_store.clone import CloneError, clone_for_reading, opened
 from leveldb_store.database import told
 from leveldb_store.events import KEY_BYTES, decode_event
 from leveldb_store.moment import decode_moment
+from leveldb_store.replay_schema import decode_replay, split_replay
 from leveldb_store.room import RESERVE_NAMES
 from leveldb_store.snapshot import SnapshotError, StoreFacts
 from leveldb_store.wal import whole_bytes
@@ -57,6 +58,7 @@ _FAMILIES = {
     schema.SUBSCRIPTION: "subscriptions",
     schema.WINDOW: "windows",
     schema.QUEUED: "messages of one session",
+    schema.REPLAY: "replays",
     schema.RETAINED: "retained messages",
     schema.WILL: "wills",
     schema.HANDOFF: "hand-off logs",
@@ -331,6 +333,7 @@ class _Store:
             schema.SUBSCRIPTION: lambda key, value: (schema.split_subscription(key), schema.decode_subscription(value)),
             schema.WINDOW: lambda _, value: schema.decode_rest(schema.decode_window(value).rest),
             schema.QUEUED: lambda key, value: (schema.split_queued(key), schema.decode_queued(value)),
+            schema.REPLAY: lambda key, value: (split_replay(key), decode_replay(value)),
             schema.RETAINED: _retained,
             schema.WILL: lambda key, value: (key[1:].decode(), schema.decode_will(value)),
             schema.HANDOFF: _handoff,

@@ -221,6 +221,21 @@ class Limits(BaseModel):
         "Topic Filters of a session whose retained messages are being looked up at a time",
         "the next ones wait, in order", ge=1,
     )  # fmt: skip
+    replays_per_session_max: int = _bound(
+        16, "replays", "replays_refused",
+        "Subscriptions of a session that read the archive (user property `mqttd-offset`)",
+        "SUBACK 0x97", ge=0,
+    )  # fmt: skip
+    replays_max: int = _bound(
+        1000, "replays", "replays_refused",
+        "Subscriptions of all sessions of a worker that read the archive",
+        "SUBACK 0x97", ge=0,
+    )  # fmt: skip
+    replay_page_bytes: int = _bound(
+        64 * _KIB, "bytes", "",
+        "What a replay asks of the archives at once, all workers together, about twice of which it holds in memory",
+        "a threshold: the rest is asked for when half of that has gone to the client", ge=4096, le=4 * _MIB,
+    )  # fmt: skip
 
     # -- memory
     retained_messages_max: int = _bound(

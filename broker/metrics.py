@@ -79,6 +79,12 @@ _HELP: dict[str, str] = {
     "store_held": "Times that a publisher before MQTT 5 was not read because a store was full.",
     "store_refused": "Publishes and subscriptions that were refused, and connections that were closed, because a store "
     "was full or failed.",
+    "replays": "Subscriptions that read the archive.",
+    "replayed_messages": "Messages of the archive put into the queues of sessions that replay.",
+    "replayed_bytes": "Topics, properties and payloads of those.",
+    "replay_pages": "Pages read from the archive of this worker, for its own sessions and those of other workers.",
+    "replays_refused": "Topic Filters with mqttd-offset that were refused.",
+    "replays_fallen_behind": "Times that retention had removed what a replay had not read.",
     "store_blocks_read": "Blocks of messages read back from the store, for sessions that are behind.",
     "store_reads_shared": "Batches that were not read, because another session had just read them.",
     "archive_bytes": "Bytes of blocks in the archive.",

@@ -20,6 +20,8 @@ from broker.disk import Disk
 from broker.gauges import Gauges
 from broker.peering import Peering
 from broker.recording import Recording
+from broker.replay_opening import Opening
+from broker.replaying import Replaying
 from broker.retaining import Retaining
 from broker.sessions import Sessions
 from broker.sharing import rule_of
@@ -123,6 +125,8 @@ class Node:
         self.connecting = Connecting(self)
         self.subscribing = Subscribing(self)
         self.retaining = Retaining(self)
+        self.replaying = Replaying(self)
+        self.opening = Opening(self)
         self.peering = Peering(self)
         self.gauges = Gauges(self)
         self.hand_over = hand_over or self._no_home
@@ -131,7 +135,12 @@ class Node:
         self.flush_mesh: Callable[[], None] = lambda: None
         """Sends what the links were given; the worker delays it to gather more."""
         self.peers_changed: Callable[[], None] = lambda: None
-        # the data path's callbacks, without a step in between
+        self.sys_topics = SysTopics(self)
+        self._expose()
+        self._sweep()
+
+    def _expose(self) -> None:
+        """The data path's callbacks, without a step in between."""
         self.connect = self.connecting.connect
         self.auth = self.authenticating.auth
         self.disconnect = self.connecting.disconnect
@@ -143,8 +152,7 @@ class Node:
         self.unsubscribe = self.subscribing.unsubscribe
         self.retained_changed = self.custody.retained_changed
         self.unstored = self.disk.unstored
-        self.sys_topics = SysTopics(self)
-        self._sweep()
+        self.drained = self.replaying.drained
 
     def reload(self, settings: Settings) -> None:
         """Take over what may change while the worker runs (it concerns what happens from now on)."""
@@ -183,6 +191,7 @@ class Node:
     def _sweep(self) -> None:
         self.router.sweep()
         self.retaining.sweep()
+        self.replaying.sweep()
         self.gauges.update()
         self.disk.sweep()
         self.connecting.sweep()
@@ -256,6 +265,25 @@ class Node:
             self.router.set_memory_full(peer, payload == b"\1")
         elif kind == b"d":
             self.disk.told(peer, payload)
+        else:
+            self._told_of_archives(peer, kind, payload)
+
+    def _told_of_archives(self, peer: int, kind: bytes, payload: bytes) -> None:
+        sources = self.replaying.sources
+        if kind == b"R":
+            self.replaying.answered(peer, payload)
+        elif kind == b"b":
+            self.replaying.told_beat(peer, payload)
+        elif kind == b"O":
+            self.opening.started(peer, payload)
+        elif sources is None:
+            return
+        elif kind == b"r":
+            sources.asked(peer, payload)
+        elif kind == b"c":
+            sources.end(peer, payload)
+        elif kind == b"o":
+            sources.probed(peer, payload)
 
     def greet(self, peer: int) -> None:
         """A sibling is heard (again): what it cannot know of this worker by now."""

@@ -165,6 +165,7 @@ class Peering:
         self._node.log.debug("peer_ready", peer=peer)
         self._node.greet(peer)
         self._node.retaining.peer_ready(peer)
+        self._node.replaying.peer_ready(peer)
         self._node.peers_changed()
 
     def away(self, peer: int) -> None:
@@ -173,6 +174,7 @@ class Peering:
         self._row.add(count.PEERS_AWAY)
         self._router.peer_away(peer)
         self._router.forget_holds(peer)
+        self._node.opening.peer_away(peer)
         self._node.peers_changed()
 
     def unconfirmed(self, peer: int) -> None:
@@ -186,6 +188,8 @@ class Peering:
         self._node.log.warning("peer_gone", peer=peer)
         self._router.peer_live(peer, False)
         self._router.forget_holds(peer)
+        self._node.opening.peer_away(peer)
+        self._node.replaying.peer_gone(peer)
         if not self._keeps:
             self._router.forget_interest(peer)
             self._node.submit(peer)  # what this tick has for it is told as lost together with the rest

@@ -8,6 +8,7 @@ be reached.
                   from its disconnection; one that has expired, or was to end with its connection, is made all the same
                   and ended when siblings can be reached: its shares of groups go to other members
     subscription  of a session that is there; others are deleted, as windows are
+    replay        of a session that is there: goes on from its position when the client is back
     window        the router's: what is in flight, and up to where the session has read
     will          of a client that was connected: due after its Will Delay Interval from now, or with the end of its
                   session if that is earlier; of one that had gone: when it was due anyway. A client that is back before
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING
 from broker.sessions import NEVER
 from leveldb_store import schema
 from leveldb_store.contract import StoreError
+from leveldb_store.replay_schema import decode_replay, split_replay
 from pyx import counters as count
 from pyx.packets import Will
 from pyx.router import expiry_offset
@@ -158,6 +160,7 @@ class _Recovery:
     def run(self) -> None:
         self._sessions()
         self._subscriptions()
+        self._replays()
         self._windows()
         self._forget_logs()  # not before what is in flight was taken out of them
         self._retained()
@@ -215,6 +218,16 @@ class _Recovery:
             if group is None:
                 self._filters.add(text)
             self._router.restore_subscription(session, text, options, identifier, group, since)
+            self._found.subscriptions += 1
+
+    def _replays(self) -> None:
+        for key, value in self._records(schema.REPLAY):
+            client_id, text = split_replay(key)
+            session = self._node.sessions.get(client_id)
+            if session is None:
+                self._router.delete_record(key)
+                continue
+            self._node.replaying.restore(session, text, decode_replay(value))
             self._found.subscriptions += 1
 
     def _forget_logs(self) -> None:

@@ -41,6 +41,7 @@ from broker.stretches import Log, Stretch, Wanted
 from leveldb_store import schema
 from leveldb_store.contract import StoreError
 from leveldb_store.database import Database, Options, sync_directory, told
+from leveldb_store.replay_schema import decode_replay, split_replay
 from pyx.placement import group_number, owner
 from pyx.stored import part_before, part_ends, part_running
 from pyx.topics import parse_share
@@ -308,6 +309,7 @@ class _Repartition:
                 _HandOff(self, source).run()
         for source in self.sources:
             self._copy_sessions(source)
+            self._copy_replays(source)
             self._copy_windows(source)
             self._copy_queued(source)
             self._copy_wills(source)
@@ -464,6 +466,15 @@ class _Repartition:
                 since = target.stretches[source.index].place(since)
             target.put(key, schema.encode_subscription(options, identifier, since))
             self.moved.subscriptions += 1
+
+    def _copy_replays(self, source: _Source) -> None:
+        # positions are message numbers: they are the same for every number of workers
+        for key, value in self.scan(source, schema.REPLAY):
+            index = source.target_of.get(split_replay(key)[0])
+            if index is not None:
+                decode_replay(value)
+                self.targets[index].put(key, value)
+                self.moved.subscriptions += 1
 
     def _copy_windows(self, source: _Source) -> None:
         left = dict(source.target_of)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from broker.queueing import first_rule
+from broker.replay_opening import asked_offsets
 from pyx import counters as count
 from pyx.codec import encode_suback, encode_unsuback
 from pyx.reasons import ReasonCode
@@ -83,6 +84,9 @@ class Subscribing:
             # what CONNACK said that it is not there breaks the protocol (MQTT 5, 3.2.2.3.11 to .13)
             self._node.connecting.protocol_error_reason(conn, missing, f"a subscription {_WHY[missing]}")
             return
+        if conn.version == 5 and (offsets := asked_offsets(packet)):
+            self._node.opening.subscribe(conn, session, packet, offsets)
+            return
         packet_id = packet.packet_id  # the packet itself is not kept while its answer waits
         codes: list[int] = []
         wanted: list[bytes] = []  # filters whose retained messages are to be sent
@@ -90,7 +94,7 @@ class Subscribing:
         for item in packet.filters:
             named = text = item.filter
             options = item.options
-            refused = self._check(session, text)
+            refused = self.check(session, text)
             if refused:
                 codes.append(refused)
                 continue
@@ -101,6 +105,8 @@ class Subscribing:
                 group, text = share
             if options & _QOS > protocol.maximum_qos:  # [MQTT-3.2.2-10]
                 options = options & ~_QOS | protocol.maximum_qos
+            if group is None:
+                self._end_replay(session, text)
             new = router.subscribe(session, text, options, identifier, group)
             custody.subscribed(session, text, group, options, identifier, named)
             self._node.recording.subscribed(session, named, options, identifier)
@@ -132,7 +138,7 @@ class Subscribing:
         if session is None or len(made) < sum(code <= _QOS for code in codes):
             return None
         for named, text, group in made:
-            self._remove(session, named, text, group)
+            self.remove(session, named, text, group)
         refused = [ReasonCode.QUOTA_EXCEEDED if code <= _QOS else code for code in codes]
         properties = self._reason_string(conn, refused)
         return encode_suback(conn.version, packet_id, refused, properties, conn.packet_bytes_max)
@@ -154,8 +160,8 @@ class Subscribing:
                 return ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
         return None
 
-    def _check(self, session: Session, text: bytes) -> int:
-        """0, or why this filter is refused."""
+    def check(self, session: Session, text: bytes) -> int:
+        """0, or the reason code with which this filter is refused."""
         limits, protocol = self._node.settings.limits, self._node.settings.protocol
         if text.startswith(_SHARED):
             share = parse_share(text)
@@ -168,7 +174,7 @@ class Subscribing:
             return ReasonCode.TOPIC_FILTER_INVALID
         if not protocol.wildcard_subscription_available and contains_wildcard(text):
             return ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
-        full = session.subscriptions >= limits.filters_per_session_max
+        full = session.subscriptions + len(session.replays or ()) >= limits.filters_per_session_max
         if full or self._router.subscriptions.count >= limits.filters_max:
             self._node.counters.add(count.FILTERS_REFUSED)
             return ReasonCode.QUOTA_EXCEEDED
@@ -209,7 +215,9 @@ class Subscribing:
             if not is_topic_filter(text):
                 codes.append(ReasonCode.TOPIC_FILTER_INVALID)
                 continue
-            found = self._remove(session, named, text, group)
+            found = self.remove(session, named, text, group)
+            if group is None:
+                found = self._end_replay(session, text) or found
             codes.append(ReasonCode.SUCCESS if found else ReasonCode.NO_SUBSCRIPTION_EXISTED)
         packet_id = packet.packet_id
         unsuback = self._unsuback(conn, packet_id, codes)
@@ -220,8 +228,12 @@ class Subscribing:
             unstored=lambda conn: self._not_ended(conn, packet_id, codes),
         )
 
-    def _remove(self, session: Session, named: bytes, text: bytes, group: bytes | None) -> bool:
-        """End a subscription. False: there was none."""
+    def _end_replay(self, session: Session, text: bytes) -> bool:
+        self._node.opening.cancel(session, text)
+        return self._node.replaying.stop(session, text)
+
+    def remove(self, session: Session, named: bytes, text: bytes, group: bytes | None) -> bool:
+        """End a subscription that is no replay. False: there was none."""
         found = self._router.unsubscribe(session, text, group)
         if found:
             self._node.custody.unsubscribed(session, named)
@@ -263,5 +275,9 @@ class Subscribing:
         if conn.version == 5 and conn.problem_information:
             for number, code in enumerate(codes, 1):
                 if code >= ReasonCode.UNSPECIFIED_ERROR:
-                    return {"reason_string": f"filter {number} {_WHY.get(ReasonCode(code), 'is refused')}"}
+                    return {"reason_string": f"filter {number} {self.why(code)}"}
         return None
+
+    def why(self, code: int) -> str:
+        """What is wrong with a filter that is refused with this reason code."""
+        return _WHY.get(ReasonCode(code), "is refused")

@@ -39,6 +39,7 @@ from broker.connecting import AT_ONCE
 from broker.handoffs import kept_links
 from broker.logs import Log, StandardLibrary
 from broker.node import Node
+from broker.pace import Pace
 from broker.recovery import Recovered, identify, recover
 from leveldb_store.contract import StoreError
 from leveldb_store.memory import MemoryStore
@@ -164,6 +165,7 @@ class Worker:
         self._armed = False
         self._sent_at = 0.0
         self._coalesce = settings.limits.mesh_coalesce_microseconds_max * 1e-6
+        self._pace = Pace(self.reactor, self.node.replaying)
         self._recovered: Recovered | None = self._recover()
 
     def _open_store(self, seat: Seat) -> Store:
@@ -215,6 +217,7 @@ class Worker:
         self.reactor.watch(self.hashes.fileno(), self._on_hashes)
         if self.store.fileno() >= 0:
             self.reactor.watch(self.store.fileno(), self._on_stored)
+        self._pace.start()
         loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
         loop.add_reader(self.reactor.fileno(), self._poll)
@@ -428,6 +431,7 @@ class Worker:
         self.reactor.unwatch(self.seat.control.fileno())
         self.reactor.unwatch(self.hashes.fileno())
         self.hashes.close()
+        self._pace.close()
         self.reactor.unwatch(self.seat.handoff_receive.fileno())
         if self.store.fileno() >= 0:
             self.reactor.unwatch(self.store.fileno())

@@ -46,6 +46,7 @@ ARCHIVED: Final = b"A"
 ARCHIVE_RULE: Final = b"C"
 ARCHIVE_REMOVED: Final = b"K"
 EVENT: Final = b"E"  # leveldb_store/events.py
+REPLAY: Final = b"O"  # leveldb_store.replay_schema
 
 BLOCK_FORMAT: Final = 1
 BLOCK_HEAD: Final = struct.Struct("<BI")

@@ -114,6 +114,8 @@ cdef class Backlog(Holding):
                 origin = self.sharing = q.origin
                 number = q.number
                 s.dequeue()
+                if s.queue_count == 0 and s.replays is not None:
+                    self.drained.append(s)
                 if s.watched is not None:
                     overtaken = flags & RETAINED_COPY and s.overtaken(
                         PyBytes_FromStringAndSize(<const char*>m.content.topic, m.content.topic_len), m.content.number,

@@ -26,6 +26,7 @@ cpdef enum:
     LOG_BYTES
     ARCHIVE_BYTES                   # of the archive's blocks
     EVENTS_BYTES                    # of recorded events on the disk
+    REPLAYS                         # subscriptions that read the archive
     STORE_FULL                      # 1: the store takes no new message
     STORE_FAILED                    # 1: the disk refuses, nothing becomes durable
     # connections
@@ -136,6 +137,12 @@ cpdef enum:
     HANDOFF_TIMEOUTS
     HANDOFFS_REFUSED
     PEERS_AWAY                      # times a sibling was silent or stalled for too long
+    # subscriptions that read the archive (broker/replaying.py)
+    REPLAYED_MESSAGES               # put into the queues of their sessions
+    REPLAYED_BYTES                  # topics, properties and payloads of those
+    REPLAY_PAGES                    # read from the archive of this worker, for its own sessions and those of siblings
+    REPLAYS_REFUSED
+    REPLAYS_FALLEN_BEHIND           # times retention had removed what one had not read
     # mesh; what was sent is counted per link, see below
     MESH_ENTRIES_SENT
     MESH_ENTRIES_RECEIVED

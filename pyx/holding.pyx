@@ -22,14 +22,16 @@ A publisher waits for one publish at most hold_ms_max, whoever it waits for; for
 where it cannot be told: a v5 client is refused at once.
 """
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.ref cimport PyObject
 from libc.stdint cimport int64_t
 from libc.stdlib cimport calloc
+from libc.string cimport memset
 
 from pyx cimport counters as count
 from pyx.connection cimport OPEN, PendingAck
 from pyx.packets cimport PUBCOMP, PUBREC
 from pyx.records cimport LogKey
-from pyx.routing cimport Peer, QUOTA_EXCEEDED
+from pyx.routing cimport Peer, QUOTA_EXCEEDED, pointers_push
 from pyx.subscriptions cimport Filter, Membership, filter_text
 
 cdef enum:
@@ -334,6 +336,31 @@ cdef class Holding(Windows):
     def is_store_full(self):
         """This worker's store takes no new message."""
         return bool(self.store_full >> self.worker & 1)
+
+    def answer_later(self, Connection conn not None):
+        """An answer that is not known yet: what is answered after it waits for it. -> what `settle_answer` is given
+        then."""
+        cdef PendingAck a
+        cdef list waits = [None, None, None]
+        memset(&a, 0, sizeof(a))
+        a.packet = <PyObject*>waits
+        conn.push_ack(&a)
+        if not conn.waiting:
+            conn.waiting = True
+            pointers_push(&self.waiting, conn)
+        return waits
+
+    def settle_answer(self, Connection conn not None, list answer not None, bytes packet not None, then=None,
+                      unstored=None):
+        """It is known: it leaves as one of `answer_packet` does."""
+        cdef uint32_t i
+        cdef PendingAck* a
+        answer[:] = [packet, then, unstored]
+        for i in range(conn.ack_count):
+            a = &conn.acks[(conn.ack_head + i) & (conn.ack_cap - 1)]
+            if a.packet == <PyObject*>answer:
+                a.ticket = self.last_ticket + 1 if self.recorded else 0
+        self.acks_due = True
 
     def refuse_unstored(self, uint64_t workers):
         """Publishes whose acks wait for the disks of these workers (bits) wait no longer: v5 clients are told that they

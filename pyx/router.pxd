@@ -25,6 +25,7 @@ cdef class Router(Sharing):
     cdef int pubrec(self, Session s, Connection conn, uint16_t packet_id, uint8_t reason) except -1
     cdef int pubcomp(self, Session s, uint16_t packet_id) except -1
     cdef int tell_interest(self, Filter* f, bytes text, bytes group, bint durable) except -1
+    cdef int tell_drained(self) except -1
     cdef int drop_unsubscribed(self, Session s) except -1
     cdef int hand_on_or_drop(self, uint32_t group, Message m, int counter) except -1
     cdef Group* group_of(self, Filter* f, bytes name) noexcept

@@ -191,8 +191,16 @@ cdef class Router(Sharing):
                 self.serve_ready()
             if self.dirty_peers:
                 self.forward_now()          # questions for retained messages, which follow their SUBACK
+        if self.drained:
+            self.tell_drained()
         if self.recorded:
             self.commit()                   # what was decided since
+
+    cdef int tell_drained(self) except -1:
+        cdef list sessions = self.drained
+        self.drained = []
+        self.handler.drained(sessions)
+        return 0
 
     cdef int puback(self, Session s, uint16_t packet_id, uint8_t reason) except -1:
         cdef Inflight* slot = s.slot(packet_id)
@@ -400,7 +408,7 @@ cdef class Router(Sharing):
         s.batch = None                  # read again without it
         s.batch_at = 0
         if number:
-            for m, record in s.take_queued(number):
+            for m, record in s.take_queued(number, SHARED_COPY):
                 if record:
                     self.forget_queued(s, record)
                 self.hand_on_or_drop(number, m, count.DROPPED_UNSUBSCRIBED)

@@ -95,6 +95,7 @@ cdef class Routing:
     cdef uint64_t number_kept           # the store has it that numbers up to here are not given again
     cdef public Drops drops             # of this minute, by session
     cdef public Prefixes prefixes       # what came and went in this minute, by topic
+    cdef public object on_durable       # called whenever tickets have become durable; None: nobody waits for that
     cdef dict retained_changes          # topic -> Message, or None: none any more; of this tick, to be stored with it
     cdef readonly int worker
     cdef readonly int workers
@@ -139,6 +140,7 @@ cdef class Routing:
     cdef uint64_t last_ticket
     cdef Pointers dirty                 # connections with output
     cdef Pointers ready                 # sessions to be served
+    cdef list drained                   # those with replays whose own queue has been sent: the handler is told
     cdef Pointers waiting               # connections with pending acks
     cdef list peers                     # Peer or None, by worker
     cdef public uint64_t dirty_peers    # have entries to take
@@ -185,6 +187,7 @@ cdef class Routing:
                     uint64_t mask) except -1
     cdef int settle_durability(self, const Content* c) except -1
     cdef int release_acks(self) except -1
+    cdef int release_packet(self, Connection conn, list waits) except -1
     cdef int owe_less(self, Connection conn) except -1
     cdef uint64_t unacknowledged_peers(self) noexcept
     cdef int pause(self, Connection conn) except -1

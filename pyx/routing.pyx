@@ -109,6 +109,8 @@ cdef class Routing:
         self.closing = []
         self.after_acks = []
         self.when_stored = []
+        self.on_durable = None
+        self.drained = []
         self.retained_changes = {}
         self.drops = Drops(0)
         self.prefixes = Prefixes(0, 0)
@@ -147,6 +149,10 @@ cdef class Routing:
             t = self.last_number + 1
         self.last_number = t
         return t << NUMBER_WORKER_BITS | <uint64_t>self.worker
+
+    def raise_number(self, uint64_t number):
+        """Every number from now on is greater than this one."""
+        self.last_number = max(self.last_number, number >> NUMBER_WORKER_BITS)
 
     cdef int set_dirty(self, Connection conn) except -1:
         if not conn.dirty:
@@ -373,6 +379,8 @@ cdef class Routing:
         del self.when_stored[:n]            # thousands may come at once: not one by one
         for _, callback in due:
             callback()
+        if self.on_durable is not None:
+            self.on_durable()
 
     cdef uint64_t next_ticket(self) noexcept:
         # under which all that was decided until now will be durable; 0: it is
@@ -532,7 +540,6 @@ cdef class Routing:
         cdef Peer peer
         cdef uint64_t mask, interest = <uint64_t>-1
         cdef int p
-        cdef bytes packet
         cdef uint8_t* at
         if self.waiting.count == 0 or not self.acks_due:
             return 0
@@ -563,13 +570,9 @@ cdef class Routing:
                 if mask:
                     break
                 if a.packet != NULL:
-                    packet = (<list>a.packet)[0]
-                    if (<list>a.packet)[1] is not None:
-                        self.after_acks.append((<list>a.packet)[1])
-                    at = outbox_reserve(&conn.out, <uint32_t>len(packet))
-                    memcpy(at, <const char*>packet, len(packet))
+                    if not self.release_packet(conn, <list>a.packet):
+                        break
                     Py_XDECREF(a.packet)
-                    self.counters.at[count.ANSWERS_SENT] += 1
                 else:
                     if a.since:
                         self.finished_since = a.since
@@ -594,6 +597,17 @@ cdef class Routing:
         while self.after_acks:
             self.after_acks.pop(0)()
         return 0
+
+    cdef int release_packet(self, Connection conn, list waits) except -1:
+        # 0: it is not known yet (`answer_later`)
+        cdef bytes packet = waits[0]
+        if packet is None:
+            return 0
+        if waits[1] is not None:
+            self.after_acks.append(waits[1])
+        memcpy(outbox_reserve(&conn.out, <uint32_t>len(packet)), <const char*>packet, len(packet))
+        self.counters.at[count.ANSWERS_SENT] += 1
+        return 1
 
     cdef int owe_less(self, Connection conn) except -1:
         # it waits because it sent more than Receive Maximum: read on as soon as that can be judged anew

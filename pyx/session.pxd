@@ -20,6 +20,7 @@ from pyx.subscriptions cimport Memberships
 cdef enum:
     SHARED_COPY = 8             # flag of an in-flight or queued message: it belongs to a share group
     RETAINED_COPY = 16          # of a queued message: a retained one, sent because of a SUBSCRIBE
+    REPLAYED_COPY = 64          # of a queued message: read from the archive, for a subscription that replays
     WATCHED_MAX = 65536         # topics a session remembers while it waits for retained messages
 
 
@@ -46,9 +47,10 @@ cdef struct Inflight:
 cdef struct Queued:
     PyObject* message           # strong
     PyObject* identifiers       # strong or NULL
-    # of a share of a group its Group.number, of a retained message the number of the SUBSCRIBE that asked for it
+    # of a share of a group its Group.number, of a retained message the number of the SUBSCRIBE that asked for it, of a
+    # replayed one the number of that replay
     uint32_t origin
-    uint8_t flags               # as in Inflight; RETAINED_COPY
+    uint8_t flags               # as in Inflight; RETAINED_COPY, REPLAYED_COPY
     uint64_t number             # of its own record in a store that keeps; 0 = none
 
 
@@ -106,6 +108,7 @@ cdef class Session:
     cdef list absences
     cdef list holes                     # [(from, to)] positions that were dropped because the queue was full, or None
     cdef uint64_t* drops                # of this minute, by reason (pyx.tallies); NULL: none
+    cdef public object replays          # broker's own: {Topic Filter: subscription that reads the archive}, or None
     cdef public object details          # broker's own: expiry, will, ...
 
     cdef Inflight* open_slot(self) except NULL
@@ -117,8 +120,8 @@ cdef class Session:
     cdef Inflight* place_slot(self, uint16_t packet_id) except NULL     # with this Packet Identifier, as it was before
     cdef int enqueue(self, Message message, PyObject* identifiers, uint8_t flags, uint32_t origin,
                      uint64_t number) except -1
-    # remove and return the messages of that group, as (message, number of its record)
-    cdef list take_queued(self, uint32_t group)
+    # remove and return the messages of that origin, as (message, number of its record); kind: SHARED_COPY, ...
+    cdef list take_queued(self, uint32_t origin, uint8_t kind)
     cdef void dequeue(self) noexcept
     cdef int clear(self) except -1
     cdef int sent_live(self, bytes topic, uint64_t number) except -1

@@ -17,6 +17,7 @@ class Session:
     queue_rule: int
     version: int
     durable: bool
+    replays: dict[bytes, Any] | None
     details: Any
     def __new__(cls, client_id: str, version: int = 4) -> Session: ...
     def filters(self) -> list[bytes]: ...

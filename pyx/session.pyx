@@ -34,6 +34,7 @@ cdef class Session:
         self.watched = None
         self.resend = None
         self.hold_filters = None
+        self.replays = None
         self.details = None
 
     def __dealloc__(self):
@@ -199,13 +200,13 @@ cdef class Session:
             self.queue = NULL
             self.queue_cap = self.queue_head = 0
 
-    cdef list take_queued(self, uint32_t group):
+    cdef list take_queued(self, uint32_t origin, uint8_t kind):
         cdef uint32_t i, kept = 0
         cdef Queued* q
         cdef list taken = []
         for i in range(self.queue_count):
             q = &self.queue[(self.queue_head + i) & (self.queue_cap - 1)]
-            if q.origin != group or not q.flags & SHARED_COPY:
+            if q.origin != origin or not q.flags & kind:
                 self.queue[(self.queue_head + kept) & (self.queue_cap - 1)] = q[0]
                 kept += 1
                 continue
@@ -308,7 +309,7 @@ cdef class Session:
 
     @property
     def queued(self):
-        """Messages of this session alone that wait (retained ones, shares of a group)."""
+        """Messages of this session alone that wait (retained or replayed ones, shares of a group)."""
         return self.queue_count
 
     def held(self):

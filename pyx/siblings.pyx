@@ -62,6 +62,17 @@ cdef class Siblings(FanOut):
         p.sent = self.tick
         self.dirty_peers |= <uint64_t>1 << peer
 
+    def tell_unkept(self, int peer, bytes kind not None, bytes payload not None):
+        """The same, and it may be lost: whoever says it says it again. Nothing is stored for it on either side."""
+        cdef Content c
+        memset(&c, 0, sizeof(c))
+        c.topic = <const uint8_t*><const char*>kind
+        c.topic_len = <uint16_t>len(kind)
+        c.payload = <const uint8_t*><const char*>payload
+        c.payload_len = <uint32_t>len(payload)
+        self.tell_in_passing(peer, &c)
+        self.dirty_peers |= <uint64_t>1 << peer
+
     def set_interest(self, int peer, bytes text not None, int members, bytes group=None, int online=0, bint full=False):
         """A sibling's interest in a filter, or in a group of it: how many members it has (0: none any more), how many
         of them are online, and whether none of those can take a message now."""

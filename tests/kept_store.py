@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from leveldb_store.memory import MemoryStore
 from pyx.message import Message
 from pyx.records import Batch, Block, Index
+from tests.kept_archive import KeptArchive
 
 __all__ = ["KeptStore"]
 
@@ -25,9 +26,10 @@ class KeptStore(MemoryStore):
     immediate = False
     keeps = True
 
-    def __init__(self, manual: bool = False) -> None:
+    def __init__(self, manual: bool = False, archive: KeptArchive | None = None) -> None:
         super().__init__()
         self.manual = manual
+        self.archive = self.kept_archive = archive
         self.failed: str | None = None
         self.little_room: str | None = None
         self.records: dict[bytes, bytes] = {}
@@ -54,18 +56,19 @@ class KeptStore(MemoryStore):
             until = len(self.batches) if batches is None else min(self.durable + batches, len(self.batches))
             for batch in self.batches[self.durable : until]:
                 for operation in batch:
-                    if isinstance(operation, _Record):
+                    if isinstance(operation, _Record | _Archived):
                         operation(self)
             self.durable = until
         return self.durable
 
     def after_crash(self, manual: bool | None = None) -> KeptStore:
         """The store that is there after a SIGKILL, or after the power went: what was durable."""
-        after = KeptStore(self.manual if manual is None else manual)
+        archive = self.kept_archive.after_crash() if self.kept_archive is not None else None
+        after = KeptStore(self.manual if manual is None else manual, archive)
         after.records = dict(self.records)
         after.recorded = self.recorded
         for operation in itertools.chain(self._found, *self.batches[: self.durable]):
-            if not isinstance(operation, _Record):
+            if not isinstance(operation, _Record | _Archived):
                 operation(after)
         # whatever happened until now, the next crash finds it in one piece
         after._at.clear()
@@ -89,6 +92,11 @@ class KeptStore(MemoryStore):
         last = block.first + block.count - 1
         self._do(_Appended(parts, last))
         return len(self.batches) + 1
+
+    def append_archived(self) -> None:
+        """See the contract."""
+        if self.kept_archive is not None:
+            self._batch.append(_Archived(self.kept_archive.take()))
 
     def put(self, key: bytes, value: bytes) -> None:
         """See the contract."""
@@ -185,3 +193,14 @@ class _Appended:
 
     def __call__(self, store: KeptStore) -> None:
         store.appended(self._parts, self._last)
+
+
+class _Archived:
+    """Messages were archived: they are there when that is durable."""
+
+    def __init__(self, messages: list[Message]) -> None:
+        self._messages = messages
+
+    def __call__(self, store: KeptStore) -> None:
+        assert store.kept_archive is not None
+        store.kept_archive.wrote(self._messages)

@@ -28,8 +28,9 @@ from broker.recovery import Recovered, recover
 from leveldb_store.contract import Store
 from leveldb_store.memory import MemoryStore
 from pyx.connection import Connection
+from tests.kept_archive import KeptArchive
 from tests.kept_store import KeptStore
-from tests.simulation import checkers
+from tests.simulation import checkers, readers
 from zmq_mesh.contract import LinkLimits
 from zmq_mesh.envelope import decode_entries
 from zmq_mesh.interest import Publisher
@@ -143,7 +144,8 @@ class Worker:
         """Accepted by the kernel; it outlives the process."""
         self.handed: deque[tuple[Line, bytes, float]] = deque()
         """Lines of other workers with what was read of them and their deadline; outlives the process too."""
-        self.disk = KeptStore(manual=True)
+        archive = KeptArchive([readers.ARCHIVED.encode()]) if world.archives else None
+        self.disk = KeptStore(manual=True, archive=archive)
         """What survives (survives)."""
         self._written = 0
         self._durable_at = 0.0
@@ -197,6 +199,7 @@ class Worker:
         node.hand_over = self._hand_over
         node.peers_changed = self._peers_changed
         node.flush_mesh = self._flush_mesh
+        node.replaying.wake = self.wake
         node.router.forward_now = self._forward_soon
 
     def kill(self) -> None:
@@ -343,6 +346,11 @@ class Worker:
             self._poll()
         if self._inbox:
             self._on_mesh()
+        if self.node.replaying.has_work:
+            self.node.replaying.run()
+            self.finish()
+            if self.node.replaying.has_work:
+                self.wake()
         self.world.after_tick(self)
 
     def _client_work(self) -> bool:

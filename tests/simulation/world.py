@@ -24,7 +24,7 @@ from broker.sharing import Shared
 from pyx.placement import owner
 from pyx.router import STRATEGIES
 from shards.placement import home
-from tests.simulation import checkers
+from tests.simulation import checkers, readers
 from tests.simulation.clients import Client, Plan
 from tests.simulation.clock import Clock
 from tests.simulation.history import History, Publish, Violation
@@ -89,6 +89,8 @@ class World:
                 takeovers_per_minute_max=0,
             ),
         )
+        self.archives = self.survives and seed % 4 == 0
+        """Some topics are archived, and some clients replay them."""
         self.disconnects_when_full = self.settings.queue_full == "disconnect"
         self.link_limits = LinkLimits(
             peer_outbox_bytes_max=pick([2000, 20_000]) if self.small_links else 8 << 20,
@@ -118,6 +120,8 @@ class World:
         """Deeds of clients and faults so far."""
         for number in range(clock.random.randrange(5, 12)):
             self._new_client(f"c{number}", self._plan())
+        if self.archives:
+            self.clients.update((reader.name, reader) for reader in readers.make(self, seed))
 
     def _plan(self) -> Plan:
         clock = self.clock
@@ -234,6 +238,7 @@ class World:
         for worker in self.workers:
             checkers.check_worker(worker)
         checkers.check_history(self)
+        readers.check_readers(self)
         self._check_retained()
         for worker in self.workers:
             worker.node.router.abandon()
@@ -242,9 +247,13 @@ class World:
 
     def _start_clients(self) -> None:
         clock = self.clock
-        lasting = [each for each in self.clients.values() if each.plan.expiry > 100][:3]
+        others = [each for each in self.clients.values() if not isinstance(each, readers.Reader)]
+        lasting = [each for each in others if each.plan.expiry > 100][:3]
         self.anchors = [each.name for each in lasting if clock.chance(0.7)]
         for client in self.clients.values():
+            if isinstance(client, readers.Reader):
+                client.start()
+        for client in others:
             if client.name in self.anchors or clock.chance(0.3):
                 groups = clock.random.sample(list(GROUPS.values()), clock.random.randrange(1, len(GROUPS) + 1))
                 client.subscribe([(text, clock.random.randrange(1, 3)) for text in groups])
@@ -417,6 +426,7 @@ class World:
                         f"session {session.client_id}: {session.unacknowledged} in flight, {session.queued} queued, "
                         f"backlog {backlog}, connected {session.connection is not None}"
                     )
+        yield from readers.behind(self)
         for client in self.clients.values():
             if not client.quiet:
                 yield (

@@ -4,7 +4,7 @@ from cpython.ref cimport PyObject, Py_INCREF
 from libc.stdint cimport uint16_t, uint32_t, uint8_t
 
 from pyx.message cimport Message
-from pyx.session cimport WAIT_PUBACK, Session
+from pyx.session cimport SHARED_COPY, WAIT_PUBACK, Session
 
 
 def open_slot(Session session not None, Message message=None):
@@ -39,7 +39,7 @@ def enqueue(Session session not None, Message message not None, bytes identifier
 
 
 def take_queued(Session session not None, uint32_t group):
-    return session.take_queued(group)
+    return session.take_queued(group, SHARED_COPY)
 
 
 def dequeue(Session session not None):

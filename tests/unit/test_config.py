@@ -23,6 +23,9 @@ Write = Callable[[str], str]
 
 #: Bounds that a whole host in trouble reaches, and the tests in which it does
 ELSEWHERE = {
+    "replays_per_session_max": "tests/unit/test_replaying.py::test_limits",
+    "replays_max": "tests/unit/test_replaying.py::test_limits",
+    "replay_page_bytes": "tests/unit/test_replaying.py::test_memory_is_bounded_by_pages",
     "link_silence_seconds_max": "tests/chaos/test_worker_stopped.py::test_a_client_whose_home_does_not_run_is_refused_"
     "in_time",
     "peer_stall_seconds_max": "tests/unit/test_links.py::test_stall_counts_as_away_and_ends_when_the_log_is_empty",
@@ -264,7 +267,9 @@ def test_the_counter_of_every_bound_exists() -> None:
         elif counter:
             assert counter in NAMES, name
         else:
-            assert name in ("share_large_bytes", "session_expiry_seconds_default_v3", "topic_alias_out_max"), name
+            assert name in (
+                "share_large_bytes", "session_expiry_seconds_default_v3", "topic_alias_out_max", "replay_page_bytes",
+            ), name  # fmt: skip
 
 
 @pytest.mark.whole_tree

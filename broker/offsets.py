@@ -1,0 +1,89 @@
+"""Positions in the archive, as clients write and read them (user property `mqttd-offset`), and times.
+
+A position is `1`, eight digits that name the archive, and sixteen digits of a message number: everything up to that
+number, from every worker, has been delivered. To clients it is an opaque string.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from hashlib import blake2b
+from typing import Final, NamedTuple
+
+__all__ = ["EARLIEST_NAME", "LOST_NAME", "NAME", "Asked", "OffsetError", "asked", "tag_of"]
+
+NAME: Final = "mqttd-offset"
+"""Of the user property in SUBSCRIBE and in PUBLISH."""
+EARLIEST_NAME: Final = "mqttd-offset-earliest"
+"""In the SUBACK that refuses a position before the log's start: where it starts."""
+LOST_NAME: Final = "mqttd-offset-lost"
+"""In the first PUBLISH behind a gap: what lay between this position and the message's was removed by retention."""
+
+_FORMAT: Final = b"1"
+_TAG_BYTES: Final = 4
+_DIGITS: Final = 16
+_WORKER_BITS: Final = 8
+_HIGHEST: Final = 2**64 - 1
+# RFC 3339, 5.6: date-time. A space may stand for T there, too
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(\.\d+)?([Zz]|[+-]\d\d:\d\d)\Z", re.ASCII)
+
+
+class OffsetError(Exception):
+    """No position of this archive. One line."""
+
+
+class Asked(NamedTuple):
+    """Where a subscription is to begin. Neither: at the earliest message there is."""
+
+    after: int = 0
+    """Behind this number."""
+    is_position: bool = False
+    """It was given as a position: what lies behind it must be there."""
+    is_latest: bool = False
+
+
+def tag_of(epoch: str) -> bytes:
+    """What the positions of this archive begin with; 9 characters."""
+    return _FORMAT + blake2b(epoch.encode(), digest_size=_TAG_BYTES).hexdigest().encode()
+
+
+def asked(values: list[str], tag: bytes, last: int) -> Asked:
+    """What the values of the user property say. `last`: the highest number that may be behind a client by now.
+
+    Raises OffsetError.
+    """
+    if len(values) != 1:
+        raise OffsetError(f"{NAME} is there {len(values)} times")
+    (text,) = values
+    if text == "earliest":
+        return Asked()
+    if text == "latest":
+        return Asked(is_latest=True)
+    if (moment := _time(text)) is not None:
+        return Asked(after=min(moment, last)) if moment < last else Asked(is_latest=True)
+    begin = tag.decode()
+    digits = text[len(begin) :]
+    if len(text) != len(begin) + _DIGITS or not re.fullmatch(r"[0-9a-f]+", text, re.ASCII) or text[0] != begin[0]:
+        raise OffsetError(f"{NAME} is no position, no RFC 3339 time, and neither earliest nor latest")
+    if not text.startswith(begin):
+        raise OffsetError(f"{NAME} is a position of another archive")
+    number = int(digits, 16)
+    if number > last:
+        raise OffsetError(f"{NAME} lies behind the end of the archive")
+    return Asked(after=number, is_position=True)
+
+
+def _time(text: str) -> int | None:
+    """The highest number of a message that was received before this time; None: it is no time."""
+    found = _TIME.match(text)
+    if found is None:
+        return None
+    day, clock, fraction, zone = found.groups()
+    try:
+        moment = datetime.fromisoformat(f"{day}T{clock}{'+00:00' if zone in 'Zz' else zone}").astimezone(UTC)
+    except (ValueError, OverflowError):  # the 31st of February; a leap second; before the year 1
+        raise OffsetError(f"{NAME} is no time of the calendar") from None
+    seconds = int((moment - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds())
+    microseconds = seconds * 1_000_000 + int(f"{fraction or '.0'}000000"[1:7])
+    return max(0, min((microseconds << _WORKER_BITS) - 1, _HIGHEST))

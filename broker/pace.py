@@ -1,0 +1,69 @@
+"""When replays work: a timer of the kernel in the reactor's set, so that the pauses can be shorter than a millisecond.
+
+After each piece of work that took a time t, what it sent included, there is none for t: clients that replay have at
+most half of a worker, and every other client is served between two pieces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import time
+from struct import Struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from broker.replaying import Replaying
+    from pyx.reactor import Reactor
+
+__all__ = ["Pace"]
+
+_SPEC = Struct("qqqq")  # struct itimerspec: interval, then value, each in seconds and nanoseconds
+_TFD_NONBLOCK, _TFD_CLOEXEC, _CLOCK_MONOTONIC = 0o4000, 0o2000000, 1
+_NOW_NS = 1000
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Pace:
+    """Of one worker."""
+
+    def __init__(self, reactor: Reactor, replaying: Replaying) -> None:
+        self._reactor = reactor
+        self._replaying = replaying
+        self._timerfd = -1
+        self._rests_until = 0
+        """Monotonic ns."""
+
+    def start(self) -> None:
+        """After the fork. Raises OSError."""
+        self._timerfd = _libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK | _TFD_CLOEXEC)
+        if self._timerfd < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+        self._reactor.watch(self._timerfd, self._work)
+        self._replaying.wake = self._arm
+        if self._replaying.has_work:
+            self._arm()
+
+    def _arm(self) -> None:
+        wait = max(_NOW_NS, self._rests_until - time.monotonic_ns())
+        _libc.timerfd_settime(self._timerfd, 0, _SPEC.pack(0, 0, wait // 1_000_000_000, wait % 1_000_000_000), None)
+
+    def _work(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._timerfd, 8)
+        begun = time.monotonic_ns()
+        self._replaying.run()
+        self._reactor.finish()
+        now = time.monotonic_ns()
+        self._rests_until = 2 * now - begun
+        if self._replaying.has_work:
+            self._arm()
+
+    def close(self) -> None:
+        """No more work."""
+        if self._timerfd >= 0:
+            self._reactor.unwatch(self._timerfd)
+            os.close(self._timerfd)
+            self._timerfd = -1
+            self._replaying.wake = lambda: None

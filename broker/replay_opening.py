@@ -1,0 +1,248 @@
+"""SUBSCRIBE with the user property `mqttd-offset`: whether it can be, where it begins, and the SUBACK.
+
+All Topic Filters of the packet begin at the same place. A position is refused when something behind it was removed, on
+any worker; `latest` begins behind every number that was given when the SUBSCRIBE came, so that a publish that begins
+after the SUBACK reaches the subscriber. Both are known to each worker alone: siblings that can be reached are asked
+first, and the SUBACK waits for them, as what is answered after it does. One that goes away meanwhile is waited for no
+longer. Until then what was subscribed before stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from broker.offsets import EARLIEST_NAME, NAME, Asked, OffsetError, asked
+from broker.replay_sources import probe_of, starts_of
+from pyx import counters as count
+from pyx.codec import encode_suback
+from pyx.reasons import ReasonCode
+from pyx.replay import write_position
+
+if TYPE_CHECKING:
+    from broker.node import Node
+    from pyx.connection import Connection
+    from pyx.packets import Subscribe
+    from pyx.session import Session
+
+__all__ = ["Opening", "asked_offsets"]
+
+_QOS = 0x03
+_CANNOT = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+_AHEAD = 60_000_000 << 8
+"""A position may lie so far ahead of the clock (a minute): those of workers differ when it was set."""
+
+
+def asked_offsets(packet: Subscribe) -> list[str]:
+    """The values of the user property."""
+    properties: list[tuple[str, str]] = packet.properties.get("user_property", [])
+    return [value for name, value in properties if name == NAME]
+
+
+class _Wanted:
+    """One Topic Filter of the packet. `code`: the reason why not, or the granted QoS."""
+
+    __slots__ = ("code", "options", "start", "text", "why")
+
+    def __init__(self, text: bytes, options: int, code: int, why: str) -> None:
+        self.text = text
+        self.options = options
+        self.code = code
+        self.why = why
+        self.start = 0
+        """The highest number that was removed, of all workers."""
+
+
+class _Waiting:
+    """A SUBSCRIBE whose SUBACK is to come."""
+
+    __slots__ = ("answer", "asked", "conn", "identifier", "last", "peers", "session", "packet_id", "wanted")  # noqa: RUF023
+
+    def __init__(self, conn: Connection, session: Session, packet: Subscribe, wanted: list[_Wanted]) -> None:
+        self.conn = conn
+        self.session = session
+        self.packet_id = packet.packet_id
+        self.identifier = packet.identifier
+        self.wanted = wanted
+        self.asked = Asked()
+        self.answer: list[Any] | None = None
+        self.peers: set[int] = set()
+        """Workers that have not answered."""
+        self.last: list[int] = []
+        """By worker: the last number that it had given."""
+
+
+class Opening:
+    """Begins replays."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._router = node.router
+        self._replaying = node.replaying
+        self._waiting: dict[int, _Waiting] = {}
+        self._number = node.router.wall_ms * 1000
+
+    def subscribe(self, conn: Connection, session: Session, packet: Subscribe, values: list[str]) -> None:
+        """Answer it with a SUBACK, now or when siblings have said what they have."""
+        node, replaying = self._node, self._replaying
+        most = node.settings.protocol.maximum_qos
+        number = self._router.next_number()
+        waiting = _Waiting(conn, session, packet, [])
+        wrong = ""
+        if replaying.archive is None:
+            wrong = "nothing is archived here"
+        else:
+            try:
+                ahead = self._router.wall_ms * 1000 << 8
+                waiting.asked = asked(values, replaying.tag, max(number, ahead + _AHEAD))
+            except OffsetError as error:
+                wrong = str(error)
+        made = 0
+        for item in packet.filters:
+            options = item.options if item.options & _QOS <= most else item.options & ~_QOS | most
+            code, why = self._judge(session, item.filter, made) if not wrong else (int(_CANNOT), wrong)
+            made += not code
+            waiting.wanted.append(_Wanted(item.filter, options, code or options & _QOS, why))
+        if made == 0:
+            self._finish(waiting)
+            return
+        waiting.last = [number] * node.workers
+        self._look_here(waiting)
+        if waiting.asked.is_position or waiting.asked.is_latest:
+            waiting.peers = {peer for peer in node.siblings if node.is_ready(peer)}
+        if not waiting.peers:
+            self._finish(waiting)
+            return
+        self._number += 1
+        self._waiting[self._number] = waiting
+        waiting.answer = self._router.answer_later(conn)
+        probe = probe_of(self._number, [wanted.text for wanted in waiting.wanted])
+        for peer in waiting.peers:
+            self._router.tell(peer, b"o", probe)
+
+    def _judge(self, session: Session, text: bytes, made: int) -> tuple[int, str]:
+        """(0 or the reason code, why) of a Topic Filter."""
+        node = self._node
+        if text.startswith(b"$share/"):
+            return _CANNOT, f"is shared: {NAME} is for subscriptions of one client"
+        refused = node.subscribing.check(session, text)
+        if refused:
+            return refused, ""
+        assert self._replaying.archive is not None
+        if not self._replaying.archive.covers(text):
+            return _CANNOT, "is not archived: no [[archive]] table covers it"
+        limits, replays = node.settings.limits, session.replays or {}
+        if text not in replays and (
+            len(replays) + made >= limits.replays_per_session_max or self._replaying.count + made >= limits.replays_max
+        ):
+            return ReasonCode.QUOTA_EXCEEDED, "is beyond replays_per_session_max or replays_max"
+        return 0, ""
+
+    def _look_here(self, waiting: _Waiting) -> None:
+        archive = self._replaying.archive
+        assert archive is not None
+        for wanted in waiting.wanted:
+            if wanted.code <= _QOS:
+                wanted.start = archive.start(wanted.text)
+
+    # ------------------------------------------------------------ siblings
+
+    def started(self, peer: int, payload: bytes) -> None:
+        """The word b"O" of a sibling."""
+        number, last, starts = starts_of(payload)
+        waiting = self._waiting.get(number)
+        if waiting is None or peer not in waiting.peers:
+            return
+        waiting.last[peer] = last
+        for wanted, start in zip(waiting.wanted, starts, strict=True):
+            wanted.start = max(wanted.start, start)
+        self._answered(number, waiting, peer)
+
+    def peer_away(self, peer: int) -> None:
+        """A sibling is silent or dead: nobody waits for it."""
+        for number, waiting in list(self._waiting.items()):
+            if peer in waiting.peers:
+                self._answered(number, waiting, peer)
+
+    def _answered(self, number: int, waiting: _Waiting, peer: int) -> None:
+        waiting.peers.discard(peer)
+        if not waiting.peers:
+            del self._waiting[number]
+            self._finish(waiting)
+
+    def cancel(self, session: Session, text: bytes) -> None:
+        """The client has subscribed or unsubscribed it otherwise, since."""
+        for waiting in self._waiting.values():
+            for wanted in waiting.wanted:
+                if waiting.session is session and wanted.text == text:
+                    wanted.text = b""
+
+    # ------------------------------------------------------------ the answer
+
+    def _finish(self, waiting: _Waiting) -> None:
+        conn, session = waiting.conn, waiting.session
+        if session.connection is not conn:
+            return  # whoever asked has gone, and is told nothing
+        asked_for = waiting.asked
+        made: list[bytes] = []
+        earliest = 0
+        replaced = False
+        for wanted in waiting.wanted:
+            if wanted.code > _QOS or not wanted.text:
+                continue
+            if asked_for.is_position and asked_for.after < wanted.start:
+                wanted.code, wanted.why = int(_CANNOT), f"{NAME} lies before the start of the archive"
+                earliest = max(earliest, wanted.start)
+                continue
+            replaced = self._make(waiting, wanted) or replaced
+            made.append(wanted.text)
+        codes = [wanted.code for wanted in waiting.wanted]
+        self._node.counters.add(count.REPLAYS_REFUSED, sum(code > _QOS for code in codes))
+        suback = self._suback(waiting, codes, earliest)
+
+        def then() -> None:
+            for text in made:
+                replay = (session.replays or {}).get(text)
+                if replay is not None:
+                    self._replaying.begin(replay)
+
+        def unstored(conn: Connection) -> bytes | None:
+            if replaced:
+                return None
+            for text in made:
+                self._replaying.stop(session, text)
+            refused = [int(ReasonCode.QUOTA_EXCEEDED) if code <= _QOS else code for code in codes]
+            return encode_suback(5, waiting.packet_id, refused, None, conn.packet_bytes_max)
+
+        if len(suback) > conn.packet_bytes_max:  # [MQTT-3.1.2-24]
+            self._node.connecting.protocol_error_reason(
+                conn, ReasonCode.PACKET_TOO_LARGE, "the answer is beyond Maximum Packet Size"
+            )
+        elif waiting.answer is None:
+            self._router.answer_packet(conn, suback, 0, then, unstored)
+        else:
+            self._router.settle_answer(conn, waiting.answer, suback, then, unstored)
+
+    def _make(self, waiting: _Waiting, wanted: _Wanted) -> bool:
+        """True: it takes the place of another subscription."""
+        session, text, asked_for = waiting.session, wanted.text, waiting.asked
+        after = waiting.last if asked_for.is_latest else [asked_for.after] * self._node.workers
+        replaced = self._node.subscribing.remove(session, text, text, None)
+        replaced = text in (session.replays or {}) or replaced
+        fresh = not asked_for.is_position and not asked_for.is_latest
+        replay = self._replaying.make(session, text, wanted.options, waiting.identifier, after, fresh=fresh)
+        self._replaying.keep(replay)
+        return replaced
+
+    def _suback(self, waiting: _Waiting, codes: list[int], earliest: int) -> bytes:
+        properties: dict[str, Any] = {}
+        conn = waiting.conn
+        if conn.problem_information:
+            for number, wanted in enumerate(waiting.wanted, 1):
+                if wanted.code > _QOS:
+                    why = wanted.why or self._node.subscribing.why(wanted.code)
+                    properties["reason_string"] = why if why.startswith(NAME) else f"filter {number} {why}"
+                    break
+            if earliest:
+                position = write_position(self._replaying.tag, earliest).decode()
+                properties["user_property"] = [(EARLIEST_NAME, position)]
+        return encode_suback(5, waiting.packet_id, codes, properties or None, conn.packet_bytes_max)

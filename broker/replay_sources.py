@@ -1,0 +1,258 @@
+r"""What this worker's archive gives to replays: those of its own sessions, and those of siblings.
+
+A question names a Topic Filter and a number, and is answered by a page of what lies behind that number. One that finds
+nothing is *held*: it is answered when something was committed that matches. Meanwhile whoever asked is told a few times
+a second that there was nothing (a *beat*), and up to which number that holds: this worker gives no number at or below
+it any more. So a subscriber's position goes on, however silent a worker is.
+
+    read    b"r"    u64 question | u64 behind | u64 known start | u64 clock | u32 bytes | u8 1 = a beat is wanted at
+                    once | Topic Filter
+    page    b"R"    u64 question | u64 up to | u64 start | u8 1 = that was all, 2 = something behind the number is gone
+                    | stored messages
+    beat    b"b"    u64 up to | u64 question, ...
+    end     b"c"    u64 question, ...: nobody waits for these
+    probe   b"o"    u64 question | u16 length, Topic Filter, ...
+    start   b"O"    u64 question | u64 the last number given | u64 start, ...: by filter
+
+All of these may be lost: `broker.replaying` asks again. `clock` is the highest number that whoever asks has seen: the
+numbers of workers whose clocks differ stay close to each other, as every worker goes on above it. `start`: what lies up
+to this number may be gone; whoever asks says up to where it knows that.
+
+What is read is read in `step`, one page at a time; `broker.replaying` says when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+from typing import TYPE_CHECKING
+
+from leveldb_store.contract import FallenBehind
+from pyx import counters as count
+from pyx.router import expiry_offset
+from pyx.stored import pack_stored, unpack_stored
+
+if TYPE_CHECKING:
+    from broker.node import Node
+    from broker.replaying import Replaying
+    from leveldb_store.contract import Archive
+    from pyx.message import Message
+
+__all__ = ["Question", "Sources", "page_of", "probe_of", "read_of", "starts_of"]
+
+_READ = Struct("<QQQQIB")
+_PAGE = Struct("<QQQB")
+_NUMBER = Struct("<Q")
+_TWO = Struct("<QQ")
+_LENGTH = Struct("<H")
+_AT_ONCE = 1
+_IS_END, _IS_LOST = 1, 2
+_BEAT_SECONDS = 0.2
+_CLOCK_AHEAD_MS = 60_000
+"""No number is taken over from a sibling that lies so far ahead of the clock."""
+_NUMBER_PER_MS = 1000 << 8
+
+
+def read_of(question: Question, clock: int, at_once: bool) -> bytes:
+    """The word b"r"."""
+    head = _READ.pack(
+        question.number, question.after, question.start, clock, question.bytes_max, _AT_ONCE if at_once else 0
+    )
+    return head + question.filter
+
+
+def page_of(payload: bytes) -> tuple[int, int, int | None, bool, list[Message]]:
+    """Of the word b"R": (question, up to, start if something is gone, that was all, messages)."""
+    number, up_to, start, flags = _PAGE.unpack_from(payload)
+    messages = unpack_stored(payload[_PAGE.size :], expiry_offset)
+    return number, up_to, start if flags & _IS_LOST else None, bool(flags & _IS_END), messages
+
+
+def probe_of(number: int, filters: list[bytes]) -> bytes:
+    """The word b"o"."""
+    return _NUMBER.pack(number) + b"".join(_LENGTH.pack(len(text)) + text for text in filters)
+
+
+def starts_of(payload: bytes) -> tuple[int, int, list[int]]:
+    """Of the word b"O": (question, last number, start by filter)."""
+    number, last = _TWO.unpack_from(payload)
+    return number, last, [start for (start,) in _NUMBER.iter_unpack(payload[_TWO.size :])]
+
+
+class Question:
+    """One that was not answered yet. `peer`: who asks; this worker's own number: its own sessions."""
+
+    __slots__ = ("after", "bytes_max", "filter", "gone", "number", "peer", "promise", "queued", "seen", "start")
+
+    def __init__(self, peer: int, number: int, text: bytes, after: int, start: int, bytes_max: int) -> None:
+        self.peer = peer
+        self.number = number
+        self.filter = text
+        self.after = after
+        self.start = start
+        """Known to whoever asks: what lies up to this number may be gone."""
+        self.bytes_max = bytes_max
+        self.gone: int | None = None
+        """What was asked for may have been removed up to this number, and that is not known."""
+        self.promise = 0
+        """When it was queued, whatever had a number up to here was durable."""
+        self.seen = -1
+        """The last number in the archive when nothing was found."""
+        self.queued = False
+
+
+class Sources:
+    """Answers for one worker's archive."""
+
+    def __init__(self, node: Node, replaying: Replaying, archive: Archive, step: Callable[[Question], None]) -> None:
+        self._node = node
+        self._router = node.router
+        self._replaying = replaying
+        self._archive = archive
+        self._queue = step
+        """Has `step` called for a question when it is its turn."""
+        self._open: dict[tuple[int, int], Question] = {}
+        """By who asks and the question."""
+        self._held: dict[tuple[int, int], Question] = {}
+        """Those that have found nothing."""
+        self._timed = False
+
+    @property
+    def held(self) -> int:
+        """Questions that wait for something to be archived."""
+        return len(self._held)
+
+    # ------------------------------------------------------------ questions
+
+    def asked(self, peer: int, payload: bytes) -> None:
+        """The word b"r" of a sibling."""
+        number, after, start, clock, bytes_max, at_once = _READ.unpack_from(payload)
+        self.ask(Question(peer, number, payload[_READ.size :], after, start, bytes_max), clock, bool(at_once))
+
+    def ask(self, question: Question, clock: int, at_once: bool) -> None:
+        """A question of a sibling or of our own."""
+        self._raise(max(clock, question.after))
+        self._open[question.peer, question.number] = question
+        self._want(question)
+        if at_once:
+            question.promise = self._router.archived_up_to()
+
+    def _raise(self, number: int) -> None:
+        ahead = (self._router.wall_ms + _CLOCK_AHEAD_MS) * _NUMBER_PER_MS
+        if number <= ahead:
+            self._router.raise_number(number)
+
+    def _want(self, question: Question) -> None:
+        self._held.pop((question.peer, question.number), None)
+        if not question.queued:
+            question.queued = True
+            self._queue(question)
+
+    def end(self, peer: int, payload: bytes) -> None:
+        """The word b"c": nobody waits for these answers."""
+        for (number,) in _NUMBER.iter_unpack(payload):
+            self.forget(peer, number)
+
+    def forget(self, peer: int, number: int) -> None:
+        """Nobody waits for this answer."""
+        self._open.pop((peer, number), None)
+        self._held.pop((peer, number), None)
+
+    def forget_all(self, peer: int) -> None:
+        """That worker is dead."""
+        for asker, number in list(self._open):
+            if asker == peer:
+                self.forget(asker, number)
+
+    def probed(self, peer: int, payload: bytes) -> None:
+        """The word b"o": where does the log begin, and what is the last number."""
+        starts, at = [], _NUMBER.size
+        while at < len(payload):
+            (length,) = _LENGTH.unpack_from(payload, at)
+            at += _LENGTH.size + length
+            starts.append(self._archive.start(payload[at - length : at]))
+        (number,) = _NUMBER.unpack_from(payload)
+        answer = _TWO.pack(number, self._router.next_number()) + b"".join(map(_NUMBER.pack, starts))
+        self._router.tell_unkept(peer, b"O", answer)
+
+    # ------------------------------------------------------------ answers
+
+    def step(self, question: Question) -> None:
+        """Read a page for it. Answer it, or hold it."""
+        question.queued = False
+        key = question.peer, question.number
+        if self._open.get(key) is not question:
+            return
+        archive = self._archive
+        seen = archive.last
+        self._node.counters.add(count.REPLAY_PAGES)
+        try:
+            page = archive.read([question.filter], question.after, question.bytes_max)
+        except FallenBehind as fallen:
+            if fallen.earliest > question.start:
+                question.gone = question.start = fallen.earliest
+            page = archive.read([question.filter], question.after, question.bytes_max, True)
+        if page.messages or question.gone is not None:
+            del self._open[key]
+            up_to = max(page.up_to, question.after, question.promise if page.is_end else 0)
+            self._answer(question, page.messages, up_to, page.is_end)
+            return
+        question.after = max(page.up_to, question.after)
+        if not page.is_end:
+            self._want(question)
+            return
+        question.seen = seen
+        self._held[key] = question
+        self._router.on_durable = self._progress
+        if question.promise:
+            promise, question.promise = question.promise, 0
+            question.after = max(question.after, promise)
+            self._send_beat(question.peer, promise, [question.number])
+        if archive.last != seen:  # while it was read
+            self._want(question)
+        elif not self._timed:
+            self._timed = True
+            self._node.call_later(_BEAT_SECONDS, self._on_timer)
+
+    def _answer(self, question: Question, messages: list[Message], up_to: int, is_end: bool) -> None:
+        if question.peer == self._node.index:
+            self._replaying.page(question.number, up_to, question.gone, is_end, messages)
+            return
+        flags = (_IS_END if is_end else 0) | (_IS_LOST if question.gone is not None else 0)
+        head = _PAGE.pack(question.number, up_to, question.gone or 0, flags)
+        self._router.tell_unkept(question.peer, b"R", head + pack_stored(messages))
+
+    def _progress(self) -> None:
+        """Something is durable that was not."""
+        last = self._archive.last
+        for question in [each for each in self._held.values() if each.seen != last]:
+            self._want(question)
+        if not self._open:
+            self._router.on_durable = None
+
+    # ------------------------------------------------------------ beats
+
+    def _on_timer(self) -> None:
+        self._timed = False
+        if not self._held:
+            return
+        self._timed = True
+        self._node.call_later(_BEAT_SECONDS, self._on_timer)
+        up_to, last = self._router.archived_up_to(), self._archive.last
+        silent: dict[int, list[int]] = {}
+        for question in list(self._held.values()):
+            if question.seen == last:
+                question.after = max(question.after, up_to)  # or retention would pass it
+                silent.setdefault(question.peer, []).append(question.number)
+            else:
+                question.promise = up_to
+                self._want(question)
+        for peer, numbers in silent.items():
+            self._send_beat(peer, up_to, numbers)
+
+    def _send_beat(self, peer: int, up_to: int, numbers: list[int]) -> None:
+        if peer == self._node.index:
+            for number in self._replaying.beat(peer, up_to, numbers):
+                self.forget(peer, number)
+        else:
+            self._router.tell_unkept(peer, b"b", _NUMBER.pack(up_to) + b"".join(map(_NUMBER.pack, numbers)))

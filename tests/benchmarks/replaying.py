@@ -1,0 +1,158 @@
+"""How fast the archive is replayed to one subscriber, and what that costs the others.
+
+    python -m tests.benchmarks.replaying [--messages N] [--workers N]
+
+One client archives messages of 64 bytes; another one asks for all of them, at QoS 0. Beside it a third process sends a
+message of QoS 0 to itself every two milliseconds, on a topic that is not archived, before and during the replay: p50 of
+both, in turn, several times over, because the machine may be busy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import socket
+import statistics
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from broker.testing import Mqttd
+from tests import wire
+from tests.benchmarks.durable import directory
+from tests.broker_process import BrokerProcess
+from tests.waiting import let_pass
+
+__all__ = ["main", "replay"]
+
+TOPIC = "archived/building-07/room-1024"
+PAYLOAD_BYTES = 64
+_AT_ONCE = 500
+_PING_SECONDS = 0.002
+_BASE_SECONDS = 3.0
+
+
+def _fill(address: tuple[str, int], messages: int) -> None:
+    """Publish them all; a last one at QoS 1 says that all are archived."""
+    client = wire.Client(address, 5)
+    client.connect("filler")
+    one = wire.publish(5, TOPIC, bytes(PAYLOAD_BYTES))
+    left = messages - 1
+    while left:
+        count = min(left, _AT_ONCE)
+        client.send(one * count)
+        left -= count
+    client.publish(TOPIC, bytes(PAYLOAD_BYTES), qos=1)
+    client.disconnect()
+
+
+def _ping(address: tuple[str, int], orders: Connection) -> None:
+    """Until told otherwise: measure, and say what was measured since the last order."""
+    client = wire.Client(address, 4)
+    client.connect("ping")
+    client.subscribe("ping")
+    seconds: list[float] = []
+    while True:
+        if orders.poll():
+            if orders.recv() is None:
+                client.disconnect()
+                return
+            orders.send(seconds)
+            seconds = []
+        began = time.perf_counter()
+        client.publish("ping", b"x")
+        client.expect("PUBLISH", topic="ping")
+        took = time.perf_counter() - began
+        seconds.append(took)
+        let_pass(max(0.0, _PING_SECONDS - took))
+
+
+def _read(address: tuple[str, int], messages: int, told: Connection) -> None:
+    """Ask for all of it, and say how long it took from the SUBACK to the last message."""
+    client = wire.Client(address, 5)
+    client.connect("reader")
+    asked = {"user_property": [("mqttd-offset", "earliest")]}
+    client.subscribe((TOPIC, 0), properties=asked)
+    began = time.perf_counter()
+    first = client.expect("PUBLISH", topic=TOPIC)
+    size = len(wire.publish(5, TOPIC, first.payload, properties=first.properties))
+    wanted = (messages - 1) * size - len(client.received)
+    sock: socket.socket = client.socket
+    buffer = bytearray(1 << 20)
+    while wanted > 0:
+        came = sock.recv_into(buffer)
+        assert came, "the broker has closed"
+        wanted -= came
+    took = time.perf_counter() - began
+    assert wanted == 0, f"{-wanted} bytes too much"
+    told.send(took)
+    client.close()
+
+
+def _cpu_seconds(broker: Mqttd) -> float:
+    total = 0.0
+    for pid in broker.processes():
+        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+            fields = file.read().rpartition(")")[2].split()
+        total += (int(fields[11]) + int(fields[12])) / 100
+    return total
+
+
+def replay(messages: int, workers: int, turns: int, base_seconds: float = _BASE_SECONDS) -> dict[str, Any]:
+    """The figures."""
+    rates, before, during, cpu = [], [], [], []
+    with directory() as path:
+        config = path / "mqttd.toml"
+        config.write_text('[[archive]]\nfilter = "archived/#"\nhours = 24\nbytes = "10GB"\n')
+        arguments = ["--store", "leveldb", "--data-dir", str(path / "data"), "--config", str(config)]
+        with BrokerProcess(workers, arguments) as broker:
+            _fill(broker.address, messages)
+            orders, ping_end = multiprocessing.Pipe()
+            ping = multiprocessing.Process(target=_ping, args=(broker.address, ping_end))
+            ping.start()
+            for _ in range(turns):
+                orders.send(0)
+                orders.recv()
+                let_pass(base_seconds)
+                orders.send(0)
+                before.append(statistics.median(orders.recv()))
+                done, told = multiprocessing.Pipe()
+                used = _cpu_seconds(broker)
+                reader = multiprocessing.Process(target=_read, args=(broker.address, messages, told))
+                reader.start()
+                took = done.recv()
+                orders.send(0)
+                during.append(statistics.median(orders.recv()))
+                reader.join()
+                rates.append(messages / took)
+                cpu.append((_cpu_seconds(broker) - used) / messages)
+            orders.send(None)
+            ping.join()
+    ratios = [late / early for early, late in zip(before, during, strict=True)]
+    return {
+        "messages": messages,
+        "workers": workers,
+        "messages_per_s": [round(rate) for rate in rates],
+        "cpu_us_per_message": [round(each * 1e6, 2) for each in cpu],
+        "p50_us_before": [round(each * 1e6, 1) for each in before],
+        "p50_us_during": [round(each * 1e6, 1) for each in during],
+        "p50_ratio_median": round(statistics.median(ratios), 3),
+        "messages_per_s_median": round(statistics.median(rates)),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the figures as JSON."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.replaying", description=__doc__)
+    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--turns", type=int, default=5)
+    given = parser.parse_args(arguments)
+    print(json.dumps(replay(given.messages, given.workers, given.turns), indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

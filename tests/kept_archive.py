@@ -1,0 +1,114 @@
+"""The archive of a store without a disk (`tests.kept_store`): `leveldb_store.contract.Archive` over a list.
+
+What is archived comes as blocks, as the real one gets it, and is there when the store says that it is durable.
+`remove` is retention.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Sequence
+
+from leveldb_store import archive_schema as schema
+from leveldb_store.contract import FallenBehind, Page
+from leveldb_store.filters import covers, overlaps
+from pyx.archive import Archiver
+from pyx.message import Message
+from pyx.router import expiry_offset
+
+__all__ = ["KeptArchive"]
+
+
+class KeptArchive:
+    """`filters`: those of the rules."""
+
+    held_bytes = 0
+    removed = (0, 0)
+
+    def __init__(self, filters: Sequence[bytes], epoch: str = "an archive") -> None:
+        self.epoch = epoch
+        self.archiver = Archiver(list(filters))
+        self.highest = 0
+        self.last = 0
+        self.messages: list[Message] = []
+        self.reads = 0
+        self._start = 0
+        self._waiting = 0
+
+    @property
+    def is_settled(self) -> bool:
+        """See the contract."""
+        return not self._waiting and not self.archiver.pending_bytes
+
+    def take(self) -> list[Message]:
+        """What was gathered, for the batch of the store that is being gathered."""
+        taken, size = [], 0
+        for _, count, first, _, levels, records in self.archiver.take():
+            size += len(records)
+            for archived in schema.decode_block(schema.encode_head(count, first, 0, 0, levels) + records):
+                stored = archived.message
+                taken.append(
+                    Message.create(
+                        stored.topic,
+                        stored.payload,
+                        stored.qos,
+                        stored.retain,
+                        stored.properties,
+                        stored.number,
+                        stored.expires or 0,
+                        expiry_offset(stored.properties) if stored.expires else -1,
+                        stored.publisher or None,
+                    )
+                )
+        self._waiting += 1
+        self.archiver.settled(size)
+        return taken
+
+    def wrote(self, messages: list[Message]) -> None:
+        """They are durable."""
+        self._waiting -= 1
+        for message in messages:
+            self.add(message)
+
+    def add(self, message: Message) -> None:
+        """As if it had been archived."""
+        insort(self.messages, message, key=lambda each: each.number)
+        self.last = max(self.last, message.number)
+
+    def after_crash(self) -> KeptArchive:
+        """What the next worker finds."""
+        after = KeptArchive(self.archiver.filters, self.epoch)
+        after.messages = list(self.messages)
+        after.highest = after.last = self.last
+        after._start = self._start
+        return after
+
+    def remove(self, up_to: int) -> None:
+        """Retention: what is numbered up to here is gone."""
+        self.messages = [message for message in self.messages if message.number > up_to]
+        self._start = max(self._start, up_to)
+
+    def covers(self, topic_filter: bytes) -> bool:
+        """See the contract."""
+        return any(covers(rule, topic_filter) for rule in self.archiver.filters)
+
+    def start(self, topic_filter: bytes) -> int:
+        """See the contract."""
+        return self._start if any(overlaps(rule, topic_filter) for rule in self.archiver.filters) else 0
+
+    def read(self, topic_filters: Sequence[bytes], after: int, bytes_max: int, with_gaps: bool = False) -> Page:
+        """See the contract."""
+        self.reads += 1
+        earliest = max(map(self.start, topic_filters))
+        if after < earliest and not with_gaps:
+            raise FallenBehind(earliest)
+        found: list[Message] = []
+        size = 0
+        at = bisect_right(self.messages, after, key=lambda each: each.number)
+        for message in self.messages[at:]:
+            if size >= bytes_max:
+                return Page(found, message.number - 1, False)
+            size += 64 + len(message.topic) + len(message.payload)
+            if any(overlaps(text, message.topic) for text in topic_filters):
+                found.append(message)
+        return Page(found, max(after, self.last), True)

@@ -1,0 +1,187 @@
+"""Pages of several archives become deliveries in one order: `pyx.replay.Merge` against a plain model."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from broker.offsets import tag_of
+from pyx.message import Message
+from pyx.replay import Merge
+from tests import wire
+from tests.sansio import Host, Peer
+
+TAG = tag_of("an archive")
+
+
+def position_of(packet: Any) -> int:
+    properties = dict(packet.properties["user_property"])
+    return int(properties["mqttd-offset"][len(TAG) :], 16)
+
+
+class Reading:
+    """A merge whose deliveries a client gets."""
+
+    def __init__(self, sources: int, after: int = 0, floors: dict[int, int] | None = None, options: int = 0) -> None:
+        self.host = Host(limits={"outbox_bytes_max": 1 << 30})
+        self.peer: Peer = self.host.connect("reader", 5)
+        self.merge = Merge(self.peer.session, options, 0, 1, TAG, [after] * sources, floors or {})
+
+    def feed(self, messages: int = 1 << 30) -> list[Any]:
+        """What comes, as packets."""
+        self.merge.feed(self.host.node.router, messages, 1 << 30)
+        return self.peer.receive()
+
+
+def message(number: int, topic: bytes = b"t", **options: Any) -> Message:
+    return Message.create(topic, b"%d" % number, number=number, **options)
+
+
+def is_live(reading: Reading) -> bool:
+    return reading.merge.live
+
+
+def numbers(packets: list[Any]) -> list[int]:
+    return [int(packet.payload) for packet in packets]
+
+
+def test_what_lies_behind_the_horizon_waits() -> None:
+    reading = Reading(2)
+    reading.merge.add(0, [message(0x100), message(0x300)], 0x300, False)
+    assert numbers(reading.feed()) == []
+    reading.merge.add(1, [message(0x201)], 0x250, False)
+    assert numbers(reading.feed()) == [0x100, 0x201]
+    assert reading.merge.position == 0x250
+
+
+def test_live_pages_are_delivered_as_they_come() -> None:
+    """The position stays behind what a silent worker may still bring."""
+    reading = Reading(2)
+    reading.merge.add(0, [], 0x100, True)
+    assert is_live(reading) is False
+    reading.merge.add(1, [], 0x101, True)
+    assert is_live(reading) is True
+    reading.merge.add(0, [message(0x500)], 0x500, True)
+    (packet,) = reading.feed()
+    assert position_of(packet) == 0x101
+    assert reading.merge.position == 0x101
+    reading.merge.add(1, [], 0x601, True)
+    assert reading.merge.position == 0x500
+
+
+def test_what_has_come_is_forgotten_at_rest() -> None:
+    reading = Reading(1)
+    reading.merge.add(0, [message(0x100), message(0x200)], 0x250, True)
+    assert numbers(reading.feed(1)) == [0x100]
+    reading.merge.rest()
+    assert reading.merge.up_to(0) == 0x1FF
+    assert reading.feed() == []
+
+
+def test_the_client_is_told_of_a_gap_once() -> None:
+    reading = Reading(1)
+    reading.merge.lost = TAG + b"0" * 16
+    reading.merge.add(0, [message(0x100), message(0x200)], 0x250, True)
+    first, second = reading.feed()
+    assert ("mqttd-offset-lost", (TAG + b"0" * 16).decode()) in first.properties["user_property"]
+    assert [name for name, _ in second.properties["user_property"]] == ["mqttd-offset"]
+
+
+def test_options_of_the_subscription() -> None:
+    """QoS is the lower of both; RETAIN as published where it is asked for; No Local leaves out the client's own."""
+    reading = Reading(1, options=1 | 4 | 8)
+    own = message(0x100, publisher="reader")
+    other = message(0x200, publisher="another", qos=2, retain=True)
+    expired = message(0x300, expires=1)
+    reading.merge.add(0, [own, other, expired], 0x400, True)
+    (packet,) = reading.feed()
+    assert (packet.payload, packet.qos, packet.retain) == (b"512", 1, True)
+    assert reading.merge.position == 0x400
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_against_a_model(seed: int) -> None:
+    """Random messages of random workers, in random pages, with silence between and rests: everything once (but what is
+    repeated after a rest), each worker's in order, and no position says more than was delivered.
+    """
+    chance = random.Random(seed)
+    sources = chance.randrange(1, 5)
+    archives: list[list[int]] = [[] for _ in range(sources)]
+    reading = Reading(sources)
+    merge = reading.merge
+    clock, asked = 1, [0] * sources
+    delivered: list[int] = []
+    for step in range(300):
+        source = chance.randrange(sources)
+        fate = chance.random()
+        if fate < 0.4 and step < 250:
+            clock += chance.randrange(1, 3)
+            archives[source].append(clock << 8 | source)
+        elif fate < 0.8:
+            after = merge.up_to(source)
+            found = [each for each in archives[source] if each > after]
+            page = found[: chance.randrange(1, 6)]
+            is_end = len(page) == len(found)
+            up_to = page[-1] if page else after
+            if is_end and chance.random() < 0.5:
+                clock += 1
+                up_to = max(up_to, clock << 8 | source)
+            merge.add(source, [message(each) for each in page], up_to, is_end)
+            asked[source] += 1
+        elif fate < 0.83:
+            merge.rest()
+        packets = reading.feed(chance.randrange(1, 10)) if chance.random() < 0.5 else []
+        for packet in packets:
+            delivered.append(int(packet.payload))
+            upto = position_of(packet)
+            assert all(each in delivered for archive in archives for each in archive if each <= upto)
+        position = merge.position
+        assert all(each in delivered for archive in archives for each in archive if each <= position)
+    for source in range(sources):
+        found = [each for each in archives[source] if each > merge.up_to(source)]
+        merge.add(source, [message(each) for each in found], clock + 1 << 8, True)
+    delivered += numbers(reading.feed())
+    assert sorted(delivered) == sorted(each for archive in archives for each in archive)
+    for source in range(sources):
+        assert [each for each in delivered if each & 0xFF == source] == archives[source]
+    assert merge.position == clock + 1 << 8
+    reading.host.check_books()
+
+
+def test_state_is_taken_up_elsewhere_without_a_repeat() -> None:
+    """What lies above the position and was delivered is not delivered again, although every source is asked anew."""
+    reading = Reading(2)
+    for source in range(2):
+        reading.merge.add(source, [], 0x100 + source, True)
+    reading.merge.add(0, [message(0x500), message(0x600)], 0x600, True)
+    assert numbers(reading.feed()) == [0x500, 0x600]
+    position, floors = reading.merge.state()
+    assert (position, floors) == (0x101, {0: 0x600})
+    again = Reading(3, position, floors)  # another number of workers
+    again.merge.add(2, [message(0x500), message(0x600), message(0x700)], 0x700, True)
+    again.merge.add(0, [message(0x301), message(0x650 & ~0xFF | 1)], 0x700, True)
+    again.merge.add(1, [], 0x700, True)
+    assert numbers(again.feed()) == [0x301, 0x601, 0x700]
+
+
+def test_damaged_arguments() -> None:
+    reading = Reading(1)
+    with pytest.raises(ValueError, match="no source"):
+        reading.merge.add(1, [], 5, True)
+    with pytest.raises(ValueError, match="no worker"):
+        Reading(1, floors={256: 1})
+
+
+def test_wire_has_what_these_tests_read() -> None:
+    """The position is the last user property; a subscription identifier stands before it."""
+    host = Host()
+    peer = host.connect("reader", 5)
+    merge = Merge(peer.session, 0, 300, 1, TAG, [0], {})
+    merge.add(0, [message(0x100)], 0x100, True)
+    merge.feed(host.node.router, 10, 1 << 20)
+    (packet,) = peer.receive()
+    assert packet.properties["subscription_identifier"] == [300]
+    assert packet.kind == "PUBLISH"
+    assert wire.KINDS
