@@ -115,6 +115,12 @@ def _one_line_each() -> Iterator[list[int]]:
 def _snapshot(directory: str, out: Path) -> None:
     now = _settled(directory)
     made = _make_out(directory, out)
+    try:
+        _check_room(out, _wanted(directory, now, out))
+    except BaseException:
+        if made:
+            out.rmdir()
+        raise
     progress = _Progress(f"mqttd: snapshot {out}")
     try:
         taking, now = _cloned(directory, now, out, progress)
@@ -157,6 +163,18 @@ def _make_out(directory: str, out: Path) -> bool:
     return True
 
 
+def _wanted(directory: str, now: Settled, out: Path) -> int:
+    # logs are copied twice and become tables once; tables are linked, on the same file system
+    is_other = os.stat(directory).st_dev != os.stat(out).st_dev
+    size = 0
+    for worker in range(now.workers):
+        for file in Path(now.path(directory, worker)).iterdir():
+            if file.suffix == ".log" or (is_other and file.suffix == ".ldb"):
+                with contextlib.suppress(FileNotFoundError):
+                    size += file.stat().st_size * (3 if file.suffix == ".log" else 1)
+    return size
+
+
 def _cloned(directory: str, now: Settled, out: Path, progress: _Progress) -> tuple[Taking, Settled]:
     # a start with another number of workers makes new stores and removes those: then once more
     for _ in range(_ATTEMPTS):
@@ -186,6 +204,8 @@ def _held(directory: str) -> int | None:
     except DataDirError:
         with contextlib.suppress(OSError, ValueError, KeyError):
             print(f"mqttd: the broker runs (process {Written.read(directory)['pid']}), and goes on", file=sys.stderr)
+        return None
+    except PermissionError:  # somebody else's directory; it can be read
         return None
 
 
@@ -223,7 +243,7 @@ def _restore(snapshot: Path, directory: str) -> None:
     progress = _Progress(f"mqttd: restore {directory}")
     try:
         with data_dir.making(directory, manifest.workers, manifest.archive_epoch) as (stores, epoch):
-            _check_room(manifest, directory)
+            _check_room(directory, sum(each.bytes for store in manifest.stores for each in store.files.values()))
             restore(snapshot, manifest, stores, epoch, progress)
     except DataDirError as error:
         raise _Refused(str(error), _BAD_USAGE) from None
@@ -231,10 +251,10 @@ def _restore(snapshot: Path, directory: str) -> None:
     print(f"{_told_of(manifest, directory)}; restored in {progress.seconds():.3f} s")
 
 
-def _check_room(manifest: Manifest, directory: str) -> None:
+def _check_room(directory: str | Path, size: int) -> None:
     found = os.statvfs(directory)
     free = found.f_bavail * found.f_frsize
-    wanted = _ROOM_BYTES + sum(file.bytes for store in manifest.stores for file in store.files.values())
+    wanted = _ROOM_BYTES + size
     if free < wanted:
         raise _Refused(f"{directory}: the disk has {free >> 20} MB of room, and {wanted >> 20} MB are wanted")
 

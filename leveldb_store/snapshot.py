@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from leveldb_store import archive_schema, schema
-from leveldb_store.clone import Clone, clone, closed_for_good, opened, remove
+from leveldb_store.clone import Clone, CloneError, clone, closed_for_good, opened, remove
 from leveldb_store.moment import decode_moment
 
 if TYPE_CHECKING:
@@ -290,11 +290,16 @@ class Taking:
     def _sealed(self, worker: int) -> dict[int, LinkFacts]:
         # what was in its log is in tables; what it has taken of its siblings
         self._progress(f"worker {worker}: its log", 0.0)
-        with closing(opened(self._path(worker))) as db:
-            links = {}
-            for key, value in _scan(db, schema.PEER):
-                stream, number, _ = schema.decode_peer(value)
-                links[key[1]] = LinkFacts(stream, number)
+        links = {}
+        try:
+            with closing(opened(self._path(worker))) as db:
+                for key, value in _scan(db, schema.PEER):
+                    stream, number, _ = schema.decode_peer(value)
+                    links[key[1]] = LinkFacts(stream, number)
+        except CloneError as error:
+            raise SnapshotError(
+                f"the store {self._sources[worker]} is damaged (mqttd repairs it when it starts): {error}"
+            ) from None
         return links
 
     def _put_back(self, worker: int, links: list[dict[int, LinkFacts]]) -> None:

@@ -173,12 +173,15 @@ def test_snapshots_under_load_have_what_was_acknowledged(
     assert broker.stop() == 0
     verified = mqttd("store", "verify", data)
     assert verified.status == 0, verified
+    last = take(crowd, data, tmp_path / "last")
+    sent = sum(each.sent for each in load.publishers) + heavy.sent
+    assert sum(store.counters["publish_received"] for store in last.stores) == sent
     for each in taken:
         check_restored(each, tmp_path / f"new-{each.out.name}", start_broker, crowd_of)
     assert compacted
     record_property("compacted_meanwhile", compacted)
     record_property("put_back", put_back)
-    record_property("messages", sum(each.sent for each in load.publishers) + heavy.sent)
+    record_property("messages", sent)
 
 
 # ---------------------------------------------------------------- how long it takes, and who notices

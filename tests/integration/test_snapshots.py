@@ -15,6 +15,7 @@ import pytest
 from broker.testing import Mqttd
 from leveldb_store import schema
 from leveldb_store.snapshot import NAME, read_manifest
+from shards import data_dir
 from shards.placement import home
 from tests.broker_process import KIND
 from tests.mqttd_command import command, mqttd
@@ -33,7 +34,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
     opened: list[Mqttd] = []
 
     def run(workers: int = 2, name: str = "data") -> Mqttd:
-        config = {"store": "leveldb", "data_dir": tmp_path / name, "leveldb": {"reserve_bytes": 0}}
+        config = {
+            "store": "leveldb", "data_dir": tmp_path / name, "leveldb": {"reserve_bytes": 0},
+            "archive": [{"filter": "q/#", "hours": 1, "bytes": "10MB"}],
+        }  # fmt: skip
         opened.append(Mqttd(workers, config))
         return opened[-1].start()
 
@@ -87,6 +91,11 @@ def sessions(directory: Path) -> dict[str, dict[str, object]]:
     return {row["client"]: row for row in map(json.loads, said.out.splitlines())}
 
 
+def archived(directory: Path) -> list[object]:
+    """What `mqttd store stats` says of the archives."""
+    return [store["archive"] for store in json.loads(mqttd("store", "stats", "--json", directory).out)]
+
+
 def digests(directory: Path) -> dict[str, str]:
     return {
         str(file.relative_to(directory)): hashlib.sha256(file.read_bytes()).hexdigest()
@@ -113,6 +122,8 @@ def test_what_is_restored_of_a_running_broker_is_what_it_had(start: Start, tmp_p
         assert store.counters["retained_messages"] == store.records["R"]
         assert store.counters["position"] == store.last_position
     assert sum(store.counters["publish_received"] for store in manifest.stores) == QUEUED + 8
+    assert [rule["filter"] for rule in manifest.archive_rules] == ["q/#"]
+    assert sum(store.archived["q/#"].messages for store in manifest.stores) == QUEUED
     listed = sessions(data)
     assert mqttd("restore", "--from", out, "--data-dir", tmp_path / "new").status == 0
     again = start(2, "new")
@@ -120,6 +131,8 @@ def test_what_is_restored_of_a_running_broker_is_what_it_had(start: Start, tmp_p
     assert received(again) == received(broker)
     assert "Traceback" not in again.logs + broker.logs
     assert again.stop() == broker.stop() == 0
+    assert archived(data) == archived(tmp_path / "new") == archived(out)
+    assert data_dir.settled(str(data)).archive == data_dir.settled(str(tmp_path / "new")).archive
     for directory in (data, tmp_path / "new", out):
         verified = mqttd("store", "verify", directory)
         assert (verified.status, verified.err) == (0, ""), verified

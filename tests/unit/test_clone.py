@@ -20,6 +20,7 @@ import pytest
 from leveldb_store import clone as module
 from leveldb_store.clone import CloneError, clone, clone_for_reading, opened, reading, version_of
 
+ROOT = Path(__file__).resolve().parents[2]
 BUFFER = 1 << 16  # the least that LevelDB takes: tables and compactions come soon
 VALUE = 400
 
@@ -305,6 +306,14 @@ def test_what_is_no_database_is_refused_in_one_line(source: Written, tmp_path: P
     (source.path / "CURRENT").write_text("../../etc/passwd\n")
     with pytest.raises(CloneError, match="CURRENT is damaged"):
         clone(source.path, tmp_path / "target")
+
+
+def test_nothing_compiled_of_ours_is_needed() -> None:
+    """Other programs read snapshots where nothing can be compiled."""
+    modules = ("clone", "snapshot", "restoring", "moment")
+    program = "import sys; sys.modules['pyx'] = None\n" + "".join(f"import leveldb_store.{each}\n" for each in modules)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_reading_leaves_it_as_it_is(source: Written, tmp_path: Path) -> None:
