@@ -26,7 +26,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from loadtest import gates
+from loadtest import gates, report
+from loadtest.balance import Balance
 from loadtest.figures import Moment
 from loadtest.generator import Load
 from loadtest.run import Result, RunFailed, run
@@ -77,6 +78,8 @@ def parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     add("--processes", type=int, help="of the generator (default: one per core)")
     add("--pid", type=int, help="of the broker's first process: its CPU time is measured, all descendants' with it")
     add("--json", type=Path, metavar="FILE", help="write figures, and a row per second; - for standard output")
+    add("--metrics", metavar="URL", help="of an mqttd's admin interface: how its workers share the load is reported")
+    add("--report", type=Path, metavar="FILE", help="write an HTML page with charts, which needs nothing else")
     add("--fail-if", default="", metavar="CONDITIONS", help="p99>20ms,lost>0")
     add("--quiet", action="store_true", help="no progress bar")
     for action in made._actions:
@@ -194,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _no_bar() if options.quiet else _bar() as progress:
             result = run(
                 load, processes=processes, seconds=options.seconds, warmup=options.warmup, drain=options.drain,
-                pid=options.pid, progress=progress,
+                pid=options.pid, balance=Balance(options.metrics) if options.metrics else None, progress=progress,
             )  # fmt: skip
     except (Wrong, RunFailed) as error:
         print(f"flood: {error}", file=sys.stderr)
@@ -206,10 +209,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(told(load, result), file=sys.stderr if is_on_stdout else sys.stdout)
     for line in failures:
         print(f"failed     {line}", file=sys.stderr)
+    if options.report is not None:
+        report.write(options.report, load, result, failures, f"flood {options.scenario}")
     if options.json is not None:
         text = json.dumps(
             {"ok": result.is_whole and not failures, "failed": failures, "figures": result.figures,
-             "series": result.series, "said": result.said},
+             "series": result.series, "balance": result.balance, "happened": result.happened, "said": result.said},
             indent=1,
         )  # fmt: skip
         if is_on_stdout:

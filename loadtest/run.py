@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from loadtest import generator, processor
+from loadtest.balance import Balance
 from loadtest.figures import PERCENTILES, Moment, Shared
 from loadtest.generator import Load
 
@@ -31,6 +32,10 @@ class Result:
     """A row per second of the time that was measured."""
     said: list[str] = field(default_factory=list)
     """What the broker refused, or the clients could not do; the first lines of each process."""
+    happened: list[tuple[float, str]] = field(default_factory=list)
+    """(seconds since the measured time began, what): connections lost, workers restarted."""
+    balance: list[dict[str, float]] = field(default_factory=list)
+    """Publishes received per second by each worker, a row per second, with its time as `at`."""
 
     @property
     def is_whole(self) -> bool:
@@ -47,11 +52,12 @@ def run(
     warmup: float = 1.0,
     drain: float = 5.0,
     pid: int | None = None,
+    balance: Balance | None = None,
     progress: Callable[[str, float, Moment], None] = lambda *_: None,
 ) -> Result:
     """Make it. progress: is told the phase, how far it is (0 to 1) and what has been counted, some times a second.
     pid: the broker's first process, whose CPU time is measured, with that of its descendants. RunFailed: clients cannot
-    connect, or a process of ours ended.
+    connect, or a process of ours ended. balance: asked once a second.
     """
     shared = Shared(processes, max(1, load.scenario.publishers))
     with _processes(load, shared) as pipes:
@@ -59,13 +65,14 @@ def run(
         shared.orders[1] = time.monotonic_ns() + 20_000_000
         shared.orders[0] = generator.PUBLISH
         _watch(shared, pipes, "warm-up", warmup, progress)
-        series: list[dict[str, float]] = []
+        result = Result({}, [])
         begin, cpu = shared.moment(time.monotonic()), 0.0 if pid is None else processor.seconds(pid)
         last = begin
+        _ask(result, balance, 0.0)
         for _ in range(int(seconds)):
             _watch(shared, pipes, "run", 1.0, progress, (last.at - begin.at) / seconds)
             now = shared.moment(time.monotonic())
-            series.append(_of(now.since(last), now.at - last.at, now))
+            _note_second(result, begin, last, now, balance)
             last = now
         _watch(shared, pipes, "run", begin.at + seconds - last.at, progress, 1.0)
         end, used = shared.moment(time.monotonic()), 0.0 if pid is None else processor.seconds(pid) - cpu
@@ -85,7 +92,30 @@ def run(
     if pid is not None:
         figures["broker_cpu_us"] = 1e6 * used / max(1.0, figures["received"] or figures["sent"] or 1.0)
         figures["broker_cpu_percent"] = 100 * used / (end.at - begin.at)
-    return Result(figures, series, said)
+    result.figures, result.said = figures, result.said + said
+    return result
+
+
+def _note_second(result: Result, begin: Moment, last: Moment, now: Moment, balance: Balance | None) -> None:
+    counted, at = now.since(last), now.at - begin.at
+    result.series.append({"at": at, **_of(counted, now.at - last.at, now)})
+    if counted["connections_lost"]:
+        result.happened.append((at, f"{counted['connections_lost']:,} connections were lost"))
+    _ask(result, balance, at)
+
+
+def _ask(result: Result, balance: Balance | None, at: float) -> None:
+    if balance is None:
+        return
+    try:
+        rates, happened = balance.look(at)
+    except (OSError, ValueError) as error:
+        if str(error) not in result.said:
+            result.said.append(str(error))
+        return
+    if rates:
+        result.balance.append({"at": at, **rates})
+    result.happened += [(at, what) for what in happened]
 
 
 @contextmanager

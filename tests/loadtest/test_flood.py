@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.broker_process import ROOT, BrokerProcess
 from tests.loadtest.stub import Fault, Stub
+from tests.waiting import wait_until
 
 SHORT = ["--seconds", "0.5", "--warmup", "0.1", "--drain", "1", "--quiet", "--json", "-"]
 
@@ -203,6 +207,40 @@ def test_wrong_use_is_one_line(arguments: list[str], said: str) -> None:
     assert done.returncode == 2
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_report_shows_the_run_and_what_happened(tmp_path: Path) -> None:
+    broker = BrokerProcess(2, ["--admin", "127.0.0.1:0"])
+    with broker:
+        host, port = broker.admin
+        path = tmp_path / "report.html"
+        with subprocess.Popen(
+            [sys.executable, "-m", "loadtest.flood", "pair", "-c", "8", "-q", "1", "--rate", "400", "--seconds", "6",
+             "--warmup", "0.1", "--drain", "0.5", "--quiet", "--json", "-", "--report", str(path),
+             "--host", f"127.0.0.1:{broker.address[1]}", "--metrics", f"http://{host}:{port}"],
+            cwd=ROOT, stdout=subprocess.PIPE, text=True,
+        ) as running:  # fmt: skip
+            wait_until(lambda: received(host, port) > 1000, 60, "it runs")
+            broker.kill_worker(0)
+            out, _ = running.communicate(timeout=60)
+    found = json.loads(out)
+    assert running.returncode == 1
+    happened = " ".join(what for _, what in found["happened"])
+    assert "connections were lost" in happened
+    assert "worker 0 was restarted" in happened
+    assert {"0", "1"} <= set(found["balance"][0])
+    page = path.read_text()
+    assert page.count("<svg") == 5
+    assert "worker 0 was restarted" in page
+    assert "<script" not in page
+    assert not re.search(r"(src|href)=.?http", page)
+
+
+def received(host: str, port: int) -> float:
+    """Publishes that all workers have received."""
+    with urllib.request.urlopen(f"http://{host}:{port}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("mqtt_messages_received_total{"))
 
 
 def test_options_come_from_the_environment_too(broker: BrokerProcess) -> None:
