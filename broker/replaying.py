@@ -45,7 +45,6 @@ _PAGE_BYTES_LEAST = 4096
 _LAG_SECONDS = 0.1
 _AGAIN_MS = 3000
 """A question without a sign of life for so long is asked again."""
-_NAP_SECONDS = 0.1
 _CLOCKS_APART = 1_000_000 << 8
 """A worker whose numbers are so far behind another's is told of those (a second)."""
 
@@ -345,7 +344,7 @@ class Replaying:
     # ------------------------------------------------------------ feeding
 
     def drained(self, sessions: list[Session]) -> None:
-        """What these had in their own queues has left."""
+        """What these had in their own queues, or most of what was in their outboxes, has left."""
         for session in sessions:
             for replay in (session.replays or {}).values():
                 if replay.is_dirty or replay.merge.is_due:
@@ -356,9 +355,7 @@ class Replaying:
         if replay.is_resting:
             return
         if not has_room(self._router, session):
-            if not session.queued:  # its outbox is full: nobody says when that has room for us
-                self._node.call_later(_NAP_SECONDS, lambda: self._due(replay))
-            return
+            return  # `drained` says when it has
         replay.whole = merge.state()
         if not merge.feed(self._router, _SLICE_MESSAGES, _SLICE_BYTES):
             return

@@ -257,7 +257,7 @@ cdef class Reactor:
                 self.resume()
             self.flush_all()
             tries += 1
-            if self.router.ready.count == 0 and not self.router.closing:
+            if self.router.ready.count == 0 and not self.router.closing and not self.router.drained:
                 break
             if tries == 4:
                 self.again = True

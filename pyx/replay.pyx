@@ -21,14 +21,13 @@ from libc.string cimport memcpy
 from pyx cimport counters as count
 from pyx.connection cimport OPEN, Connection
 from pyx.message cimport Content, content_bytes
-from pyx.routing cimport put_identifier
+from pyx.routing cimport OUTBOX_PART, put_identifier
 from pyx.session cimport REPLAYED_COPY
 
 cdef enum:
     NO_LOCAL = 4
     RETAIN_AS_PUBLISHED = 8
     USER_PROPERTY = 0x26
-    OUTBOX_PART = 4                 # so much of outbox_bytes_max, one in ..., may a replay fill
 
 cdef bytes NAME = b"mqttd-offset"
 cdef bytes NAME_OF_LOST = b"mqttd-offset-lost"
@@ -46,10 +45,13 @@ def write_position(bytes tag not None, uint64_t number):
 
 
 def has_room(Backlog router not None, Session s not None):
-    """Whether a replay may put more into the session's queue: it is empty, and so is most of its outbox."""
+    """Whether a replay may put more into the session's queue: it is empty, and so is most of its outbox. If not, the
+    handler is told when it is (`drained`)."""
     cdef Connection conn = <Connection>s.connection
-    return conn is not None and conn.state == OPEN and s.queue_count == 0 and \
-        conn.out.pending <= router.limits.outbox_bytes_max // <uint32_t>OUTBOX_PART
+    if conn is None or conn.state != OPEN or s.queue_count:
+        return False
+    s.awaits_outbox = conn.out.pending > router.limits.outbox_bytes_max // <uint32_t>OUTBOX_PART
+    return not s.awaits_outbox
 
 
 def drop_queued(Backlog router not None, Session s not None, uint32_t number):

@@ -36,6 +36,7 @@ cdef enum:
     IDENTIFIER_BYTES_MAX = 5        # of a Subscription Identifier as a property
     NUMBER_WORKER_BITS = 8
     SAMPLE_MS = 10                  # between two publishes whose durations are measured
+    OUTBOX_PART = 4                 # so much of outbox_bytes_max, one in ..., may a replay fill
     ABSENCES_MAX = 64               # disconnections a session remembers before it has caught up
     QUOTA_EXCEEDED = 0x97
     REFUSED_NO_MEMBER = 1           # zmq_mesh.envelope.Refusal
@@ -140,7 +141,7 @@ cdef class Routing:
     cdef uint64_t last_ticket
     cdef Pointers dirty                 # connections with output
     cdef Pointers ready                 # sessions to be served
-    cdef list drained                   # those with replays whose own queue has been sent: the handler is told
+    cdef list drained                   # those with replays whose own queue or outbox has room: the handler is told
     cdef Pointers waiting               # connections with pending acks
     cdef list peers                     # Peer or None, by worker
     cdef public uint64_t dirty_peers    # have entries to take

@@ -197,7 +197,12 @@ cdef class Routing:
 
     cdef int output_taken(self, Connection conn, size_t n) except -1:
         # somebody took n bytes of its outbox
+        cdef Session s = <Session>conn.session
         conn.bytes_out += n
+        if s is not None and s.awaits_outbox and \
+                conn.out.pending - n <= self.limits.outbox_bytes_max // <uint32_t>OUTBOX_PART:
+            s.awaits_outbox = False
+            self.drained.append(s)
         self.counters.at[count.BYTES_SENT] += n
         self.counters.at[count.DELIVERED_QOS0] += outbox_sent(&conn.out, n)
         return 0

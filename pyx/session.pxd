@@ -108,6 +108,7 @@ cdef class Session:
     cdef list absences
     cdef list holes                     # [(from, to)] positions that were dropped because the queue was full, or None
     cdef uint64_t* drops                # of this minute, by reason (pyx.tallies); NULL: none
+    cdef bint awaits_outbox             # a replay has more for it than its outbox should hold
     cdef public object replays          # broker's own: {Topic Filter: subscription that reads the archive}, or None
     cdef public object details          # broker's own: expiry, will, ...
 
