@@ -17,27 +17,33 @@ import statistics
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING
 
 from broker.testing import Mqttd
+from shards.placement import home
 from tests import wire
 from tests.benchmarks.durable import directory
 from tests.broker_process import BrokerProcess
 from tests.waiting import let_pass
 
-__all__ = ["main", "replay"]
+if TYPE_CHECKING:
+    from tests.benchmarks.ruler import Figures, Ruler
+
+__all__ = ["by_one_worker", "by_two_workers", "main", "replay"]
 
 TOPIC = "archived/building-07/room-1024"
 PAYLOAD_BYTES = 64
 _AT_ONCE = 500
 _PING_SECONDS = 0.002
 _BASE_SECONDS = 3.0
+_MESSAGES = 1_000_000
+_TURNS = 3
 
 
-def _fill(address: tuple[str, int], messages: int) -> None:
+def _fill(address: tuple[str, int], messages: int, client_id: str) -> None:
     """Publish them all; a last one at QoS 1 says that all are archived."""
     client = wire.Client(address, 5)
-    client.connect("filler")
+    client.connect(client_id)
     one = wire.publish(5, TOPIC, bytes(PAYLOAD_BYTES))
     left = messages - 1
     while left:
@@ -100,7 +106,7 @@ def _cpu_seconds(broker: Mqttd) -> float:
     return total
 
 
-def replay(messages: int, workers: int, turns: int, base_seconds: float = _BASE_SECONDS) -> dict[str, Any]:
+def replay(messages: int, workers: int, turns: int, base_seconds: float = _BASE_SECONDS) -> Figures:
     """The figures."""
     rates, before, during, cpu = [], [], [], []
     with directory() as path:
@@ -108,7 +114,9 @@ def replay(messages: int, workers: int, turns: int, base_seconds: float = _BASE_
         config.write_text('[[archive]]\nfilter = "archived/#"\nhours = 24\nbytes = "10GB"\n')
         arguments = ["--store", "leveldb", "--data-dir", str(path / "data"), "--config", str(config)]
         with BrokerProcess(workers, arguments) as broker:
-            _fill(broker.address, messages)
+            for worker in range(workers):
+                names = (f"filler {number}" for number in range(1000))
+                _fill(broker.address, messages // workers, next(n for n in names if home(n, workers) == worker))
             orders, ping_end = multiprocessing.Pipe()
             ping = multiprocessing.Process(target=_ping, args=(broker.address, ping_end))
             ping.start()
@@ -132,23 +140,35 @@ def replay(messages: int, workers: int, turns: int, base_seconds: float = _BASE_
             ping.join()
     ratios = [late / early for early, late in zip(before, during, strict=True)]
     return {
-        "messages": messages,
-        "workers": workers,
-        "messages_per_s": [round(rate) for rate in rates],
-        "cpu_us_per_message": [round(each * 1e6, 2) for each in cpu],
-        "p50_us_before": [round(each * 1e6, 1) for each in before],
-        "p50_us_during": [round(each * 1e6, 1) for each in during],
-        "p50_ratio_median": round(statistics.median(ratios), 3),
-        "messages_per_s_median": round(statistics.median(rates)),
+        "ok": True,
+        "replay_per_s": statistics.median(rates),
+        "replay_us": 1e6 * statistics.median(cpu),
+        "ping_p50_us": 1e6 * statistics.median(during),
+        "ping_alone_p50_us": 1e6 * statistics.median(before),
+        "ping_ratio": statistics.median(ratios),
+        "all": [
+            (round(rate), round(1e6 * early, 1), round(1e6 * late, 1))
+            for rate, early, late in zip(rates, before, during, strict=True)
+        ],
     }
+
+
+def by_one_worker(_: Ruler) -> Figures:
+    """1,000,000 messages."""
+    return replay(_MESSAGES, 1, _TURNS)
+
+
+def by_two_workers(_: Ruler) -> Figures:
+    """The same, where half of them lie with a sibling."""
+    return replay(_MESSAGES, 2, _TURNS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the figures as JSON."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.replaying", description=__doc__)
-    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--messages", type=int, default=_MESSAGES)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=_TURNS)
     given = parser.parse_args(arguments)
     print(json.dumps(replay(given.messages, given.workers, given.turns), indent=2))
     return 0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shards.placement import home
-from tests.benchmarks import durable, memory
+from tests.benchmarks import durable, memory, replaying
 from tests.benchmarks.ruler import Figures
 
 if TYPE_CHECKING:
@@ -256,6 +256,19 @@ SCENARIOS: tuple[Scenario, ...] = (
         (Target("mqttd, fsync", 5, None, "start_s"),),
         figures=("start_s", "ping_max_ms", "pss_bytes", "store_bytes"), runs_max=1, section=ON_DISK,
         remark="each with a filter of its own; slowest PINGRESP of the first 3 s",
+    ),
+    Scenario(
+        "replay1m", "replay of 1,000,000 messages to one subscriber", "",
+        (
+            Variant("mqttd, fsync", "mqttd/1+fsync", measure=replaying.by_one_worker),
+            Variant("mqttd, fsync, 2 workers", "mqttd/2+fsync", measure=replaying.by_two_workers),
+        ),
+        (
+            Target("mqttd, fsync", 200_000, None, "replay_per_s", is_least=True),
+            Target("mqttd, fsync", 1.2, None, "ping_ratio"),
+        ),
+        figures=("replay_per_s", "replay_us", "ping_p50_us", "ping_alone_p50_us", "ping_ratio"), runs_max=1,
+        section=ON_DISK, remark="64 bytes, QoS 0; p50 is that of another client, which sends to itself",
     ),
     Scenario(
         "stall", "PINGRESP while 2,000 msg/s at QoS 1 are stored", "",
