@@ -231,6 +231,7 @@ class Opening:
         fresh = not asked_for.is_position and not asked_for.is_latest
         replay = self._replaying.make(session, text, wanted.options, waiting.identifier, after, fresh=fresh)
         self._replaying.keep(replay)
+        self._node.recording.subscribed(session, text, wanted.options, waiting.identifier)
         return replaced
 
     def _suback(self, waiting: _Waiting, codes: list[int], earliest: int) -> bytes:
