@@ -14,9 +14,9 @@ it any more. So a subscriber's position goes on, however silent a worker is.
     probe   b"o"    u64 question | u16 length, Topic Filter, ...
     start   b"O"    u64 question | u64 the last number given | u64 start, ...: by filter
 
-All of these may be lost: `broker.replaying` asks again. `clock` is the highest number that whoever asks has seen: the
-numbers of workers whose clocks differ stay close to each other, as every worker goes on above it. `start`: what lies up
-to this number may be gone; whoever asks says up to where it knows that.
+All but the last two may be lost: `broker.replaying` asks again. `clock` is the highest number that whoever asks has
+seen: the numbers of workers whose clocks differ stay close to each other, as every worker goes on above it. `start`:
+what lies up to this number may be gone; whoever asks says up to where it knows that.
 
 What is read is read in `step`, one page at a time; `broker.replaying` says when.
 """
@@ -173,7 +173,7 @@ class Sources:
             starts.append(self._archive.start(payload[at - length : at]))
         (number,) = _NUMBER.unpack_from(payload)
         answer = _TWO.pack(number, self._router.next_number()) + b"".join(map(_NUMBER.pack, starts))
-        self._router.tell_unkept(peer, b"O", answer)
+        self._router.tell(peer, b"O", answer)
 
     # ------------------------------------------------------------ answers
 
