@@ -17,6 +17,7 @@ from shards.placement import home
 from tests.broker_process import KIND
 from tests.integration.test_store_commands import Command
 from tests.integration.test_store_commands import mqttd as mqttd
+from tests.small_disk import fill, mounted
 from tests.waiting import wait_until
 from tests.wire import Client
 
@@ -252,3 +253,27 @@ def test_more_than_the_bound_is_deleted_under_way(scene: Scene) -> None:
     assert held() > 65536 // 300
     broker.kill()
     assert held() < 65536 // 120
+
+
+def test_a_full_disk_takes_events_last_and_it_is_over_by_itself(scene: Scene, tmp_path: Path) -> None:
+    """Clients come and go as before; what was not recorded of them is counted, and said when there is room."""
+    with mounted(tmp_path / "disk", "64m") as disk:
+        scene.data = disk / "data"
+        broker = scene.start()
+        scene.connected(broker, "before")
+        scene.await_events(1, "--client", "before")
+        others = fill(disk)
+        scene.connected(broker, "notices")
+        wait_until(lambda: " store_full " in broker.logs, SECONDS, "the disk is full")
+        for number in range(5):
+            scene.connected(broker, f"during{number}").disconnect()
+        others.unlink()
+        wait_until(lambda: " store_has_room" in broker.logs, SECONDS, "there is room")
+        scene.connected(broker, "after")
+        scene.await_events(1, "--client", "after")
+        (lost,) = scene.await_events(1, "--kind", "events_suppressed")
+        assert lost["reason"] == "the store is full or fails"
+        assert lost["events"] | {"connection_opened": 5, "connection_closed": 5} == lost["events"]
+        assert not [each for each in scene.events() if (each.get("client") or "").startswith("during")]
+        assert broker.stop() == 0
+        scene.close()
