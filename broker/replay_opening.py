@@ -209,7 +209,8 @@ class Opening:
             if replaced:
                 return None
             for text in made:
-                self._replaying.stop(session, text)
+                if self._replaying.stop(session, text):
+                    self._node.recording.unsubscribed(session, text)
             refused = [int(ReasonCode.QUOTA_EXCEEDED) if code <= _QOS else code for code in codes]
             return encode_suback(5, waiting.packet_id, refused, None, conn.packet_bytes_max)
 

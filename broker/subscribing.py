@@ -231,7 +231,10 @@ class Subscribing:
 
     def _end_replay(self, session: Session, text: bytes) -> bool:
         self._node.opening.cancel(session, text)
-        return self._node.replaying.stop(session, text)
+        found = self._node.replaying.stop(session, text)
+        if found:
+            self._node.recording.unsubscribed(session, text)
+        return found
 
     def remove(self, session: Session, named: bytes, text: bytes, group: bytes | None) -> bool:
         """End a subscription that is no replay. False: there was none."""

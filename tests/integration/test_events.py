@@ -222,6 +222,25 @@ def test_a_snapshot_has_them_and_a_restored_broker_goes_on(scene: Scene, mqttd: 
     ]
 
 
+def test_a_replay_is_a_subscription(scene: Scene) -> None:
+    broker = scene.start(archive=[{"filter": "a/#", "hours": 1, "bytes": "10MB"}], events={"topic_levels": 1})
+    client = scene.connected(broker, "c")
+    for number in range(3):
+        client.publish("a/x", b"%d" % number, qos=1)
+    codes = client.subscribe(("a/#", 1), properties={"user_property": [("mqttd-offset", "earliest")]})
+    assert codes == (1,)
+    for number in range(3):
+        client.receive("a/x", b"%d" % number, qos=1)
+    client.unsubscribe("a/#")
+    found = scene.await_events(3, "--client", "c")
+    assert [(each["kind"], each.get("filter")) for each in found[1:]] == [
+        ("subscription_made", "a/#"), ("subscription_removed", "a/#"),
+    ]  # fmt: skip
+    assert broker.stop() == 0
+    traffic = scene.events("--kind", "topic_traffic")
+    assert sum(each["delivered"] for each in traffic if each["prefix"] == "a") == 3
+
+
 def test_another_number_of_workers_keeps_them(scene: Scene) -> None:
     broker = scene.start(2)
     for number in range(10):
