@@ -1,4 +1,4 @@
-"""A run as one HTML file that needs nothing else: figures, and charts over time (pygal, SVG without scripts).
+"""A run as one HTML file that needs nothing else: figures, and charts over time (pygal, as SVG).
 
 What happened on the way (connections that were lost, a worker that was restarted) is marked on every chart.
 """

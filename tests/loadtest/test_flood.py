@@ -9,7 +9,6 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -79,24 +78,24 @@ def test_without_a_schedule_nothing_is_lost(broker: BrokerProcess) -> None:
 
 
 def test_publishers_and_subscribers_of_two_commands(broker: BrokerProcess) -> None:
-    with ExitStack() as stack:
-        listening = subprocess.Popen(
-            [sys.executable, "-m", "loadtest.flood", "sub", "--host", f"mqtt://127.0.0.1:{broker.address[1]}",
-             "-c", "2", "-t", "two/%i", "--seconds", "2", "--warmup", "0", "--quiet", "--json", "-",
-             "--client-prefix", "listen-"],
-            cwd=ROOT, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        stack.callback(listening.kill)
-        # until both listen: a publish that nobody takes is no error, so the publisher goes on until it is heard
-        sent = flood(
-            broker.address[1], "pub", "-c", "1", "-t", "two/%i", "-q", "1", "-I", "2", "--seconds", "2.5",
-            "--client-prefix", "speak-",
-        )  # fmt: skip
-        out, _ = listening.communicate(timeout=60)
-    heard = json.loads(out)["figures"]
-    assert sent["figures"]["acknowledged"] > 0
+    with subprocess.Popen(
+        [sys.executable, "-m", "loadtest.flood", "pub", "--host", f"mqtt://127.0.0.1:{broker.address[1]}", "-c", "1",
+         "-t", "two/%i", "-q", "1", "-I", "2", "--seconds", "100", "--client-prefix", "speak-", "--quiet"],
+        cwd=ROOT,
+    ) as speaking:  # fmt: skip
+        try:
+            heard: dict[str, float] = {}
+            for _ in range(20):  # until it speaks
+                found = flood(
+                    broker.address[1], "sub", "-c", "2", "-t", "two/%i", "-q", "1", "--client-prefix", "listen-"
+                )
+                heard = found["figures"]
+                if heard["received"]:
+                    break
+        finally:
+            speaking.kill()
     assert heard["received"] > 0
-    assert heard["foreign"] == heard["lost"] == 0
+    assert heard["foreign"] == heard["lost"] == heard["duplicates"] == 0
     assert heard["delivery_p50_us"] > 0
 
 
@@ -232,7 +231,6 @@ def test_a_report_shows_the_run_and_what_happened(tmp_path: Path) -> None:
     page = path.read_text()
     assert page.count("<svg") == 5
     assert "worker 0 was restarted" in page
-    assert "<script" not in page
     assert not re.search(r"(src|href)=.?http", page)
 
 
