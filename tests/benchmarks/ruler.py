@@ -30,6 +30,7 @@ Figures = dict[str, Any]
 PEERS = {"mosquitto": "mosq20", "nats-server": "nats"}
 _PORT_FIRST = 21500
 _STORE = "data"  # in the folder of a run
+_ARCHIVE = '[[archive]]\nfilter = "#"\nhours = 24\nbytes = "10GB"\n'
 
 
 class Running:
@@ -143,22 +144,28 @@ class Ruler:
 
     def _spec(self, broker: str) -> tuple[str, dict[str, str], bool, str]:
         """compare.py's (command, files, single-threaded, cannot do). "mqttd/2": ours with two workers, "mqttd/1+fsync"
-        and "mqttd/1+buffered": with a store on the disk, "mqttd/1 A=B" with that in its environment.
+        and "mqttd/1+buffered": with a store on the disk, "mqttd/1+fsync+archive": everything is archived there,
+        "mqttd/1 A=B": with that in its environment.
         """
         name, _, environment = broker.partition(" ")
         if name in PEERS:
             spec: tuple[str, dict[str, str], bool, str] = self._compare.BROKERS[PEERS[name]]
             return spec
         workers, _, durability = name.partition("/")[2].partition("+")
+        durability, _, archive = durability.partition("+")
         store = "--store memory"
+        files = {}
         if durability:
             environment = f"MQTTD_DURABILITY={durability} {environment}"
             store = f"--store leveldb --data-dir {{dir}}/{_STORE}"
+        if archive:
+            files["mqttd.toml"] = _ARCHIVE
+            store += " --config {dir}/mqttd.toml"
         command = (
             f"env PYTHONPATH={shlex.quote(str(ROOT))} {environment} {shlex.quote(sys.executable)} -m broker "
             f"--workers {workers or 1} --port {{port}} {store}"
         )
-        return command, {}, False, ""
+        return command, files, False, ""
 
 
 def _file_name(broker: str) -> str:

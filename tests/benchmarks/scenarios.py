@@ -75,6 +75,7 @@ OURS_TWO = Variant("mqttd, 2 workers", "mqttd/2")
 MEMORY = Variant("mqttd, memory", "mqttd/1")
 BUFFERED = Variant("mqttd, buffered", "mqttd/1+buffered")
 FSYNC = Variant("mqttd, fsync", "mqttd/1+fsync")
+ARCHIVE = Variant("mqttd, archive", "mqttd/1+fsync+archive")
 
 
 def share_that_crosses(pairs: int, workers: int = 2) -> float:
@@ -269,6 +270,16 @@ SCENARIOS: tuple[Scenario, ...] = (
         ),
         figures=("replay_per_s", "replay_us", "ping_p50_us", "ping_alone_p50_us", "ping_ratio"), runs_max=1,
         section=ON_DISK, remark="64 bytes, QoS 0; p50 is that of another client, which sends to itself",
+    ),
+    Scenario(
+        "archive0", "pair 20:20, QoS 0, 64 B, 100,000 msg/s, archived", "pair --pubs 20 --qos 0 --rate 100000 {S}",
+        (FSYNC, ARCHIVE), (Target("mqttd, archive", 2.0, "mqttd, fsync"),), figures=RATE, section=ON_DISK,
+        remark="CPU of all threads, the writer's and LevelDB's included",
+    ),
+    Scenario(
+        "archive1", "pair 20:20, QoS 1, window 50, archived", "pair --pubs 20 --qos 1 --window 50 {S}",
+        (FSYNC, ARCHIVE), (), figures=RATE, section=ON_DISK,
+        remark="each ack waits for the disk where it is archived, and for nothing where not",
     ),
     Scenario(
         "stall", "PINGRESP while 2,000 msg/s at QoS 1 are stored", "",
