@@ -27,10 +27,17 @@ from leveldb_store.schema import U64, SchemaError
 SLICE_BLOCKS: Final = 500  # looked at in a slice: one to two milliseconds when they are small
 SLICE_BYTES: Final = 2 << 20
 STRETCH_SHARE: Final = 32  # of what a rule may hold
+STRETCH_BUFFERS: Final = 2  # write buffers; less costs more to compact than it gives back,
+STRETCH_SHARE_MIN: Final = 16  # ... if that is not too large a part of what the rule may hold
 STRETCH_BYTES_MAX: Final = 256 << 20
 COMPACT_BYTES_MIN: Final = 4 << 20  # deleted, of one rule: less is not worth a compaction
 MARGIN_SHARE: Final = 16
 MARGIN_BUFFERS: Final = 4  # write buffers
+PACE_BYTES_PER_SECOND: Final = 8 << 20  # written while something is being compacted, or would have to be
+PACED_COMMIT_BYTES_MAX: Final = 1 << 20  # at once, meanwhile
+READY_FILES: Final = ((0, 2), (1, 24))  # tables at a level of LevelDB, at most: then a compaction comes to its end
+BEHIND_STRETCHES: Final = 1.25  # deleted and not compacted: the more, the slower
+PAUSE_SECONDS_MAX: Final = 1.0  # after one commit
 LOOK_SECONDS_MAX: Final = 60.0  # how often it is asked what is too old: a hundredth of the age, and not more rarely
 LOOK_SECONDS_MIN: Final = 0.5
 LOOKS: Final = 100
@@ -39,10 +46,11 @@ LOOKS: Final = 100
 class _Kept:
     """A rule, and what it holds."""
 
-    def __init__(self, rule: schema.Rule, margin: int) -> None:
+    def __init__(self, rule: schema.Rule, buffer: int) -> None:
         self.rule = rule
-        self.stretch = min(rule.bytes_max // STRETCH_SHARE, STRETCH_BYTES_MAX)
-        self.most = rule.bytes_max - min(rule.bytes_max // MARGIN_SHARE, margin)
+        least = min(STRETCH_BUFFERS * buffer, rule.bytes_max // STRETCH_SHARE_MIN)
+        self.stretch = min(max(rule.bytes_max // STRETCH_SHARE, least, 1), STRETCH_BYTES_MAX)
+        self.most = rule.bytes_max - min(rule.bytes_max // MARGIN_SHARE, MARGIN_BUFFERS * buffer)
         self.target = self.most
         """Bytes to which it is brought down: below `most` while that goes on."""
         self.ends: dict[int, int] = {}
@@ -93,9 +101,8 @@ class Retention:
         self._wall_behind = time.time() - time.monotonic()  # later steps of the wall clock make nothing old
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
-        margin = MARGIN_BUFFERS * database.write_buffer_bytes
         for rule in rules:
-            kept = self._kept[rule.number] = _Kept(rule, margin)
+            kept = self._kept[rule.number] = _Kept(rule, database.write_buffer_bytes)
             kept.ends[worker] = kept.begins[worker] = 0
             for held in found.sequences.get(rule.number, ()):
                 kept.begins[held.origin], kept.ends[held.origin] = held.bytes_before, held.bytes
@@ -117,12 +124,10 @@ class Retention:
         """Seconds until `slice` should be called; None: there is no rule."""
         return max(0.0, self._next - now) if self._kept else None
 
-    def rest(self, now: float, seconds: float) -> None:
-        """Do nothing for so long."""
-        self._next = max(self._next, now + seconds)
-
-    def slice(self, now: float) -> plyvel.WriteBatch | None:
-        """The deletions of one slice, to be written next; None: there are none. What is left is due at once."""
+    def slice(self, now: float, written: int) -> plyvel.WriteBatch | None:
+        """The deletions of one slice, to be written next; None: there are none. What is left is due at once. `written`:
+        bytes that go with it: at least as many leave, so that no more comes in than goes.
+        """
         batch = None
         wall_ms = int((now + self._wall_behind) * 1000)
         for kept in list(self._kept.values()):
@@ -132,7 +137,7 @@ class Retention:
             if batch is None:
                 batch = self._database.db.write_batch()
             try:
-                is_all = self._delete(batch, kept, wall_ms)
+                is_all = self._delete(batch, kept, wall_ms, written)
             except (plyvel.Error, SchemaError) as error:
                 self._say(f"the archive cannot find what to remove: {told(error)}; it is tried again in a minute")
                 kept.look_at = now + LOOK_SECONDS_MAX
@@ -149,7 +154,7 @@ class Retention:
         self._next = min((kept.look_at for kept in self._kept.values()), default=now)
         return batch if batch is not None and batch.approximate_size() > 12 else None
 
-    def _delete(self, batch: plyvel.WriteBatch, kept: _Kept, wall_ms: int) -> bool:
+    def _delete(self, batch: plyvel.WriteBatch, kept: _Kept, wall_ms: int, written: int) -> bool:
         # oldest first over all origins; True: that was all there is to delete now
         number = kept.rule.number
         oldest = wall_ms - kept.rule.age_ms
@@ -167,7 +172,7 @@ class Retention:
                 front = min(fronts, key=lambda each: each.last)
                 if front.last == HIGHEST or (kept.held <= kept.target and schema.unix_ms(front.last) >= oldest):
                     break
-                if blocks >= SLICE_BLOCKS or size >= SLICE_BYTES:
+                if size >= max(SLICE_BYTES, 2 * written) or (blocks >= SLICE_BLOCKS and size >= written):
                     is_all = False
                     break
                 blocks += 1
@@ -197,6 +202,8 @@ class Retention:
         """
         if self._thread is not None and self._thread.is_alive():
             return
+        if not is_urgent and not self._is_ready():
+            return
         ranges = []
         for kept in self._kept.values():
             enough = COMPACT_BYTES_MIN if is_urgent else max(COMPACT_BYTES_MIN, kept.stretch)
@@ -217,6 +224,33 @@ class Retention:
                 target=self._compact, args=(ranges,), name="archive-compaction", daemon=True
             )
             self._thread.start()
+
+    def pause(self, written: int) -> float:
+        """Seconds that the writer should wait after a commit of so many bytes. A compaction takes LevelDB's newest
+        tables along again and again until none has come meanwhile, and may not begin before these are few: what comes
+        in faster keeps the room from ever being given back.
+        """
+        behind = self._behind()
+        if not behind and (self._thread is None or not self._thread.is_alive()):
+            return 0.0
+        return min(max(behind, 1.0) * written / PACE_BYTES_PER_SECOND, PAUSE_SECONDS_MAX)
+
+    def _behind(self) -> float:
+        # how many times as much as it may be waits for a compaction; 0: not more
+        worst = max((kept.deleted_bytes / (BEHIND_STRETCHES * kept.stretch) for kept in self._kept.values()), default=0)
+        return worst if worst > 1 else 0.0
+
+    @property
+    def commit_bytes_max(self) -> int | None:
+        """Of one commit, for pauses to be short; None: any."""
+        return PACED_COMMIT_BYTES_MAX if self._behind() else None
+
+    def _is_ready(self) -> bool:
+        for level, most in READY_FILES:
+            found = self._database.db.get_property(b"leveldb.num-files-at-level%d" % level)
+            if int(found) > most:
+                return False
+        return True
 
     def _compact(self, ranges: list[tuple[bytes, bytes]]) -> None:
         for start, stop in ranges:

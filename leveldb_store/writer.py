@@ -178,7 +178,8 @@ class Writer:
             self._next_tidy = now + spent + (TIDY_SECONDS if is_all else TIDY_SHARE * spent if batches else 0)
             if tidy is not None:
                 batches.append(tidy)
-        removal = self._remove_archived(bool(batches)) if goes_on else None
+        size = sum(work.size for work in works)
+        removal = self._remove_archived(size) if goes_on else None
         if removal is not None:
             batches.append(removal)
         if self._is_probe_due and goes_on and not batches:
@@ -187,24 +188,19 @@ class Writer:
             probe.put(schema.POSITION, schema.U64.pack(self._last_position))
             batches.append(probe)
         self._is_probe_due = False
-        size = sum(work.size for work in works)
         is_synced = tidy is not None or any(work.is_synced for work in works)
         if batches and not self._write(batches, size, is_synced):
             return False
         for work in works:
             self._learn(work)
-        if removal is not None:
-            self._retention.compact(self.full is not None)
+        self._retention.compact(self.full is not None)
+        if batches and (pause := self._retention.pause(size)):
+            self._stop.wait(pause)
         return goes_on
 
-    def _remove_archived(self, is_busy: bool) -> plyvel.WriteBatch | None:
+    def _remove_archived(self, written: int) -> plyvel.WriteBatch | None:
         now = time.monotonic()
-        if self._retention.wait(now) != 0:
-            return None
-        removal = self._retention.slice(now)
-        if is_busy:
-            self._retention.rest(now, (1 + TIDY_SHARE) * (time.monotonic() - now))
-        return removal
+        return self._retention.slice(now, written) if self._retention.wait(now) == 0 else None
 
     def _take(self) -> tuple[list[Work], bool]:
         # what lies there, waiting for the first; False: that was all there will be
@@ -215,6 +211,7 @@ class Writer:
         for other in (looks, self._retention.wait(time.monotonic())):
             if other is not None:
                 wait = other if wait is None else min(wait, other)
+        most = self._retention.commit_bytes_max or COMMIT_BYTES_MAX
         try:
             work = self._queue.get(wait is None or wait > 0, wait)
             while True:
@@ -222,7 +219,7 @@ class Writer:
                     return works, False
                 works.append(work)
                 size += work.size
-                if size >= COMMIT_BYTES_MAX:
+                if size >= most:
                     break
                 work = self._queue.get_nowait()
         except queue.Empty:

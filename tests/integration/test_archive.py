@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,9 @@ from broker.testing import Mqttd
 from leveldb_store.archive_schema import unix_ms
 from tests.archived import archived, numbers
 from tests.broker_process import KIND
+from tests.counted import CountedBroker
+from tests.small_disk import grow, mounted
+from tests.waiting import wait_until
 from tests.wire import Client, Closed, Will
 
 pytestmark = pytest.mark.skipif(KIND == "mosquitto", reason="mosquitto has no archive")
@@ -62,6 +66,9 @@ def test_everything_that_is_published_is_archived_once_with_all_that_it_said(sta
         client.publish("sensor/1", b"first rule", qos=1)
         client.publish("x/2", b"no rule", qos=1)
         client.publish("$x/1", b"no rule", qos=1)
+        client.subscribe(("sensor/will", 0))
+        other.close()
+        client.receive("sensor/will", b"gone")
     broker.stop()
     rows = archived(tmp_path / "data")
     assert [(row.payload, row.topic_filter) for row in rows] == [
@@ -167,3 +174,42 @@ def test_archives_go_along_when_the_number_of_workers_changes(
     assert all(rule["first"] <= rule["last"] for rule in said if rule["messages"])
     assert cli.main(["store", "stats", str(tmp_path / "data")]) == 0
     assert "archive sensor/#: " in capsys.readouterr().out
+
+
+def test_a_full_disk_refuses_what_would_be_archived_and_is_over_by_itself(tmp_path: Path, name: str) -> None:
+    """QoS 1 is refused, QoS 0 is delivered and not archived, and counted; all that was acknowledged is there."""
+    config = tmp_path / "mqttd.toml"
+    config.write_text('[[archive]]\nfilter = "kept/#"\nhours = 24\nbytes = "1GB"\n')
+    with mounted(tmp_path / "disk", "64m") as disk:
+        broker = CountedBroker(1, ["--config", str(config), "--store", "leveldb", "--data-dir", str(disk / "data")])
+        del broker.environment["MQTTD_LEVELDB__RESERVE_BYTES"]  # of all tests
+        broker.start()
+        try:
+            with closing(Client(broker.address, 5)) as publisher, closing(Client(broker.address, 5)) as subscriber:
+                publisher.connect(f"{name}publisher")
+                subscriber.connect(f"{name}subscriber")
+                subscriber.subscribe(("kept/0", 0))
+                stored: list[bytes] = []
+                while True:
+                    payload = b"%06d" % len(stored) + os.urandom(100_000)
+                    if publisher.publish("kept/1", payload, qos=1 + len(stored) % 2) not in (0, 0x10):
+                        break
+                    stored.append(payload[:6])
+                assert len(stored) > 50
+                publisher.publish("kept/0", b"delivered")
+                subscriber.receive("kept/0", b"delivered")
+                assert publisher.publish("other", b"", qos=1) == 0x10
+                wait_until(lambda: broker.counter("archive_dropped") == 1, SECONDS, "it is counted")
+                grow(disk, "256m")
+                wait_until(lambda: broker.counter("store_full") == 0, SECONDS, "there is room")
+                assert publisher.publish("kept/1", b"again!", qos=1) == 0x10
+                stored.append(b"again!")
+                publisher.publish("kept/0", b"delivered, and archived")
+                subscriber.receive("kept/0", b"delivered, and archived")
+        finally:
+            broker.stop()
+            broker.forget()
+        payloads = [row.payload[:6] for row in archived(disk / "data")]
+        assert set(stored) <= set(payloads)
+        assert payloads[-1] == b"delive"
+        assert payloads.count(b"delive") == 1

@@ -33,6 +33,7 @@ from tests.power.trace import Record, Traced
 WORKERS = 2
 CUTS = 250
 TOPICS = "load/#"
+ARCHIVE = f'[[archive]]\nfilter = "{TOPICS}"\nhours = 24\nbytes = "1GB"\n'
 STAMP = struct.Struct(">II")
 STAMPED = re.compile(rb"load/\d/\d(?=\0\0\0)")  # a topic, which a stamp follows
 
@@ -65,7 +66,9 @@ Start = Callable[..., BrokerProcess]
 
 
 def arguments_of(data_dir: Path) -> list[str]:
-    return ["--log-format", "json", "--store", "leveldb", "--data-dir", str(data_dir)]
+    config = data_dir.parent / "mqttd.toml"
+    config.write_text(ARCHIVE)
+    return ["--log-format", "json", "--config", str(config), "--store", "leveldb", "--data-dir", str(data_dir)]
 
 
 @pytest.fixture(scope="module")
@@ -132,9 +135,12 @@ def go_on(life: Life, found: Cut, start: Start, patience: float, workers: int = 
     shutil.rmtree(found.directory)
 
 
-def stored(data_dir: Path, said: list[str]) -> list[set[tuple[int, int]]]:
-    """By worker: (publisher, sequence number) of all that its store, or a hand-off log for it, has for its sleeper."""
+def stored(data_dir: Path, said: list[str]) -> tuple[list[set[tuple[int, int]]], set[tuple[int, int]]]:
+    """By worker: (publisher, sequence number) of all that its store, or a hand-off log for it, has for its sleeper; and
+    of all that the archives have.
+    """
     found: list[set[tuple[int, int]]] = [set() for _ in range(WORKERS)]
+    archived: list[tuple[int, int]] = []
     for worker in range(WORKERS):
         store = LevelStore(data_dir / f"worker-{worker}", say=said.append)
         try:
@@ -145,9 +151,14 @@ def stored(data_dir: Path, said: list[str]) -> list[set[tuple[int, int]]]:
             for key, value in store.scan(schema.HANDOFF):
                 # of the bodies of an entry only ours are of interest, and they follow their topics
                 found[key[1]] |= {STAMP.unpack_from(value, at.end()) for at in STAMPED.finditer(value)}
+            page = store.archive.read([TOPICS.encode()], 0, 1 << 20)
+            while not page.is_end or page.messages:
+                archived += (STAMP.unpack_from(message.payload) for message in page.messages)
+                page = store.archive.read([TOPICS.encode()], page.up_to, 1 << 20)
         finally:
             store.close()
-    return found
+    assert len(set(archived)) == len(archived)  # nothing stands there twice
+    return found, set(archived)
 
 
 @pytest.mark.parametrize("cuts", [CUTS, pytest.param(10_000, marks=pytest.mark.soak)])
@@ -161,7 +172,8 @@ def test_what_was_acknowledged_is_stored(
     for found in cut(Disk(), life.records, cuts, seed=cuts, into=after_cuts, first=life.begun):
         moment = life.ends[found.point - 1]
         told = {(publisher, number) for when, publisher, number in acknowledged if when <= moment}
-        for worker, there in enumerate(stored(found.directory, said)):
+        sleepers, archived = stored(found.directory, said)
+        for worker, there in enumerate([*sleepers, archived]):  # the last one: the archives of all
             lost = sorted(told - there)
             assert not lost, f"cut {found.number}, {found.directory}, worker {worker}: {len(lost)}: {lost[:5]}"
         shutil.rmtree(found.directory)
