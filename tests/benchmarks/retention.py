@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
 import statistics
 import sys
 import threading
@@ -82,12 +83,12 @@ def fill(store: LevelStore, size: int, message_bytes: int, block_bytes: int, pen
             store.flush(False)
             store.collect()
             while archiver.pending_bytes > pending_max:
-                time.sleep(0.001)
+                select.select([store.fileno()], [], [])
                 store.collect()
     store.append_archived()
     ticket = store.flush(False)
     while store.collect() < ticket:
-        time.sleep(0.001)
+        select.select([store.fileno()], [], [])
     return count
 
 
