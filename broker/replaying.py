@@ -12,7 +12,7 @@ client's Receive Maximum and its outbox pace it, and nothing is asked for while 
     resting     without a connection: the position is all there is
 
 Fairness: `run` does one piece of work, a page that is read or some messages that are queued, in turn for all who have
-some; whoever calls it pauses as long as that took. So replays have at most half of a worker's time, in small pieces.
+some; whoever calls it pauses twice as long as that took. So replays have a third of a worker at most, in small pieces.
 
 Kept (family O, `leveldb_store.replay_schema`): the position, in the batch that has the copies of QoS 1 and 2 up to
 there in records of their own (family Q). After a crash these are sent, and what lies behind is read. Where all copies
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Replay", "Replaying"]
 
-_SLICE_MESSAGES = 128
-_SLICE_BYTES = 32 * 1024
+_SLICE_MESSAGES = 256
+_SLICE_BYTES = 64 * 1024
 _PAGE_BYTES_LEAST = 4096
 _LAG_SECONDS = 0.1
 _AGAIN_MS = 3000

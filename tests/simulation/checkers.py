@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.simulation.workers import Worker
     from tests.simulation.world import World
 
-REPLAY_SLICE = 128
+REPLAY_SLICE = 256
 """Messages that a replay puts into a session's queue at once."""
 DROPS = [value for name, value in vars(count).items() if name.startswith("DROPPED_")]
 
