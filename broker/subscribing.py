@@ -216,9 +216,8 @@ class Subscribing:
                 codes.append(ReasonCode.TOPIC_FILTER_INVALID)
                 continue
             found = self.remove(session, named, text, group)
-            if group is None and self._end_replay(session, text):
-                self._node.recording.unsubscribed(session, text)
-                found = True
+            if group is None:
+                found = self._end_replay(session, text) or found
             codes.append(ReasonCode.SUCCESS if found else ReasonCode.NO_SUBSCRIPTION_EXISTED)
         packet_id = packet.packet_id
         unsuback = self._unsuback(conn, packet_id, codes)
