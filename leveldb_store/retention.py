@@ -200,15 +200,17 @@ class Retention:
         """Give back what was deleted, if it is worth it and nothing is being compacted. `is_urgent`: the disk is full.
         Called when what `slice` returned is written.
         """
-        if self._thread is not None and self._thread.is_alive():
+        due = [
+            kept
+            for kept in self._kept.values()
+            if kept.deleted_bytes >= (COMPACT_BYTES_MIN if is_urgent else max(COMPACT_BYTES_MIN, kept.stretch))
+        ]
+        if not due or (self._thread is not None and self._thread.is_alive()):
             return
         if not is_urgent and not self._is_ready():
             return
         ranges = []
-        for kept in self._kept.values():
-            enough = COMPACT_BYTES_MIN if is_urgent else max(COMPACT_BYTES_MIN, kept.stretch)
-            if kept.deleted_bytes < enough:
-                continue
+        for kept in due:
             number = kept.rule.number
             ranges += [
                 (
@@ -218,12 +220,9 @@ class Retention:
                 for origin in kept.ends
             ]
             kept.deleted_bytes, kept.deleted_from, kept.deleted_to = 0, HIGHEST, 0
-        if ranges:
-            self._stop.clear()
-            self._thread = threading.Thread(
-                target=self._compact, args=(ranges,), name="archive-compaction", daemon=True
-            )
-            self._thread.start()
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._compact, args=(ranges,), name="archive-compaction", daemon=True)
+        self._thread.start()
 
     def pause(self, written: int) -> float:
         """Seconds that the writer should wait after a commit of so many bytes. A compaction takes LevelDB's newest
