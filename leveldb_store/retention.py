@@ -7,6 +7,8 @@ A rule that holds too much is brought down by a *stretch* more than it must, and
 a thread of its own: LevelDB gives the disk back where whole tables are deleted, and to compact often and little would
 write the rest of the archive over and over. The limit is kept by a *margin* below what the configuration says, for what
 is written and not merged yet. So the disk has what is configured, not what is configured and twice the write buffers.
+A compaction comes to its end only while few new tables come: it waits for such a time, and the writer makes it one
+(`pause`; docs/adr/0025-the-archive.md).
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ MARGIN_BUFFERS: Final = 4  # write buffers
 PACE_BYTES_PER_SECOND: Final = 8 << 20  # written while something is being compacted, or would have to be
 PACED_COMMIT_BYTES_MAX: Final = 1 << 20  # at once, meanwhile
 READY_FILES: Final = ((0, 2), (1, 24))  # tables at a level of LevelDB, at most: then a compaction comes to its end
-BEHIND_STRETCHES: Final = 1.25  # deleted and not compacted: the more, the slower
+BEHIND_STRETCHES: Final = 1.25  # deleted and not compacted: the more, the slower,
+BEHIND_MAX: Final = 4.0  # ... at most by so much
 PAUSE_SECONDS_MAX: Final = 1.0  # after one commit
 LOOK_SECONDS_MAX: Final = 60.0  # how often it is asked what is too old: a hundredth of the age, and not more rarely
 LOOK_SECONDS_MIN: Final = 0.5
@@ -50,6 +53,8 @@ class _Kept:
         self.rule = rule
         least = min(STRETCH_BUFFERS * buffer, rule.bytes_max // STRETCH_SHARE_MIN)
         self.stretch = min(max(rule.bytes_max // STRETCH_SHARE, least, 1), STRETCH_BYTES_MAX)
+        self.worth = max(self.stretch, COMPACT_BYTES_MIN)
+        """Bytes that are compacted together."""
         self.most = rule.bytes_max - min(rule.bytes_max // MARGIN_SHARE, MARGIN_BUFFERS * buffer)
         self.target = self.most
         """Bytes to which it is brought down: below `most` while that goes on."""
@@ -203,7 +208,7 @@ class Retention:
         due = [
             kept
             for kept in self._kept.values()
-            if kept.deleted_bytes >= (COMPACT_BYTES_MIN if is_urgent else max(COMPACT_BYTES_MIN, kept.stretch))
+            if kept.deleted_bytes >= (COMPACT_BYTES_MIN if is_urgent else kept.worth)
         ]
         if not due or (self._thread is not None and self._thread.is_alive()):
             return
@@ -236,8 +241,8 @@ class Retention:
 
     def _behind(self) -> float:
         # how many times as much as it may be waits for a compaction; 0: not more
-        worst = max((kept.deleted_bytes / (BEHIND_STRETCHES * kept.stretch) for kept in self._kept.values()), default=0)
-        return worst if worst > 1 else 0.0
+        worst = max((kept.deleted_bytes / (BEHIND_STRETCHES * kept.worth) for kept in self._kept.values()), default=0)
+        return min(worst, BEHIND_MAX) if worst > 1 else 0.0
 
     @property
     def commit_bytes_max(self) -> int | None:

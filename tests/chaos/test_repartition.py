@@ -3,7 +3,7 @@
 Durable publishers and subscribers at QoS 1 and 2, as in test_crash. The broker is killed under load, started with
 another number of workers, and dies while it makes their stores: at a point in the life of the process that makes them
 (the library of tests/power), or all at once, by the clock. Once nobody kills it any more it starts, and everything
-acknowledged has arrived, QoS 2 once, in order.
+acknowledged has arrived, QoS 2 once, in order. So it is in the archive, which goes along.
 """
 
 from __future__ import annotations
@@ -11,17 +11,21 @@ from __future__ import annotations
 import os
 import random
 import signal
+import struct
+from collections import Counter
 from pathlib import Path
 from threading import Timer
 
 import pytest
 
 from broker.testing import BrokerFailed, Mqttd
+from tests.archived import archived
 from tests.broker_process import BrokerProcess
 from tests.chaos.conftest import OpenCrowd, Record, StartBroker
 from tests.chaos.durable import Load
 from tests.power.trace import compile_shim
 
+STAMP = struct.Struct(">II")  # publisher and sequence number, of a payload
 POINTS = ("write", "written", "sync", "synced")
 
 
@@ -76,7 +80,9 @@ def test_the_number_of_workers_changes_and_nothing_is_lost(
     rng = random.Random(seed)
     library = compile_shim(tmp_path_factory.mktemp("shim"))
     data = tmp_path / "data"
-    broker = start_broker(numbers[0], "--store", "leveldb", "--data-dir", str(data))
+    config = tmp_path / "mqttd.toml"
+    config.write_text('[[archive]]\nfilter = "load/#"\nhours = 24\nbytes = "10GB"\n')
+    broker = start_broker(numbers[0], "--config", str(config), "--store", "leveldb", "--data-dir", str(data))
     crowd = crowd_of(broker)
     load = Load(crowd, 4, patience=60.0)
     load.begin()
@@ -104,5 +110,12 @@ def test_the_number_of_workers_changes_and_nothing_is_lost(
     load.finish()
     load.check()
     assert died
+    assert broker.stop() == 0
+    # the archive has all of it: what was published at QoS 2 once, at QoS 1 as often as it was sent
+    stamps = Counter(STAMP.unpack_from(row.payload) for row in archived(data))
+    for publisher in load.publishers:
+        assert {number for name, number in stamps if name == publisher.number} == set(range(publisher.sent))
+        if publisher.qos == 2:
+            assert all(stamps[publisher.number, number] == 1 for number in range(publisher.sent))
     record_property("died", died)
     record_property("messages", sum(each.sent for each in load.publishers))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
+from broker import cli
 from broker.archiving import ArchiveRule, archive_errors, archive_options, size_of
 from leveldb_store.archive_schema import NUMBER_WORKER_BITS
 from leveldb_store.contract import Archive, Page
@@ -51,6 +53,23 @@ def test_tables_that_cannot_be_archived_are_refused() -> None:
     assert list(archive_errors([], "memory")) == []
     [line] = archive_errors([rule("a")], "memory")
     assert line.startswith("archive: ")
+
+
+def test_check_config_names_every_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "mqttd.toml"
+    good = '[[archive]]\nfilter = "a/#"\nhours = 0.5\nbytes = "10GB"\n'
+    file.write_text(good)
+    assert cli.main(["check-config", str(file)]) == 0
+    file.write_text('store = "memory"\n' + good + '[[archive]]\nfilter = "a#"\nhours = 1\nbytes = 1000000\n')
+    assert cli.main(["check-config", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert 'store is "memory"' in said
+    assert "archive.filter: 'a#' (of table 2): # must be the last level" in said
+    file.write_text('[[archive]]\nfilter = "a/#"\nhours = 0\nbytes = "10 bytes"\n')
+    assert cli.main(["check-config", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert "archive.hours: " in said
+    assert "archive.bytes: value error, should be a number of bytes" in said
 
 
 def test_each_worker_has_its_part_of_the_bytes() -> None:
