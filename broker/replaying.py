@@ -97,6 +97,8 @@ class Replaying:
         self._number = node.router.wall_ms * 1000
         self._work: deque[Question | Replay] = deque()
         self._dirty: set[Replay] = set()
+        self._active: dict[Replay, None] = {}
+        """Those that do not rest, as they began."""
         self._lags = False
         self.count = 0
         self.archive = node.store.archive
@@ -182,6 +184,7 @@ class Replaying:
         if replay.session.connection is None or not replay.is_resting or not self._is_there(replay):
             return
         replay.is_resting = False
+        self._active[replay] = None
         for source in range(self._node.workers):
             self._ask(replay, source, at_once=True)
 
@@ -209,6 +212,7 @@ class Replaying:
 
     def _rest(self, replay: Replay) -> None:
         replay.is_resting = True
+        self._active.pop(replay, None)
         replay.merge.rest()
         for source, number in enumerate(replay.asked):
             if number:
@@ -313,12 +317,10 @@ class Replaying:
 
     def peer_ready(self, peer: int) -> None:
         """A sibling is back: it knows none of our questions."""
-        for session in self._node.sessions if self.count else ():
-            for replay in (session.replays or {}).values():
-                if not replay.is_resting:
-                    if replay.asked[peer]:
-                        self._forget(peer, replay.asked[peer])
-                    self._ask(replay, peer, at_once=True)
+        for replay in list(self._active):
+            if replay.asked[peer]:
+                self._forget(peer, replay.asked[peer])
+            self._ask(replay, peer, at_once=True)
 
     def peer_gone(self, peer: int) -> None:
         """A sibling is dead, and its questions with it."""
@@ -327,19 +329,14 @@ class Replaying:
 
     def sweep(self) -> None:
         """Once a second: ask again what was not answered."""
-        if not self._questions and not self.count:
-            return
         late = self._router.now_ms - _AGAIN_MS
-        for session in self._node.sessions:
-            for replay in (session.replays or {}).values():
-                if replay.is_resting:
-                    continue
-                for source, number in enumerate(replay.asked):
-                    if number and replay.heard[source] < late:
-                        self._forget(source, number)
-                        replay.asked[source] = number = 0
-                    if not number and replay.merge.waiting(source) <= replay.sizes[source] // 2:
-                        self._ask(replay, source, at_once=True)
+        for replay in list(self._active):
+            for source, number in enumerate(replay.asked):
+                if number and replay.heard[source] < late:
+                    self._forget(source, number)
+                    replay.asked[source] = number = 0
+                if not number and replay.merge.waiting(source) <= replay.sizes[source] // 2:
+                    self._ask(replay, source, at_once=True)
 
     # ------------------------------------------------------------ feeding
 
