@@ -28,6 +28,7 @@ __all__ = ["EventLog", "EventTrimmer"]
 FREED_SHARE: Final = 16  # of the bound: deleted at once, so that not each event deletes one
 COMPACTED_SHARE: Final = 8  # of the bound: worth a compaction
 PAGE_EVENTS_MAX: Final = 256
+LOOK_SECONDS: Final = 1.0
 HIGHEST: Final = 2**64 - 1
 
 
@@ -143,9 +144,14 @@ class EventTrimmer:
         self._freed += self._begin - begin
         return left
 
+    @property
+    def waits(self) -> float | None:
+        """Seconds until it should be looked at again, though nothing is written; None: there is no reason to."""
+        return LOOK_SECONDS if self._freed >= self._bytes_max // COMPACTED_SHARE else None
+
     def look(self) -> None:
-        """Give the room back, if it is worth it."""
-        if self._freed < self._bytes_max // COMPACTED_SHARE or (self._thread is not None and self._thread.is_alive()):
+        """Give the room back, if it is worth it, and nothing is being compacted."""
+        if self.waits is None or (self._thread is not None and self._thread.is_alive()):
             return
         self._freed = 0
         self._thread = threading.Thread(

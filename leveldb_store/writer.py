@@ -208,7 +208,7 @@ class Writer:
         size = 0
         wait = max(0.0, self._next_tidy - time.monotonic()) if self._has_tidying() else None
         looks = LOOK_SECONDS if self.full is not None else self._compactor.waits
-        for other in (looks, self._retention.wait(time.monotonic())):
+        for other in (looks, self._events.waits, self._retention.wait(time.monotonic())):
             if other is not None:
                 wait = other if wait is None else min(wait, other)
         most = self._retention.commit_bytes_max or COMMIT_BYTES_MAX
