@@ -14,6 +14,8 @@ from pyx.records cimport Entry, read_entry
 from pyx.routing cimport find_expiry
 from pyx.topics cimport topic_matches
 
+from pyx.reasons import MqttError
+
 cdef enum:
     FORMAT = 1
     HEAD_BYTES = 30                 # without the levels
@@ -108,6 +110,14 @@ cdef int step(Sequence* s, list blocks, uint64_t after, uint64_t up_to) except -
             return 0
 
 
+cdef int set_expiry(Entry* e) except -1:
+    try:
+        e.content.expiry_offset = find_expiry(&e.content)
+    except MqttError as error:
+        raise ValueError(f"archived message with damaged properties: {error}") from None
+    return 0
+
+
 def merge(list sequences not None, list filters not None, uint64_t after, uint64_t up_to):
     """The messages behind number `after`, up to and with `up_to`, that match one of the Topic Filters: a list of
     Message, numbers rising. `sequences`: lists of blocks (bytes), rising in each; every block with such numbers is
@@ -151,7 +161,7 @@ def merge(list sequences not None, list filters not None, uint64_t after, uint64
                 encoded = PyBytes_FromStringAndSize(<const char*>s.publisher, s.publisher_bytes)
                 publisher = encoded.decode("utf-8", "surrogatepass")
             if s.entry.content.expires:
-                s.entry.content.expiry_offset = find_expiry(&s.entry.content)
+                set_expiry(&s.entry)
             value = <bytes>(<list>sequences[best])[s.next - 1]
             if 2 * <uint64_t>content_bytes(&s.entry.content) >= <uint64_t>len(value):
                 m = message_borrow(&s.entry.content, value)
@@ -180,7 +190,7 @@ def count_of(bytes value not None):
             raise ValueError("archived block with other numbers than it says")
         last = s.entry.content.number
         if s.entry.content.expires:
-            find_expiry(&s.entry.content)
+            set_expiry(&s.entry)
         PyBytes_FromStringAndSize(<const char*>s.publisher, s.publisher_bytes).decode("utf-8", "surrogatepass")
         n += 1
         step(&s, blocks, 0, <uint64_t>-1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -157,6 +158,20 @@ def test_damaged_blocks_are_refused_at_every_cut() -> None:
             count_of(GOLDEN_BYTES[:end])
         with pytest.raises(SchemaError):
             list(schema.decode_block(GOLDEN_BYTES[:end]))
+
+
+def test_damaged_bytes_are_a_value_error_and_nothing_else() -> None:
+    choose = random.Random(1)
+    for _ in range(20_000):
+        damaged = bytearray(GOLDEN_BYTES)
+        for _ in range(choose.randint(1, 3)):
+            damaged[choose.randrange(len(damaged))] = choose.randrange(256)
+        with contextlib.suppress(ValueError):
+            count_of(bytes(damaged))
+        with contextlib.suppress(ValueError):
+            merge([[bytes(damaged)]], [b"#"], 0, 2**64 - 1)
+        with contextlib.suppress(SchemaError):
+            list(schema.decode_block(bytes(damaged)))
 
 
 def test_heads_name_first_levels_until_there_are_many() -> None:
