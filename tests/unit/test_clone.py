@@ -112,8 +112,8 @@ def test_a_manifest_names_the_tables_that_are_there(source: Written) -> None:
     manifest = manifest_of(source.path)
     version = version_of(manifest)
     tables = {int(file.stem): file.stat().st_size for file in source.path.glob("*.ldb")}
-    assert len(tables) > 3
-    assert version.tables == tables
+    assert len(version.tables) > 3
+    assert version.tables.items() <= tables.items()  # what a compaction has left behind is removed with the next one
     assert version.log_number in [int(file.stem) for file in source.path.glob("*.log")]
     assert version.next_file > max(version.tables)
     assert version.whole_bytes == len(manifest)
