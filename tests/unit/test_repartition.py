@@ -10,11 +10,14 @@ import pytest
 
 from broker.repartition import Moved, RepartitionError, repartition
 from leveldb_store import schema
+from leveldb_store.contract import FallenBehind
 from pyx.placement import owner
 from shards.placement import home
 from tests import wire
+from tests.contract.test_archive import Source, opened, table
 from tests.kept_host import lasting, let_go, on_disk
 from tests.sansio import Host, Peer
+from tests.waiting import wait_until
 
 CHANGES = [(1, 2), (2, 4), (4, 3), (3, 1), (2, 2)]
 CLIENTS = [f"client-{number}" for number in range(12)]
@@ -424,3 +427,35 @@ def test_another_workers_store_is_refused(tmp_path: Path) -> None:
             db.put(schema.STORE, b'{"worker": 0, "workers": 2, "epoch": "before"}')
     with pytest.raises(RepartitionError, match="the store of worker 1 says that it is another one"):
         moved(tmp_path, 2, 1)
+
+
+def test_archives_of_which_one_goes_further_back_lie_in_one_store(tmp_path: Path) -> None:
+    """2 workers become 1: a reader is told what is gone of either, and gets all that is there; numbers go on above."""
+    old = paths(tmp_path, 2)
+    sources = []
+    for worker, size in ((0, 1 << 20), (1, 1 << 30)):
+        source = Source(opened(old[worker], table(b"a", size=size), worker=worker))
+        source.number |= worker
+        for _ in range(30):
+            for _ in range(40):
+                source.archive(b"a", b"." * 1000, f"p{worker}")
+            source.commit()
+        sources.append(source)
+    wait_until(lambda: sources[0].store.archive.held_bytes <= 1 << 20, 30, "retention has removed some")
+    for source in sources:
+        source.store.close()
+    start = sources[0].store.archive.start(b"a")
+    assert repartition(old, paths(tmp_path / "next", 1), "before", "after").archived > 30
+    store = opened(paths(tmp_path / "next", 1)[0], table(b"a", size=1 << 30))
+    assert store.archive.highest == max(source.number for source in sources)
+    assert store.archive.start(b"a") == start > 0
+    with pytest.raises(FallenBehind):
+        store.archive.read([b"a"], 0, 1000)
+    found, after, is_end = [], 0, False
+    while not is_end:
+        page = store.archive.read([b"a"], after, 65536, with_gaps=True)
+        found += [message.number for message in page.messages]
+        after, is_end = page.up_to, page.is_end
+    expected = [row[0] for row in sources[0].rows if row[0] > start] + [row[0] for row in sources[1].rows]
+    assert found == sorted(expected)
+    store.close()
