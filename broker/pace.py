@@ -1,8 +1,8 @@
 """When replays work: a timer of the kernel in the reactor's set, so that the pauses can be shorter than a millisecond.
 
-After each piece of work, what it sent included, there is none for three times as long: clients that replay have at most
-a quarter of a worker, and every other client is served between two pieces. With less than half, what comes
-for others finds the loop free more often than not: so half of their messages wait for no replay at all.
+After each piece of work, what it sent included, there is none for twice as long: clients that replay have at most a
+third of a worker, and every other client is served between two pieces. With less than half, what comes for others finds the
+loop free more often than not: so half of their messages wait for no replay at all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Pace"]
 _SPEC = Struct("qqqq")  # struct itimerspec: interval, then value, each in seconds and nanoseconds
 _TFD_NONBLOCK, _TFD_CLOEXEC, _CLOCK_MONOTONIC = 0o4000, 0o2000000, 1
 _NOW_NS = 1000
-_PAUSE = 3
+_PAUSE = 2
 """Times as long as the work before it."""
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -12,7 +12,7 @@ client's Receive Maximum and its outbox pace it, and nothing is asked for while 
     resting     without a connection: the position is all there is
 
 Fairness: `run` does one piece of work, a page that is read or some messages that are queued, in turn for all who have
-some; whoever calls it pauses three times as long as that took. So replays have a quarter of a worker, in small pieces.
+some; whoever calls it pauses twice as long as that took. So replays have a third of a worker, in small pieces.
 
 Kept (family O, `leveldb_store.replay_schema`): the position, in the batch that has the copies of QoS 1 and 2 up to
 there in records of their own (family Q). After a crash these are sent, and what lies behind is read. Where all copies
