@@ -1,8 +1,8 @@
 """When replays work: a timer of the kernel in the reactor's set, so that the pauses can be shorter than a millisecond.
 
 After each piece of work, what it sent included, there is none for twice as long: clients that replay have at most a
-third of a worker, and every other client is served between two pieces. With less than half, what comes for others finds the
-loop free more often than not: so half of their messages wait for no replay at all.
+third of a worker, and every other client is served between two pieces. With less than half, what comes for others
+finds the loop free more often than not: so half of their messages wait for no replay at all.
 """
 
 from __future__ import annotations
