@@ -77,6 +77,8 @@ def test_what_was_durable_survives(traced: Traced, after_cuts: Path, cuts: int, 
     """`synced`: every tick was for the disk itself; else what was not may be missing, and takes nothing along."""
     script = Script(TICKS, synced)
     records = traced(synced)
+    # of two writes that were not synced the later one may be on the disk, and half of the earlier one
+    expected = ("torn",) if synced else ("torn", "is damaged", "is repaired")
     wrong: list[str] = []
     for number, _, mark, found in cut(Disk(), records, cuts, seed=1, into=after_cuts):
         promised = int(mark or 0)
@@ -91,6 +93,6 @@ def test_what_was_durable_survives(traced: Traced, after_cuts: Path, cuts: int, 
         except StoreError as error:
             wrong.append(f"cut {number}: {promised} ticks were durable: {error}")
         if promised:  # before, the store itself may be half made
-            wrong += [f"cut {number}: said {each}" for each in said if "torn" not in each]
+            wrong += [f"cut {number}: said {each}" for each in said if not any(text in each for text in expected)]
         shutil.rmtree(found)
     assert not wrong, "\n".join(wrong[:10])
