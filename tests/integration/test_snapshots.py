@@ -266,6 +266,8 @@ def test_one_that_is_interrupted_leaves_nothing(start: Start, tmp_path: Path) ->
     wait_until(lambda: out.exists() or running.poll() is not None, 20.0, "it has begun")
     running.send_signal(signal.SIGTERM)
     _, err = running.communicate(timeout=20)
-    if running.returncode:  # else it was faster
+    if running.returncode in (0, -signal.SIGTERM):  # it was faster, and may not even have ended by itself
+        assert read_manifest(out).workers == 1
+    else:
         assert (running.returncode, err.splitlines()[-1]) == (130, "mqttd: interrupted; what was made is removed")
         assert not out.exists()

@@ -141,6 +141,7 @@ def stored(data_dir: Path, said: list[str]) -> tuple[list[set[tuple[int, int]]],
     """
     found: list[set[tuple[int, int]]] = [set() for _ in range(WORKERS)]
     archived: list[tuple[int, int]] = []
+    once: list[tuple[int, int]] = []
     for worker in range(WORKERS):
         store = LevelStore(data_dir / f"worker-{worker}", say=said.append)
         try:
@@ -154,10 +155,12 @@ def stored(data_dir: Path, said: list[str]) -> tuple[list[set[tuple[int, int]]],
             page = store.archive.read([TOPICS.encode()], 0, 1 << 20)
             while not page.is_end or page.messages:
                 archived += (STAMP.unpack_from(message.payload) for message in page.messages)
+                once += (STAMP.unpack_from(message.payload) for message in page.messages if message.qos == 2)
                 page = store.archive.read([TOPICS.encode()], page.up_to, 1 << 20)
         finally:
             store.close()
-    assert len(set(archived)) == len(archived)  # nothing stands there twice
+    # QoS 1 may: what the worker that was killed had stored and not answered was sent again
+    assert len(set(once)) == len(once)
     return found, set(archived)
 
 
