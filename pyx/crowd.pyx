@@ -586,13 +586,13 @@ cdef class Crowd(Ledger):
 
     cdef int packet(self, Client* c, uint8_t first, const uint8_t* body, uint32_t n) except -1:
         cdef uint8_t kind = first >> 4
-        if kind == PUBLISH and c.state == OPEN:
-            return self.delivery(c, first, body, n)
+        if kind == PUBLISH and (c.state == OPEN or c.state == SUBSCRIBING):
+            return self.delivery(c, first, body, n)         # it may come before the SUBACK [MQTT 5, 3.8.4]
         if kind == CONNACK and c.state == CONNECTING and n >= 2:
             return self.welcomed(c, body[1])
         if kind == SUBACK and c.state == SUBSCRIBING and n >= 3:
             return self.subscribed(c, body[n - 1])
-        if c.state == OPEN and n >= 2:
+        if (c.state == OPEN or c.state == SUBSCRIBING) and n >= 2:
             if kind == PUBACK or kind == PUBREC or kind == PUBCOMP:
                 return self.answered(c, kind, body, n)
             if kind == PUBREL:
@@ -674,7 +674,7 @@ cdef class Crowd(Ledger):
         if at > n:
             return self.wrong(c, "a PUBLISH that is malformed")
         self.payload(&c.heard_of, body + 2, topic_bytes, body + at, n - at, self.now)
-        if qos and c.state == OPEN:
+        if qos and c.state != CLOSED:
             put_ack(self.room(c, 4), PUBACK if qos == 1 else PUBREC, packet_id, 0, False)
             c.tail += 4
         return 0

@@ -23,11 +23,13 @@ class Stub:
         connack: int = 0,
         suback: int = 0,
         forgets_acks: bool = False,
+        is_early: bool = False,
     ) -> None:
         self._fault = fault
         self._connack = connack
         self._suback = suback
         self._forgets_acks = forgets_acks
+        self._is_early = is_early
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._stop, self._stopped = socket.socketpair()
@@ -97,6 +99,8 @@ class Stub:
         elif kind == "SUBSCRIBE":
             if self._suback < 0x80:
                 self._subscribers.append(one)
+            if self._is_early:
+                one.sendall(wire.publish(4, "t/0", b"of somebody else"))
             one.sendall(b"\x90\x03" + body[:2] + bytes((self._suback,)))
         elif kind == "PUBLISH":
             end = 2 + int.from_bytes(body[:2], "big")

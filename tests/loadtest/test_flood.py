@@ -177,6 +177,13 @@ def test_refusals_are_named(connack: int, suback: int, said: str) -> None:
     assert said in done.stdout + done.stderr
 
 
+def test_a_publish_may_come_before_the_suback() -> None:
+    """MQTT 5, 3.8.4: the Server may start sending PUBLISH packets before it sends the SUBACK."""
+    with Stub(is_early=True) as broker:
+        figures = flood(broker.port, "sub", "-c", "1", "--processes", "1")["figures"]
+    assert (figures["connected"], figures["foreign"], figures["protocol_errors"]) == (1, 1, 0)
+
+
 def test_gates_decide_the_status(broker: BrokerProcess) -> None:
     port = broker.address[1]
     assert flood(port, "pair", "-c", "2", "--rate", "100", "--fail-if", "lost>0,corrupt>0,p99>60s")["failed"] == []
