@@ -2,7 +2,9 @@
 
 After each piece of work, what it sent included, there is none for twice as long: clients that replay have at most a
 third of a worker, and every other client is served between two pieces. With less than half, what comes for others
-finds the loop free more often than not: so half of their messages wait for no replay at all.
+finds the loop free more often than not: so half of their messages wait for no replay at all. And it is at
+least so long that MESSAGE_NS have passed for each message: on a machine that is fast enough, what others send is worth
+more than that a replay is over sooner, and the client that reads needs a processor, too.
 """
 
 from __future__ import annotations
@@ -18,13 +20,15 @@ if TYPE_CHECKING:
     from broker.replaying import Replaying
     from pyx.reactor import Reactor
 
-__all__ = ["Pace"]
+__all__ = ["MESSAGE_NS", "Pace"]
 
 _SPEC = Struct("qqqq")  # struct itimerspec: interval, then value, each in seconds and nanoseconds
 _TFD_NONBLOCK, _TFD_CLOEXEC, _CLOCK_MONOTONIC = 0o4000, 0o2000000, 1
 _NOW_NS = 1000
 _PAUSE = 2
 """Times as long as the work before it."""
+MESSAGE_NS = 3000
+"""Of a worker's replays, together."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -55,11 +59,12 @@ class Pace:
     def _work(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._timerfd, 8)
-        begun = time.monotonic_ns()
+        begun, before = time.monotonic_ns(), self._replaying.replayed
         self._replaying.run()
         self._reactor.finish()
         now = time.monotonic_ns()
-        self._rests_until = now + _PAUSE * (now - begun)
+        queued = self._replaying.replayed - before
+        self._rests_until = max(now + _PAUSE * (now - begun), begun + queued * MESSAGE_NS)
         if self._replaying.has_work:
             self._arm()
 

@@ -114,6 +114,11 @@ class Replaying:
         """Whether `run` has something to do."""
         return bool(self._work)
 
+    @property
+    def replayed(self) -> int:
+        """Messages that were queued for clients, since the broker was started."""
+        return self._row.get(count.REPLAYED_MESSAGES)
+
     def run(self) -> None:
         """Do one piece of work."""
         if not self._work:
