@@ -24,7 +24,7 @@ ASAN = build/asan
 # cython-lint calls pycodestyle by its name
 export PATH := $(abspath $(BIN)):$(PATH)
 
-PACKAGES = $(wildcard broker shards zmq_mesh leveldb_store loadtest)
+PACKAGES = $(wildcard broker shards zmq_mesh leveldb_store loadtest spark_etl)
 
 .PHONY: run compile compile-tests test check asan asan-tree fuzz fuzz-asan soak bench clean debian debian-test
 
