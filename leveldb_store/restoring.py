@@ -8,7 +8,6 @@ cloned later, and know higher ones. So a log's head is told those.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from typing import Final
 
 from leveldb_store import schema
 from leveldb_store.clone import closed_for_good, opened
-from leveldb_store.snapshot import LinkFacts, Manifest, SnapshotError, StoreFacts
+from leveldb_store.snapshot import LinkFacts, Manifest, SnapshotError, StoreFacts, digest_of, hasher
 
 __all__ = ["restore"]
 
@@ -45,11 +44,11 @@ def restore(
             progress(f"worker {store.worker}", done / size)
             source = directory / store.directory / name
             try:
-                digest = _copied(source, path / name)
+                digest = _copied(source, path / name, facts.digest)
             except FileNotFoundError:
                 raise SnapshotError(f"{source}: is missing") from None
-            if digest != facts.sha256:
-                raise SnapshotError(f"{source}: is damaged (its SHA-256 is another one)")
+            if digest != facts.digest:
+                raise SnapshotError(f"{source}: is damaged (its digest is another one)")
             done += facts.bytes
         _settle(manifest, store, path, epoch)
 
@@ -76,14 +75,14 @@ def _settle(manifest: Manifest, store: StoreFacts, path: Path, epoch: str) -> No
         _sync(each)
 
 
-def _copied(source: Path, target: Path) -> str:
-    # SHA-256 of what was copied
-    digest = hashlib.sha256()
+def _copied(source: Path, target: Path, like: str) -> str:
+    # the digest of what was copied
+    digest = hasher(like)
     with source.open("rb", buffering=0) as read, target.open("xb", buffering=0) as written:
         while piece := read.read(_PIECE_BYTES):
             digest.update(piece)
             written.write(piece)
-    return digest.hexdigest()
+    return digest_of(digest)
 
 
 def _sync(path: Path) -> None:

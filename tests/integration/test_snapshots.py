@@ -214,7 +214,7 @@ def test_the_stores_commands_leave_a_snapshot_as_it_is_and_name_damage(start: St
     table.write_bytes(content)
     verified = mqttd("store", "verify", out)
     assert verified.status == 1
-    assert f"{table.name}: is damaged (its SHA-256 is another one)" in verified.out
+    assert f"{table.name}: is damaged (its digest is another one)" in verified.out
     refused = mqttd("restore", "--from", out, "--data-dir", tmp_path / "new")
     assert (refused.status, refused.err.count("\n")) == (4, 1)
     assert f"{table}: is damaged" in refused.err
@@ -247,10 +247,10 @@ def test_what_cannot_be_done_is_said_in_one_line(start: Start, tmp_path: Path) -
     assert (said.status, said.err) == (2, f"mqttd: {tmp_path / 'a'}: is no directory\n")
     whole = (out / NAME).read_text()
     for key, line in (
-        ("format", "the snapshot has format 2, this mqttd reads format 1"),
-        ("schema", "the stores have schema version 2, this mqttd reads version 1"),
+        ("format", "the snapshot has format 3, this mqttd reads formats 1 to 2"),
+        ("schema", "the stores have schema version 3, this mqttd reads version 1"),
     ):
-        (out / NAME).write_text(json.dumps({**json.loads(whole), key: 2}))
+        (out / NAME).write_text(json.dumps({**json.loads(whole), key: 3}))
         restoring: tuple[str | Path, ...] = ("restore", "--from", out, "--data-dir", tmp_path / "new")
         for refused in (restoring, ("store", "verify", out)):
             said = mqttd(*refused)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -267,11 +268,15 @@ def test_what_cannot_be_read_is_refused_in_one_line(stores: Callable[[int], Stor
     taken(stores(1), out)
     whole = json.loads((out / NAME).read_text())
     for changed, said in (
-        ({"format": FORMAT + 1}, f"the snapshot has format {FORMAT + 1}, this mqttd reads format {FORMAT}"),
+        ({"format": FORMAT + 1}, f"the snapshot has format {FORMAT + 1}, this mqttd reads formats 1 to {FORMAT}"),
         ({"schema": schema.VERSION + 1}, f"schema version {schema.VERSION + 1}, this mqttd reads version"),
         ({"stores": []}, "is damaged"),
         ({"stores": [{**whole["stores"][0], "directory": "../elsewhere"}]}, "is damaged"),
-        ({"stores": [{**whole["stores"][0], "files": {"/etc/passwd": {"bytes": 1, "sha256": ""}}}]}, "is damaged"),
+        (
+            {"stores": [{**whole["stores"][0], "files": {"/etc/passwd": {"bytes": 1, "digest": "sha256:"}}}]},
+            "is damaged",
+        ),
+        ({"stores": [{**whole["stores"][0], "files": {"CURRENT": {"bytes": 1, "digest": "md5:"}}}]}, "is damaged"),
         ({"workers": None}, "is damaged"),
     ):
         (out / NAME).write_text(json.dumps({**whole, **changed}))
@@ -283,6 +288,25 @@ def test_what_cannot_be_read_is_refused_in_one_line(stores: Callable[[int], Stor
     (out / NAME).unlink()
     with pytest.raises(SnapshotError, match="is no snapshot of mqttd, or one that was not finished"):
         read_manifest(out)
+
+
+def test_a_snapshot_of_the_first_format_is_verified_and_restored(
+    stores: Callable[[int], Stores], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    taken(stores(1), out)
+    whole = json.loads((out / NAME).read_text())
+    for store in whole["stores"]:
+        for name, facts in store["files"].items():
+            assert facts.pop("digest").startswith("xxh3_128:")
+            facts["sha256"] = hashlib.sha256((out / store["directory"] / name).read_bytes()).hexdigest()
+    (out / NAME).write_text(json.dumps({**whole, "format": 1}))
+    manifest = read_manifest(out)
+    assert list(differences(out, manifest.stores[0])) == []
+    restored(out, tmp_path / "new")
+    table = next((out / "worker-0").glob("*.ldb"))
+    table.write_bytes(table.read_bytes()[:-1] + b"x")
+    assert list(differences(out, manifest.stores[0])) == [f"{table.name}: is damaged (its digest is another one)"]
 
 
 def test_a_directory_that_is_not_empty_is_no_target(stores: Callable[[int], Stores], tmp_path: Path) -> None:
