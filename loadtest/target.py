@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import socket
+import ssl
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 from urllib.parse import urlsplit
 
+from loadtest.options import password_of
 from pyx.encoders import encode_connect, encode_subscribe
 
 LOOPBACK_CLIENTS = 20_000
 """Connections of one source address: the ports of an address are bounded, and so is what one may open."""
+SUBPROTOCOL: Final = "mqtt"
+"""Of a WebSocket [MQTT-6.0.0-3]."""
+_PORTS: Final = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
 
 
 @dataclass(frozen=True)
@@ -18,22 +26,87 @@ class Target:
 
     host: str
     port: int
+    scheme: str = "mqtt"
+    path: str = "/mqtt"
+    """Of a WebSocket, with its query."""
     version: int = 4
     username: str | None = None
     password: str | None = None
     session_expiry: int | None = None
     """Seconds for which sessions outlive their connections; None: they end with them."""
     keep_alive: int = 60
+    cafile: Path | None = None
+    """What is trusted instead of the system's certificates; PEM, as the next two."""
+    cert: Path | None = None
+    key: Path | None = None
 
     @classmethod
     def parse(cls, url: str, **more: object) -> Target:
-        """`mqtt://HOST:PORT`, `HOST:PORT` or `HOST`. ValueError: another scheme, or no port."""
+        """`mqtt://HOST:PORT` (mqtts, ws, wss), `HOST:PORT` or `HOST`. ValueError: another scheme, or no host."""
         parts = urlsplit(url if "://" in url else f"mqtt://{url}")
-        if parts.scheme != "mqtt":
-            raise ValueError(f"{url}: flood speaks mqtt:// alone, not {parts.scheme}://")
+        if parts.scheme not in _PORTS:
+            raise ValueError(f"{url}: mqtt://, mqtts://, ws:// or wss://, not {parts.scheme}://")
         if not parts.hostname:
             raise ValueError(f"{url} names no host")
-        return cls(parts.hostname, parts.port or 1883, **more)  # type: ignore[arg-type]
+        if parts.username is not None:
+            raise ValueError(f"{parts.scheme}://{parts.hostname}: names and passwords are --user and --password")
+        path = f"{parts.path or '/mqtt'}{'?' if parts.query else ''}{parts.query}"
+        return cls(parts.hostname, parts.port or _PORTS[parts.scheme], parts.scheme, path, **more)  # type: ignore[arg-type]
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Target:
+        """What `loadtest.options` say. ValueError: they do not fit together."""
+        target = cls.parse(
+            options.host,
+            version=options.mqtt_version,
+            username=options.user,
+            password=password_of(options),
+            session_expiry=options.session_expiry,
+            cafile=options.cafile,
+            cert=options.cert,
+            key=options.key,
+        )
+        if target.password is not None and target.username is None and target.version < 5:
+            raise ValueError("a password needs --user before MQTT 5 [MQTT-3.1.2-22]")
+        if target.is_tls:
+            target.tls()  # says now what is wrong with the files
+        elif (target.cafile, target.cert, target.key) != (None, None, None):
+            raise ValueError(f"{target.scheme}:// has no TLS: --cafile, --cert and --key are for mqtts:// and wss://")
+        return target
+
+    @property
+    def is_tls(self) -> bool:
+        """mqtts and wss."""
+        return self.scheme in ("mqtts", "wss")
+
+    @property
+    def is_websocket(self) -> bool:
+        """ws and wss."""
+        return self.scheme in ("ws", "wss")
+
+    @property
+    def url(self) -> str:
+        """As it can be given again, with its port."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}{self.path if self.is_websocket else ''}"
+
+    def tls(self) -> ssl.SSLContext:
+        """For all connections: they check the broker's certificate and its name. ValueError: a file is not as it
+        should be.
+        """
+        if self.key is not None and self.cert is None:
+            raise ValueError("--key is the key of --cert, which is missing")
+        doing = f"--cafile {self.cafile}"
+        try:
+            context = ssl.create_default_context(cafile=self.cafile)
+            if self.cert is not None:
+                doing = f"--cert {self.cert}" + (f" --key {self.key}" if self.key else "")
+                # a key that wants a password would ask for it on the terminal
+                context.load_cert_chain(self.cert, self.key, password="")
+        except OSError as error:  # ssl.SSLError is one too
+            reason = error.reason if isinstance(error, ssl.SSLError) and error.reason else error.strerror
+            raise ValueError(f"{doing}: {reason or error}") from None
+        return context
 
     def dial(self, number: int) -> int:
         """Begin a connection, and give its descriptor. The source addresses of many clients on this machine differ:

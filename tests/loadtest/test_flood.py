@@ -196,12 +196,13 @@ def test_gates_decide_the_status(broker: BrokerProcess) -> None:
     ("arguments", "said"),
     [
         (["pair", "--host", "wss://127.0.0.1:1"], "flood speaks mqtt:// alone"),
-        (["pair", "-s", "10"], "a payload that is checked has 20 bytes at least"),
+        (["pair", "-s", "10"], "one that is checked has 20 bytes at least"),
         (["pair", "-t", "one"], "the topic of pairs must have"),
         (["pair", "--rate", "5", "-I", "5"], "one of them"),
         (["pair", "--fail-if", "p99>20"], "say us, ms or s"),
         (["pair", "--fail-if", "nonsense"], "is no condition"),
-        (["pair", "--window", "0"], "--window: 1 to 65535"),
+        (["pair", "--window", "0"], "--window: 0: a number from 1 on"),
+        (["pair", "--window", "70000"], "--window: 1 to 65535"),
         (["pair", "--host", "mqtt://127.0.0.1:1"], "no client is connected"),
     ],
 )

@@ -1,0 +1,202 @@
+"""The options that all load tools share, by flag and in the environment: --client-prefix is MQTTD_LOAD_CLIENT_PREFIX.
+
+One table, for argparse (flood, compare, plan: `Parser` and `add_to`) and for locust's parser (`add_to_locust`), whose
+own -u, --users, --host, --version, -t and -s mean something else: short flags and aliases are left out there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Container, Iterator, Mapping
+from math import gcd
+from pathlib import Path
+from typing import Any, Final, NamedTuple, NoReturn
+
+ENVIRONMENT: Final = "MQTTD_LOAD_"
+PAYLOAD_BYTES_MAX: Final = 268_435_455 - 65_535 - 64
+"""What is left of the largest Remaining Length beside the longest topic and the properties that we send."""
+TURN_MAX: Final = 10_000
+"""Payloads of a mix until it begins again."""
+
+
+class Option(NamedTuple):
+    """A row of the table."""
+
+    name: str
+    """As the flag, without the dashes; in the environment and in the namespace with _ for -."""
+    help: str
+    default: Any = None
+    type: Callable[[str], Any] = str
+    metavar: str | None = None
+    choices: tuple[int, ...] | None = None
+    aliases: tuple[str, ...] = ()
+    """Flags that locust's parser does not get."""
+    is_secret: bool = False
+
+    @property
+    def dest(self) -> str:
+        """Its attribute in the namespace."""
+        return self.name.replace("-", "_")
+
+    @property
+    def variable(self) -> str:
+        """Its name in the environment."""
+        return ENVIRONMENT + self.dest.upper()
+
+
+def at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str], float]:
+    """A number that is not less: a `type` for argparse."""
+
+    def number(text: str) -> float:
+        value = kind(text)
+        if not least <= value < float("inf"):
+            raise argparse.ArgumentTypeError(f"{text}: a number from {least:g} on")
+        return value
+
+    number.__name__ = "number"
+    return number
+
+
+OPTIONS: Final = (
+    Option("host", "the broker: mqtt://, mqtts://, ws:// or wss://HOST:PORT[/PATH]", "mqtt://127.0.0.1:1883",
+           metavar="URL"),
+    Option("mqtt-version", "protocol: 3 (3.1), 4 (3.1.1) or 5 (5.0)", 4, int, choices=(3, 4, 5),
+           aliases=("--version",)),
+    Option("user", "user name", metavar="NAME"),
+    Option("password", "better in the environment or a file: others may see arguments", is_secret=True),
+    Option("password-file", "its first line is the password", type=Path, metavar="FILE"),
+    Option("cafile", "certificates (PEM) that mqtts:// and wss:// trust, instead of the system's", type=Path,
+           metavar="FILE"),
+    Option("cert", "certificate (PEM) by which clients show who they are", type=Path, metavar="FILE"),
+    Option("key", "its private key (PEM), where it does not stand in the same file", type=Path, metavar="FILE"),
+    Option("client-prefix", "of client ids", "flood-", metavar="TEXT"),
+    Option("qos", "of what is published and subscribed", 0, int, choices=(0, 1, 2), aliases=("-q",)),
+    Option("rate", "messages per second of all publishers", type=at_least(0, float), metavar="N"),
+    Option("payload", "bytes of a payload, or a file that is sent; several with commas come in turn, WEIGHT: before "
+           "each says how often: 80:64,20:4096", "64", metavar="WHAT", aliases=("-s", "--size")),
+    Option("topic", "%%i: the publisher's number, %%c: its client id", "t/%i", metavar="TEMPLATE", aliases=("-t",)),
+    Option("session-expiry", "seconds for which sessions outlive connections (3.1, 3.1.1: any)",
+           type=at_least(0), metavar="S"),
+)  # fmt: skip
+
+
+class Parser(argparse.ArgumentParser):
+    """Tells what is wrong in one line, `tool: what`, and exits with status 2; options are written in full."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(allow_abbrev=False, **more)
+
+    def error(self, message: str) -> NoReturn:
+        """Do so."""
+        self.exit(2, f"{self.prog.split()[-1].rpartition('.')[2]}: {message}\n")
+
+
+def add_to(
+    parser: argparse.ArgumentParser, *, without: Container[str] = (), defaults: Mapping[str, Any] | None = None
+) -> None:
+    """All options of the table, but those named. defaults: by name, where a tool has its own."""
+    for each, settings in _chosen(without, defaults or {}):
+        parser.add_argument(*each.aliases, f"--{each.name}", **settings)
+
+
+def add_to_locust(
+    parser: Any, *, without: Container[str] = ("host",), defaults: Mapping[str, Any] | None = None
+) -> None:
+    """The same for locust's own parser, in `events.init_command_line_parser`; it reads the environment by itself."""
+    for each, settings in _chosen(without, defaults or {}):
+        parser.add_argument(f"--{each.name}", env_var=each.variable, is_secret=each.is_secret, **settings)
+
+
+def _chosen(without: Container[str], defaults: Mapping[str, Any]) -> Iterator[tuple[Option, dict[str, Any]]]:
+    for each in OPTIONS:
+        if each.name not in without:
+            default = defaults.get(each.name, each.default)
+            said = "" if default is None else f" (default: {str(default).replace('%', '%%')})"
+            yield each, {
+                "dest": each.dest, "type": each.type, "choices": each.choices, "default": default,
+                "metavar": each.metavar, "help": each.help + said,
+            }  # fmt: skip
+
+
+def from_environment(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
+    """Take the environment's values as defaults, of every option that the parser has: those of a tool's own, too."""
+    for action in parser._actions:
+        names = [each for each in action.option_strings if each.startswith("--")]
+        variable = ENVIRONMENT + names[-1][2:].replace("-", "_").upper() if names else ""
+        value = environment.get(variable)
+        if value is None:
+            continue
+        if action.nargs == 0:
+            action.default = value not in ("", "0", "no")
+            continue
+        try:
+            action.default = parser._get_value(action, value)
+            parser._check_value(action, action.default)
+        except argparse.ArgumentError as error:
+            parser.error(f"{variable}: {error.message}")
+
+
+def password_of(options: argparse.Namespace) -> str | None:
+    """The password, from wherever it was given. ValueError: twice, or its file cannot be read."""
+    if options.password_file is None:
+        password: str | None = options.password
+        return password
+    if options.password is not None:
+        raise ValueError("--password and --password-file say the same: one of them")
+    try:
+        lines = options.password_file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"--password-file: {_reason(error, options.password_file)}") from None
+    if not lines:
+        raise ValueError(f"--password-file: {options.password_file} is empty")
+    return str(lines[0])
+
+
+def payloads(text: str) -> tuple[int | bytes, ...]:
+    """What --payload says, in turn: a number of bytes, or the content of a file. With weights each comes as often as
+    they say, evenly spread: of 80:64,20:4096 every fifth is 4096. ValueError: one of them is neither, or too large.
+    """
+    whats: list[int | bytes] = []
+    weights: list[int] = []
+    for part in text.split(","):
+        weighted = re.fullmatch(r"(\d+):(.+)", part.strip())
+        weight, what = (int(weighted[1]), weighted[2]) if weighted else (1, part.strip())
+        if weight < 1:
+            raise ValueError(f"--payload {text}: a weight is 1 at least")
+        whats.append(_payload(what, text))
+        weights.append(weight)
+    common = gcd(*weights)
+    weights = [each // common for each in weights]
+    if sum(weights) > TURN_MAX:
+        raise ValueError(f"--payload {text}: the weights make a turn of more than {TURN_MAX:,} payloads")
+    # smooth weighted round robin: who has waited longest for its share comes next
+    turn: list[int | bytes] = []
+    credit = [0] * len(whats)
+    for _ in range(sum(weights)):
+        credit = [have + weight for have, weight in zip(credit, weights, strict=True)]
+        which = credit.index(max(credit))
+        credit[which] -= sum(weights)
+        turn.append(whats[which])
+    return tuple(turn)
+
+
+def _payload(what: str, text: str) -> int | bytes:
+    found: int | bytes
+    if what.isdecimal():
+        found = int(what)
+    else:
+        path = Path(what.removeprefix("@"))
+        try:
+            found = path.read_bytes()
+        except OSError as error:
+            raise ValueError(
+                f"--payload {text}: neither a number of bytes nor a file: {_reason(error, path)}"
+            ) from None
+    if (found if isinstance(found, int) else len(found)) > PAYLOAD_BYTES_MAX:
+        raise ValueError(f"--payload {text}: more than {PAYLOAD_BYTES_MAX:,} bytes")
+    return found
+
+
+def _reason(error: OSError | UnicodeDecodeError, path: Path) -> str:
+    return f"{path}: {error.strerror if isinstance(error, OSError) else 'is no text'}"

@@ -1,0 +1,15 @@
+"""A broker that is not ours, for all tests of the load tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.loadtest.mosquitto import Mosquitto
+
+
+@pytest.fixture(scope="session")
+def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mosquitto]:
+    with Mosquitto(tmp_path_factory.mktemp("mosquitto")) as broker:
+        yield broker
