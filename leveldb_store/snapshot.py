@@ -21,7 +21,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -262,10 +262,10 @@ class Taking:
         self.taken_ms = 0
         self.seconds = 0.0
         """How long the cloning took."""
-        self._facts: dict[Path, Future[FileFacts | None]] = {}
         self._sources = sources
         self._directory = directory
-        self._progress = progress
+        self._told = progress
+        self._is_given_up = False
 
     def clone(self) -> None:
         """The databases, as they are now."""
@@ -279,20 +279,18 @@ class Taking:
     def finish(self, version: str, epoch: str, generation: int, archive_epoch: str) -> Manifest:
         """Seal them, count what is in them, write the manifest; all of it is on the disk then."""
         workers = range(len(self._sources))
-        # checksums are computed beside, as tables do not change; threads begin with the priority of this one
-        pool = ThreadPoolExecutor(max(1, min(_THREADS_MAX, len(os.sched_getaffinity(0)) // 4)))
-        try:
-            for worker in workers:
-                for table in sorted(self._path(worker).glob("*.ldb")):
-                    self._facts[table] = pool.submit(_facts_if_there, table)
-            links = [self._sealed(worker) for worker in workers]
-            for worker in workers:
-                if worker:
-                    self._put_back(worker, links)
-                    remove(self._before(worker))
-            stores = [self._read(worker, links[worker]) for worker in workers]
-        finally:
-            pool.shutdown(cancel_futures=True)
+        # LevelDB and the digests release the GIL; threads begin with the priority of this one
+        with ThreadPoolExecutor(min(_THREADS_MAX, len(os.sched_getaffinity(0)))) as pool:
+            try:
+                links = list(pool.map(self._sealed, workers))
+                for worker in workers:
+                    if worker:
+                        self._put_back(worker, links)
+                        remove(self._before(worker))
+                stores = list(pool.map(self._read, workers, links))
+            except BaseException:
+                self._is_given_up = True
+                raise
         manifest = Manifest(
             FORMAT, schema.VERSION, version, self.taken_ms, len(stores), epoch, generation, archive_epoch,
             _rules(stores), stores,
@@ -306,6 +304,11 @@ class Taking:
             remove(self._before(worker))
             remove(self._path(worker))
         (self._directory / NAME).unlink(missing_ok=True)
+
+    def _progress(self, what: str, share: float) -> None:
+        if self._is_given_up:  # another thread has failed, or somebody has interrupted this
+            raise SnapshotError("given up")
+        self._told(what, share)
 
     def _path(self, worker: int) -> Path:
         return self._directory / f"worker-{worker}"
@@ -370,8 +373,7 @@ class Taking:
         files, done = {}, 0
         for file in sorted(path.iterdir()):
             self._progress(f"worker {worker}: checksums", done / size)
-            known = self._facts.get(file)
-            files[file.name] = (known and known.result()) or _file_facts(file)
+            files[file.name] = _file_facts(file)
             done += files[file.name].bytes
             if file.stat().st_nlink == 1:  # what is linked was on the disk before the source named it
                 _sync(file)
@@ -464,13 +466,6 @@ def _handoffs(db: plyvel.DB, links: dict[int, LinkFacts]) -> None:
 
 def _letter(key: bytes) -> str:
     return "0" if key[:1] == b"\0" else key[:1].decode("latin-1")
-
-
-def _facts_if_there(file: Path) -> FileFacts | None:
-    try:
-        return _file_facts(file)
-    except FileNotFoundError:  # a compaction came with the opening
-        return None
 
 
 def _file_facts(file: Path, like: str = _DIGEST) -> FileFacts:
