@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
 _GATE: Final = re.compile(r"^(?P<name>[a-z_0-9]+)\s*(?P<sign><=|>=|<|>)\s*(?P<value>\d+(\.\d+)?)(?P<unit>us|ms|s|)$")
-_SIGNS: Final[Mapping[str, Callable[[float, float], bool]]] = {
+SIGNS: Final[Mapping[str, Callable[[float, float], bool]]] = {
     "<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge,
 }  # fmt: skip
-_UNITS: Final = {"": 1.0, "us": 1.0, "ms": 1e3, "s": 1e6}
+UNITS: Final = {"": 1.0, "us": 1.0, "ms": 1e3, "s": 1e6}
 #: What people write for what the report calls otherwise.
 _ALIASES: Final = {
     "loss": "lost", "dup": "duplicates", "p50": "delivery_p50_us", "p90": "delivery_p90_us", "p99": "delivery_p99_us",
@@ -43,7 +43,7 @@ def gates(text: str) -> list[Gate]:
             raise ValueError(f"{each!r}: {match['name']} is no duration")
         if not match["unit"] and figure.endswith("_us"):
             raise ValueError(f"{each!r}: say us, ms or s")
-        found.append(Gate(each, figure, _SIGNS[match["sign"]], float(match["value"]) * _UNITS[match["unit"]]))
+        found.append(Gate(each, figure, SIGNS[match["sign"]], float(match["value"]) * UNITS[match["unit"]]))
     return found
 
 

@@ -37,7 +37,6 @@ _CHARTS: Sequence[tuple[str, Mapping[str, str], float]] = (
 def write(path: Path, load: Load, result: Result, failures: Sequence[str], title: str) -> None:
     """Write it. Raises OSError."""
     parts = [
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title><style>{_STYLE}</style>",
         f"<h1>{html.escape(title)}</h1>",
         f"<p>{html.escape(_what(load))}</p>",
         *(f"<p class=bad>failed: {html.escape(line)}</p>" for line in failures),
@@ -45,9 +44,16 @@ def write(path: Path, load: Load, result: Result, failures: Sequence[str], title
         *(_chart(name, result, columns, divisor) for name, columns, divisor in _CHARTS),
         _workers(result),
         _happened(result),
-        "</html>",
     ]
-    path.write_text("\n".join(part for part in parts if part))
+    path.write_text(page(title, parts))
+
+
+def page(title: str, parts: Sequence[str]) -> str:
+    """A whole page of these parts, with the style of all our reports."""
+    head = (
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title><style>{_STYLE}</style>"
+    )
+    return "\n".join([head, *filter(None, parts), "</html>"])
 
 
 def _what(load: Load) -> str:

@@ -32,10 +32,10 @@ import plyvel
 from leveldb_store import schema
 from leveldb_store.database import Options
 from leveldb_store.store import LevelStore
+from loadtest.document import write
+from loadtest.host import commit, machine
 from tests import wire
 from tests.benchmarks.ruler import ROOT
-from tests.benchmarks.run import commit, machine
-from tests.benchmarks.tables import write
 from tests.sansio import Host, Peer
 from tests.waiting import wait_until
 

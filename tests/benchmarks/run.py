@@ -23,17 +23,17 @@ import argparse
 import dataclasses
 import json
 import os
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from loadtest.document import write
+from loadtest.host import commit, machine
 from tests.benchmarks import run_subscriptions
 from tests.benchmarks.ruler import PEERS, ROOT, Figures, Ruler
 from tests.benchmarks.scenarios import SCENARIOS, Scenario, Variant
-from tests.benchmarks.tables import Result, document, figures_table, judged, targets_table, write
+from tests.benchmarks.tables import BEGIN, Result, document, figures_table, judged, targets_table
 
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "build" / "benchmarks.json"
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.rows or options.write:
         rest = [] if not arguments and len(sys.argv) == 1 else (arguments or sys.argv[1:])
         command = " ".join(["python -m tests.benchmarks.run", *rest])
-        write(DOCUMENT, document(SCENARIOS, results, machine(), command))
+        write(DOCUMENT, document(SCENARIOS, results, machine(), command), BEGIN)
         print(f"\nwritten to {DOCUMENT.relative_to(ROOT)}")
     return 0
 
@@ -160,23 +160,6 @@ def _kept_results() -> dict[str, Result]:
 def _keep(results: dict[str, Result]) -> None:
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps({name: dataclasses.asdict(each) for name, each in results.items()}, indent=1))
-
-
-def commit() -> str:
-    """The commit of this tree, with a + when there are changes."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--abbrev=10"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
-
-
-def machine() -> str:
-    """What it was measured on."""
-    with open("/proc/cpuinfo", encoding="utf-8") as lines:
-        models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    model = models[0] if models else platform.machine()
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    cores = len(os.sched_getaffinity(0))
-    return f"{cores} cores of {model}, {memory:.0f} GB, Linux {platform.release()}, CPython {platform.python_version()}"
 
 
 if __name__ == "__main__":

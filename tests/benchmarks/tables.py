@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from loadtest.comparison import ratio_shown
 from tests.benchmarks.scenarios import Scenario, Target
 
 BEGIN = "<!-- measured: python -m tests.benchmarks.run -->"
-END = "<!-- end of what is measured -->"
 
 
 @dataclass
@@ -76,14 +75,6 @@ FIGURES: dict[str, tuple[str, str]] = {
 def shown(figure: str, value: float | None) -> str:
     """A value with its unit."""
     return "-" if value is None or math.isnan(value) else FIGURES[figure][1].format(value)
-
-
-def ratio_shown(ratio: float) -> str:
-    """0.0125 -> 1/80, 0.87 -> 0.87."""
-    if 0 < ratio < 0.4:
-        inverse = 1 / ratio
-        return f"1/{inverse:.1f}" if inverse < 10 and abs(inverse - round(inverse)) > 0.01 else f"1/{inverse:.0f}"
-    return f"{ratio:.2f}"
 
 
 @dataclass(frozen=True)
@@ -193,12 +184,3 @@ def document(scenarios: Iterable[Scenario], results: Mapping[str, Result], machi
         own = [scenario for scenario in scenarios if scenario.section == section]
         parts += ["", f"### {section}", "", *targets_table(own, results), "", *figures_table(own, results)]
     return "\n".join(parts)
-
-
-def write(path: Path, text: str, mark: str = BEGIN) -> None:
-    """Put the text between the marks of a document: the line `mark`, and the next END."""
-    before, begin, rest = path.read_text().partition(mark)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{path} has no lines {mark!r} and {END!r}")
-    path.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}")

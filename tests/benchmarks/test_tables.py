@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.comparison import ratio_shown
+from loadtest.document import END, write
 from tests.benchmarks.scenarios import SCENARIOS, Scenario, Target, Variant, share_that_crosses
-from tests.benchmarks.tables import BEGIN, END, FIGURES, Result, document, judged, ratio_shown, write
+from tests.benchmarks.tables import BEGIN, FIGURES, Result, document, judged
 
 US = "broker_us_per_msg"
 VARIANTS = (Variant("theirs", "mosquitto"), Variant("ours", "mqttd/1"))
@@ -63,7 +65,7 @@ def test_about_half_of_the_pairs_cross() -> None:
 def test_the_tables_stand_between_the_marks_and_nothing_else_changes(tmp_path: Path) -> None:
     page = tmp_path / "benchmarks.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    write(page, document([TWO], {"two": result(theirs=10.0, ours=0.5)}, "a machine", "a command"))
+    write(page, document([TWO], {"two": result(theirs=10.0, ours=0.5)}, "a machine", "a command"), BEGIN)
     text = page.read_text()
     assert text.startswith(f"before\n{BEGIN}\n")
     assert text.endswith(f"{END}\nafter\n")
@@ -85,4 +87,4 @@ def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:
     page = tmp_path / "benchmarks.md"
     page.write_text("nothing\n")
     with pytest.raises(ValueError, match="no lines"):
-        write(page, "text")
+        write(page, "text", BEGIN)

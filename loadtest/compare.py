@@ -1,0 +1,441 @@
+"""python -m loadtest.compare [options]: several brokers under the same loads, in turn, A B A B.
+
+Each run is a fresh broker on a free port of 127.0.0.1 with an empty directory, loaded by `loadtest.flood`, which checks
+everything that is delivered. Figures are medians; beside them stand the smallest and the largest run, and ratios to the
+first broker (or --base).
+
+    python -m loadtest.compare                                   mqttd, mosquitto and nats-server, what is installed
+    python -m loadtest.compare --brokers mqttd-memory,mosquitto --scenarios pair0,pair1 --runs 5
+    python -m loadtest.compare --broker new='./mqttd-next --port {port} --data-dir {dir}' --brokers mqttd
+    python -m loadtest.compare --scenario mine='pair -c 100 -q 1 -s 500 --rate 2000' --fail-if 'mine.cpu.ratio>1.1'
+    python -m loadtest.compare --list                            brokers and scenarios that are known
+
+A command has {port} and {dir} in it; {mqttd} is the mqttd beside this program. A condition of --fail-if is
+[SCENARIO.][BROKER.]FIGURE[.ratio] < or > a number: a ratio of any broker to the base, or a median.
+
+The exit status is 0 when all went well; 1 when a broker failed, a message came damaged, or a condition is true; 2 for a
+wrong use, or when no broker is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import json
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeVar
+
+from loadtest import brokers, comparison, document, flood, host, processor, report
+from loadtest.brokers import Broker, BrokerFailed
+from loadtest.charts import charts
+from loadtest.comparison import Cell, Comparison, Row
+from loadtest.figures import Moment
+from loadtest.options import Parser
+from loadtest.run import Result, RunFailed, run
+
+MARK: Final = "<!-- measured: python -m loadtest.compare -->"
+"""In a document of --write; what follows up to `document.END` is replaced."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A load, and what of it the table shows."""
+
+    name: str
+    title: str
+    flood: str
+    """Arguments of `python -m loadtest.flood`."""
+    shows: tuple[str, ...]
+    beside: tuple[str, ...]
+    """Whose ratio to the base is shown."""
+    needs: frozenset[str] = frozenset()
+    """What not every broker has: qos2, shared."""
+
+
+_SATURATED: Final = ("rate", "cpu", "memory", "lost")
+_BY_SCHEDULE: Final = ("rate", "cpu", "p50", "p99", "p999", "memory", "lost")
+_BESIDE: Final = ("rate", "cpu")
+SCENARIOS: Final = {
+    each.name: each
+    for each in (
+        Scenario("pair0", "20 pairs, QoS 0, as fast as it goes", "pair -c 20", _SATURATED, _BESIDE),
+        Scenario("pair1", "20 pairs, QoS 1, window 50", "pair -c 20 -q 1", _SATURATED, _BESIDE),
+        Scenario("pair2", "20 pairs, QoS 2, window 50", "pair -c 20 -q 2", _SATURATED, _BESIDE, frozenset({"qos2"})),
+        Scenario("fanin", "50 publishers, one subscriber of all, QoS 0", "fanin -c 50", _SATURATED, _BESIDE),
+        Scenario("fanout", "one publisher, 500 subscribers, QoS 0", "fanout -c 500 -i 0.1", _SATURATED, _BESIDE),
+        Scenario("shared", "20 publishers, 10 subscribers that share, QoS 1", "shared -c 20 --subs 10 -q 1",
+                 _SATURATED, _BESIDE, frozenset({"shared"})),
+        Scenario("fleet", "500 pairs, 10,000 messages per second by a schedule, QoS 0",
+                 "pair -c 500 -i 0.1 --rate 10000", _BY_SCHEDULE, ("cpu", "p50")),
+        Scenario("durable", "20 pairs, QoS 1, subscribers with sessions that last",
+                 "pair -c 20 -q 1 --session-expiry 3600", _SATURATED, _BESIDE),
+        Scenario("ack", "one publisher that waits for each ack, QoS 1, a subscriber whose session lasts",
+                 "pair -c 1 -q 1 --window 1 --session-expiry 3600", ("ack_p50", "ack_p99", "rate", "cpu", "lost"),
+                 ("ack_p50", "cpu")),
+        Scenario("conn", "5,000 connections that say nothing", "conn -c 5000 -i 0.1",
+                 ("connect_p50", "connect_p99", "connect_cpu", "client_bytes", "idle_cpu"),
+                 ("connect_cpu", "client_bytes")),
+    )
+}  # fmt: skip
+
+_Known = TypeVar("_Known", Broker, Scenario)
+_DEFAULT: Final = ("mqttd", "mqttd-single", "mosquitto", "nats-server")
+_FROM_FLOOD: Final = {
+    "rate": "received_per_s", "cpu": "broker_cpu_us", "p50": "delivery_p50_us", "p99": "delivery_p99_us",
+    "p999": "delivery_p99.9_us", "ack_p50": "acknowledgement_p50_us", "ack_p99": "acknowledgement_p99_us",
+    "lost": "lost", "duplicates": "duplicates",
+}  # fmt: skip
+_FROM_CONNECTIONS: Final = {
+    "connect_p50": "connect_p50_us", "connect_p99": "connect_p99_us", "idle_cpu": "broker_cpu_percent",
+}  # fmt: skip
+
+
+@dataclass
+class Chosen:
+    """What is to be measured."""
+
+    brokers: list[Broker]
+    scenarios: list[Scenario]
+    base: str
+    conditions: list[comparison.Condition]
+    earlier: Comparison | None = None
+    out: list[str] = field(default_factory=list)
+    """Lines about brokers that take no part."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    made = Parser(
+        prog="python -m loadtest.compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = made.add_argument
+    add("--brokers", metavar="NAMES", help=f"of those that are known (default: {','.join(_DEFAULT)})")
+    add("--broker", action="append", default=[], metavar="NAME=COMMAND", help="one more; first, where --base is none")
+    add("--scenarios", metavar="NAMES", help="of those that are known, none: measure nothing (default: all)")
+    add("--scenario", action="append", default=[], metavar="NAME=ARGUMENTS", help="one more: arguments of flood")
+    add("--base", metavar="NAME", help="of the ratios (default: the first broker)")
+    add("--runs", type=int, default=3, help="of each broker in each scenario (default: %(default)s)")
+    add("--seconds", type=float, default=2.0, help="measured in a run (default: %(default)s)")
+    add("--warmup", type=float, default=0.5, help="seconds before that (default: %(default)s)")
+    add("--drain", type=float, default=2.0, help="seconds without news until what is missing is lost (default: 2)")
+    add("--patience", type=float, default=brokers.READY_SECONDS_MAX, metavar="S",
+        help="seconds in which a broker must answer CONNECT (default: %(default)s)")  # fmt: skip
+    add("--processes", type=int, default=0, help="of the generator (default: one per core)")
+    add("--directory", type=Path, metavar="DIR", help="where brokers have their directories: the disk that is meant")
+    add("--fail-if", default="", metavar="CONDITIONS", help="pair0.cpu.ratio>0.1,mqttd.p99>20ms,lost>0")
+    add("--json", type=Path, metavar="FILE", help="write everything; - for standard output")
+    add("--with", dest="earlier", type=Path, metavar="FILE", help="an earlier --json: its scenarios stand there too")
+    add("--html", type=Path, metavar="FILE", help="write a page with tables and charts, which needs nothing else")
+    add("--write", type=Path, metavar="FILE",
+        help=f"a Markdown document: tables between {MARK} and {document.END}, charts beside it")  # fmt: skip
+    add("--list", action="store_true", help="name brokers and scenarios, and end")
+    add("--quiet", action="store_true", help="no progress bar")
+    return made
+
+
+def chosen(options: argparse.Namespace) -> Chosen:
+    """What was asked for. flood.Wrong: it does not fit together."""
+    named = [Broker(name, command) for name, command in (_pair(each, "--broker") for each in options.broker)]
+    default = "" if named else ",".join(_DEFAULT)
+    named += [_known(each, brokers.KNOWN, "broker") for each in _names(options.brokers, default)]
+    out = [f"{each.name} is left out: {each.missing} is not installed" for each in named if each.missing]
+    there = [each for each in named if not each.missing]
+    if not there:
+        raise flood.Wrong("; ".join(out) or "no broker")
+    _all_different([each.name for each in there])
+    own = [_own(*_pair(each, "--scenario")) for each in options.scenario]
+    wanted = _names(options.scenarios, "" if own else ",".join(SCENARIOS))
+    scenarios = own + [_known(each, SCENARIOS, "scenario") for each in wanted if each != "none"]
+    _all_different([each.name for each in scenarios])
+    if options.runs < 1 or options.seconds <= 0 or min(options.warmup, options.drain, options.patience) < 0:
+        raise flood.Wrong("--runs: 1 at least; --seconds: more than 0; --warmup, --drain and --patience: not less")
+    earlier = _read(options.earlier) if options.earlier else None
+    base = options.base or (earlier.base if earlier else there[0].name)
+    names = [*(each.name for each in there), *(earlier.brokers if earlier else ())]
+    if base not in names:
+        raise flood.Wrong(f"--base {base} takes no part")
+    rows = [*(each.name for each in scenarios), *(earlier.rows if earlier else ())]
+    if not rows:
+        raise flood.Wrong("no scenario")
+    try:
+        conditions = comparison.conditions(options.fail_if, rows, names)
+    except ValueError as error:
+        raise flood.Wrong(f"--fail-if: {error}") from None
+    return Chosen(there, scenarios, base, conditions, earlier, out if options.brokers or options.broker else [])
+
+
+def _names(text: str | None, default: str) -> list[str]:
+    return [each for each in (default if text is None else text).split(",") if each]
+
+
+def _pair(text: str, option: str) -> tuple[str, str]:
+    name, found, command = text.partition("=")
+    if not found or not command.strip() or not name.replace("-", "").replace("+", "").replace("_", "").isalnum():
+        raise flood.Wrong(f"{option} {text}: NAME=COMMAND, the name of letters, digits, -, + and _")
+    return name, command
+
+
+def _known(name: str, table: Mapping[str, _Known], what: str) -> _Known:
+    if name not in table:
+        raise flood.Wrong(f"{name} is no {what}: {', '.join(table)}")
+    return table[name]
+
+
+def _all_different(names: list[str]) -> None:
+    if len(set(names)) < len(names):
+        raise flood.Wrong(f"{', '.join(names)}: names must differ")
+
+
+def _own(name: str, arguments: str) -> Scenario:
+    given = flood.parser({}).parse_args(shlex.split(arguments))
+    load = flood.load_of(given)
+    if not load.scenario.publishers:
+        shows, beside = SCENARIOS["conn"].shows, SCENARIOS["conn"].beside
+    else:
+        shows, beside = (_BY_SCHEDULE, ("cpu", "p50")) if load.rate else (_SATURATED, _BESIDE)
+    needs = {"qos2"} if load.qos == 2 else set()
+    needs |= {"shared"} if load.scenario.group else set()
+    needs |= {"v5"} if load.target.version == 5 else set()
+    return Scenario(name, arguments, arguments, shows, beside, frozenset(needs))
+
+
+def _read(path: Path) -> Comparison:
+    try:
+        return Comparison.of(json.loads(path.read_text()))
+    except OSError as error:
+        raise flood.Wrong(f"--with {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise flood.Wrong(f"--with {path} was not written by --json") from None
+
+
+class _Watch:
+    """Looks at the broker while a run is made: its memory when everybody is connected, and what connecting cost."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._before = processor.pss_bytes(pid)
+        self._cpu = processor.seconds(pid)
+        self.memory = self._before
+        self.connect_seconds = 0.0
+        self._phase = "connect"
+        self._looked = 0.0
+
+    def __call__(self, phase: str, _: float, now: Moment) -> None:
+        if phase != "connect" and self._phase == "connect":
+            self.connect_seconds = processor.seconds(self._pid) - self._cpu
+        self._phase = phase
+        if phase == "run" and now.at - self._looked > 0.5:
+            self._looked = now.at
+            self.memory = processor.pss_bytes(self._pid)
+
+    @property
+    def growth(self) -> int:
+        """Bytes since nobody was connected."""
+        return self.memory - self._before
+
+
+def once(scenario: Scenario, broker: Broker, options: argparse.Namespace) -> tuple[dict[str, float], list[str]]:
+    """One run: its figures, and what went wrong without ending it. BrokerFailed, RunFailed: there are none."""
+    with brokers.started(broker, options.directory, options.patience) as running:
+        load = flood.load_of(flood.parser({}).parse_args([*shlex.split(scenario.flood), "--host", running.url]))
+        watch = _Watch(running.pid)
+        try:
+            result = run(
+                load, processes=options.processes or host.cores(), seconds=options.seconds, warmup=options.warmup,
+                drain=options.drain, pid=running.pid, progress=watch,
+            )  # fmt: skip
+        except RunFailed as error:
+            running.check()  # that it has ended says more
+            raise BrokerFailed(f"{broker.name}: {error}") from None
+        running.check()
+    names = _FROM_FLOOD if load.scenario.publishers else _FROM_CONNECTIONS
+    figures = {name: result.figures[figure] for name, figure in names.items() if figure in result.figures}
+    figures["memory"] = float(watch.memory)
+    if not load.scenario.publishers:
+        connected = max(1.0, result.figures["connected"])
+        figures["connect_cpu"] = 1e6 * watch.connect_seconds / connected
+        figures["client_bytes"] = watch.growth / connected
+    return figures, _wrong(broker, result)
+
+
+def _wrong(broker: Broker, result: Result) -> list[str]:
+    if result.is_whole:
+        return []
+    names = ("corrupt", "protocol_errors", "connections_refused", "connections_lost", "subscriptions_refused")
+    counts = ", ".join(
+        f"{name.replace('_', ' ')} {result.figures[name]:,.0f}" for name in names if result.figures[name]
+    )
+    return [f"{broker.name}: {counts}" + (f" ({result.said[0]})" if result.said else "")]
+
+
+def measured(
+    what: Chosen, options: argparse.Namespace, progress: Callable[[str], None], tell: Callable[[str], None]
+) -> Comparison:
+    """Make all runs. A broker that does not come up takes no further part; one that fails a run has the others."""
+    found = Comparison(host.machine(), what.base, {})
+    if what.earlier is not None:
+        found.brokers, found.rows = dict(what.earlier.brokers), dict(what.earlier.rows)
+    for each in what.brokers:
+        files = "\n".join(text.strip() for text in each.files.values())
+        found.brokers[each.name] = {
+            "version": each.said_version(), "command": each.shown, "keeps": each.keeps, "files": files,
+        }  # fmt: skip
+    came_up: set[str] = set()
+    out: set[str] = set()
+    for scenario in what.scenarios:
+        row = Row(
+            scenario.title, scenario.flood, list(scenario.shows), list(scenario.beside),
+            time.strftime("%Y-%m-%d"), host.commit(), options.seconds,
+        )  # fmt: skip
+        able = [each for each in what.brokers if not scenario.needs & each.cannot]
+        row.cells = {each.name: Cell() for each in able}
+        found.rows[scenario.name] = row
+        for number in range(options.runs):
+            for broker in able:
+                progress(f"{scenario.name} {number + 1}/{options.runs} {broker.name}")
+                if broker.name in out:
+                    continue
+                cell = row.cells[broker.name]
+                try:
+                    figures, said = once(scenario, broker, options)
+                except BrokerFailed as error:
+                    said = [str(error)]
+                    if broker.name not in came_up:
+                        out.add(broker.name)  # what follows would wait for it in vain
+                else:
+                    cell.runs.append(figures)
+                    came_up.add(broker.name)
+                for line in said:
+                    if line not in cell.said:
+                        tell(f"{scenario.name}: {line}")
+                cell.said += said
+    return found
+
+
+def page(found: Comparison, command: str, failures: Sequence[str]) -> str:
+    """HTML that needs nothing else."""
+    parts = ["<h1>Brokers compared</h1>", f"<pre>{html.escape(command)}</pre>"]
+    parts += [f"<p class=bad>failed: {html.escape(line)}</p>" for line in failures]
+    parts += [f"<p>{html.escape(found.machine)}</p>", *charts(found).values()]
+    for name, row in found.rows.items():
+        parts += [
+            f"<h2>{html.escape(f'{name}: {row.title}')}</h2>",
+            f"<p><code>flood {html.escape(row.flood)}</code></p>",
+        ]
+        first, *lines = comparison.table(row, found.base)
+        parts.append("<table>" + _html_row("th", first) + "".join(_html_row("td", line) for line in lines) + "</table>")
+    parts.append("<h2>The brokers</h2>")
+    for name, about in found.brokers.items():
+        parts.append(
+            f"<h3>{html.escape(name)}</h3><p>{html.escape(about['version'])}<br>After a crash: "
+            f"{html.escape(about['keeps'])}</p><pre>{html.escape(about['command'])}\n{html.escape(about['files'])}</pre>"
+        )
+    return report.page("Brokers compared", parts)
+
+
+def _html_row(tag: str, cells: Sequence[str]) -> str:
+    return "<tr>" + "".join(f"<{tag}>{html.escape(each)}</{tag}>" for each in cells) + "</tr>"
+
+
+def write(path: Path, found: Comparison, command: str) -> None:
+    """Tables between the marks of a Markdown document, charts in a folder beside it that has its name. ValueError: it
+    has no marks.
+    """
+    folder = path.with_suffix("")
+    drawn = charts(found)
+    images = [f"![{name}]({folder.name}/{name}.svg)" for name in drawn]
+    part = "\n".join([f"    {command}", "", comparison.how(found, "####"), "", *images, "", comparison.tables(found)])
+    document.write(path, part, MARK)
+    folder.mkdir(exist_ok=True)
+    for name, svg in drawn.items():
+        (folder / f"{name}.svg").write_text(svg + "\n")
+
+
+@contextmanager
+def _progress(total: int, is_quiet: bool) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
+    # (called before each run, prints a line)
+    if is_quiet:
+        yield lambda _: None, lambda line: print(f"compare: {line}", file=sys.stderr)
+        return
+    from tqdm import tqdm  # of the extra `loadtest`
+
+    with tqdm(total=total, leave=False, bar_format="{bar} {n}/{total} {desc} [{elapsed}<{remaining}]") as bar:
+
+        def progress(what: str) -> None:
+            bar.set_description_str(what)
+            bar.update()
+
+        yield progress, lambda line: tqdm.write(f"compare: {line}", file=sys.stderr)
+
+
+def _list() -> None:
+    for broker in brokers.KNOWN.values():
+        print(f"{broker.name:20} {broker.shown}" + (f" (not installed: {broker.missing})" if broker.missing else ""))
+    print()
+    for scenario in SCENARIOS.values():
+        print(f"{scenario.name:8} {scenario.title}: flood {scenario.flood}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare; the exit status."""
+    options = parser().parse_args(arguments)
+    if options.list:
+        _list()
+        return 0
+    command = shlex.join(["python", "-m", "loadtest.compare", *(sys.argv[1:] if arguments is None else arguments)])
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # brokers are stopped on the way out
+    try:
+        what = chosen(options)
+        if options.write is not None:
+            document.with_part(options.write.read_text(), MARK, "")  # not after minutes of measuring
+        total = options.runs * sum(not s.needs & b.cannot for s in what.scenarios for b in what.brokers)
+        with _progress(total, options.quiet) as (progress, tell):
+            for line in what.out:
+                tell(line)
+            found = measured(what, options, progress, tell)
+        failures = [*what.out, *found.failures(), *comparison.failed(what.conditions, found)]
+        _give(options, found, command, failures)
+    except (flood.Wrong, ValueError) as error:
+        print(f"compare: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"compare: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    if not any(cell.runs for row in found.rows.values() for cell in row.cells.values()):
+        return 2
+    return 1 if failures else 0
+
+
+def _give(options: argparse.Namespace, found: Comparison, command: str, failures: Sequence[str]) -> None:
+    is_on_stdout = options.json is not None and str(options.json) == "-"
+    where = host.file_system(options.directory or Path(tempfile.gettempdir()))
+    out = sys.stderr if is_on_stdout else sys.stdout
+    print(f"{comparison.how(found)}\n\nDirectories are on {where}.\n\n{comparison.tables(found)}", file=out)
+    for line in failures:
+        print(f"failed: {line}", file=sys.stderr)
+    if options.json is not None:
+        text = json.dumps(
+            {"ok": not failures, "failed": list(failures), "command": command, **found.values()}, indent=1
+        )
+        if is_on_stdout:
+            print(text)
+        else:
+            options.json.write_text(text + "\n")
+    if options.html is not None:
+        options.html.write_text(page(found, command, failures))
+    if options.write is not None:
+        write(options.write, found, command)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

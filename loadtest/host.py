@@ -1,0 +1,50 @@
+"""What a measurement was made on: the machine, the commit, the file system."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def memory_bytes() -> int:
+    """Of the machine, all of it."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def available_bytes() -> int:
+    """What the kernel says new processes may have without swapping (MemAvailable)."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+
+
+def machine() -> str:
+    """Cores, memory, kernel and Python, in one line."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return (
+        f"{cores()} cores of {models[0] if models else platform.machine()}, {memory_bytes() / 2**30:.0f} GB, "
+        f"Linux {platform.release()}, CPython {platform.python_version()}"
+    )
+
+
+def commit() -> str:
+    """The commit of this tree, with a + when there are changes; `unknown` where it is no repository."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--abbrev=10"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def file_system(path: Path) -> str:
+    """The type of the one that a directory is on: ext4, tmpfs."""
+    command = ["stat", "--file-system", "--format=%T", str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
