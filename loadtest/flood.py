@@ -57,6 +57,7 @@ def parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     add("-c", "--clients", type=number(1), default=20, help="how many; see the scenarios (default: %(default)s)")
     add("--pubs", type=number(1), help="publishers, where they are not --clients")
     add("--subs", type=number(1), help="subscribers, where they are not --clients")
+    add("--idle", type=number(0), default=0, help="connections that say nothing, beside the others (default: 0)")
     add("-i", "--connect-interval", type=number(0, float), default=0.5, metavar="MS",
         help="milliseconds between two connections, of the whole run (default: %(default)s)")  # fmt: skip
     add("-I", "--interval", type=number(0, float), metavar="MS",
@@ -87,12 +88,12 @@ def load_of(given: argparse.Namespace) -> Load:
     try:
         target = Target.of(given)
         turn = options.payloads(given.payload)
-        of = scenario(given.scenario, given.clients, given.pubs, given.subs, given.topic, given.client_prefix)
+        of = scenario(
+            given.scenario, given.clients, given.pubs, given.subs, given.topic, given.client_prefix, given.idle
+        )
     except ValueError as error:
         raise Wrong(str(error)) from None
-    if target.scheme != "mqtt":
-        raise Wrong(f"{given.host}: flood speaks mqtt:// alone, not {target.scheme}://")
-    sizes = tuple(each if isinstance(each, int) else 0 for each in turn)
+    sizes = [each if isinstance(each, int) else len(each) + PAYLOAD_BYTES_MIN for each in turn]
     if min(sizes) < PAYLOAD_BYTES_MIN:
         raise Wrong(f"--payload {given.payload}: one that is checked has {PAYLOAD_BYTES_MIN} bytes at least")
     if given.rate and given.interval:
@@ -106,7 +107,7 @@ def load_of(given: argparse.Namespace) -> Load:
     return Load(
         target,
         of,
-        sizes,
+        turn,
         given.qos,
         given.window,
         given.lag or max(4, under_way),

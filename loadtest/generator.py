@@ -18,6 +18,7 @@ from typing import Final
 from loadtest.figures import Shared
 from loadtest.scenario import Scenario
 from loadtest.target import Target
+from loadtest.transport import transport
 from pyx.crowd import Crowd
 
 CONNECT: Final = 0
@@ -35,7 +36,8 @@ class Load:
 
     target: Target
     scenario: Scenario
-    sizes: tuple[int, ...] = (64,)
+    payloads: tuple[int | bytes, ...] = (64,)
+    """In turn, as `loadtest.options.payloads` gives them: bytes in all, or the content between head and check."""
     qos: int = 0
     window: int = 50
     lag: int = 400
@@ -61,7 +63,7 @@ def generate(load: Load, shared: Shared, process: int, answers: Connection) -> N
         shared.deliveries,
         shared.sent,
         load.scenario.topics,
-        list(load.sizes),
+        list(load.payloads),
         pairs=load.scenario.pairs,
         group=load.scenario.group,
         strict=load.scenario.publishers > 0,
@@ -103,6 +105,7 @@ def _open(crowd: Crowd, load: Load, shared: Shared, process: int) -> list[str]:
     step = shared.processes
     pause_ns = 1e9 * step / load.connects_per_second if load.connects_per_second else 0.0
     said: list[str] = []
+    context = target.tls() if target.is_tls else None
     number = opened = 0
     began = time.monotonic_ns()
     whole = scenario.subscribers, scenario.publishers, scenario.idle
@@ -120,13 +123,14 @@ def _open(crowd: Crowd, load: Load, shared: Shared, process: int) -> list[str]:
                 said.append(f"connection {number} cannot be opened: {error}")
                 shared.row(process)[1] += 1
                 continue
+            wrapped = transport(target, context)
             if kind == 0:
-                hello = target.connect(scenario.subscriber_id(i))
-                crowd.add(fd, hello + target.subscribe(scenario.filter_of(i), load.qos), number=i)
+                hello = target.connect(scenario.subscriber_id(i)) + target.subscribe(scenario.filter_of(i), load.qos)
+                crowd.add(fd, hello, number=i, transport=wrapped)
             elif kind == 1:
-                crowd.add(fd, target.connect(scenario.publisher_id(i)), publisher=i)
+                crowd.add(fd, target.connect(scenario.publisher_id(i)), publisher=i, transport=wrapped)
             else:
-                crowd.add(fd, target.connect(scenario.idle_id(i)))
+                crowd.add(fd, target.connect(scenario.idle_id(i)), transport=wrapped)
             if not opened % 64:
                 crowd.run(time.monotonic_ns() + 1_000_000)
     return said

@@ -59,10 +59,12 @@ def page(title: str, parts: Sequence[str]) -> str:
 def _what(load: Load) -> str:
     of, target = load.scenario, load.target
     rate = f"{load.rate:,.0f} messages per second by a schedule" if load.rate else "as fast as acks and deliveries come"
-    sizes = ", ".join(map(str, load.sizes))
+    whats = dict.fromkeys(
+        f"{each} bytes" if isinstance(each, int) else f"{len(each)} of a file" for each in load.payloads
+    )
     return (
-        f"{of.name} at {target.host}:{target.port}: {of.publishers:,} publishers, {of.subscribers:,} subscribers, "
-        f"{of.idle:,} idle; QoS {load.qos}, {sizes} bytes, window {load.window}, {rate}"
+        f"{of.name} at {target.url}: {of.publishers:,} publishers, {of.subscribers:,} subscribers, "
+        f"{of.idle:,} idle; QoS {load.qos}, {', '.join(whats)}, window {load.window}, {rate}"
     )
 
 

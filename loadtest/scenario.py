@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,18 @@ def filter_for(topic: str) -> str:
 
 
 def scenario(
+    name: str, clients: int, publishers: int | None, subscribers: int | None, topic: str, prefix: str, idle: int = 0
+) -> Scenario:
+    """One of those that `flood` knows by name, with so many connections beside it that say nothing. ValueError: it is
+    none, or has nobody.
+    """
+    found = _named(name, clients, publishers, subscribers, topic, prefix)
+    return replace(found, idle=found.idle + idle)
+
+
+def _named(
     name: str, clients: int, publishers: int | None, subscribers: int | None, topic: str, prefix: str
 ) -> Scenario:
-    """One of those that `flood` knows by name. ValueError: it is none, or has nobody."""
     common = filter_for(topic)
     many = "%i" in topic or "%c" in topic
     if min(clients, publishers or 1, subscribers or 1) < 1:

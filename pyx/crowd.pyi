@@ -1,11 +1,10 @@
 from collections.abc import Sequence
 from typing import final
 
-from pyx.ledger import Ledger
+from pyx.sockets import Sockets
 
 @final
-class Crowd(Ledger):
-    said: list[str]
+class Crowd(Sockets):
     def __new__(
         cls,
         row: memoryview,
@@ -13,7 +12,7 @@ class Crowd(Ledger):
         deliveries: memoryview,
         sent: memoryview,
         topics: Sequence[bytes],
-        sizes: Sequence[int],
+        payloads: Sequence[int | bytes],
         *,
         pairs: bool,
         group: bool,
@@ -24,7 +23,7 @@ class Crowd(Ledger):
         lag: int,
         copies: int,
     ) -> Crowd: ...
-    def add(self, fd: int, hello: bytes, number: int = ..., publisher: int = ...) -> None: ...
+    def add(self, fd: int, hello: bytes, number: int = ..., publisher: int = ..., transport: object = ...) -> None: ...
     def start(self, at_ns: int, rate: float = 0.0, first: float = 0.0) -> None: ...
     def stop(self) -> None: ...
     @property

@@ -7,46 +7,19 @@ each other (how far deliveries have come, how much was sent) stands in memory th
 What a payload is, and what is counted: pyx.ledger.
 """
 cimport cython
-from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free
-from libc.string cimport memcpy, memmove
+from libc.string cimport memcpy
 
 from pyx.codec cimport fixed_header, put_ack
-from pyx.kernel cimport (
-    CLOCK_MONOTONIC,
-    EPOLL_CLOEXEC,
-    EPOLL_CTL_ADD,
-    EPOLL_CTL_MOD,
-    EPOLLERR,
-    EPOLLHUP,
-    EPOLLIN,
-    EPOLLOUT,
-    MSG_NOSIGNAL,
-    close,
-    epoll_create1,
-    epoll_ctl,
-    epoll_event,
-    epoll_wait,
-    monotonic_ns,
-    recv,
-    send,
-    timespec,
-)
+from pyx.kernel cimport monotonic_ns
 from pyx.ledger cimport (
     ACKNOWLEDGED,
     ACKNOWLEDGEMENT,
-    BYTES_RECEIVED,
-    BYTES_SENT,
     CONNECT,
     CONNECTED,
-    CONNECTIONS_LOST,
-    CONNECTIONS_REFUSED,
-    Heard,
     LATE_NOW,
     LATENESS,
-    Ledger,
-    PROTOCOL_ERRORS,
     PUBLISHES_REFUSED,
     SENT,
     SUBSCRIBED,
@@ -56,156 +29,59 @@ from pyx.ledger cimport (
     zeroed,
 )
 from pyx.packets cimport CONNACK, PINGRESP, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK
+from pyx.sockets cimport CLOSED, CONNECTING, OPEN, SUBSCRIBING, Client, Sockets, filled
 from pyx.wire cimport put_u16, put_varint, varint_size
 
-cdef extern from "<sys/timerfd.h>" nogil:
-    struct itimerspec:
-        timespec it_interval
-        timespec it_value
-    int timerfd_create(int clock, int flags)
-    int timerfd_settime(int fd, int flags, const itimerspec* new, itimerspec* old)
-    enum: TFD_NONBLOCK, TFD_CLOEXEC, TFD_TIMER_ABSTIME
-
-cdef extern from "<unistd.h>" nogil:
-    ssize_t read(int fd, void* to, size_t n)
-
 cdef enum:
-    EVENTS = 512
-    READ_BYTES = 262_144
     OUT_BYTES_MAX = 65_536          # of QoS 0 in one go; more waits in the client, where its schedule is kept
     LOOK_NS = 100_000               # how often publishers that wait for deliveries are looked at
 
-cdef enum:
-    CONNECTING                      # no CONNACK yet
-    SUBSCRIBING                     # no SUBACK yet
-    OPEN
-    CLOSED
-
-
-cdef struct Client:
-    int fd
-    uint8_t state
-    uint8_t is_writing              # waits for EPOLLOUT
-    uint8_t is_dirty                # stands in the list of those that have output
-    uint8_t is_last_word            # closes when its output is gone
-    uint32_t publisher              # among the publishers of the run, UNKNOWN = none
-    uint32_t local                  # among the publishers of this process
-    uint64_t began                  # connect(2)
-    uint64_t heard
-    uint8_t* out
-    uint32_t head
-    uint32_t tail
-    uint32_t cap
-    uint8_t* part                   # of a packet that is not whole yet
-    uint32_t part_bytes
-    uint32_t part_cap
-    # a publisher
-    uint8_t* heads                  # per size: fixed header, topic, room for a Packet Identifier, property length
-    uint32_t sequence               # of the next message
-    uint32_t inflight
-    uint16_t next_id
-    uint64_t* since                 # per slot of the window: when its message was to be sent; 0 = free
-    uint64_t owed                   # due, and not sent
-    Heard heard_of                  # a subscriber
-
 
 @cython.final
-cdef class Crowd(Ledger):
+cdef class Crowd(Sockets):
     """The clients of one process. The arguments of Ledger, and
 
     version: 3, 4, 5. qos: of what is published. window: how many messages of a publisher may be unacknowledged.
     copies: how many deliveries a message should have, 0 = nobody counts them. lag: how many messages of a publisher may
     wait for their deliveries when there is no rate.
+
+    said: why connections were refused or ended, the first 20.
     """
 
-    cdef int epoll, timer, version, qos, sizes_count
+    cdef int version, qos
     cdef bint publishing
-    cdef uint32_t clients_count, clients_cap, window, lag, copies, head_bytes_max
-    cdef Client** clients
-    cdef Client** dirty
+    cdef uint32_t window, lag, copies, head_bytes_max
     cdef Client** own               # publishers of this process
-    cdef uint32_t dirty_count, own_count
-    cdef uint32_t* sizes
-    cdef uint8_t* buffer
+    cdef uint32_t own_count, own_cap
     cdef double period              # ns between two messages of this process, 0 = no rate
-    cdef uint64_t begun, scheduled, next_look, now
-    cdef readonly list said
-    """Why connections were refused or ended, the first 20."""
+    cdef uint64_t begun, scheduled, next_look
 
     def __cinit__(
-        self, row, delivered, deliveries, sent, list topics not None, list sizes not None, *,
+        self, row, delivered, deliveries, sent, list topics not None, list payloads not None, *,
         int version, int qos, uint32_t window, uint32_t lag, uint32_t copies, **_,
     ):
-        cdef uint32_t i
         if version not in (3, 4, 5) or not 0 <= qos <= 2 or not 0 < window <= 65_535:
             raise ValueError("version 3 to 5, QoS 0 to 2, a window of 1 to 65,535")
         self.version, self.qos, self.window, self.lag, self.copies = version, qos, window, lag, copies
         self.head_bytes_max = 5 + 2 + max(map(len, topics)) + 2 + 1
-        self.sizes_count = <int>len(sizes)
-        self.sizes = <uint32_t*>zeroed(self.sizes_count, sizeof(uint32_t))
-        for i in range(<uint32_t>self.sizes_count):
-            self.sizes[i] = sizes[i]
-        self.buffer = <uint8_t*>zeroed(READ_BYTES, 1)
-        self.said = []
-        self.epoll = epoll_create1(EPOLL_CLOEXEC)
-        self.timer = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC)
-        if self.epoll < 0 or self.timer < 0:
-            raise OSError(errno, "epoll or timerfd")
-        self.register(EPOLL_CTL_ADD, self.timer, EPOLLIN, NULL)
 
     def __dealloc__(self):
-        cdef uint32_t i
-        for i in range(self.clients_count):
-            self.forget(self.clients[i])
-        free(self.clients)
-        free(self.dirty)
         free(self.own)
-        free(self.sizes)
-        free(self.buffer)
-        if self.timer > 0:
-            close(self.timer)
-        if self.epoll > 0:
-            close(self.epoll)
-
-    cdef void forget(self, Client* c) noexcept:
-        if c.fd >= 0:
-            close(c.fd)
-        free(c.out)
-        free(c.part)
-        free(c.heads)
-        free(c.since)
-        free(c.heard_of.nexts)
-        free(c)
-
-    cdef int register(self, int how, int fd, uint32_t events, Client* c) except -1:
-        cdef epoll_event event
-        event.events = events
-        event.data.ptr = c
-        if epoll_ctl(self.epoll, how, fd, &event) < 0:
-            raise OSError(errno, "epoll_ctl")
-        return 0
 
     # ------------------------------------------------------------ clients
 
-    def add(self, int fd, bytes hello not None, uint32_t number=UNKNOWN, uint32_t publisher=UNKNOWN):
+    def add(
+        self, int fd, bytes hello not None, uint32_t number=UNKNOWN, uint32_t publisher=UNKNOWN, transport=None
+    ):
         """Take over a socket whose non-blocking connect(2) has begun. hello: what it says first:
         CONNECT, and SUBSCRIBE right behind it if it is a subscriber, `number` among those of the run. publisher: which
-        it is, if it is one."""
-        cdef Client* c = <Client*>zeroed(1, sizeof(Client))
-        cdef uint32_t cap
-        c.fd = fd
-        c.publisher = publisher
-        c.heard_of.number, c.heard_of.only, c.heard_of.only_next = number, UNKNOWN, UNKNOWN
-        c.began = c.heard = monotonic_ns()
-        if self.clients_count == self.clients_cap:
-            cap = self.clients_cap * 2 if self.clients_cap else 64
-            self.clients = <Client**>grown(self.clients, cap * sizeof(void*))
-            self.dirty = <Client**>grown(self.dirty, cap * sizeof(void*))
-            self.own = <Client**>grown(self.own, cap * sizeof(void*))
-            self.clients_cap = cap
-        self.clients[self.clients_count] = c
-        self.clients_count += 1
+        it is, if it is one. transport: loadtest.transport's, if there is one between MQTT and the socket."""
+        cdef Client* c = self.new_client(fd, transport)
+        c.publisher, c.heard_of.number = publisher, number
         if publisher != UNKNOWN:
+            if self.own_count == self.own_cap:
+                self.own_cap = self.own_cap * 2 if self.own_cap else 64
+                self.own = <Client**>grown(self.own, self.own_cap * sizeof(void*))
             c.local = self.own_count
             self.own[self.own_count] = c
             self.own_count += 1
@@ -213,8 +89,6 @@ cdef class Crowd(Ledger):
             if self.qos:
                 c.since = <uint64_t*>zeroed(self.window, sizeof(uint64_t))
         self.put(c, <const uint8_t*><const char*>hello, <uint32_t>len(hello))
-        c.is_writing = True
-        self.register(EPOLL_CTL_ADD, fd, EPOLLIN | EPOLLOUT, c)
 
     cdef inline uint32_t rest_of_head(self, Client* c) noexcept:
         # bytes between the fixed header and the payload
@@ -222,41 +96,15 @@ cdef class Crowd(Ledger):
 
     cdef int make_heads(self, Client* c) except -1:
         cdef uint8_t* p
-        cdef int i
+        cdef uint32_t i
         cdef uint32_t topic_bytes = self.topic_bytes[c.publisher]
-        c.heads = <uint8_t*>zeroed(self.sizes_count, self.head_bytes_max)
-        for i in range(self.sizes_count):
+        c.heads = <uint8_t*>zeroed(self.kinds_count, self.head_bytes_max)
+        for i in range(self.kinds_count):
             p = c.heads + i * self.head_bytes_max
             p[0] = <uint8_t>(PUBLISH << 4 | self.qos << 1)
-            p = put_varint(p + 1, self.rest_of_head(c) + self.sizes[i])
+            p = put_varint(p + 1, self.rest_of_head(c) + self.kinds[i].size)
             put_u16(p, <uint16_t>topic_bytes)
             memcpy(p + 2, self.topics[c.publisher], topic_bytes)
-        return 0
-
-    cdef uint8_t* room(self, Client* c, uint32_t n) except NULL:
-        cdef uint32_t cap
-        if c.head == c.tail:
-            c.head = c.tail = 0
-        if c.tail + n > c.cap:
-            if c.head:
-                memmove(c.out, c.out + c.head, c.tail - c.head)
-                c.tail -= c.head
-                c.head = 0
-            if c.tail + n > c.cap:
-                cap = c.cap if c.cap else 64
-                while cap < c.tail + n:
-                    cap *= 2
-                c.out = <uint8_t*>grown(c.out, cap)
-                c.cap = cap
-        if not c.is_dirty:
-            c.is_dirty = True
-            self.dirty[self.dirty_count] = c
-            self.dirty_count += 1
-        return c.out + c.tail
-
-    cdef int put(self, Client* c, const uint8_t* p, uint32_t n) except -1:
-        memcpy(self.room(c, n), p, n)
-        c.tail += n
         return 0
 
     # ------------------------------------------------------------ publishing
@@ -292,8 +140,8 @@ cdef class Crowd(Ledger):
         return self.begun + <uint64_t>((<double>sequence * self.own_count + c.local) * self.period)
 
     cdef int publish(self, Client* c, uint64_t scheduled) except -1:
-        cdef int which = <int>(c.sequence % <uint32_t>self.sizes_count) if self.sizes_count > 1 else 0
-        cdef uint32_t size = self.sizes[which]
+        cdef uint32_t which = self.kind_of(c.sequence)
+        cdef uint32_t size = self.kinds[which].size
         cdef uint32_t rest = self.rest_of_head(c)
         cdef uint32_t head = 1 + varint_size(rest + size) + rest
         cdef uint8_t* p = self.room(c, head + size)
@@ -308,8 +156,8 @@ cdef class Crowd(Ledger):
             c.next_id = <uint16_t>(slot + 1 if slot + 1 < self.window else 0)
             c.inflight += 1
             put_u16(p - (3 if self.version == 5 else 2), <uint16_t>(slot + 1))
-        self.fill_payload(p, size, c.publisher, c.sequence, scheduled)
-        c.tail += head + size
+        self.fill_payload(p, which, c.publisher, c.sequence, scheduled)
+        c.out.tail += head + size
         c.sequence += 1
         self.sent[c.publisher] = c.sequence
         self.row[SENT] += 1
@@ -320,7 +168,7 @@ cdef class Crowd(Ledger):
             return False
         if self.qos:
             return c.inflight < self.window
-        return c.tail - c.head < OUT_BYTES_MAX
+        return filled(&c.out) < OUT_BYTES_MAX
 
     cdef int by_schedule(self) except -1:
         # everything that is due, in turn
@@ -387,10 +235,7 @@ cdef class Crowd(Ledger):
 
     def run(self, uint64_t until_ns):
         """Send and receive until then."""
-        cdef epoll_event[EVENTS] events
-        cdef int n, i
         cdef uint64_t wake
-        cdef Client* c
         self.now = monotonic_ns()
         while self.now < until_ns:
             if self.publishing:
@@ -402,107 +247,17 @@ cdef class Crowd(Ledger):
                     wake = min(wake, max(self.begun, self.begun + <uint64_t>(self.scheduled * self.period)))
                 elif self.copies or self.qos == 0:
                     wake = min(wake, max(self.begun, self.next_look))
-            self.now = monotonic_ns()
-            if wake > self.now:
-                self.wake_at(wake)
-                with nogil:
-                    n = epoll_wait(self.epoll, events, EVENTS, -1)
-            else:
-                n = epoll_wait(self.epoll, events, EVENTS, 0)
-            if n < 0:
-                if errno == EINTR:
-                    break                   # a signal: Python handles it
-                raise OSError(errno, "epoll_wait")
-            self.now = monotonic_ns()
-            for i in range(n):
-                c = <Client*>events[i].data.ptr
-                if c == NULL:
-                    self.wake_at(0)
-                elif c.state != CLOSED:
-                    self.turn(c, events[i].events)
-        return None
-
-    cdef int wake_at(self, uint64_t at) except -1:
-        # 0: it has rung
-        cdef itimerspec t
-        cdef uint64_t rung
-        if at == 0:
-            read(self.timer, &rung, sizeof(rung))
-            return 0
-        t.it_interval.tv_sec = t.it_interval.tv_nsec = 0
-        t.it_value.tv_sec = <long>(at // 1_000_000_000)
-        t.it_value.tv_nsec = <long>(at % 1_000_000_000)
-        if timerfd_settime(self.timer, TFD_TIMER_ABSTIME, &t, NULL) < 0:
-            raise OSError(errno, "timerfd_settime")
-        return 0
+            if not self.wait(wake):
+                break                       # a signal: Python handles it
 
     cdef int turn(self, Client* c, uint32_t what) except -1:
-        if what & EPOLLOUT:
-            self.flush(c)
-        if c.state != CLOSED and what & (EPOLLIN | EPOLLERR | EPOLLHUP):
-            self.take(c)
+        Sockets.turn(self, c, what)
         if c.state == OPEN and self.publishing and c.publisher != UNKNOWN:
             if c.owed:
                 self.send_owed(c)
             elif not self.period and self.now >= self.begun:
                 self.by_answers(c)
         return 0
-
-    cdef int flush_all(self) except -1:
-        cdef uint32_t i
-        cdef Client* c
-        cdef uint32_t n = self.dirty_count
-        self.dirty_count = 0
-        for i in range(n):
-            c = self.dirty[i]
-            c.is_dirty = False
-            if c.state != CLOSED and not c.is_writing:
-                self.flush(c)
-        return 0
-
-    cdef int flush(self, Client* c) except -1:
-        cdef ssize_t r
-        cdef bint full = False
-        while c.tail > c.head:
-            r = send(c.fd, c.out + c.head, c.tail - c.head, MSG_NOSIGNAL)
-            if r < 0:
-                if errno == EINTR:
-                    continue
-                if errno == EAGAIN:
-                    full = True
-                    break
-                return self.lost(c)
-            c.head += <uint32_t>r
-            self.row[BYTES_SENT] += <uint64_t>r
-        if full != c.is_writing:
-            c.is_writing = full
-            self.register(EPOLL_CTL_MOD, c.fd, EPOLLIN | EPOLLOUT if full else EPOLLIN, c)
-        if c.is_last_word and not full:
-            self.end(c)
-        return 0
-
-    cdef int end(self, Client* c) except -1:
-        close(c.fd)                         # epoll forgets it with that
-        c.fd = -1
-        c.state = CLOSED
-        self.row[LATE_NOW] -= c.owed
-        c.owed = 0
-        return 0
-
-    cdef int lost(self, Client* c) except -1:
-        if c.state == OPEN:
-            self.row[CONNECTED] -= 1
-            self.row[CONNECTIONS_LOST] += 1
-        else:
-            self.row[CONNECTIONS_REFUSED] += 1
-        return self.end(c)
-
-    cdef int wrong(self, Client* c, str why) except -1:
-        # no MQTT, or not to be sent to a client: named, and the connection is ended
-        self.row[PROTOCOL_ERRORS] += 1
-        if len(self.said) < 20:
-            self.said.append(why)
-        return self.lost(c)
 
     def ping(self):
         """PINGREQ on every open connection that nothing was heard of for 10 seconds."""
@@ -532,45 +287,7 @@ cdef class Crowd(Ledger):
 
     # ------------------------------------------------------------ what comes
 
-    cdef int take(self, Client* c) except -1:
-        cdef ssize_t r
-        cdef uint32_t used
-        cdef uint32_t room
-        while True:
-            if c.part_bytes == 0:
-                r = recv(c.fd, self.buffer, READ_BYTES, 0)
-            else:
-                room = max(c.part_bytes * 2, 4096)
-                if c.part_cap < c.part_bytes + room:
-                    c.part = <uint8_t*>grown(c.part, c.part_bytes + room)
-                    c.part_cap = c.part_bytes + room
-                r = recv(c.fd, c.part + c.part_bytes, c.part_cap - c.part_bytes, 0)
-            if r >= 0 or errno != EINTR:
-                break
-        if r <= 0:
-            if r < 0 and errno == EAGAIN:
-                return 0
-            return self.lost(c)
-        self.row[BYTES_RECEIVED] += <uint64_t>r
-        c.heard = self.now
-        if c.part_bytes == 0:
-            used = self.packets(c, self.buffer, <uint32_t>r)
-            if c.state != CLOSED and used < <uint32_t>r:
-                if c.part_cap < <uint32_t>r - used:
-                    c.part = <uint8_t*>grown(c.part, <uint32_t>r - used)
-                    c.part_cap = <uint32_t>r - used
-                memcpy(c.part, self.buffer + used, <uint32_t>r - used)
-                c.part_bytes = <uint32_t>r - used
-            return 0
-        c.part_bytes += <uint32_t>r
-        used = self.packets(c, c.part, c.part_bytes)
-        if c.state != CLOSED:
-            c.part_bytes -= used
-            memmove(c.part, c.part + used, c.part_bytes)
-        return 0
-
     cdef uint32_t packets(self, Client* c, const uint8_t* p, uint32_t n) except? 0:
-        # all whole packets; returns how many bytes they have
         cdef uint32_t at = 0, remaining = 0
         cdef int head
         while c.state != CLOSED:
@@ -597,20 +314,20 @@ cdef class Crowd(Ledger):
                 return self.answered(c, kind, body, n)
             if kind == PUBREL:
                 put_ack(self.room(c, 4), PUBCOMP, <uint16_t>(body[0] << 8 | body[1]), 0, False)
-                c.tail += 4
+                c.out.tail += 4
                 return 0
         if kind == PINGRESP and n == 0:
             return 0
         if kind == 14:
-            if len(self.said) < 20:
-                self.said.append(f"DISCONNECT with Reason Code 0x{body[0] if n else 0:02X}")
+            self.say(f"DISCONNECT with Reason Code 0x{body[0] if n else 0:02X}")
             return self.lost(c)
+        if c.state == CONNECTING:
+            return self.wrong(c, "what came first is no CONNACK: another protocol?")
         return self.wrong(c, f"a packet of type {kind} with {n} bytes, in state {c.state}")
 
     cdef int welcomed(self, Client* c, uint8_t reason) except -1:
         if reason:
-            if len(self.said) < 20:
-                self.said.append(f"CONNACK with Reason Code 0x{reason:02X}")
+            self.say(f"CONNACK with Reason Code 0x{reason:02X}")
             return self.lost(c)
         self.observe(CONNECT, self.now - c.began)
         if c.heard_of.number != UNKNOWN:
@@ -625,8 +342,7 @@ cdef class Crowd(Ledger):
         self.row[CONNECTED] += 1
         if code >= 0x80:
             self.row[SUBSCRIPTIONS_REFUSED] += 1
-            if len(self.said) < 20:
-                self.said.append(f"SUBACK with Reason Code 0x{code:02X}")
+            self.say(f"SUBACK with Reason Code 0x{code:02X}")
         else:
             self.row[SUBSCRIBED] += 1
         return 0
@@ -640,7 +356,7 @@ cdef class Crowd(Ledger):
             self.row[PUBLISHES_REFUSED] += 1
         elif kind == PUBREC:
             put_ack(self.room(c, 4), PUBREL, <uint16_t>(slot + 1), 0, False)
-            c.tail += 4
+            c.out.tail += 4
             return 0
         else:
             self.row[ACKNOWLEDGED] += 1
@@ -676,7 +392,7 @@ cdef class Crowd(Ledger):
         self.payload(&c.heard_of, body + 2, topic_bytes, body + at, n - at, self.now)
         if qos and c.state != CLOSED:
             put_ack(self.room(c, 4), PUBACK if qos == 1 else PUBREC, packet_id, 0, False)
-            c.tail += 4
+            c.out.tail += 4
         return 0
 
     def count_tails(self):

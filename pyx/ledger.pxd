@@ -35,6 +35,7 @@ cdef enum:
     UNKNOWN = 0xFFFFFFFF
     PAYLOAD_HEAD_BYTES = 16         # publisher, sequence, time
     CHECK_BYTES = 4
+    AROUND_BYTES = 20               # both: what a payload has beside its content
 
 
 cdef struct Heard:                  # what a subscriber is to hear next; the owner frees `nexts`
@@ -42,6 +43,11 @@ cdef struct Heard:                  # what a subscriber is to hear next; the own
     uint32_t only                   # the publisher that it heard first
     uint32_t only_next
     uint32_t* nexts                 # per publisher, when it hears several
+
+
+cdef struct Kind:                   # of payload
+    uint32_t size                   # with head and check
+    const uint8_t* content          # between the two
 
 
 cdef class Ledger:
@@ -55,15 +61,23 @@ cdef class Ledger:
     cdef list kept
     cdef const uint8_t** topics
     cdef uint32_t* topic_bytes
-    cdef uint8_t* filler
-    cdef uint32_t filler_bytes
+    cdef Kind* kinds
+    cdef uint32_t kinds_count
+    cdef uint32_t* rota             # kinds, in the order in which they come
+    cdef uint32_t rota_count
     cdef uint8_t** seen             # of a share group: bits, per publisher
     cdef uint64_t* seen_bytes
     cdef bint pairs, group, strict
     cdef dict gaps                  # (subscriber, publisher) -> [[from, up to], ...], rising
 
+    cdef inline uint32_t kind_of(self, uint32_t sequence) noexcept:
+        return self.rota[sequence % self.rota_count] if self.rota_count > 1 else 0
+
     cdef void observe(self, int histogram, uint64_t ns) noexcept
-    cdef void fill_payload(self, uint8_t* p, uint32_t size, uint32_t publisher, uint32_t sequence, uint64_t ns) noexcept
+    cdef int make_kinds(self, list payloads) except -1
+    cdef void fill_payload(
+        self, uint8_t* p, uint32_t which, uint32_t publisher, uint32_t sequence, uint64_t ns
+    ) noexcept
     cdef int payload(
         self, Heard* heard, const uint8_t* topic, uint32_t topic_bytes, const uint8_t* p, uint32_t n, uint64_t now
     ) except -1

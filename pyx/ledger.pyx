@@ -1,10 +1,10 @@
 """What a run of clients counts, and the check of every delivery: lost, reordered, doubled, damaged.
 
-    payload     u32 publisher | u32 sequence, from 0 | u64 ns, CLOCK_MONOTONIC: when it was due | filler | u32 check
+    payload     u32 publisher | u32 sequence, from 0 | u64 ns, CLOCK_MONOTONIC: when it was due | content | u32 check
 
-All little-endian, 20 bytes at least. The check word depends on all others and on the length; the filler is the same for
-all, so a damaged byte is seen wherever it is. Latency counts from the time at which a message was *to be* sent: a
-broker that makes its publishers wait cannot hide it (G. Tene's "coordinated omission").
+All little-endian, 20 bytes at least. The check word depends on the other numbers and on the length; the content is
+known (letters, or a file's), so a damaged byte is seen wherever it is. Latency counts from the time at which a message
+was *to be* sent: a broker that makes its publishers wait cannot hide it (G. Tene's "coordinated omission").
 
 Sequences per subscriber and publisher: a higher one than the next leaves a gap (lost), a lower one either fills one
 (reordered, not lost) or was there already (duplicate). In a share group each message is to come once to anybody: each
@@ -36,7 +36,7 @@ HISTOGRAMS = ("delivery", "acknowledgement", "lateness", "connect")
 HISTOGRAM_FIRST = FIRST_HISTOGRAM
 HISTOGRAM_PLACES = PLACES
 ROW_PLACES = FIRST_HISTOGRAM + 4 * PLACES
-PAYLOAD_BYTES_MIN = PAYLOAD_HEAD_BYTES + CHECK_BYTES
+PAYLOAD_BYTES_MIN = AROUND_BYTES
 
 
 def place_value(int place):
@@ -57,38 +57,34 @@ cdef class Ledger:
 
     row: ROW_PLACES numbers of 64 bits, in memory that the processes share: FIGURES, then HISTOGRAMS. delivered: one
     number per publisher of the run, written here alone; `deliveries`: those of all processes, one behind the other.
-    sent: one number per publisher, each written by the process that has it. topics: bytes, of each publisher. sizes:
-    bytes of the payloads, at least PAYLOAD_BYTES_MIN each. pairs: subscriber i hears publisher i and nobody else.
-    group: the subscribers share. strict: everything that comes is of this run, and was subscribed before it began.
+    sent: one number per publisher, each written by the process that has it. topics: bytes, of each publisher. payloads:
+    in turn; a number of bytes in all, at least PAYLOAD_BYTES_MIN, or what stands between head and check. pairs:
+    subscriber i hears publisher i and nobody else. group: the subscribers share. strict: everything that comes is of
+    this run, and was subscribed before it began.
     """
 
     def __cinit__(
         self, uint64_t[::1] row not None, uint64_t[::1] delivered not None, uint64_t[::1] deliveries not None,
-        uint64_t[::1] sent not None, list topics not None, list sizes not None, *, bint pairs, bint group, bint strict,
-        **_,
+        uint64_t[::1] sent not None, list topics not None, list payloads not None, *,
+        bint pairs, bint group, bint strict, **_,
     ):
         cdef uint32_t i
         cdef bytes topic
         self.publishers = <uint32_t>len(topics)
-        if len(row) < ROW_PLACES or len(delivered) < len(topics) or len(sent) < len(topics) or not topics:
-            raise ValueError("too few places, or no publisher")
-        if not sizes or min(sizes) < PAYLOAD_BYTES_MIN:
-            raise ValueError(f"a payload has {PAYLOAD_BYTES_MIN} bytes at least")
+        if len(row) < ROW_PLACES or min(len(delivered), len(sent)) < len(topics) or not topics or not payloads:
+            raise ValueError("too few places, no publisher, or no payload")
         self.row_view, self.delivered_view, self.deliveries_view, self.sent_view = row, delivered, deliveries, sent
         self.row, self.delivered, self.deliveries, self.sent = &row[0], &delivered[0], &deliveries[0], &sent[0]
         self.processes = <int>(len(deliveries) // len(delivered))
         self.pairs, self.group, self.strict = pairs, group, strict
-        self.kept = topics
+        self.kept = [topics]
         self.topics = <const uint8_t**>zeroed(self.publishers, sizeof(void*))
         self.topic_bytes = <uint32_t*>zeroed(self.publishers, sizeof(uint32_t))
         for i in range(self.publishers):
             topic = topics[i]
             self.topics[i] = <const uint8_t*><const char*>topic
             self.topic_bytes[i] = <uint32_t>len(topic)
-        self.filler_bytes = max(sizes)
-        self.filler = <uint8_t*>zeroed(self.filler_bytes, 1)
-        for i in range(self.filler_bytes):
-            self.filler[i] = <uint8_t>(0x61 + i % 26)
+        self.make_kinds(payloads)
         self.seen = <uint8_t**>zeroed(self.publishers, sizeof(void*))
         self.seen_bytes = <uint64_t*>zeroed(self.publishers, sizeof(uint64_t))
         self.gaps = {}
@@ -102,7 +98,29 @@ cdef class Ledger:
         free(self.seen_bytes)
         free(self.topics)
         free(self.topic_bytes)
-        free(self.filler)
+        free(self.kinds)
+        free(self.rota)
+
+    cdef int make_kinds(self, list payloads) except -1:
+        cdef list kinds = list(dict.fromkeys(payloads))
+        cdef dict numbers = {kind: i for i, kind in enumerate(kinds)}
+        cdef uint32_t i, most = max([each for each in kinds if isinstance(each, int)], default=0)
+        cdef bytes content, letters = bytes(range(0x61, 0x7B)) * (most // 26 + 1)
+        self.kinds_count, self.rota_count = <uint32_t>len(kinds), <uint32_t>len(payloads)
+        self.kinds = <Kind*>zeroed(self.kinds_count, sizeof(Kind))
+        self.rota = <uint32_t*>zeroed(self.rota_count, sizeof(uint32_t))
+        for i in range(self.kinds_count):
+            if isinstance(kinds[i], int):
+                content, self.kinds[i].size = letters, kinds[i]
+            else:
+                content, self.kinds[i].size = kinds[i], <uint32_t>(len(kinds[i]) + AROUND_BYTES)
+            if self.kinds[i].size < AROUND_BYTES:
+                raise ValueError(f"a payload has {AROUND_BYTES} bytes at least")
+            self.kinds[i].content = <const uint8_t*><const char*>content
+        for i in range(self.rota_count):
+            self.rota[i] = numbers[payloads[i]]
+        self.kept += [letters, kinds]       # the pointers' owners
+        return 0
 
     cdef void observe(self, int histogram, uint64_t ns) noexcept:
         cdef int e = 0
@@ -115,10 +133,11 @@ cdef class Ledger:
     # ------------------------------------------------------------ a payload
 
     cdef void fill_payload(
-        self, uint8_t* p, uint32_t size, uint32_t publisher, uint32_t sequence, uint64_t ns
+        self, uint8_t* p, uint32_t which, uint32_t publisher, uint32_t sequence, uint64_t ns
     ) noexcept:
+        cdef uint32_t size = self.kinds[which].size
         put64(put32(put32(p, publisher), sequence), ns)
-        memcpy(p + PAYLOAD_HEAD_BYTES, self.filler, size - PAYLOAD_HEAD_BYTES - CHECK_BYTES)
+        memcpy(p + PAYLOAD_HEAD_BYTES, self.kinds[which].content, size - AROUND_BYTES)
         put32(p + size - CHECK_BYTES, check_of(publisher, sequence, ns, size))
 
     cdef int payload(
@@ -127,19 +146,23 @@ cdef class Ledger:
         # one that came to a subscriber
         cdef uint32_t publisher, sequence
         cdef uint64_t ns
+        cdef Kind* kind
         self.row[RECEIVED] += 1
         publisher = get32(p) if n >= 4 else UNKNOWN
-        if n < PAYLOAD_HEAD_BYTES + CHECK_BYTES or publisher >= self.publishers or n > self.filler_bytes:
+        if n < AROUND_BYTES or publisher >= self.publishers:
             self.row[CORRUPT if self.strict else FOREIGN] += 1
             return 0
         sequence, ns = get32(p + 4), get64(p + 8)
         if get32(p + n - CHECK_BYTES) != check_of(publisher, sequence, ns, n):
             self.row[CORRUPT if self.strict else FOREIGN] += 1
             return 0
+        kind = &self.kinds[self.kind_of(sequence)]
         if (
             topic_bytes != self.topic_bytes[publisher] or memcmp(topic, self.topics[publisher], topic_bytes) != 0
             or self.pairs and publisher != heard.number
-            or memcmp(p + PAYLOAD_HEAD_BYTES, self.filler, n - PAYLOAD_HEAD_BYTES - CHECK_BYTES) != 0
+            or n != kind.size and self.strict
+            # of another run, and of another length than this one was told: its content is not known
+            or n == kind.size and memcmp(p + PAYLOAD_HEAD_BYTES, kind.content, n - AROUND_BYTES) != 0
         ):
             self.row[CORRUPT] += 1
             return 0
@@ -198,7 +221,7 @@ cdef class Ledger:
         cdef uint64_t at = sequence >> 3, size = self.seen_bytes[publisher]
         cdef uint8_t bit = <uint8_t>(1 << (sequence & 7))
         if at >= size:
-            size = max(size * 2, at + 1, 64)
+            size = max(size * 2, at + 1, <uint64_t>64)
             self.seen[publisher] = <uint8_t*>grown(self.seen[publisher], size)
             while self.seen_bytes[publisher] < size:
                 self.seen[publisher][self.seen_bytes[publisher]] = 0

@@ -10,38 +10,14 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.broker_process import ROOT, BrokerProcess
+from tests.loadtest.mosquitto import Mosquitto
+from tests.loadtest.running import SHORT, WRONG, flood, refused, run
 from tests.loadtest.stub import Fault, Stub
 from tests.waiting import wait_until
-
-SHORT = ["--seconds", "0.5", "--warmup", "0.1", "--drain", "1", "--quiet", "--json", "-"]
-
-
-def flood(port: int, *arguments: str, status: int = 0) -> dict[str, Any]:
-    """Its JSON."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "loadtest.flood",
-            *arguments[:1],
-            "--host",
-            f"mqtt://127.0.0.1:{port}",
-            *SHORT,
-            *arguments[1:],
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == status, (done.stdout, done.stderr)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -51,15 +27,22 @@ def broker() -> Iterator[BrokerProcess]:
         yield process
 
 
-WRONG = ("lost", "reordered", "corrupt", "protocol_errors", "publishes_refused", "connections_lost", "duplicates")
+@pytest.fixture(scope="module", params=["mqttd", "mosquitto"])
+def url(request: pytest.FixtureRequest) -> str:
+    """Of ours, and of one that is not."""
+    if request.param == "mosquitto":
+        theirs: Mosquitto = request.getfixturevalue("mosquitto")
+        return theirs.url("mqtt")
+    ours: BrokerProcess = request.getfixturevalue("broker")
+    return f"mqtt://127.0.0.1:{ours.address[1]}"
 
 
 @pytest.mark.parametrize(("qos", "version"), [("0", "3"), ("1", "5"), ("2", "4")])
 @pytest.mark.parametrize("scenario", ["pair", "fanin", "fanout", "shared"])
-def test_a_scenario_is_delivered_whole(broker: BrokerProcess, scenario: str, qos: str, version: str) -> None:
+def test_a_scenario_is_delivered_whole(url: str, scenario: str, qos: str, version: str) -> None:
     found = flood(
-        broker.address[1], scenario, "-c", "6", "-q", qos, "--version", version, "--rate", "600", "--processes", "2",
-        "--client-prefix", f"{scenario}{qos}{version}-", "-t", f"{scenario}{qos}{version}/%i",
+        url, scenario, "-c", "6", "-q", qos, "--version", version, "--rate", "600", "--processes", "2",
+        "--client-prefix", f"{scenario}{qos}{version}-", "-t", f"{scenario}{qos}{version}/%i", "--idle", "3",
     )  # fmt: skip
     figures = found["figures"]
     assert found["ok"]
@@ -67,6 +50,7 @@ def test_a_scenario_is_delivered_whole(broker: BrokerProcess, scenario: str, qos
     copies = 6 if scenario == "fanout" else 1
     assert figures["total_received"] == copies * figures["total_sent"] >= 200
     assert figures["delivery_p50_us"] > 0
+    assert figures["connected"] == {"pair": 12, "fanin": 7, "fanout": 7, "shared": 12}[scenario] + 3
     assert len(found["series"]) == 0  # of whole seconds
 
 
@@ -77,18 +61,27 @@ def test_without_a_schedule_nothing_is_lost(broker: BrokerProcess) -> None:
     assert figures["broker_cpu_us"] > 0
 
 
-def test_publishers_and_subscribers_of_two_commands(broker: BrokerProcess) -> None:
+def test_payloads_of_a_file_beside_others(broker: BrokerProcess, tmp_path: Path) -> None:
+    """What it sends is what is checked: 16 bytes of head, the file, 4 bytes of check; or so many bytes in all."""
+    file = tmp_path / "reading"
+    file.write_bytes(bytes(range(256)) * 10)
+    found = flood(broker.address[1], "pair", "-c", "2", "--rate", "400", "--payload", f"3:64,1:{file}", "-t", "file/%i")
+    figures = found["figures"]
+    assert [figures[name] for name in WRONG] == [0] * len(WRONG)
+    mean = figures["bytes_received_per_s"] / figures["received_per_s"]
+    assert (3 * 64 + 2580) / 4 < mean < (3 * 64 + 2580) / 4 + 30
+
+
+def test_publishers_and_subscribers_of_two_commands(url: str) -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "loadtest.flood", "pub", "--host", f"mqtt://127.0.0.1:{broker.address[1]}", "-c", "1",
-         "-t", "two/%i", "-q", "1", "-I", "2", "--seconds", "100", "--client-prefix", "speak-", "--quiet"],
+        [sys.executable, "-m", "loadtest.flood", "pub", "--host", url, "-c", "1",
+         "-t", "two/%i", "-q", "1", "-I", "2", "--seconds", "100", "--client-prefix", "speak-", "--quiet", "-s", "100"],
         cwd=ROOT,
     ) as speaking:  # fmt: skip
         try:
             heard: dict[str, float] = {}
             for _ in range(20):  # until it speaks
-                found = flood(
-                    broker.address[1], "sub", "-c", "2", "-t", "two/%i", "-q", "1", "--client-prefix", "listen-"
-                )
+                found = flood(url, "sub", "-c", "2", "-t", "two/%i", "-q", "1", "--client-prefix", "listen-")
                 heard = found["figures"]
                 if heard["received"]:
                     break
@@ -99,8 +92,8 @@ def test_publishers_and_subscribers_of_two_commands(broker: BrokerProcess) -> No
     assert heard["delivery_p50_us"] > 0
 
 
-def test_connections_that_say_nothing(broker: BrokerProcess) -> None:
-    figures = flood(broker.address[1], "conn", "-c", "50", "-i", "0")["figures"]
+def test_connections_that_say_nothing(url: str) -> None:
+    figures = flood(url, "conn", "-c", "50", "-i", "0")["figures"]
     assert figures["connected"] == 50
     assert figures["connect_p50_us"] > 0
 
@@ -145,6 +138,16 @@ def test_a_planted_fault_is_named(fault: Fault, named: str, status: int) -> None
     assert {name: figures[name] for name in expected} == expected
 
 
+def test_a_damaged_byte_of_a_file_is_seen(tmp_path: Path) -> None:
+    file = tmp_path / "reading"
+    file.write_bytes(b"a reading of twenty-one degrees")
+    with Stub(damage) as broker:
+        figures = flood(
+            broker.port, "fanin", "-c", "1", "--rate", "400", "--processes", "1", "--payload", f"{file},64", status=1
+        )["figures"]
+    assert figures["corrupt"] == 1
+
+
 def test_what_never_came_at_the_end_is_lost() -> None:
     with Stub(lambda count, payload: [payload] if count < 50 else []) as broker:
         figures = flood(broker.port, "fanin", "-c", "1", "--rate", "400", "--processes", "1")["figures"]
@@ -169,10 +172,7 @@ def test_a_broker_that_stalls_cannot_hide_it() -> None:
 )
 def test_refusals_are_named(connack: int, suback: int, said: str) -> None:
     with Stub(connack=connack, suback=suback) as broker:
-        done = subprocess.run(
-            [sys.executable, "-m", "loadtest.flood", "sub", "-c", "1", "--host", f"127.0.0.1:{broker.port}", *SHORT],
-            cwd=ROOT, capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
+        done = run("sub", "-c", "1", "--host", f"127.0.0.1:{broker.port}")
     assert done.returncode in (1, 2)
     assert said in done.stdout + done.stderr
 
@@ -195,7 +195,7 @@ def test_gates_decide_the_status(broker: BrokerProcess) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["pair", "--host", "wss://127.0.0.1:1"], "flood speaks mqtt:// alone"),
+        (["pair", "--host", "http://127.0.0.1:1"], "mqtt://, mqtts://, ws:// or wss://, not http://"),
         (["pair", "-s", "10"], "one that is checked has 20 bytes at least"),
         (["pair", "-t", "one"], "the topic of pairs must have"),
         (["pair", "--rate", "5", "-I", "5"], "one of them"),
@@ -207,13 +207,7 @@ def test_gates_decide_the_status(broker: BrokerProcess) -> None:
     ],
 )
 def test_wrong_use_is_one_line(arguments: list[str], said: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "loadtest.flood", "--quiet", *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 2
-    assert said in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert said in refused(*arguments)
 
 
 def test_a_report_shows_the_run_and_what_happened(tmp_path: Path) -> None:

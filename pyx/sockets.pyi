@@ -1,0 +1,7 @@
+from typing_extensions import disjoint_base
+
+from pyx.ledger import Ledger
+
+@disjoint_base
+class Sockets(Ledger):
+    said: list[str]
