@@ -78,6 +78,10 @@ cdef inline uint8_t packet_flags(uint8_t first, uint8_t version) noexcept nogil:
 cdef int decode_publish(
     Publish* out, uint8_t flags, const uint8_t* body, uint32_t n, bint v5, Scratch* scratch
 ) except -1
+# a PUBLISH that the server sent: it may have Subscription Identifiers
+cdef int decode_delivery(
+    Publish* out, uint8_t flags, const uint8_t* body, uint32_t n, bint v5, Scratch* scratch
+) except -1
 cdef int decode_ack(Ack* out, uint8_t packet_type, uint8_t flags, const uint8_t* body, uint32_t n, bint v5) except -1
 # For the topic of a PUBLISH, not yet known to be good: MalformedPacket (UTF-8), ProtocolError 0x90 (empty, wildcards)
 cdef int check_topic_name(const uint8_t* topic, size_t n) except -1

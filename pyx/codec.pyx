@@ -157,6 +157,12 @@ cdef int decode_publish(
     return _publish(out, flags, body, n, v5, scratch, False)
 
 
+cdef int decode_delivery(
+    Publish* out, uint8_t flags, const uint8_t* body, uint32_t n, bint v5, Scratch* scratch
+) except -1:
+    return _publish(out, flags, body, n, v5, scratch, True)
+
+
 cdef int _ack_head(
     Ack* out, Cursor* c, uint8_t packet_type, uint8_t flags, const uint8_t* body, uint32_t n, bint v5, bint from_server
 ) except -1:

@@ -38,6 +38,13 @@ cdef enum:
     AROUND_BYTES = 20               # both: what a payload has beside its content
 
 
+# The check word of a payload of `length` bytes.
+cdef inline uint32_t check_of(uint32_t publisher, uint32_t sequence, uint64_t ns, uint32_t length) noexcept nogil:
+    cdef uint64_t h = (<uint64_t>publisher << 32 | sequence) * <uint64_t>0x9E3779B97F4A7C15
+    h ^= (ns + length) * <uint64_t>0xC2B2AE3D27D4EB4F
+    return <uint32_t>(h ^ h >> 32)
+
+
 cdef struct Heard:                  # what a subscriber is to hear next; the owner frees `nexts`
     uint32_t number                 # among the subscribers of the run, UNKNOWN = it is none
     uint32_t only                   # the publisher that it heard first

@@ -46,12 +46,6 @@ def place_value(int place):
     return <uint64_t>(64 + place % 64) << (place // 64 - 1)
 
 
-cdef inline uint32_t check_of(uint32_t publisher, uint32_t sequence, uint64_t ns, uint32_t length) noexcept nogil:
-    cdef uint64_t h = (<uint64_t>publisher << 32 | sequence) * <uint64_t>0x9E3779B97F4A7C15
-    h ^= (ns + length) * <uint64_t>0xC2B2AE3D27D4EB4F
-    return <uint32_t>(h ^ h >> 32)
-
-
 cdef class Ledger:
     """The figures of one process, and what its subscribers have heard.
 

@@ -1,0 +1,173 @@
+"""One connection to a broker on gevent's hub: TCP, and the layers upon it.
+
+No greenlet reads: the hub calls back when bytes have come, and what they mean is worked out there. So thousands of
+connections cost a watcher each, and callbacks must not block.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Final
+
+import gevent
+from gevent import monkey
+
+from loadtest.layers import Layer, LayerFailed, stack
+from loadtest.target import Target
+
+READ_BYTES: Final = 65_536
+_READ, _WRITE = 1, 2
+
+
+class Connection:
+    """Begins to connect when it is made. OSError: it cannot even begin.
+
+    received: what has come, for MQTT. written: all that was sent has left. ended: this, and why, unless `close` was
+    first; `received` and `ended` are called by the hub. number: of the client, chooses its source address.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        context: ssl.SSLContext | None,
+        number: int,
+        *,
+        received: Callable[[bytes], None],
+        written: Callable[[], None],
+        ended: Callable[[Connection, str], None],
+    ) -> None:
+        self._received, self._written, self._ended = received, written, ended
+        self._layers: list[Layer] = stack(target, context)
+        self._unsent = bytearray()
+        self._is_connected = self._is_closed = False
+        descriptor = target.dial(number)
+        # the kernel's own, also where locust has replaced the class: the hub waits, never the socket
+        self._socket: socket.socket = monkey.get_original("socket", "socket")(fileno=descriptor)
+        self._hub = gevent.get_hub()
+        self._reader = self._hub.loop.io(descriptor, _READ)
+        self._writer = self._hub.loop.io(descriptor, _WRITE)
+        self._writer.start(self._connected)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """That wait for the socket."""
+        return len(self._unsent)
+
+    def send(self, data: bytes | bytearray) -> None:
+        """Send, now or as soon as the layers are open and the socket has room."""
+        if self._is_closed:
+            return
+        if self._layers:
+            self._layers[-1].send(data)
+            self._pump()
+        elif self._unsent:
+            self._unsent += data
+        else:
+            self._unsent = data if isinstance(data, bytearray) else bytearray(data)
+        self._flush()
+
+    def close(self) -> None:
+        """Let go of it, without a word."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for watcher in (self._reader, self._writer):
+            watcher.stop()
+            watcher.close()
+        self._socket.close()
+
+    def pause(self) -> None:
+        """Read no more: what the broker sends waits, in the end at the broker."""
+        self._reader.stop()
+
+    def resume(self) -> None:
+        """Read again."""
+        if self._is_connected and not self._is_closed and not self._reader.active:
+            self._reader.start(self._readable)
+
+    # ---------------------------------------------------------------- called by the hub
+
+    def _connected(self) -> None:
+        failed = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if failed:
+            self._end(os.strerror(failed))
+            return
+        self._is_connected = True
+        self._writer.stop()
+        self._reader.start(self._readable)
+        if self._layers:
+            self._layers[0].begin()
+            self._pump()
+        self._flush()
+
+    def _readable(self) -> None:
+        try:
+            data = self._socket.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._end(error.strerror or str(error))
+            return
+        if not data:
+            self._end("closed by the broker")
+            return
+        if self._layers:
+            try:
+                data = self._raise_up(data)
+            except LayerFailed as error:
+                self._pump()
+                self._flush()
+                self._end(str(error))
+                return
+        if data:
+            self._received(data)
+
+    def _raise_up(self, data: bytes) -> bytes:
+        for place, layer in enumerate(self._layers):
+            was_open = layer.is_open
+            data = layer.receive(data)
+            if layer.is_open and not was_open and place + 1 < len(self._layers):
+                self._layers[place + 1].begin()
+        self._pump()
+        self._flush()
+        return data
+
+    # ---------------------------------------------------------------- out
+
+    def _pump(self) -> None:
+        # from each layer to the one below
+        for place in range(len(self._layers) - 1, -1, -1):
+            output = self._layers[place].take_output()
+            if output and place:
+                self._layers[place - 1].send(output)
+            else:
+                self._unsent += output
+
+    def _flush(self) -> None:
+        if self._is_closed or not self._is_connected:
+            return
+        while self._unsent:
+            try:
+                sent = self._socket.send(self._unsent)
+            except BlockingIOError:
+                if not self._writer.active:
+                    self._writer.start(self._flush)
+                return
+            except OSError as error:
+                self._end(error.strerror or str(error))
+                return
+            if sent == len(self._unsent):
+                self._unsent = bytearray()
+            else:
+                del self._unsent[:sent]
+        self._writer.stop()
+        if not self._layers or self._layers[-1].is_open:
+            self._written()
+
+    def _end(self, why: str) -> None:
+        if not self._is_closed:
+            self.close()
+            self._hub.loop.run_callback(self._ended, self, why)
