@@ -18,12 +18,14 @@ All but the last two may be lost: `broker.replaying` asks again. `clock` is the 
 seen: the numbers of workers whose clocks differ stay close to each other, as every worker goes on above it. `start`:
 what lies up to this number may be gone; whoever asks says up to where it knows that.
 
-What is read is read in `step`, one page at a time; `broker.replaying` says when.
+What is read is read in `step`, one page at a time; `broker.replaying` says when. A worker has it read by a thread
+(`Sources.beside`): then a second `step` answers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -35,7 +37,7 @@ from pyx.stored import pack_stored, unpack_stored
 if TYPE_CHECKING:
     from broker.node import Node
     from broker.replaying import Replaying
-    from leveldb_store.contract import Archive
+    from leveldb_store.contract import Archive, Page
     from pyx.message import Message
 
 __all__ = ["Question", "Sources", "page_of", "probe_of", "read_of", "starts_of"]
@@ -82,7 +84,9 @@ def starts_of(payload: bytes) -> tuple[int, int, list[int]]:
 class Question:
     """One that was not answered yet. `peer`: who asks; this worker's own number: its own sessions."""
 
-    __slots__ = ("after", "bytes_max", "filter", "gone", "number", "peer", "promise", "queued", "seen", "start")
+    __slots__ = (
+        "after", "bytes_max", "filter", "gone", "number", "page", "peer", "promise", "queued", "seen", "start",
+    )  # fmt: skip
 
     def __init__(self, peer: int, number: int, text: bytes, after: int, start: int, bytes_max: int) -> None:
         self.peer = peer
@@ -96,8 +100,10 @@ class Question:
         """What was asked for may have been removed up to this number, and that is not known."""
         self.promise = 0
         """When it was queued, whatever had a number up to here was durable."""
+        self.page: Page | None = None
+        """What was read and not looked at yet."""
         self.seen = -1
-        """The last number in the archive when nothing was found."""
+        """The last number in the archive before it was read."""
         self.queued = False
 
 
@@ -116,6 +122,8 @@ class Sources:
         self._held: dict[tuple[int, int], Question] = {}
         """Those that have found nothing."""
         self._timed = False
+        self.beside: Callable[[Callable[[], None], Callable[[], None]], None] | None = None
+        """Has the first done by a thread and calls the second; None: pages are read at once."""
 
     @property
     def held(self) -> int:
@@ -179,19 +187,20 @@ class Sources:
 
     def step(self, question: Question) -> None:
         """Read a page for it. Answer it, or hold it."""
-        question.queued = False
         key = question.peer, question.number
         if self._open.get(key) is not question:
+            question.queued = False
             return
-        archive = self._archive
-        seen = archive.last
-        self._node.counters.add(count.REPLAY_PAGES)
-        try:
-            page = archive.read([question.filter], question.after, question.bytes_max)
-        except FallenBehind as fallen:
-            if fallen.earliest > question.start:
-                question.gone = question.start = fallen.earliest
-            page = archive.read([question.filter], question.after, question.bytes_max, True)
+        if question.page is None:
+            question.seen = self._archive.last
+            self._node.counters.add(count.REPLAY_PAGES)
+            if self.beside is not None:
+                self.beside(partial(self._read, question), partial(self._queue, question))
+                return
+            self._read(question)
+        page, question.page = question.page, None
+        assert page is not None
+        question.queued = False
         if page.messages or question.gone is not None:
             del self._open[key]
             up_to = max(page.up_to, question.after, question.promise if page.is_end else 0)
@@ -201,18 +210,27 @@ class Sources:
         if not page.is_end:
             self._want(question)
             return
-        question.seen = seen
         self._held[key] = question
         self._router.on_durable = self._progress
         if question.promise:
             promise, question.promise = question.promise, 0
             question.after = max(question.after, promise)
             self._send_beat(question.peer, promise, [question.number])
-        if archive.last != seen:  # while it was read
+        if self._archive.last != question.seen:  # while it was read
             self._want(question)
         elif not self._timed:
             self._timed = True
             self._node.call_later(_BEAT_SECONDS, self._on_timer)
+
+    def _read(self, question: Question) -> None:
+        # perhaps in a thread of its own
+        archive, filters = self._archive, [question.filter]
+        try:
+            question.page = archive.read(filters, question.after, question.bytes_max)
+        except FallenBehind as fallen:
+            if fallen.earliest > question.start:
+                question.gone = question.start = fallen.earliest
+            question.page = archive.read(filters, question.after, question.bytes_max, True)
 
     def _answer(self, question: Question, messages: list[Message], up_to: int, is_end: bool) -> None:
         if question.peer == self._node.index:

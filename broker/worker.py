@@ -34,6 +34,7 @@ import uvloop
 from broker.administration import Administration
 from broker.archiving import archive_options
 from broker.auth.pool import HashPool
+from broker.beside import Beside
 from broker.config import ConfigError
 from broker.connecting import AT_ONCE
 from broker.handoffs import kept_links
@@ -166,6 +167,7 @@ class Worker:
         self._sent_at = 0.0
         self._coalesce = settings.limits.mesh_coalesce_microseconds_max * 1e-6
         self._pace = Pace(self.reactor, self.node.replaying)
+        self._beside = Beside(self.reactor, "archive-reader")
         self._recovered: Recovered | None = self._recover()
 
     def _open_store(self, seat: Seat) -> Store:
@@ -217,6 +219,9 @@ class Worker:
         self.reactor.watch(self.hashes.fileno(), self._on_hashes)
         if self.store.fileno() >= 0:
             self.reactor.watch(self.store.fileno(), self._on_stored)
+        if self.node.replaying.sources is not None:
+            self._beside.start()
+            self.node.replaying.sources.beside = self._beside
         self._pace.start()
         loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
@@ -432,6 +437,7 @@ class Worker:
         self.reactor.unwatch(self.hashes.fileno())
         self.hashes.close()
         self._pace.close()
+        self._beside.close()
         self.reactor.unwatch(self.seat.handoff_receive.fileno())
         if self.store.fileno() >= 0:
             self.reactor.unwatch(self.store.fileno())

@@ -176,18 +176,21 @@ class Archive:
         return self._start(self._rules_of(topic_filter))
 
     def read(self, topic_filters: Sequence[bytes], after: int, bytes_max: int, with_gaps: bool = False) -> Page:
-        """See the contract. StoreError when the store cannot be read."""
+        """See the contract. StoreError when the store cannot be read. It may be called in a thread of its own, while
+        others append.
+        """
+        last = self.last  # first of all: of what is durable later nothing is said
         numbers = {number for each in topic_filters for number in self._rules_of(each)}
         behind = {number for number in numbers if self._lasts.get(number, 0) > after}
-        if after >= self.last or not behind:
+        if after >= last or not behind:
             if not with_gaps:
                 self._check(numbers, after)
-            return Page([], max(after, self.last), True)
+            return Page([], max(after, last), True)
         levels: set[bytes] | None = {schema.first_level(each) for each in topic_filters}
         if levels is not None and levels & {b"#", b"+"}:
             levels = None
         try:
-            with self._database.lock, ExitStack() as stack:
+            with self._database.archive_lock, ExitStack() as stack:
                 sequences = []
                 for number in behind:
                     for origin in self._origins[number]:
@@ -195,7 +198,7 @@ class Archive:
                             start=schema.block_key(
                                 number, origin, max(after, self._removed.get((number, origin), 0)) + 1
                             ),
-                            stop=schema.block_key(number, origin, self.last),
+                            stop=schema.block_key(number, origin, last),
                             include_stop=True,
                             verify_checksums=True,
                             fill_cache=False,
@@ -204,7 +207,7 @@ class Archive:
                         sequences.append(_Sequence(blocks, self._refuse))
                 if not with_gaps:
                     self._check(numbers, after)  # what the iterators do not see any more was said before
-                up_to, is_end = _load(sequences, after, self.last, bytes_max, levels)
+                up_to, is_end = _load(sequences, after, last, bytes_max, levels)
         except plyvel.Error as error:
             raise StoreError(f"the archive of {self._database.path} cannot be read: {told(error)}") from error
         messages = self._merged([each.loaded for each in sequences if each.loaded], list(topic_filters), after, up_to)

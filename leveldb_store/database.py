@@ -56,6 +56,9 @@ class Database:
     def __init__(self, path: Path, options: Options, say: Callable[[str], None]) -> None:
         self.path = path
         self.lock = threading.Lock()
+        """Held while something is read."""
+        self.archive_lock = threading.Lock()
+        """Held while the archive is read: other reads do not wait for that."""
         self._options = options
         self.room = Room(path, options.write_buffer_bytes, options.reserve_bytes)
         try:
@@ -85,7 +88,7 @@ class Database:
 
     def reopen(self) -> None:
         """After a failed write: what is whole in its log is taken over."""
-        with self.lock:
+        with self.lock, self.archive_lock:
             self.db.close()
             self.db = self._open(create=False)
 
@@ -104,7 +107,7 @@ class Database:
 
     def close(self) -> None:
         """Let go of it."""
-        with self.lock:
+        with self.lock, self.archive_lock:
             self.db.close()
 
     def _open(self, create: bool) -> plyvel.DB:
