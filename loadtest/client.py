@@ -20,7 +20,6 @@ import gevent
 from gevent.hub import Waiter
 
 from loadtest.connection import Connection
-from loadtest.layers import LayerFailed
 from loadtest.reporting import MqttFailure, Reporter
 from loadtest.target import Target
 from pyx.client import STAMP_BYTES, Client, Flight, Message
@@ -107,7 +106,8 @@ class MqttClient:
         self._context = target.tls() if target.is_tls else None
         self._payloads, self._turn = payloads, number
         self._reconnect_seconds, self._answer_seconds = reconnect_seconds, answer_seconds
-        self._is_wall = is_wall
+        self.is_wall = is_wall
+        """Stamps are of the wall clock: whoever hears them is on another host."""
         self._engine = self._new_engine()
         self._connection: Connection | None = None
         self._answers: dict[int, Waiter[Any]] = {}
@@ -126,7 +126,7 @@ class MqttClient:
     def _new_engine(self) -> Client:
         other = "not subscribed here"
         tallies = self._reporter.tally("DELIVERY", other), self._reporter.tally("RECEIVED", other)
-        engine = Client(self.settings.version, tallies, self._is_wall)
+        engine = Client(self.settings.version, tallies, self.is_wall)
         for topic_filter, (_, label) in self._filters.items():
             self._expect(engine, topic_filter, label)
         return engine
@@ -142,6 +142,11 @@ class MqttClient:
     def is_connected(self) -> bool:
         """Between CONNACK and the end."""
         return self._engine.is_connected
+
+    @property
+    def inflight(self) -> int:
+        """PUBLISHes of QoS 1 and 2 whose last ack has not come."""
+        return self._engine.inflight
 
     def connect(self, **overrides: Any) -> bool:
         """CONNECT, and wait for the answer. overrides: fields of Settings, from now on."""
@@ -163,6 +168,7 @@ class MqttClient:
         if self._connection is not None and self.is_connected:
             self._engine.disconnect(reason_code)
             self._flush()
+            self._connection.finish()
         self.close()
 
     def close(self) -> None:
@@ -188,8 +194,6 @@ class MqttClient:
             )
         except OSError as error:
             failure = MqttFailure(error.strerror or str(error))
-        except LayerFailed as error:
-            failure = MqttFailure(str(error))
         else:
             self._engine.connect(
                 settings.client_id,
@@ -313,12 +317,14 @@ class MqttClient:
         wait: bool = True,
         size: int | None = None,
         properties: dict[str, Any] | None = None,
+        content: bytes | None = None,
     ) -> bool:
         """PUBLISH. wait: until PUBACK or PUBCOMP; else it returns as soon as the broker's Receive Maximum and the
         socket have room, and what becomes of it is told when the ack comes.
 
-        Without a payload it sends `size` bytes, or the next of the client's `payloads`, stamped: their delivery has a
-        latency. name: in the statistics; else the topic with %c for the client id.
+        Without a payload it sends `content` between the two parts of a stamp, which gives its delivery a latency; or
+        `size` bytes, or the next of the client's `payloads`, stamped too. name: in the statistics; else the topic with
+        %c for the client id.
         """
         since = time.monotonic_ns()
         engine = self._engine
@@ -326,7 +332,7 @@ class MqttClient:
         label = self._label(topic) if name is None else name
         is_stamped = False
         if payload is None:
-            payload, is_stamped = self._next_payload(size)
+            payload, is_stamped = self._next_payload(size) if content is None else (content, True)
         if not self._has_room(qos) and not self._is_ready(qos):
             if self._is_wanted:
                 why = "no room within the Receive Maximum" if self.is_connected else "not connected"

@@ -1,4 +1,4 @@
-"""One connection to a broker on gevent's hub: TCP, and the layers upon it.
+"""One connection to a broker on gevent's hub: TCP, and TLS or a WebSocket upon it.
 
 No greenlet reads: the hub calls back when bytes have come, and what they mean is worked out there. So thousands of
 connections cost a watcher each, and callbacks must not block.
@@ -15,8 +15,8 @@ from typing import Final
 import gevent
 from gevent import monkey
 
-from loadtest.layers import Layer, LayerFailed, stack
 from loadtest.target import Target
+from loadtest.transport import Transport, transport
 
 READ_BYTES: Final = 65_536
 _READ, _WRITE = 1, 2
@@ -40,7 +40,7 @@ class Connection:
         ended: Callable[[Connection, str], None],
     ) -> None:
         self._received, self._written, self._ended = received, written, ended
-        self._layers: list[Layer] = stack(target, context)
+        self._transport = transport(target, context)
         self._unsent = bytearray()
         self._is_connected = self._is_closed = False
         descriptor = target.dial(number)
@@ -57,17 +57,25 @@ class Connection:
         return len(self._unsent)
 
     def send(self, data: bytes | bytearray) -> None:
-        """Send, now or as soon as the layers are open and the socket has room."""
+        """Send, now or as soon as it is connected and the socket has room."""
         if self._is_closed:
             return
-        if self._layers:
-            self._layers[-1].send(data)
-            self._pump()
+        if self._transport is not None:
+            self._transport.give(bytes(data))
+            self._unsent += self._transport.outgoing()
         elif self._unsent:
             self._unsent += data
         else:
             self._unsent = data if isinstance(data, bytearray) else bytearray(data)
         self._flush()
+
+    def finish(self) -> None:
+        """Say goodbye, where TLS or a WebSocket is, and let go of it."""
+        if self._transport is not None and not self._is_closed:
+            self._transport.finish()
+            self._unsent += self._transport.outgoing()
+            self._flush()
+        self.close()
 
     def close(self) -> None:
         """Let go of it, without a word."""
@@ -98,53 +106,33 @@ class Connection:
         self._is_connected = True
         self._writer.stop()
         self._reader.start(self._readable)
-        if self._layers:
-            self._layers[0].begin()
-            self._pump()
+        if self._transport is not None:
+            self._unsent += self._transport.outgoing()
         self._flush()
 
     def _readable(self) -> None:
         try:
             data = self._socket.recv(READ_BYTES)
+            if not data:
+                self._end("closed by the broker")
+                return
+            if self._transport is not None:
+                data = self._taken(self._transport, data)
         except BlockingIOError:
             return
         except OSError as error:
             self._end(error.strerror or str(error))
             return
-        if not data:
-            self._end("closed by the broker")
-            return
-        if self._layers:
-            try:
-                data = self._raise_up(data)
-            except LayerFailed as error:
-                self._pump()
-                self._flush()
-                self._end(str(error))
-                return
         if data:
             self._received(data)
 
-    def _raise_up(self, data: bytes) -> bytes:
-        for place, layer in enumerate(self._layers):
-            was_open = layer.is_open
-            data = layer.receive(data)
-            if layer.is_open and not was_open and place + 1 < len(self._layers):
-                self._layers[place + 1].begin()
-        self._pump()
-        self._flush()
-        return data
-
-    # ---------------------------------------------------------------- out
-
-    def _pump(self) -> None:
-        # from each layer to the one below
-        for place in range(len(self._layers) - 1, -1, -1):
-            output = self._layers[place].take_output()
-            if output and place:
-                self._layers[place - 1].send(output)
-            else:
-                self._unsent += output
+    def _taken(self, transport: Transport, data: bytes) -> bytes:
+        # MQTT's bytes; what has to be answered, an alert for one, leaves also when it raises
+        try:
+            return transport.take(data)
+        finally:
+            self._unsent += transport.outgoing()
+            self._flush()
 
     def _flush(self) -> None:
         if self._is_closed or not self._is_connected:
@@ -164,8 +152,7 @@ class Connection:
             else:
                 del self._unsent[:sent]
         self._writer.stop()
-        if not self._layers or self._layers[-1].is_open:
-            self._written()
+        self._written()
 
     def _end(self, why: str) -> None:
         if not self._is_closed:
