@@ -37,6 +37,7 @@ __all__ = ["Message", "MqttClient", "MqttFailure", "MqttUser", "Will"]
 
 OWN_DEFAULTS: Final = {"mqtt-version": None, "qos": None, "payload": None, "topic": None, "client-prefix": "locust-"}
 """Of options; None: the attribute of the user's class says it."""
+_USERS_OF_A_PROCESS_MAX: Final = 1_000_000
 
 
 def _add_options(parser: Any, **_: Any) -> None:
@@ -78,15 +79,22 @@ class MqttUser(User):
         self.options = environment.parsed_options
         self.number = self._numbers.setdefault(environment, _Numbers()).take()
         """Among the MqttUsers of this process; free again when it has stopped."""
+        index = max(0, environment.runner.worker_index) if self._is_worker else 0
+        self.place = index * _USERS_OF_A_PROCESS_MAX + self.number
+        """Among those of all processes."""
         self.topic_template: str = self._option("topic", self.topic)
-        runner = environment.runner
-        is_worker = type(runner).__name__ == "WorkerRunner"
-        prefix = self._option("client_prefix", "locust-")
-        self.client = MqttClient(
-            Reporter.of(environment),
+        self.client = self.new_client()
+
+    def new_client(self, suffix: str = "", reporter: Reporter | None = None) -> MqttClient:
+        """One more connection of this user, with what class and options say. suffix: of its client id and its name in
+        the statistics.
+        """
+        index = f"{self.environment.runner.worker_index}-" if self._is_worker else ""
+        return MqttClient(
+            reporter or Reporter.of(self.environment),
             self._target(),
             Settings(
-                f"{prefix}{runner.worker_index}-{self.number}" if is_worker else f"{prefix}{self.number}",
+                "-".join(filter(None, [f"{self._option('client_prefix', 'locust-')}{index}{self.number}", suffix])),
                 version=self._option("mqtt_version", self.version),
                 clean_start=self.clean_start,
                 session_expiry=self._option("session_expiry", self.session_expiry),
@@ -96,14 +104,14 @@ class MqttUser(User):
                 username=self._option("user", None),
                 password=None if self.options is None else password_of(self.options),
             ),
-            name=type(self).__name__,
+            name=" ".join(filter(None, [type(self).__name__, suffix])),
             number=self.number,
             qos=self._option("qos", self.qos),
             payloads=payloads(self._option("payload", self.payload)),
             reconnect_seconds=self.reconnect_seconds,
             answer_seconds=self.answer_seconds,
             inbox_messages_max=self.inbox_messages_max,
-            is_wall=is_worker,
+            is_wall=self._is_worker,
         )
 
     def on_start(self) -> None:
@@ -116,9 +124,13 @@ class MqttUser(User):
         self._numbers[self.environment].give_back(self.number)
 
     def filled(self, template: str | None = None) -> str:
-        """A topic: --topic, or another template, with %i for the user's number and %c for its client id."""
+        """A topic: --topic, or another template, with %i for the user's place and %c for its client id."""
         template = self.topic_template if template is None else template
-        return template.replace("%i", str(self.number)).replace("%c", self.client.client_id)
+        return template.replace("%i", str(self.place)).replace("%c", self.client.client_id)
+
+    @property
+    def _is_worker(self) -> bool:
+        return type(self.environment.runner).__name__ == "WorkerRunner"
 
     def _option(self, name: str, default: Any) -> Any:
         value = getattr(self.options, name, None)
