@@ -202,8 +202,17 @@ class Member:
 class Subscriber(Member):
     """Subscribes once it is connected. ``received``: by publisher, the sequence numbers in the order of arrival."""
 
-    def __init__(self, crowd: Crowd, client_id: str, *filters: str, qos: int = 0, **options: Any) -> None:
+    def __init__(
+        self,
+        crowd: Crowd,
+        client_id: str,
+        *filters: str,
+        qos: int = 0,
+        asked: wire.Properties = wire.NOTHING,
+        **options: Any,
+    ) -> None:
         self.filters = filters
+        self.asked = asked  # properties of SUBSCRIBE
         self.qos = qos
         self.subscribed = False
         self.received: dict[int, list[int]] = defaultdict(list)
@@ -216,7 +225,8 @@ class Subscriber(Member):
 
     def accepted(self) -> None:
         if self.filters:
-            self.send(wire.subscribe(self.version, 1, *((each, self.qos) for each in self.filters)))
+            filters = ((each, self.qos) for each in self.filters)
+            self.send(wire.subscribe(self.version, 1, *filters, properties=self.asked))
         else:
             self.subscribed = True
 

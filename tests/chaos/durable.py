@@ -186,7 +186,9 @@ class Load:
         moment: Moment | None = None,
         past: Past = MappingProxyType({}),
         patience: float = 30.0,
+        readers_each: int = 0,
     ) -> None:
+        """`readers_each`: on every worker so many subscribers more, which replay the archive from its start."""
         self.crowd = crowd
         self._seen: dict[tuple[str, int], Seen] = {}
         self.patience = patience
@@ -202,6 +204,13 @@ class Load:
                     DurableSubscriber(
                         crowd, name, "load/#", qos=qos, version=4 + (number + worker) % 2, moment=moment,
                         past=past.get(name, ()),
+                    )
+                )  # fmt: skip
+            for name in itertools.islice(ids_on(worker, workers, f"reader{qos}x"), readers_each):
+                self.subscribers.append(
+                    DurableSubscriber(
+                        crowd, name, "load/#", qos=qos, version=5, moment=moment, past=past.get(name, ()),
+                        asked={"user_property": [("mqttd-offset", "earliest")]},
                     )
                 )  # fmt: skip
             name = next(names)

@@ -1,4 +1,5 @@
 """Power cuts under a broker with traffic: whatever of its disk is left, nothing acknowledged is lost, QoS 2 comes once.
+That holds for subscribers whose messages wait for them, and for such as replay the archive of it all.
 
 The broker runs once, traced, under load. Its clients keep a journal, whose moments are lengths of the trace: what a
 client did at a moment, the broker's disk cannot have known at an earlier one, and what the broker said at a moment was
@@ -90,7 +91,7 @@ def life(traced: Traced, durability: str) -> Life:
     broker = BrokerProcess(WORKERS, arguments_of(traced.root), environment).start()
     try:
         with Crowd(broker.address) as crowd:
-            load = Load(crowd, WORKERS, moment=lambda: traced.trace.stat().st_size)
+            load = Load(crowd, WORKERS, moment=lambda: traced.trace.stat().st_size, readers_each=1)
             sleepers = [
                 DurableSubscriber(crowd, next(ids_on(worker, WORKERS, "sleeper")), TOPICS, qos=1)
                 for worker in range(WORKERS)
@@ -125,7 +126,7 @@ def go_on(life: Life, found: Cut, start: Start, patience: float, workers: int = 
     past = {name: [event for event in events if event[0] <= moment] for name, events in life.past.items()}
     broker = start(workers, arguments_of(found.directory))
     with Crowd(broker.address) as crowd:
-        load = Load(crowd, WORKERS, past=past, patience=patience)
+        load = Load(crowd, WORKERS, past=past, patience=patience, readers_each=1)
         load.begin()
         crowd.let_run(0.2)
         load.finish()
