@@ -23,8 +23,17 @@ def memory_bytes() -> int:
 
 def available_bytes() -> int:
     """What the kernel says new processes may have without swapping (MemAvailable)."""
+    return _meminfo("MemAvailable")
+
+
+def kernel_bytes() -> int:
+    """What its objects take (Slab): sockets, files, inodes."""
+    return _meminfo("Slab")
+
+
+def _meminfo(name: str) -> int:
     lines = Path("/proc/meminfo").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
 
 
 def machine() -> str:

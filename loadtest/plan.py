@@ -1,0 +1,431 @@
+"""python -m loadtest.plan [options]: measure this host for two minutes, and say what fleet it can carry.
+
+    python -m loadtest.plan                                             what it carries
+    python -m loadtest.plan --clients 20000 --interval 10 --size 200 --qos 1 --fanout 2 --durable      does mine fit?
+    python -m loadtest.plan --json host.json                            measure once,
+    python -m loadtest.plan --measured host.json --clients 50000        and ask again
+    python -m loadtest.plan --check --measured host.json                the promises beside flood's medians of 5
+
+mqttd is started as by default, sessions on the disk, on a free port with a directory of its own; the generator runs
+beside it on the same cores. --host measures a broker that runs already (with --pid its memory and its CPU too).
+
+Rates are found by schedules of 500 pairs (fan-out: one publisher, 100 subscribers), each higher than the last, until
+p99 passes the bound, something is lost, or less than 98 % of what is due comes in time. docs/sizing.md has the formula.
+
+The exit status is 0 when the fleet fits (or none was asked about), or when --check has found every promise within 30 %;
+1 when not; 2 for a wrong use, or when there is no broker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import resource
+import shlex
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from loadtest import brokers, flood, gates, host, processor
+from loadtest.brokers import BrokerFailed
+from loadtest.capacity import KINDS, SIZE_BYTES, Answer, Fleet, Measured, answer, highest
+from loadtest.comparison import markdown
+from loadtest.figures import Moment
+from loadtest.options import Parser, at_least
+from loadtest.run import Result, RunFailed, run
+
+PATTERNS: Final = {
+    "qos0": "pair -c 500 -q 0",
+    "qos1": "pair -c 500 -q 1",
+    "qos2": "pair -c 500 -q 2",
+    "fanout": "fanout -c 100 -q 0",
+    "durable": "pair -c 500 -q 1 --session-expiry 3600",
+}
+"""By KINDS: flood's arguments, to which a rate is added."""
+TITLES: Final = {
+    "qos0": "QoS 0, one to one", "qos1": "QoS 1, one to one", "qos2": "QoS 2, one to one",
+    "fanout": "QoS 0, one to 100", "durable": "QoS 1, durable sessions",
+}  # fmt: skip
+LARGE_BYTES: Final = 4096
+WITHIN: Final = 0.30
+COMES: Final = 0.98
+"""Of what is due: what must come within the measured time."""
+
+_FIRST_RATE: Final = 10_000.0
+_LEAST_RATE: Final = 100.0
+_WARMUP_SECONDS: Final = 0.5
+_DRAIN_SECONDS: Final = 0.5
+_IDLE_SECONDS: Final = 10.0
+"""Of which each client sends one PINGREQ: the generator sends it after so much silence."""
+_EXAMPLES: Final = (
+    Fleet(10_000, 60.0, 200, 1), Fleet(10_000, 10.0, 200, 1, is_durable=True), Fleet(1_000, 1.0, 64, 0, 10),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What was found for a kind, at its highest rate that is carried."""
+
+    per_second: float
+    """Deliveries."""
+    p99_us: float
+    ack_p50_us: float
+    ack_p99_us: float
+    broker_share: float
+    """Of the whole host, by the broker alone; the rest is the generator's, or idle."""
+
+
+def carried(figures: Mapping[str, float], per_second: float, p99_us_max: float) -> Rate | None:
+    """None: something of so many deliveries per second came too late, or never."""
+    p99 = figures.get("delivery_p99_us", float("inf"))
+    is_late = p99 > p99_us_max or figures["received_per_s"] < COMES * per_second
+    if is_late or figures["lost"] or figures["connections_lost"] or figures["connections_refused"]:
+        return None
+    return Rate(
+        per_second, p99, figures.get("acknowledgement_p50_us", 0.0), figures.get("acknowledgement_p99_us", 0.0),
+        figures.get("broker_cpu_percent", 0.0) / 100 / host.cores(),
+    )  # fmt: skip
+
+
+class Bench:
+    """A broker, and floods against it one after the other."""
+
+    def __init__(self, url: str, pid: int | None, options: argparse.Namespace, tell: Callable[[str], None]) -> None:
+        self.pid = pid
+        self._url = url
+        self._options = options
+        self._tell = tell
+        self._count = 0
+
+    def flood(
+        self, arguments: str, seconds: float, warmup: float = _WARMUP_SECONDS, look: Callable[[str], None] | None = None
+    ) -> Result:
+        """Topics and client ids are new each time: what an overload left behind is not for the next. RunFailed."""
+        self._count += 1
+        prefix = f"plan{self._count}-"
+        own = ["--host", self._url, "--client-prefix", prefix, "-t", f"{prefix}t/%i", "-i", "0.1"]
+        for option in ("user", "password"):
+            if getattr(self._options, option):
+                own += [f"--{option}", getattr(self._options, option)]
+        load = flood.load_of(flood.parser({}).parse_args([*shlex.split(arguments), *own]))
+
+        def progress(phase: str, _: float, __: Moment) -> None:
+            if look is not None:
+                look(phase)
+
+        return run(
+            load, processes=host.cores(), seconds=seconds, warmup=warmup, drain=_DRAIN_SECONDS, pid=self.pid,
+            progress=progress,
+        )  # fmt: skip
+
+    def at(self, kind: str, per_second: float) -> dict[str, float]:
+        """Figures of a flood by a schedule of so many deliveries per second."""
+        copies = 100 if kind == "fanout" else 1
+        self._tell(f"{TITLES[kind]}: {per_second:,.0f}/s")
+        return self.flood(f"{PATTERNS[kind]} --rate {per_second / copies:.3f}", self._options.step).figures
+
+    def is_carried(self, kind: str, per_second: float) -> Rate | None:
+        """Deliveries per second by a schedule; None: they are not carried."""
+        return carried(self.at(kind, per_second), per_second, self._options.p99)
+
+    def rate(self, kind: str) -> Rate:
+        """The highest that is carried."""
+        best = Rate(0.0, 0.0, 0.0, 0.0, 0.0)
+
+        def carries(per_second: float) -> bool:
+            nonlocal best
+            found = self.is_carried(kind, per_second)
+            if found is not None and found.per_second > best.per_second:
+                best = found
+            return found is not None
+
+        highest(carries, _FIRST_RATE * (10 if kind == "fanout" else 1), _LEAST_RATE)
+        return best
+
+    def byte(self) -> float:
+        """Seconds of the host for a byte of a payload: what 500 pairs, as fast as it goes, lose by larger ones."""
+        rates = []
+        for size in (SIZE_BYTES, LARGE_BYTES):
+            self._tell(f"payloads of {size} bytes")
+            rates.append(self.flood(f"{PATTERNS['qos0']} -s {size}", self._options.step).figures["received_per_s"])
+        small, large = rates
+        return max(0.0, 1 / large - 1 / small) / (LARGE_BYTES - SIZE_BYTES) if small and large else 0.0
+
+    def idle(self, clients: int) -> tuple[float, float, float]:
+        """(bytes of the broker without clients, bytes and share of the host of an idle client); 0 without a pid."""
+        if self.pid is None:
+            return 0.0, 0.0, 0.0
+        pid = self.pid
+        self._tell(f"{clients:,} clients that say nothing")
+        base, kernel = processor.pss_bytes(pid), host.kernel_bytes()
+        began, cpu = time.monotonic(), processor.seconds(pid)
+        time.sleep(_IDLE_SECONDS / 5)
+        alone = (processor.seconds(pid) - cpu) / (time.monotonic() - began) / host.cores()
+        grown = [0, 0]
+
+        def look(phase: str) -> None:
+            if phase == "run":
+                grown[:] = processor.pss_bytes(pid) - base, host.kernel_bytes() - kernel
+
+        figures = self.flood(f"conn -c {clients}", _IDLE_SECONDS, 2.0, look).figures
+        busy = figures["broker_cpu_percent"] / 100 / host.cores()
+        count = max(1.0, figures["connected"])
+        return float(base), max(0, grown[0]) / count + max(0, grown[1]) / count, max(0.0, busy - alone) / count
+
+
+def measure(bench: Bench, clients: int) -> tuple[Measured, dict[str, Rate]]:
+    """All of it. RunFailed: the broker does not take the clients."""
+    free = host.available_bytes()
+    base, client, idle = bench.idle(clients)
+    rates = {kind: bench.rate(kind) for kind in KINDS}
+    return (
+        Measured(
+            free, resource.getrlimit(resource.RLIMIT_NOFILE)[1], base, client, idle,
+            {kind: rate.per_second for kind, rate in rates.items()}, bench.byte(),
+        ),
+        rates,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Check:
+    """A promise beside flood."""
+
+    kind: str
+    promised: float
+    delivered: float
+    """Per second, by floods at the promised rate: the median."""
+    p99_us: float
+    """Of the same."""
+    times: int
+    """Floods at each of three rates, in turn."""
+    below: int
+    """Of them at promised / 1.3: how many were carried."""
+    above: int
+    """At promised / 0.7."""
+
+    @property
+    def is_within(self) -> bool:
+        """What the host carries is within 30 %: flood's median delivers the promise, in the median 1 / 1.3 of it is
+        carried, and 1 / 0.7 of it is not.
+        """
+        delivers = abs(self.delivered - self.promised) <= WITHIN * self.promised
+        return bool(self.promised) and delivers and self.below > self.times / 2 > self.above
+
+
+def check(bench: Bench, measured: Measured, times: int) -> list[Check]:
+    """Each promise, by floods."""
+    found = []
+    for kind, promised in measured.rates.items():
+        below = above = 0
+        there: list[tuple[float, float]] = []
+        for _ in range(times if promised else 0):
+            below += bench.is_carried(kind, promised / (1 + WITHIN)) is not None
+            figures = bench.at(kind, promised)
+            there.append((figures["received_per_s"], figures.get("delivery_p99_us", float("inf"))))
+            above += bench.is_carried(kind, promised / (1 - WITHIN)) is not None
+        delivered, p99 = map(statistics.median, zip(*there or [(0.0, 0.0)], strict=True))
+        found.append(Check(kind, promised, delivered, p99, times, below, above))
+    return found
+
+
+def told(measured: Measured, about: dict[str, Any], margin: float) -> str:
+    """What was measured, and what it is good for."""
+    most = answer(measured, Fleet(1, 1e9), margin).clients_max
+    lines = [
+        f"host       {about['machine']}; {measured.memory_bytes / 2**30:,.1f} GB free",
+        f"broker     {about['broker']}, its directory on {about['file_system']}, {measured.base_bytes / 1e6:,.0f} MB",
+        f"client     {measured.client_bytes:,.0f} B, {1e6 * measured.idle:.3g} millionths of the host while idle: "
+        f"at most {most:,}",
+    ]
+    for kind, rate in about["rates"].items():
+        line = f"{TITLES[kind]:24} {rate['per_second']:>11,.0f}/s delivered, p99 {rate['p99_us'] / 1000:,.3g} ms"
+        if rate["ack_p50_us"]:
+            line += f", ack p50 {rate['ack_p50_us'] / 1000:,.3g} ms, p99 {rate['ack_p99_us'] / 1000:,.3g} ms"
+        lines.append(f"{line}; {100 * rate['broker_share']:.0f} % of the host is the broker's")
+    lines.append(
+        f"a byte beyond {SIZE_BYTES}         {1e9 * measured.byte:.3g} ns of the host, each delivery\n"
+        f"With {100 * margin:.0f} % of the host to spare:"
+    )
+    return "\n".join([*lines, *(f"    {answered(measured, each, margin)}" for each in _EXAMPLES)])
+
+
+def answered(measured: Measured, fleet: Fleet, margin: float) -> str:
+    """One line: yes or no, and by how much."""
+    found = answer(measured, fleet, margin)
+    durable = ", durable" if fleet.is_durable else ""
+    what = (
+        f"{fleet.clients:,} clients, {fleet.size_bytes} B each {fleet.interval_seconds:g} s at QoS {fleet.qos} to "
+        f"{fleet.fanout:g}{durable}: {fleet.messages_per_second:,.0f} messages/s"
+    )
+    verdict = "fits" if found.fits else f"does not fit: {'; '.join(found.reasons)}"
+    return (
+        f"{what}: {verdict} ({100 * found.share:.1f} % of the host, {100 * found.memory_share:.1f} % of the memory; "
+        f"at most {found.messages_per_second_max:,.0f} messages/s)"
+    )
+
+
+def told_checks(checks: Sequence[Check]) -> str:
+    """A Markdown table."""
+    titles = ["", "promised", "flood delivers, median", "p99", "carried at 1/1.3", "carried at 1/0.7", "within 30 %"]
+    cells = [
+        [TITLES[each.kind], f"{each.promised:,.0f}/s", f"{each.delivered:,.0f}/s", f"{each.p99_us / 1000:,.3g} ms",
+         f"{each.below} of {each.times}", f"{each.above} of {each.times}", "yes" if each.is_within else "**no**"]
+        for each in checks
+    ]  # fmt: skip
+    return "\n".join(markdown([titles, *cells], range(1, 6)))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    made = Parser(
+        prog="python -m loadtest.plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = made.add_argument
+    add("--clients", type=at_least(1), help="of the fleet that is asked about")
+    add("--interval", type=at_least(0.001, float), default=60.0, metavar="S",
+        help="seconds between two messages of a client (default: %(default)s)")  # fmt: skip
+    add("--size", type=at_least(0), default=200, metavar="BYTES", help="of a payload (default: %(default)s)")
+    add("--qos", type=int, choices=[0, 1, 2], default=0)
+    add("--fanout", type=at_least(1, float), default=1.0, help="subscribers of a message (default: %(default)s)")
+    add("--durable", action="store_true", help="their sessions outlast connections, on the disk")
+    add("--margin", type=at_least(0, float), default=30.0, metavar="PERCENT",
+        help="of the host that is to stay free (default: %(default)s)")  # fmt: skip
+    add("--p99", default="20ms", metavar="TIME", help="above it a rate is not carried (default: %(default)s)")
+    add("--step", type=at_least(0.1, float), default=1.5, metavar="S",
+        help="seconds measured at a rate (default: %(default)s)")  # fmt: skip
+    add("--idle-clients", type=at_least(1), default=10_000, help="for memory and CPU of one (default: %(default)s)")
+    add("--broker", default="mqttd", metavar="NAME", help=f"{', '.join(brokers.KNOWN)} (default: %(default)s)")
+    add("--directory", type=Path, metavar="DIR", help="where it has its own: the disk that is meant")
+    add("--host", metavar="URL", help="of a broker that runs already, on this machine, instead")
+    add("--user", help="user name, with --host")
+    add("--password", help="its password")
+    add("--pid", type=at_least(1), help="of its first process")
+    add("--measured", type=Path, metavar="FILE", help="an earlier --json: nothing is measured again")
+    add("--json", type=Path, metavar="FILE", help="write what was measured, and the answer; - for standard output")
+    add("--check", action="store_true", help="compare promises with what flood delivers (some minutes)")
+    add("--checks", type=at_least(1), default=5, help="floods of each (default: %(default)s)")
+    add("--quiet", action="store_true", help="no progress bar")
+    return made
+
+
+@contextmanager
+def _bench(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[Bench]:
+    if options.host:
+        yield Bench(options.host, options.pid, options, tell)
+        return
+    with brokers.started(brokers.KNOWN[options.broker], options.directory) as running:
+        yield Bench(running.url, running.pid, options, tell)
+
+
+@contextmanager
+def _progress(is_quiet: bool) -> Iterator[Callable[[str], None]]:
+    if is_quiet:
+        yield lambda _: None
+        return
+    from tqdm import tqdm  # of the extra `loadtest`
+
+    with tqdm(leave=False, bar_format="{elapsed} {desc}") as bar:
+        yield bar.set_description_str
+
+
+def _read(path: Path) -> tuple[Measured, dict[str, Any]]:
+    try:
+        values = json.loads(path.read_text())
+        return Measured.of(values["measured"]), dict(values["about"])
+    except OSError as error:
+        raise flood.Wrong(f"--measured {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise flood.Wrong(f"--measured {path} was not written by --json") from None
+
+
+def _p99_us(text: str) -> float:
+    try:
+        [gate] = gates.gates(f"p99>{text}")
+    except ValueError:
+        raise flood.Wrong(f"--p99 {text}: a number with us, ms or s") from None
+    return gate.bound
+
+
+def _made(options: argparse.Namespace) -> tuple[Measured, dict[str, Any], list[Check]]:
+    """Measured, or read, and checked where that was asked for."""
+    checks: list[Check] = []
+    with _progress(options.quiet) as tell:
+        if options.measured is not None:
+            measured, about = _read(options.measured)
+        else:
+            with _bench(options, tell) as bench:
+                measured, rates = measure(bench, options.idle_clients)
+            about = {
+                "machine": host.machine(), "date": time.strftime("%Y-%m-%d"), "commit": host.commit(),
+                "broker": options.host or brokers.KNOWN[options.broker].shown,
+                "file_system": host.file_system(options.directory or Path(tempfile.gettempdir())),
+                "rates": {kind: dataclasses.asdict(rate) for kind, rate in rates.items()},
+            }  # fmt: skip
+        if options.check:
+            with _bench(options, tell) as bench:
+                checks = check(bench, measured, options.checks)
+    return measured, about, checks
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and answer; the exit status."""
+    options = parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the broker is stopped on the way out
+    margin = options.margin / 100
+    try:
+        if options.broker not in brokers.KNOWN:
+            raise flood.Wrong(f"{options.broker} is no broker: {', '.join(brokers.KNOWN)}")
+        if margin >= 1:
+            raise flood.Wrong("--margin: less than 100")
+        options.p99 = _p99_us(options.p99)
+        measured, about, checks = _made(options)
+    except (flood.Wrong, BrokerFailed, RunFailed) as error:
+        print(f"plan: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"plan: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return _given(options, measured, about, checks, margin)
+
+
+def _given(
+    options: argparse.Namespace, measured: Measured, about: dict[str, Any], checks: list[Check], margin: float
+) -> int:
+    fleet = Fleet(
+        options.clients or 1, options.interval, options.size, options.qos, options.fanout, options.durable
+    )  # fmt: skip
+    found: Answer | None = answer(measured, fleet, margin) if options.clients else None
+    is_on_stdout = options.json is not None and str(options.json) == "-"
+    out = sys.stderr if is_on_stdout else sys.stdout
+    print(told(measured, about, margin), file=out)
+    if found is not None:
+        print(answered(measured, fleet, margin), file=out)
+    if checks:
+        print(told_checks(checks), file=out)
+    if options.json is not None:
+        whole = {
+            "measured": dataclasses.asdict(measured), "about": about,
+            "answer": None if found is None else {"fits": found.fits, **dataclasses.asdict(found)},
+            "checks": [{"within": each.is_within, **dataclasses.asdict(each)} for each in checks],
+        }  # fmt: skip
+        text = json.dumps(whole, indent=1)
+        if is_on_stdout:
+            print(text)
+        else:
+            options.json.write_text(text + "\n")
+    return 0 if (found is None or found.fits) and all(each.is_within for each in checks) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
