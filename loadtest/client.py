@@ -8,6 +8,7 @@ called in a greenlet of its own, one per client and only while there are message
 from __future__ import annotations
 
 import random
+import ssl
 import time
 from collections import deque
 from collections.abc import Callable
@@ -72,6 +73,12 @@ def filler(size: int) -> bytes:
     return (b"abcdefghijklmnopqrstuvwxyz" * (size // 26 + 1))[:size]
 
 
+@lru_cache(maxsize=16)
+def _context(target: Target) -> ssl.SSLContext | None:
+    # one for all clients: it has the trusted certificates in it
+    return target.tls() if target.is_tls else None
+
+
 class MqttClient:
     """One client: `connect`, `subscribe`, `publish`, `receive`, `disconnect`; `MqttUser` makes it.
 
@@ -103,7 +110,7 @@ class MqttClient:
         """Of the last CONNACK."""
         self._reporter, self._target, self._number = reporter, target, number
         self._filters: dict[str, tuple[int, str]] = {}
-        self._context = target.tls() if target.is_tls else None
+        self._context = _context(target)
         self._payloads, self._turn = payloads, number
         self._reconnect_seconds, self._answer_seconds = reconnect_seconds, answer_seconds
         self.is_wall = is_wall

@@ -21,14 +21,18 @@ the standard library for gevent: import it before anything that uses sockets.
 
 from __future__ import annotations
 
+import argparse
 import heapq
+import sys
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, ClassVar, Final
 from weakref import WeakKeyDictionary
 
 from locust import User, events
 
 from loadtest.client import Message, MqttClient, Settings
-from loadtest.options import add_to_locust, password_of, payloads
+from loadtest.options import add_to_locust, payloads
 from loadtest.reporting import MqttFailure, Reporter
 from loadtest.target import Target
 from pyx.packets import Will
@@ -44,7 +48,47 @@ def _add_options(parser: Any, **_: Any) -> None:
     add_to_locust(parser, defaults=OWN_DEFAULTS)
 
 
+def _check_options(environment: Any, **_: Any) -> None:
+    # before there are users: one line, not one traceback for each of them
+    options = environment.parsed_options
+    if options is None:
+        return
+    try:
+        _configured(environment.host, options, 5)
+        _payloads(options.payload or MqttUser.payload)
+    except ValueError as error:
+        print(f"locust: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
 events.init_command_line_parser.add_listener(_add_options)
+events.init.add_listener(_check_options)
+
+_payloads = lru_cache(maxsize=64)(payloads)
+
+
+def _configured(host: str | None, options: argparse.Namespace | None, version: int) -> Target:
+    host = host or "mqtt://127.0.0.1:1883"
+    if options is None:
+        return Target.parse(host, version=version)
+    files = [options.password_file, options.cafile, options.cert, options.key]
+    return _target_of(host, options.mqtt_version or version, options.user, options.password, *map(_path, files))
+
+
+@lru_cache(maxsize=64)
+def _target_of(host: str, version: int, user: str | None, password: str | None, *files: Path | None) -> Target:
+    password_file, cafile, cert, key = files
+    return Target.of(
+        argparse.Namespace(
+            host=host, mqtt_version=version, user=user, password=password, password_file=password_file, cafile=cafile,
+            cert=cert, key=key, session_expiry=None,
+        )
+    )  # fmt: skip
+
+
+def _path(file: Path | str | None) -> Path | None:
+    # from the web page, and from a master, it is text
+    return Path(file) if file else None
 
 
 class MqttUser(User):
@@ -90,24 +134,25 @@ class MqttUser(User):
         the statistics.
         """
         index = f"{self.environment.runner.worker_index}-" if self._is_worker else ""
+        target = self._target()
         return MqttClient(
             reporter or Reporter.of(self.environment),
-            self._target(),
+            target,
             Settings(
                 "-".join(filter(None, [f"{self._option('client_prefix', 'locust-')}{index}{self.number}", suffix])),
-                version=self._option("mqtt_version", self.version),
+                version=target.version,
                 clean_start=self.clean_start,
                 session_expiry=self._option("session_expiry", self.session_expiry),
                 keep_alive=self.keep_alive,
                 receive_maximum=self.receive_maximum,
                 will=self.will,
-                username=self._option("user", None),
-                password=None if self.options is None else password_of(self.options),
+                username=target.username,
+                password=target.password,
             ),
             name=" ".join(filter(None, [type(self).__name__, suffix])),
             number=self.number,
             qos=self._option("qos", self.qos),
-            payloads=payloads(self._option("payload", self.payload)),
+            payloads=_payloads(self._option("payload", self.payload)),
             reconnect_seconds=self.reconnect_seconds,
             answer_seconds=self.answer_seconds,
             inbox_messages_max=self.inbox_messages_max,
@@ -132,13 +177,12 @@ class MqttUser(User):
     def _is_worker(self) -> bool:
         return type(self.environment.runner).__name__ == "WorkerRunner"
 
+    def _target(self) -> Target:
+        return _configured(self.environment.host or self.host, self.options, self.version)
+
     def _option(self, name: str, default: Any) -> Any:
         value = getattr(self.options, name, None)
         return default if value is None else value
-
-    def _target(self) -> Target:
-        files = {name: self._option(name, None) for name in ("cafile", "cert", "key")}
-        return Target.parse(self.environment.host or self.host or "mqtt://127.0.0.1:1883", **files)
 
 
 class _Numbers:
