@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import random
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -355,4 +357,29 @@ def test_retention_by_age_removes_what_is_old_and_a_rule_that_is_gone(tmp_path: 
     assert source.store.archive.highest == source.number  # numbers go on above what was removed
     wait_until(lambda: not list(source.store.scan(b"Cb")), 30, "nothing is left of the rule that is gone")
     assert list(source.store.scan(b"K")) == [(schema.removed_key(1, 0), source.rows[0][0].to_bytes(8, "little"))]
+    source.store.close()
+
+
+def test_a_thread_reads_what_becomes_durable_meanwhile_and_skips_nothing(tmp_path: Path) -> None:
+    source = Source(opened(tmp_path / "store", table(b"#")))
+    got: list[int] = []
+    written = threading.Event()
+
+    def follow() -> None:
+        after, is_last, is_end = 0, False, False
+        while not (is_last and is_end):
+            is_last = written.is_set()  # before it is read
+            page = source.store.archive.read([b"#"], after, 500)
+            got.extend(each.number for each in page.messages)
+            after, is_end = page.up_to, page.is_end
+
+    with ThreadPoolExecutor(1) as beside:
+        followed = beside.submit(follow)
+        for number in range(400):
+            for _ in range(1 + number % 3):
+                source.archive(b"a/b", b"%d" % number)
+            source.commit()
+        written.set()
+        followed.result(30)
+    assert got == [number for number, *_ in source.rows]
     source.store.close()
