@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pyx import codec, topics
+from pyx.client import Client, Tally
 from pyx.reasons import MalformedPacket, MqttError, ProtocolError, ReasonCode
 from tests import wire
 from tests.fuzz.watcher import split
@@ -88,11 +89,41 @@ def topic_functions(data: bytes) -> None:
         assert data == b"$share/" + share[0] + b"/" + share[1]
 
 
+def load_client(data: bytes) -> None:
+    """What a broker sends to a client of load tests means the same wherever it is cut."""
+    for version in VERSIONS:
+        expected = heard(data, len(data), version)
+        for cut in {0, 1, len(data) // 2, len(data) - 1} - {-1}:
+            got = heard(data, cut, version)
+            assert got == expected, f"v{version}, cut at {cut}: {got}, whole: {expected}"
+
+
+def heard(data: bytes, cut: int, version: int) -> tuple[list[str], bytes]:
+    """What a client with something of every kind under way makes of the input, and what it answers."""
+    tally = Tally("PUBLISH", "t")
+    one = Client(version, (tally, tally))
+    one.keeps_messages = True
+    one.connect("c", properties={"receive_maximum": 2})
+    one.feed(wire.packet("CONNACK", 0, b"\0\0", *([b"\0"] if version == 5 else [])))
+    for qos in (1, 2, 1, 2):
+        one.publish(b"t", b"x", tally, qos=qos, waiter=qos)
+    one.subscribe([("#", 2)])
+    for _ in range(3):
+        one.publish(b"t", b"x", tally, qos=2, waiter=2)
+    one.take_output()
+    came = []
+    for part in (data[:cut], data[cut:]):
+        for event in one.feed(part):
+            came.append(documented(event) if isinstance(event, MqttError) else type(event).__name__)
+    return came, bytes(one.take_output())
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     "whole": whole,
     "cut_anywhere": cut_anywhere,
     "prefixes_wait": prefixes_wait,
     "topics": topic_functions,
+    "load_client": load_client,
 }
 
 _EVERYTHING = {
