@@ -28,6 +28,7 @@ from pathlib import Path
 
 from loadtest import gates, options, report
 from loadtest.balance import Balance
+from loadtest.commands import Commands
 from loadtest.figures import Moment
 from loadtest.generator import Load
 from loadtest.run import Result, RunFailed, run
@@ -76,6 +77,8 @@ def parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     add("--json", type=Path, metavar="FILE", help="write figures, and a row per second; - for standard output")
     add("--metrics", metavar="URL", help="of an mqttd's admin interface: how its workers share the load is reported")
+    add("--run", action="append", default=[], metavar="SECONDS:COMMAND",
+        help="start a command while it is measured, and mark it in the report; as often as you like")  # fmt: skip
     add("--report", type=Path, metavar="FILE", help="write an HTML page with charts, which needs nothing else")
     add("--fail-if", default="", metavar="CONDITIONS", help="p99>20ms,lost>0")
     add("--quiet", action="store_true", help="no progress bar")
@@ -133,7 +136,8 @@ def told(load: Load, result: Result) -> str:
     if "broker_cpu_us" in figures:
         lines.append(
             f"broker     {figures['broker_cpu_us']:.3g} us of CPU per message, "
-            f"{figures['broker_cpu_percent']:.0f} % of a core"
+            f"{figures['broker_cpu_percent']:.0f} % of a core; {figures['broker_bytes'] / 2**20:,.1f} MB, "
+            f"{figures['broker_bytes_per_client']:,.0f} bytes per client before anything was published"
         )
     lines += [f"           {line}" for line in dict.fromkeys(result.said)]
     return "\n".join(lines)
@@ -174,22 +178,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         load = load_of(given)
         try:
-            conditions = gates.gates(given.fail_if)
+            conditions, commands = gates.gates(given.fail_if), Commands(given.run)
         except ValueError as error:
-            raise Wrong(f"--fail-if: {error}") from None
+            raise Wrong(str(error)) from None
         processes = given.processes or min(len(os.sched_getaffinity(0)), max(1, given.clients))
         with _no_bar() if given.quiet else _bar() as progress:
             result = run(
                 load, processes=processes, seconds=given.seconds, warmup=given.warmup, drain=given.drain,
-                pid=given.pid, balance=Balance(given.metrics) if given.metrics else None, progress=progress,
+                pid=given.pid, balance=Balance(given.metrics) if given.metrics else None,
+                commands=commands, progress=progress,
             )  # fmt: skip
-    except (Wrong, RunFailed) as error:
+        failures = gates.failed(conditions, result.figures)
+        _write(given, load, result, failures)
+    except (Wrong, RunFailed, OSError) as error:
         print(f"flood: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    failures = gates.failed(conditions, result.figures)
-    is_on_stdout = given.json is not None and str(given.json) == "-"
+    return 0 if result.is_whole and not failures else 1
+
+
+def _write(given: argparse.Namespace, load: Load, result: Result, failures: list[str]) -> None:
+    is_on_stdout = str(given.json) == "-"
     print(told(load, result), file=sys.stderr if is_on_stdout else sys.stdout)
     for line in failures:
         print(f"failed     {line}", file=sys.stderr)
@@ -205,7 +215,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(text)
         else:
             given.json.write_text(text + "\n")
-    return 0 if result.is_whole and not failures else 1
 
 
 if __name__ == "__main__":

@@ -37,12 +37,14 @@ def gates(text: str) -> list[Gate]:
     for each in filter(None, (part.strip() for part in text.split(","))):
         match = _GATE.match(each)
         if match is None:
-            raise ValueError(f"{each!r} is no condition: a figure, < or >, a number with us, ms or s; p99>20ms, lost>0")
+            raise ValueError(
+                f"--fail-if: {each!r} is no condition: a figure, < or >, a number with us, ms or s; p99>20ms, lost>0"
+            )
         figure = _ALIASES.get(match["name"], match["name"])
         if match["unit"] and not figure.endswith("_us"):
-            raise ValueError(f"{each!r}: {match['name']} is no duration")
+            raise ValueError(f"--fail-if: {each!r}: {match['name']} is no duration")
         if not match["unit"] and figure.endswith("_us"):
-            raise ValueError(f"{each!r}: say us, ms or s")
+            raise ValueError(f"--fail-if: {each!r}: say us, ms or s")
         found.append(Gate(each, figure, SIGNS[match["sign"]], float(match["value"]) * UNITS[match["unit"]]))
     return found
 

@@ -28,6 +28,7 @@ LEAVE: Final = 3
 
 _SLICE_NS: Final = 20_000_000
 _PING_NS: Final = 1_000_000_000
+_LEAVE_NS: Final = 2_000_000_000
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,9 @@ def generate(load: Load, shared: Shared, process: int, answers: Connection) -> N
         crowd.run(now + _SLICE_NS)
     crowd.count_tails()
     crowd.leave()
+    patience = time.monotonic_ns() + _LEAVE_NS
+    while crowd.remaining and time.monotonic_ns() < patience:  # what is in their buffers belongs to what was sent
+        crowd.run(time.monotonic_ns() + _SLICE_NS)
     seen = [crowd.seen_of(each) for each in range(publishers)] if load.scenario.group else []
     answers.send((said + crowd.said, seen))
     answers.close()

@@ -131,8 +131,9 @@ def from_environment(parser: argparse.ArgumentParser, environment: Mapping[str, 
             action.default = value not in ("", "0", "no")
             continue
         try:
-            action.default = parser._get_value(action, value)
-            parser._check_value(action, action.default)
+            found = parser._get_value(action, value)
+            parser._check_value(action, found)
+            action.default = [found] if isinstance(action.default, list) else found
         except argparse.ArgumentError as error:
             parser.error(f"{variable}: {error.message}")
 

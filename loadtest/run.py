@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from loadtest import generator, processor
 from loadtest.balance import Balance
+from loadtest.commands import Commands
 from loadtest.figures import PERCENTILES, Moment, Shared
 from loadtest.generator import Load
 
@@ -33,7 +35,7 @@ class Result:
     said: list[str] = field(default_factory=list)
     """What the broker refused, or the clients could not do; the first lines of each process."""
     happened: list[tuple[float, str]] = field(default_factory=list)
-    """(seconds since the measured time began, what): connections lost, workers restarted."""
+    """(seconds since the measured time began, what): connections lost, workers restarted, commands of ours."""
     balance: list[dict[str, float]] = field(default_factory=list)
     """Publishes received per second by each worker, a row per second, with its time as `at`."""
 
@@ -53,29 +55,29 @@ def run(
     drain: float = 5.0,
     pid: int | None = None,
     balance: Balance | None = None,
+    commands: Commands | None = None,
     progress: Callable[[str, float, Moment], None] = lambda *_: None,
 ) -> Result:
     """Make it. progress: is told the phase, how far it is (0 to 1) and what has been counted, some times a second.
     pid: the broker's first process, whose CPU time is measured, with that of its descendants. RunFailed: clients cannot
-    connect, or a process of ours ended. balance: asked once a second.
+    connect, or a process of ours ended. balance: asked once a second. commands: done
+    while it is measured.
     """
     shared = Shared(processes, max(1, load.scenario.publishers))
+    broker = None if pid is None else _Use(pid)
+    result = Result({}, [])
     with _processes(load, shared) as pipes:
         _connect(load, shared, pipes, progress)
+        if broker is not None:
+            broker.note_connected(shared.moment(time.monotonic()))
         shared.orders[1] = time.monotonic_ns() + 20_000_000
         shared.orders[0] = generator.PUBLISH
         _watch(shared, pipes, "warm-up", warmup, progress)
-        result = Result({}, [])
-        begin, cpu = shared.moment(time.monotonic()), 0.0 if pid is None else processor.seconds(pid)
-        last = begin
-        _ask(result, balance, 0.0)
-        for _ in range(int(seconds)):
-            _watch(shared, pipes, "run", 1.0, progress, (last.at - begin.at) / seconds)
-            now = shared.moment(time.monotonic())
-            _note_second(result, begin, last, now, balance)
-            last = now
-        _watch(shared, pipes, "run", begin.at + seconds - last.at, progress, 1.0)
-        end, used = shared.moment(time.monotonic()), 0.0 if pid is None else processor.seconds(pid) - cpu
+        begin = shared.moment(time.monotonic())
+        if broker is not None:
+            broker.begin()
+        end = _measure(result, begin, seconds, shared, pipes, balance, commands or Commands(), progress)
+        used = {} if broker is None else broker.figures(end.since(begin), end.at - begin.at)
         shared.orders[0] = generator.DRAIN
         _drain(load, shared, pipes, drain, progress)
         shared.orders[0] = generator.LEAVE
@@ -89,11 +91,68 @@ def run(
     figures |= {"total_sent": whole["sent"], "total_received": whole["received"]}
     if load.scenario.group:
         figures["lost"], figures["duplicates"] = _shared_out(shared, seen)
-    if pid is not None:
-        figures["broker_cpu_us"] = 1e6 * used / max(1.0, figures["received"] or figures["sent"] or 1.0)
-        figures["broker_cpu_percent"] = 100 * used / (end.at - begin.at)
-    result.figures, result.said = figures, result.said + said
+    result.figures, result.said = figures | used, result.said + said
     return result
+
+
+class _Use:
+    """What a broker takes: its CPU time, and its memory before, with all connections, and at the end."""
+
+    def __init__(self, pid: int) -> None:
+        if not Path(f"/proc/{pid}").exists():
+            raise RunFailed(f"there is no process {pid}")
+        self._pid = pid
+        self._memory_before = processor.pss_bytes(pid)
+        self._bytes_per_client = 0.0
+        self._cpu = 0.0
+
+    def note_connected(self, now: Moment) -> None:
+        """Everybody is connected, and nothing was published."""
+        self._bytes_per_client = (processor.pss_bytes(self._pid) - self._memory_before) / max(1, now["connected"])
+
+    def begin(self) -> None:
+        """Measuring begins."""
+        self._cpu = processor.seconds(self._pid)
+
+    def figures(self, counted: Moment, seconds: float) -> dict[str, float]:
+        """Of the time since then."""
+        used = processor.seconds(self._pid) - self._cpu
+        return {
+            "broker_cpu_us": 1e6 * used / max(1, counted["received"] or counted["sent"]),
+            "broker_cpu_percent": 100 * used / seconds,
+            "broker_bytes": processor.pss_bytes(self._pid),
+            "broker_bytes_per_client": self._bytes_per_client,
+        }
+
+
+def _measure(
+    result: Result,
+    begin: Moment,
+    seconds: float,
+    shared: Shared,
+    pipes: list[tuple[Any, Connection]],
+    balance: Balance | None,
+    commands: Commands,
+    progress: Callable[[str, float, Moment], None],
+) -> Moment:
+    # a row per second, and what happens on the way; the last moment
+    def watched(phase: str, _: float, now: Moment) -> None:
+        result.happened += commands.look(now.at - begin.at)
+        progress(phase, (now.at - begin.at) / seconds, now)
+
+    last = begin
+    _ask(result, balance, 0.0)
+    try:
+        watched("run", 0.0, begin)
+        for _ in range(int(seconds)):
+            _watch(shared, pipes, "run", 1.0, watched)
+            now = shared.moment(time.monotonic())
+            _note_second(result, begin, last, now, balance)
+            last = now
+        _watch(shared, pipes, "run", begin.at + seconds - last.at, watched)
+        return shared.moment(time.monotonic())
+    finally:
+        result.said += commands.stop()
 
 
 def _note_second(result: Result, begin: Moment, last: Moment, now: Moment, balance: Balance | None) -> None:
@@ -151,13 +210,12 @@ def _watch(
     phase: str,
     seconds: float,
     progress: Callable[[str, float, Moment], None],
-    done: float = 0.0,
 ) -> None:
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         time.sleep(min(left, 0.25))
         _alive(pipes)
-        progress(phase, done, shared.moment(time.monotonic()))
+        progress(phase, 0.0, shared.moment(time.monotonic()))
 
 
 def _connect(

@@ -59,6 +59,7 @@ cdef class Sockets(Ledger):
     cdef uint64_t now
     cdef dict transports            # by descriptor, of those that are wrapped
     cdef readonly list said
+    cdef readonly uint32_t remaining        # clients whose connections have not ended
 
     cdef Client* new_client(self, int fd, object transport) except NULL
     cdef int say(self, str what) except -1

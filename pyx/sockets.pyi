@@ -5,3 +5,4 @@ from pyx.ledger import Ledger
 @disjoint_base
 class Sockets(Ledger):
     said: list[str]
+    remaining: int

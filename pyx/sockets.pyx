@@ -143,6 +143,7 @@ cdef class Sockets(Ledger):
             self.clients_cap = cap
         self.clients[self.clients_count] = c
         self.clients_count += 1
+        self.remaining += 1
         if transport is not None:
             self.transports[fd] = transport
             c.is_wrapped = True
@@ -232,11 +233,14 @@ cdef class Sockets(Ledger):
         close(c.fd)                         # epoll forgets it with that
         c.fd = -1
         c.state = CLOSED
+        self.remaining -= 1
         self.row[LATE_NOW] -= c.owed
         c.owed = 0
         return 0
 
     cdef int lost(self, Client* c) except -1:
+        if c.is_last_word:
+            return self.end(c)
         if c.state == OPEN:
             self.row[CONNECTED] -= 1
             self.row[CONNECTIONS_LOST] += 1

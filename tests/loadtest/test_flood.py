@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from tests.broker_process import ROOT, BrokerProcess
 from tests.loadtest.mosquitto import Mosquitto
 from tests.loadtest.running import SHORT, WRONG, flood, refused, run
 from tests.loadtest.stub import Fault, Stub
-from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +201,10 @@ def test_gates_decide_the_status(broker: BrokerProcess) -> None:
         (["pair", "--fail-if", "nonsense"], "is no condition"),
         (["pair", "--window", "0"], "--window: 0: a number from 1 on"),
         (["pair", "--window", "70000"], "--window: 1 to 65535"),
+        (["pair", "--run", "date"], "--run date: SECONDS:COMMAND"),
+        (["pair", "--run=-1:date"], "--run -1:date: SECONDS:COMMAND"),
+        (["pair", "--pid", "99999999"], "there is no process 99999999"),
+        (["conn", "--payload", "none.json"], "--payload none.json: neither a number of bytes nor a file"),
         (["pair", "--host", "mqtt://127.0.0.1:1"], "no client is connected"),
     ],
 )
@@ -211,36 +213,32 @@ def test_wrong_use_is_one_line(arguments: list[str], said: str) -> None:
 
 
 def test_a_report_shows_the_run_and_what_happened(tmp_path: Path) -> None:
+    """A worker is killed by a command of the run, and another command fails: both are marked, and what came of it."""
     broker = BrokerProcess(2, ["--admin", "127.0.0.1:0"])
     with broker:
         host, port = broker.admin
         path = tmp_path / "report.html"
-        with subprocess.Popen(
-            [sys.executable, "-m", "loadtest.flood", "pair", "-c", "8", "-q", "1", "--rate", "400", "--seconds", "6",
-             "--warmup", "0.1", "--drain", "0.5", "--quiet", "--json", "-", "--report", str(path),
-             "--host", f"127.0.0.1:{broker.address[1]}", "--metrics", f"http://{host}:{port}"],
-            cwd=ROOT, stdout=subprocess.PIPE, text=True,
-        ) as running:  # fmt: skip
-            wait_until(lambda: received(host, port) > 1000, 60, "it runs")
-            broker.kill_worker(0)
-            out, _ = running.communicate(timeout=60)
-    found = json.loads(out)
-    assert running.returncode == 1
-    happened = " ".join(what for _, what in found["happened"])
-    assert "connections were lost" in happened
+        killing = f"kill -9 {broker.worker_pids()[0]}"
+        found = flood(
+            broker.address[1], "pair", "-c", "8", "-q", "1", "--rate", "400", "--seconds", "5", "--drain", "0.5",
+            "--report", str(path), "--metrics", f"http://{host}:{port}", "--pid", str(broker.pid),
+            "--run", f"1.2:{killing}", "--run", "2:exit '3'", "--run", "2:sleep 1000", "--run", "99:date", status=1,
+        )  # fmt: skip
+    happened = {what: at for at, what in found["happened"]}
+    assert 1.2 <= happened[killing] < 2.5
+    assert "exit '3': ended with status 3" in happened
     assert "worker 0 was restarted" in happened
+    assert any("connections were lost" in what and at >= happened[killing] for what, at in happened.items())
+    assert "--run sleep 1000: was ended with the run" in found["said"]
+    assert "--run 99:date: the run was over before" in found["said"]
     assert {"0", "1"} <= set(found["balance"][0])
+    assert found["figures"]["broker_bytes"] > 10 << 20
+    assert found["figures"]["broker_bytes_per_client"] > 100
     page = path.read_text()
     assert page.count("<svg") == 5
+    assert page.count(killing) >= 6
     assert "worker 0 was restarted" in page
     assert not re.search(r"(src|href)=.?http", page)
-
-
-def received(host: str, port: int) -> float:
-    """Publishes that all workers have received."""
-    with urllib.request.urlopen(f"http://{host}:{port}/metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("mqtt_messages_received_total{"))
 
 
 def test_options_come_from_the_environment_too(broker: BrokerProcess) -> None:
