@@ -165,17 +165,17 @@ def test_a_broker_that_fails_is_one_line_and_the_others_go_on() -> None:
     done = run(
         "--broker", f"exits={sys.executable} -c 'raise SystemExit(\"no licence\")'",
         "--broker", f"mute={LISTENER}", "--broker", "absent=no-such-broker --port {port}",
-        "--brokers", "mqttd-single", "--patience", "1", "--scenario", "a=pair -c 2 --rate 100",
+        "--brokers", "mosquitto", "--patience", "2", "--scenario", "a=pair -c 2 --rate 100",
         "--scenario", "b=pair -c 2 --rate 100", *SHORT, "--json", "-", status=1,
     )  # fmt: skip
     lines = [line for line in done.stderr.splitlines() if line.startswith("compare: ")]
     assert lines == [
         "compare: absent is left out: no-such-broker is not installed",
         "compare: a: exits ended with status 1: no licence",
-        "compare: a: mute does not answer CONNECT within 1 s",
+        "compare: a: mute does not answer CONNECT within 2 s",
     ]
     rows = results(done.stdout)["rows"]
-    assert len(rows["b"]["cells"]["mqttd-single"]["runs"]) == 1
+    assert len(rows["b"]["cells"]["mosquitto"]["runs"]) == 1
 
 
 def test_a_broker_that_ends_in_a_run_is_named() -> None:
