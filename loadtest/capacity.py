@@ -130,24 +130,19 @@ def answer(measured: Measured, fleet: Fleet, margin: float) -> Answer:
 
 def highest(carries: Callable[[float], bool], first: float, least: float, steps: int = 2) -> float:
     """The highest rate that is carried, at most 2 ** (1 / 2 ** steps) times too low: doubled from `first` on until one
-    is not (asked twice, for a machine has hiccups), or halved until one is; then halfway in between, `steps` times. 0:
-    not even `least` is.
+    is not, or halved until one is; then halfway in between, `steps` times. 0: not even `least` is.
     """
-
-    def does(rate: float) -> bool:
-        return carries(rate) or carries(rate)
-
     low = first
-    if does(first):
-        while does(2 * low):
+    if carries(first):
+        while carries(2 * low):
             low *= 2
     else:
-        while not does(low := low / 2):
+        while not carries(low := low / 2):
             if low < least:
                 return 0.0
     step = 2.0
     for _ in range(steps):
         step = step**0.5
-        if does(low * step):
+        if carries(low * step):
             low *= step
     return low
