@@ -6,8 +6,9 @@ import argparse
 import socket
 import ssl
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from loadtest.options import password_of
@@ -112,7 +113,7 @@ class Target:
         """Begin a connection, and give its descriptor. The source addresses of many clients on this machine differ:
         127.0.0.1, 127.0.0.2, ... OSError: there are no more descriptors, or no such address.
         """
-        family, kind, protocol, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, address = _resolved(self.host, self.port)
         one = socket.socket(family, kind | socket.SOCK_NONBLOCK, protocol)
         try:
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -142,3 +143,10 @@ class Target:
     def subscribe(self, topic_filter: str, qos: int) -> bytes:
         """The SUBSCRIBE of a client that has sent nothing else."""
         return encode_subscribe(self.version, 1, [(topic_filter, qos)])
+
+
+@lru_cache(maxsize=64)
+def _resolved(host: str, port: int) -> tuple[int, int, int, Any]:
+    # once for all clients: each would ask anew
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    return family, kind, protocol, address
