@@ -143,6 +143,15 @@ def told(load: Load, result: Result) -> str:
     return "\n".join(lines)
 
 
+def published(load: Load, result: Result) -> list[dict[str, object]]:
+    """Client id, topic and messages, warm-up included, of each publisher."""
+    of = load.scenario
+    return [
+        {"client": of.publisher_id(number), "topic": topic.decode(), "messages": messages}
+        for number, (topic, messages) in enumerate(zip(of.topics, result.published, strict=False))
+    ]
+
+
 def _latency(figures: Mapping[str, float], name: str, what: str) -> str:
     if f"{name}_p50_us" not in figures:
         return ""
@@ -208,7 +217,8 @@ def _write(given: argparse.Namespace, load: Load, result: Result, failures: list
     if given.json is not None:
         text = json.dumps(
             {"ok": result.is_whole and not failures, "failed": failures, "figures": result.figures,
-             "series": result.series, "balance": result.balance, "happened": result.happened, "said": result.said},
+             "series": result.series, "balance": result.balance, "happened": result.happened, "said": result.said,
+             "published": published(load, result)},
             indent=1,
         )  # fmt: skip
         if is_on_stdout:

@@ -36,6 +36,8 @@ class Result:
     """What the broker refused, or the clients could not do; the first lines of each process."""
     happened: list[tuple[float, str]] = field(default_factory=list)
     """(seconds since the measured time began, what): connections lost, workers restarted, commands of ours."""
+    published: list[int] = field(default_factory=list)
+    """Messages of each publisher, from the first to the last."""
     balance: list[dict[str, float]] = field(default_factory=list)
     """Publishes received per second by each worker, a row per second, with its time as `at`."""
 
@@ -92,6 +94,7 @@ def run(
     if load.scenario.group:
         figures["lost"], figures["duplicates"] = _shared_out(shared, seen)
     result.figures, result.said = figures | used, result.said + said
+    result.published = [int(sent) for sent in shared.sent[: load.scenario.publishers]]
     return result
 
 

@@ -47,6 +47,10 @@ def test_a_scenario_is_delivered_whole(url: str, scenario: str, qos: str, versio
     assert [figures[name] for name in WRONG] == [0] * len(WRONG)
     copies = 6 if scenario == "fanout" else 1
     assert figures["total_received"] == copies * figures["total_sent"] >= 200
+    published = found["published"]
+    assert sum(each["messages"] for each in published) == figures["total_sent"]
+    assert published[0]["client"] == f"{scenario}{qos}{version}-p0"
+    assert published[0]["topic"] == f"{scenario}{qos}{version}/0"
     assert figures["delivery_p50_us"] > 0
     assert figures["connected"] == {"pair": 12, "fanin": 7, "fanout": 7, "shared": 12}[scenario] + 3
     assert len(found["series"]) == 0  # of whole seconds

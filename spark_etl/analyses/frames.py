@@ -1,0 +1,55 @@
+"""DataFrames before they are analysed: each record once, the last snapshot of each host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+__all__ = ["KEYS", "archived", "latest", "once", "steps"]
+
+KEYS: Final = {
+    "messages": ("host", "number"),
+    "events": ("host", "number"),
+    "drops": ("host", "number"),
+    "counters": ("host", "number", "name"),
+}
+"""Tables of what has happened, and by which columns a row is the same in several snapshots. The others say how things
+were at the time of a snapshot."""
+
+
+def once(table: str, frame: DataFrame) -> DataFrame:
+    """Of `messages` those of the archive, of these and of events, drops and counters each one once, however many
+    snapshots have it: `taken` is then the last of them. Other tables as they are.
+    """
+    key = KEYS.get(table)
+    if key is None:
+        return frame
+    if table == "messages":
+        frame = archived(frame)
+    others = [name for name in frame.columns if name not in key]
+    if not others:
+        return frame.distinct()
+    return frame.groupBy(*key).agg(
+        *(F.max(name).alias(name) if name == "taken" else F.first(name).alias(name) for name in others)
+    )
+
+
+def archived(messages: DataFrame) -> DataFrame:
+    """Without those of the log: it has only what sessions wait for, and that is no picture of what was published."""
+    return messages.where(F.col("origin") == "archive")
+
+
+def latest(frame: DataFrame) -> DataFrame:
+    """The rows of the last snapshot of each host."""
+    newest = F.max("taken").over(Window.partitionBy("host"))
+    return frame.withColumn("newest", newest).where(F.col("taken") == F.col("newest")).drop("newest")
+
+
+def steps(column: str, seconds: int) -> Column:
+    """The beginning of the step of so many seconds, counted from 1970 UTC, in which a time is."""
+    return F.timestamp_seconds(F.floor(F.unix_timestamp(column) / seconds) * seconds)

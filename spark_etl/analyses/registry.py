@@ -1,0 +1,87 @@
+"""What an analysis is: a function of one DataFrame that gives another, with its source table and its plot.
+
+    @analysis(table="messages", columns=(...), title="...", look_at="...", plot=Plot(...))
+    def throughput(messages: DataFrame, seconds: int = 60) -> DataFrame: ...
+
+That makes a row of `spark_etl.analyses.ANALYSES`, and leaves the function as it is: `throughput(frame)` in a notebook.
+It needs `columns` of its table and no other, and one row per message or event (`spark_etl.analyses.frames.once`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from spark_etl.tables import table_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["Analysis", "Plot", "analysis", "row_of"]
+
+Made = Callable[..., "DataFrame"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """How the rows of an analysis are drawn."""
+
+    kind: Literal["lines", "bars", "stacks", "weeks"]
+    """lines: `y` over `x`, which is a time; bars: `y` of each row, `x` its name; stacks: a bar for each `x`, in which
+    those of `by` lie on each other; weeks: `y` by weekday and hour."""
+    x: str
+    y: tuple[str, ...]
+    by: str | None = None
+    """lines, stacks: one for each value of this column; their `y` may be added up. bars: stands before `x`."""
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """A row of the table of analyses."""
+
+    name: str
+    table: str
+    """Its source."""
+    columns: tuple[str, ...]
+    """Of that table: those it needs."""
+    title: str
+    look_at: str
+    """What to look at in its rows."""
+    plot: Plot
+    function: Made
+
+    @property
+    def is_over_time(self) -> bool:
+        """Whether it takes `seconds`, the length of its steps."""
+        return "seconds" in inspect.signature(self.function).parameters
+
+    @property
+    def says(self) -> str:
+        """Where its data comes from, and what it cannot say."""
+        return inspect.getdoc(self.function) or ""
+
+    def __call__(self, frame: DataFrame, **settings: Any) -> DataFrame:
+        """Of rows of its table."""
+        return self.function(frame, **settings)
+
+
+_ROWS: Final[dict[Made, Analysis]] = {}
+
+
+def analysis(*, table: str, columns: tuple[str, ...], title: str, look_at: str, plot: Plot) -> Callable[[Made], Made]:
+    """Make the function a row of the table. Raises TableError where there is no such table or column."""
+    table_of(table).chosen(list(columns))
+
+    def made(function: Made) -> Made:
+        _ROWS[function] = Analysis(function.__name__, table, columns, title, look_at, plot, function)
+        return function
+
+    return made
+
+
+def row_of(function: Made) -> Analysis:
+    """The row of a function that is an analysis."""
+    return _ROWS[function]
