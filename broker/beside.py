@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -47,7 +48,8 @@ class Beside:
             os.eventfd_write(self._event, 1)
 
     def _collect(self) -> None:
-        os.eventfd_read(self._event)
+        with contextlib.suppress(BlockingIOError):  # another callback of the round may have turned the reactor
+            os.eventfd_read(self._event)
         while self._done:
             error, then = self._done.popleft()
             if error is not None:

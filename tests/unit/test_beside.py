@@ -61,6 +61,15 @@ def test_work_is_done_by_the_thread_and_what_follows_by_the_loop(watch: Watch, b
     assert len({thread for _, _, thread in done}) == 2
 
 
+def test_a_turn_of_the_reactor_within_another_may_have_taken_it_already(watch: Watch, beside: Beside) -> None:
+    followed: list[int] = []
+    beside(lambda: None, lambda: followed.append(1))
+    watch.turn()
+    (callback,) = watch.watched.values()
+    callback()
+    assert followed == [1]
+
+
 def test_what_the_work_raised_is_raised_in_the_loop(watch: Watch, beside: Beside) -> None:
     def work() -> None:
         raise OSError("the disk is gone")
