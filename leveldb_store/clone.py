@@ -33,10 +33,10 @@ import re
 import shutil
 import struct
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
     import plyvel
@@ -92,11 +92,14 @@ class Clone:
     log_bytes: int
     attempts: int
     is_linked: bool
-    """Tables are the same files as those of the source."""
+    """Tables are the same files as those of the source, or symbolic links to them."""
 
 
-def clone(source: Path, target: Path) -> Clone:
+def clone(source: Path, target: Path, *, is_kept: bool = False) -> Clone:
     """Make `target`, which is not there or empty, a copy of the database `source`, which may be written to meanwhile.
+
+    `is_kept`: nobody writes to `source`, which is there as long as the copy (a snapshot): where its tables cannot be
+    linked, because they are somebody else's or on another file system, symbolic links to them do.
 
     Raises CloneError and OSError; then `target` has no files.
     """
@@ -110,7 +113,7 @@ def clone(source: Path, target: Path) -> Clone:
             _empty(target)
             if error.errno not in _CANNOT_LINK:
                 raise
-        return _by_copying(source, target)
+        return _again_and_again(source, target, _name) if is_kept else _by_copying(source, target)
     except BaseException:
         _empty(target)
         raise
@@ -265,17 +268,17 @@ def _apply(version: Version, record: bytes) -> None:
 # ---------------------------------------------------------------- files
 
 
-def _again_and_again(source: Path, target: Path, *, may_link: bool = True) -> Clone:
+def _again_and_again(source: Path, target: Path, take: _Take | None = None) -> Clone:
     for attempt in range(1, ATTEMPTS_MAX + 1):
         try:
-            return _attempt(source, target, attempt, may_link)
+            return _attempt(source, target, attempt, take or _link)
         except _Moved:
             for log in target.glob("*.log"):
                 log.unlink()  # tables that are still named are right: there are few new ones each time
     raise CloneError(f"{source}: it was compacted faster than it could be cloned, {ATTEMPTS_MAX} times")
 
 
-def _attempt(source: Path, target: Path, attempt: int, may_link: bool) -> Clone:
+def _attempt(source: Path, target: Path, attempt: int, take: _Take) -> Clone:
     name, manifest, version = _look(source)
     size = 0
     for file in target.iterdir():
@@ -284,7 +287,7 @@ def _attempt(source: Path, target: Path, attempt: int, may_link: bool) -> Clone:
     for number, wanted in version.tables.items():
         if number >= version.next_file:
             raise CloneError(f"{source}: MANIFEST names table {number}, and holds its number for free")
-        size += _take_table(source, target, number, wanted, may_link)
+        size += _take_table(source, target, number, wanted, take)
     numbers = sorted(each for each in _logs(source) if each >= version.log_number or each == version.previous_log)
     if version.log_number not in numbers:
         raise _Moved
@@ -294,7 +297,7 @@ def _attempt(source: Path, target: Path, attempt: int, may_link: bool) -> Clone:
         raise _Moved
     (target / name).write_bytes(manifest[: version.whole_bytes])
     (target / "CURRENT").write_text(f"{name}\n")
-    return Clone(len(version.tables), size, logged, attempt, may_link)
+    return Clone(len(version.tables), size, logged, attempt, take is not _copy)
 
 
 def _look(source: Path) -> tuple[str, bytes, Version]:
@@ -322,17 +325,11 @@ def _logs(source: Path) -> Iterator[int]:
             yield int(found[1])
 
 
-def _take_table(source: Path, target: Path, number: int, wanted: int, may_link: bool) -> int:
+def _take_table(source: Path, target: Path, number: int, wanted: int, take: _Take) -> int:
     for suffix in ("ldb", "sst"):  # the latter of LevelDB before 1.14
         name = f"{number:06}.{suffix}"
         try:
-            if (target / name).exists():
-                size = wanted
-            elif may_link:
-                os.link(source / name, target / name, follow_symlinks=False)
-                size = os.stat(target / name).st_size
-            else:
-                size = _copy(source / name, target / name)
+            size = wanted if (target / name).exists() else take(source / name, target / name)
         except FileNotFoundError:
             continue
         except _Moved:
@@ -341,6 +338,21 @@ def _take_table(source: Path, target: Path, number: int, wanted: int, may_link: 
             raise CloneError(f"{source}: table {name} has {size} bytes, MANIFEST says {wanted}")
         return size
     raise _Moved
+
+
+_Take: TypeAlias = Callable[[Path, Path], int]
+"""Takes a table, and says how many bytes it has. FileNotFoundError, _Moved: it is not there."""
+
+
+def _link(source: Path, target: Path) -> int:
+    os.link(source, target, follow_symlinks=False)
+    return os.stat(target).st_size
+
+
+def _name(source: Path, target: Path) -> int:
+    size = os.stat(source).st_size
+    os.symlink(source.resolve(), target)
+    return size
 
 
 def _copy(source: Path, target: Path) -> int:
@@ -377,7 +389,7 @@ def _by_copying(source: Path, target: Path) -> Clone:
         remove(stage)
         if error.errno not in {*_CANNOT_LINK, errno.EACCES, errno.EROFS}:
             raise
-        return _again_and_again(source, target, may_link=False)  # nobody writes to it, or it is small
+        return _again_and_again(source, target, _copy)  # nobody writes to it, or it is small
     except BaseException:
         remove(stage)
         raise

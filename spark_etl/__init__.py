@@ -1,4 +1,27 @@
 """PySpark over snapshots of mqttd's stores: the data source `mqttd`, and its tables (docs/analytics.md).
 
+    import spark_etl
+    spark_etl.register(spark)
+    spark.read.format("mqttd").option("table", "messages").load("/var/backups/mqttd/2026-11-22")
+
 Needs `pip install 'mqttd[analytics]'` and Java 17, and none of the compiled code of the broker.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["PUSHDOWN", "register"]
+
+PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
+
+
+def register(spark: SparkSession) -> None:
+    """Let a session know the data source `mqttd`, and hand it the conditions of queries."""
+    from spark_etl.source import MqttdSource
+
+    spark.conf.set(PUSHDOWN, "true")
+    spark.dataSource.register(MqttdSource)

@@ -17,6 +17,11 @@ pytestmark = pytest.mark.whole_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 
+#: what is pure Python of the store: analysts have no compiler
+PURE = [
+    "archive_schema", "clone", "events", "moment", "replay_schema", "schema", "snapshot", "stored_properties",
+]  # fmt: skip
+
 #: folder -> what it may import of ours, besides itself. A dotted name allows that module alone.
 ALLOWED: dict[str, set[str]] = {
     "pyx": set(),
@@ -25,11 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "shards": {"pyx"},
     "broker": {"pyx", "leveldb_store", "zmq_mesh", "shards"},
     "loadtest": {"pyx", "leveldb_store", "zmq_mesh", "shards"},
-    # what is pure Python of the store: analysts have no compiler
-    "spark_etl": {
-        f"leveldb_store.{each}"
-        for each in ("archive_schema", "clone", "events", "moment", "replay_schema", "schema", "snapshot")
-    },
+    "spark_etl": {f"leveldb_store.{each}" for each in PURE},
 }
 
 IMPORT = re.compile(r"^\s*(?:from\s+(?P<source>[\w.]+)\s+c?import\s+(?P<names>.+)|c?import\s+(?P<modules>.+))")
