@@ -191,12 +191,13 @@ def test_what_cannot_be_read_is_one_line_that_names_the_file(load: Load, tmp_pat
             load(path, **options)
         assert line in str(refused.value)
     table = max((good / "worker-0").glob("*.ldb"), key=lambda file: file.stat().st_size)
-    content = bytearray(table.read_bytes())
-    content[len(content) // 2] ^= 1
-    table.write_bytes(content)
+    content = table.read_bytes()
+    middle = len(content) // 2
+    table.write_bytes(content[:middle] + bytes((content[middle] ^ 1,)) + content[middle + 1 :])
     with pytest.raises(Exception, match="SnapshotError") as refused:
         load(good).collect()
     assert f"{table}: is damaged (its digest is another one)" in str(refused.value)
+    table.write_bytes(content)
     (good / "worker-0" / "CURRENT").unlink()
     with pytest.raises(Exception, match="SnapshotError") as refused:
         load(good).collect()
