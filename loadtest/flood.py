@@ -30,7 +30,7 @@ from loadtest import gates, options, report
 from loadtest.balance import Balance
 from loadtest.commands import Commands
 from loadtest.figures import Moment
-from loadtest.generator import Load
+from loadtest.generator import Load, connections_max
 from loadtest.run import Result, RunFailed, run
 from loadtest.scenario import scenario
 from loadtest.target import Target
@@ -65,11 +65,17 @@ def parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         help="milliseconds between two messages of one publisher")  # fmt: skip
     add("--window", type=number(1), default=50, help="unacknowledged messages of a publisher (default: %(default)s)")
     add("--lag", type=number(1), help="messages of a publisher that were not delivered yet, without a schedule")
+    add("--coalesce", type=number(0, float), default=100.0, metavar="US", help="without a schedule: microseconds "
+        "between two rounds of the generator, so that it is not woken for every write (default: 100)")  # fmt: skip
     add("--seconds", type=number(0.01, float), default=10.0, help="measured (default: %(default)s)")
     add("--warmup", type=number(0, float), default=1.0, help="seconds before that (default: %(default)s)")
     add("--drain", type=number(0, float), default=5.0,
         help="seconds without news until what is missing is lost (default: 5)")  # fmt: skip
-    add("--processes", type=number(1), help="of the generator (default: one per core)")
+    add(
+        "--processes",
+        type=number(1),
+        help="of the generator (default: one per core, or as many as may open all connections)",
+    )
     add(
         "--pid",
         type=number(1),
@@ -116,6 +122,7 @@ def load_of(given: argparse.Namespace) -> Load:
         given.lag or max(4, under_way),
         rate,
         1000.0 / given.connect_interval if given.connect_interval > 0 else 0.0,
+        given.coalesce,
     )
 
 
@@ -190,7 +197,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             conditions, commands = gates.gates(given.fail_if), Commands(given.run)
         except ValueError as error:
             raise Wrong(str(error)) from None
-        processes = given.processes or min(len(os.sched_getaffinity(0)), max(1, given.clients))
+        cores = len(os.sched_getaffinity(0))
+        processes = given.processes or max(min(cores, given.clients), -(-load.scenario.clients // connections_max()))
         with _no_bar() if given.quiet else _bar() as progress:
             result = run(
                 load, processes=processes, seconds=given.seconds, warmup=given.warmup, drain=given.drain,

@@ -6,7 +6,6 @@ message is in `pyx.crowd`.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import signal
@@ -26,8 +25,8 @@ PUBLISH: Final = 1
 DRAIN: Final = 2
 LEAVE: Final = 3
 
+_OWN_FILES: Final = 100
 _SLICE_NS: Final = 20_000_000
-_PING_NS: Final = 1_000_000_000
 _LEAVE_NS: Final = 2_000_000_000
 
 
@@ -46,6 +45,13 @@ class Load:
     """Messages per second of all publishers, 0: as fast as acks and deliveries come."""
     connects_per_second: float = 2000.0
     """Of the whole run, 0: all at once."""
+    coalesce_us: float = 100.0
+    """Without a rate: the least time between two rounds of a process."""
+
+
+def connections_max() -> int:
+    """Of a process: as many files as it may open."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[1] - _OWN_FILES
 
 
 def generate(load: Load, shared: Shared, process: int, answers: Connection) -> None:
@@ -53,9 +59,8 @@ def generate(load: Load, shared: Shared, process: int, answers: Connection) -> N
     it has seen: (list of lines, list of bytes per publisher).
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process decides
-    with contextlib.suppress(ValueError):
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     parent = os.getppid()
     publishers = len(shared.sent)
     crowd = Crowd(
@@ -75,7 +80,7 @@ def generate(load: Load, shared: Shared, process: int, answers: Connection) -> N
         copies=load.scenario.copies,
     )
     said = _open(crowd, load, shared, process)
-    phase, pinged = CONNECT, time.monotonic_ns()
+    phase = CONNECT
     while phase != LEAVE:
         if os.getppid() != parent:
             raise SystemExit(1)  # nobody is there to tell
@@ -85,14 +90,12 @@ def generate(load: Load, shared: Shared, process: int, answers: Connection) -> N
             if phase == PUBLISH:
                 own = len(range(process, load.scenario.publishers, shared.processes))
                 rate = load.rate * own / load.scenario.publishers if load.scenario.publishers else 0.0
-                crowd.start(shared.orders[1], rate, process / shared.processes)
+                gap = 0 if load.rate or not load.scenario.publishers else int(load.coalesce_us * 1000)
+                crowd.start(shared.orders[1], rate, process / shared.processes, gap)
             else:
                 crowd.stop()
-        now = time.monotonic_ns()
-        if now - pinged > _PING_NS:
-            crowd.ping()
-            pinged = now
-        crowd.run(now + _SLICE_NS)
+        crowd.ping(_quiet_ns(load.target))
+        crowd.run(time.monotonic_ns() + _SLICE_NS)
     crowd.count_tails()
     crowd.leave()
     patience = time.monotonic_ns() + _LEAVE_NS
@@ -101,6 +104,10 @@ def generate(load: Load, shared: Shared, process: int, answers: Connection) -> N
     seen = [crowd.seen_of(each) for each in range(publishers)] if load.scenario.group else []
     answers.send((said + crowd.said, seen))
     answers.close()
+
+
+def _quiet_ns(target: Target) -> int:
+    return int(0.75e9 * target.keep_alive)
 
 
 def _open(crowd: Crowd, load: Load, shared: Shared, process: int) -> list[str]:
@@ -136,5 +143,6 @@ def _open(crowd: Crowd, load: Load, shared: Shared, process: int) -> list[str]:
             else:
                 crowd.add(fd, target.connect(scenario.idle_id(i)), transport=wrapped)
             if not opened % 64:
+                crowd.ping(_quiet_ns(target))
                 crowd.run(time.monotonic_ns() + 1_000_000)
     return said

@@ -224,7 +224,7 @@ def _watch(
 def _connect(
     load: Load, shared: Shared, pipes: list[tuple[Any, Connection]], progress: Callable[[str, float, Moment], None]
 ) -> None:
-    wanted = load.scenario.publishers + load.scenario.subscribers + load.scenario.idle
+    wanted = load.scenario.clients
     patience = _PATIENCE_SECONDS + (wanted / load.connects_per_second if load.connects_per_second else 0)
     until = time.monotonic() + patience
     while True:

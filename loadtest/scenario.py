@@ -24,6 +24,11 @@ class Scenario:
     prefix: str = "flood-"
 
     @property
+    def clients(self) -> int:
+        """All connections."""
+        return self.publishers + self.subscribers + self.idle
+
+    @property
     def copies(self) -> int:
         """Deliveries that each message is to have."""
         if not self.publishers or not self.subscribers:

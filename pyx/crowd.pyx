@@ -12,7 +12,7 @@ from libc.stdlib cimport free
 from libc.string cimport memcpy
 
 from pyx.codec cimport fixed_header, put_ack
-from pyx.kernel cimport monotonic_ns
+from pyx.kernel cimport monotonic_ns, timespec
 from pyx.ledger cimport (
     ACKNOWLEDGED,
     ACKNOWLEDGEMENT,
@@ -31,6 +31,9 @@ from pyx.ledger cimport (
 from pyx.packets cimport CONNACK, PINGRESP, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK
 from pyx.sockets cimport CLOSED, CONNECTING, OPEN, SUBSCRIBING, Client, Sockets, filled
 from pyx.wire cimport put_u16, put_varint, varint_size
+
+cdef extern from "<time.h>" nogil:
+    int nanosleep(const timespec* wanted, timespec* left)
 
 cdef enum:
     OUT_BYTES_MAX = 65_536          # of QoS 0 in one go; more waits in the client, where its schedule is kept
@@ -52,9 +55,9 @@ cdef class Crowd(Sockets):
     cdef bint publishing
     cdef uint32_t window, lag, copies, head_bytes_max
     cdef Client** own               # publishers of this process
-    cdef uint32_t own_count, own_cap
+    cdef uint32_t own_count, own_cap, pinged
     cdef double period              # ns between two messages of this process, 0 = no rate
-    cdef uint64_t begun, scheduled, next_look
+    cdef uint64_t begun, scheduled, next_look, gap, round_ended
 
     def __cinit__(
         self, row, delivered, deliveries, sent, list topics not None, list payloads not None, *,
@@ -109,9 +112,11 @@ cdef class Crowd(Sockets):
 
     # ------------------------------------------------------------ publishing
 
-    def start(self, uint64_t at_ns, double rate=0, double first=0):
+    def start(self, uint64_t at_ns, double rate=0, double first=0, uint64_t gap_ns=0):
         """Publish from then on. rate: messages per second of all publishers of this process, 0: as fast as acks and
-        deliveries come; first: in 0 .. 1, of the time between two messages, so that processes take turns."""
+        deliveries come; first: in 0 .. 1, of the time between two messages, so that processes take turns. gap_ns:
+        the least time between two rounds, so that not every single write of a broker wakes this process."""
+        self.gap = gap_ns
         self.begun = at_ns
         self.scheduled = 0
         self.period = 1e9 / rate if rate > 0 and self.own_count else 0
@@ -122,6 +127,7 @@ cdef class Crowd(Sockets):
         """Publish no more; what is due and not sent is forgotten."""
         cdef uint32_t i
         self.publishing = False
+        self.gap = 0
         for i in range(self.own_count):
             self.own[i].owed = 0
         self.row[LATE_NOW] = 0
@@ -241,6 +247,8 @@ cdef class Crowd(Sockets):
             if self.publishing:
                 self.publish_all()
             self.flush_all()
+            if self.gap:
+                self.rest()
             wake = until_ns
             if self.publishing:
                 if self.period:
@@ -249,6 +257,19 @@ cdef class Crowd(Sockets):
                     wake = min(wake, max(self.begun, self.next_look))
             if not self.wait(wake):
                 break                       # a signal: Python handles it
+
+    cdef int rest(self) except -1:
+        # until the least time between two rounds is over
+        cdef timespec t
+        cdef uint64_t now = monotonic_ns()
+        if now < self.round_ended + self.gap:
+            t.tv_sec = 0
+            t.tv_nsec = <long>(self.round_ended + self.gap - now)
+            with nogil:
+                nanosleep(&t, NULL)
+            now = monotonic_ns()
+        self.round_ended = now
+        return 0
 
     cdef int turn(self, Client* c, uint32_t what) except -1:
         Sockets.turn(self, c, what)
@@ -259,14 +280,19 @@ cdef class Crowd(Sockets):
                 self.by_answers(c)
         return 0
 
-    def ping(self):
-        """PINGREQ on every open connection that nothing was heard of for 10 seconds."""
+    def ping(self, uint64_t quiet_ns):
+        """PINGREQ on open connections that nothing was heard of for so long. Each call looks at the next fiftieth, so
+        that many clients do not ping at once."""
         cdef uint32_t i
         cdef Client* c
         self.now = monotonic_ns()
-        for i in range(self.clients_count):
-            c = self.clients[i]
-            if c.state == OPEN and self.now - c.heard > 10_000_000_000:
+        for i in range(self.clients_count // 50 + 1):
+            if self.pinged >= self.clients_count:
+                self.pinged = 0
+                break
+            c = self.clients[self.pinged]
+            self.pinged += 1
+            if c.state == OPEN and self.now - c.heard > quiet_ns:
                 c.heard = self.now
                 self.put(c, <const uint8_t*>b"\xc0\x00", 2)
         self.flush_all()
