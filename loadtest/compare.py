@@ -33,11 +33,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
-from loadtest import brokers, comparison, document, flood, host, processor, report
+from loadtest import brokers, comparison, document, flood, host, report
 from loadtest.brokers import Broker, BrokerFailed
 from loadtest.charts import charts
 from loadtest.comparison import Cell, Comparison, Row
-from loadtest.figures import Moment
 from loadtest.options import Parser
 from loadtest.run import Result, RunFailed, run
 
@@ -91,10 +90,11 @@ _DEFAULT: Final = ("mqttd", "mqttd-single", "mosquitto", "nats-server")
 _FROM_FLOOD: Final = {
     "rate": "received_per_s", "cpu": "broker_cpu_us", "p50": "delivery_p50_us", "p99": "delivery_p99_us",
     "p999": "delivery_p99.9_us", "ack_p50": "acknowledgement_p50_us", "ack_p99": "acknowledgement_p99_us",
-    "lost": "lost", "duplicates": "duplicates",
+    "memory": "broker_bytes", "lost": "lost", "duplicates": "duplicates",
 }  # fmt: skip
 _FROM_CONNECTIONS: Final = {
-    "connect_p50": "connect_p50_us", "connect_p99": "connect_p99_us", "idle_cpu": "broker_cpu_percent",
+    "connect_p50": "connect_p50_us", "connect_p99": "connect_p99_us", "connect_cpu": "broker_connect_cpu_us",
+    "client_bytes": "broker_bytes_per_client", "idle_cpu": "broker_cpu_percent", "memory": "broker_bytes",
 }  # fmt: skip
 
 
@@ -216,41 +216,14 @@ def _read(path: Path) -> Comparison:
         raise flood.Wrong(f"--with {path} was not written by --json") from None
 
 
-class _Watch:
-    """Looks at the broker while a run is made: its memory when everybody is connected, and what connecting cost."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._before = processor.pss_bytes(pid)
-        self._cpu = processor.seconds(pid)
-        self.memory = self._before
-        self.connect_seconds = 0.0
-        self._phase = "connect"
-        self._looked = 0.0
-
-    def __call__(self, phase: str, _: float, now: Moment) -> None:
-        if phase != "connect" and self._phase == "connect":
-            self.connect_seconds = processor.seconds(self._pid) - self._cpu
-        self._phase = phase
-        if phase == "run" and now.at - self._looked > 0.5:
-            self._looked = now.at
-            self.memory = processor.pss_bytes(self._pid)
-
-    @property
-    def growth(self) -> int:
-        """Bytes since nobody was connected."""
-        return self.memory - self._before
-
-
 def once(scenario: Scenario, broker: Broker, options: argparse.Namespace) -> tuple[dict[str, float], list[str]]:
     """One run: its figures, and what went wrong without ending it. BrokerFailed, RunFailed: there are none."""
     with brokers.started(broker, options.directory, options.patience) as running:
         load = flood.load_of(flood.parser({}).parse_args([*shlex.split(scenario.flood), "--host", running.url]))
-        watch = _Watch(running.pid)
         try:
             result = run(
                 load, processes=options.processes or host.cores(), seconds=options.seconds, warmup=options.warmup,
-                drain=options.drain, pid=running.pid, progress=watch,
+                drain=options.drain, pid=running.pid,
             )  # fmt: skip
         except RunFailed as error:
             running.check()  # that it has ended says more
@@ -258,11 +231,6 @@ def once(scenario: Scenario, broker: Broker, options: argparse.Namespace) -> tup
         running.check()
     names = _FROM_FLOOD if load.scenario.publishers else _FROM_CONNECTIONS
     figures = {name: result.figures[figure] for name, figure in names.items() if figure in result.figures}
-    figures["memory"] = float(watch.memory)
-    if not load.scenario.publishers:
-        connected = max(1.0, result.figures["connected"])
-        figures["connect_cpu"] = 1e6 * watch.connect_seconds / connected
-        figures["client_bytes"] = watch.growth / connected
     return figures, _wrong(broker, result)
 
 
@@ -276,10 +244,8 @@ def _wrong(broker: Broker, result: Result) -> list[str]:
     return [f"{broker.name}: {counts}" + (f" ({result.said[0]})" if result.said else "")]
 
 
-def measured(
-    what: Chosen, options: argparse.Namespace, progress: Callable[[str], None], tell: Callable[[str], None]
-) -> Comparison:
-    """Make all runs. A broker that does not come up takes no further part; one that fails a run has the others."""
+def begun(what: Chosen) -> Comparison:
+    """What there is before the first run: who takes part, and what was measured earlier."""
     found = Comparison(host.machine(), what.base, {})
     if what.earlier is not None:
         found.brokers, found.rows = dict(what.earlier.brokers), dict(what.earlier.rows)
@@ -288,6 +254,17 @@ def measured(
         found.brokers[each.name] = {
             "version": each.said_version(), "command": each.shown, "keeps": each.keeps, "files": files,
         }  # fmt: skip
+    return found
+
+
+def measure(
+    found: Comparison,
+    what: Chosen,
+    options: argparse.Namespace,
+    progress: Callable[[str], None],
+    tell: Callable[[str], None],
+) -> None:
+    """Make all runs. A broker that does not come up takes no further part; one that fails a run has the others."""
     came_up: set[str] = set()
     out: set[str] = set()
     for scenario in what.scenarios:
@@ -317,7 +294,6 @@ def measured(
                     if line not in cell.said:
                         tell(f"{scenario.name}: {line}")
                 cell.said += said
-    return found
 
 
 def page(found: Comparison, command: str, failures: Sequence[str]) -> str:
@@ -400,7 +376,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _progress(total, options.quiet) as (progress, tell):
             for line in what.out:
                 tell(line)
-            found = measured(what, options, progress, tell)
+            found = begun(what)
+            try:
+                measure(found, what, options, progress, tell)
+            except KeyboardInterrupt:
+                what.out.append("interrupted: not all runs were made")
         failures = [*what.out, *found.failures(), *comparison.failed(what.conditions, found)]
         _give(options, found, command, failures)
     except (flood.Wrong, ValueError) as error:

@@ -77,12 +77,11 @@ class Cell:
         if not values:
             return "-"
         text = FIGURES[figure].text
-        middle = text(statistics.median(values))
-        return (
-            middle
-            if text(min(values)) == text(max(values))
-            else f"{middle} ({text(min(values))} - {text(max(values))})"
-        )
+        middle, least, most = (text(each) for each in (statistics.median(values), min(values), max(values)))
+        if least == most:
+            return middle
+        unit = middle.lstrip("0123456789.,")  # said once, where it is the same
+        return f"{middle} ({least.removesuffix(unit)} - {most.removesuffix(unit)})"
 
 
 @dataclass

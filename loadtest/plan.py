@@ -170,20 +170,21 @@ class Bench:
             return 0.0, 0.0, 0.0
         pid = self.pid
         self._tell(f"{clients:,} clients that say nothing")
-        base, kernel = processor.pss_bytes(pid), host.kernel_bytes()
+        base, kernel, grown = processor.pss_bytes(pid), host.kernel_bytes(), 0
         began, cpu = time.monotonic(), processor.seconds(pid)
         time.sleep(_IDLE_SECONDS / 5)
         alone = (processor.seconds(pid) - cpu) / (time.monotonic() - began) / host.cores()
-        grown = [0, 0]
 
         def look(phase: str) -> None:
+            nonlocal grown
             if phase == "run":
-                grown[:] = processor.pss_bytes(pid) - base, host.kernel_bytes() - kernel
+                grown = host.kernel_bytes() - kernel
 
         figures = self.flood(f"conn -c {clients}", _IDLE_SECONDS, 2.0, look).figures
         busy = figures["broker_cpu_percent"] / 100 / host.cores()
         count = max(1.0, figures["connected"])
-        return float(base), max(0, grown[0]) / count + max(0, grown[1]) / count, max(0.0, busy - alone) / count
+        client = max(0.0, figures["broker_bytes_per_client"]) + max(0, grown) / count
+        return float(base), client, max(0.0, busy - alone) / count
 
 
 def measure(bench: Bench, clients: int, kinds: Sequence[str]) -> tuple[Measured, dict[str, Rate]]:

@@ -106,12 +106,16 @@ class _Use:
             raise RunFailed(f"there is no process {pid}")
         self._pid = pid
         self._memory_before = processor.pss_bytes(pid)
-        self._bytes_per_client = 0.0
-        self._cpu = 0.0
+        self._cpu = processor.seconds(pid)
+        self._connected: dict[str, float] = {}
 
     def note_connected(self, now: Moment) -> None:
         """Everybody is connected, and nothing was published."""
-        self._bytes_per_client = (processor.pss_bytes(self._pid) - self._memory_before) / max(1, now["connected"])
+        clients = max(1, now["connected"])
+        self._connected = {
+            "broker_bytes_per_client": (processor.pss_bytes(self._pid) - self._memory_before) / clients,
+            "broker_connect_cpu_us": 1e6 * (processor.seconds(self._pid) - self._cpu) / clients,
+        }
 
     def begin(self) -> None:
         """Measuring begins."""
@@ -124,7 +128,7 @@ class _Use:
             "broker_cpu_us": 1e6 * used / max(1, counted["received"] or counted["sent"]),
             "broker_cpu_percent": 100 * used / seconds,
             "broker_bytes": processor.pss_bytes(self._pid),
-            "broker_bytes_per_client": self._bytes_per_client,
+            **self._connected,
         }
 
 

@@ -50,7 +50,7 @@ def test_medians_spreads_and_ratios() -> None:
     assert comparison.table(found.rows["pair0"], "mosquitto") == [
         ["broker", "delivered", "CPU per message", "lost", "beside mosquitto", "remark"],
         ["mosquitto", "1,000/s", "10 us", "0", "", ""],
-        ["mqttd", "20,000/s", "1 us (0.5 us - 1.5 us)", "1", "CPU per message 1/10", ""],
+        ["mqttd", "20,000/s", "1 us (0.5 - 1.5)", "1", "CPU per message 1/10", ""],
         ["nats-server", "-", "-", "-", "", "nats-server ended with status 1"],
     ]
     assert found.rows["pair0"].ratio("mqttd", "rate", "mosquitto") == 20.0
@@ -112,7 +112,7 @@ def test_a_document_is_written_again_without_a_change(tmp_path: Path) -> None:
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
-    assert "| mqttd | 20,000/s | 1 us (0.5 us - 1.5 us) | 1 | CPU per message 1/10 |  |" in text
+    assert "| mqttd | 20,000/s | 1 us (0.5 - 1.5) | 1 | CPU per message 1/10 |  |" in text
     assert set(images) == {"cpu.svg", "rate.svg"}
     assert all(f"(figures/{name})" in text and len(svg) < 30_000 for name, svg in images.items())
     path.write_text("nothing")
