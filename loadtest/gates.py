@@ -19,6 +19,8 @@ _ALIASES: Final = {
     "ack_p99": "acknowledgement_p99_us", "connect_p99": "connect_p99_us", "rate": "received_per_s",
     "sent_rate": "sent_per_s",
 }  # fmt: skip
+_DURATION: Final = re.compile(r"_(p[\d.]+|max)$")
+"""Figures that may be named without their unit: ack_p99 of flood, command_p99 of locust."""
 
 
 class Gate(NamedTuple):
@@ -40,7 +42,7 @@ def gates(text: str) -> list[Gate]:
             raise ValueError(
                 f"--fail-if: {each!r} is no condition: a figure, < or >, a number with us, ms or s; p99>20ms, lost>0"
             )
-        figure = _ALIASES.get(match["name"], match["name"])
+        figure = _DURATION.sub(r"\g<0>_us", _ALIASES.get(match["name"], match["name"]))
         if match["unit"] and not figure.endswith("_us"):
             raise ValueError(f"--fail-if: {each!r}: {match['name']} is no duration")
         if not match["unit"] and figure.endswith("_us"):

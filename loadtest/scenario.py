@@ -38,7 +38,7 @@ class Scenario:
     @property
     def topics(self) -> list[bytes]:
         """One per publisher; of a run that has none, of those that another run may have."""
-        return [_filled(self.topic, i, self.publisher_id(i)).encode() for i in range(self.publishers or 1)]
+        return [filled(self.topic, i, self.publisher_id(i)).encode() for i in range(self.publishers or 1)]
 
     def publisher_id(self, number: int) -> str:
         """A client id."""
@@ -54,10 +54,11 @@ class Scenario:
 
     def filter_of(self, number: int) -> str:
         """What a subscriber subscribes to."""
-        return _filled(self.filter, number, self.subscriber_id(number))
+        return filled(self.filter, number, self.subscriber_id(number))
 
 
-def _filled(template: str, number: int, client_id: str) -> str:
+def filled(template: str, number: int, client_id: str) -> str:
+    """A topic of a template: %i is the number, %c the client id."""
     return template.replace("%i", str(number)).replace("%c", client_id)
 
 

@@ -20,8 +20,8 @@ FILE_LINES_MAX = 700
 FUNCTION_LINES_MAX = 70
 LONG_FUNCTIONS = Path(__file__).with_name("long_functions.txt")
 
-#: modules that are started by their package's name
-STARTED = {"broker.__main__", "loadtest.__main__", "tests.simulation.__main__"}
+#: modules that are started by a name that stands nowhere
+STARTED = {"broker.__main__", "loadtest.__main__", "tests.simulation.__main__", "loadtest.locustfile"}
 
 #: the one place that may sleep, see there
 WAITING = ROOT / "tests" / "waiting.py"

@@ -1,0 +1,158 @@
+"""What locust needs to know of our scenarios: which classes run together, how many, in which shape, and when to fail.
+
+Asked for by name a scenario brings the classes of its `beside` with it: the consumers of a back end, the publisher of
+an update. Those are not in the locustfile, so that nobody need choose them. Locust's hooks are used:
+
+    init_command_line_parser    options
+    init                        classes, users where -u says nothing, the shape
+    dispatcher_class            classes chosen on the web page get theirs, too; how many publish, for --rate
+    quitting                    --fail-if
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any, Final, NoReturn, cast
+
+import gevent
+from locust import events
+from locust.dispatch import UsersDispatcher
+from locust.runners import WorkerNode, WorkerRunner
+
+from loadtest import gates, verdict
+from loadtest.options import ENVIRONMENT, at_least
+from loadtest.scenarios.role import Role
+from loadtest.shapes import SHAPES
+
+_ANY: Final = at_least(0, float)
+
+
+def conditions(text: str) -> str:
+    """A `type` for argparse. It stays text: locust sends the options to its workers."""
+    try:
+        gates.gates(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("--fail-if: ")) from None
+    return text
+
+
+def together(classes: Iterable[type[Role]]) -> list[type[Role]]:
+    """These and what runs beside them, each once."""
+    found: dict[type[Role], None] = {}
+    for each in classes:
+        found[each] = None
+        found |= dict.fromkeys(together(each.beside))
+    return list(found)
+
+
+def publishers(classes: Sequence[type[Role]], users: int) -> int:
+    """How many of so many users publish: those that --rate is shared among."""
+    fixed = [each for each in classes if each.fixed_count]
+    weights = sum(each.weight for each in classes if not each.fixed_count)
+    rest = max(0, users - sum(each.fixed_count for each in fixed))
+    share = sum(each.weight for each in classes if not each.fixed_count and each.publishes)
+    return sum(each.fixed_count for each in fixed if each.publishes) + round(rest * share / (weights or 1))
+
+
+class Dispatcher(UsersDispatcher):
+    """Locust's, for the classes that were chosen and those beside them."""
+
+    def __init__(self, environment: Any, worker_nodes: list[WorkerNode], user_classes: list[Any]):
+        self._environment = environment
+        user_classes[:] = together(user_classes)  # the environment's own list: runners count by it
+        for each in user_classes:
+            each.host = environment.host or each.host
+        super().__init__(worker_nodes, user_classes)
+
+    def new_dispatch(self, target_user_count: int, spawn_rate: float, user_classes: list[Any] | None = None) -> None:
+        """Told of how many there are to be. What is in the options goes to locust's workers."""
+        super().new_dispatch(target_user_count, spawn_rate, user_classes)
+        self._environment.parsed_options.publishers = publishers(
+            cast(Sequence[type[Role]], self._user_classes), target_user_count
+        )
+
+
+def install(mix: Sequence[type[Role]], users: int) -> None:
+    """Have them. mix: the scenarios that run when none is named, with so many users when -u says nothing."""
+    events.init_command_line_parser.add_listener(_add_options)
+    events.init.add_listener(partial(_prepare, mix, users))
+    events.quitting.add_listener(_judge)
+
+
+def _add_options(parser: Any) -> None:
+    def add(name: str, **settings: Any) -> None:
+        parser.add_argument(f"--{name}", env_var=ENVIRONMENT + name.replace("-", "_").upper(), **settings)
+
+    add("shape", choices=["none", *SHAPES], default="none", help="of the load over the time of -t, up to -u users")
+    add("shape-steps", type=at_least(1), default=5, metavar="N", help="levels of --shape steps (default: 5)")
+    add("fail-if", type=conditions, default="", metavar="CONDITIONS", include_in_web_ui=False,
+        help="exit status 1 when one is true: p99>20ms,lost>0,command_p99>50ms")  # fmt: skip
+    add("members", type=at_least(1), default=4000, metavar="N", help="SharedBackend: devices (default: 4000)")
+    add("consumers", type=at_least(1), default=3, metavar="N", help="SharedBackend: consumers (default: 3)")
+    add("chunks", type=at_least(1), default=4, metavar="N", help="OverTheAirUpdate: chunks of a version (default: 4)")
+    add("every", type=_ANY, metavar="S",
+        help="seconds from one update, storm or restart to the next (default: the scenario's)")  # fmt: skip
+    add("away", type=_ANY, default=1.0, metavar="S", help="Phones: how long one is away (default: 1)")
+    add("backlog", type=at_least(1), default=10, metavar="N", help="Phones: messages meanwhile (default: 10)")
+    add("pid", type=at_least(1), metavar="PID", help="RollingRestart: of mqttd's supervisor")
+    add("metrics", metavar="URL", help="RollingRestart: mqttd's admin interface, instead of --pid")
+    add("signal", choices=["TERM", "KILL"], default="TERM", help="RollingRestart: what a worker gets (default: TERM)")
+    add("attacks", default="all", metavar="NAMES", help="HostileClients: with commas; -NAME leaves one out of all")
+    add("patience", type=_ANY, default=15.0, metavar="S",
+        help="how long an answer, a reconnection or a refusal may take (default: 15)")  # fmt: skip
+
+
+def _prepare(mix: Sequence[type[Role]], users: int, environment: Any, **_: object) -> None:
+    """Before anything runs: on the master, on workers and alone."""
+    options = environment.parsed_options
+    # its idea of the time is that of before all imports, and -t counts from it
+    gevent.get_hub().loop.update_now()
+    if isinstance(environment.runner, WorkerRunner):
+        # which of them is the master's affair
+        environment.user_classes = together(environment.available_user_classes.values())
+        return
+    environment.dispatcher_class = partial(Dispatcher, environment)
+    if options.class_picker:
+        return  # who runs is chosen later
+    if not options.user_classes:
+        environment.user_classes = list(mix)
+    if options.topic and len(environment.user_classes) > 1:
+        _wrong("--topic is for one scenario: name it")
+    chosen = together(environment.user_classes)
+    for each in chosen:
+        try:
+            each.configure(options)
+        except ValueError as error:
+            _wrong(str(error))
+    fixed = sum(each.fixed_count for each in chosen)
+    if options.num_users is None:
+        asked = sum(each.users for each in environment.user_classes) + fixed
+        options.num_users = asked if options.user_classes else users
+        options.spawn_rate = options.spawn_rate or min(100, options.num_users)
+    if options.num_users <= fixed:
+        _wrong(f"-u {options.num_users}: {fixed} users are beside those of the scenario, so {fixed + 1} at least")
+    if options.shape != "none":
+        try:
+            environment.shape_class = SHAPES[options.shape](options)
+        except ValueError as error:
+            _wrong(str(error))
+        environment.shape_class.runner = environment.runner
+
+
+def _judge(environment: Any, **_: object) -> None:
+    """At the end, when it is not of a worker."""
+    if isinstance(environment.runner, WorkerRunner):
+        return
+    failed = gates.failed(gates.gates(environment.parsed_options.fail_if), verdict.figures(environment.stats))
+    for line in failed:
+        print(f"locust: failed: {line}", file=sys.stderr)
+    if failed:
+        environment.process_exit_code = 1
+
+
+def _wrong(line: str) -> NoReturn:
+    print(f"locust: {line}", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,91 @@
+"""Everybody loses the connection at one moment, and comes back at once."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from locust import task
+
+from loadtest.scenarios.role import Role
+from loadtest.scenarios.sequences import Sequences, head
+from loadtest.user import Message
+from loadtest.verdict import Lost
+
+
+class Persistent(Role):
+    """Hears itself, by a session that outlives its connections: nothing may be missing when it is back."""
+
+    drain_seconds = 20.0
+    qos = 1
+    session_expiry = 300
+
+    def __init__(self, environment: Any) -> None:
+        super().__init__(environment)
+        self.sequence = 0
+        self.heard = Sequences()
+
+    def on_start(self) -> None:
+        """Connect, with a session that has nothing of an earlier run, and listen."""
+        super().on_start()
+        self.hear(self.own_topic, self.arrived)
+
+    def arrived(self, message: Message) -> None:
+        """One of its own."""
+        self.check(self.heard, message)
+
+    def speak(self) -> None:
+        """One."""
+        self.say(self.own_topic, head(self.sequence))
+        self.sequence += 1
+
+    def returned(self, name: str, since: float) -> None:
+        """It is connected again: tell how long that took, and whether the session was kept."""
+        if self.client.session_present:
+            self.fire("RETURN", name, (time.monotonic() - since) * 1e3)
+            return
+        self.fire("RETURN", name, None, exception=Lost("the session"))
+        self.hear(self.own_topic, self.arrived)
+
+    def is_drained(self) -> bool:
+        """All have come."""
+        return self.sequence == self.heard.next.get(self.own_topic, 0)
+
+    def leave(self) -> None:
+        """No session stays behind."""
+        self.client.connect(clean_start=True, session_expiry=0)
+        super().leave()
+
+
+class ReconnectStorm(Persistent):
+    """Clients behind a gateway that fails now and then. docs/scenarios/reconnect-storm.md"""
+
+    users = 200
+    topic = "storm/%i"
+    storm_seconds = 20.0
+
+    def __init__(self, environment: Any) -> None:
+        super().__init__(environment)
+        self.storms = self._storms()
+
+    def _storms(self) -> int:
+        # by the wall clock: it is the same moment for all processes
+        return int(time.time() / (self.options.every or self.storm_seconds))
+
+    def wait_time(self) -> float:
+        """Until the next message, or the storm."""
+        until = (self.storms + 1) * (self.options.every or self.storm_seconds) - time.time()
+        return max(0.0, min(super().wait_time(), until))
+
+    @task
+    def live(self) -> None:
+        """A message, or the storm."""
+        storms = self._storms()
+        if storms == self.storms:
+            self.speak()
+            return
+        self.storms = storms
+        self.client.close()
+        begun = time.monotonic()
+        if self.client.connect(clean_start=False):
+            self.returned("storm", begun)

@@ -1,0 +1,41 @@
+"""Many cheap publishers, and payloads of which a few are large."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from locust import task
+
+from loadtest.scenarios.role import Role
+
+
+class TelemetryFleet(Role):
+    """Devices that say something small now and then, and listen to nothing. docs/scenarios/telemetry-fleet.md"""
+
+    users = 200
+    weight = 40
+    topic = "fleet/%i/telemetry"
+    listening: ClassVar[int] = 10
+    """Every so manieth hears itself: a sample of the time to a subscriber."""
+
+    def on_start(self) -> None:
+        """Connect."""
+        super().on_start()
+        if self.number % self.listening == 0:
+            self.hear(self.own_topic)
+
+    @task
+    def report(self) -> None:
+        """One message; the next does not wait for its acknowledgement."""
+        self.say(self.own_topic)
+
+
+class PayloadMix(TelemetryFleet):
+    """Most payloads small, every fifth large, and each comes back. docs/scenarios/payload-mix.md"""
+
+    users = 50
+    weight = 5
+    qos = 1
+    payload = "80:64,20:4096"
+    topic = "mix/%i"
+    listening = 1

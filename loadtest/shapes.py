@@ -1,0 +1,88 @@
+"""Shapes: how many users run at which moment. Asked for by `--shape NAME`; without it locust's own -u and -r hold.
+
+Each is a function of time alone: -u says the most users, -t how long the run is. All are abstract to locust, which
+would take a shape that it finds in the locustfile whether or not anybody asked for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from abc import abstractmethod
+from typing import Final
+
+from locust import LoadTestShape
+
+SPAWN_RATE_MAX: Final = 100.0
+"""Users per second where -r says nothing: more than that in one process delays those who run already."""
+
+
+class Shape(LoadTestShape):
+    """A share of -u users at each moment of -t."""
+
+    abstract = True
+    use_common_options = True
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        """options: locust's, read at every tick, since the web page changes them. ValueError: there is no -t."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        if not options.run_time:
+            raise ValueError("--shape needs -t: how long the run is")
+        self.options = options
+
+    @abstractmethod
+    def share(self, part: float) -> float:
+        """Of the most users (0 to 1), when this part (0 to 1) of the run is over."""
+
+    def tick(self) -> tuple[int, float] | None:
+        """(users, users started per second), or None when the run is over."""
+        seconds: float = self.get_run_time()  # type: ignore[no-untyped-call]
+        part = seconds / self.options.run_time
+        if part >= 1.0:
+            return None
+        most = self.options.num_users or 1
+        rate = self.options.spawn_rate or min(SPAWN_RATE_MAX, most)
+        return max(1, round(most * self.share(part))), float(rate)
+
+
+class Ramp(Shape):
+    """From one user to all, evenly: where does it begin to hurt?"""
+
+    abstract = True
+
+    def share(self, part: float) -> float:
+        """A straight line, that is at the top for the last tenth."""
+        return min(1.0, part / 0.9)
+
+
+class Steps(Shape):
+    """Level after level, `--shape-steps` of them: each long enough to be looked at by itself."""
+
+    abstract = True
+
+    def share(self, part: float) -> float:
+        """1/n, 2/n, ... 1."""
+        steps = self.options.shape_steps
+        return float((int(part * steps) + 1) / steps)
+
+
+class Spike(Shape):
+    """A tenth of the users, all of them for the middle third, and a tenth again: what stays behind?"""
+
+    abstract = True
+
+    def share(self, part: float) -> float:
+        """Low, high, low."""
+        return 1.0 if 1 / 3 <= part < 2 / 3 else 0.1
+
+
+class Soak(Shape):
+    """All users for long: up in the first twentieth of the run, then the same until its end."""
+
+    abstract = True
+
+    def share(self, part: float) -> float:
+        """Up, and level."""
+        return min(1.0, part / 0.05)
+
+
+SHAPES: Final[dict[str, type[Shape]]] = {"ramp": Ramp, "steps": Steps, "spike": Spike, "soak": Soak}

@@ -1,0 +1,241 @@
+"""Every scenario, small, against mqttd and against a broker that is not ours, with counts that must agree.
+
+All runs begin with the module and wait for one another as little as possible: they are mostly asleep.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.broker_process import BrokerProcess
+from tests.loadtest.locust_command import Report, locust
+from tests.loadtest.mosquitto import PASSWORD, USER, Mosquitto
+
+TOGETHER: Final = 6
+"""Runs at a time."""
+#: what mosquitto 2.0.11 lets pass: no bound is set for these, and it waits 90 s for a CONNECT
+UNBOUNDED: Final = "-silence,-half-a-connect,-claims-200-megabytes,-long-topic"
+
+RUNS: Final[dict[str, str]] = {
+    "TelemetryFleet": "-u 20 -r 100 -t 3s --fail-if ack_p99>2s,acknowledgement_failures>0",
+    "PayloadMix": "-u 5 -r 100 -t 3s --rate 50 --fail-if p99>2s,lost>0",
+    "StarConsumer": "-u 21 -r 100 -t 3s --rate 200 --fail-if p99>2s,lost>0,duplicates>0",
+    "OverTheAirUpdate": "-u 11 -r 100 -t 4s --every 1 --chunks 3 --payload 20000 --fail-if update_p99>2s,lost>0",
+    "CommandAndResponse": "-u 10 -r 100 -t 3s --rate 30 --fail-if command_p99>2s,lost>0",
+    "ExpensivePublisher": "-u 6 -r 100 -t 3s --payload 100000 --fail-if p99>2s",
+    "SharedBackend": "-r 100 -t 3s --members 12 --consumers 3 --rate 60 --fail-if work_p99>2s,lost>0,duplicates>0",
+    "Phones": "-u 5 -r 100 -t 4s --away 0.2 --backlog 7 --fail-if backlog_p99>2s,lost>0",
+    "ReconnectStorm": "-u 12 -r 100 -t 4s --every 1 --rate 24 --fail-if return_p99>2s,lost>0",
+    "Dashboards": "-u 6 -r 100 -t 4s --fail-if page_p99>2s,lost>0",
+}
+HOSTILE: Final = "-u 24 -r 100 -t 5s --patience 10 --fail-if failures>0,lost>0,p99>5s"
+RESTART: Final = "-u 9 -r 100 -t 6s --every 1 --fail-if lost>0"
+
+
+@pytest.fixture(scope="module")
+def runs(
+    mosquitto: Mosquitto, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str, str], Future[Report]]]:
+    """``runs(broker, scenario)``: a run that has begun."""
+    directory = tmp_path_factory.mktemp("scenarios")
+    restarting = BrokerProcess(2, ["--admin", "127.0.0.1:0"])
+    bounds = {"MQTTD_LIMITS__CONNECT_SECONDS_MAX": "1"}
+    with (
+        BrokerProcess(2, [], bounds) as broker,
+        restarting,
+        ThreadPoolExecutor(TOGETHER) as pool,
+    ):
+        urls = {"mqttd": f"mqtt://127.0.0.1:{broker.address[1]}", "mosquitto": mosquitto.url("mqtt")}
+        host, port = restarting.admin
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            ports = "--master-bind-port {0} --master-port {0}".format(free.getsockname()[1])
+        urls["restarting"] = f"mqtt://127.0.0.1:{restarting.address[1]}"
+        usual = {(kind, scenario): text for scenario, text in RUNS.items() for kind in ("mqttd", "mosquitto")}
+        more = {
+            ("restarting", "RollingRestart"): f"{RESTART} --metrics http://{host}:{port}",
+            ("mqttd", "HostileClients"): HOSTILE,
+            ("mosquitto", "HostileClients"): f"{HOSTILE} --attacks all,{UNBOUNDED}",
+            ("mqttd", ""): "-u 30 -r 100 -t 6s --members 5 --consumers 2 --every 1 --fail-if failures>0",
+            ("mosquitto", ""): f"-u 30 -r 100 -t 6s --mqtt-version 4 --fail-if failures>0 --processes 2 {ports}",
+        }
+        started = {
+            (kind, scenario): pool.submit(
+                locust, directory / f"{kind}-{scenario}", urls[kind], *arguments.split(),
+                "--client-prefix", f"{kind}-{scenario}-", *filter(None, [scenario]),
+            )
+            for (kind, scenario), arguments in {**more, **usual}.items()
+        }  # fmt: skip
+        yield lambda kind, scenario: started[kind, scenario]
+        for each in started.values():
+            each.cancel()
+
+
+@pytest.fixture(params=["mqttd", "mosquitto"])
+def report_of(request: pytest.FixtureRequest, runs: Callable[[str, str], Future[Report]]) -> Callable[[str], Report]:
+    """``report_of(scenario)``: of a run in which nothing failed, nor a condition was true."""
+
+    def of(scenario: str) -> Report:
+        report = runs(request.param, scenario).result()
+        assert report.failures() == 0, (report.errors, report.said)
+        assert report.status == 0, report.said
+        return report
+
+    return of
+
+
+def test_telemetry_fleet_is_acknowledged_and_a_tenth_hears_itself(report_of: Callable[[str], Report]) -> None:
+    report = report_of("TelemetryFleet")
+    assert report.requests("CONNECT") == 20
+    assert report.requests("PUBLISH") >= 40
+    assert report.requests("SUBSCRIBE") == 2
+    assert 0 < report.requests("DELIVERY") <= report.requests("PUBLISH") / 5
+
+
+def test_payloads_of_a_mix_come_back(report_of: Callable[[str], Report]) -> None:
+    report = report_of("PayloadMix")
+    assert report.requests("DELIVERY") == report.requests("PUBLISH") >= 60
+    lengths = {each["method"]: each["total_content_length"] for each in report.entries}
+    assert 700 < lengths["DELIVERY"] / report.requests("DELIVERY") < 1000  # of 64 and 4096, four to one
+
+
+def test_star_consumer_hears_everything(report_of: Callable[[str], Report]) -> None:
+    report = report_of("StarConsumer")
+    assert report.requests("CONNECT", "Star") == 1
+    assert report.requests("DELIVERY") == report.requests("PUBLISH") >= 300
+
+
+def test_each_device_gets_each_update_whole(report_of: Callable[[str], Report]) -> None:
+    report = report_of("OverTheAirUpdate")
+    versions = report.requests("PUBLISH", "update") // 3
+    assert versions >= 2
+    assert report.requests("UPDATE") == 10 * versions
+    assert report.requests("DELIVERY") >= 10 * 3 * versions
+
+
+def test_each_command_gets_its_response(report_of: Callable[[str], Report]) -> None:
+    report = report_of("CommandAndResponse")
+    commands = report.requests("COMMAND")
+    assert commands >= 40
+    assert report.requests("PUBLISH", "command/%i") - commands in range(11)  # those that the end has cut off
+    assert report.requests("DELIVERY", "command/%i/response") >= commands
+
+
+def test_cheap_publishers_beside_an_expensive_one(report_of: Callable[[str], Report]) -> None:
+    report = report_of("ExpensivePublisher")
+    assert report.requests("DELIVERY", "cheap/%i") == report.requests("PUBLISH", "cheap/%i") >= 10
+    pictures = report.requests("DELIVERY", "camera/%i")
+    assert report.requests("PUBLISH", "camera/%i") - pictures in (0, 1)
+    assert pictures >= 10
+
+
+def test_each_message_of_the_group_is_done_once(report_of: Callable[[str], Report]) -> None:
+    report = report_of("SharedBackend")
+    assert report.requests("CONNECT", "SharedBackend") == 12
+    assert report.requests("CONNECT", "Consumer") == 3
+    published = report.requests("PUBLISH", "backend/%i/work")
+    assert published >= 90
+    assert report.requests("WORK") == report.requests("DELIVERY", "backend/%i/work") == published
+
+
+def test_the_backlog_of_each_phone_is_complete(report_of: Callable[[str], Report]) -> None:
+    report = report_of("Phones")
+    backlogs = report.requests("BACKLOG")
+    assert backlogs >= 5
+    assert report.requests("DELIVERY") >= 7 * backlogs
+
+
+def test_everybody_is_back_after_each_storm(report_of: Callable[[str], Report]) -> None:
+    report = report_of("ReconnectStorm")
+    assert report.requests("RETURN") % 12 == 0
+    assert report.requests("RETURN") >= 24
+    assert report.requests("DELIVERY") == report.requests("PUBLISH") >= 30
+
+
+def test_each_page_of_a_dashboard_has_all_its_values(report_of: Callable[[str], Report]) -> None:
+    report = report_of("Dashboards")
+    assert report.requests("PAGE", "dashboard/ready") == 5
+    assert report.requests("PAGE") >= 10
+    assert len(report.names("PAGE")) >= 3
+
+
+def test_hostile_clients_are_refused_and_nobody_else_notices(report_of: Callable[[str], Report]) -> None:
+    report = report_of("HostileClients")
+    assert len(report.names("REFUSAL")) >= 14
+    assert report.names("SURVIVAL") == {"publish-flood", "subscribe-flood", "connect-flood", "slow-reader"}
+    assert report.requests("DELIVERY", "control/%i") == report.requests("PUBLISH", "control/%i") >= 100
+
+
+def test_workers_restart_one_by_one_and_nothing_is_lost(runs: Callable[[str, str], Future[Report]]) -> None:
+    """Only mqttd has workers."""
+    report = runs("restarting", "RollingRestart").result()
+    assert report.status == 0, (report.errors, report.said)
+    assert report.names("RESTART") == {"worker 0", "worker 1"}
+    assert report.requests("RETURN") == report.requests("ENDED") >= 8
+    assert report.requests("DELIVERY") == report.requests("PUBLISH") >= 40
+
+
+def test_without_a_name_a_mixed_fleet_runs(report_of: Callable[[str], Report]) -> None:
+    report = report_of("")
+    for kind in ("COMMAND", "WORK", "BACKLOG", "PAGE", "UPDATE", "DELIVERY"):
+        assert report.requests(kind) > 0, kind
+    assert not {"REFUSAL", "RETURN", "RESTART"} & {each["method"] for each in report.entries}
+
+
+def test_passwords_are_not_guessed(
+    mosquitto: Mosquitto, own_broker: Callable[..., BrokerProcess], tmp_path: Path
+) -> None:
+    file = tmp_path / "passwords"
+    command = [sys.executable, "-m", "broker", "passwd", "--password-stdin", str(file), USER]
+    subprocess.run(command, input=f"{PASSWORD}\n", text=True, check=True)
+    ours = own_broker(1, ["--password-file", str(file)])
+    arguments = "-u 4 -r 10 -t 2s --attacks wrong-password,noise --fail-if failures>0 HostileClients"
+    for url in (f"mqtt://127.0.0.1:{ours.address[1]}", mosquitto.url_with_password):
+        report = locust(tmp_path / "run", url, "--user", USER, "--password", PASSWORD, *arguments.split())
+        assert report.status == 0, report.said
+        assert report.requests("REFUSAL", "wrong-password") >= 2
+
+
+def test_what_is_not_refused_is_a_failure(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    """mosquitto has no bound of the length of topics."""
+    arguments = "-u 3 -r 10 -t 2s --patience 0.3 --attacks long-topic HostileClients"
+    report = locust(tmp_path, mosquitto.url("mqtt"), *arguments.split())
+    assert report.status == 1
+    assert report.failures("REFUSAL") == report.requests("REFUSAL") >= 1
+    assert {each["Error"] for each in report.errors} == {"NotRefused('no answer for 0.3 s')"}
+
+
+def test_a_condition_that_is_true_fails_the_run(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    arguments = "-u 5 -r 10 -t 2s --fail-if p99<100s,publish_requests>3,acknowledgement_p99>10s TelemetryFleet"
+    report = locust(tmp_path, mosquitto.url("mqtt"), *arguments.split())
+    assert report.status == 1
+    assert report.failures() == 0
+    assert "locust: failed: p99<100s: delivery_p99_us is " in report.said
+    assert "locust: failed: publish_requests>3: this run has no figure publish_requests" in report.said
+    assert "locust: failed: acknowledgement" not in report.said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--fail-if p99>fast TelemetryFleet", "error: argument --fail-if: "),
+        ("--shape ramp TelemetryFleet", "locust: --shape needs -t"),
+        ("-u 3 SharedBackend", "locust: -u 3: 3 users are beside those of the scenario, so 4 at least"),
+        ("--topic a/%i", "locust: --topic is for one scenario: name it"),
+        ("RollingRestart", "locust: RollingRestart needs --pid"),
+        ("--pid 1 RollingRestart", "locust: 1: no worker of an mqttd is there"),
+        ("--attacks poke HostileClients", "locust: --attacks: poke is none of "),
+    ],
+)
+def test_wrong_use_is_said_in_one_line(arguments: str, said: str, tmp_path: Path) -> None:
+    report = locust(tmp_path, "mqtt://127.0.0.1:1", *arguments.split(), "--loglevel", "ERROR")
+    assert report.status == 2, report.said
+    assert said in report.said
+    assert report.said.count("\n") == 1
