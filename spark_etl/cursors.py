@@ -159,7 +159,9 @@ class _Index:
         if position not in self._known:
             if len(self._known) > _CACHED:
                 self._known.clear()
-            self._known[position] = self._running(position)
+            # behind the last part there may be a span, whose parts are deleted
+            ends = [counts for at, counts in self._ends.items() if at <= position]
+            self._known[position] = max(self._running(position), *ends, (0, 0))
         return self._known[position]
 
     def _running(self, position: int) -> tuple[int, int]:

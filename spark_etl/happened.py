@@ -46,7 +46,7 @@ def _row(event: records.Event, wanted: list[str]) -> tuple[Any, ...]:
     if "by" in fields:
         fields["by"] = _BY[fields["by"]]
     if "minute" in fields:
-        fields["minute"] = instant(fields["minute"] * 1000)
+        fields["minute"] = instant(fields["minute"])
     if event.kind.table:
         fields["rows"] = list(fields.pop(event.kind.table).items())
     return tuple(fields.get(name) for name in wanted)
@@ -78,7 +78,7 @@ def drops(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordBatc
 def _when(event: records.Event) -> tuple[int, int, datetime, datetime]:
     # worker, number, time, minute
     time = _EPOCH + timedelta(microseconds=event.microseconds)
-    return event.worker, event.number, time, instant(event.fields["minute"] * 1000)
+    return event.worker, event.number, time, instant(event.fields["minute"])
 
 
 def _found(

@@ -4,7 +4,7 @@ from typing import Final
 
 from spark_etl.analyses.delivery import backlog, delay, drop_reasons, fan_out, shared_groups, topic_traffic
 from spark_etl.analyses.devices import reconnects, silent_devices
-from spark_etl.analyses.frames import latest, once
+from spark_etl.analyses.frames import latest, once, read
 from spark_etl.analyses.registry import Analysis, Plot, row_of
 from spark_etl.analyses.retained import retained_growth, retained_topics
 from spark_etl.analyses.traffic import hours_of_week, payload_sizes, throughput
@@ -21,6 +21,7 @@ __all__ = [
     "latest",
     "once",
     "payload_sizes",
+    "read",
     "reconnects",
     "retained_growth",
     "retained_topics",

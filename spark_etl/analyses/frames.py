@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["KEYS", "archived", "latest", "once", "steps"]
+__all__ = ["KEYS", "archived", "latest", "once", "read", "steps"]
 
 KEYS: Final = {
     "messages": ("host", "number"),
@@ -20,6 +21,14 @@ KEYS: Final = {
 }
 """Tables of what has happened, and by which columns a row is the same in several snapshots. The others say how things
 were at the time of a snapshot."""
+
+
+def read(spark: SparkSession, table: str, snapshots: str, columns: Sequence[str] = ()) -> DataFrame:
+    """A table of snapshots (a directory, several with commas, or a pattern), with all columns or these."""
+    reader = spark.read.format("mqttd").option("table", table)
+    if columns:
+        reader = reader.option("columns", ",".join(columns))
+    return reader.load(snapshots)
 
 
 def once(table: str, frame: DataFrame) -> DataFrame:
