@@ -21,10 +21,13 @@ LOCUSTFILE: Final = Path(__file__).with_name("locustfile.py")
 
 
 def locust(arguments: Sequence[str]) -> int:
-    """Locust itself, with our locustfile unless another is named; workers get theirs from here, too."""
+    """Locust itself, with our locustfile unless another is named."""
     from locust.main import main as locust_main
 
     is_named = any(each.startswith(("-f", "--locustfile")) for each in arguments)
+    if "--help" in arguments or "-h" in arguments:
+        # locust shows it before it has read a file: what adds our options must be there already
+        importlib.import_module("loadtest.user" if is_named else "loadtest.locustfile")
     sys.argv = ["locust", *([] if is_named else ["-f", str(LOCUSTFILE)]), *arguments]
     return int(locust_main() or 0)
 

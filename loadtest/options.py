@@ -105,7 +105,23 @@ def add_to_locust(
 ) -> None:
     """The same for locust's own parser, in `events.init_command_line_parser`; it reads the environment by itself."""
     for each, settings in _chosen(without, defaults or {}):
+        settings["type"] = str if each.type is Path else each.type  # a master sends all to its workers, but no Path
         parser.add_argument(f"--{each.name}", env_var=each.variable, is_secret=each.is_secret, **settings)
+
+
+def typed(options: argparse.Namespace) -> None:
+    """Give options of the table the types that they have with argparse: from locust's master and its web page they come
+    as text, empty where nothing was filled in. Files stay text. ValueError: such a text is no value.
+    """
+    for each in OPTIONS:
+        value = getattr(options, each.dest, None)
+        if value == "":
+            setattr(options, each.dest, None)
+        elif isinstance(value, str) and each.type not in (str, Path):
+            try:
+                setattr(options, each.dest, each.type(value))
+            except argparse.ArgumentTypeError as error:
+                raise ValueError(f"--{each.name} {error}") from None
 
 
 def _chosen(without: Container[str], defaults: Mapping[str, Any]) -> Iterator[tuple[Option, dict[str, Any]]]:

@@ -32,7 +32,7 @@ from weakref import WeakKeyDictionary
 from locust import User, events
 
 from loadtest.client import Message, MqttClient, Settings
-from loadtest.options import add_to_locust, payloads
+from loadtest.options import add_to_locust, payloads, typed
 from loadtest.reporting import MqttFailure, Reporter
 from loadtest.target import Target
 from pyx.packets import Will
@@ -54,6 +54,7 @@ def _check_options(environment: Any, **_: Any) -> None:
     if options is None:
         return
     try:
+        typed(options)
         _configured(environment.host, options, 5)
         _payloads(options.payload or MqttUser.payload)
     except ValueError as error:
@@ -71,8 +72,10 @@ def _configured(host: str | None, options: argparse.Namespace | None, version: i
     host = host or "mqtt://127.0.0.1:1883"
     if options is None:
         return Target.parse(host, version=version)
-    files = [options.password_file, options.cafile, options.cert, options.key]
-    return _target_of(host, options.mqtt_version or version, options.user, options.password, *map(_path, files))
+    files = [
+        Path(each) if each else None for each in (options.password_file, options.cafile, options.cert, options.key)
+    ]
+    return _target_of(host, options.mqtt_version or version, options.user, options.password, *files)
 
 
 @lru_cache(maxsize=64)
@@ -84,11 +87,6 @@ def _target_of(host: str, version: int, user: str | None, password: str | None, 
             cert=cert, key=key, session_expiry=None,
         )
     )  # fmt: skip
-
-
-def _path(file: Path | str | None) -> Path | None:
-    # from the web page, and from a master, it is text
-    return Path(file) if file else None
 
 
 class MqttUser(User):
@@ -121,6 +119,8 @@ class MqttUser(User):
     def __init__(self, environment: Any) -> None:
         super().__init__(environment)
         self.options = environment.parsed_options
+        if self.options is not None:
+            typed(self.options)
         self.number = self._numbers.setdefault(environment, _Numbers()).take()
         """Among the MqttUsers of this process; free again when it has stopped."""
         index = max(0, environment.runner.worker_index) if self._is_worker else 0
