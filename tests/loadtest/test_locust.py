@@ -1,4 +1,6 @@
-"""locust as people start it: headless, distributed, with its web page; over TCP, TLS and WebSocket."""
+"""locust as people start it: headless, distributed, with its web page; over TCP, TLS and WebSocket. The users are those
+of tests.loadtest.echo_users.
+"""
 
 from __future__ import annotations
 
