@@ -67,7 +67,8 @@ _LEAST_RATE: Final = 100.0
 _WARMUP_SECONDS: Final = 0.3
 _DRAIN_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 10.0
-"""Of which each client sends one PINGREQ: the generator sends it after so much silence."""
+_KEEP_ALIVE_SECONDS: Final = 10
+"""Of idle clients, which ping after three quarters of it."""
 _EXAMPLES: Final = (
     Fleet(10_000, 60.0, 200, 1), Fleet(10_000, 10.0, 200, 1, is_durable=True), Fleet(1_000, 1.0, 64, 0, 10),
 )  # fmt: skip
@@ -113,7 +114,9 @@ class Bench:
     def flood(
         self, arguments: str, seconds: float, warmup: float = _WARMUP_SECONDS, look: Callable[[str], None] | None = None
     ) -> Result:
-        """Topics and client ids are new each time: what an overload left behind is not for the next. RunFailed."""
+        """Topics and client ids are new each time: what an overload left behind is not for the next. look: is told the
+        phase, some times a second. RunFailed.
+        """
         self._count += 1
         prefix = f"plan{self._count}-"
         own = ["--host", self._url, "--client-prefix", prefix, "-t", f"{prefix}t/%i", "-i", "0.1"]
@@ -121,6 +124,10 @@ class Bench:
             if getattr(self._options, option):
                 own += [f"--{option}", getattr(self._options, option)]
         load = flood.load_of(flood.parser({}).parse_args([*shlex.split(arguments), *own]))
+        if load.scenario.idle:
+            load = dataclasses.replace(
+                load, target=dataclasses.replace(load.target, keep_alive=_KEEP_ALIVE_SECONDS)
+            )  # fmt: skip
 
         def progress(phase: str, _: float, __: Moment) -> None:
             if look is not None:
