@@ -42,6 +42,8 @@ class Read(NamedTuple):
     qos: int
     dup: bool
     at: float
+    is_former: bool
+    """It came while a new subscription was asked for, which begins before it."""
 
 
 class Reader(Client):
@@ -57,6 +59,7 @@ class Reader(Client):
         """When it asked for what follows its position, and when that was answered."""
         self.asked_in = 0
         """The session in which its subscription was answered."""
+        self._asks = False
         self._present = False
 
     def start(self) -> None:
@@ -85,12 +88,14 @@ class Reader(Client):
         packet_id = self._next_id()
         self.requests[packet_id] = ("SUBSCRIBE", items)
         self.resumes.append(self.clock.now)
+        self._asks = True
         asked = [(text, qos) for text, qos, _ in items]
         properties = {"user_property": [("mqttd-offset", self.position)]}
         self._send(wire.subscribe(5, packet_id, *asked, properties=properties), ("SUBACK", packet_id))
 
     def _begin_period(self, text: str, qos: int) -> None:  # noqa: ARG002
         self.asked_in = self.session_number
+        self._asks = False
         self.resumes.append(self.clock.now)  # what came since it was asked for came for a subscription before
 
     def _delivered(self, publish: Publish, packet: wire.Packet, refused: bool = False) -> None:  # noqa: ARG002
@@ -100,7 +105,7 @@ class Reader(Client):
         if "mqttd-offset-lost" in properties:
             raise Violation(f"{self.name} is told that something is lost")
         self.position = properties["mqttd-offset"]
-        self.reads.append(Read(publish, packet.qos, packet.dup, self.clock.now))
+        self.reads.append(Read(publish, packet.qos, packet.dup, self.clock.now, self._asks))
         self.world.tell(f"{self.name}: got {publish} qos={packet.qos} dup={packet.dup} at {self.position}")
 
 
@@ -155,8 +160,8 @@ def _check_complete(world: World, reader: Reader) -> None:
 def _check_order(reader: Reader) -> None:
     last: dict[tuple[str, str, int], int] = {}
     seen: set[int] = set()
-    for publish, _, _, at in reader.reads:
-        if publish.number in seen or publish.will or publish.sends > 1:
+    for publish, _, _, at, is_former in reader.reads:
+        if is_former or publish.number in seen or publish.will or publish.sends > 1:
             continue
         seen.add(publish.number)
         who = (publish.publisher.name, publish.topic, publish.qos)
