@@ -5,6 +5,7 @@
     option("columns", A,B)    only these columns: what is not wanted is not decoded
     option("partition_bytes", N)  of files, for one task
     option("scratch", DIR)    where clones of stores are made; default: beside them
+    option("missing", "skip")  of streams (`spark_etl.arrivals`): what was removed before a snapshot had it is no error
     option("metrics", DIR)    each task writes there what it has read, as NUMBER.json
 
 Spark makes a `MqttdSource` in a Python process on the driver, which plans, and pickles the reader for the tasks.
@@ -25,6 +26,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from spark_etl import clones
+from spark_etl.arrivals import ArrivalsReader
 from spark_etl.conditions import Conditions, conditions_of
 from spark_etl.frames import Counts, Frames
 from spark_etl.manifests import OF_MANIFESTS
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MqttdReader", "MqttdSource", "OptionError"]
 
-OPTIONS: Final = {"path", "paths", "table", "columns", "partition_bytes", "scratch", "metrics"}
+OPTIONS: Final = {"path", "paths", "table", "columns", "partition_bytes", "scratch", "metrics", "missing"}
 
 
 class OptionError(Exception):
@@ -63,6 +65,10 @@ class MqttdSource(DataSource):
         """Of a query."""
         return MqttdReader(Options.of(dict(self.options)), schema)
 
+    def streamReader(self, schema: StructType) -> ArrivalsReader:  # noqa: N802  Spark's name
+        """Of a stream."""
+        return ArrivalsReader(Options.of(dict(self.options)), schema)
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -74,6 +80,7 @@ class Options:
     partition_bytes: int = PARTITION_BYTES
     scratch: str | None = None
     metrics: str | None = None
+    missing: str = "fail"
 
     @classmethod
     def of(cls, given: dict[str, str]) -> Options:
@@ -94,9 +101,13 @@ class Options:
         size = given.get("partition_bytes", str(PARTITION_BYTES))
         if not size.isdecimal() or not int(size):
             raise OptionError(f"partition_bytes is {size!r}, not a number of bytes")
+        missing = given.get("missing", "fail")
+        if missing not in ("fail", "skip"):
+            raise OptionError(f"missing is {missing!r}, neither fail nor skip")
         return cls(
-            paths, table, table.chosen(names), int(size), given.get("scratch") or None, given.get("metrics") or None
-        )
+            paths, table, table.chosen(names), int(size), given.get("scratch") or None, given.get("metrics") or None,
+            missing,
+        )  # fmt: skip
 
 
 class Part(InputPartition):

@@ -1,0 +1,65 @@
+"""The jobs of `python -m spark_etl`: a line for each, whose module is imported when the job is asked for.
+
+A module of a job has `add_options(parser)`, and `run(options)` that gives the exit status. What is the fault of whoever
+asks, or of the files, is a `JobError`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass
+from typing import Final, Protocol, cast
+
+__all__ = ["JOBS", "Job", "JobError", "JobModule", "one_line"]
+
+_OURS: Final = re.compile(r"\b(?:Snapshot|Table|Option|Clone|Schema|Job)Error: (.+)")
+_OF_PYTHON: Final = re.compile(r"^(\w+Error: .+)", re.MULTILINE)
+
+
+class JobError(Exception):
+    """A job cannot be done: one line."""
+
+
+def one_line(error: Exception) -> JobError:
+    """What of an error of Spark's says what is wrong: our own line, where one of ours has caused it."""
+    text = str(error)
+    of_python = _OURS.findall(text) or _OF_PYTHON.findall(text)
+    return JobError(of_python[-1].strip() if of_python else text.strip().partition("\n")[0])
+
+
+class JobModule(Protocol):
+    """What the module of a job has."""
+
+    def add_options(self, parser: ArgumentParser) -> None:
+        """The job's own options."""
+
+    def run(self, options: Namespace) -> int:
+        """Do it. Exit status. Raises JobError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job."""
+
+    name: str
+    about: str
+    where: str
+    """Its module."""
+
+    @property
+    def module(self) -> JobModule:
+        """Imported now."""
+        return cast("JobModule", importlib.import_module(self.where))
+
+
+JOBS: Final = {
+    job.name: job
+    for job in (
+        Job("parquet", "snapshots to Parquet: what is new since the last run", "spark_etl.parquet"),
+        Job("compact", "many small files of such Parquet to few large ones", "spark_etl.compacting"),
+        Job("quality", "whether snapshots and Parquet agree with the manifests; gaps, doubles", "spark_etl.quality"),
+        Job("prune", "remove snapshots that are in the Parquet, but the newest", "spark_etl.pruning"),
+    )
+}
