@@ -37,7 +37,7 @@ from loadtest import brokers, comparison, document, flood, host, report
 from loadtest.brokers import Broker, BrokerFailed
 from loadtest.charts import charts
 from loadtest.comparison import Cell, Comparison, Row
-from loadtest.options import Parser
+from loadtest.options import Parser, at_least
 from loadtest.run import Result, RunFailed, run
 
 MARK: Final = "<!-- measured: python -m loadtest.compare -->"
@@ -122,13 +122,14 @@ def parser() -> argparse.ArgumentParser:
     add("--scenarios", metavar="NAMES", help="of those that are known, none: measure nothing (default: all)")
     add("--scenario", action="append", default=[], metavar="NAME=ARGUMENTS", help="one more: arguments of flood")
     add("--base", metavar="NAME", help="of the ratios (default: the first broker)")
-    add("--runs", type=int, default=3, help="of each broker in each scenario (default: %(default)s)")
-    add("--seconds", type=float, default=2.0, help="measured in a run (default: %(default)s)")
-    add("--warmup", type=float, default=0.5, help="seconds before that (default: %(default)s)")
-    add("--drain", type=float, default=2.0, help="seconds without news until what is missing is lost (default: 2)")
-    add("--patience", type=float, default=brokers.READY_SECONDS_MAX, metavar="S",
+    add("--runs", type=at_least(1), default=3, help="of each broker in each scenario (default: %(default)s)")
+    add("--seconds", type=at_least(0.01, float), default=2.0, help="measured in a run (default: %(default)s)")
+    add("--warmup", type=at_least(0, float), default=0.5, help="seconds before that (default: %(default)s)")
+    add("--drain", type=at_least(0, float), default=2.0,
+        help="seconds without news until what is missing is lost (default: 2)")  # fmt: skip
+    add("--patience", type=at_least(0, float), default=brokers.READY_SECONDS_MAX, metavar="S",
         help="seconds in which a broker must answer CONNECT (default: %(default)s)")  # fmt: skip
-    add("--processes", type=int, default=0, help="of the generator (default: one per core)")
+    add("--processes", type=at_least(1), help="of the generator (default: one per core)")
     add("--directory", type=Path, metavar="DIR", help="where brokers have their directories: the disk that is meant")
     add("--fail-if", default="", metavar="CONDITIONS", help="pair0.cpu.ratio>0.1,mqttd.p99>20ms,lost>0")
     add("--json", type=Path, metavar="FILE", help="write everything; - for standard output")
@@ -155,8 +156,6 @@ def chosen(options: argparse.Namespace) -> Chosen:
     wanted = _names(options.scenarios, "" if own else ",".join(SCENARIOS))
     scenarios = own + [_known(each, SCENARIOS, "scenario") for each in wanted if each != "none"]
     _all_different([each.name for each in scenarios])
-    if options.runs < 1 or options.seconds <= 0 or min(options.warmup, options.drain, options.patience) < 0:
-        raise flood.Wrong("--runs: 1 at least; --seconds: more than 0; --warmup, --drain and --patience: not less")
     earlier = _read(options.earlier) if options.earlier else None
     base = options.base or (earlier.base if earlier else there[0].name)
     names = [*(each.name for each in there), *(earlier.brokers if earlier else ())]

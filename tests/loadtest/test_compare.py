@@ -233,7 +233,7 @@ def test_earlier_results_stand_beside_what_is_measured_now(tmp_path: Path) -> No
         (["--scenario", "mine=pair -s 10"], "has 20 bytes at least"),
         (["--scenario", "mine=pair --colour red"], "unrecognized arguments"),
         (["--base", "emqx"], "--base emqx takes no part"),
-        (["--runs", "0"], "--runs: 1 at least"),
+        (["--runs", "0"], "argument --runs: 0: a number from 1 on"),
         (["--fail-if", "nonsense"], "--fail-if: 'nonsense' is no condition"),
         (["--with", "/nowhere"], "--with /nowhere: No such file or directory"),
         (["--with", "pyproject.toml"], "was not written by --json"),
