@@ -278,8 +278,9 @@ def _connect_flood(wire: Wire, client_id: str) -> None:
                     other.send(other.hello(f"{client_id}-{number}"))
         except OSError:
             continue  # refused: as it may
-    wire.connect(client_id)
-    wire.alive()
+    with Wire(wire.target, wire.patience) as later:
+        later.connect(client_id)
+        later.alive()
 
 
 @_attack("slow-reader", is_refusal=False)

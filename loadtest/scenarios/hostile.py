@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from dataclasses import replace
 from typing import Any
 
 from locust import task
@@ -62,10 +61,7 @@ class HostileClients(Role):
         attacks = chosen(self.options.attacks, bool(self.options.user))
         first = self.number % len(attacks)
         self._turn = itertools.cycle(attacks[first:] + attacks[:first])
-        settings = self.client.settings
-        self.attacked = replace(
-            self._target(), version=settings.version, username=settings.username, password=settings.password
-        )
+        self._attacked = self._target()
         self._count = itertools.count()
 
     @classmethod
@@ -86,11 +82,8 @@ class HostileClients(Role):
         begun = time.monotonic()
         error: Exception | None = None
         try:
-            with Wire(self.attacked, self.options.patience) as wire:
+            with Wire(self._attacked, self.options.patience) as wire:
                 attack.run(wire, f"{self.client.client_id}-{next(self._count)}")
         except (NotRefused, OSError) as failed:
             error = failed
         self.fire(kind, attack.name, (time.monotonic() - begun) * 1e3, exception=error)
-
-    def leave(self) -> None:
-        """There is nothing to end."""

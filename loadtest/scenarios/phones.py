@@ -22,6 +22,7 @@ class Phones(Role):
     """
 
     weight = 10
+    publishes = False
     period_seconds = 2.0
     qos = 1
     topic = "phone/%i/inbox"
@@ -38,6 +39,7 @@ class Phones(Role):
     def on_start(self) -> None:
         """Connect, with a session that has nothing of an earlier run."""
         super().on_start()
+        self.keep_session()
         self.hear(self.own_topic, self.take)
         self.writer.connect(clean_start=True, session_expiry=0)
 

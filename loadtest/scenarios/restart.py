@@ -94,9 +94,6 @@ class Restarter(Role):
                 return
         self.fire("RESTART", f"worker {worker}", None, exception=Lost("the worker"))
 
-    def leave(self) -> None:
-        """There is nothing to end."""
-
 
 class Forgiving(Reporter):
     """Tells no failure of connections that end, and of attempts to come back: what counts is whether one is back."""

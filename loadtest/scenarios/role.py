@@ -41,7 +41,6 @@ class Role(MqttUser):
     """From one task to the next, when --rate says nothing."""
     drain_seconds: ClassVar[float] = 0.0
     """Who waits for messages does so for so long at most when the run ends."""
-
     is_ready: ClassVar[Event]
     """One of this process listens."""
 
@@ -79,6 +78,11 @@ class Role(MqttUser):
         now = time.monotonic()
         self._due = max(self._due + period, now) if self._due else now + period
         return self._due - now
+
+    def keep_session(self) -> None:
+        """Before MQTT 5 a session that began with Clean Session 1 ends with its connection: begin one that does not."""
+        if not self.is_v5:
+            self.client.connect(clean_start=False)
 
     def content(self, head: bytes = b"") -> bytes:
         """The next payload of --payload, without its stamp: `head`, and what fills it up."""
@@ -129,7 +133,7 @@ class Role(MqttUser):
     def on_stop(self) -> None:
         """Wait for acks and for what is still to come, then leave."""
         self._until(lambda: not self.client.inflight, _ACK_SECONDS_MAX)
-        self._last = max(self._last, time.monotonic())
+        self._last = time.monotonic()
         self._until(self.is_drained, self.drain_seconds)
         self.leave()
 

@@ -28,6 +28,7 @@ class Persistent(Role):
     def on_start(self) -> None:
         """Connect, with a session that has nothing of an earlier run, and listen."""
         super().on_start()
+        self.keep_session()
         self.hear(self.own_topic, self.arrived)
 
     def arrived(self, message: Message) -> None:
