@@ -458,9 +458,11 @@ class Client:
             raise Violation(f"{self.name}: more than Receive Maximum {most} under way")
 
     def _delivered(self, publish: Publish, packet: wire.Packet, refused: bool = False) -> None:
+        assert self.line is not None
         delivery = Delivery(
-            self, self.session_number, publish, packet.qos, packet.retain, packet.dup, refused, self.clock.now
-        )
+            self, self.session_number, publish, packet.qos, packet.retain, packet.dup, refused, self.clock.now,
+            self.line.opened_at,
+        )  # fmt: skip
         self.world.history.deliveries.append(delivery)
         self.world.tell(f"{self.name}: got {publish} qos={packet.qos} dup={packet.dup} retain={packet.retain}")
 

@@ -71,6 +71,8 @@ class Delivery(NamedTuple):
     refused: bool
     """By PUBREC: the Packet Identifier is free, and the message was not taken."""
     at: float
+    opened_at: float
+    """When the connection began that it came by."""
 
 
 class History:
