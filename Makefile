@@ -7,6 +7,7 @@
 #   make fuzz     SECONDS=60 of mutated packets, and of whole sessions of several clients
 #   make fuzz-asan  the same under both sanitizers
 #   make soak     the long runs (by hand): everything marked soak, and SOAK_FUZZ_SECONDS of fuzz-asan
+#   make demo     SECONDS=60 of a broker with a fleet, snapshots of it, Spark's answers: mqttd-demo/report.html
 #   make bench    the measurements (by hand); RULER=../shared/ruler has the comparison with other brokers
 #
 # PYTHON= chooses the interpreter (CPython 3.11 or 3.12), VENV= where the virtual environment is made.
@@ -26,7 +27,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 PACKAGES = $(wildcard broker shards zmq_mesh leveldb_store loadtest spark_etl)
 
-.PHONY: run compile compile-tests test check asan asan-tree fuzz fuzz-asan soak bench clean debian debian-test
+.PHONY: run compile compile-tests test check asan asan-tree fuzz fuzz-asan soak bench demo clean debian debian-test
 
 run: compile
 	$(BIN)/python -m broker $(ARGS)
@@ -102,6 +103,10 @@ soak: debian-test compile-tests
 
 bench: compile-tests
 	$(BIN)/python -m tests.benchmarks.run --ruler "$(RULER)" $(ARGS)
+
+# mqttd-demo must not be there, or be empty; Java 17 must be
+demo: debian-test compile
+	$(BIN)/python -m spark_etl demo --seconds $(SECONDS) $(ARGS)
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
