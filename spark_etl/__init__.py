@@ -12,9 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["PUSHDOWN", "register"]
+__all__ = ["PUSHDOWN", "register", "with_json"]
 
 PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 
@@ -25,3 +25,10 @@ def register(spark: SparkSession) -> None:
 
     spark.conf.set(PUSHDOWN, "true")
     spark.dataSource.register(MqttdSource)
+
+
+def with_json(messages: DataFrame) -> DataFrame:
+    """With a column `payload_json` (VARIANT): `payload_text`, which must be there, where it is JSON; else null."""
+    from pyspark.sql import functions as F
+
+    return messages.withColumn("payload_json", F.try_parse_json("payload_text"))

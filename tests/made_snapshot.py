@@ -14,7 +14,7 @@ from leveldb_store.archive_schema import ArchivedMessage, Rule
 from leveldb_store.schema import StoredMessage
 from leveldb_store.snapshot import Manifest, Taking
 
-__all__ = ["archive_of", "log_of", "number_at", "snapshot_of"]
+__all__ = ["archive_of", "log_of", "number_at", "snapshot_of", "store_of", "taken_of"]
 
 Records = Iterable[tuple[bytes, bytes]]
 
@@ -29,20 +29,29 @@ def number_at(seconds: float, worker: int = 0) -> int:
 
 def snapshot_of(directory: Path, stores: Sequence[Records], host: str = "host", taken_ms: int = 0) -> Manifest:
     """Make one with a store for each of these, in a directory that is not there."""
-    sources = directory.with_name(f"{directory.name}.sources")
-    paths = [sources / f"worker-{worker}" for worker in range(len(stores))]
+    paths = [directory.with_name(f"{directory.name}.source-{worker}") for worker in range(len(stores))]
     for path, records in zip(paths, stores, strict=True):
-        path.mkdir(parents=True)
-        db = plyvel.DB(str(path), create_if_missing=True, write_buffer_size=16 << 20, bloom_filter_bits=10)
-        _put(db, itertools.chain([(schema.SCHEMA, schema.U32.pack(schema.VERSION))], records))
-        db.close()
+        store_of(path, records)
+    return taken_of(directory, paths, host, taken_ms)
+
+
+def store_of(path: Path, records: Records) -> None:
+    """Make a store that has these."""
+    db = plyvel.DB(str(path), create_if_missing=True, write_buffer_size=16 << 20, bloom_filter_bits=10)
+    _put(db, itertools.chain([(schema.SCHEMA, schema.U32.pack(schema.VERSION))], records))
+    db.close()
+
+
+def taken_of(directory: Path, stores: Sequence[Path], host: str = "host", taken_ms: int = 0) -> Manifest:
+    """Make a snapshot of stores, which are removed."""
     directory.mkdir()
-    taking = Taking(paths, directory)
+    taking = Taking(list(stores), directory)
     taking.clone()
     if taken_ms:
         taking.taken_ms = taken_ms
     manifest = taking.finish("0.0", f"{host}-epoch", 0, host)
-    shutil.rmtree(sources)
+    for path in stores:
+        shutil.rmtree(path)
     return manifest
 
 

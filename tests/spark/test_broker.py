@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import spark_etl
 from broker.testing import Mqttd
 from leveldb_store.snapshot import read_manifest
 from shards.placement import home
@@ -108,6 +109,14 @@ def test_the_archive_has_what_was_published(world: World, load: Load) -> None:
         assert row.worker == row.number & 0xFF == home("publisher", 2)
         assert row.time.timestamp() == pytest.approx((row.number >> 8) / 1e6)
         assert row.matches > 0
+
+
+def test_payloads_that_are_json_as_variants(world: World, load: Load) -> None:
+    found = spark_etl.with_json(load(world.snapshot)).where("origin = 'archive'").orderBy("number")
+    rows = found.selectExpr("variant_get(payload_json, '$.number', 'int') AS n").collect()
+    assert [row.n for row in rows] == list(range(PUBLISHED))
+    retained = spark_etl.with_json(load(world.snapshot, "retained"))
+    assert {row.payload_json for row in retained.collect()} == {None}
 
 
 def test_the_log_has_each_message_once_in_each_store_that_waits_for_it(world: World, load: Load) -> None:
