@@ -39,7 +39,7 @@ DAY_SECONDS = 86_400
 LEVELS = 100
 BLOCK = 100
 DEVICES = 1000
-_SAMPLE_SECONDS = 0.2
+_SAMPLE_SECONDS = 1.0  # it costs milliseconds
 
 
 def messages(worker: int, count: int, payload: int, block: int) -> Iterator[StoredMessage]:
