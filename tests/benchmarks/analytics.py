@@ -29,6 +29,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 from leveldb_store.schema import StoredMessage
@@ -70,7 +71,7 @@ def make(directory: Path, count: int, workers: int, payload: int, block: int) ->
     """The snapshot; how many seconds it took."""
     began = time.monotonic()
     each = count // workers
-    with ProcessPoolExecutor(min(workers, len(os.sched_getaffinity(0)))) as pool:
+    with ProcessPoolExecutor(min(workers, len(os.sched_getaffinity(0))), get_context("spawn")) as pool:
         paths = [directory.with_name(f"{directory.name}.source-{worker}") for worker in range(workers)]
         list(pool.map(_made, paths, range(workers), *(itertools.repeat(value) for value in (each, payload, block))))
     taken_of(directory, paths)
