@@ -6,6 +6,7 @@ an update. Those are not in the locustfile, so that nobody need choose them. Loc
     init_command_line_parser    options
     init                        classes, users where -u says nothing, the shape
     dispatcher_class            classes chosen on the web page get theirs, too; how many publish, for --rate
+    test_stop                   workers finish before their master does
     quitting                    --fail-if
 """
 
@@ -20,7 +21,8 @@ from typing import Any, Final, NoReturn, cast
 import gevent
 from locust import events
 from locust.dispatch import UsersDispatcher
-from locust.runners import WorkerNode, WorkerRunner
+from locust.rpc import Message
+from locust.runners import MasterRunner, WorkerNode, WorkerRunner
 
 from loadtest import gates, verdict
 from loadtest.options import ENVIRONMENT, at_least
@@ -28,6 +30,8 @@ from loadtest.scenarios.role import Role
 from loadtest.shapes import SHAPES
 
 _ANY: Final = at_least(0, float)
+_FINISH_SECONDS_MAX: Final = 60.0
+_LOOK_SECONDS: Final = 0.05
 
 
 def conditions(text: str) -> str:
@@ -65,6 +69,7 @@ class Dispatcher(UsersDispatcher):
         user_classes[:] = together(user_classes)  # the environment's own list: runners count by it
         for each in user_classes:
             each.host = environment.host or each.host
+            each.configure(environment.parsed_options)  # as the web page says
         super().__init__(worker_nodes, user_classes)
 
     def new_dispatch(self, target_user_count: int, spawn_rate: float, user_classes: list[Any] | None = None) -> None:
@@ -79,6 +84,7 @@ def install(mix: Sequence[type[Role]], users: int) -> None:
     """Have them. mix: the scenarios that run when none is named, with so many users when -u says nothing."""
     events.init_command_line_parser.add_listener(_add_options)
     events.init.add_listener(partial(_prepare, mix, users))
+    events.test_stop.add_listener(_let_workers_finish)
     events.quitting.add_listener(_judge)
 
 
@@ -140,6 +146,21 @@ def _prepare(mix: Sequence[type[Role]], users: int, environment: Any, **_: objec
         except ValueError as error:
             _wrong(str(error))
         environment.shape_class.runner = environment.runner
+
+
+def _let_workers_finish(environment: Any, **_: object) -> None:
+    """On a master that is to quit: it gives workers half a second for their last figures, and users who wait for what
+    is under way take longer. So they stop first.
+    """
+    runner = environment.runner
+    if not isinstance(runner, MasterRunner) or not environment.parsed_options.headless:
+        return  # who presses "stop" on the page waits for them
+    workers = len(runner.clients)
+    for each in runner.clients.all:
+        runner.server.send_to_client(Message("stop", None, each.id))
+    with gevent.Timeout(_FINISH_SECONDS_MAX, False):
+        while runner.user_count or len(runner.clients.ready) < workers:
+            gevent.sleep(_LOOK_SECONDS)
 
 
 def _judge(environment: Any, **_: object) -> None:

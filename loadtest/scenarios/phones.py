@@ -65,7 +65,7 @@ class Phones(Role):
         gevent.sleep(self.options.away)
         begun = time.monotonic()
         self.client.connect(clean_start=False)
-        if not self.client.session_present:
+        if not self.has_session:
             self.fire("BACKLOG", self.topic_template, None, exception=Lost("the session"))
             self.hear(self.own_topic, self.take)
         elif self.is_whole.wait(self.options.patience):

@@ -23,6 +23,8 @@ QUIET_SECONDS: Final = 0.5
 """Who listens leaves when nothing has come for so long."""
 _LOOK_SECONDS: Final = 0.05
 _ACK_SECONDS_MAX: Final = 5.0
+_EARLY_SECONDS: Final = 0.002
+"""Timers may be."""
 _READY_SECONDS_MAX: Final = 1.0
 """In a distributed run who is to hear us may be in another process: it has so long."""
 
@@ -69,6 +71,11 @@ class Role(MqttUser):
         """Whether there are properties."""
         return self.client.settings.version == 5
 
+    @property
+    def has_session(self) -> bool:
+        """Whether the broker had one when we connected; MQTT 3.1 does not say."""
+        return self.client.session_present or self.client.settings.version == 3
+
     def wait_time(self) -> float:
         """Seconds until the next task is due: by a schedule, so that a slow answer does not make the next one late.
         A schedule that is behind begins anew.
@@ -76,8 +83,9 @@ class Role(MqttUser):
         rate = self.options.rate
         period = self.options.publishers / rate if rate and self.publishes else self.period_seconds
         now = time.monotonic()
-        self._due = max(self._due + period, now) if self._due else now + period
-        return self._due - now
+        if now >= self._due - _EARLY_SECONDS:  # else it was woken for something else
+            self._due = max(self._due + period, now) if self._due else now + period
+        return max(0.0, self._due - now)
 
     def keep_session(self) -> None:
         """Before MQTT 5 a session that began with Clean Session 1 ends with its connection: begin one that does not."""

@@ -42,7 +42,7 @@ class Persistent(Role):
 
     def returned(self, name: str, since: float) -> None:
         """It is connected again: tell how long that took, and whether the session was kept."""
-        if self.client.session_present:
+        if self.has_session:
             self.fire("RETURN", name, (time.monotonic() - since) * 1e3)
             return
         self.fire("RETURN", name, None, exception=Lost("the session"))

@@ -5,19 +5,24 @@ All runs begin with the module and wait for one another as little as possible: t
 
 from __future__ import annotations
 
+import json
+import re
+import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
-from tests.broker_process import BrokerProcess
+from tests.broker_process import ROOT, BrokerProcess
 from tests.loadtest.locust_command import Report, locust
 from tests.loadtest.mosquitto import PASSWORD, USER, Mosquitto
+from tests.waiting import wait_until
 
 TOGETHER: Final = 6
 """Runs at a time."""
@@ -57,12 +62,15 @@ def runs(
         host, port = restarting.admin
         with socket.create_server(("127.0.0.1", 0)) as free:
             ports = "--master-bind-port {0} --master-port {0}".format(free.getsockname()[1])
+        urls["wss"] = mosquitto.url("wss")
+        trust = f"--cafile {mosquitto.directory}/ca.pem"
         urls["restarting"] = f"mqtt://127.0.0.1:{restarting.address[1]}"
         usual = {(kind, scenario): text for scenario, text in RUNS.items() for kind in ("mqttd", "mosquitto")}
         more = {
             ("restarting", "RollingRestart"): f"{RESTART} --metrics http://{host}:{port}",
             ("mqttd", "HostileClients"): HOSTILE,
             ("mosquitto", "HostileClients"): f"{HOSTILE} --attacks all,{UNBOUNDED}",
+            ("wss", "CommandAndResponse"): f"{RUNS['CommandAndResponse']} {trust}",
             ("mqttd", ""): "-u 30 -r 100 -t 6s --members 5 --consumers 2 --every 1 --fail-if failures>0",
             ("mosquitto", ""): f"-u 30 -r 100 -t 6s --mqtt-version 4 --fail-if failures>0 --processes 2 {ports}",
         }
@@ -128,6 +136,12 @@ def test_each_command_gets_its_response(report_of: Callable[[str], Report]) -> N
     assert report.requests("DELIVERY", "command/%i/response") >= commands
 
 
+def test_a_scenario_over_websocket_and_tls(runs: Callable[[str, str], Future[Report]]) -> None:
+    report = runs("wss", "CommandAndResponse").result()
+    assert report.status == 0, (report.errors, report.said)
+    assert report.requests("COMMAND") >= 20
+
+
 def test_cheap_publishers_beside_an_expensive_one(report_of: Callable[[str], Report]) -> None:
     report = report_of("ExpensivePublisher")
     assert report.requests("DELIVERY", "cheap/%i") == report.requests("PUBLISH", "cheap/%i") >= 10
@@ -186,6 +200,8 @@ def test_without_a_name_a_mixed_fleet_runs(report_of: Callable[[str], Report]) -
     report = report_of("")
     for kind in ("COMMAND", "WORK", "BACKLOG", "PAGE", "UPDATE", "DELIVERY"):
         assert report.requests(kind) > 0, kind
+    for name in ("star/%i/state", "mix/%i"):  # figures of the last moment are in it, those of locust's workers, too
+        assert report.requests("DELIVERY", name) == report.requests("PUBLISH", name) > 0
     assert not {"REFUSAL", "RETURN", "RESTART"} & {each["method"] for each in report.entries}
 
 
@@ -220,6 +236,50 @@ def test_a_condition_that_is_true_fails_the_run(mosquitto: Mosquitto, tmp_path: 
     assert "locust: failed: p99<100s: delivery_p99_us is " in report.said
     assert "locust: failed: publish_requests>3: this run has no figure publish_requests" in report.said
     assert "locust: failed: acknowledgement" not in report.said
+
+
+def test_a_shape_says_how_many_users_there_are(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    arguments = "-u 6 -r 50 -t 4s --shape steps --shape-steps 2 TelemetryFleet"
+    report = locust(tmp_path, mosquitto.url("mqtt"), *arguments.split())
+    assert report.status == 0, report.said
+    assert re.findall(r"Shape test updating to (\d+) users", report.said) == ["3", "6"]
+    assert report.requests("CONNECT") == 6
+
+
+def test_a_scenario_chosen_on_the_web_page_brings_who_runs_beside_it(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        page = f"http://127.0.0.1:{free.getsockname()[1]}"
+    log = tmp_path / "log"
+    arguments = ["--host", mosquitto.url("mqtt"), "--class-picker", "--web-host", "127.0.0.1", "--rate", "50"]
+    with log.open("wb") as file:
+        web = subprocess.Popen(
+            [sys.executable, "-m", "loadtest", "locust", *arguments, "--web-port", page.rpartition(":")[2]],
+            cwd=ROOT, stdout=file, stderr=file,
+        )  # fmt: skip
+
+    def shown(path: str, form: str | None = None) -> Any:
+        try:
+            with urllib.request.urlopen(f"{page}/{path}", form and form.encode(), timeout=10) as answer:
+                return json.load(answer)
+        except OSError:
+            assert web.poll() is None, log.read_text()
+            return {"stats": []}  # not there yet
+
+    try:
+        wait_until(lambda: shown("stats/requests")["stats"], 60, "the page is there")
+        answer = shown("swarm", "user_count=7&spawn_rate=20&user_classes=SharedBackend&consumers=2&client_prefix=page-")
+        assert answer["success"], answer
+
+        def counts() -> dict[str, int]:
+            stats = shown("stats/requests")["stats"]
+            return {each["name"]: each["num_requests"] for each in stats if each["method"] in ("CONNECT", "WORK")}
+
+        wait_until(lambda: counts().get("backend/%i/work", 0) > 10, 30, "work is done")
+        assert counts()["Consumer"] == 2
+        assert counts()["SharedBackend"] == 5
+    finally:
+        web.send_signal(signal.SIGINT)
+        assert web.wait(60) == 0, log.read_text()
 
 
 @pytest.mark.parametrize(
