@@ -259,7 +259,7 @@ def test_a_scenario_chosen_on_the_web_page_brings_who_runs_beside_it(mosquitto: 
 
     def shown(path: str, form: str | None = None) -> Any:
         try:
-            with urllib.request.urlopen(f"{page}/{path}", form and form.encode(), timeout=10) as answer:
+            with urllib.request.urlopen(f"{page}/{path}", form.encode() if form else None, timeout=10) as answer:
                 return json.load(answer)
         except OSError:
             assert web.poll() is None, log.read_text()
