@@ -155,6 +155,11 @@ class MqttClient:
         """PUBLISHes of QoS 1 and 2 whose last ack has not come."""
         return self._engine.inflight
 
+    @property
+    def inbox_messages(self) -> int:
+        """That wait for `on_message` or `receive`."""
+        return len(self._inbox)
+
     def connect(self, **overrides: Any) -> bool:
         """CONNECT, and wait for the answer. overrides: fields of Settings, from now on."""
         self.close()

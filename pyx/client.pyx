@@ -424,6 +424,8 @@ cdef class Client:
         cdef uint32_t remaining = 0
         cdef int head
         while True:
+            if not self.is_connected and at < n and p[at] >> 4 != CONNACK:
+                protocol_error(REASON_PROTOCOL_ERROR, f"packet type {p[at] >> 4} before CONNACK")
             head = fixed_header(p + at, n - at, self.version == 5, &remaining)
             if head < 0:
                 malformed("Remaining Length is no Variable Byte Integer")
@@ -434,8 +436,6 @@ cdef class Client:
 
     cdef int packet(self, const uint8_t* start, const uint8_t* body, uint32_t n) except -1:
         cdef uint8_t kind = start[0] >> 4
-        if not self.is_connected and kind != CONNACK:
-            return protocol_error(REASON_PROTOCOL_ERROR, f"packet type {kind} before CONNACK")
         if kind == PUBLISH:
             return self.delivery(start[0] & 0x0F, body, n)
         if n == 2 and (kind == PUBACK or kind == PUBREC or kind == PUBCOMP) and start[0] & 0x0F == 0:
@@ -497,9 +497,7 @@ cdef class Client:
             return self.answer(PUBCOMP, packet_id)
         flight = self.flights.get(packet_id)
         if flight is None or (kind == PUBACK) != (flight.qos == 1) or kind == PUBCOMP and not flight.is_released:
-            return protocol_error(
-                REASON_PROTOCOL_ERROR, f"packet type {kind} for Packet Identifier {packet_id}, where nothing waits for it"
-            )
+            return protocol_error(REASON_PROTOCOL_ERROR, f"packet type {kind} for {packet_id}, where nothing waits for it")
         if kind == PUBREC and reason < 0x80:
             flight.is_released = True
             return self.answer(PUBREL, packet_id)

@@ -1,9 +1,9 @@
 """python -m tests.benchmarks.locust_users: how many users and messages one locust process carries.
 
 Each row starts an mqttd of one worker and one locust process whose users (tests.benchmarks.locust_echo) publish to
-themselves, and tells what came of
-it in whole seconds after the last user had started: medians per second, of PUBLISHes and deliveries that locust's
-statistics count; latencies of the deliveries as locust reports them; CPU of the locust process over the whole run.
+themselves, and tells what came of it in whole seconds after the last user had started: medians per second, of
+PUBLISHes and deliveries that locust's statistics count; latencies of the deliveries as locust reports them; CPU of the
+locust process over the whole run.
 """
 
 from __future__ import annotations

@@ -1,0 +1,69 @@
+"""A broker that does what a test says: what it answers to each packet is given as bytes."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable
+
+from tests import wire
+
+Answers = Callable[[str, int, bytes], bytes | None]
+"""(kind, number of the connection, the packet behind its fixed header) -> what is sent; None: it hangs up."""
+
+
+class Scripted:
+    """One thread per connection, between `with` and its end."""
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.heard: list[str] = []
+        """Kinds of packets, of all connections."""
+        self._open: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+
+    def __enter__(self) -> Scripted:
+        self._threads[0].start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()
+        for one in self._open:
+            one.shutdown(socket.SHUT_RDWR) if one.fileno() >= 0 else None
+        for thread in self._threads[1:]:
+            thread.join()
+        self._listener.close()
+
+    def say(self, data: bytes) -> None:
+        """On the last connection, unasked."""
+        self._open[-1].sendall(data)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                one = self._listener.accept()[0]
+            except OSError:
+                return  # the test is over
+            self._open.append(one)
+            self._threads.append(threading.Thread(target=self._serve, args=(one, len(self._open) - 1)))
+            self._threads[-1].start()
+
+    def _serve(self, one: socket.socket, number: int) -> None:
+        with one, one.makefile("rb") as stream:
+            while first := stream.read(1):
+                length, shift = 0, 0
+                while True:
+                    byte = stream.read(1)[0]
+                    length |= (byte & 0x7F) << shift
+                    shift += 7
+                    if byte < 0x80:
+                        break
+                kind = wire.KINDS[first[0] >> 4]
+                self.heard.append(kind)
+                answer = self._answers(kind, number, stream.read(length))
+                if answer is None:
+                    return
+                one.sendall(answer)
