@@ -86,6 +86,7 @@ SCENARIOS: Final = {
 }  # fmt: skip
 
 _Known = TypeVar("_Known", Broker, Scenario)
+_LOOK_SECONDS: Final = 0.5
 _DEFAULT: Final = ("mqttd", "mqttd-single", "mosquitto", "nats-server")
 _FROM_FLOOD: Final = {
     "rate": "received_per_s", "cpu": "broker_cpu_us", "p50": "delivery_p50_us", "p99": "delivery_p99_us",
@@ -269,7 +270,7 @@ def measure(
     for scenario in what.scenarios:
         row = Row(
             scenario.title, scenario.flood, list(scenario.shows), list(scenario.beside),
-            time.strftime("%Y-%m-%d"), host.commit(), options.seconds,
+            time.strftime("%Y-%m-%d"), host.commit(), options.seconds, host.busy_share(_LOOK_SECONDS),
         )  # fmt: skip
         able = [each for each in what.brokers if not scenario.needs & each.cannot]
         row.cells = {each.name: Cell() for each in able}

@@ -98,6 +98,8 @@ class Row:
     date: str
     commit: str
     seconds: float
+    busy: float
+    """Share of the machine that others had, 0 to 1, just before."""
     cells: dict[str, Cell] = field(default_factory=dict)
 
     def ratio(self, broker: str, figure: str, base: str) -> float | None:
@@ -192,14 +194,15 @@ def tables(comparison: Comparison) -> str:
 
 def how(comparison: Comparison, levels: str = "###") -> str:
     """Machine, commits and brokers with their settings, as Markdown."""
-    origins: dict[tuple[str, str, int, float], list[str]] = {}
+    origins: dict[tuple[str, str, int, float], list[tuple[str, float]]] = {}
     for name, row in comparison.rows.items():
         runs = max((len(cell.runs) for cell in row.cells.values()), default=0)
-        origins.setdefault((row.date, row.commit, runs, row.seconds), []).append(name)
+        origins.setdefault((row.date, row.commit, runs, row.seconds), []).append((name, row.busy))
     lines = [f"Machine: {comparison.machine}.", ""]
     lines += [
-        f"- {date}, commit {commit}, {runs} runs of {seconds:g} s, in turn: {', '.join(names)}"
-        for (date, commit, runs, seconds), names in origins.items()
+        f"- {date}, commit {commit}, {runs} runs of {seconds:g} s, in turn: {', '.join(name for name, _ in rows)}; "
+        f"others had up to {100 * max(busy for _, busy in rows):.0f} % of the machine"
+        for (date, commit, runs, seconds), rows in origins.items()
     ]
     lines += ["", f"{levels} The brokers", ""]
     titles = ["broker", "version", "started as", "what is there after a crash"]

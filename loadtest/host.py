@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import time
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +35,20 @@ def kernel_bytes() -> int:
 def _meminfo(name: str) -> int:
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
+
+
+def busy_share(seconds: float) -> float:
+    """Of all cores of the machine, 0 to 1, for so long from now on: what others do, while nothing of ours runs."""
+    idle, total = _processor_times()
+    time.sleep(seconds)
+    idle_then, total_then = _processor_times()
+    return 1 - (idle_then - idle) / max(1, total_then - total)
+
+
+def _processor_times() -> tuple[int, int]:
+    # (idle and waiting for disks, all) in ticks
+    fields = [int(each) for each in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    return fields[3] + fields[4], sum(fields)
 
 
 def machine() -> str:

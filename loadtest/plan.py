@@ -67,6 +67,8 @@ _LEAST_RATE: Final = 100.0
 _WARMUP_SECONDS: Final = 0.3
 _DRAIN_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 10.0
+_ALONE_SECONDS: Final = 2.0
+_BUSY_MAX: Final = 0.05
 _KEEP_ALIVE_SECONDS: Final = 10
 """Of idle clients, which ping after three quarters of it."""
 _EXAMPLES: Final = (
@@ -179,7 +181,7 @@ class Bench:
         self._tell(f"{clients:,} clients that say nothing")
         base, kernel, grown = processor.pss_bytes(pid), host.kernel_bytes(), 0
         began, cpu = time.monotonic(), processor.seconds(pid)
-        time.sleep(_IDLE_SECONDS / 5)
+        time.sleep(_ALONE_SECONDS)
         alone = (processor.seconds(pid) - cpu) / (time.monotonic() - began) / host.cores()
 
         def look(phase: str) -> None:
@@ -259,7 +261,8 @@ def told(measured: Measured, about: dict[str, Any], margin: float) -> str:
     """What was measured, and what it is good for."""
     most = answer(measured, Fleet(1, 1e9), margin).clients_max
     lines = [
-        f"host       {about['machine']}; {measured.memory_bytes / 2**30:,.1f} GB free",
+        f"host       {about['machine']}; {measured.memory_bytes / 2**30:,.1f} GB free; others have "
+        f"{100 * about['busy']:.0f} % of it" + (": measure again when it is quiet" * (about["busy"] > _BUSY_MAX)),
         f"broker     {about['broker']}, its directory on {about['file_system']}, {measured.base_bytes / 1e6:,.0f} MB",
         f"client     {measured.client_bytes:,.0f} B, {1e6 * measured.idle:.3g} millionths of the host while idle: "
         f"at most {most:,}",
@@ -367,7 +370,8 @@ def _progress(is_quiet: bool) -> Iterator[Callable[[str], None]]:
 def _read(path: Path) -> tuple[Measured, dict[str, Any]]:
     try:
         values = json.loads(path.read_text())
-        return Measured.of(values["measured"]), dict(values["about"])
+        about = {each: values["about"][each] for each in ("machine", "broker", "file_system", "busy", "rates")}
+        return Measured.of(values["measured"]), about
     except OSError as error:
         raise flood.Wrong(f"--measured {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
@@ -389,12 +393,14 @@ def _made(options: argparse.Namespace) -> tuple[Measured, dict[str, Any], list[C
         if options.measured is not None:
             measured, about = _read(options.measured)
         else:
+            busy = host.busy_share(_ALONE_SECONDS)
             with _bench(options, tell) as bench:
                 measured, rates = measure(bench, options.idle_clients, options.kinds)
             about = {
                 "machine": host.machine(), "date": time.strftime("%Y-%m-%d"), "commit": host.commit(),
                 "broker": options.host or brokers.KNOWN[options.broker].shown,
                 "file_system": host.file_system(options.directory or Path(tempfile.gettempdir())),
+                "busy": busy,
                 "rates": {kind: dataclasses.asdict(rate) for kind, rate in rates.items()},
             }  # fmt: skip
         if options.check:

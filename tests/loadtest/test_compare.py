@@ -41,7 +41,7 @@ def two_brokers() -> Comparison:
         "nats-server": Cell([], ["nats-server ended with status 1"]),
     }
     about = {name: {"version": "1", "command": f"{name} {{port}}", "keeps": "nothing", "files": ""} for name in cells}
-    row = Row("two of them", "pair -c 2", ["rate", "cpu", "lost"], ["cpu"], "2026-01-01", "abc", 2.0, cells)
+    row = Row("two of them", "pair -c 2", ["rate", "cpu", "lost"], ["cpu"], "2026-01-01", "abc", 2.0, 0.25, cells)
     return Comparison("a machine", "mosquitto", about, {"pair0": row})
 
 

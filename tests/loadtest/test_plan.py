@@ -24,7 +24,8 @@ HOST = Measured(
     rates={"qos0": 50_000.0, "qos1": 25_000.0, "qos2": 10_000.0, "fanout": 500_000.0, "durable": 5_000.0}, byte=1e-9,
 )  # fmt: skip
 ABOUT = {
-    "machine": "a machine", "broker": "mqttd", "file_system": "ext4", "date": "2026-01-01", "commit": "abc",
+    "machine": "a machine", "broker": "mqttd", "file_system": "ext4", "busy": 0.5, "date": "2026-01-01",
+    "commit": "abc",
     "rates": {kind: asdict(plan.Rate(HOST.rates[kind], 5000.0, 0.0, 0.0, 0.4)) for kind in KINDS},
 }  # fmt: skip
 
@@ -112,6 +113,7 @@ def measured(tmp_path: Path) -> str:
 
 def test_a_fleet_is_asked_about_without_measuring_again(measured: str) -> None:
     done = run("--measured", measured, "--clients", "20000", "--interval", "1", "--size", "64", status=0)
+    assert "7.5 GB free; others have 50 % of it: measure again when it is quiet" in done.stdout
     assert "QoS 1, one to one             25,000/s delivered, p99 5 ms; 40 % of the host is the broker's" in done.stdout
     assert (
         "20,000 clients, 64 B each 1 s at QoS 0 to 1: 20,000 messages/s: fits "
