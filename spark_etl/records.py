@@ -21,7 +21,7 @@ from leveldb_store.archive_schema import NUMBER_WORKER_BITS
 from leveldb_store.schema import ENTRY, EXPIRES, QOS, RETAIN, U16, SchemaError
 from leveldb_store.stored_properties import Properties, decode_properties
 
-__all__ = ["ARCHIVED_LEAD", "Records", "starts_of", "times"]
+__all__ = ["ARCHIVED_LEAD", "Records", "starts_of"]
 
 ARCHIVED_LEAD: Final = 5
 """u32 matches, u8 tenant, before a message of the archive."""
@@ -54,11 +54,6 @@ def starts_of(data: bytes, at: int, count: int, lead: int) -> list[int]:
     if at != len(data):
         raise SchemaError(f"{count} stored messages have {at} bytes, there are {len(data)}")
     return starts
-
-
-def times(numbers: npt.NDArray[np.int64]) -> pa.Array:
-    """When messages with these numbers were received."""
-    return pa.array(numbers >> NUMBER_WORKER_BITS).view(_TIMESTAMP)
 
 
 class Records:
@@ -216,7 +211,7 @@ def _user(found: Properties) -> list[tuple[str, str]] | None:
 _COLUMNS: Final[dict[str, Callable[[Records], pa.Array]]] = {
     "number": lambda records: pa.array(records.numbers),
     "worker": lambda records: pa.array((records.numbers & 0xFF).astype(np.int32)),
-    "time": lambda records: times(records.numbers),
+    "time": lambda records: pa.array(records.numbers >> NUMBER_WORKER_BITS).view(_TIMESTAMP),
     "topic": lambda records: records._topics(),
     "first_level": lambda records: records._first_levels(),
     "levels": lambda records: records._levels(),

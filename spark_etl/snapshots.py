@@ -7,7 +7,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from leveldb_store import archive_schema
 from leveldb_store.snapshot import NAME, Manifest, SnapshotError, StoreFacts, differences, read_manifest
 
 __all__ = ["Snapshot", "SnapshotError", "Store", "damage", "find", "stores_of"]
@@ -47,12 +46,6 @@ class Store:
     def rules(self) -> dict[int, str]:
         """Topic Filters of the archive's rules, by their number in this store."""
         return {facts.rule: text for text, facts in self.facts.archived.items()}
-
-    @property
-    def last_number(self) -> int:
-        """The highest number of a message it may have archived."""
-        archived = max((facts.last for facts in self.facts.archived.values()), default=0)
-        return max(self.facts.last_number, archived)
 
 
 def find(paths: str) -> list[Snapshot]:
@@ -98,8 +91,3 @@ def damage(store: Store) -> str:
     except OSError as error:
         return f"{store.path}: {error.strerror or error}"
     return f"{store.path}: is damaged, although its files are as they were when the snapshot was made"
-
-
-def worker_of(number: int) -> int:
-    """The worker that gave a message number."""
-    return number & (1 << archive_schema.NUMBER_WORKER_BITS) - 1

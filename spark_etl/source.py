@@ -18,7 +18,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
@@ -34,9 +34,6 @@ from spark_etl.plan import PARTITION_BYTES, spans_of
 from spark_etl.reading import Span, read
 from spark_etl.snapshots import Store, find, stores_of
 from spark_etl.tables import Column, Table, table_of
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["MqttdReader", "MqttdSource", "OptionError"]
 
