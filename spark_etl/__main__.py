@@ -27,7 +27,8 @@ class _Parser(ArgumentParser):
         self.exit(2, f"spark_etl: {message}\n")
 
 
-def _options(arguments: Sequence[str]) -> Namespace:
+def options_of(arguments: Sequence[str]) -> Namespace:
+    """Of a command line. Raises SystemExit."""
     # only the module of the job that is asked for is imported
     parser = _Parser(prog="python -m spark_etl", description="Snapshots of mqttd's stores with PySpark.")
     jobs = parser.add_subparsers(metavar="JOB", required=True)
@@ -54,11 +55,14 @@ def _list(_options: Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it."""
-    options = _options(sys.argv[1:] if arguments is None else arguments)
+    options = options_of(sys.argv[1:] if arguments is None else arguments)
     try:
         return int(options.run(options))
     except JobError as error:
         print(f"spark_etl: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"spark_etl: {error.filename or 'files'}: {error.strerror or error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("spark_etl: interrupted", file=sys.stderr)

@@ -81,6 +81,8 @@ class Commit:
     """What was taken of each sequence of messages and events (`spark_etl.coverage`)."""
     columns: dict[str, list[list[str]]] = field(default_factory=dict)
     """By table: [name, Spark type] of each column that some file has."""
+    tables: tuple[str, ...] = ()
+    """Those that are taken of each snapshot: the same ones from the first commit on."""
     replaced: tuple[str, ...] = ()
     """Files of the commit before that are not in this one."""
 
@@ -159,7 +161,8 @@ class Output:
             return Commit(
                 int(found["number"]), found["job"],
                 tuple(File(**each) for each in found["files"]), tuple(Taken(**each) for each in found["snapshots"]),
-                tuple(found["sequences"]), found["columns"], tuple(found["replaced"]),
+                tuple(found["sequences"]), found["columns"], tuple(found["tables"]),
+                tuple(found["replaced"]),
             )  # fmt: skip
         except OSError as error:
             raise JobError(f"{path}: {error.strerror or error}") from None

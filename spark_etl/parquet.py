@@ -42,7 +42,7 @@ def add_options(parser: ArgumentParser) -> None:
     """Of the job."""
     parser.add_argument("--snapshots", required=True, help="directories of snapshots, with commas between them")
     parser.add_argument("--out", required=True, type=Path, help="directory of the Parquet tables")
-    parser.add_argument("--tables", default=",".join(TABLES), help="only these, with commas between them")
+    parser.add_argument("--tables", help="only these, with commas between them; those of the output, or all")
     parser.add_argument("--master", default="local[*]", help="Spark's, where spark-submit has set none")
 
 
@@ -51,16 +51,13 @@ def run(options: Namespace) -> int:
     from spark_etl.progress import shown
     from spark_etl.session import session
 
-    tables = [name.strip() for name in options.tables.split(",")]
-    for name in tables:
-        if name not in TABLES:
-            raise JobError(f"there is no table {name!r}; there are {', '.join(TABLES)}")
+    tables = [name.strip() for name in options.tables.split(",")] if options.tables else None
     snapshots = found(options.snapshots)
     with Output(options.out) as output, session("parquet", options.master) as spark, shown(spark, "parquet"):
         commits = parquet(spark, snapshots, output, tables)
         compact(spark, output, SMALL_FILES)
     for commit, new in commits:
-        rows = {name: sum(file.rows for file in new if file.table == name) for name in tables}
+        rows = {name: sum(file.rows for file in new if file.table == name) for name in commit.tables}
         told = ", ".join(f"{count:,} {name}" for name, count in rows.items() if count)
         print(f"commit {commit.number}: {told or 'no rows'}")
     if not commits:
@@ -77,12 +74,16 @@ def found(paths: str) -> list[Snapshot]:
 
 
 def parquet(
-    spark: SparkSession, snapshots: Sequence[Snapshot], output: Output, tables: Sequence[str] = tuple(TABLES)
+    spark: SparkSession, snapshots: Sequence[Snapshot], output: Output, tables: Sequence[str] | None = None
 ) -> list[tuple[Commit, list[File]]]:
-    """Take what is new; each commit with its new files. `output` is locked. Raises JobError."""
+    """Take what is new; each commit with its new files. `output` is locked. `tables`: of a new output; None: all.
+
+    Raises JobError.
+    """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
+    wanted = _tables(tables, output)
     done: list[tuple[Commit, list[File]]] = []
     while True:
         before = output.last()
@@ -90,9 +91,20 @@ def parquet(
         if not batch.snapshots:
             return done
         try:
-            done.append(_Taking(spark, output, before, batch).commit(tables))
+            done.append(_Taking(spark, output, before, batch).commit(wanted))
         except (PySparkException, Py4JError) as error:
             raise one_line(error) from None
+
+
+def _tables(named: Sequence[str] | None, output: Output) -> tuple[str, ...]:
+    # what was taken is known by snapshot, and not by table: so all commits take the same ones
+    for name in named or ():
+        if name not in TABLES:
+            raise JobError(f"there is no table {name!r}; there are {', '.join(TABLES)}")
+    known = output.last().tables
+    if known and named and set(named) != set(known):
+        raise JobError(f"{output.directory}: has the tables {', '.join(known)}; others need an output of their own")
+    return known or tuple(name for name in TABLES if named is None or name in named)
 
 
 # ---------------------------------------------------------------- what is new
@@ -193,7 +205,7 @@ class _Taking:
         taken = (*self._before.snapshots, *map(taken_of, self._batch.snapshots))
         after = Commit(
             self._number, "parquet", (*self._before.files, *self._files), taken,
-            tuple(self._batch.sequences.told()), columns,
+            tuple(self._batch.sequences.told()), columns, tuple(tables),
         )  # fmt: skip
         return self._output.commit(after), self._files
 

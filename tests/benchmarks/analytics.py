@@ -13,6 +13,8 @@ payloads of JSON of which about half is random. Then, in local[2], `--rounds` ti
 
 Rows per second; seconds of CPU of the JVM and of Python for a million rows; the most memory that all processes took
 together (Pss) while that went on; blocks read and decoded of those there are.
+
+`tests.benchmarks.to_parquet` measures the job `parquet` on such a snapshot.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ def test_a_second_run_takes_nothing_and_another_one_makes_the_same_files(
     for out in (one, other):
         assert take(spark, out, host.first, host.second, wanted=("messages", "stores")).number == 1
     before = digests(one)
-    assert take(spark, one, host.first, host.second).number == 1
+    assert take(spark, one, host.first, host.second, wanted=("messages", "stores")).number == 1
     assert before == digests(one) == digests(other)
     assert committed(spark, one, "stores").count() == 4
 
@@ -297,15 +297,20 @@ def test_what_is_wrong_is_said_in_one_line(
     content[: len(content) // 2] = bytes(len(content) // 2)
     table.write_bytes(content)
     (tmp_path / "empty").mkdir()
-    out = tmp_path / "out"
+    out, taken = tmp_path / "out", tmp_path / "taken"
+    take(spark, taken, host.first)
+    capfd.readouterr()
     for arguments, line in (
         (["parquet", "--snapshots", str(damaged), "--out", str(out)], f"{table}: is damaged"),
         (["parquet", "--snapshots", str(tmp_path / "empty"), "--out", str(out)], f"{tmp_path / 'empty'}: is no snap"),
         (["parquet", "--snapshots", str(host.first), "--out", str(out), "--tables", "x"], "there is no table 'x'"),
+        (
+            ["parquet", "--snapshots", str(host.first), "--out", str(taken), "--tables", "events"],
+            f"{taken}: has the tab",
+        ),
         (["quality", "--out", str(tmp_path / "none")], f"{tmp_path / 'none'}: is no output of the job parquet"),
     ):
-        assert main([*arguments, "--tables", "messages"] if "--tables" not in arguments and arguments[0] == "parquet"
-                    else arguments) == 2  # fmt: skip
+        assert main(arguments) == 2
         lines = capfd.readouterr().err.splitlines()
         assert len(lines) == 1
         assert lines[0].startswith(f"spark_etl: {line}"), lines
