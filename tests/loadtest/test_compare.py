@@ -16,6 +16,7 @@ from loadtest import brokers, compare, comparison, document
 from loadtest.brokers import Broker, BrokerFailed
 from loadtest.comparison import Cell, Comparison, Row
 from tests.broker_process import ROOT
+from tests.waiting import wait_until
 
 SHORT = ["--runs", "1", "--seconds", "0.3", "--warmup", "0.1", "--quiet"]
 LISTENER = (
@@ -200,7 +201,7 @@ def test_a_broker_that_does_not_listen_to_signals_is_killed_with_its_group(monke
     with brokers.started(Broker("deaf", f"{sys.executable} -c '{script}'")) as running:
         pid = running.pid
         assert len(processes_of_session(pid)) == 2
-    assert processes_of_session(pid) == []
+    wait_until(lambda: not processes_of_session(pid), 10, "the killed are gone")
 
 
 def test_a_broker_that_refuses_is_named() -> None:
