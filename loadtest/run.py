@@ -229,15 +229,16 @@ def _connect(
     load: Load, shared: Shared, pipes: list[tuple[Any, Connection]], progress: Callable[[str, float, Moment], None]
 ) -> None:
     wanted = load.scenario.clients
-    patience = _PATIENCE_SECONDS + (wanted / load.connects_per_second if load.connects_per_second else 0)
-    until = time.monotonic() + patience
+    before, since = -1, time.monotonic()
     while True:
         now = shared.moment(time.monotonic())
         progress("connect", now["connected"] / wanted, now)
         if now["connected"] + now["connections_refused"] + now["connections_lost"] >= wanted:
             break
-        if now.at > until:
-            raise RunFailed(f"{now['connected']} of {wanted} clients are connected after {patience:.0f} s")
+        if now["connected"] != before:
+            before, since = now["connected"], now.at
+        if now.at - since > _PATIENCE_SECONDS:
+            raise RunFailed(f"{before} of {wanted} clients are connected, and no other for {_PATIENCE_SECONDS:.0f} s")
         _alive(pipes)
         time.sleep(_LOOK_SECONDS)
     if not now["connected"]:
