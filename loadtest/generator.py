@@ -26,7 +26,7 @@ DRAIN: Final = 2
 LEAVE: Final = 3
 
 _OWN_FILES: Final = 100
-_SLICE_NS: Final = 20_000_000
+_SLICE_NS: Final = 50_000_000
 _LEAVE_NS: Final = 2_000_000_000
 
 

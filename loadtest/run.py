@@ -72,7 +72,7 @@ def run(
         _connect(load, shared, pipes, progress)
         if broker is not None:
             broker.note_connected(shared.moment(time.monotonic()))
-        shared.orders[1] = time.monotonic_ns() + 20_000_000
+        shared.orders[1] = time.monotonic_ns() + 100_000_000
         shared.orders[0] = generator.PUBLISH
         _watch(shared, pipes, "warm-up", warmup, progress)
         begin = shared.moment(time.monotonic())

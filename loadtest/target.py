@@ -15,8 +15,8 @@ from loadtest.options import password_of
 from pyx.encoders import encode_connect, encode_subscribe
 
 LOOPBACK_CLIENTS = 10_000
-"""Connections of one source address. Linux gives connect(2) every second of 28,000 ports, and searches all for the rest,
-which takes milliseconds each.
+"""Connections of one source address. Linux gives connect(2) every second of 28,000 ports; for more than these it
+searches all of them each time.
 """
 _BIND_ADDRESS_NO_PORT: Final = 24  # <linux/in.h>; `socket` has it from Python 3.12 on
 SUBPROTOCOL: Final = "mqtt"

@@ -17,6 +17,8 @@ from typing import Final, NamedTuple
 from tests.benchmarks.ruler import ROOT, Figures, Ruler, Running
 
 WITHIN: Final = 0.15
+_OWN: Final = "own lateness, p50 us"
+"""Part of the latency, and nothing of the broker's: shown, not judged."""
 
 
 class Row(NamedTuple):
@@ -30,7 +32,11 @@ class Row(NamedTuple):
 
 _RATE: Final = ("received/s", "received_per_s", "out_per_s")
 _CPU: Final = ("broker us/msg", "broker_cpu_us", "broker_us_per_msg")
-_LATENCY: Final = (("p50 us", "delivery_p50_us", "lat_p50_us"), ("p99 us", "delivery_p99_us", "lat_p99_us"))
+_LATENCY: Final = (
+    ("p50 us", "delivery_p50_us", "lat_p50_us"),
+    ("p99 us", "delivery_p99_us", "lat_p99_us"),
+    (_OWN, "lateness_p50_us", "late_p50_us"),
+)
 ROWS: Final = (
     Row("pair, QoS 0, as fast as it goes", "pair -c 20 -q 0", "pair --pubs 20 --qos 0", (_RATE, _CPU)),
     Row("pair, QoS 1, as fast as it goes", "pair -c 20 -q 1 --window 50", "pair --pubs 20 --qos 1 --window 50",
@@ -93,7 +99,7 @@ def main() -> int:
             for title, name, other in row.figures:
                 flood = statistics.median(each[name] for each in ours[broker])
                 mqload = statistics.median(each[other] for each in theirs[broker])
-                differ += not 1 - WITHIN <= flood / mqload <= 1 + WITHIN
+                differ += title != _OWN and not 1 - WITHIN <= flood / mqload <= 1 + WITHIN
                 cells = f"{title} | {flood:,.6g} | {mqload:,.6g} | {flood / mqload:.2f}"
                 print(f"| {row.name} | {broker} | {cells} |", flush=True)
     return 1 if differ else 0

@@ -48,7 +48,7 @@ def test_rows_of_processes_are_summed_and_lie_beside_each_other() -> None:
     assert now["connected"] == 0
     assert now.durations("connect").count == 3
     assert now.durations("delivery").count == 0
-    assert now.since(Moment([0] * (ROW_PLACES - 1) + [0], 1.0))["sent"] == 6
+    assert now.since(Moment([[0] * ROW_PLACES], 1.0))["sent"] == 6
     assert shared.row(2)[ROW_PLACES - 1] == 0
 
 
