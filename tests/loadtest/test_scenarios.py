@@ -13,7 +13,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Final
 
@@ -70,17 +70,20 @@ def runs(
             ("restarting", "RollingRestart"): f"{RESTART} --metrics http://{host}:{port}",
             ("mqttd", "HostileClients"): HOSTILE,
             ("mosquitto", "HostileClients"): f"{HOSTILE} --attacks all,{UNBOUNDED}",
-            ("wss", "CommandAndResponse"): f"{RUNS['CommandAndResponse']} {trust}",
+            ("wss", "CommandAndResponse"): f"{RUNS['CommandAndResponse']} --topic wss/%i {trust}",
             ("mqttd", ""): "-u 30 -r 100 -t 6s --members 5 --consumers 2 --every 1 --fail-if failures>0",
             ("mosquitto", ""): f"-u 30 -r 100 -t 6s --mqtt-version 4 --fail-if failures>0 --processes 2 {ports}",
         }
-        started = {
-            (kind, scenario): pool.submit(
-                locust, directory / f"{kind}-{scenario}", urls[kind], *arguments.split(),
-                "--client-prefix", f"{kind}-{scenario}-", *filter(None, [scenario]),
-            )
-            for (kind, scenario), arguments in {**more, **usual}.items()
-        }  # fmt: skip
+        started: dict[tuple[str, str], Future[Report]] = {}
+        # the mix has the topics of all scenarios: it comes before them
+        for part in ({key for key in more if not key[1]}, {key for key in {**more, **usual} if key[1]}):
+            for kind, scenario in part:
+                started[kind, scenario] = pool.submit(
+                    locust, directory / f"{kind}-{scenario}", urls[kind], *{**more, **usual}[kind, scenario].split(),
+                    "--client-prefix", f"{kind}-{scenario}-", *filter(None, [scenario]),
+                )  # fmt: skip
+            if part <= more.keys():
+                wait(started.values())
         yield lambda kind, scenario: started[kind, scenario]
         for each in started.values():
             each.cancel()
