@@ -497,7 +497,9 @@ cdef class Client:
             return self.answer(PUBCOMP, packet_id)
         flight = self.flights.get(packet_id)
         if flight is None or (kind == PUBACK) != (flight.qos == 1) or kind == PUBCOMP and not flight.is_released:
-            return protocol_error(REASON_PROTOCOL_ERROR, f"packet type {kind} for {packet_id}, where nothing waits for it")
+            return protocol_error(
+                REASON_PROTOCOL_ERROR, f"packet type {kind} for {packet_id}, where nothing waits for it"
+            )
         if kind == PUBREC and reason < 0x80:
             flight.is_released = True
             return self.answer(PUBREL, packet_id)

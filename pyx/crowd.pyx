@@ -283,10 +283,10 @@ cdef class Crowd(Sockets):
     def ping(self, uint64_t quiet_ns):
         """PINGREQ on open connections that nothing was heard of for so long. Each call looks at the next fiftieth, so
         that many clients do not ping at once."""
-        cdef uint32_t i
+        cdef uint32_t _i
         cdef Client* c
         self.now = monotonic_ns()
-        for i in range(self.clients_count // 50 + 1):
+        for _i in range(self.clients_count // 50 + 1):
             if self.pinged >= self.clients_count:
                 self.pinged = 0
                 break
