@@ -147,11 +147,15 @@ def crashed_between(world: World, former: Delivery, copy: Delivery) -> bool:
     no session that lasts is promised (of QoS 0, or for a session that ended with that worker) leaves before the commit.
     """
     homes = (former.client.home, former.publish.publisher.home)
-    # what a worker had sent when it was killed may arrive long after what another one has sent instead
     return world.survives and any(
-        (index in homes or (index == copy.client.home and copy.opened_at <= at))
-        and former.at - LAG_SECONDS <= at <= copy.at
-        for at, index in world.kills
+        index in homes and former.at - LAG_SECONDS <= at <= copy.at for at, index in world.kills
+    )
+
+
+def sent_before_crash(world: World, former: Delivery, copy: Delivery) -> bool:
+    """Whether the copy that came later was sent by a worker that was then killed, and the other one because of it."""
+    return any(
+        index == copy.client.home and copy.opened_at <= at <= former.at <= at + LAG_SECONDS for at, index in world.kills
     )
 
 
@@ -286,7 +290,7 @@ def check_one_member(world: World, publish: Publish, every: list[Delivery]) -> N
         for at, copy in enumerate(copies)
         if at == len(copies) - 1
         or (copy.client.plan.expiry and copy.qos == 2)
-        or not crashed_between(world, copy, copies[at + 1])
+        or not (crashed_between(world, copy, copies[at + 1]) or sent_before_crash(world, copy, copies[at + 1]))
     ]
     went = f"{publish} went to {[(copy.client.name, copy.session, copy.qos, copy.dup, copy.at) for copy in copies]}"
     if len(copies) > 1 and (publish.qos == 0 or all(copy.qos == 2 for copy in copies)):
