@@ -149,7 +149,8 @@ def test_real_brokers_in_turn(tmp_path: Path) -> None:
 
 
 def test_idle_connections_are_counted() -> None:
-    scenario = compare.Scenario("few", "", "conn -c 200 -i 0", (), ())
+    """So many that they are more than what a worker gives back after its start."""
+    scenario = compare.Scenario("few", "", "conn -c 4000 -i 0", (), ())
     options = compare.parser().parse_args(SHORT)
     figures, said = compare.once(scenario, brokers.KNOWN["mqttd-single"], options)
     assert said == []

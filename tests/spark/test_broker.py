@@ -227,7 +227,7 @@ def test_reading_leaves_a_snapshot_as_it_is(world: World, load: Load) -> None:
     for table in TABLES:
         load(world.snapshot, table).collect()
     whole = load(world.snapshot).collect()
-    parts = load(world.snapshot, partition_bytes="4000")
+    parts = load(world.snapshot, partition_bytes="500")
     assert parts.rdd.getNumPartitions() > 2
     assert Counter(rows_of(parts.collect())) == Counter(rows_of(whole))
     assert digests(world.snapshot) == world.digests
