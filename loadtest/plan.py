@@ -9,9 +9,9 @@
 mqttd is started as by default, sessions on the disk, on a free port with a directory of its own; the generator runs
 beside it on the same cores. --host measures a broker that runs already (with --pid its memory and its CPU too).
 
-Rates are found by schedules of 500 pairs (fan-out: one publisher, 100 subscribers), each higher than the last, until in
-the median second p99 passes the bound or less than 98 % of what is due comes, or something is lost. docs/sizing.md has
-the formula.
+Rates are found by schedules of 500 pairs (fan-out: one publisher, 100 subscribers), each higher than the last, until of
+three floods two are not carried: in the median second p99 passes the bound or less than 98 % of what is due comes, or
+something is lost. docs/sizing.md has the formula.
 
 The exit status is 0 when the fleet fits (or none was asked about), or when --check has found every promise within 30 %;
 1 when not; 2 for a wrong use, or when there is no broker.
@@ -64,6 +64,8 @@ _FIRST_RATE: Final = 10_000.0
 _LIKE: Final = {"qos1": ("qos0", 0.5), "qos2": ("qos1", 0.5), "fanout": ("qos0", 10.0), "durable": ("qos1", 0.5)}
 """Where the search for a kind begins: so many times the rate of another."""
 _LEAST_RATE: Final = 100.0
+_ALIKE: Final = 2
+"""Floods of three at most that say whether a rate is carried."""
 _WARMUP_SECONDS: Final = 0.3
 _DRAIN_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 10.0
@@ -155,11 +157,21 @@ class Bench:
         best = Rate(0.0, 0.0, 0.0, 0.0, 0.0)
 
         def carries(per_second: float) -> bool:
+            # one flood may have met a bad second, or a lucky one: so many alike decide
             nonlocal best
-            found = self.is_carried(kind, per_second)
-            if found is not None and found.per_second > best.per_second:
-                best = found
-            return found is not None
+            found: list[Rate] = []
+            failed = 0
+            while len(found) < _ALIKE and failed < _ALIKE:
+                rate = self.is_carried(kind, per_second)
+                if rate is None:
+                    failed += 1
+                else:
+                    found.append(rate)
+            if failed == _ALIKE:
+                return False
+            if per_second > best.per_second:
+                best = max(found, key=lambda each: each.p99_us)
+            return True
 
         highest(carries, first, _LEAST_RATE)
         return best
@@ -321,7 +333,7 @@ def parser() -> argparse.ArgumentParser:
     add("--margin", type=at_least(0, float), default=30.0, metavar="PERCENT",
         help="of the host that is to stay free (default: %(default)s)")  # fmt: skip
     add("--p99", default="20ms", metavar="TIME", help="above it a rate is not carried (default: %(default)s)")
-    add("--step", type=at_least(0.1, float), default=3.0, metavar="S",
+    add("--step", type=at_least(0.1, float), default=2.0, metavar="S",
         help="seconds measured at a rate (default: %(default)s)")  # fmt: skip
     add("--kinds", type=_kinds, default=list(KINDS), metavar="NAMES",
         help=f"that are measured (default: {','.join(KINDS)})")  # fmt: skip

@@ -11,7 +11,7 @@ from spark_etl.plan import PARTITION_BYTES
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["FILE_BYTES", "LOGS", "files_of_rows", "files_of_stores", "write"]
+__all__ = ["DAY_MICROSECONDS", "FILE_BYTES", "LOGS", "files_of_rows", "files_of_stores", "write"]
 
 LOGS: Final = {"messages": "messages", "events": "events", "counters": "events", "drops": "events"}
 """Tables of which each row is there once, and the kind of their sequences (`spark_etl.coverage`)."""
@@ -20,7 +20,7 @@ FILE_BYTES: Final = 128 << 20
 """Of a Parquet file, about: what is read in a second or two."""
 
 _ROWS: Final = 2_000_000
-_DAY_MICROSECONDS: Final = 86_400_000_000
+DAY_MICROSECONDS: Final = 86_400_000_000
 
 
 def write(rows: DataFrame, table: str, directory: Path, files: int) -> None:
@@ -28,7 +28,7 @@ def write(rows: DataFrame, table: str, directory: Path, files: int) -> None:
     from pyspark.sql import functions as sf
 
     microseconds = "shiftright(number, 8)" if table in LOGS else "unix_micros(taken)"
-    rows = rows.withColumn("date", sf.expr(f"date_from_unix_date(int({microseconds} div {_DAY_MICROSECONDS}))"))
+    rows = rows.withColumn("date", sf.expr(f"date_from_unix_date(int({microseconds} div {DAY_MICROSECONDS}))"))
     if "tenant" not in rows.columns:
         rows = rows.withColumn("tenant", sf.lit(TENANT))
     rows.coalesce(files).write.partitionBy("date", "tenant").parquet(str(directory))

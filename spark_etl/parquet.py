@@ -27,6 +27,7 @@ from spark_etl.files import LOGS, files_of_rows, files_of_stores, write
 from spark_etl.jobs import JobError, one_line
 from spark_etl.output import Commit, File, Output, Taken, with_columns
 from spark_etl.snapshots import Snapshot, SnapshotError, Store, damage, find, stores_of
+from spark_etl.straight import shares, write_straight
 from spark_etl.tables import TABLES
 
 if TYPE_CHECKING:
@@ -236,6 +237,8 @@ class _Taking:
                 ]
                 for directory, missing in self._batch.missing.items()
             }
+            if table == "messages" and not is_doubtful and self._straight(parts):
+                continue
             frames = [
                 self._read(table, [snapshot]).where(_condition(table, parts[snapshot.directory]))
                 for snapshot in self._batch.snapshots
@@ -250,6 +253,18 @@ class _Taking:
             self._write(table, rows, self._files_of(table, parts))
         if table == "messages":
             self._queues()
+
+    def _straight(self, parts: dict[Path, list[Missing]]) -> bool:
+        # whether it was done so; where messages of queues that the output has may be among them, it cannot be
+        ends = [number for each in parts.values() for one in each for number in (one.first, one.last)]
+        if not ends or self._known("messages", min(ends), max(ends), only_queued=True):
+            return False
+        wanted = shares(parts, self._batch.snapshots)
+        if wanted:
+            made = self._making("messages")
+            write_straight(self._spark, wanted, made, self._files_of("messages", parts))
+            self._stage("messages", made)
+        return True
 
     def _files_of(self, table: str, parts: dict[Path, list[Missing]]) -> int:
         if table != "messages":
@@ -284,13 +299,7 @@ class _Taking:
         # without rows that the output has, or this commit has by now; `only_queued`: that it has of queues
         from pyspark.sql import functions as sf
 
-        staged = self._output.staging(self._number)
-        paths = [
-            (self._output.directory if file in self._before.files else staged) / file.path
-            for file in (*self._before.files, *self._files)
-            if file.table == table and (file.has_queued or not only_queued)
-            and file.first is not None and file.first <= last and file.last is not None and first <= file.last
-        ]  # fmt: skip
+        paths = self._known(table, first, last, only_queued=only_queued)
         if not paths:
             return rows
         known = of_files(self._spark, paths, columns_of(self._before, table))
@@ -305,11 +314,27 @@ class _Taking:
             known = sf.broadcast(known)
         return rows.join(known, ["host", "number"], "left_anti")
 
+    def _known(self, table: str, first: int, last: int, *, only_queued: bool) -> list[Path]:
+        # files that may have rows with these numbers
+        staged = self._output.staging(self._number)
+        return [
+            (self._output.directory if file in self._before.files else staged) / file.path
+            for file in (*self._before.files, *self._files)
+            if file.table == table and (file.has_queued or not only_queued)
+            and file.first is not None and file.first <= last and file.last is not None and first <= file.last
+        ]  # fmt: skip
+
     # ---------------------------------------------------------------- files
 
     def _write(self, table: str, rows: DataFrame, files: int) -> None:
-        made = self._output.staging(self._number) / f"making-{table}-{len(self._files)}"
+        made = self._making(table)
         write(rows.select(*TABLES[table].names), table, made, files)
+        self._stage(table, made)
+
+    def _making(self, table: str) -> Path:
+        return self._output.staging(self._number) / f"making-{table}-{len(self._files)}"
+
+    def _stage(self, table: str, made: Path) -> None:
         self._files += self._output.stage(self._number, table, made, sum(each.table == table for each in self._files))
 
 

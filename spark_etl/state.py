@@ -98,10 +98,17 @@ def _inflight(reading: Reading, start: bytes, stop: bytes) -> Iterator[tuple[Any
             is_kept = bool(flags & schema.OWN_RECORD)
             yield (
                 client, "out", packet_id, _AWAITS[state], flags & schema.QOS, bool(flags & schema.RETAIN),
-                bool(flags & schema.SHARED_COPY), None if is_kept else at, at if is_kept else None,
+                bool(flags & schema.SHARED_COPY), None if is_kept else at,
+                _number(reading, client, at) if is_kept else None,
             )  # fmt: skip
         for packet_id in window.arrived:
             yield client, "in", packet_id, "PUBREL", 2, None, None, None, None
+
+
+def _number(reading: Reading, client: str, record: int) -> int | None:
+    # of the message: records of one session are numbered by themselves
+    value = reading.db.get(schema.queued_key(client, record), verify_checksums=True)
+    return None if value is None else schema.decode_queued(value).message.number
 
 
 def handoff(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordBatch]:

@@ -160,7 +160,9 @@ _INFLIGHT: Final = Table(
         Column("retain", "boolean", "as sent; null: in"),
         Column("shared", "boolean", "whether it is of a share group; null: in"),
         Column("position", "bigint", "in the log of its store, as in `messages`; null: not in it"),
-        Column("number", "bigint", "of the record that is kept for the session (`messages.number`); null: none is"),
+        Column(
+            "number", "bigint", "`messages.number` of it, where a record of it is kept for this session; null: none is"
+        ),
     ),
 )
 

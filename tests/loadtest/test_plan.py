@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -172,6 +173,22 @@ def test_the_median_second_counts(bad_seconds: int, is_carried: bool) -> None:
         FIGURES | {"delivery_p99_us": 9000.0, "received_per_s": 500.0}
     ] * bad_seconds
     assert (plan.carried(Result(dict(FIGURES), series), 1000.0, 1000.0) is not None) is is_carried
+
+
+def test_a_bad_flood_or_a_lucky_one_decides_nothing(bench: plan.Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: Counter[float] = Counter()
+
+    def is_carried(_: str, per_second: float) -> plan.Rate | None:
+        # of 1,000/s every second flood fails, of 2,000/s every second one goes well
+        turns[per_second] += 1
+        if turns[per_second] % 2 == (per_second > 1000):
+            return None
+        return plan.Rate(per_second, 100.0 * turns[per_second], 0.0, 0.0, 0.0)
+
+    monkeypatch.setattr(bench, "is_carried", is_carried)
+    found = bench.rate("qos0", 1000.0)
+    assert found == plan.Rate(1000.0, 300.0, 0.0, 0.0, 0.0)  # the worse of two
+    assert turns[1000.0] == turns[2000.0] == 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
