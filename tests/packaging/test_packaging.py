@@ -183,7 +183,15 @@ def test_without_a_compiler(tree: Path, tmp_path: Path) -> None:
     # and analysts need no more: spark_etl does its work with what pip brings
     messages = (StoredMessage(b"t", b"x", number_at(1_790_000_000 + each), publisher="p") for each in range(50))
     snapshot_of(tmp_path / "snapshot", [archive_of(messages)])
-    job = ["-m", "spark_etl", "parquet", "--snapshots", tmp_path / "snapshot", "--out", tmp_path / "out"]
+    job: list[str | Path] = [
+        "-m",
+        "spark_etl",
+        "parquet",
+        "--snapshots",
+        tmp_path / "snapshot",
+        "--out",
+        tmp_path / "out",
+    ]
     told = run(sys.executable, "-P", *job, "--master", "local[2]", cwd=tmp_path, PYTHONPATH=str(target)).stdout
     assert told.startswith("commit 1: 50 messages")
     assert list((tmp_path / "out" / "messages").glob("date=2026-09-21/tenant=default/*.parquet"))
