@@ -64,8 +64,8 @@ COMES: Final = 0.98
 _OWN: Final = ("host", "qos", "rate", "payload", "topic", "client-prefix", "session-expiry")
 """Options of all load tools that mean something of the fleet here, or are said otherwise."""
 _DEFAULTS: Final = dict.fromkeys(each.name for each in options.OPTIONS)
-_FIRST_RATE: Final = 10_000.0
-_LIKE: Final = {"qos1": ("qos0", 0.5), "qos2": ("qos1", 0.5), "fanout": ("qos0", 10.0), "durable": ("qos1", 0.5)}
+_FIRST_RATE: Final = 40_000.0
+_LIKE: Final = {"qos1": ("qos0", 0.5), "qos2": ("qos1", 0.5), "fanout": ("qos0", 100.0), "durable": ("qos1", 0.5)}
 """Where the search for a kind begins: so many times the rate of another."""
 _LEAST_RATE: Final = 100.0
 _ALIKE: Final = 2
