@@ -18,8 +18,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -54,6 +54,8 @@ max_connections: 64000
 max_pending: 1GB
 write_deadline: "60s"
 """
+PLAIN: Final = Target(HOST, 0)
+"""How those are reached that are known."""
 _MQTTD = "{mqttd} --host 127.0.0.1 --port {port} --admin none --log-level warning"
 
 
@@ -127,11 +129,12 @@ KNOWN: Final = {
 class Running:
     """A broker that answers."""
 
-    def __init__(self, broker: Broker, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    def __init__(self, broker: Broker, process: subprocess.Popen[bytes], port: int, log: Path, like: Target) -> None:
         self._broker = broker
         self._process = process
         self._log = log
-        self.port = port
+        self.target = replace(like, host=HOST, port=port)
+        """How it is reached."""
 
     @property
     def pid(self) -> int:
@@ -140,8 +143,8 @@ class Running:
 
     @property
     def url(self) -> str:
-        """mqtt://HOST:PORT."""
-        return f"mqtt://{HOST}:{self.port}"
+        """SCHEME://HOST:PORT."""
+        return self.target.url
 
     def check(self) -> None:
         """BrokerFailed: it has ended."""
@@ -149,7 +152,9 @@ class Running:
             raise self._failed(f"ended with status {self._process.returncode}")
 
     def wait_ready(self, seconds: float) -> None:
-        """Return when it answers CONNECT. BrokerFailed: it does not, or refuses."""
+        """Return when it answers CONNECT; by WebSocket, when it takes connections. BrokerFailed: it does not, or
+        refuses.
+        """
         until = time.monotonic() + seconds
         while not self._answers(until):
             self.check()
@@ -158,10 +163,16 @@ class Running:
             time.sleep(_PAUSE_SECONDS)
 
     def _answers(self, until: float) -> bool:
+        target = replace(self.target, session_expiry=None)
         try:
-            with socket.create_connection((HOST, self.port), 1.0) as one:
+            with ExitStack() as stack:
+                one = stack.enter_context(socket.create_connection((HOST, target.port), 1.0))
                 one.settimeout(min(1.0, max(0.01, until - time.monotonic())))
-                one.sendall(Target(HOST, self.port).connect("compare-ready"))
+                if target.is_tls:
+                    one = stack.enter_context(target.tls().wrap_socket(one, server_hostname=HOST))
+                if target.is_websocket:
+                    return True
+                one.sendall(target.connect("compare-ready"))
                 said = one.recv(4)
                 one.sendall(b"\xe0\x00")
         except OSError:
@@ -187,8 +198,12 @@ class Running:
 
 
 @contextmanager
-def started(broker: Broker, directory: Path | None = None, patience: float = READY_SECONDS_MAX) -> Iterator[Running]:
-    """A fresh broker that answers. directory: where its own is made. BrokerFailed: it does not come up."""
+def started(
+    broker: Broker, directory: Path | None = None, patience: float = READY_SECONDS_MAX, like: Target = PLAIN
+) -> Iterator[Running]:
+    """A fresh broker that answers. directory: where its own is made. like: how it is reached, but for host and port.
+    BrokerFailed: it does not come up.
+    """
     with tempfile.TemporaryDirectory(prefix="compare-", dir=directory, ignore_cleanup_errors=True) as name:
         folder, port = Path(name), _free_port()
         for file, text in broker.files.items():
@@ -202,7 +217,7 @@ def started(broker: Broker, directory: Path | None = None, patience: float = REA
                 )  # fmt: skip
             except OSError as error:
                 raise BrokerFailed(f"{broker.name} cannot be started: {error.filename}: {error.strerror}") from None
-        running = Running(broker, process, port, log)
+        running = Running(broker, process, port, log, like)
         try:
             running.wait_ready(patience)
             yield running

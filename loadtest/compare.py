@@ -8,10 +8,14 @@ first broker (or --base).
     python -m loadtest.compare --brokers mqttd-memory,mosquitto --scenarios pair0,pair1 --runs 5
     python -m loadtest.compare --broker new='./mqttd-next --port {port} --data-dir {dir}' --brokers mqttd
     python -m loadtest.compare --scenario mine='pair -c 100 -q 1 -s 500 --rate 2000' --fail-if 'mine.cpu.ratio>1.1'
+    python -m loadtest.compare --scenarios pair1,fanin --payload 80:64,20:4096 --session-expiry 60
+    python -m loadtest.compare --broker new='./new --tls {port} ...' --scheme mqtts --cafile ca.pem --user me
     python -m loadtest.compare --list                            brokers and scenarios that are known
 
-A command has {port} and {dir} in it; {mqttd} is the mqttd beside this program. A condition of --fail-if is
-[SCENARIO.][BROKER.]FIGURE[.ratio] < or > a number: a ratio of any broker to the base, or a median.
+What --qos, --payload, --topic and so on say goes before what the scenarios say; --scheme, --cafile, --user and the like
+are for brokers of --broker: those that are known listen without TLS, for anybody. A command has {port} and {dir} in it;
+{mqttd} is the mqttd beside this program. A condition of --fail-if is [SCENARIO.][BROKER.]FIGURE[.ratio] < or > a
+number: a ratio of any broker to the base, or a median.
 
 The exit status is 0 when all went well; 1 when a broker failed, a message came damaged, or a condition is true; 2 for a
 wrong use, or when no broker is there.
@@ -22,6 +26,7 @@ from __future__ import annotations
 import argparse
 import html
 import json
+import os
 import shlex
 import signal
 import sys
@@ -29,16 +34,18 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
-from loadtest import brokers, comparison, document, flood, host, report
-from loadtest.brokers import Broker, BrokerFailed
+from loadtest import brokers, comparison, document, flood, host, options, report
+from loadtest.brokers import PLAIN, Broker, BrokerFailed
 from loadtest.charts import charts
 from loadtest.comparison import Cell, Comparison, Row
+from loadtest.generator import Load
 from loadtest.options import Parser, at_least
 from loadtest.run import Result, RunFailed, run
+from loadtest.target import SCHEMES, Target
 
 MARK: Final = "<!-- measured: python -m loadtest.compare -->"
 """In a document of --write; what follows up to `document.END` is replaced."""
@@ -108,6 +115,8 @@ class Chosen:
     base: str
     conditions: list[comparison.Condition]
     earlier: Comparison | None = None
+    like: Target = PLAIN
+    """How brokers are reached."""
     out: list[str] = field(default_factory=list)
     """Lines about brokers that take no part."""
 
@@ -122,6 +131,7 @@ def parser() -> argparse.ArgumentParser:
     add("--broker", action="append", default=[], metavar="NAME=COMMAND", help="one more; first, where --base is none")
     add("--scenarios", metavar="NAMES", help="of those that are known, none: measure nothing (default: all)")
     add("--scenario", action="append", default=[], metavar="NAME=ARGUMENTS", help="one more: arguments of flood")
+    add("--scheme", choices=SCHEMES, default="mqtt", help="of brokers of --broker (default: %(default)s)")
     add("--base", metavar="NAME", help="of the ratios (default: the first broker)")
     add("--runs", type=at_least(1), default=3, help="of each broker in each scenario (default: %(default)s)")
     add("--seconds", type=at_least(0.01, float), default=2.0, help="measured in a run (default: %(default)s)")
@@ -140,25 +150,30 @@ def parser() -> argparse.ArgumentParser:
         help=f"a Markdown document: tables between {MARK} and {document.END}, charts beside it")  # fmt: skip
     add("--list", action="store_true", help="name brokers and scenarios, and end")
     add("--quiet", action="store_true", help="no progress bar")
+    options.add_to(made, without=("host",), defaults=dict.fromkeys(each.name for each in options.OPTIONS))
+    options.from_environment(made, os.environ)
     return made
 
 
-def chosen(options: argparse.Namespace) -> Chosen:
+def chosen(given: argparse.Namespace) -> Chosen:
     """What was asked for. flood.Wrong: it does not fit together."""
-    named = [Broker(name, command) for name, command in (_pair(each, "--broker") for each in options.broker)]
+    named = [Broker(name, command) for name, command in (_pair(each, "--broker") for each in given.broker)]
     default = "" if named else ",".join(_DEFAULT)
-    named += [_known(each, brokers.KNOWN, "broker") for each in _names(options.brokers, default)]
+    named += [_known(each, brokers.KNOWN, "broker") for each in _names(given.brokers, default)]
     out = [f"{each.name} is left out: {each.missing} is not installed" for each in named if each.missing]
     there = [each for each in named if not each.missing]
     if not there:
         raise flood.Wrong("; ".join(out) or "no broker")
     _all_different([each.name for each in there])
-    own = [_own(*_pair(each, "--scenario")) for each in options.scenario]
-    wanted = _names(options.scenarios, "" if own else ",".join(SCENARIOS))
+    own = [_own(*_pair(each, "--scenario")) for each in given.scenario]
+    wanted = _names(given.scenarios, "" if own else ",".join(SCENARIOS))
     scenarios = own + [_known(each, SCENARIOS, "scenario") for each in wanted if each != "none"]
+    like = _reached(given, there)
+    more = options.arguments_of(given, without=options.OF_CONNECTIONS)
+    scenarios = [_over(each, more) for each in scenarios] if more else scenarios
     _all_different([each.name for each in scenarios])
-    earlier = _read(options.earlier) if options.earlier else None
-    base = options.base or (earlier.base if earlier else there[0].name)
+    earlier = _read(given.earlier) if given.earlier else None
+    base = given.base or (earlier.base if earlier else there[0].name)
     names = [*(each.name for each in there), *(earlier.brokers if earlier else ())]
     if base not in names:
         raise flood.Wrong(f"--base {base} takes no part")
@@ -166,10 +181,10 @@ def chosen(options: argparse.Namespace) -> Chosen:
     if not rows:
         raise flood.Wrong("no scenario")
     try:
-        conditions = comparison.conditions(options.fail_if, rows, names)
+        conditions = comparison.conditions(given.fail_if, rows, names)
     except ValueError as error:
         raise flood.Wrong(f"--fail-if: {error}") from None
-    return Chosen(there, scenarios, base, conditions, earlier, out if options.brokers or options.broker else [])
+    return Chosen(there, scenarios, base, conditions, earlier, like, out if given.brokers or given.broker else [])
 
 
 def _names(text: str | None, default: str) -> list[str]:
@@ -195,16 +210,46 @@ def _all_different(names: list[str]) -> None:
 
 
 def _own(name: str, arguments: str) -> Scenario:
-    given = flood.parser({}).parse_args(shlex.split(arguments))
-    load = flood.load_of(given)
+    load = _load(arguments)
     if not load.scenario.publishers:
         shows, beside = SCENARIOS["conn"].shows, SCENARIOS["conn"].beside
     else:
         shows, beside = (_BY_SCHEDULE, ("cpu", "p50")) if load.rate else (_SATURATED, _BESIDE)
+    return Scenario(name, arguments, arguments, shows, beside, _needs(load))
+
+
+def _over(scenario: Scenario, more: Sequence[str]) -> Scenario:
+    # with what was said of all scenarios, which goes before their own
+    arguments = shlex.join([*shlex.split(scenario.flood), *more])
+    load = _load(arguments)
+    shows, beside = scenario.shows, scenario.beside
+    if load.rate and shows == _SATURATED:
+        shows, beside = _BY_SCHEDULE, ("cpu", "p50")
+    title = f"{scenario.title}; {shlex.join(more)}"
+    return Scenario(scenario.name, title, arguments, shows, beside, _needs(load))
+
+
+def _load(arguments: str) -> Load:
+    return flood.load_of(flood.parser({}).parse_args(shlex.split(arguments)))
+
+
+def _needs(load: Load) -> frozenset[str]:
     needs = {"qos2"} if load.qos == 2 else set()
     needs |= {"shared"} if load.scenario.group else set()
     needs |= {"v5"} if load.target.version == 5 else set()
-    return Scenario(name, arguments, arguments, shows, beside, frozenset(needs))
+    return frozenset(needs)
+
+
+def _reached(given: argparse.Namespace, there: Sequence[Broker]) -> Target:
+    plain = [each.name for each in there if each.name in brokers.KNOWN]
+    if given.scheme != "mqtt" and plain:
+        raise flood.Wrong(f"--scheme {given.scheme}: {', '.join(plain)}, as started here, has no such listener")
+    version = given.mqtt_version or PLAIN.version
+    where = {"host": f"{given.scheme}://{brokers.HOST}", "mqtt_version": version}
+    try:
+        return Target.of(argparse.Namespace(**{**vars(given), **where}))
+    except ValueError as error:
+        raise flood.Wrong(str(error)) from None
 
 
 def _read(path: Path) -> Comparison:
@@ -216,14 +261,20 @@ def _read(path: Path) -> Comparison:
         raise flood.Wrong(f"--with {path} was not written by --json") from None
 
 
-def once(scenario: Scenario, broker: Broker, options: argparse.Namespace) -> tuple[dict[str, float], list[str]]:
+def once(
+    scenario: Scenario, broker: Broker, like: Target, given: argparse.Namespace
+) -> tuple[dict[str, float], list[str]]:
     """One run: its figures, and what went wrong without ending it. BrokerFailed, RunFailed: there are none."""
-    with brokers.started(broker, options.directory, options.patience) as running:
-        load = flood.load_of(flood.parser({}).parse_args([*shlex.split(scenario.flood), "--host", running.url]))
+    load = _load(scenario.flood)
+    with brokers.started(broker, given.directory, given.patience, like) as running:
+        of = load.target
+        target = replace(
+            running.target, version=of.version, session_expiry=of.session_expiry, keep_alive=of.keep_alive
+        )  # fmt: skip
         try:
             result = run(
-                load, processes=options.processes or host.cores(), seconds=options.seconds, warmup=options.warmup,
-                drain=options.drain, pid=running.pid,
+                replace(load, target=target), processes=given.processes or host.cores(), seconds=given.seconds,
+                warmup=given.warmup, drain=given.drain, pid=running.pid,
             )  # fmt: skip
         except RunFailed as error:
             running.check()  # that it has ended says more
@@ -260,7 +311,7 @@ def begun(what: Chosen) -> Comparison:
 def measure(
     found: Comparison,
     what: Chosen,
-    options: argparse.Namespace,
+    given: argparse.Namespace,
     progress: Callable[[str], None],
     tell: Callable[[str], None],
 ) -> None:
@@ -270,19 +321,19 @@ def measure(
     for scenario in what.scenarios:
         row = Row(
             scenario.title, scenario.flood, list(scenario.shows), list(scenario.beside),
-            time.strftime("%Y-%m-%d"), host.commit(), options.seconds, host.busy_share(_LOOK_SECONDS),
+            time.strftime("%Y-%m-%d"), host.commit(), given.seconds, host.busy_share(_LOOK_SECONDS),
         )  # fmt: skip
         able = [each for each in what.brokers if not scenario.needs & each.cannot]
         row.cells = {each.name: Cell() for each in able}
         found.rows[scenario.name] = row
-        for number in range(options.runs):
+        for number in range(given.runs):
             for broker in able:
-                progress(f"{scenario.name} {number + 1}/{options.runs} {broker.name}")
+                progress(f"{scenario.name} {number + 1}/{given.runs} {broker.name}")
                 if broker.name in out:
                     continue
                 cell = row.cells[broker.name]
                 try:
-                    figures, said = once(scenario, broker, options)
+                    figures, said = once(scenario, broker, what.like, given)
                 except BrokerFailed as error:
                     said = [str(error)]
                     if broker.name not in came_up:
@@ -362,27 +413,28 @@ def _list() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare; the exit status."""
-    options = parser().parse_args(arguments)
-    if options.list:
+    given = parser().parse_args(arguments)
+    if given.list:
         _list()
         return 0
-    command = shlex.join(["python", "-m", "loadtest.compare", *(sys.argv[1:] if arguments is None else arguments)])
+    said = options.shown(sys.argv[1:] if arguments is None else arguments)
+    command = shlex.join(["python", "-m", "loadtest.compare", *said])
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # brokers are stopped on the way out
     try:
-        what = chosen(options)
-        if options.write is not None:
-            document.with_part(options.write.read_text(), MARK, "")  # not after minutes of measuring
-        total = options.runs * sum(not s.needs & b.cannot for s in what.scenarios for b in what.brokers)
-        with _progress(total, options.quiet) as (progress, tell):
+        what = chosen(given)
+        if given.write is not None:
+            document.with_part(given.write.read_text(), MARK, "")  # not after minutes of measuring
+        total = given.runs * sum(not s.needs & b.cannot for s in what.scenarios for b in what.brokers)
+        with _progress(total, given.quiet) as (progress, tell):
             for line in what.out:
                 tell(line)
             found = begun(what)
             try:
-                measure(found, what, options, progress, tell)
+                measure(found, what, given, progress, tell)
             except KeyboardInterrupt:
                 what.out.append("interrupted: not all runs were made")
         failures = [*what.out, *found.failures(), *comparison.failed(what.conditions, found)]
-        _give(options, found, command, failures)
+        _give(given, found, command, failures)
     except (flood.Wrong, ValueError) as error:
         print(f"compare: {error}", file=sys.stderr)
         return 2
@@ -396,25 +448,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failures else 0
 
 
-def _give(options: argparse.Namespace, found: Comparison, command: str, failures: Sequence[str]) -> None:
-    is_on_stdout = options.json is not None and str(options.json) == "-"
-    where = host.file_system(options.directory or Path(tempfile.gettempdir()))
+def _give(given: argparse.Namespace, found: Comparison, command: str, failures: Sequence[str]) -> None:
+    is_on_stdout = given.json is not None and str(given.json) == "-"
+    where = host.file_system(given.directory or Path(tempfile.gettempdir()))
     out = sys.stderr if is_on_stdout else sys.stdout
     print(f"{comparison.how(found)}\n\nDirectories are on {where}.\n\n{comparison.tables(found)}", file=out)
     for line in failures:
         print(f"failed: {line}", file=sys.stderr)
-    if options.json is not None:
+    if given.json is not None:
         text = json.dumps(
             {"ok": not failures, "failed": list(failures), "command": command, **found.values()}, indent=1
         )
         if is_on_stdout:
             print(text)
         else:
-            options.json.write_text(text + "\n")
-    if options.html is not None:
-        options.html.write_text(page(found, command, failures))
-    if options.write is not None:
-        write(options.write, found, command)
+            given.json.write_text(text + "\n")
+    if given.html is not None:
+        given.html.write_text(page(found, command, failures))
+    if given.write is not None:
+        write(given.write, found, command)
 
 
 if __name__ == "__main__":

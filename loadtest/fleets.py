@@ -122,7 +122,8 @@ def _prepare(mix: Sequence[type[Role]], users: int, environment: Any, **_: objec
         return
     environment.dispatcher_class = partial(Dispatcher, environment)
     if options.class_picker:
-        return  # who runs is chosen later
+        _let_the_page_choose(users, environment)
+        return
     if not options.user_classes:
         environment.user_classes = list(mix)
     if options.topic and len(environment.user_classes) > 1:
@@ -141,11 +142,18 @@ def _prepare(mix: Sequence[type[Role]], users: int, environment: Any, **_: objec
     if options.num_users <= fixed:
         _wrong(f"-u {options.num_users}: {fixed} users are beside those of the scenario, so {fixed + 1} at least")
     if options.shape != "none":
-        try:
-            environment.shape_class = SHAPES[options.shape](options)
-        except ValueError as error:
-            _wrong(str(error))
+        if not options.run_time:
+            _wrong("--shape needs -t: how long the run is")
+        environment.shape_class = SHAPES[options.shape](options)
         environment.shape_class.runner = environment.runner
+
+
+def _let_the_page_choose(users: int, environment: Any) -> None:
+    options = environment.parsed_options
+    if options.shape != "none":
+        _wrong("--shape: with --class-picker it is chosen on the page, as Shape Class")
+    options.num_users = options.num_users or users
+    environment.available_shape_classes = {each.__name__: each(options) for each in SHAPES.values()}
 
 
 def _let_workers_finish(environment: Any, **_: object) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from math import gcd
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
@@ -81,6 +81,11 @@ OPTIONS: Final = (
 )  # fmt: skip
 
 
+_SECRET: Final = frozenset(f"--{each.name}" for each in OPTIONS if each.is_secret)
+OF_CONNECTIONS: Final = ("host", "user", "password", "password-file", "cafile", "cert", "key")
+"""Options that say how a broker is reached; the others say what is published."""
+
+
 class Parser(argparse.ArgumentParser):
     """Tells what is wrong in one line, `tool: what`, and exits with status 2; options are written in full."""
 
@@ -133,6 +138,28 @@ def _chosen(without: Container[str], defaults: Mapping[str, Any]) -> Iterator[tu
                 "dest": each.dest, "type": each.type, "choices": each.choices, "default": default,
                 "metavar": each.metavar, "help": each.help + said,
             }  # fmt: skip
+
+
+def arguments_of(options: argparse.Namespace, *, without: Container[str] = ()) -> list[str]:
+    """What of the table's options was given, as flags for another tool. None: was not given."""
+    found = []
+    for each in OPTIONS:
+        value = getattr(options, each.dest, None)
+        if value is not None and each.name not in without:
+            found += [f"--{each.name}", str(value)]
+    return found
+
+
+def shown(arguments: Sequence[str]) -> list[str]:
+    """Arguments as others may read them: without what is secret."""
+    found: list[str] = []
+    for each in arguments:
+        flag = each.partition("=")[0]
+        if found and found[-1] in _SECRET:
+            found.append("...")
+        else:
+            found.append(f"{flag}=..." if "=" in each and flag in _SECRET else each)
+    return found
 
 
 def from_environment(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import resource
 import shlex
 import signal
@@ -35,7 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from loadtest import brokers, flood, gates, host, processor
+from loadtest import brokers, flood, gates, host, options, processor
 from loadtest.brokers import BrokerFailed
 from loadtest.capacity import KINDS, SIZE_BYTES, Answer, Fleet, Measured, answer, highest
 from loadtest.comparison import markdown
@@ -60,8 +61,11 @@ WITHIN: Final = 0.30
 COMES: Final = 0.98
 """Of what is due: what must come within the measured time."""
 
-_FIRST_RATE: Final = 10_000.0
-_LIKE: Final = {"qos1": ("qos0", 0.5), "qos2": ("qos1", 0.5), "fanout": ("qos0", 10.0), "durable": ("qos1", 0.5)}
+_OWN: Final = ("host", "qos", "rate", "payload", "topic", "client-prefix", "session-expiry")
+"""Options of all load tools that mean something of the fleet here, or are said otherwise."""
+_DEFAULTS: Final = dict.fromkeys(each.name for each in options.OPTIONS)
+_FIRST_RATE: Final = 40_000.0
+_LIKE: Final = {"qos1": ("qos0", 0.5), "qos2": ("qos1", 0.5), "fanout": ("qos0", 100.0), "durable": ("qos1", 0.5)}
 """Where the search for a kind begins: so many times the rate of another."""
 _LEAST_RATE: Final = 100.0
 _ALIKE: Final = 2
@@ -108,10 +112,10 @@ def carried(result: Result, per_second: float, p99_us_max: float) -> Rate | None
 class Bench:
     """A broker, and floods against it one after the other."""
 
-    def __init__(self, url: str, pid: int | None, options: argparse.Namespace, tell: Callable[[str], None]) -> None:
+    def __init__(self, url: str, pid: int | None, given: argparse.Namespace, tell: Callable[[str], None]) -> None:
         self.pid = pid
         self._url = url
-        self._options = options
+        self._given = given
         self._tell = tell
         self._count = 0
 
@@ -122,11 +126,10 @@ class Bench:
         phase, some times a second. RunFailed.
         """
         self._count += 1
-        prefix = f"plan{self._count}-"
-        own = ["--host", self._url, "--client-prefix", prefix, "-t", f"{prefix}t/%i", "-i", "0.1"]
-        for option in ("user", "password"):
-            if getattr(self._options, option):
-                own += [f"--{option}", getattr(self._options, option)]
+        given = self._given
+        topic = f"{given.topic}/{self._count}" if given.topic else f"plan{self._count}/%i"
+        own = ["--host", self._url, "--client-prefix", f"{given.client_prefix}{self._count}-", "-t", topic, "-i", "0.1"]
+        own += options.arguments_of(given, without=_OWN)
         load = flood.load_of(flood.parser({}).parse_args([*shlex.split(arguments), *own]))
         if load.scenario.idle:
             load = dataclasses.replace(
@@ -146,11 +149,11 @@ class Bench:
         """A flood by a schedule of so many deliveries per second."""
         copies = 100 if kind == "fanout" else 1
         self._tell(f"{TITLES[kind]}: {per_second:,.0f}/s")
-        return self.flood(f"{PATTERNS[kind]} --rate {per_second / copies:.3f}", self._options.step)
+        return self.flood(f"{PATTERNS[kind]} --rate {per_second / copies:.3f}", self._given.step)
 
     def is_carried(self, kind: str, per_second: float) -> Rate | None:
         """Deliveries per second by a schedule; None: they are not carried."""
-        return carried(self.at(kind, per_second), per_second, self._options.p99)
+        return carried(self.at(kind, per_second), per_second, self._given.p99)
 
     def rate(self, kind: str, first: float) -> Rate:
         """The highest that is carried, looked for from `first` on."""
@@ -181,7 +184,7 @@ class Bench:
         rates = []
         for size in (SIZE_BYTES, LARGE_BYTES):
             self._tell(f"payloads of {size} bytes")
-            rates.append(self.flood(f"{PATTERNS['qos0']} -s {size}", self._options.step).figures["received_per_s"])
+            rates.append(self.flood(f"{PATTERNS['qos0']} -s {size}", self._given.step).figures["received_per_s"])
         small, large = rates
         return max(0.0, 1 / large - 1 / small) / (LARGE_BYTES - SIZE_BYTES) if small and large else 0.0
 
@@ -326,10 +329,13 @@ def parser() -> argparse.ArgumentParser:
     add("--clients", type=at_least(1), help="of the fleet that is asked about")
     add("--interval", type=at_least(0.001, float), default=60.0, metavar="S",
         help="seconds between two messages of a client (default: %(default)s)")  # fmt: skip
-    add("--size", type=at_least(0), default=200, metavar="BYTES", help="of a payload (default: %(default)s)")
-    add("--qos", type=int, choices=[0, 1, 2], default=0)
+    add("--rate", type=at_least(0.001, float), metavar="N", help="messages per second of all clients, instead")
+    add("-s", "--payload", "--size", dest="size", type=at_least(0), default=200, metavar="BYTES",
+        help="of a payload (default: %(default)s)")  # fmt: skip
+    add("-q", "--qos", type=int, choices=[0, 1, 2], default=0)
     add("--fanout", type=at_least(1, float), default=1.0, help="subscribers of a message (default: %(default)s)")
     add("--durable", action="store_true", help="their sessions outlast connections, on the disk")
+    add("--session-expiry", type=at_least(0), metavar="S", help="the same, for any S but 0")
     add("--margin", type=at_least(0, float), default=30.0, metavar="PERCENT",
         help="of the host that is to stay free (default: %(default)s)")  # fmt: skip
     add("--p99", default="20ms", metavar="TIME", help="above it a rate is not carried (default: %(default)s)")
@@ -341,14 +347,17 @@ def parser() -> argparse.ArgumentParser:
     add("--broker", default="mqttd", metavar="NAME", help=f"{', '.join(brokers.KNOWN)} (default: %(default)s)")
     add("--directory", type=Path, metavar="DIR", help="where it has its own: the disk that is meant")
     add("--host", metavar="URL", help="of a broker that runs already, on this machine, instead")
-    add("--user", help="user name, with --host")
-    add("--password", help="its password")
+    options.add_to(made, without=_OWN, defaults=_DEFAULTS)
+    add("-t", "--topic", metavar="TEMPLATE", help="of what is published, a level with a number behind it: %%i is the "
+        "publisher's number, %%c its client id (default: plan and a number, and %%i)")  # fmt: skip
+    add("--client-prefix", default="plan", metavar="TEXT", help="of client ids (default: %(default)s)")
     add("--pid", type=at_least(1), help="of its first process")
     add("--measured", type=Path, metavar="FILE", help="an earlier --json: nothing is measured again")
     add("--json", type=Path, metavar="FILE", help="write what was measured, and the answer; - for standard output")
     add("--check", action="store_true", help="compare promises with what flood delivers (some minutes)")
     add("--checks", type=at_least(1), default=5, help="floods of each (default: %(default)s)")
     add("--quiet", action="store_true", help="no progress bar")
+    options.from_environment(made, os.environ)
     return made
 
 
@@ -360,12 +369,12 @@ def _kinds(text: str) -> list[str]:
 
 
 @contextmanager
-def _bench(options: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[Bench]:
-    if options.host:
-        yield Bench(options.host, options.pid, options, tell)
+def _bench(given: argparse.Namespace, tell: Callable[[str], None]) -> Iterator[Bench]:
+    if given.host:
+        yield Bench(given.host, given.pid, given, tell)
         return
-    with brokers.started(brokers.KNOWN[options.broker], options.directory) as running:
-        yield Bench(running.url, running.pid, options, tell)
+    with brokers.started(brokers.KNOWN[given.broker], given.directory) as running:
+        yield Bench(running.url, running.pid, given, tell)
 
 
 @contextmanager
@@ -398,41 +407,41 @@ def _p99_us(text: str) -> float:
     return gate.bound
 
 
-def _made(options: argparse.Namespace) -> tuple[Measured, dict[str, Any], list[Check]]:
+def _made(given: argparse.Namespace) -> tuple[Measured, dict[str, Any], list[Check]]:
     """Measured, or read, and checked where that was asked for."""
     checks: list[Check] = []
-    with _progress(options.quiet) as tell:
-        if options.measured is not None:
-            measured, about = _read(options.measured)
+    with _progress(given.quiet) as tell:
+        if given.measured is not None:
+            measured, about = _read(given.measured)
         else:
             busy = host.busy_share(_ALONE_SECONDS)
-            with _bench(options, tell) as bench:
-                measured, rates = measure(bench, options.idle_clients, options.kinds)
+            with _bench(given, tell) as bench:
+                measured, rates = measure(bench, given.idle_clients, given.kinds)
             about = {
                 "machine": host.machine(), "date": time.strftime("%Y-%m-%d"), "commit": host.commit(),
-                "broker": options.host or brokers.KNOWN[options.broker].shown,
-                "file_system": host.file_system(options.directory or Path(tempfile.gettempdir())),
+                "broker": given.host or brokers.KNOWN[given.broker].shown,
+                "file_system": host.file_system(given.directory or Path(tempfile.gettempdir())),
                 "busy": busy,
                 "rates": {kind: dataclasses.asdict(rate) for kind, rate in rates.items()},
             }  # fmt: skip
-        if options.check:
-            with _bench(options, tell) as bench:
-                checks = check(bench, measured, options.kinds, options.checks)
+        if given.check:
+            with _bench(given, tell) as bench:
+                checks = check(bench, measured, given.kinds, given.checks)
     return measured, about, checks
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and answer; the exit status."""
-    options = parser().parse_args(arguments)
+    given = parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the broker is stopped on the way out
-    margin = options.margin / 100
+    margin = given.margin / 100
     try:
-        if options.broker not in brokers.KNOWN:
-            raise flood.Wrong(f"{options.broker} is no broker: {', '.join(brokers.KNOWN)}")
+        if given.broker not in brokers.KNOWN:
+            raise flood.Wrong(f"{given.broker} is no broker: {', '.join(brokers.KNOWN)}")
         if margin >= 1:
             raise flood.Wrong("--margin: less than 100")
-        options.p99 = _p99_us(options.p99)
-        measured, about, checks = _made(options)
+        given.p99 = _p99_us(given.p99)
+        measured, about, checks = _made(given)
     except (flood.Wrong, BrokerFailed, RunFailed) as error:
         print(f"plan: {error}", file=sys.stderr)
         return 2
@@ -441,24 +450,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    return _given(options, measured, about, checks, margin)
+    return _told(given, measured, about, checks, margin)
 
 
-def _given(
-    options: argparse.Namespace, measured: Measured, about: dict[str, Any], checks: list[Check], margin: float
+def _told(
+    given: argparse.Namespace, measured: Measured, about: dict[str, Any], checks: list[Check], margin: float
 ) -> int:
-    fleet = Fleet(
-        options.clients or 1, options.interval, options.size, options.qos, options.fanout, options.durable
-    )  # fmt: skip
-    found: Answer | None = answer(measured, fleet, margin) if options.clients else None
-    is_on_stdout = options.json is not None and str(options.json) == "-"
+    interval = (given.clients or 1) / given.rate if given.rate else given.interval
+    is_durable = given.durable or bool(given.session_expiry)
+    fleet = Fleet(given.clients or 1, interval, given.size, given.qos, given.fanout, is_durable)
+    found: Answer | None = answer(measured, fleet, margin) if given.clients else None
+    is_on_stdout = given.json is not None and str(given.json) == "-"
     out = sys.stderr if is_on_stdout else sys.stdout
     print(told(measured, about, margin), file=out)
     if found is not None:
         print(answered(measured, fleet, margin), file=out)
     if checks:
         print(told_checks(checks), file=out)
-    if options.json is not None:
+    if given.json is not None:
         whole = {
             "measured": dataclasses.asdict(measured), "about": about,
             "answer": None if found is None else {"fits": found.fits, **dataclasses.asdict(found)},
@@ -468,7 +477,7 @@ def _given(
         if is_on_stdout:
             print(text)
         else:
-            options.json.write_text(text + "\n")
+            given.json.write_text(text + "\n")
     return 0 if (found is None or found.fits) and all(each.is_within for each in checks) else 1
 
 

@@ -7,10 +7,13 @@ would take a shape that it finds in the locustfile whether or not anybody asked 
 from __future__ import annotations
 
 import argparse
+import logging
 from abc import abstractmethod
 from typing import Final
 
 from locust import LoadTestShape
+
+_LOG: Final = logging.getLogger(__name__)
 
 SPAWN_RATE_MAX: Final = 100.0
 """Users per second where -r says nothing: more than that in one process delays those who run already."""
@@ -23,10 +26,8 @@ class Shape(LoadTestShape):
     use_common_options = True
 
     def __init__(self, options: argparse.Namespace) -> None:
-        """options: locust's, read at every tick, since the web page changes them. ValueError: there is no -t."""
+        """options: locust's, read at every tick, since the web page changes them."""
         super().__init__()  # type: ignore[no-untyped-call]
-        if not options.run_time:
-            raise ValueError("--shape needs -t: how long the run is")
         self.options = options
 
     @abstractmethod
@@ -34,7 +35,10 @@ class Shape(LoadTestShape):
         """Of the most users (0 to 1), when this part (0 to 1) of the run is over."""
 
     def tick(self) -> tuple[int, float] | None:
-        """(users, users started per second), or None when the run is over."""
+        """(users, users started per second), or None when the run is over: at once, where -t is not said."""
+        if not self.options.run_time:
+            _LOG.error("a shape needs -t (on the page: Run time): how long the run is")
+            return None
         seconds: float = self.get_run_time()  # type: ignore[no-untyped-call]
         part = seconds / self.options.run_time
         if part >= 1.0:

@@ -22,6 +22,7 @@ _BIND_ADDRESS_NO_PORT: Final = 24  # <linux/in.h>; `socket` has it from Python 3
 SUBPROTOCOL: Final = "mqtt"
 """Of a WebSocket [MQTT-6.0.0-3]."""
 _PORTS: Final = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
+SCHEMES: Final = tuple(_PORTS)
 
 
 @dataclass(frozen=True)

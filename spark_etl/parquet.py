@@ -95,6 +95,8 @@ def parquet(
             done.append(_Taking(spark, output, before, batch).commit(wanted))
         except (PySparkException, Py4JError) as error:
             raise one_line(error) from None
+        except SnapshotError as error:
+            raise JobError(str(error)) from None
 
 
 def _tables(named: Sequence[str] | None, output: Output) -> tuple[str, ...]:

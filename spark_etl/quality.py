@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from leveldb_store.archive_schema import TENANT
+from spark_etl.agreement import agreement
 from spark_etl.committed import committed
 from spark_etl.coverage import Sequences
 from spark_etl.jobs import JobError, one_line
 from spark_etl.output import Commit, Output, facts_of
 from spark_etl.parquet import found
-from spark_etl.snapshots import Snapshot, stores_of
+from spark_etl.snapshots import Snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,7 +33,6 @@ _AHEAD_SECONDS: Final = 60
 _LISTED: Final = 20
 """Findings of one check that are listed one by one."""
 _EXAMPLES: Final = 3
-_FAMILIES: Final = {"sessions": "S", "subscriptions": "TO", "retained": "R", "events": "E"}
 _KEYS: Final = {
     "messages": ["host", "number"],
     "events": ["host", "number"],
@@ -92,11 +92,6 @@ class Looked:
         """Of the output."""
         return committed(self.spark, self.output.directory, name, self.commit)
 
-    def read(self, name: str, columns: str) -> DataFrame:
-        """Of the snapshots."""
-        paths = [str(snapshot.directory) for snapshot in self.snapshots]
-        return self.spark.read.format("mqttd").option("table", name).option("columns", columns).load(paths)
-
 
 @dataclass(frozen=True, slots=True)
 class Check:
@@ -133,33 +128,9 @@ def report(looked: Looked) -> dict[str, Any]:
 
 
 def _manifests(looked: Looked) -> Iterator[str]:
-    if not looked.snapshots:
-        return
-    columns = "snapshot,store,origin,rule,session"
-    by = ["snapshot", "store", "origin", "rule", "is_kept"]
-    messages = looked.read("messages", columns).selectExpr(*columns.split(",")[:4], "session is not null as is_kept")
-    counts: dict[tuple[Any, ...], int] = {tuple(row[:5]): row[5] for row in messages.groupBy(*by).count().collect()}
-    others = {
-        (table, row[0], row[1]): row[2]
-        for table in _FAMILIES
-        for row in looked.read(table, "snapshot,store").groupBy("snapshot", "store").count().collect()
-    }
-    for store in stores_of(looked.snapshots):
-        facts, where = store.facts, (str(store.snapshot.directory), store.facts.worker)
-        wanted = [
-            (f"archived by {rule}", each.messages, counts.get((*where, "archive", rule, False), 0))
-            for rule, each in facts.archived.items()
-        ]
-        wanted += [
-            ("messages of the log", facts.messages, counts.get((*where, "queue", None, False), 0)),
-            ("messages kept for one session", facts.records.get("Q", 0), counts.get((*where, "queue", None, True), 0)),
-        ]
-        for table, letters in _FAMILIES.items():
-            records = sum(facts.records.get(letter, 0) for letter in letters)
-            wanted.append((table, records, others.get((table, *where), 0)))
-        for what, manifest, read in wanted:
-            if manifest != read:
-                yield f"{store.path}: {what}: {manifest:,} by the manifest, {read:,} were read"
+    for store, what, manifest, read in agreement(looked.spark, looked.snapshots):
+        if manifest != read:
+            yield f"{store.path}: {what}: {manifest:,} by the manifest, {read:,} were read"
 
 
 def _files(looked: Looked) -> Iterator[str]:

@@ -29,12 +29,12 @@ ARCHIVED_LEAD: Final = 5
 _PIECES: Final = 6
 _TOPIC, _PROPERTIES, _PAYLOAD, _PUBLISHER = 1, 2, 3, 5
 _SIZES: Final = struct.Struct("<BHII").unpack_from
-_LENGTH: Final = U16.unpack_from
 _HEAD: Final = np.dtype([
     ("flags", "u1"), ("topic", "<u2"), ("properties", "<u4"), ("payload", "<u4"), ("number", "<u8"),
 ])  # fmt: skip
 _ARCHIVED: Final = np.dtype([("matches", "<u4"), ("tenant", "u1")])
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+assert U16.format == "<H"
 assert _HEAD.itemsize == ENTRY.size
 assert _ARCHIVED.itemsize == ARCHIVED_LEAD
 assert EXPIRES == 8  # and a message that expires has 8 bytes more
@@ -42,14 +42,17 @@ assert EXPIRES == 8  # and a message that expires has 8 bytes more
 
 def starts_of(data: bytes, at: int, count: int, lead: int) -> list[int]:
     """Where `count` records begin, the first at `at`; they are all that follows. Raises SchemaError."""
-    starts = []
+    sizes, fixed, expires = _SIZES, lead + ENTRY.size, EXPIRES  # the only loop over messages there is
+    if count * (fixed + U16.size) > len(data) - at:
+        raise SchemaError(f"{count} stored messages cannot have {len(data) - at} bytes")
+    starts = [0] * count
     try:
-        for _ in range(count):
-            starts.append(at)
-            flags, topic, properties, payload = _SIZES(data, at + lead)
-            at += lead + ENTRY.size + (flags & EXPIRES) + topic + properties + payload
-            at += U16.size + _LENGTH(data, at)[0]
-    except struct.error as error:
+        for index in range(count):
+            starts[index] = at
+            flags, topic, properties, payload = sizes(data, at + lead)
+            at += fixed + (flags & expires) + topic + properties + payload
+            at += 2 + (data[at] | data[at + 1] << 8)
+    except (struct.error, IndexError) as error:
         raise SchemaError(f"a stored message is cut off: {error}") from None
     if at != len(data):
         raise SchemaError(f"{count} stored messages have {at} bytes, there are {len(data)}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import html
 from argparse import ArgumentParser, Namespace
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -21,21 +20,22 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampType
 
 from spark_etl import charts
+from spark_etl.agreement import Counted, agreement
 from spark_etl.analyses import ANALYSES, Analysis, once, read
 from spark_etl.charts import OTHERS
 from spark_etl.jobs import JobError, one_line
+from spark_etl.snapshots import find
 from spark_etl.tables import TABLES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["add_options", "agreement", "page", "run", "write"]
+__all__ = ["add_options", "page", "run", "write"]
 
 SERIES_MAX: Final = 8
 ROWS_MAX: Final = 20
 STEPS_MAX: Final = 120
 _STEPS: Final = (1, 5, 10, 30, 60, 300, 600, 1800, 3600, 3 * 3600, 6 * 3600, 86400, 7 * 86400)
-_FAMILIES: Final = {"S": "sessions", "R": "retained", "E": "events"}
 _STYLE: Final = """\
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 62em; margin: 2em auto; padding: 0 1em; color: #222 }
 h2 { margin-top: 2.5em; border-top: 1px solid #ddd; padding-top: 1em }
@@ -98,7 +98,7 @@ def page(spark: SparkSession, snapshots: str, told: Callable[[str], None] = lamb
     """The report."""
     told("snapshots")
     stores, rules = (_collected(read(spark, name, snapshots)) for name in ("stores", "rules"))
-    agreed = agreement(spark, snapshots, stores, rules)
+    agreed = list(agreement(spark, find(snapshots)))
     answers = {each.name: part for table in _tables() for each, part in _of_table(spark, table, snapshots, told)}
     links = "".join(f'<a href="#{each.name}">{html.escape(each.title)}</a> ' for each in ANALYSES.values())
     title = "What the snapshots say"
@@ -118,33 +118,6 @@ def page(spark: SparkSession, snapshots: str, told: Callable[[str], None] = lamb
 
 
 # -- what is read
-
-
-def agreement(spark: SparkSession, snapshots: str, stores: Rows, rules: Rows) -> Rows:
-    """For each snapshot and kind of record: how many its manifest says it has, and how many are read of it."""
-    said: Counter[tuple[str, str]] = Counter()
-    for store in stores:
-        said[store["snapshot"], "messages in the log"] += store["messages"]
-        for letter, what in _FAMILIES.items():
-            said[store["snapshot"], what] += (store["records"] or {}).get(letter, 0)
-    for rule in rules:
-        said[rule["snapshot"], "messages in the archive"] += rule["messages"]
-    found: Counter[tuple[str, str]] = Counter()
-    counted = (
-        read(spark, "messages", snapshots, ("snapshot", "origin", "position"))
-        .groupBy("snapshot")
-        .agg(F.count_if(F.col("origin") == "archive"), F.count_if(F.col("position").isNotNull()))
-    )
-    for snapshot, archive, log in counted.collect():
-        found[snapshot, "messages in the archive"] = archive
-        found[snapshot, "messages in the log"] = log
-    for what in _FAMILIES.values():
-        for snapshot, count in read(spark, what, snapshots, ("snapshot",)).groupBy("snapshot").count().collect():
-            found[snapshot, what] = count
-    return [
-        {"snapshot": key[0], "what": key[1], "manifest": said[key], "read": found[key]}
-        for key in sorted(said.keys() | found.keys())
-    ]
 
 
 def _tables() -> list[str]:
@@ -261,13 +234,17 @@ def _of_snapshots(stores: Rows, rules: Rows) -> str:
     return "<h2 id=snapshots>Snapshots</h2>" + charts.table(found, list(found[0]) if found else [])
 
 
-def _of_agreement(rows: Rows) -> str:
-    wrong = [row for row in rows if row["manifest"] != row["read"]]
+def _of_agreement(counts: Sequence[Counted]) -> str:
+    wrong = [
+        {"store": str(each.store.path), "what": each.what, "manifest": each.manifest, "read": each.read}
+        for each in counts
+        if each.manifest != each.read
+    ]
     head = "<h2 id=quality>Quality</h2>"
     if not wrong:
         return (
-            f"{head}<p>Of every snapshot as many records are read as its manifest says: messages in the archive and in "
-            f"the log, {', '.join(_FAMILIES.values())}.</p>"
+            f"{head}<p>Of every store as many records are read as its manifest says: messages in the archive, in the "
+            "log and kept for one session, sessions, subscriptions, retained messages, events.</p>"
         )
     return f"{head}<p class=bad>What is read is not what the manifests say:</p>{charts.table(wrong, list(wrong[0]))}"
 

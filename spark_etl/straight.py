@@ -101,7 +101,9 @@ def _fields() -> pa.Schema:
 
     columns = [column for column in TABLES["messages"].columns if column.name not in _WITHOUT]
     ddl = ", ".join(f"`{column.name}` {column.type}" for column in columns)
-    schema: pa.Schema = to_arrow_schema(StructType.fromDDL(ddl), timezone="UTC")
+    found = StructType.fromDDL(ddl)
+    assert isinstance(found, StructType)
+    schema: pa.Schema = to_arrow_schema(found, timezone="UTC")
     return schema
 
 

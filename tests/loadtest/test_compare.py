@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,9 +14,10 @@ import pytest
 
 from broker.testing import processes_of_session
 from loadtest import brokers, compare, comparison, document
-from loadtest.brokers import Broker, BrokerFailed
+from loadtest.brokers import PLAIN, Broker, BrokerFailed
 from loadtest.comparison import Cell, Comparison, Row
 from tests.broker_process import ROOT
+from tests.loadtest.mosquitto import certificates
 from tests.waiting import wait_until
 
 SHORT = ["--runs", "1", "--seconds", "0.3", "--warmup", "0.1", "--quiet"]
@@ -152,7 +154,7 @@ def test_idle_connections_are_counted() -> None:
     """So many that they are more than what a worker gives back after its start."""
     scenario = compare.Scenario("few", "", "conn -c 4000 -i 0", (), ())
     options = compare.parser().parse_args(SHORT)
-    figures, said = compare.once(scenario, brokers.KNOWN["mqttd-single"], options)
+    figures, said = compare.once(scenario, brokers.KNOWN["mqttd-single"], PLAIN, options)
     assert said == []
     assert figures["connect_p50"] > 0
     assert 0 < figures["client_bytes"] < 100_000
@@ -189,7 +191,7 @@ def test_a_broker_that_ends_in_a_run_is_named() -> None:
     broker = Broker("leaves", f"{sys.executable} -c '{script}'")
     options = compare.parser().parse_args(SHORT)
     with pytest.raises(BrokerFailed, match=r"leaves(:| ended)"):
-        compare.once(compare.Scenario("a", "", "pair -c 1 --rate 100", (), ()), broker, options)
+        compare.once(compare.Scenario("a", "", "pair -c 1 --rate 100", (), ()), broker, PLAIN, options)
 
 
 def test_a_broker_that_does_not_listen_to_signals_is_killed_with_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,6 +241,9 @@ def test_earlier_results_stand_beside_what_is_measured_now(tmp_path: Path) -> No
         (["--fail-if", "nonsense"], "--fail-if: 'nonsense' is no condition"),
         (["--with", "/nowhere"], "--with /nowhere: No such file or directory"),
         (["--with", "pyproject.toml"], "was not written by --json"),
+        (["--scheme", "mqtts", "--brokers", "mosquitto"], "--scheme mqtts: mosquitto, as started here, has no such"),
+        (["--brokers", "mosquitto", "--cafile", "x"], "mqtt:// has no TLS"),
+        (["--brokers", "mosquitto", "--payload", "5"], "--payload 5: one that is checked has 20 bytes at least"),
         (["--write", "README.md"], "no lines"),
         (["--write", "/nowhere"], "/nowhere: No such file or directory"),
     ],
@@ -247,6 +252,52 @@ def test_wrong_use_is_one_line(arguments: list[str], said: str) -> None:
     done = run("--quiet", *arguments, status=2)
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_what_all_tools_take_goes_before_what_scenarios_say(tmp_path: Path) -> None:
+    found = tmp_path / "found.json"
+    run(
+        "--brokers", "mosquitto", "--scenario", "mine=pair -c 2", "--rate", "200", "--payload", "3:64,100",
+        "--qos", "1", "--topic", "a/%i", "--session-expiry", "5", "--client-prefix", "x-", "--mqtt-version", "5",
+        "--password", "p w", "--user", "u", *SHORT, "--json", str(found),
+    )  # fmt: skip
+    values = json.loads(found.read_text())
+    row = values["rows"]["mine"]
+    assert shlex.split(row["flood"])[3:] == [
+        "--mqtt-version", "5", "--client-prefix", "x-", "--qos", "1", "--rate", "200.0", "--payload", "3:64,100",
+        "--topic", "a/%i", "--session-expiry", "5",
+    ]  # fmt: skip
+    assert "p99" in row["shows"]
+    assert 100 < row["cells"]["mosquitto"]["runs"][0]["rate"] < 300
+    assert "--password ... --user u" in values["command"]
+    assert "p w" not in found.read_text()
+
+
+def test_options_that_a_broker_cannot_leave_it_out() -> None:
+    given = compare.parser().parse_args(["--brokers", "mosquitto,nats-server", "--scenarios", "pair0", "--qos", "2"])
+    [scenario] = compare.chosen(given).scenarios
+    assert scenario.needs == {"qos2"}
+
+
+def test_a_broker_of_a_command_is_reached_by_tls_with_a_name_and_a_password(tmp_path: Path) -> None:
+    certificates(tmp_path)
+    (tmp_path / "passwords").write_text("fleet:word\n")
+    subprocess.run(["mosquitto_passwd", "-U", str(tmp_path / "passwords")], check=True, capture_output=True)
+    (tmp_path / "conf").write_text(
+        f"user root\nallow_anonymous false\npassword_file {tmp_path}/passwords\n"
+        f"cafile {tmp_path}/ca.pem\ncertfile {tmp_path}/server.pem\nkeyfile {tmp_path}/server.key\n"
+    )
+    secured = (
+        f"secured=sh -c '(echo listener {{port}} 127.0.0.1; cat {tmp_path}/conf) > {{dir}}/conf; "
+        "exec mosquitto -c {dir}/conf'"
+    )
+    common = ["--broker", secured, "--scenario", "a=pair -c 2 -q 1 --rate 200", "--scheme", "mqtts", *SHORT]
+    done = run(*common, "--cafile", f"{tmp_path}/ca.pem", "--user", "fleet", "--password", "word", "--json", "-")
+    (once,) = results(done.stdout)["rows"]["a"]["cells"]["secured"]["runs"]
+    assert once["rate"] > 100
+    assert once["lost"] == 0
+    done = run(*common, "--cafile", f"{tmp_path}/ca.pem", "--user", "fleet", "--password", "wrong", status=2)
+    assert "refuses clients: CONNACK with Reason Code 0x05" in done.stderr
 
 
 def test_brokers_and_scenarios_are_listed() -> None:

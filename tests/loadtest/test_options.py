@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest import options
+from loadtest import compare, flood, options, plan
 from loadtest.target import Target
 from tests.broker_process import ROOT
 
@@ -54,6 +54,22 @@ def test_wrong_values_are_one_line(
     told = capsys.readouterr().err
     assert told.startswith(said)
     assert told.count("\n") == 1
+
+
+def test_what_was_given_can_be_handed_on_and_be_shown_without_secrets() -> None:
+    given = parsed("--qos", "1", "--topic", "a b/%i", "--password", "x")
+    assert options.arguments_of(given, without=options.OF_CONNECTIONS) == [
+        "--mqtt-version", "4", "--client-prefix", "flood-", "--qos", "1", "--payload", "64", "--topic", "a b/%i",
+    ]  # fmt: skip
+    assert parsed(*options.arguments_of(given)) == given
+    shown = options.shown(["--user", "u", "--password", "x", "--password=x", "--password-file", "f"])
+    assert shown == ["--user", "u", "--password", "...", "--password=...", "--password-file", "f"]
+
+
+@pytest.mark.parametrize("tool", [flood.parser({}), plan.parser(), compare.parser()], ids=["flood", "plan", "compare"])
+def test_every_tool_has_them(tool: argparse.ArgumentParser) -> None:
+    own = {flag for action in tool._actions for flag in action.option_strings}
+    assert {f"--{each.name}" for each in options.OPTIONS} - own <= {"--host"}
 
 
 def test_a_password_from_a_file_is_its_first_line(tmp_path: Path) -> None:

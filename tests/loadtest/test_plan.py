@@ -17,6 +17,7 @@ import pytest
 
 from loadtest import plan
 from loadtest.capacity import KINDS, Fleet, Measured, answer, highest, message_seconds
+from loadtest.generator import Load
 from loadtest.run import Result
 from tests.broker_process import ROOT, BrokerProcess
 
@@ -197,6 +198,33 @@ def test_each_kind_is_sent_and_comes(bench: plan.Bench, kind: str) -> None:
     assert figures["received"] > 100
     assert figures["lost"] == figures["foreign"] == 0
     assert ("acknowledgement_p50_us" in figures) is (kind not in ("qos0", "fanout"))
+
+
+def test_floods_have_the_names_that_were_asked_for(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Load] = []
+
+    def run(load: Load, **_: object) -> Result:
+        seen.append(load)
+        return Result(dict(FIGURES), [])
+
+    monkeypatch.setattr(plan, "run", run)
+    named = {"user": "me", "password": "word", "topic": "fleet/%i", "client_prefix": "car-", "mqtt_version": 5}
+    plan.Bench(broker.url, None, options(**named), lambda _: None).at("durable", 500.0)
+    [load] = seen
+    assert (load.target.username, load.target.password, load.target.version) == ("me", "word", 5)
+    assert load.scenario.topics[0] == b"fleet/0/1"
+    assert load.scenario.publisher_id(0).startswith("car-1-")
+    assert load.target.session_expiry == 3600
+
+
+def test_a_fleet_may_be_said_as_a_rate_and_with_sessions_that_last(tmp_path: Path) -> None:
+    measured = tmp_path / "host.json"
+    measured.write_text(json.dumps({"measured": asdict(HOST), "about": ABOUT}))
+    fleet = ["--measured", measured, "--clients", "1000", "--qos", "1", "--json", "-"]
+    one = run(*map(str, fleet), "--interval", "4", "--durable", "--payload", "100", status=0)
+    same = run(*map(str, fleet), "--rate", "250", "--session-expiry", "60", "--size", "100", status=0)
+    assert json.loads(one.stdout)["answer"] == json.loads(same.stdout)["answer"]
+    assert "durable: 250 messages/s" in same.stderr
 
 
 def test_clients_and_bytes_have_their_price(bench: plan.Bench, monkeypatch: pytest.MonkeyPatch) -> None:

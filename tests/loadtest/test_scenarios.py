@@ -280,6 +280,13 @@ def test_a_scenario_chosen_on_the_web_page_brings_who_runs_beside_it(mosquitto: 
         wait_until(lambda: counts().get("backend/%i/work", 0) > 10, 30, "work is done")
         assert counts()["Consumer"] == 2
         assert counts()["SharedBackend"] == 5
+        # and a shape, which needs to know how long the run is
+        with urllib.request.urlopen(f"{page}/stop", timeout=10):
+            wait_until(lambda: shown("stats/requests").get("state") == "stopped", 30, "the run is over")
+        form = "user_count=4&spawn_rate=20&user_classes=TelemetryFleet&shape_class=Spike"
+        assert shown("swarm", f"{form}&run_time=6s")["success"]
+        wait_until(lambda: shown("stats/requests").get("user_count") == 4, 30, "the spike")
+        wait_until(lambda: shown("stats/requests").get("state") == "stopped", 30, "the spike is over")
     finally:
         web.send_signal(signal.SIGINT)
         assert web.wait(60) == 0, log.read_text()
@@ -290,6 +297,7 @@ def test_a_scenario_chosen_on_the_web_page_brings_who_runs_beside_it(mosquitto: 
     [
         ("--fail-if p99>fast TelemetryFleet", "error: argument --fail-if: "),
         ("--shape ramp TelemetryFleet", "locust: --shape needs -t"),
+        ("--class-picker --shape ramp", "locust: --shape: with --class-picker it is chosen on the page"),
         ("-u 3 SharedBackend", "locust: -u 3: 3 users are beside those of the scenario, so 4 at least"),
         ("--topic a/%i", "locust: --topic is for one scenario: name it"),
         ("RollingRestart", "locust: RollingRestart needs --pid"),

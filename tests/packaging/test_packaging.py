@@ -14,10 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from leveldb_store.schema import StoredMessage
+from tests.made_snapshot import archive_of, number_at, snapshot_of
+
 pytestmark = pytest.mark.whole_tree
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("pyx", "broker", "shards", "zmq_mesh", "leveldb_store", "loadtest")
+FOLDERS = ("pyx", "broker", "shards", "zmq_mesh", "leveldb_store", "loadtest", "spark_etl")
 PACKAGES = [name for name in FOLDERS if (ROOT / name).is_dir()]
 FILES = ["setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md"]
 SECONDS_MAX = 600.0
@@ -70,7 +73,7 @@ def test_sdist(built: tuple[Path, Path]) -> None:
         str(path.relative_to(ROOT))
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
-        if path.suffix in (".py", ".pyx", ".pxd", ".pyi") or path.name == "py.typed"
+        if path.suffix in (".py", ".pyx", ".pxd", ".pyi", ".properties") or path.name == "py.typed"
     }
     assert sorted(wanted - names) == []
     assert [name for name in names if name.startswith("tests") or name.endswith((".so", ".c"))] == []
@@ -89,6 +92,9 @@ def test_wheel(built: tuple[Path, Path]) -> None:
         f"pyx/{path.name}" for path in (ROOT / "pyx").glob("*.pyi")
     }
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    wanted = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    assert sorted(wanted - set(names)) == []
+    assert "spark_etl/log4j2.properties" in names
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
     assert [name for name in names if name.endswith((".pyx", ".pxd", ".c"))] == []
@@ -174,6 +180,21 @@ def test_without_a_compiler(tree: Path, tmp_path: Path) -> None:
     assert done.returncode != 0
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert "mqttd" in done.stderr
+    # and analysts need no more: spark_etl does its work with what pip brings
+    messages = (StoredMessage(b"t", b"x", number_at(1_790_000_000 + each), publisher="p") for each in range(50))
+    snapshot_of(tmp_path / "snapshot", [archive_of(messages)])
+    job: list[str | Path] = [
+        "-m",
+        "spark_etl",
+        "parquet",
+        "--snapshots",
+        tmp_path / "snapshot",
+        "--out",
+        tmp_path / "out",
+    ]
+    told = run(sys.executable, "-P", *job, "--master", "local[2]", cwd=tmp_path, PYTHONPATH=str(target)).stdout
+    assert told.startswith("commit 1: 50 messages")
+    assert list((tmp_path / "out" / "messages").glob("date=2026-09-21/tenant=default/*.parquet"))
 
 
 @pytest.mark.parametrize("target", ["test", "soak", "bench"])
