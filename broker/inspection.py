@@ -18,7 +18,7 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -26,7 +26,7 @@ import plyvel
 
 from broker import archive_inspection, config
 from leveldb_store import schema, snapshot
-from leveldb_store.clone import CloneError, clone_for_reading, opened
+from leveldb_store.clone import CloneError, clone_for_reading, opened_as_it_is
 from leveldb_store.database import told
 from leveldb_store.events import KEY_BYTES, decode_event
 from leveldb_store.moment import decode_moment
@@ -232,7 +232,7 @@ def _verify_snapshot(store: _Store, place: Place, facts: StoreFacts) -> None:
             store.run(cloned)
             if store.problems:
                 return  # what is counted would say the same once more
-            with closing(opened(cloned)) as db:
+            with opened_as_it_is(cloned) as db:
                 found = snapshot.count(db)
     except (CloneError, OSError) as error:
         store.say(str(error))

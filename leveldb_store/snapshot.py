@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 import xxhash
 
 from leveldb_store import archive_schema, schema
-from leveldb_store.clone import Clone, CloneError, clone, closed_for_good, opened, remove
+from leveldb_store.clone import Clone, CloneError, clone, closed_for_good, opened, opened_as_it_is, remove
 from leveldb_store.moment import decode_moment
 
 if TYPE_CHECKING:
@@ -321,7 +321,7 @@ class Taking:
         self._progress(f"worker {worker}: its log", 0.0)
         links = {}
         try:
-            with closing(opened(self._path(worker))) as db:
+            with opened_as_it_is(self._path(worker)) as db:
                 for key, value in _scan(db, schema.PEER):
                     stream, number, _ = schema.decode_peer(value)
                     links[key[1]] = LinkFacts(stream, number)
@@ -363,7 +363,7 @@ class Taking:
     def _read(self, worker: int, links: dict[int, LinkFacts]) -> StoreFacts:
         path = self._path(worker)
         size = self.clones[worker].table_bytes + self.clones[worker].log_bytes or 1
-        with closing(opened(path)) as db:
+        with opened_as_it_is(path) as db:
             version = db.get(schema.SCHEMA)
             if version is None or schema.decode_u32(version) != schema.VERSION:
                 raise SnapshotError(f"the store of worker {worker} is not of schema version {schema.VERSION}")

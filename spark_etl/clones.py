@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from leveldb_store.clone import clone, opened, remove
+from leveldb_store.clone import clone, opened_as_it_is, remove
 
 if TYPE_CHECKING:
     import plyvel
@@ -31,7 +31,7 @@ def cloned(database: Path, scratch: str | None = None) -> Iterator[plyvel.DB]:
     with _directory(place_of(database, scratch)) as directory:
         target = directory / database.name
         clone(database, target, is_kept=True)
-        with contextlib.closing(opened(target)) as db:
+        with opened_as_it_is(target) as db:
             yield db
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,17 @@ import plyvel
 import pytest
 
 from leveldb_store import clone as module
-from leveldb_store.clone import CloneError, clone, clone_for_reading, opened, reading, version_of
+from leveldb_store.clone import (
+    CloneError,
+    clone,
+    clone_for_reading,
+    opened,
+    opened_as_it_is,
+    reading,
+    remove,
+    version_of,
+)
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 BUFFER = 1 << 16  # the least that LevelDB takes: tables and compactions come soon
@@ -316,6 +327,41 @@ def test_nothing_compiled_of_ours_is_needed() -> None:
     program = "import sys; sys.modules['pyx'] = None\n" + "".join(f"import leveldb_store.{each}\n" for each in modules)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_clone_that_is_only_read_is_not_compacted(tmp_path: Path) -> None:
+    """With what is in its log it has four tables in level 0: an ordinary opening compacts them at once."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    for _ in range(4):
+        with contextlib.closing(plyvel.DB(str(source), create_if_missing=True, write_buffer_size=64 << 20)) as db:
+            for number in range(10_000):
+                db.put(key_of(number), os.urandom(1000))
+    for opening, said in ((opened_as_it_is, "Compaction error"), (opened_to_be_read_and_written, "Generated table")):
+        clone(source, target)
+        before = set(os.listdir(target))
+        with opening(target) as db:
+            wait_until(partial(has_said, target, said), 30, said)
+            assert sum(1 for _ in db.iterator(include_value=False)) == 10_000
+            assert db.get(key_of(4711)) is not None
+            tables = {path.name for path in target.glob("*.ldb") if path.is_file()} - before
+        # one may have been begun before the names were taken
+        assert len(tables) <= 1 or opening is opened_to_be_read_and_written
+        assert all(path.is_file() for path in target.iterdir())
+        with contextlib.closing(opened(target)) as db:  # and whoever opens it afterwards may write
+            db.put(b"x", b"y", sync=True)
+            db.compact_range()
+            assert db.get(b"x") == b"y"
+        remove(target)
+
+
+def has_said(database: Path, what: str) -> bool:
+    return what in (database / "LOG").read_text()
+
+
+@contextlib.contextmanager
+def opened_to_be_read_and_written(path: Path) -> Iterator[Any]:
+    with contextlib.closing(opened(path)) as db:
+        yield db
 
 
 def test_reading_leaves_it_as_it_is(source: Written, tmp_path: Path) -> None:
