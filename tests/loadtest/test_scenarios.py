@@ -281,8 +281,8 @@ def test_a_scenario_chosen_on_the_web_page_brings_who_runs_beside_it(mosquitto: 
         assert counts()["Consumer"] == 2
         assert counts()["SharedBackend"] == 5
         # and a shape, which needs to know how long the run is
-        with urllib.request.urlopen(f"{page}/stop", timeout=10):
-            wait_until(lambda: shown("stats/requests").get("state") == "stopped", 30, "the run is over")
+        assert shown("stop", "now=1")["success"]
+        wait_until(lambda: shown("stats/requests").get("state") == "stopped", 30, "the run is over")
         form = "user_count=4&spawn_rate=20&user_classes=TelemetryFleet&shape_class=Spike"
         assert shown("swarm", f"{form}&run_time=6s")["success"]
         wait_until(lambda: shown("stats/requests").get("user_count") == 4, 30, "the spike")
