@@ -16,6 +16,7 @@ __all__ = ["JOBS", "Job", "JobError", "JobModule", "one_line"]
 
 _OURS: Final = re.compile(r"\b(?:Snapshot|Table|Option|Clone|Schema|Job)Error: (.+)")
 _OF_PYTHON: Final = re.compile(r"^(\w+Error: .+)", re.MULTILINE)
+_OF_JAVA: Final = re.compile(r"^(?:: |Caused by: )(.+)", re.MULTILINE)
 
 
 class JobError(Exception):
@@ -25,8 +26,8 @@ class JobError(Exception):
 def one_line(error: Exception) -> JobError:
     """What of an error of Spark's says what is wrong: our own line, where one of ours has caused it."""
     text = str(error)
-    of_python = _OURS.findall(text) or _OF_PYTHON.findall(text)
-    return JobError(of_python[-1].strip() if of_python else text.strip().partition("\n")[0])
+    causes = _OURS.findall(text) or _OF_PYTHON.findall(text) or _OF_JAVA.findall(text)
+    return JobError(causes[-1].strip() if causes else text.strip().partition("\n")[0])
 
 
 class JobModule(Protocol):

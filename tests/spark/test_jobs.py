@@ -61,3 +61,7 @@ def test_of_an_error_of_spark_the_line_that_was_ours_is_said() -> None:
     assert str(one_line(ValueError(text.format(ours)))) == "/s/worker-0/1.ldb: is damaged"
     assert str(one_line(ValueError(text.format("ValueError: year 58692")))) == "ValueError: year 58692"
     assert str(one_line(ValueError("[X] no room\nmore"))) == "[X] no room"
+    of_java = "An error occurred while calling o1.parquet.\n: org.apache.spark.SparkException: Job aborted\n\tat a.b\n"
+    assert str(one_line(ValueError(of_java))) == "org.apache.spark.SparkException: Job aborted"
+    of_java += "Caused by: java.io.IOException: No space left on device\n\tat c.d\n"
+    assert str(one_line(ValueError(of_java))) == "java.io.IOException: No space left on device"
