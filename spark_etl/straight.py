@@ -38,6 +38,7 @@ _GROUP_BYTES: Final = 64 << 20
 """Of messages, as Arrow has them, that become a row group. So much a task holds, and the group it is writing."""
 
 _COMPRESSION: Final = "zstd"
+_MADE: Final = pa.schema([("made", pa.string()), ("name", pa.string())])
 _EPOCH: Final = date(1970, 1, 1)
 
 _WITHOUT: Final = ("tenant",)
@@ -113,7 +114,7 @@ def _task(
     def write(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in itertools.chain.from_iterable(batch.column(0).to_pylist() for batch in numbers):
             made = _written(groups[number], _Files(fields, Path(directory), number))
-            yield pa.RecordBatch.from_pydict({"made": list(made), "name": list(made.values())})
+            yield pa.RecordBatch.from_pydict({"made": list(made), "name": list(made.values())}, schema=_MADE)
 
     return write
 

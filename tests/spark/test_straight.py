@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -128,6 +129,14 @@ def test_what_another_attempt_has_left_is_no_part_of_the_output(
     paths = sorted(tmp_path.glob("date=*/tenant=*/*.parquet"))
     assert {path.name for path in paths} == {"part-00000.parquet", "part-00001.parquet"}
     assert sum(pq.read_metadata(path).num_rows for path in paths) == 1800
+
+
+def test_a_share_without_a_message_makes_no_file(spark: SparkSession, snapshot: Path, tmp_path: Path) -> None:
+    (whole,) = found(str(snapshot))
+    share = straight.shares(job._planned([whole], Commit()).missing, [whole])[0]
+    nothing = replace(share, conditions=replace(share.conditions, first=1, last=2))
+    straight.write_straight(spark, [nothing, share], tmp_path, 2)
+    assert {path.name for path in tmp_path.glob("date=*/tenant=*/*.parquet")} == {"part-00001.parquet"}
 
 
 def test_a_message_that_waited_before_it_was_archived_is_there_once(spark: SparkSession, tmp_path: Path) -> None:
