@@ -32,18 +32,13 @@ def test_parquet_by_spark_submit_on_a_cluster(tmp_path: Path) -> None:
         **os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_HOME": str(Path(pyspark.__file__).parent), "SPARK_WORKER_DIR": str(tmp_path / "work"),
     }  # fmt: skip
-    submit = [Path(pyspark.__file__).parent / "bin" / "spark-submit", "--master", "local-cluster[2,1,1024]"]
-    job = [
-        ROOT / "spark_etl" / "__main__.py",
-        "parquet",
-        "--snapshots",
-        tmp_path / "snapshot",
-        "--out",
-        tmp_path / "out",
-    ]
+    home = Path(pyspark.__file__).parent
+    command: list[str | Path] = [
+        home / "bin" / "spark-submit", "--master", "local-cluster[2,1,1024]", "--conf", "spark.ui.enabled=false",
+        ROOT / "spark_etl" / "__main__.py", "parquet", "--snapshots", tmp_path / "snapshot", "--out", tmp_path / "out",
+    ]  # fmt: skip
     done = subprocess.run(
-        [*submit, "--conf", "spark.ui.enabled=false", *job],
-        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=SECONDS_MAX,
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=SECONDS_MAX
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     assert "commit 1: 12,050 messages, 5 stores, 4 rules" in done.stdout
