@@ -142,10 +142,8 @@ class MqttdReader(DataSourceReader):
             spans: Iterable[list[Span]] = [[]]
             if options.table.name not in OF_MANIFESTS:
                 spans = spans_of(store, options.table.name, self._conditions, options.partition_bytes, options.scratch)
-            parts += (
-                Part(len(parts) + at, str(store.snapshot.directory), store.facts.worker, each)
-                for at, each in enumerate(spans)
-            )
+            for each in spans:
+                parts.append(Part(len(parts), str(store.snapshot.directory), store.facts.worker, each))
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

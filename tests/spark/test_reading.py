@@ -119,8 +119,9 @@ def everything(day: Path, spark: SparkSession) -> DataFrame:
     return spark.createDataFrame(rows.collect(), rows.schema).cache()
 
 
-def test_tasks_that_share_a_store_have_each_row_once(day: Path, load: Load, tmp_path: Path) -> None:
-    parts = load(day, columns="number,store,position,origin", partition_bytes="60000", metrics=str(tmp_path))
+@pytest.mark.parametrize("size", ["60000", "50000", "40000", "30000"])
+def test_tasks_that_share_a_store_have_each_row_once(day: Path, load: Load, tmp_path: Path, size: str) -> None:
+    parts = load(day, columns="number,store,position,origin", partition_bytes=size, metrics=str(tmp_path))
     rows = parts.collect()
     assert blocks_read(tmp_path)["clones"] >= 8
     assert blocks_read(tmp_path)["rows"] == len(rows) == 3 * HOURS * PER_HOUR
