@@ -154,19 +154,19 @@ def opened_as_it_is(path: Path) -> Iterator[plyvel.DB]:
     a compaction that cannot make its table does, until the database is closed. So directories have the names of the
     next tables meanwhile.
     """
-    with contextlib.closing(opened(path)) as db:
-        taken = [int(found[0]) for name in os.listdir(path) if (found := _NUMBER.search(name))]
-        in_the_way = [path / f"{max(taken) + each:06}.ldb" for each in range(1, _IN_THE_WAY + 1)]
+    db = opened(path)
+    taken = [int(found[0]) for name in os.listdir(path) if (found := _NUMBER.search(name))]
+    in_the_way = [path / f"{max(taken) + each:06}.ldb" for each in range(1, _IN_THE_WAY + 1)]
+    try:
         for directory in in_the_way:
             with contextlib.suppress(FileExistsError):  # a compaction was faster: it ends at the next one
                 directory.mkdir()
-        try:
-            yield db
-        finally:
-            db.close()
-            for directory in in_the_way:
-                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                    directory.rmdir()
+        yield db
+    finally:
+        db.close()
+        for directory in in_the_way:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                directory.rmdir()
 
 
 @contextlib.contextmanager

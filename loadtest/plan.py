@@ -61,9 +61,9 @@ WITHIN: Final = 0.30
 COMES: Final = 0.98
 """Of what is due: what must come within the measured time."""
 
-_OWN: Final = ("host", "qos", "rate", "payload", "topic", "client-prefix", "session-expiry")
-"""Options of all load tools that mean something of the fleet here, or are said otherwise."""
-_DEFAULTS: Final = dict.fromkeys(each.name for each in options.OPTIONS)
+_OF_THE_FLEET: Final = ("host", "qos", "rate", "payload", "session-expiry")
+"""Options of all load tools that mean something of the fleet here."""
+_DEFAULTS: Final = {**dict.fromkeys(each.name for each in options.OPTIONS), "client-prefix": "plan"}
 _FIRST_RATE: Final = 40_000.0
 _LIKE: Final = {"qos1": ("qos0", 0.5), "qos2": ("qos1", 0.5), "fanout": ("qos0", 100.0), "durable": ("qos1", 0.5)}
 """Where the search for a kind begins: so many times the rate of another."""
@@ -129,7 +129,7 @@ class Bench:
         given = self._given
         topic = f"{given.topic}/{self._count}" if given.topic else f"plan{self._count}/%i"
         own = ["--host", self._url, "--client-prefix", f"{given.client_prefix}{self._count}-", "-t", topic, "-i", "0.1"]
-        own += options.arguments_of(given, without=_OWN)
+        own += options.arguments_of(given, without=(*_OF_THE_FLEET, "topic", "client-prefix"))
         load = flood.load_of(flood.parser({}).parse_args([*shlex.split(arguments), *own]))
         if load.scenario.idle:
             load = dataclasses.replace(
@@ -347,10 +347,7 @@ def parser() -> argparse.ArgumentParser:
     add("--broker", default="mqttd", metavar="NAME", help=f"{', '.join(brokers.KNOWN)} (default: %(default)s)")
     add("--directory", type=Path, metavar="DIR", help="where it has its own: the disk that is meant")
     add("--host", metavar="URL", help="of a broker that runs already, on this machine, instead")
-    options.add_to(made, without=_OWN, defaults=_DEFAULTS)
-    add("-t", "--topic", metavar="TEMPLATE", help="of what is published, a level with a number behind it: %%i is the "
-        "publisher's number, %%c its client id (default: plan and a number, and %%i)")  # fmt: skip
-    add("--client-prefix", default="plan", metavar="TEXT", help="of client ids (default: %(default)s)")
+    options.add_to(made, without=_OF_THE_FLEET, defaults=_DEFAULTS)
     add("--pid", type=at_least(1), help="of its first process")
     add("--measured", type=Path, metavar="FILE", help="an earlier --json: nothing is measured again")
     add("--json", type=Path, metavar="FILE", help="write what was measured, and the answer; - for standard output")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from leveldb_store.snapshot import NAME, Manifest, SnapshotError, StoreFacts, differences, read_manifest
 
-__all__ = ["Snapshot", "SnapshotError", "Store", "damage", "find", "stores_of"]
+__all__ = ["Snapshot", "SnapshotError", "Store", "damage", "find", "store_at", "stores_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,12 @@ def _below(directory: Path) -> list[Path]:
 def stores_of(snapshots: list[Snapshot]) -> list[Store]:
     """All stores, by snapshot and worker."""
     return [Store(snapshot, facts) for snapshot in snapshots for facts in snapshot.manifest.stores]
+
+
+def store_at(directory: str, worker: int) -> Store:
+    """The store of a worker in the snapshot in a directory. Raises SnapshotError."""
+    (snapshot,) = find(directory)
+    return Store(snapshot, snapshot.manifest.stores[worker])
 
 
 def damage(store: Store) -> str:

@@ -32,7 +32,7 @@ from spark_etl.frames import Counts, Frames
 from spark_etl.manifests import OF_MANIFESTS
 from spark_etl.plan import PARTITION_BYTES, spans_of
 from spark_etl.reading import Span, read
-from spark_etl.snapshots import Store, find, stores_of
+from spark_etl.snapshots import find, store_at, stores_of
 from spark_etl.tables import Column, Table, table_of
 
 __all__ = ["MqttdReader", "MqttdSource", "OptionError"]
@@ -151,7 +151,7 @@ class MqttdReader(DataSourceReader):
         if not isinstance(partition, Part):
             return  # Spark's own, where there is nothing to read
         options = self._options
-        store = _store(partition.directory, partition.worker)
+        store = store_at(partition.directory, partition.worker)
         frames = Frames(to_arrow_schema(self._schema, timezone="UTC"), store, Counts())
         if options.table.name in OF_MANIFESTS:
             yield from OF_MANIFESTS[options.table.name](store, frames)
@@ -159,11 +159,6 @@ class MqttdReader(DataSourceReader):
             yield from read(store, options.table.name, partition.spans, self._conditions, frames, options.scratch)
         if options.metrics:
             _write(Path(options.metrics), partition, frames.counts)
-
-
-def _store(directory: str, worker: int) -> Store:
-    (snapshot,) = find(directory)
-    return Store(snapshot, snapshot.manifest.stores[worker])
 
 
 def _write(directory: Path, part: Part, counts: Counts) -> None:

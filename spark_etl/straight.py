@@ -26,7 +26,7 @@ from spark_etl.conditions import Conditions
 from spark_etl.coverage import Missing
 from spark_etl.files import DAY_MICROSECONDS
 from spark_etl.reading import Span
-from spark_etl.snapshots import Snapshot, Store, find
+from spark_etl.snapshots import Snapshot, Store, store_at
 from spark_etl.tables import TABLES
 
 if TYPE_CHECKING:
@@ -125,8 +125,7 @@ def _written(group: list[Share], files: _Files) -> dict[str, str]:
     from spark_etl.reading import read
 
     for share in group:
-        (snapshot,) = find(share.directory)
-        store = Store(snapshot, snapshot.manifest.stores[share.store])
+        store = store_at(share.directory, share.store)
         frames = Frames(files.fields, store, Counts())
         for batch in read(store, "messages", list(share.spans), share.conditions, frames, None):
             files.add(batch)
