@@ -1,8 +1,8 @@
 """The build of mqttd: the table of extension modules and the profiles they are compiled in.
 
 What is where: names, versions and dependencies stand in pyproject.toml; this file only knows how a ``.pyx`` becomes a
-module. Every ``pyx/*.pyx`` is one extension module (a new file needs no line here), and with ``MQTTD_TESTS=1`` so is
-every ``.pyx`` of tests/unit and tests/benchmarks.
+module. Every ``pyx/*.pyx`` is one extension module (a new file needs no line here), and where ``MQTTD_TESTS`` is set so
+is every ``.pyx`` of tests/unit and tests/benchmarks.
 
 ``MQTTD_PROFILE`` chooses how they are compiled; each profile keeps its own C files and objects, so that one does not
 make another compile again (the modules themselves land in the same place with ``--inplace``: see ``make asan``):
@@ -13,6 +13,9 @@ debug      ``-O0 -g``, bounds checks, initialised checks and asserts on, ``MQTTD
 coverage   line tracing, for coverage.py with its Cython plugin and ``core = "ctrace"``
 asan       debug checks under AddressSanitizer and UndefinedBehaviorSanitizer
 =========  ===========================================================================================================
+
+With ``MQTTD_TESTS=1`` the steps of the data path are counted, too (``MQTTD_COUNT_WORK``, pyx/work.pxd), as in no
+release; ``MQTTD_TESTS=bench`` builds the adapters beside modules as they are released. Each has its own directory.
 
 Where no compiler is found the extension modules are left out with one line and the pure parts still install: an
 analyst's laptop reads stores and never runs the broker. A compiler that is there and fails is an error like any other.
@@ -66,6 +69,13 @@ PROFILE = os.environ.get("MQTTD_PROFILE", "release")
 if PROFILE not in PROFILES:
     sys.exit(f"MQTTD_PROFILE={PROFILE}: the profiles are {', '.join(PROFILES)}")
 
+TESTS = os.environ.get("MQTTD_TESTS", "")
+if TESTS not in ("", "1", "bench"):
+    sys.exit(f"MQTTD_TESTS={TESTS}: 1 or bench")
+IS_COUNTED = TESTS == "1"
+#: of everything that is compiled C
+FLAVOUR = f"{PROFILE}{'-counted' if IS_COUNTED else ''}-{sysconfig.get_config_var('SOABI')}"
+
 CYTHON_DIR = os.path.join("build", f"cython-{PROFILE}")
 JOBS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -75,9 +85,11 @@ def extensions() -> list[Extension]:
     if os.environ.get("MQTTD_EXTENSIONS") == "none":
         return []
     patterns = ["pyx/*.pyx"]
-    if os.environ.get("MQTTD_TESTS") == "1":
+    if TESTS:
         patterns += ["tests/unit/*.pyx", "tests/benchmarks/*.pyx"]
     _, compile_args, link_args, macros = PROFILES[PROFILE]
+    if IS_COUNTED:
+        macros = [*macros, ("MQTTD_COUNT_WORK", "1")]
     return [
         Extension(
             os.path.splitext(path)[0].replace(os.sep, "."),
@@ -162,10 +174,14 @@ class BuildExtensions(build_ext):
     def finalize_options(self) -> None:
         super().finalize_options()
         self.parallel = self.parallel or JOBS
-        flavour = f"{PROFILE}-{sysconfig.get_config_var('SOABI')}"
-        self.build_temp = os.path.join("build", f"objects-{flavour}")
+        self.build_temp = os.path.join("build", f"objects-{FLAVOUR}")
         if self.inplace:  # built there, then copied: a directory for each profile, or one would pass for another
-            self.build_lib = os.path.join("build", f"lib-{flavour}")
+            self.build_lib = os.path.join("build", f"lib-{FLAVOUR}")
+
+    def copy_extensions_to_source(self) -> None:
+        """Also one that is older than what lies there: that may be of another profile."""
+        self.force = True
+        super().copy_extensions_to_source()
 
     def run(self) -> None:
         if self.extensions:

@@ -4,6 +4,7 @@
     {"sessions": "show", "client": C, "from": N} {"session": {...} or null, "subscriptions": [...], "next": N or null}
     {"sessions": "delete", "client": C}          {"deleted": true or false}, when the store has it
     {"events": "list", "from": N}                {"events": [[number, value], ...], "next": N or null}
+    {"work": "highest"}                          {"work": {kind of callback: ns}}, in test builds (pyx/work.pxd)
 
 Events (`leveldb_store.events`) come as they are stored, in base 64, those behind number N that are on the disk.
 
@@ -16,6 +17,8 @@ import base64
 import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from pyx import work
 
 if TYPE_CHECKING:
     from broker.node import Node
@@ -53,6 +56,8 @@ class Administration:
                 self._node.router.when_durable(lambda: answer({"deleted": deleted}))
             case {"events": "list", "from": int(after)}:
                 answer(self._events(after))
+            case {"work": "highest"} if work.COUNTED:
+                answer({"work": work.highest(), "over": work.over()})
             case _:
                 answer({"unknown": True})
 

@@ -80,11 +80,14 @@ def offers(settings: Settings, packet: Connect, client_id: str) -> dict[str, Any
     properties["maximum_packet_size"] = limits.packet_bytes_max
     if limits.topic_alias_max:
         properties["topic_alias_maximum"] = limits.topic_alias_max
-    # a client id with separators could be the place of another's, or a filter  [MQTT-3.1.2-28]
+    # a client id with separators could be the place of another's, or a filter; and what is longer than a topic may be
+    # cannot be the beginning of one  [MQTT-3.1.2-28]
     if (
         protocol.response_information is not None
         and packet.properties.get("request_response_information")
         and not _SEPARATORS & set(client_id)
     ):
-        properties["response_information"] = protocol.response_information + client_id
+        response = protocol.response_information + client_id
+        if len(response.encode()) <= limits.topic_bytes_max:
+            properties["response_information"] = response
     return properties

@@ -210,9 +210,14 @@ class Authenticating:
     def _start(self, check: _Check) -> None:
         self._row.add(count.CREDENTIALS_HASHED)
         backend, username, password = check.backend, check.username, check.password
-        check.cancel = self.submit(
-            lambda: backend.check(username, password), lambda result: self._checked(check, result)
-        )
+        check.cancel = self.submit(lambda: backend.check(username, password), lambda result: self._done(check, result))
+
+    def _done(self, check: _Check, result: bool | Exception) -> None:
+        try:
+            self._checked(check, result)
+        except Exception as error:  # noqa: BLE001  the one door
+            for entrant in list(check.entrants.values()):
+                self._node.router.fail(entrant.conn, error)
 
     def _checked(self, check: _Check, result: bool | Exception) -> None:
         backend = self._node.settings.credentials
@@ -230,14 +235,18 @@ class Authenticating:
         for entrant in list(check.entrants.values()):
             if entrant.conn not in check.entrants:
                 continue  # a newer connection of its client id has just come in
-            self._decided(entrant)
-            if result is True:
-                self._accept(entrant, check.username)
-                self._node.dispatch.resume(entrant.conn)
-            elif result is False:
-                self._reject(entrant, ReasonCode.BAD_USER_NAME_OR_PASSWORD, "wrong user name or password")
-            else:
-                self._node.connecting.unavailable(entrant.conn, "its password could not be checked")
+            self._node.guard(entrant.conn, self._settle, entrant, check.username, result)
+
+    def _settle(self, entrant: Entrant, username: str, result: bool | Exception) -> None:
+        """Its password was looked at."""
+        self._decided(entrant)
+        if result is True:
+            self._accept(entrant, username)
+            self._node.dispatch.resume(entrant.conn)
+        elif result is False:
+            self._reject(entrant, ReasonCode.BAD_USER_NAME_OR_PASSWORD, "wrong user name or password")
+        else:
+            self._node.connecting.unavailable(entrant.conn, "its password could not be checked")
 
     # ------------------------------------------------------------ AUTH
 

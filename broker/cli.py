@@ -22,13 +22,16 @@ from typing import Any
 
 import broker
 from broker import config, passwd
-from broker.config import ConfigError, Settings
+from broker.config import WORKERS_MAX, ConfigError, Settings
 from broker.logs import Log
 from shards import listening
+from shards.clock import HostClock
 from shards.console import Console, Written
 from shards.cores import usable_cores
 from shards.data_dir import DataDir, DataDirError
+from shards.descriptors import raise_descriptor_limit
 from shards.listening import CannotListen
+from shards.obituary import Obituary
 from shards.runtime_dir import RuntimeDir, RuntimeDirError
 from shards.supervisor import (
     ControlSeat,
@@ -37,7 +40,6 @@ from shards.supervisor import (
     ReloadRefused,
     Seat,
     Supervisor,
-    raise_descriptor_limit,
 )
 
 _CANNOT_START = 1
@@ -61,7 +63,7 @@ mqttd passwd FILE USER     set the password of a user in a password file; --help
 
 Settings come from defaults, then the file, then the environment (MQTTD_PORT, MQTTD_LIMITS__PACKET_BYTES_MAX, ...),
 then flags.
-Signals: SIGTERM and SIGINT stop the broker, SIGHUP re-reads the configuration.
+Signals: SIGTERM, SIGINT and SIGQUIT stop the broker, SIGHUP re-reads the configuration; others are ignored.
 """
 
 
@@ -117,7 +119,12 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--workers", type=int, metavar="N", help="worker processes (default: usable cores)")
+    add(
+        "--workers",
+        type=int,
+        metavar="N",
+        help=f"worker processes (default: usable cores), at most {WORKERS_MAX}: a set of workers is a word of 64 bits",
+    )
     add("--host", action="append", help="address to listen on, IPv4 or IPv6; may be repeated (default: loopback)")
     add("--port", type=int, help="TCP port, 0 picks a free one (default: 1883)")
     add("--config", metavar="FILE", help="configuration file (TOML); also MQTTD_CONFIG")
@@ -168,9 +175,13 @@ def _warn_if_exposed(settings: Settings, log: Log) -> None:
 
 
 def _serve(file: str | None, flags: Mapping[str, Any]) -> int:
-    settings = _resolved(_load(file, flags))
+    asked = _load(file, flags)
+    settings = _resolved(asked)
     run, row_bytes, heartbeat, bury = _worker()
     log = Log.of(settings)
+    if not asked.workers and (cores := usable_cores()) > WORKERS_MAX:
+        why = f"there can be {WORKERS_MAX}: a set of workers is a word of 64 bits"
+        log.warning("workers_capped", cores=cores, workers=settings.workers, reason=why)
     descriptors = raise_descriptor_limit()
     try:
         # of a second broker in the same directory it is said that the port is in use: its data_dir is, too
@@ -204,6 +215,7 @@ def _serve(file: str | None, flags: Mapping[str, Any]) -> int:
             control=_control() if admin else None,
             admin=admin,
             console=console,
+            clock=HostClock(None if data_dir is None else data_dir.path, log.emit),
         )
     except CannotListen as error:
         listening.close([admin])
@@ -245,7 +257,7 @@ def _load(file: str | None, flags: Mapping[str, Any]) -> Settings:
 
 def _resolved(settings: Settings) -> Settings:
     """What stands for "as many as" and "where there is one", looked up on this machine."""
-    updates: dict[str, Any] = {"workers": settings.workers or usable_cores()}
+    updates: dict[str, Any] = {"workers": settings.workers or min(usable_cores(), WORKERS_MAX)}
     updates["data_dir"] = os.path.abspath(settings.data_dir)
     if "host" not in settings.model_fields_set:
         updates["host"] = [host for host in settings.host if listening.available(host)] or settings.host
@@ -280,7 +292,7 @@ def _control() -> Callable[[ControlSeat], int]:
     return run
 
 
-def _worker() -> tuple[Callable[[Seat], int], int, int, Callable[[memoryview], object]]:
+def _worker() -> tuple[Callable[[Seat], int], int, int, Obituary]:
     """(a worker's `run`, the bytes of its counter row, the index of its heartbeat in it, what closes the row's books).
 
     Imported before the fork, so that the workers share the memory of the code.
@@ -295,7 +307,8 @@ def _worker() -> tuple[Callable[[Seat], int], int, int, Callable[[memoryview], o
         else:
             reason = f"{error}"
         raise _CannotStart(_CANNOT_START, f"cannot start: {reason}") from None
-    return run, counters.ROW_BYTES, counters.NAMES.index("heartbeat"), counters.bury
+    obituary = Obituary(counters.in_hand, counters.bury)
+    return run, counters.ROW_BYTES, counters.NAMES.index("heartbeat"), obituary
 
 
 def _written(settings: Settings, console: Console, log: Log) -> Written | None:

@@ -43,7 +43,8 @@ _ENVIRONMENT_OTHERS = ("MQTTD_TEST", "MQTTD_PROFILE", "MQTTD_EXTENSIONS")  # of 
 _KIB = 1024
 _MIB = 1024 * _KIB
 _DAY = 86400
-_WORKERS_MAX = 256  # a message number has 8 bits for its worker
+WORKERS_MAX = 64
+"""A set of workers is a word of 64 bits, and a row of counters has places for 64 links."""
 _QUEUE_RULES_MAX = 63
 _TOPIC_RULES_MAX = 64  # one after the other is looked at, for each message that is stored
 
@@ -96,9 +97,10 @@ class Settings(BaseModel):
     workers: int = Field(
         default=0,
         ge=0,
-        le=_WORKERS_MAX,
+        le=WORKERS_MAX,
         json_schema_extra=_RESTART,
-        description="Worker processes; 0: as many as there are usable cores (CPU affinity and control group quota).",
+        description="Worker processes, at most 64, because a set of workers is a word of 64 bits; 0: as many as there "
+        "are usable cores (CPU affinity and control group quota), and 64 where there are more.",
     )
     host: Annotated[list[str], BeforeValidator(_listed)] = Field(
         default=["127.0.0.1", "::1"],
@@ -346,7 +348,7 @@ def _contradictions(settings: Settings) -> Iterator[str]:
                 yield f"{table}.filter: {text!r} (of table {number}): {wrong}"
     yield from archive_errors(settings.archive, settings.store)
     limits = settings.limits
-    if limits.session_expiry_seconds_default_v3 > limits.session_expiry_seconds_max:
+    if 0 < limits.session_expiry_seconds_max < limits.session_expiry_seconds_default_v3:
         yield (
             "limits.session_expiry_seconds_default_v3: more than limits.session_expiry_seconds_max "
             f"({limits.session_expiry_seconds_max})"

@@ -14,15 +14,18 @@ has changed nothing: the session that it found is what it was (`_Before`), one t
 from __future__ import annotations
 
 import secrets
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from broker.admission import offers, refusal
 from broker.authenticating import Entrant
 from broker.sessions import NEVER, Details
+from broker.steps import Steps
 from broker.takeovers import Takeovers
 from pyx import counters as count
 from pyx.codec import encode_connack, encode_disconnect
 from pyx.reasons import ReasonCode
+from pyx.work import callback
 from shards.placement import home
 
 if TYPE_CHECKING:
@@ -170,14 +173,14 @@ class Connecting:
             session = self._sessions.new(client_id, version)
         else:
             before = _Before.of(session)
-        self._equip(session, entrant, expiry, username)
         awaiting = _Awaiting(entrant, session, before, granted, keep_alive)
+        session.details.awaiting = conn  # until its CONNACK: whatever fails, `_withdraw` takes all of it back
+        self._awaiting[conn] = awaiting
+        self._equip(session, entrant, expiry, username)
         self._custody.connected(session)
         if waits:
             conn.state = _DECIDING
-            session.details.awaiting = conn
-            self._awaiting[conn] = awaiting
-            self._router.when_durable(lambda: self._stored(awaiting))
+            self._router.when_durable(lambda: self._stored(awaiting), conn)
         else:
             self._admit(awaiting)
 
@@ -223,8 +226,6 @@ class Connecting:
         conn = awaiting.entrant.conn
         if self._awaiting.get(conn) is not awaiting:
             return  # it has gone meanwhile
-        del self._awaiting[conn]
-        awaiting.session.details.awaiting = None
         self._admit(awaiting)
         self._node.dispatch.resume(conn)
 
@@ -232,11 +233,13 @@ class Connecting:
         conn, packet, session = awaiting.entrant.conn, awaiting.entrant.packet, awaiting.session
         conn.keep_alive_ms = awaiting.keep_alive * 1500
         self._router.write(conn, self._connack(packet.version, awaiting.present, awaiting.granted))
+        del self._awaiting[conn]
+        session.details.awaiting = None
+        self._connected += 1
+        self._row.add(count.CONNECTIONS_OPENED)
         self._router.attach(session, conn)
         self._node.replaying.attached(session)
-        self._connected += 1
         self._node.opened(conn)
-        self._row.add(count.CONNECTIONS_OPENED)
         self._log_opened(conn, packet, session, awaiting.present, awaiting.keep_alive)
         self._recording.opened(conn, packet, session, awaiting.present, awaiting.keep_alive)
         if session.durable and not awaiting.present:
@@ -279,7 +282,8 @@ class Connecting:
     def refuse_unstored(self) -> None:
         """The disk has failed for store_error_seconds_max: who waits for it waits no longer."""
         for conn, awaiting in list(self._awaiting.items()):
-            self.unavailable(conn, "nothing can be stored at present", client=awaiting.session.client_id)
+            why, client = "nothing can be stored at present", awaiting.session.client_id
+            self._node.guard(conn, partial(self.unavailable, conn, why, client=client))
 
     def _log_opened(self, conn: Connection, packet: Connect, session: Session, present: bool, keep_alive: int) -> None:
         log = self._node.log
@@ -494,6 +498,7 @@ class Connecting:
         self._router.close(conn, int(reason), why)
         self.closed(conn, int(reason) & 0xFF, why, told)
 
+    @callback("closed")
     def closed(self, conn: Connection, reason: int, why: str, told: int | None = None) -> None:
         """The connection ends (ours or the client's doing): its session is detached, its will is due."""
         self._node.authenticating.forget(conn)
@@ -501,68 +506,99 @@ class Connecting:
         if session is None:
             self._withdraw(conn)
             return
-        if reason and conn.version == 5:
-            self._router.write(conn, self._goodbye(conn, reason, why))
         conn.session = None
         self._connected -= 1
         self._row.add(count.CONNECTIONS_CLOSED)
-        self._log_closed(conn, session, why, told)
-        self._recording.closed(conn, session, why, reason, told)
+        steps = Steps()
+        if reason and conn.version == 5:
+            steps.do(self._say_goodbye, conn, reason, why)
+        steps.do(self._log_closed, conn, session, why, told)
+        steps.do(self._recording.closed, conn, session, why, reason, told)
+        if session.details.expiry_interval == 0:
+            steps.do(self._record_end, session)
+            steps.do(self._custody.ends, session)
+            steps.do(self._router.detach, session)  # ends it
+            steps.do(self._node.replaying.ended, session)
+            steps.do(self._sessions.remove, session)
+        else:
+            steps.do(self._router.detach, session)
+            steps.do(self._custody.disconnected, session)
+            steps.do(self._node.replaying.detached, session)
+            steps.do(self.start_expiry, session, session.details.expiry_interval)
+        steps.do(self._leave_will, session)
+        steps.finish()
+
+    def _record_end(self, session: Session) -> None:
+        if self._custody.stores(session):
+            self._recording.session_ended(session, "its Session Expiry Interval is 0 now")
+
+    def _leave_will(self, session: Session) -> None:
+        """Its connection has ended: its will, if it has one, is due now or later."""
         details: Details = session.details
         will = details.will
-        expiry = details.expiry_interval
-        delay = min(will.delay_interval, expiry) if will is not None else 0
-        if expiry == 0:
-            if self._custody.stores(session):
-                self._recording.session_ended(session, "its Session Expiry Interval is 0 now")
-            self._custody.ends(session)
-        self._router.detach(session)  # ends a session that is not durable
-        if expiry == 0:
-            self._node.replaying.ended(session)
-            self._sessions.remove(session)
-        else:
-            self._custody.disconnected(session)
-            self._node.replaying.detached(session)
-            self.start_expiry(session, session.details.expiry_interval)
+        delay = min(will.delay_interval, details.expiry_interval) if will is not None else 0
         if will is None:
             self._custody.will_gone(session)
         elif delay:
-            self._custody.will_waits(session, self._router.wall_ms + delay * 1000)
             self.start_will_delay(session, delay)
+            self._custody.will_waits(session, self._router.wall_ms + delay * 1000)
         else:
             self._will_due(session)
 
+    def fail(self, conn: Connection) -> None:
+        """An error of ours while something of this connection's was handled: 0x83 to v5, and the end. What was half
+        done is taken back (`_withdraw`), or ends as with any other connection.
+        """
+        reason, why = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "internal error"
+        if conn.state >= _OPEN:
+            self.end_connection(conn, reason, why)
+        elif conn.version == 5:
+            self.refuse(conn, reason, why)
+        else:
+            self.give_up(conn, why)
+
     def start_expiry(self, session: Session, seconds: float) -> None:
         """An offline session ends when so many have passed (NEVER: it does not)."""
+        details: Details = session.details
+        if details.expiry_handle is not None:
+            details.expiry_handle.cancel()
+            details.expiry_handle = None
         if seconds != NEVER:
-            session.details.expiry_handle = self._node.call_later(seconds, lambda: self._expire(session))
+            details.expiry_handle = self._node.call_later(seconds, lambda: self._expire(session), session)
 
     def start_will_delay(self, session: Session, seconds: float) -> None:
         """The will of an offline session is due when so many have passed."""
-        session.details.will_handle = self._node.call_later(seconds, lambda: self._will_due(session))
+        details: Details = session.details
+        if details.will_handle is not None:
+            details.will_handle.cancel()
+        details.will_handle = self._node.call_later(seconds, lambda: self._will_due(session), session)
 
-    def _goodbye(self, conn: Connection, reason: int, why: str) -> bytes:
+    def _say_goodbye(self, conn: Connection, reason: int, why: str) -> None:
         """DISCONNECT with its Reason String, and with the other server where it names one."""
         properties = {"reason_string": why}
         reference = self._node.settings.protocol.redirect
         if reference is not None and reason in (ReasonCode.USE_ANOTHER_SERVER, ReasonCode.SERVER_MOVED):
             properties["server_reference"] = reference
         packet = encode_disconnect(reason, properties, packet_bytes_max=conn.packet_bytes_max)
-        return packet if len(packet) <= conn.packet_bytes_max else encode_disconnect(reason)
+        self._router.write(conn, packet if len(packet) <= conn.packet_bytes_max else encode_disconnect(reason))
 
     def _will_due(self, session: Session) -> None:
         details: Details = session.details
         will, details.will = details.will, None
         details.will_handle = None
         if will is not None:
-            self._node.wills.publish(will, session.client_id)
-            self._custody.will_gone(session)
+            steps = Steps()
+            steps.do(self._node.wills.publish, will, session.client_id)
+            steps.do(self._custody.will_gone, session)
+            steps.finish()
 
     def _expire(self, session: Session) -> None:
         session.details.expiry_handle = None
         self._row.add(count.SESSIONS_EXPIRED)
-        self._recording.session_expired(session)
-        self.end_session(session)
+        steps = Steps()
+        steps.do(self._recording.session_expired, session)
+        steps.do(self.end_session, session)
+        steps.finish()
 
     def end_session(self, session: Session) -> None:
         """An offline session is over: its will, if it still waits for its delay, is due now [MQTT-3.1.2-8]."""
@@ -570,13 +606,15 @@ class Connecting:
         if details.expiry_handle is not None:
             details.expiry_handle.cancel()
             details.expiry_handle = None
-        self._sessions.remove(session)
-        self._custody.ends(session)
-        self._router.end_session(session)
-        self._node.replaying.ended(session)
+        steps = Steps()
+        steps.do(self._sessions.remove, session)
+        steps.do(self._custody.ends, session)
+        steps.do(self._router.end_session, session)
+        steps.do(self._node.replaying.ended, session)
         if details.will_handle is not None:
             details.will_handle.cancel()
-            self._will_due(session)
+            steps.do(self._will_due, session)
+        steps.finish()
 
     def delete(self, client_id: str) -> bool:
         """The operator ends a session, and its connection with it. False: there is none."""

@@ -26,10 +26,13 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 import broker
+from broker.config import ConfigError
 from broker.logs import Log, StandardLibrary
 from broker.metrics import Rows, State, Worker
 from pyx import counters
 from pyx.counters import Row
+from shards import stacks
+from shards.signals import ignore_with_a_line
 
 if TYPE_CHECKING:
     from shards.seat import ControlSeat
@@ -108,6 +111,9 @@ class Control:
     async def start(self) -> None:
         """Hear the supervisor, then serve."""
         self.loop.add_signal_handler(signal.SIGTERM, self._stop)
+        ignore_with_a_line(
+            self.loop, frozenset({stacks.SIGNAL}), lambda name: self.log.warning("signal_ignored", signal=name)
+        )
         self.loop.add_reader(self.seat.control.fileno(), self._on_control)
         self._on_control()
         self._look()
@@ -136,13 +142,20 @@ class Control:
                 case {"event": "state", "broker": str(state), "workers": list(workers)}:
                     self._broker = state
                     self._workers = workers
-                case {"event": "reload", "settings": settings}:
-                    new = self.seat.settings = self.seat.settings.reloaded(settings)
-                    self.log.configure(new.log_level, new.limits.log_lines_per_second_max)
+                case {"event": "reload", "number": int(number), "settings": settings}:
+                    self.seat.tell("reloaded", number=number, reason=self._reload(settings))
                 case {"event": "stop"}:
                     self._stop()
                 case {"event": "closed"}:
                     os._exit(1)  # the supervisor is gone
+
+    def _reload(self, message: dict[str, Any]) -> str | None:
+        try:
+            new = self.seat.settings = self.seat.settings.reloaded(message)
+        except ConfigError as error:  # the supervisor has found no error: the password file has changed since
+            return str(error)
+        self.log.configure(new.log_level, new.limits.log_lines_per_second_max)
+        return None
 
     # ------------------------------------------------------------ answers
 

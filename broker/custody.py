@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from leveldb_store import schema
 from leveldb_store.replay_schema import replay_key
 from pyx.stored import pack_stored
+from pyx.work import STEP, spend
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,7 +86,7 @@ class Custody:
         changed = details.will is not None or details.expiry_interval != details.stored_expiry
         if session.durable or details.stored_expiry >= 0:
             if details.stored_expiry < 0:
-                details.created = self._router.wall_ms
+                details.created = self._router.clock.ms
             self._put_session(session, 0)
         if details.will is not None:
             self._put_will(session, 0)
@@ -117,6 +118,7 @@ class Custody:
         self.sessions -= 1
         router.delete_record(schema.session_key(client_id))
         router.delete_record(schema.window_key(client_id))
+        spend((session.subscriptions + len(session.replays or ())) * STEP)
         for text in session.subscribed():
             router.delete_record(schema.subscription_key(client_id, text))
         for text in session.replays or ():

@@ -103,7 +103,8 @@ class Kept(NamedTuple):
     handoffs: dict[int, HandoffLog]
     received: dict[int, tuple[int, int]]
     """(stream, number) up to which a sibling's stream was taken."""
-    refusals: dict[int, list[tuple[int, int, int]]]
+    refusals: dict[int, list[tuple[int, list[tuple[int, int]]]]]
+    """(number, [(position, reason), ...]) of batches of a sibling's stream of which entries were refused, rising."""
 
 
 def kept_links(node: Node) -> Kept:
@@ -114,11 +115,21 @@ def kept_links(node: Node) -> Kept:
     kept = Kept({}, {}, {})
     if not node.store.keeps:
         return kept
-    positions = dict(node.store.scan(schema.PEER))
     for peer in node.siblings:
         kept.handoffs[peer] = StoredHandoff(node.router, node.store, peer)
-        record = positions.get(schema.peer_key(peer))
-        if record is not None:
-            stream, number, kept.refusals[peer] = schema.decode_peer(record)
+        refused: dict[int, list[tuple[int, int]]] = {}
+        for key, value in node.store.scan(schema.peer_key(peer)):
+            if schema.is_refusals(key):
+                refused[schema.key_position(key)] = schema.decode_refusals(value)
+                continue
+            stream, number, inside = schema.decode_peer(value)
             kept.received[peer] = stream, number
+            if inside:  # of version 1: the next position that is stored has none of them
+                for at, position, reason in inside:
+                    refused.setdefault(at, []).append((position, reason))
+                for at, each in refused.items():
+                    node.router.put_record(schema.refusals_key(peer, at), schema.encode_refusals(each))
+                node.router.put_record(key, schema.encode_peer(stream, number))
+        kept.refusals[peer] = sorted(refused.items())
+        node.peering.refusals_kept(peer, [number for number, _ in kept.refusals[peer]])
     return kept

@@ -96,7 +96,7 @@ def main(arguments: Sequence[str]) -> int:
             print(f"mqttd: {error}", file=sys.stderr)
             return _CANNOT_USE_DATA
         if given.what == "verify":
-            return _verify(stores)
+            return verify(stores)
         try:
             return _stats(stores, given.json)
         except (CloneError, OSError) as error:
@@ -208,7 +208,8 @@ def _opened(path: Path) -> plyvel.DB:
 # ---------------------------------------------------------------- verify
 
 
-def _verify(stores: list[Place]) -> int:
+def verify(stores: list[Place]) -> int:
+    """Print what cannot be read of them, and a line for each. The exit status."""
     problems = 0
     for place in stores:
         store = _Store(place.path)
@@ -315,8 +316,10 @@ class _Store:
         except (plyvel.Error, schema.SchemaError) as error:
             self.say(f"does not say its schema: {told(error)}")
             return
-        if version != schema.VERSION:
-            self.say(f"has schema version {version}, known is {schema.VERSION}")
+        if version is None:
+            self.say("does not say its schema")
+        elif (wrong := schema.unread_version(version)) is not None:
+            self.say(f"has {wrong}")
 
     def _checks(self) -> dict[bytes, Callable[[bytes, bytes], object]]:
         # names and blocks before parts
@@ -337,7 +340,7 @@ class _Store:
             schema.RETAINED: _retained,
             schema.WILL: lambda key, value: (key[1:].decode(), schema.decode_will(value)),
             schema.HANDOFF: _handoff,
-            schema.PEER: lambda _, value: schema.decode_peer(value),
+            schema.PEER: _link_position,
             **archive_inspection.ArchiveCheck().checks(),
             schema.EVENT: self._event,
         }
@@ -419,6 +422,13 @@ def _retained(key: bytes, value: bytes) -> None:
     message, end = schema.decode_message(value)
     if end != len(value) or message.topic != key[1:]:
         raise ValueError("a retained message is damaged")
+
+
+def _link_position(key: bytes, value: bytes) -> None:
+    if schema.is_refusals(key):
+        schema.decode_refusals(value)
+    else:
+        schema.decode_peer(value)
 
 
 def _handoff(key: bytes, value: bytes) -> None:

@@ -69,6 +69,12 @@ class Limits(BaseModel):
         "Most levels of a topic name or filter",
         "as for topic_bytes_max", ge=1, le=65535,
     )  # fmt: skip
+    share_name_bytes_max: int = _bound(
+        1024, "bytes", "share_names_too_long",
+        "Longest ShareName of a shared subscription (it goes with every message that a worker gives to another one for "
+        "the group)",
+        "SUBACK 0x8F; v3: SUBACK 0x80", ge=1, le=65535,
+    )  # fmt: skip
     topic_alias_max: int = _bound(
         10, "aliases", "topic_aliases_refused",
         "Topic Aliases a v5 client may set, said as Topic Alias Maximum",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from broker.authenticating import Authenticating
@@ -37,6 +38,7 @@ from pyx.retained import Retained
 from pyx.router import STRATEGIES, WAITS_FLAG, Router
 from pyx.subscriptions import Subscriptions
 from pyx.timers import TimerWheel
+from pyx.work import STEP, spend
 from zmq_mesh.interest import Publisher
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ def fill_limits(limits: Limits, settings: Settings) -> Limits:
     limits.maximum_qos = settings.protocol.maximum_qos
     limits.retain_available = settings.protocol.retain_available
     limits.validate_payload_format = settings.protocol.validate_payload_format
+    limits.lenient = settings.protocol.lenient
     limits.settle(
         settings.queue_full,
         [
@@ -75,7 +78,9 @@ def fill_limits(limits: Limits, settings: Settings) -> Limits:
 
 
 class Node:
-    """One worker's broker. `now_ms`: monotonic ms at start; `wall_ms`: Unix time in ms."""
+    """One worker's broker. `now_ms`: monotonic ms at start; `wall_ms`: the broker's time (`shards.clock`);
+    `clock_cell`: of its host (`pyx.clock`).
+    """
 
     def __init__(
         self,
@@ -88,6 +93,7 @@ class Node:
         wall_ms: int,
         row: Any = None,
         hand_over: Callable[[Connection, int, bytes], None] | None = None,
+        clock_cell: memoryview | None = None,
     ) -> None:
         self.index = index
         self.workers = workers
@@ -100,6 +106,8 @@ class Node:
         self.router = Router(
             index, workers, Subscriptions(), fill_limits(Limits(), settings), self.counters, self.timers, self.retained
         )
+        if clock_cell is not None:
+            self.router.clock.share(clock_cell)
         self.router.set_time(now_ms, wall_ms)
         self.router.store = store
         self.router.keeps = store.keeps
@@ -180,13 +188,16 @@ class Node:
 
     # ------------------------------------------------------------ time
 
-    def call_later(self, seconds: float, callback: Callable[[], None]) -> Any:
-        """Call once after so many seconds of running time; the handle has cancel()."""
-        return self.timers.call(self.router.now_ms + int(seconds * 1000), callback)
+    def call_later(self, seconds: float, callback: Callable[[], None], session: Session | None = None) -> Any:
+        """Call once after so many seconds of running time; the handle has cancel(). `session`: whom it concerns, if it
+        is one client's.
+        """
+        call = callback if session is None else partial(self.guard_session, session, callback)
+        return self.timers.call(self.router.now_ms + int(seconds * 1000), call)
 
-    def soon(self, callback: Callable[[], None]) -> None:
+    def soon(self, callback: Callable[[], None], session: Session | None = None) -> None:
         """Call it in a later tick: long work is done in pieces."""
-        self.timers.call(self.router.now_ms, callback)
+        self.call_later(0, callback, session)
 
     def _sweep(self) -> None:
         self.router.sweep()
@@ -235,26 +246,31 @@ class Node:
 
     def submit(self, peer: int, hold: bool = False) -> None:
         """Give the link what the tick has for that sibling."""
-        taken = self.router.take(peer)
         link = self.links.get(peer)
-        if taken is None or link is None:
-            return
-        volatile, sequenced, payloads_volatile, payloads_sequenced, tick = taken
-        link.submit(
-            volatile,
-            sequenced,
-            payloads_volatile,
-            payloads_sequenced,
-            tick,
-            volatile.entry_count if volatile is not None else 0,
-            sequenced.entry_count if sequenced is not None else 0,
-            hold,
-        )
-        if link.full:
+        while (taken := self.router.take(peer)) is not None and link is not None:
+            volatile, sequenced, payloads_volatile, payloads_sequenced, tick = taken
+            link.submit(
+                volatile,
+                sequenced,
+                payloads_volatile,
+                payloads_sequenced,
+                tick,
+                volatile.entry_count if volatile is not None else 0,
+                sequenced.entry_count if sequenced is not None else 0,
+                hold,
+            )
+        if link is not None and link.full:
             self.router.peer_full(peer, True)
 
     def told(self, peer: int, kind: bytes, payload: bytes) -> None:
-        """A sibling's broker says something (`Router.tell`)."""
+        """A sibling's broker says something (`Router.tell`). It is about some client, and no reason to end."""
+        try:
+            self._hear(peer, kind, payload)
+        except Exception as error:  # noqa: BLE001  the one door
+            self.counters.add(count.INTERNAL_ERRORS)
+            self.defect(None, error)
+
+    def _hear(self, peer: int, kind: bytes, payload: bytes) -> None:
         if kind == b"?":
             self.retaining.asked(peer, payload)
         elif kind == b"!":
@@ -288,6 +304,7 @@ class Node:
     def greet(self, peer: int) -> None:
         """A sibling is heard (again): what it cannot know of this worker by now."""
         for text in self.router.held_filters():
+            spend(STEP)
             self.router.tell(peer, b"h", b"\1" + text)
         if self.router.is_memory_full:
             self.router.tell(peer, b"m", b"\1")
@@ -299,14 +316,41 @@ class Node:
     # ------------------------------------------------------------ the data path asks or tells
 
     def internal_error(self, conn: Connection, error: Exception) -> None:
-        """A defect of ours showed while a packet of this connection was handled."""
-        self.log.error(
-            "internal_error",
-            client=_client(conn),
-            address=conn.address,
-            traceback="".join(traceback.format_exception(error)),
-        )
-        self.connecting.end_connection(conn, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "internal error")
+        """A defect of ours showed while something of this connection's was handled (`Routing.fail` counts it): it ends,
+        and nothing else does. Raises nothing.
+        """
+        self.defect(_client(conn), error, conn.address)
+        try:
+            self.connecting.fail(conn)
+        except Exception as again:  # noqa: BLE001  whatever it is, the socket is closed
+            self.defect(None, again, conn.address)
+            self.router.close(conn, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "internal error")
+
+    def defect(self, client: str | None, error: Exception, address: str | None = None) -> None:
+        """A defect of ours that concerns this client alone, and is counted: the log has all about it."""
+        try:
+            trace = "".join(traceback.format_exception(error))
+            self.log.error("internal_error", client=client, address=address, traceback=trace)
+        except Exception:  # noqa: BLE001  what cannot be logged has been counted
+            return
+
+    def guard(self, conn: Connection, call: Callable[..., object], *arguments: Any) -> None:
+        """Something of this connection's, outside of its packets: if it fails, the connection ends."""
+        try:
+            call(*arguments)
+        except Exception as error:  # noqa: BLE001  the one door
+            self.router.fail(conn, error)
+
+    def guard_session(self, session: Session, call: Callable[..., object], *arguments: Any) -> None:
+        """The same of a session's: its connection ends, if it has one."""
+        try:
+            call(*arguments)
+        except Exception as error:  # noqa: BLE001  the one door
+            if session.connection is not None:
+                self.router.fail(session.connection, error)
+            else:
+                self.counters.add(count.INTERNAL_ERRORS)
+                self.defect(session.client_id, error)
 
     def publish_refused(self, conn: Connection, topic: bytes, reason: int) -> None:
         """A publish that this client may not make."""

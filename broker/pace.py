@@ -16,6 +16,8 @@ import time
 from struct import Struct
 from typing import TYPE_CHECKING
 
+from pyx.work import callback
+
 if TYPE_CHECKING:
     from broker.replaying import Replaying
     from pyx.reactor import Reactor
@@ -60,6 +62,7 @@ class Pace:
         wait = max(_NOW_NS, self._rests_until - time.monotonic_ns())
         _libc.timerfd_settime(self._timerfd, 0, _SPEC.pack(0, 0, wait // 1_000_000_000, wait % 1_000_000_000), None)
 
+    @callback("replay")
     def _work(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._timerfd, 8)

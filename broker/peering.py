@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from leveldb_store import schema
 from pyx import counters as count
+from pyx.work import STEP, callback, spend
 from zmq_mesh.contract import WHOLE_BATCH
 from zmq_mesh.envelope import Refusal
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Peering"]
 
 _CHOOSE_AGAIN = (Refusal.NO_MEMBER, Refusal.OFFLINE)
+_REFUSED_MAX = 0xFFFF
 
 
 def _apply(router: Router, peer: int, change: Change) -> None:
@@ -39,12 +42,11 @@ class Peering:
         self._row = node.counters
         self._commits: list[tuple[int, int, Any]] = []
         self._keeps: bool = node.store.keeps
-        self._refused: dict[int, list[tuple[int, int, int]]] = {}
-        """By peer: (number, position, reason) of entries refused that its link does not know of, because what came with
-        them is not durable yet.
-        """
+        self._refused: dict[int, deque[int]] = {}
+        """By peer: numbers of batches of which the store has refusals."""
         self._interest_came = False
 
+    @callback("mesh")
     def batch(
         self, peer: int, volatile: memoryview | None, sequenced: memoryview | None, payloads: list[Any], sequence: int
     ) -> None:
@@ -59,6 +61,9 @@ class Peering:
         refused = None
         if sequenced is not None:
             _, refused = router.ingest(peer, sequenced, payloads, used)
+        if refused and len(refused) > _REFUSED_MAX:  # more than a message can say; only of a log from earlier releases
+            self._drop(count.DROPPED_NO_MEMBER, len(refused) - _REFUSED_MAX)
+            del refused[_REFUSED_MAX:]
         if sequence:
             self._commits.append((peer, sequence, refused or ()))
             if self._keeps:
@@ -66,12 +71,22 @@ class Peering:
 
     def _record_position(self, peer: int, sequence: int, refused: list[tuple[int, int]]) -> None:
         # stored together with what the batch brought: a worker that comes back takes neither again nor misses any
-        link = self._node.links[peer]
-        stream, number = link.position(sequence)
-        unsaid = self._refused.setdefault(peer, [])
-        unsaid += [(number, position, reason) for position, reason in refused]
-        record = schema.encode_peer(stream, number, link.refusals + unsaid)
-        self._router.put_record(schema.peer_key(peer), record, waited=False)
+        stream, number = self._node.links[peer].position(sequence)
+        self._router.put_record(schema.peer_key(peer), schema.encode_peer(stream, number), waited=False)
+        if refused:
+            record = schema.encode_refusals(refused)
+            self._router.put_record(schema.refusals_key(peer, number), record, waited=False)
+            self._refused.setdefault(peer, deque()).append(number)
+
+    def refusals_kept(self, peer: int, numbers: list[int]) -> None:
+        """At the start: of these batches the store has refusals, rising."""
+        self._refused[peer] = deque(numbers)
+
+    def refusals_known(self, peer: int, number: int) -> None:
+        """The peer knows of all up to this number: they need not be kept."""
+        numbers = self._refused.get(peer)
+        while numbers and numbers[0] <= number:
+            self._router.delete_record(schema.refusals_key(peer, numbers.popleft()), waited=False)
 
     def commit(self) -> bool:
         """The tick is committed: say so for its batches, when the store has them. True: some sibling waits for our
@@ -91,8 +106,6 @@ class Peering:
         links = self._node.links
         for peer, sequence, refused in commits:
             links[peer].commit(sequence, refused)
-            if refused and self._keeps:
-                del self._refused[peer][: len(refused)]
         if self._keeps:
             self._router.interest_due = True  # the links are flushed with this tick
 
@@ -100,21 +113,21 @@ class Peering:
         """Acks of publishers that waited for this peer may leave."""
         self._router.peer_acknowledged(peer, ticket)
 
-    def refused(self, peer: int, batch: Undelivered, position: int, reason: int) -> None:
-        """An entry was not taken, or (position WHOLE_BATCH) a whole batch, because the hand-off log is full. What was
+    def refused(self, peer: int, batch: Undelivered, refusals: Sequence[tuple[int, int]]) -> None:
+        """Entries were not taken, or (position WHOLE_BATCH) a whole batch, because the hand-off log is full. What was
         for a share group goes to another member.
         """
-        if position == WHOLE_BATCH:
+        if refusals[0][0] == WHOLE_BATCH:
             lost = self._again(peer, batch)
-        elif reason in _CHOOSE_AGAIN:
-            part, payloads = memoryview(batch.part), list(batch.payloads)
-            self._router.choose_again(peer, max(batch.ticket, 0), part, payloads, position, reason)
-            return
         else:
-            lost = 1
+            again = [each for each in refusals if each[1] in _CHOOSE_AGAIN]
+            lost = len(refusals) - len(again)
+            if again:
+                part, payloads = memoryview(batch.part), list(batch.payloads)
+                self._router.choose_again(peer, max(batch.ticket, 0), part, payloads, again)
         if lost:
             self._drop(count.DROPPED_PEER_LOST, lost)
-            self._node.log.warning("peer_refused", peer=peer, position=position, reason=reason)
+            self._node.log.warning("peer_refused", peer=peer, messages=lost, reason=refusals[-1][1])
 
     def _again(self, peer: int, batch: Undelivered) -> int:
         """Choose another member for shares of a group. -> how many copies nobody gets."""
@@ -140,6 +153,7 @@ class Peering:
         """The peer wants, or no longer wants, filters: its SUBACKs wait until we say that we know."""
         self._interest_came = True
         router = self._router
+        spend(len(changes) * STEP)
         for change in changes:
             _apply(router, peer, change)
 
@@ -149,6 +163,7 @@ class Peering:
         router = self._router
         router.forget_interest(peer)
         for change in entries:
+            spend(STEP)
             _apply(router, peer, change)
 
     def interest_taken(self, peer: int, number: int) -> None:

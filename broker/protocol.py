@@ -41,12 +41,19 @@ class Protocol(BaseModel):
         description="Whether a payload that its Payload Format Indicator calls UTF-8 must be: else PUBACK or PUBREC "
         "0x99, at QoS 0 discarded; a will: CONNACK 0x99.",
     )
+    lenient: bool = Field(
+        default=False,
+        description="Whether to go on where the standard says that the connection must be closed, and no harm is done: "
+        "an empty or malformed Topic Filter in SUBSCRIBE gets 0x8F (v3: 0x80) and in UNSUBSCRIBE 0x8F, a PUBACK, "
+        "PUBREC or PUBCOMP that does not fit what it answers is passed over. Else: DISCONNECT 0x81, 0x82 (v3: closed).",
+    )
     response_information: str | None = Field(
         default=None,
         min_length=1,
         max_length=1024,
         description="Beginning of the topics on which a v5 client gets responses. One that asks is told this and its "
-        "client id as Response Information, unless that id contains /, + or #.",
+        "client id as Response Information, unless that id contains /, + or #, or both together are longer than "
+        "topic_bytes_max.",
     )
     redirect: str | None = Field(
         default=None,

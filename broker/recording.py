@@ -64,7 +64,7 @@ class Recording:
         self._suppressed: dict[str, int] = {}
         self._lost: dict[str, int] = {}
         self._unlisted = 0
-        self._minute = self._router.wall_ms // _MINUTE_MS
+        self._minute = self._router.clock.ms // _MINUTE_MS
         self._dropped = [self._row.get(number) for number, _ in _REASONS]
         self._samples = self._row.histogram(_PUBLISH_TO_ACK)
         self._workers = node.workers
@@ -150,7 +150,7 @@ class Recording:
         if not self.on:
             return
         self._left = self._most
-        minute = self._router.wall_ms // _MINUTE_MS
+        minute = self._router.clock.ms // _MINUTE_MS
         if minute != self._minute:
             self._tell_minute()
             self._minute = minute

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 from broker.sessions import NEVER
 from leveldb_store import schema
 from leveldb_store.contract import StoreError
+from leveldb_store.moment import decode_moment
 from leveldb_store.replay_schema import decode_replay, split_replay
 from pyx import counters as count
 from pyx.packets import Will
@@ -158,6 +159,7 @@ class _Recovery:
         return f"record {self._key!r}"
 
     def run(self) -> None:
+        self._numbers()
         self._sessions()
         self._subscriptions()
         self._replays()
@@ -175,6 +177,13 @@ class _Recovery:
             self._read += 1
             if self._read % _EVERY == 0:
                 self._progress(self._read)
+
+    def _numbers(self) -> None:
+        # what is numbered from now on is newer than all that is here, should the clock have been put back
+        for _, value in self._records(schema.NUMBER):
+            self._router.numbers_behind(schema.decode_u64(value))
+        for _, value in self._records(schema.COUNTERS):
+            self._router.clock.behind(decode_moment(value).get("number", 0))
 
     def _sessions(self) -> None:
         now = self._router.wall_ms
@@ -267,7 +276,6 @@ class _Recovery:
 
     def _restore(self, session: Session, window: bytes, queued: set[str]) -> None:
         self._router.restore(session, window, session.client_id in queued)
-        self._router.restore_since(session)
 
     def _retained(self) -> None:
         now = self._router.wall_ms

@@ -354,6 +354,10 @@ class _Repartition:
 
     def _expect(self, source: _Source) -> None:
         for key, value in self.scan(source, schema.PEER):
+            if schema.is_refusals(key):  # behind the position of its peer
+                at = schema.key_position(key)
+                source.taken[key[1]][2].update((at, position) for position, _ in schema.decode_refusals(value))
+                continue
             stream, number, refused = schema.decode_peer(value)
             source.taken[key[1]] = stream, number, {(at, position) for at, position, _ in refused}
         for key, value in self.scan(source, schema.HANDOFF):

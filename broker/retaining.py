@@ -18,6 +18,7 @@ from broker.sys_topics import is_sys
 from pyx import counters as count
 from pyx.records import pack_messages, unpack_messages
 from pyx.router import expiry_offset
+from pyx.work import PACKED, STEP, spend
 
 if TYPE_CHECKING:
     from broker.node import Node
@@ -85,6 +86,7 @@ class Retaining:
         """Those that have not expired; the others are gone from now on."""
         now = self._router.wall_ms
         live = []
+        spend(len(found) * PACKED)
         for _, message in found:
             if message.expires and message.expires <= now:
                 self._router.expire_retained(message)
@@ -99,6 +101,7 @@ class Retaining:
         asked = session.ask()
         details: Details = session.details
         most = self._node.settings.limits.retained_walks_per_session_max
+        spend(len(filters) * 2 * STEP)
         for text in filters:
             if is_sys(text):  # every worker has these itself
                 self._node.sys_topics.send(session, text, asked)
@@ -126,7 +129,7 @@ class Retaining:
         details: Details = walk.session.details
         details.walks -= 1
         if details.walks_waiting:
-            self._node.soon(lambda: self._begin_waiting(walk.session))
+            self._node.soon(lambda: self._begin_waiting(walk.session), walk.session)
 
     def _begin_waiting(self, session: Session) -> None:
         details: Details = session.details
@@ -147,13 +150,13 @@ class Retaining:
             self._part_done(walk)
             return
         if session.queued >= _QUEUED_MAX:
-            self._node.call_later(_LATER_SECONDS, lambda: self._send_own(walk, after))
+            self._node.call_later(_LATER_SECONDS, lambda: self._send_own(walk, after), session)
             return
         found = self._retained.match(text, after, _PAGE)
         self._queue(walk, self._live(found))
         if len(found) == _PAGE:
             last = found[-1][0]
-            self._node.soon(lambda: self._send_own(walk, last))
+            self._node.soon(lambda: self._send_own(walk, last), session)
         else:
             self._part_done(walk)
 
@@ -174,6 +177,7 @@ class Retaining:
 
     def peer_ready(self, peer: int) -> None:
         """A sibling is back: what it did not answer is asked again."""
+        spend(len(self._questions) * STEP)
         for number, question in list(self._questions.items()):
             if question.peer == peer:
                 if question.session.connection is None:
@@ -203,6 +207,9 @@ class Retaining:
         question = self._questions.get(number)
         if question is None or question.peer != peer:
             return  # asked before this worker or the link started anew
+        self._node.guard_session(question.session, self._take_page, number, question, payload, bool(more))
+
+    def _take_page(self, number: int, question: Question, payload: bytes, more: bool) -> None:
         messages = unpack_messages(payload[_ANSWER.size :], expiry_offset)
         session = question.session
         if messages:
@@ -219,7 +226,7 @@ class Retaining:
         if question.session.connection is None:
             self._close(number)
         elif question.session.queued >= _QUEUED_MAX:
-            self._node.call_later(_LATER_SECONDS, lambda: self._go_on(number, question))
+            self._node.call_later(_LATER_SECONDS, lambda: self._go_on(number, question), question.session)
         else:
             self._put(number, question)
 

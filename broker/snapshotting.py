@@ -27,7 +27,7 @@ from leveldb_store.clone import CloneError
 from leveldb_store.database import told
 from leveldb_store.restoring import restore
 from leveldb_store.snapshot import Manifest, SnapshotError, Taking, read_manifest
-from shards import data_dir
+from shards import clock, data_dir
 from shards.console import Written
 from shards.data_dir import DataDirError, Settled
 
@@ -126,7 +126,8 @@ def _snapshot(directory: str, out: Path) -> None:
         taking, now = _cloned(directory, now, out, progress)
         try:
             _step_back()
-            manifest = taking.finish(broker.__version__, now.epoch, now.generation, now.archive)
+            times = clock.kept(directory)
+            manifest = taking.finish(broker.__version__, now.epoch, now.generation, now.archive, times)
         except BaseException:
             taking.discard()
             raise
@@ -245,6 +246,8 @@ def _restore(snapshot: Path, directory: str) -> None:
         with data_dir.making(directory, manifest.workers, manifest.archive_epoch) as (stores, epoch):
             _check_room(directory, sum(each.bytes for store in manifest.stores for each in store.files.values()))
             restore(snapshot, manifest, stores, epoch, progress)
+            if manifest.clock is not None:
+                clock.keep(directory, manifest.clock)
     except DataDirError as error:
         raise _Refused(str(error), _BAD_USAGE) from None
     progress.end()

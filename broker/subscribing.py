@@ -7,15 +7,16 @@ UNSUBACK does. Retained messages follow the SUBACK.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from broker.queueing import first_rule
 from broker.replay_opening import asked_offsets
 from pyx import counters as count
 from pyx.codec import encode_suback, encode_unsuback
-from pyx.reasons import ReasonCode
-from pyx.topics import contains_wildcard, is_topic_filter, levels, parse_share
+from pyx.reasons import MalformedPacket, ReasonCode
+from pyx.topics import contains_wildcard, is_topic_filter, levels, parse_share, wrong_filter
+from pyx.work import STEP, spend
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +36,8 @@ _SHARED = b"$share/"
 _Named = tuple[bytes, bytes, bytes | None]
 """A subscription as the client calls it; its Topic Filter; its share group."""
 _WHY = {
-    ReasonCode.TOPIC_FILTER_INVALID: "is no Topic Filter, or beyond topic_bytes_max or topic_levels_max",
+    ReasonCode.TOPIC_FILTER_INVALID: "is no Topic Filter, or beyond topic_bytes_max, topic_levels_max or "
+    "share_name_bytes_max",
     ReasonCode.QUOTA_EXCEEDED: "is beyond filters_per_session_max, filters_max or worker_memory_bytes_max, or "
     "cannot be stored at present",
     ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED: "has a wildcard, and there are none here",
@@ -57,6 +59,7 @@ class Subscribing:
         """Those of the configuration: every session has the first one that covers one of its subscriptions."""
         self._queue_rules = [rule.filter.encode() for rule in rules]
         for session in self._node.sessions:
+            spend((1 + session.subscriptions * (1 + len(rules))) * STEP)
             session.queue_rule = 0
             session.details.queue_rules = None
             for text in session.filters():
@@ -76,7 +79,11 @@ class Subscribing:
         session.queue_rule = min(counts, default=0)
 
     def subscribe(self, conn: Connection, session: Session, packet: Subscribe) -> None:
-        """Add or replace each subscription, in order [MQTT-3.8.4-5]; then SUBACK, then retained messages."""
+        """Add or replace each subscription, in order [MQTT-3.8.4-5]; then SUBACK, then retained messages.
+
+        Raises MalformedPacket.
+        """
+        self._check_form(conn.version, (item.filter for item in packet.filters))
         router, custody = self._router, self._node.custody
         protocol = self._node.settings.protocol
         identifier = packet.identifier
@@ -91,6 +98,7 @@ class Subscribing:
         codes: list[int] = []
         wanted: list[bytes] = []  # filters whose retained messages are to be sent
         made: list[_Named] = []
+        spend(len(packet.filters) * 4 * STEP)
         for item in packet.filters:
             named = text = item.filter
             options = item.options
@@ -137,6 +145,7 @@ class Subscribing:
         session = conn.session
         if session is None or len(made) < sum(code <= _QOS for code in codes):
             return None
+        spend(len(made) * 2 * STEP)
         for named, text, group in made:
             self.remove(session, named, text, group)
         refused = [ReasonCode.QUOTA_EXCEEDED if code <= _QOS else code for code in codes]
@@ -160,6 +169,14 @@ class Subscribing:
                 return ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
         return None
 
+    def _check_form(self, version: int, filters: Iterable[bytes]) -> None:
+        # before anything is done: 0x8F is for filters that are correctly formed, and not allowed (MQTT 5, table 2-6)
+        if self._node.settings.protocol.lenient:
+            return
+        for number, text in enumerate(filters, 1):
+            if wrong := wrong_filter(text, version):
+                raise MalformedPacket(f"filter {number}: {wrong}")
+
     def check(self, session: Session, text: bytes) -> int:
         """0, or the reason code with which this filter is refused."""
         limits, protocol = self._node.settings.limits, self._node.settings.protocol
@@ -169,7 +186,10 @@ class Subscribing:
                 return ReasonCode.TOPIC_FILTER_INVALID
             if not protocol.shared_subscription_available:
                 return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
-            _, text = share
+            name, text = share
+            if len(name) > limits.share_name_bytes_max:
+                self._node.counters.add(count.SHARE_NAMES_TOO_LONG)
+                return ReasonCode.TOPIC_FILTER_INVALID
         if not is_topic_filter(text) or not self._fits(text):
             return ReasonCode.TOPIC_FILTER_INVALID
         if not protocol.wildcard_subscription_available and contains_wildcard(text):
@@ -200,9 +220,12 @@ class Subscribing:
         """Remove each subscription; one that was not there is no error [MQTT-3.10.4-5].
 
         That of a share group is answered when the siblings know it: what comes after goes to other members.
+        Raises MalformedPacket.
         """
+        self._check_form(conn.version, packet.filters)
         codes: list[int] = []
         shared = False
+        spend(len(packet.filters) * 2 * STEP)
         for named in packet.filters:
             text, group = named, None
             if text.startswith(_SHARED):

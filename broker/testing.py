@@ -32,7 +32,7 @@ import time
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 HOST = "127.0.0.1"
 READY_SECONDS_MAX = 20.0
@@ -116,12 +116,13 @@ class Mqttd:
     def __repr__(self) -> str:
         return f"<Mqttd {self.url} workers={self.workers} {'running' if self.alive() else 'not running'}>"
 
-    def __enter__(self) -> Mqttd:
+    def __enter__(self) -> Self:
         try:
-            return self.start()
+            self.start()
         except BaseException:
             self.forget()
             raise
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

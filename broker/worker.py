@@ -45,11 +45,14 @@ from broker.recovery import Recovered, identify, recover
 from leveldb_store.contract import StoreError
 from leveldb_store.memory import MemoryStore
 from pyx import counters as count
+from pyx import work
 from pyx.reactor import Reactor, trim_memory, tune_allocator
 from pyx.wire import refuse_disallowed
-from shards import handoff
+from pyx.work import STEP, callback, spend
+from shards import handoff, stacks
 from shards.data_dir import archive_epoch_of, epoch_of, store_path
 from shards.seat import Seat
+from shards.signals import ignore_with_a_line
 from zmq_mesh.links import LinkLimits
 from zmq_mesh.sockets import Mesh
 
@@ -67,6 +70,7 @@ _TRIM_SECONDS = 10.0
 _MEASURE_SECONDS = 1.0
 _MEMORY_ROOM_AGAIN = 0.95  # of worker_memory_bytes_max: from there on all is as before
 _NO_STORE = 1
+_CLOSING = 3
 _PROGRESS_SECONDS = 1.0
 _LAST_COMMIT_SECONDS = 1.0
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
@@ -135,9 +139,10 @@ class Worker:
             self.store,
             self.log,
             int(now * 1000),
-            int(time.time() * 1000),
+            int(now * 1000) + seat.clock.ahead_ms,
             seat.row,
             self._hand_over,
+            seat.clock.cell,
         )
         self.administration = Administration(self.node)
         self.node.counters.set(count.INCARNATION, seat.incarnation)
@@ -161,6 +166,7 @@ class Worker:
         self._trim_at = now + _TRIM_SECONDS_FIRST
         self._measure_at = now
         self._drain_soon = False
+        self._over_bound: dict[str, tuple[int, str | None]] = {}
         # coalescing
         self._timerfd = -1
         self._armed = False
@@ -225,6 +231,7 @@ class Worker:
         self._pace.start()
         loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
+        ignore_with_a_line(loop, frozenset({stacks.SIGNAL}), self._on_other_signal)
         loop.add_reader(self.reactor.fileno(), self._poll)
         if seat.workers > 1:
             self._start_mesh()
@@ -269,6 +276,7 @@ class Worker:
         )
         return recovered
 
+    @callback("stored")
     def _on_stored(self) -> None:
         """Something that was written is durable, or the disk is full or fails, or is well again."""
         self._log_store()
@@ -338,6 +346,7 @@ class Worker:
         if not self._listening and self.mesh is not None and all(link.ready for link in self.mesh.links.values()):
             self._listen()
 
+    @callback("control")
     def _on_control(self) -> None:
         for message in self.seat.messages():
             event = message["event"]
@@ -347,7 +356,7 @@ class Worker:
                 self.mesh.down(int(message["worker"]), int(message["incarnation"]))
                 self.reactor.finish()
             elif event == "reload":
-                self._reload(message["settings"])
+                self.seat.tell("reloaded", number=message["number"], reason=self._reload(message["settings"]))
             elif event == "ask":
                 number = message["number"]
                 self.administration.asked(message["ask"], partial(self._answer, number))
@@ -358,16 +367,17 @@ class Worker:
     def _answer(self, number: int, answer: dict[str, Any]) -> None:
         self.seat.tell("answer", number=number, answer=answer)
 
+    @callback("watched")
     def _on_hashes(self) -> None:
         self.hashes.collect()
         self.reactor.finish()
 
-    def _reload(self, message: dict[str, Any]) -> None:
+    def _reload(self, message: dict[str, Any]) -> str | None:
+        """Go on with these settings. Why not, if not."""
         try:
             settings = self.settings.reloaded(message)
         except ConfigError as error:  # the supervisor has found no error: the password file has changed since
-            self.log.error("reload_refused", reason=str(error))
-            return
+            return str(error)
         self.settings = settings
         self.hashes.resize(settings.limits.auth_threads_max)
         self.node.reload(settings)
@@ -376,6 +386,7 @@ class Worker:
         self.log.configure(settings.log_level, settings.limits.log_lines_per_second_max)
         self._coalesce = settings.limits.mesh_coalesce_microseconds_max * 1e-6
         self.log.info("reloaded")
+        return None
 
     def _tell_reactor(self) -> None:
         limits = self.settings.limits
@@ -390,6 +401,9 @@ class Worker:
 
     def _on_sigterm(self) -> None:
         self._stop(5.0)
+
+    def _on_other_signal(self, name: str) -> None:
+        self.log.warning("signal_ignored", signal=name)
 
     def _stop(self, seconds: float) -> None:
         """Accept nothing more, answer what was accepted, say DISCONNECT 0x8B to v5 clients, end."""
@@ -417,7 +431,7 @@ class Worker:
         reason, why = self.node.connecting.farewell()
         for conn in self.reactor.all_connections():
             if conn.state == 2:
-                self.node.connecting.end_connection(conn, reason, why)
+                self.node.guard(conn, self.node.connecting.end_connection, conn, reason, why)
             else:
                 self.node.router.close(conn, AT_ONCE, "server is shutting down")
         self.reactor.finish()
@@ -461,6 +475,7 @@ class Worker:
             return
         self.reactor.poll()
 
+    @callback("timer")
     def _on_timer(self) -> None:
         if self.stopped.done():
             return
@@ -478,8 +493,18 @@ class Worker:
         if now >= self._measure_at:
             self._measure_at = now + _MEASURE_SECONDS
             self._measure_memory()
+            if work.COUNTED:
+                self._tell_work()
             self.node.gauges.update(len(self.reactor), self.mesh.frames_malformed if self.mesh is not None else 0)
         self.loop.call_later(_TIMER_SECONDS, self._on_timer)
+
+    def _tell_work(self) -> None:
+        """In test builds: the kinds of callbacks that have done more work than any may (pyx/work.pxd)."""
+        over = work.over()
+        if over != self._over_bound:
+            self._over_bound = over
+            for kind, (ns, what) in over.items():
+                self.log.error("callback_over_bound", callback=kind, milliseconds=ns / 1_000_000, what=what)
 
     def _measure_memory(self) -> None:
         most = self.settings.limits.worker_memory_bytes_max
@@ -504,6 +529,7 @@ class Worker:
 
     # ------------------------------------------------------------ the mesh
 
+    @callback("mesh")
     def _on_mesh(self, fd: int) -> None:
         mesh = self.mesh
         assert mesh is not None
@@ -547,6 +573,7 @@ class Worker:
             self._armed = True
             _libc.timerfd_settime(self._timerfd, 0, _SPEC.pack(0, 0, 0, max(1000, int(wait * 1e9))), None)
 
+    @callback("forward")
     def _on_timerfd(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._timerfd, 8)
@@ -596,20 +623,28 @@ class Worker:
             self.reactor.release(conn)
         return sent
 
+    @callback("handoff")
     def _retry_handoffs(self) -> None:
         now = time.monotonic()
         kept = []
+        spend(len(self._waiting) * STEP)
         for waiting in self._waiting:
             if waiting.conn.fd < 0:
                 continue
-            if now >= waiting.deadline:
-                self.node.counters.add(count.HANDOFF_TIMEOUTS)
-                self.node.connecting.unavailable(waiting.conn, "its worker did not take it in time")
-            elif not self._pass_on(waiting):
+            self.node.guard(waiting.conn, self._try_again, waiting, now >= waiting.deadline)
+            if waiting.conn.fd >= 0 and waiting.conn.state < _CLOSING:
                 kept.append(waiting)
         self._waiting = kept
         self.reactor.finish()
 
+    def _try_again(self, waiting: _Waiting, is_late: bool) -> None:
+        if is_late:
+            self.node.counters.add(count.HANDOFF_TIMEOUTS)
+            self.node.connecting.unavailable(waiting.conn, "its worker did not take it in time")
+        else:
+            self._pass_on(waiting)
+
+    @callback("handoff")
     def _on_handoff(self) -> None:
         if self.mesh is not None and not self.mesh.awake(time.monotonic()):
             self._on_mesh(self.mesh.fileno)
@@ -622,7 +657,10 @@ class Worker:
                 continue
             if came is None:
                 break
-            self._take_in(came)
+            try:
+                self._take_in(came)
+            except OSError as error:  # the descriptor is closed: it cannot be watched
+                self.log.error("handoff_lost", reason=str(error))
         self.reactor.finish()
 
     def _take_in(self, came: handoff.HandedOver) -> None:
@@ -631,6 +669,9 @@ class Worker:
             os.close(came.fd)
             return
         conn = self.reactor.adopt(came.fd, b"", max(0, int(came.remaining_seconds * 1000)))
+        self.node.guard(conn, self._go_on, conn, came)
+
+    def _go_on(self, conn: Connection, came: handoff.HandedOver) -> None:
         if came.remaining_seconds <= 0:
             self.node.counters.add(count.HANDOFF_TIMEOUTS)
             self.node.dispatch.learn_version(conn, came.unread)

@@ -12,7 +12,8 @@ import plyvel
 
 from leveldb_store import archive_schema as schema
 from leveldb_store.database import Database
-from leveldb_store.schema import ARCHIVE_REMOVED, ARCHIVE_RULE, NUMBER, decode_u64
+from leveldb_store.moment import decode_moment
+from leveldb_store.schema import ARCHIVE_REMOVED, ARCHIVE_RULE, COUNTERS, NUMBER, decode_u64
 
 HIGHEST: Final = 2**64 - 1
 _ORIGINS: Final = 256
@@ -55,8 +56,10 @@ def find(database: Database) -> Found:
         found.rules[rule.topic_filter] = rule
     for key, value in database.scan(ARCHIVE_REMOVED):
         found.removed[schema.split_removed(key)] = decode_u64(value)
-    above = database.get(NUMBER)
+    above, moment = database.get(NUMBER), database.get(COUNTERS)
     found.highest = max(0 if above is None else decode_u64(above), *found.removed.values(), 0)
+    if moment is not None:
+        found.highest = max(found.highest, decode_moment(moment).get("number", 0) << 8)
     for rule in found.rules.values():
         held = list(_sequences(database.db, rule.number, found.removed))
         if held:

@@ -67,7 +67,7 @@ class Database:
         except OSError as error:
             raise StoreError(f"the store {path} cannot be used: {error.strerror or error}") from None
         try:
-            self._check_schema()
+            self._check_schema(say)
         except BaseException:
             self.db.close()
             raise
@@ -179,7 +179,7 @@ class Database:
         say(f"the store {self.path} is repaired, {lost} bytes of its logs were lost; as it was: {copy}")
         return db
 
-    def _check_schema(self) -> None:
+    def _check_schema(self, say: Callable[[str], None]) -> None:
         try:
             value = self.db.get(schema.SCHEMA, verify_checksums=True)
             if value is None:
@@ -191,10 +191,12 @@ class Database:
             version = schema.decode_u32(value)
         except (plyvel.Error, schema.SchemaError) as error:
             raise StoreError(f"the store {self.path} does not say its schema: {told(error)}") from None
+        if (wrong := schema.unread_version(version)) is not None:
+            raise StoreError(f"the store {self.path} has {wrong}")
         if version != schema.VERSION:
-            raise StoreError(
-                f"the store {self.path} has schema version {version}, this mqttd reads version {schema.VERSION}"
-            )
+            # before anything is written in a form that an older release would misread
+            self.db.put(schema.SCHEMA, schema.U32.pack(schema.VERSION), sync=True)
+            say(f"the store {self.path} was of schema version {version} and is of version {schema.VERSION} from now on")
 
 
 def make_directory(path: Path) -> None:

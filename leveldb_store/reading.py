@@ -25,6 +25,7 @@ from pyx.message import Message
 from pyx.records import Batch
 from pyx.router import expiry_offset
 from pyx.stored import Gathering, Stored, block_messages, content_size, part_ends, part_running, unpack_block
+from pyx.work import BLOCK_READ, SOUGHT, spend
 
 BLOCKS_BYTES_MAX: Final = 8 << 20  # of blocks that are kept, and what was made of them
 # Blocks in one batch, and their bytes. The loop waits for them; and sessions that return together stay close to each
@@ -115,6 +116,7 @@ class Reader:
         key = (number, position)
         if key in self._running:
             return self._running[key]
+        spend(2 * SOUGHT)
         with self._database.lock:
             found = self._part_at(number, position)
         counts = None if found is None else part_running(found[1], found[0], position)
@@ -126,6 +128,7 @@ class Reader:
     @_refused
     def first_part(self, number: int, after: int) -> tuple[int, bytes] | None:
         """(first position, value) of the first part that begins behind `after`."""
+        spend(SOUGHT)
         with self._database.lock, self._parts(number, after + 1) as parts:
             for key, value in parts:
                 return schema.key_position(key), value
@@ -134,6 +137,7 @@ class Reader:
     @_refused
     def last_part(self, number: int) -> tuple[int, bytes] | None:
         """(first position, value) of the index's last part."""
+        spend(SOUGHT)
         with (
             self._database.lock,
             self._database.db.iterator(
@@ -162,12 +166,14 @@ class Reader:
             return kept[0], kept[1]
         gathering = Gathering()
         reached = after
+        spend(2 * SOUGHT)
         room, room_bytes = BLOCKS_MAX, TOUCHED_BYTES_MAX
         with self._database.lock:
             found = self._part_at(number, after)
             begin = after + 1 if found is None else found[0]
             with self._parts(number, begin) as parts, Blocks(self._database.db) as blocks:
                 for part_key, value in parts:
+                    spend(SOUGHT // 4)
                     first = schema.key_position(part_key)
                     end, position, _ = part_ends(value, first)
                     if first > up_to or room == 0 or room_bytes <= 0:
@@ -195,6 +201,7 @@ class Reader:
     @_refused
     def message(self, position: int) -> Message | None:
         """The message with this position."""
+        spend(2 * SOUGHT)
         with self._database.lock:
             with self._database.db.iterator(
                 start=schema.BLOCK,
@@ -241,6 +248,7 @@ class Reader:
             self._blocks.move_to_end(position)
             return kept
         why = "it is missing"
+        spend(BLOCK_READ)
         try:
             value = blocks.value(position)
             block = None if value is None else unpack_block(value, expiry_offset)

@@ -1,4 +1,4 @@
-"""The bytes of a store, version 1: every key, every value, and a plain decoder of each. docs/store.md has the tables.
+"""The bytes of a store, version 2: every key, every value, and a plain decoder of each. docs/store.md has the tables.
 
 Nothing here needs the compiled code, a database or the broker: whoever reads a store (tools, tests, other programs)
 reads it by this module. On the data path `pyx.records` packs and unpacks the same bytes; tests hold both to the same
@@ -7,16 +7,22 @@ golden bytes.
 The first byte of a key names its family, so a family is a range. Integers in keys are big-endian (they sort), integers
 in values little-endian (they are copied). A position counts what one worker has logged, from 1, without gap; a wall
 clock time is in milliseconds.
+
+What version 1 wrote is read as well: a record whose form has changed tells by itself which form it has, so nothing is
+converted, and a store has records of both. A store is marked with the present version when it is opened to be written;
+from then on an older release refuses it.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-VERSION: Final = 1
+VERSION: Final = 2
+OLDEST_VERSION: Final = 1
+"""The oldest one whose records are read."""
 
 # Keys that exist once begin with NUL.
 SCHEMA: Final = b"\0schema"  # u32 VERSION
@@ -59,8 +65,10 @@ WINDOW_OUT: Final = struct.Struct("<HBBQ")
 SPAN: Final = struct.Struct("<QQQQQQ")
 HANDOFF_HEAD: Final = struct.Struct("<QQ")
 HANDOFF_ENTRY: Final = struct.Struct("<III")
-PEER_HEAD: Final = struct.Struct("<QQH")
+PEER_FORMAT: Final = 2
+PEER_HEAD: Final = struct.Struct("<QQH")  # the last is the format, and then it is all; of version 1: how many follow
 PEER_REFUSAL: Final = struct.Struct("<QIB")
+REFUSED: Final = struct.Struct("<IB")
 SESSION_HEAD: Final = struct.Struct("<IBQQH")
 QUEUED_HEAD: Final = struct.Struct("<BIH")
 WINDOW_SPAN: Final = struct.Struct("<QQ")
@@ -87,6 +95,13 @@ NO_PUBLISHER: Final = 0xFFFF
 
 class SchemaError(Exception):
     """These bytes are no record of this version."""
+
+
+def unread_version(version: int) -> str | None:
+    """None if stores of this version are read, else what is wrong: for an error."""
+    if OLDEST_VERSION <= version <= VERSION:
+        return None
+    return f"schema version {version}, this mqttd reads versions {OLDEST_VERSION} to {VERSION}"
 
 
 # ---------------------------------------------------------------- keys
@@ -165,6 +180,16 @@ def handoff_key(peer: int, sequence: int) -> bytes:
 def peer_key(peer: int) -> bytes:
     """Key of the highest link sequence received of a peer."""
     return PEER + bytes((peer,))
+
+
+def refusals_key(peer: int, number: int) -> bytes:
+    """Key of the entries that were refused of the batch with this number of a peer's stream."""
+    return PEER + bytes((peer,)) + _KEY_U64.pack(number)
+
+
+def is_refusals(key: bytes) -> bool:
+    """Whether a key of family P is that of refusals, and not of a position."""
+    return len(key) > len(PEER) + 1
 
 
 def queued_key(client_id: str, number: int) -> bytes:
@@ -596,19 +621,35 @@ def decode_handoff(data: bytes) -> tuple[int, bytes, list[bytes]]:
     return -1 if entries == 0xFFFFFFFF else entries, part, payloads
 
 
-def encode_peer(stream: int, number: int, refusals: list[tuple[int, int, int]]) -> bytes:
-    """The highest number taken of a peer's stream; entries refused of which the peer may not know yet."""
-    return PEER_HEAD.pack(stream, number, len(refusals)) + b"".join(PEER_REFUSAL.pack(*each) for each in refusals)
+def encode_peer(stream: int, number: int) -> bytes:
+    """The highest number taken of a peer's stream."""
+    return PEER_HEAD.pack(stream, number, PEER_FORMAT)
 
 
 def decode_peer(data: bytes) -> tuple[int, int, list[tuple[int, int, int]]]:
-    """(stream, number, [(number, position, reason)]); SchemaError if it is damaged."""
+    """(stream, number, [(number, position, reason)]); SchemaError if it is damaged. The last as version 1 has it: the
+    entries refused of which the peer may not know yet, since version 2 records of their own (`decode_refusals`).
+    """
     if len(data) < PEER_HEAD.size:
         raise SchemaError("a link's position is cut off")
     stream, number, count = PEER_HEAD.unpack_from(data)
+    if count == PEER_FORMAT and len(data) == PEER_HEAD.size:
+        return stream, number, []
     if len(data) != PEER_HEAD.size + count * PEER_REFUSAL.size:
         raise SchemaError(f"a link's position says {count} refusals and has {len(data)} bytes")
     return stream, number, [(a, b, c) for a, b, c in PEER_REFUSAL.iter_unpack(data[PEER_HEAD.size :])]
+
+
+def encode_refusals(refused: Iterable[tuple[int, int]]) -> bytes:
+    """(position, reason) of the entries refused of a batch of which the peer may not know yet."""
+    return b"".join(REFUSED.pack(*each) for each in refused)
+
+
+def decode_refusals(data: bytes) -> list[tuple[int, int]]:
+    """[(position, reason)]; SchemaError if it is damaged."""
+    if not data or len(data) % REFUSED.size:
+        raise SchemaError(f"the refusals of a batch have {len(data)} bytes")
+    return [(position, reason) for position, reason in REFUSED.iter_unpack(data)]
 
 
 def encode_spans(spans: list[Span]) -> bytes:

@@ -136,6 +136,8 @@ class Manifest:
     archive_rules: list[dict[str, Any]]
     """Those in force, in their order: filter, age_ms, bytes_max (of each store)."""
     stores: list[StoreFacts]
+    clock: tuple[int, int] | None = None
+    """The broker's time, and the wall clock's when it was that (shards.clock); None: nobody has set the clock."""
 
     def path(self, directory: Path, worker: int) -> Path:
         """The database of a worker."""
@@ -159,17 +161,16 @@ def read_manifest(directory: Path) -> Manifest:
         raise SnapshotError(f"{directory}: {NAME} is damaged") from None
     if not 1 <= known <= FORMAT:
         raise SnapshotError(f"{directory}: the snapshot has format {known}, this mqttd reads formats 1 to {FORMAT}")
-    if version != schema.VERSION:
-        raise SnapshotError(
-            f"{directory}: the stores have schema version {version}, this mqttd reads version {schema.VERSION}"
-        )
+    if (wrong := schema.unread_version(version)) is not None:
+        raise SnapshotError(f"{directory}: the stores have {wrong}")
     try:
         stores = [_store_facts(each) for each in found["stores"]]
         manifest = Manifest(
             known, version, str(found["version"]), int(found["taken_ms"]), int(found["workers"]), str(found["epoch"]),
             int(found["generation"]), str(found["archive_epoch"]), list(found["archive_rules"]), stores,
+            None if (times := found.get("clock")) is None else (int(times[0]), int(times[1])),
         )  # fmt: skip
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
         raise SnapshotError(f"{directory}: {NAME} is damaged") from None
     if [store.worker for store in stores] != list(range(manifest.workers)):
         raise SnapshotError(f"{directory}: {NAME} is damaged")
@@ -276,7 +277,9 @@ class Taking:
         self.clones = [clone(source, self._path(worker)) for worker, source in enumerate(self._sources)]
         self.seconds = time.monotonic() - began
 
-    def finish(self, version: str, epoch: str, generation: int, archive_epoch: str) -> Manifest:
+    def finish(
+        self, version: str, epoch: str, generation: int, archive_epoch: str, clock: tuple[int, int] | None = None
+    ) -> Manifest:
         """Seal them, count what is in them, write the manifest; all of it is on the disk then."""
         workers = range(len(self._sources))
         # LevelDB and the digests release the GIL; threads begin with the priority of this one
@@ -293,7 +296,7 @@ class Taking:
                 raise
         manifest = Manifest(
             FORMAT, schema.VERSION, version, self.taken_ms, len(stores), epoch, generation, archive_epoch,
-            _rules(stores), stores,
+            _rules(stores), stores, clock,
         )  # fmt: skip
         write_manifest(self._directory, manifest)
         return manifest
@@ -323,6 +326,8 @@ class Taking:
         try:
             with opened_as_it_is(self._path(worker)) as db:
                 for key, value in _scan(db, schema.PEER):
+                    if schema.is_refusals(key):
+                        continue
                     stream, number, _ = schema.decode_peer(value)
                     links[key[1]] = LinkFacts(stream, number)
         except CloneError as error:
@@ -365,8 +370,8 @@ class Taking:
         size = self.clones[worker].table_bytes + self.clones[worker].log_bytes or 1
         with opened_as_it_is(path) as db:
             version = db.get(schema.SCHEMA)
-            if version is None or schema.decode_u32(version) != schema.VERSION:
-                raise SnapshotError(f"the store of worker {worker} is not of schema version {schema.VERSION}")
+            if version is None or schema.unread_version(schema.decode_u32(version)):
+                raise SnapshotError(f"the store of worker {worker} is of no schema version that is read here")
             _handoffs(db, links)
             found = count(db, lambda done: self._progress(f"worker {worker}: counting", done / size))
         closed_for_good(path)

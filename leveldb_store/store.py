@@ -36,6 +36,7 @@ from leveldb_store.writer import Work, Writer
 from pyx.message import Message
 from pyx.records import Batch, Block, Index
 from pyx.stored import block_messages, pack_block, pack_part, part_ends, part_running, without
+from pyx.work import INDEXED, SOUGHT, STEP, spend
 
 TAIL_BYTES_MAX: Final = 32 << 20  # of messages in memory that are durable, for the worker
 TAIL_MESSAGE_BYTES: Final = 200  # what a message costs beside its content
@@ -182,6 +183,7 @@ class LevelStore:
         indexes = len(batches)
         logs = []
         for name, added in batches:
+            spend(4 * STEP)
             log = self._log(name) or self._new_log(name, batch)
             value, begin, end, size = pack_part(added, log.messages, log.bytes, first, indexes)
             batch.put(schema.part_key(log.number, begin), value)
@@ -335,6 +337,7 @@ class LevelStore:
             return Batch()
         after = max(after, log.low)
         while True:
+            spend(len(log.spans) * STEP // 8)
             for span in log.spans:
                 if span.after <= after < span.up_to:
                     after = span.up_to
@@ -479,6 +482,7 @@ class LevelStore:
     def _load(self, number: int) -> Log:
         # from its first and last part; counts of what is deleted between cancel out
         log = Log(number)
+        spend(2 * SOUGHT)
         value = self._database.get(schema.trimmed_key(number))
         if value is not None:
             log.low = schema.decode_u64(value)
@@ -527,6 +531,7 @@ class LevelStore:
         # (messages, bytes) behind `after` that somebody may need
         if after >= log.last:
             return 0, 0
+        spend(INDEXED + len(log.spans) * STEP // 4)
         for span in log.spans:
             if span.after <= after < span.up_to:
                 after = span.up_to
@@ -542,6 +547,7 @@ class LevelStore:
         # The low-water mark goes with them, as a span from the beginning: parts of a span that it has passed are
         # deleted, those before may not be yet, and their counts must fit together after a crash, too
         log.spans = spans
+        spend((1 + len(spans)) * STEP)
         passed = [Span(0, log.low, 0, 0, log.low_messages, log.low_bytes)] if log.low else []
         self._batch().put(schema.dropped_key(log.number), schema.encode_spans([*passed, *spans]))
 
@@ -590,6 +596,7 @@ class LevelStore:
         while recent and self._recent_bytes > self._tail_bytes_max and recent[0][1] <= self._durable:
             last, _, size, logs = recent.popleft()
             self._recent_bytes -= size
+            spend(len(logs) * STEP)
             for log in logs:
                 log.tail.trim(last)
                 log.tail_after = max(log.tail_after, last)

@@ -23,6 +23,7 @@ from pyx.session cimport Inflight, Queued, RETAINED_COPY, SHARED_COPY, WAIT_PUBA
 from pyx.subscriptions cimport Filter, Membership, Subscriber, filter_text
 from pyx.topics cimport topic_matches
 from pyx.windows cimport OWN_RECORD
+from pyx.work cimport COPY, INDEX, KIBI, Mark, OBJECT, SERVE, VISIT, callback_begins, callback_ends, work
 
 cdef enum:
     HOLD_ROOM = 1000            # messages that may be under way when publishers are told to wait
@@ -34,6 +35,7 @@ cdef bint lies_within(list spans, uint64_t position):
     # spans: (a, z) in order, each from behind a up to z; those that end before the position, which only rises, are gone
     cdef uint64_t a, z
     while spans:
+        work(OBJECT)
         a, z = spans[0]
         if position <= a:
             return False
@@ -50,6 +52,7 @@ cdef class Backlog(Holding):
                        uint8_t flags, uint32_t origin) except -1:
         # for this session alone; it is behind until it has been sent
         cdef uint64_t number = 0
+        work(COPY)
         self.counters.at[count.MATCHED] += 1
         flags |= qos | (4 if retain else 0)
         if self.keeps and qos and s.durable:
@@ -68,19 +71,26 @@ cdef class Backlog(Holding):
         read."""
         cdef uint32_t i, n
         cdef Session s
+        cdef Mark mark
+        callback_begins(&mark)
         # serve may not add to the list: it is walked once
         n = self.ready.count
+        work(n * VISIT)
         for i in range(n):
             s = <Session>self.ready.items[i]
             s.ready = False
-            self.serve(s)
-            if s.hold:
-                self.check_hold(s)
+            try:
+                self.serve(s)
+                if s.hold:
+                    self.check_hold(s)
+            except Exception as error:
+                self.fail_session(s, error)
             Py_DECREF(s)
         if self.ready.count > n:
             for i in range(n, self.ready.count):
                 self.ready.items[i - n] = self.ready.items[i]
         self.ready.count -= n
+        callback_ends(&mark, SERVE)
 
     cdef int serve(self, Session s) except -1:
         cdef Connection conn
@@ -140,6 +150,7 @@ cdef class Backlog(Holding):
                     return 0
                 s.batch = b
                 s.batch_at = 0
+            work(VISIT)
             position = b.positions[s.batch_at]
             m = <Message>b.messages[s.batch_at]
             s.batch_at += 1
@@ -155,12 +166,12 @@ cdef class Backlog(Holding):
         cdef Membership* e
         cdef Batch b
         cdef list batches
-        cdef bytes name
-        cdef uint64_t after
         if s.own_key is not None:
+            work(INDEX)
             b = self.store.read((<LogKey>s.own_key).name, s.cursor, READ_BYTES_MAX)
             return b if b.count else None
         batches = []
+        work(s.own.count * VISIT)
         for i in range(s.own.count):
             e = &s.own.items[i]
             if e.group != NULL or e.filter.index == NULL:
@@ -168,11 +179,8 @@ cdef class Backlog(Holding):
             if (e.filter.plain.items[e.index].slot_options >> 24) & 3 == 0 and s.absences is None:
                 continue
             (<LogKey>e.filter.index).rests = False
-            name = (<LogKey>e.filter.index).name
-            after = s.cursor
-            if s.since is not None:
-                after = max(after, <uint64_t>s.since.get(name, 0))
-            b = self.store.read(name, after, READ_BYTES_MAX)
+            work(INDEX)
+            b = self.store.read((<LogKey>e.filter.index).name, max(s.cursor, e.since), READ_BYTES_MAX)
             if b.count:
                 batches.append(b)
         return merge_batches(batches) if batches else None
@@ -184,7 +192,6 @@ cdef class Backlog(Holding):
         s.behind = False
         s.batch = None
         s.batch_at = 0
-        s.since = None
         s.holes = None
         s.absences = None
         if s.own_key is not None:
@@ -228,6 +235,7 @@ cdef class Backlog(Holding):
         cdef uint8_t o
         cdef uint8_t* ids = self.ids_room(1)
         cdef bint found = False
+        work(s.own.count * VISIT)
         for i in range(s.own.count):
             e = &s.own.items[i]
             if e.group != NULL:
@@ -301,6 +309,7 @@ cdef class Backlog(Holding):
         cdef const uint8_t* idp = NULL
         cdef uint32_t ids_len = 0
         cdef uint64_t hash_ = 0
+        work(COPY + c.payload_len // 1024 * KIBI)
         if ids != NULL and conn.version == 5:
             idp = <const uint8_t*><const char*><bytes>ids
             ids_len = <uint32_t>len(<bytes>ids)
@@ -378,9 +387,11 @@ cdef class Backlog(Holding):
         cdef LogKey key
         cdef Session s
         cdef uint32_t restored = 0
+        work(len(self.moved) * OBJECT)
         for s in self.moved:
             self.wake(s)
         self.moved.clear()
+        work(len(self.keys) * OBJECT)
         for key in list(self.keys.values()):
             if key.rests and key.grown == 0:
                 if not key.restored or restored == RESTORED_SWEPT:
@@ -398,6 +409,7 @@ cdef class Backlog(Holding):
         cdef uint64_t many = self.limits.queue_messages_least // 32 + 1, much = self.limits.queue_bytes_least // 32 + 1
         cdef uint64_t wanted
         cdef set spans
+        work(<uint64_t>len(keys) * OBJECT)
         for key in keys:
             if key.grown < many and key.grown_bytes < much:
                 continue
@@ -420,6 +432,7 @@ cdef class Backlog(Holding):
         cdef uint64_t at = s.cursor, a, z
         if not s.holes or len(spans) >= SPANS_MAX:
             return at
+        work(<uint64_t>len(s.holes) * (2 * OBJECT))
         for a, z in s.holes:
             if a > at:
                 spans.add((at, a))
@@ -430,10 +443,12 @@ cdef class Backlog(Holding):
     cdef int drop_unwanted(self, LogKey key, uint64_t lowest, set spans, uint64_t open_from) except -1:
         # everything behind `lowest` that lies in none of the spans and not behind open_from
         cdef uint64_t at = lowest, a, z
+        work(<uint64_t>len(spans) * (8 * OBJECT))
         for a, z in sorted(spans):
             if a >= open_from:
                 break
             if a > at:
+                work(INDEX)
                 self.store.drop(key.name, at, a)
             if z > at:
                 at = z
@@ -457,6 +472,7 @@ cdef class Backlog(Holding):
             self.store.forget(key.name)
             return 0
         lowest = open_from = self.block.first - 1
+        work(2 * INDEX + f.plain.count * VISIT)
         over = self.store.position_of_last(key.name, self.limits.queue_messages_least, self.limits.queue_bytes_least)
         for i in range(f.plain.count):
             s = <Session>f.plain.items[i].session
@@ -479,6 +495,7 @@ cdef class Backlog(Holding):
         if key.count:
             needed = True
         if needed:
+            work(<uint64_t>len(spans) * OBJECT)
             for span in spans:                  # of messages in flight for long, which lie before all else
                 lowest = min(lowest, <uint64_t>span[0])
             self.store.trim(key.name, lowest)
@@ -602,23 +619,21 @@ cdef class Backlog(Holding):
 
     cdef tuple backlog_after(self, Session s, uint64_t position):
         # what lies behind `position` in the indexes it reads, holes included
-        cdef uint64_t messages = 0, size = 0, after
+        cdef uint64_t messages = 0, size = 0
         cdef uint32_t i
         cdef Membership* e
-        cdef bytes name
         if s.own_key is not None:
+            work(INDEX)
             return self.store.backlog((<LogKey>s.own_key).name, position)
+        work(s.own.count * VISIT)
         for i in range(s.own.count):
             e = &s.own.items[i]
             if e.group != NULL or e.filter.index == NULL:
                 continue
             if (e.filter.plain.items[e.index].slot_options >> 24) & 3 == 0 and s.absences is None:
                 continue
-            name = (<LogKey>e.filter.index).name
-            after = position
-            if s.since is not None:
-                after = max(after, <uint64_t>s.since.get(name, 0))
-            a, b = self.store.backlog(name, after)
+            work(INDEX)
+            a, b = self.store.backlog((<LogKey>e.filter.index).name, max(position, e.since))
             messages += a
             size += b
         return messages, size

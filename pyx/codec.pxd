@@ -11,7 +11,7 @@ MalformedPacket or ProtocolError (pyx.reasons) with the Reason Code to close wit
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t
 
-from pyx.packets cimport Auth, Connect, Disconnect, PUBREL, SUBSCRIBE, Subscribe, UNSUBSCRIBE, Unsubscribe
+from pyx.packets cimport Auth, Connect, Disconnect, PUBLISH, PUBREL, SUBSCRIBE, Subscribe, UNSUBSCRIBE, Unsubscribe
 from pyx.wire cimport put_u16
 
 
@@ -67,11 +67,14 @@ cdef inline int fixed_header(const uint8_t* p, size_t n, bint minimal, uint32_t*
     return -1
 
 
-# The flags nibble for the decoders. MQTT 3.1 (level 3) lets a client set DUP on PUBREL, SUBSCRIBE and UNSUBSCRIBE: it
-# is taken away here, so that the decoders demand the same bits of every version.
+# The flags nibble for the decoders. Of the bits that MQTT 3.1 (level 3) does not use none may be looked at, and it lets
+# a client set DUP on PUBREL, SUBSCRIBE and UNSUBSCRIBE: all these are taken away here, so that the decoders demand the
+# same bits of every version.
 cdef inline uint8_t packet_flags(uint8_t first, uint8_t version) noexcept nogil:
-    if version == 3 and (first >> 4 == PUBREL or first >> 4 == SUBSCRIBE or first >> 4 == UNSUBSCRIBE):
-        return first & 0x07
+    if version == 3 and first >> 4 != PUBLISH:
+        if first >> 4 == PUBREL or first >> 4 == SUBSCRIBE or first >> 4 == UNSUBSCRIBE:
+            return first & 0x06
+        return 0
     return first & 0x0F
 
 

@@ -269,12 +269,13 @@ cdef Will _read_will(Cursor* c, uint8_t connect_flags, bint v5):
 
 
 cdef int _check_connect_flags(uint8_t flags, int version) except -1:
-    if flags & 0x01:
+    # MQTT 3.1 does not use the lowest bit, and disregards Will QoS and Will Retain where there is no will
+    if flags & 0x01 and version != 3:
         return malformed("CONNECT with its reserved flag set")
     if flags & 0x04:
         if flags & 0x18 == 0x18:
             return malformed("CONNECT with Will QoS 3")
-    elif flags & 0x38:
+    elif flags & 0x38 and version != 3:
         return malformed("CONNECT with Will QoS or Will Retain and no Will Flag")
     if version != 5 and flags & 0xC0 == 0x40:
         return malformed("CONNECT with a password and no user name")
@@ -297,11 +298,11 @@ cdef Connect decode_connect(uint8_t flags, const uint8_t* body, uint32_t n):
     cdef int version
     c.at = body
     c.end = body + n
-    if flags:
+    version = connect_version(body, n)
+    if flags and version != 3:      # MQTT 3.1 does not use them
         malformed("CONNECT with reserved flags")
     read_binary(&c, &name)
     read_u8(&c)
-    version = connect_version(body, n)
     if version == 0:
         protocol_error(REASON_UNSUPPORTED_PROTOCOL_VERSION, "protocol name and level are not MQTT 3.1, 3.1.1 or 5")
     connect_flags = read_u8(&c)
@@ -586,7 +587,7 @@ cdef Packet _by_server(uint8_t packet_type, uint8_t flags, const uint8_t* body, 
 
 cdef Packet _decode(uint8_t first, const uint8_t* body, uint32_t n, uint8_t version, bint from_server):
     cdef uint8_t packet_type = first >> 4
-    cdef uint8_t flags = packet_flags(first, version)
+    cdef uint8_t flags = first & 0x0F if packet_type == CONNECT else packet_flags(first, version)
     cdef bint v5 = version == 5
     if packet_type == 0:
         malformed("packet type 0")

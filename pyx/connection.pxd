@@ -66,6 +66,7 @@ cdef class Connection:
     cdef public bint paused             # stopped reading because a peer's outbox is full
     cdef bint waiting                   # in the router's list of connections with pending acks
     cdef bint carried                   # part holds whole packets for the next tick
+    cdef bint in_turn                   # in the dispatch's list of such connections
     cdef bint dropping                  # drops have begun and were logged
     cdef bint lingering                 # our FIN is out; what comes is thrown away until theirs or the timer
     cdef public bint authenticating     # CONNECT has come, AUTH goes to and fro until the CONNACK (MQTT 5, 4.12)
@@ -87,6 +88,10 @@ cdef class Connection:
     cdef uint32_t ack_count
     cdef uint32_t ack_cap
     cdef uint32_t unanswered            # PUBLISH QoS 1 whose PUBACK is in acks
+    # QoS 2 publishes of this connection without their PUBREL: those of former ones are no part of what Receive Maximum
+    # bounds, and their PUBRELs make no more room than there was at first (MQTT 5, 4.9)
+    cdef uint32_t unreleased
+    cdef uint32_t strays                # PUBRELs for identifiers that were not in flight, without their PUBCOMP
     cdef object source                  # Source while it is half open (pyx.sources), else None
     cdef Pace* pace                     # NULL until the first publish that is judged
     cdef public uint64_t opened         # ms, monotonic

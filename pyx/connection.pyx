@@ -12,6 +12,7 @@ from pyx.kernel cimport (
     AF_INET, AF_INET6, getsockname, ntohs, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t,
 )
 from pyx.outbox cimport outbox_clear
+from pyx.work cimport PLACE, VISIT, work
 
 
 @cython.final
@@ -76,6 +77,7 @@ cdef class Connection:
             ring = <PendingAck*>malloc(cap * sizeof(PendingAck))
             if ring == NULL:
                 raise MemoryError
+            work(self.ack_count * PLACE)
             for i in range(self.ack_count):
                 ring[i] = self.acks[(self.ack_head + i) & (self.ack_cap - 1)]
             free(self.acks)
@@ -88,6 +90,7 @@ cdef class Connection:
         return 0
 
     cdef void drop_acks(self) noexcept:
+        work(self.ack_count * VISIT)
         while self.ack_count:
             Py_XDECREF(self.acks[self.ack_head].packet)
             self.ack_head = (self.ack_head + 1) & (self.ack_cap - 1)

@@ -2,13 +2,15 @@
 """One table of counters; a row is one worker's, mapped by the supervisor so that it outlives the worker.
 
     0   ..   the counters below, gauges first
+    352 ..   what the worker has in hand, should it die of it
     384 ..   histograms: HISTOGRAM_PLACES each
     512 ..   links: LINK_PLACES for each worker that this one sends to
 
 Who writes what: the worker alone, and after its death, until its successor is forked, the supervisor (`bury`). Gauges
 are what a living worker has; everything else only rises, over all incarnations of a worker.
 """
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint8_t, uint64_t
+from libc.string cimport memcpy
 
 
 cpdef enum:
@@ -93,6 +95,7 @@ cpdef enum:
     CONNECTS_TOO_LARGE              # connect_bytes_max
     TOPICS_TOO_LONG
     TOPICS_TOO_DEEP
+    SHARE_NAMES_TOO_LONG
     CLIENT_IDS_TOO_LONG             # v31_client_id_characters_max
     TOPIC_ALIASES_REFUSED
     RECEIVE_MAXIMUM_EXCEEDED
@@ -158,6 +161,8 @@ cpdef enum:
 
 cdef enum:
     PLACES = 1024                   # of a row: room for more counters
+    NOTE_AT = 352                   # whose packets are in hand: see `note`
+    NOTE_PLACES = 32
     HISTOGRAMS_AT = 384
     HISTOGRAM_PLACES = 32           # sum in ns, then the samples of each bucket, the last one without a bound
     HISTOGRAMS_MAX = 4
@@ -186,6 +191,24 @@ cdef enum LinkPlace:
 
 
 cdef int observe(uint64_t* row, Histogram which, uint64_t ns) noexcept nogil
+
+
+cdef inline void note(uint64_t* row, uint8_t packet_type, uint8_t kind, const uint8_t* text, size_t n) noexcept nogil:
+    # The first place: u8 packet type (0: messages, or nothing whole yet), u8 what the text is (1 a client id, 4 or 6 an
+    # address), u16 its length, u32 1; 0 = nothing is in hand. The text, as far as it fits, follows. Once for what one
+    # recv has brought
+    if n > (NOTE_PLACES - 1) * sizeof(uint64_t):
+        n = (NOTE_PLACES - 1) * sizeof(uint64_t)
+    memcpy(row + NOTE_AT + 1, text, n)
+    row[NOTE_AT] = packet_type | <uint64_t>kind << 8 | <uint64_t>n << 16 | <uint64_t>1 << 32
+
+
+cdef inline void note_packet(uint64_t* row, uint8_t packet_type) noexcept nogil:
+    (<uint8_t*>(row + NOTE_AT))[0] = packet_type
+
+
+cdef inline void note_nothing(uint64_t* row) noexcept nogil:
+    row[NOTE_AT] = 0
 
 
 cdef class Row:

@@ -89,6 +89,7 @@ PACKETS_TOO_LARGE: Final[int]
 CONNECTS_TOO_LARGE: Final[int]
 TOPICS_TOO_LONG: Final[int]
 TOPICS_TOO_DEEP: Final[int]
+SHARE_NAMES_TOO_LONG: Final[int]
 CLIENT_IDS_TOO_LONG: Final[int]
 TOPIC_ALIASES_REFUSED: Final[int]
 RECEIVE_MAXIMUM_EXCEEDED: Final[int]
@@ -150,6 +151,7 @@ def names() -> tuple[str, ...]: ...
 def is_gauge(counter: int) -> bool:
     """Whether a counter says what a living worker has, and not what has happened."""
 
+def in_hand(row: Any) -> tuple[str, str] | None: ...
 def bury(row: Any) -> int:
     """Close the books of a dead worker's row; the copies that its memory held, now booked as worker_lost."""
 

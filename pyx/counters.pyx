@@ -1,4 +1,6 @@
 """One table of counters and drop reasons. A new counter is one line in counters.pxd."""
+from ipaddress import IPv6Address
+
 cimport cython
 from libc.stdint cimport uint8_t
 from libc.string cimport memset
@@ -26,6 +28,9 @@ KEPT = (
     "dropped_queue_full", "dropped_packet_too_large", "dropped_unsubscribed", "dropped_session_ended",
     "dropped_refused", "dropped_peer_lost", "dropped_no_member", "dropped_worker_lost",
 )
+
+# packets that a note names
+_SLOW_PACKETS = {1: "CONNECT", 8: "SUBSCRIBE", 10: "UNSUBSCRIBE", 14: "DISCONNECT", 15: "AUTH"}
 
 cdef enum:
     BOUNDS = 20
@@ -59,7 +64,8 @@ def __getattr__(name):
 def _check_layout():
     cdef int counters = COUNTERS_END, histograms = HISTOGRAMS_END, totals = LINK_UNACKNOWLEDGED, link = LINK_PLACES_END
     cdef int links_at = LINKS_AT, places = PLACES
-    if counters > HISTOGRAMS_AT or HISTOGRAMS_AT + HISTOGRAMS_MAX * HISTOGRAM_PLACES > links_at \
+    if counters > NOTE_AT or NOTE_AT + NOTE_PLACES > HISTOGRAMS_AT \
+            or HISTOGRAMS_AT + HISTOGRAMS_MAX * HISTOGRAM_PLACES > links_at \
             or links_at + LINKS_MAX * LINK_PLACES > places or places * sizeof(uint64_t) != ROW_BYTES:
         raise ImportError("the parts of a counter row do not fit")
     if histograms > HISTOGRAMS_MAX or len(HISTOGRAMS) != histograms or len(BOUNDS_NS) != BOUNDS \
@@ -122,10 +128,30 @@ def bury(row):
     r.at[CONNECTIONS_CLOSED] = r.at[CONNECTIONS_OPENED]
     for i in range(INCARNATION, CONNECTIONS_ACCEPTED):
         r.at[i] = 0
+    note_nothing(r.at)
     for i in range(LINKS_MAX):
         for k in range(gauges, end):
             r.at[LINKS_AT + i * LINK_PLACES + k] = 0
     return lost
+
+
+def in_hand(row):
+    """Of a dead worker's row: (client id or address, packet) of what it had in hand when it died; None: nothing of a
+    client's. For the supervisor, before `bury`."""
+    cdef Row r = Row(row)
+    cdef uint64_t noted = r.at[NOTE_AT]
+    cdef uint8_t kind = noted >> 8 & 0xFF
+    cdef Py_ssize_t n = min(noted >> 16 & 0xFFFF, (NOTE_PLACES - 1) * sizeof(uint64_t))
+    cdef bytes text = PyBytes_FromStringAndSize(<const char*>(r.at + NOTE_AT + 1), n)
+    if noted == 0:
+        return None
+    if kind == 4:
+        who = ".".join(map(str, text[:4]))
+    elif kind == 6:
+        who = str(IPv6Address(text[:16]))
+    else:
+        who = text.decode("utf-8", "replace")
+    return who, _SLOW_PACKETS.get(noted & 0xFF, "PUBLISH or an ack")
 
 
 @cython.final

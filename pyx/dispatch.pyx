@@ -9,6 +9,7 @@ A partial packet is kept aside by the connection; nothing is allocated on the wo
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.ref cimport Py_INCREF, Py_XDECREF, PyObject
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memchr, memcmp, memmove
@@ -19,6 +20,7 @@ from pyx.codec cimport (
     decode_publish, decode_subscribe, decode_unsubscribe, fixed_header, packet_flags,
 )
 from pyx.bounds cimport lists_too_many_filters, lists_too_many_properties, publish_lists_too_much
+from pyx.counters cimport note, note_nothing, note_packet
 from pyx.connection cimport CLOSING, DECIDING, OPEN, OPENING
 from pyx.holding cimport HELD, REFUSED, UNSTORED
 from pyx.limits cimport Limits
@@ -32,6 +34,10 @@ from pyx.session cimport Session
 from pyx.subscriptions cimport Matches
 from pyx.topics cimport level_count, topic_name_valid
 from pyx.wire cimport utf8_valid, varint_size
+from pyx.work cimport (
+    CARRIED, CONNECT as CONNECT_DECIDED, KIBI, Mark, OBJECT, PACKETS, RECORD, VISIT, callback_begins, callback_ends,
+    work,
+)
 
 from pyx.encoders import encode_ack
 from pyx.reasons import MalformedPacket, ProtocolError
@@ -58,11 +64,12 @@ cdef int check_first(Connection conn, const uint8_t* p, uint32_t n) except -1:
         if p[0] >> 4 == AUTH or p[0] >> 4 == DISCONNECT:
             return 0
         return protocol_error(PROTOCOL_ERROR, "neither AUTH nor DISCONNECT before the CONNACK")
+    # say what it is where that helps. A TLS handshake (22, 3, ...) would be a CONNECT with flags, which MQTT 3.1 lets
+    # pass, and a Remaining Length of 3, which no CONNECT can have
+    if p[0] == 0x16 and n >= 2 and p[1] == 3:
+        return protocol_error(PROTOCOL_ERROR, "TLS on a plain port")
     if p[0] >> 4 == CONNECT:
         return 0
-    # say what it is where that helps: a TLS record of a handshake, or a web browser
-    if p[0] == 0x16 and (n < 2 or p[1] == 3):
-        return protocol_error(PROTOCOL_ERROR, "TLS on a plain port")
     if n >= 4 and (memcmp(p, b"GET ", 4) == 0 or memcmp(p, b"POST", 4) == 0 or memcmp(p, b"HEAD", 4) == 0):
         return protocol_error(PROTOCOL_ERROR, "HTTP on a plain port")
     return protocol_error(PROTOCOL_ERROR, "first packet is not CONNECT")
@@ -115,6 +122,7 @@ cdef class Dispatch:
         cdef const uint8_t[::1] view = data
         if view.shape[0] == 0 or conn.state >= CLOSING:
             return
+        self.router.clock.hear()
         conn.bytes_in += view.shape[0]
         if counted:
             self.counted = 1
@@ -122,7 +130,7 @@ cdef class Dispatch:
             self.router.counters.at[count.BYTES_RECEIVED] += view.shape[0]
         conn.keep(&view[0], <uint32_t>view.shape[0])
         if not conn.carried and conn.state != DECIDING:
-            self.take_part(conn)
+            self.take_guarded(conn)
 
     def learn_version(self, Connection conn not None, bytes unread not None):
         """Which version the CONNECT at the front of `unread` speaks: for an answer to it that decodes no more of it."""
@@ -135,40 +143,63 @@ cdef class Dispatch:
     def resume(self, Connection conn not None):
         """A CONNECT was decided on: go on with what came behind it, unless it was refused."""
         if conn.state == OPEN and conn.part_len and not conn.carried:
+            self.take_guarded(conn)
+
+    cdef int take_guarded(self, Connection conn) except -1:
+        try:
             self.take_part(conn)
+        except Exception as error:
+            self.router.fail(conn, error)
+        return 0
 
     def take_carried(self):
         """Decode on where the packet budget of the last tick ended. True: something is left again."""
         cdef list carried = self.carried
         cdef Connection conn
         cdef Py_ssize_t first
+        cdef Mark mark
+        callback_begins(&mark)
+        work(<uint64_t>len(carried) * VISIT)
         self.carried = []
         if len(carried) > 1:                # what all connections share is given to another one first
             first = <Py_ssize_t>(self.router.tick % <uint64_t>len(carried))
             carried = carried[first:] + carried[:first]
         for conn in carried:
+            conn.in_turn = False
             if conn.paused and conn.state == OPEN:
                 continue                    # until `carry_on`
             conn.carried = False
             if (conn.state == OPEN or conn.state == OPENING) and conn.part_len:
-                self.take_part(conn)
+                self.take_guarded(conn)
             if not conn.carried and conn.not_reading and not conn.paused:
                 self.router.resumed.append(conn)
+        callback_ends(&mark, CARRIED)
         return len(self.carried) > 0
 
     cpdef int carry_on(self, Connection conn) except -1:
         # a connection that was paused with packets left over goes on with them
-        if conn.carried and conn not in self.carried:
+        if conn.carried:
+            self.carry(conn)
+        return 0
+
+    cdef int carry(self, Connection conn) except -1:
+        conn.carried = True
+        if not conn.in_turn:
+            conn.in_turn = True
             self.carried.append(conn)
         return 0
 
     cdef int take(self, Connection conn, uint8_t* p, uint32_t n) except -1:
-        cdef uint32_t used = self.decode(conn, p, n)
+        cdef uint32_t used
+        cdef Mark mark
+        callback_begins(&mark)
+        used = self.decode(conn, p, n)
         conn.part_len = 0
         if used < n and conn.state < CLOSING:
             conn.keep(p + used, n - used)
         elif conn.part != NULL:
             conn.free_part()
+        callback_ends(&mark, PACKETS)
         if conn.state == DECIDING and self.raw is not None:
             self.hand_up(conn)
         return 0
@@ -177,11 +208,14 @@ cdef class Dispatch:
         # the same for bytes that stand in conn.part
         cdef uint32_t used, n = conn.part_len
         cdef uint8_t* p = conn.part
+        cdef Mark mark
+        callback_begins(&mark)
         self.router.adoptable = conn
         try:
             used = self.decode(conn, p, n)
         finally:
             self.router.adoptable = None
+            callback_ends(&mark, PACKETS)
         if conn.part == NULL:               # a Message took the buffer: it held just that packet
             return 0
         if used >= n or conn.state >= CLOSING:
@@ -194,9 +228,17 @@ cdef class Dispatch:
         return 0
 
     cdef int hand_up(self, Connection conn) except -1:
+        cdef Mark mark
         packet, raw = self.raw
         self.raw = None
-        self.router.handler.connect(conn, packet, raw)
+        callback_begins(&mark)
+        try:
+            self.hold_note(conn, CONNECT, (<Connect>packet).client_id)
+            self.router.handler.connect(conn, packet, raw)
+        except Exception as error:
+            self.failed(conn, error)
+        note_nothing(self.router.counters.at)
+        callback_ends(&mark, CONNECT_DECIDED)
         if (conn.state == OPEN or conn.state == OPENING) and conn.part_len:
             self.take_part(conn)
         return 0
@@ -208,6 +250,7 @@ cdef class Dispatch:
         cdef uint64_t total
         conn.part_want = 0
         try:
+            self.hold_note(conn, 0, (<Session>conn.session).client_id if conn.session is not None else None)
             while at < n:
                 header = fixed_header(p + at, n - at, conn.version == 5, &remaining)
                 if header == 0:
@@ -229,11 +272,10 @@ cdef class Dispatch:
                     break
                 if packets == most or p[at] & 0xD0 == SUBSCRIBE << 4 and self.filters_spent():
                     self.router.counters.at[count.TICK_PACKETS_CARRIED] += 1
-                    if not conn.carried:
-                        conn.carried = True
-                        self.carried.append(conn)
+                    self.carry(conn)
                     break
                 packets += 1
+                work(RECORD + total // 1024 * KIBI)
                 # only a packet that has the buffer to itself can give it to its Message
                 if total != n:
                     self.router.adoptable = None
@@ -245,20 +287,37 @@ cdef class Dispatch:
                 at += <uint32_t>total
                 if conn.state != OPEN and conn.state != OPENING:
                     break
-        except (MalformedPacket, ProtocolError) as error:
-            self.router.counters.at[count.PROTOCOL_ERRORS] += 1
-            self.router.handler.protocol_error(conn, error)
-            at = n
         except Exception as error:
-            # ours, not the client's: this connection ends, the others of the worker go on
-            self.router.counters.at[count.INTERNAL_ERRORS] += 1
-            self.router.handler.internal_error(conn, error)
+            self.failed(conn, error)
             at = n
+        note_nothing(self.router.counters.at)
         if packets:
             conn.heard = self.router.now_ms
             self.router.counters.at[count.PACKETS_RECEIVED] += packets - self.counted
             self.counted = 0
         return at
+
+    cdef int failed(self, Connection conn, error) except -1:
+        if isinstance(error, (MalformedPacket, ProtocolError)):
+            self.router.counters.at[count.PROTOCOL_ERRORS] += 1
+            try:
+                self.router.handler.protocol_error(conn, error)
+                return 0
+            except Exception as own:
+                error = own
+        # ours, not the client's: this connection ends, the others of the worker go on
+        return self.router.fail(conn, error)
+
+    cdef int hold_note(self, Connection conn, uint8_t packet_type, client_id) except -1:
+        # of whom the worker has something in hand, should it die of it (`counters.in_hand`)
+        cdef Py_ssize_t n = 0
+        cdef const char* text
+        if client_id is None:
+            note(self.router.counters.at, packet_type, conn.peer_family, conn.peer, sizeof(conn.peer))
+        else:
+            text = PyUnicode_AsUTF8AndSize(client_id, &n)
+            note(self.router.counters.at, packet_type, 1, <const uint8_t*>text, <size_t>n)
+        return 0
 
     cdef bint filters_spent(self) noexcept:
         # before a SUBSCRIBE or UNSUBSCRIBE: these take twenty times as long as a PUBLISH and more, for each filter
@@ -296,6 +355,7 @@ cdef class Dispatch:
         cdef Ack ack
         cdef uint8_t* o
         cdef uint8_t reason
+        cdef int held
         if packet_type == PUBLISH:
             return self.publish(conn, flags, p, header, total)
         if n > self.router.limits.unwalked_bytes:
@@ -309,14 +369,18 @@ cdef class Dispatch:
             self.router.pubrec(s, conn, ack.packet_id, ack.reason)
         elif packet_type == PUBREL:
             decode_ack(&ack, PUBREL, flags, body, n, v5)
-            reason = 0 if s.leave(ack.packet_id) else PACKET_ID_NOT_FOUND
+            reason = 0
+            if not s.leave(ack.packet_id):
+                reason = PACKET_ID_NOT_FOUND
+            elif conn.unreleased:
+                conn.unreleased -= 1
             self.router.logged = False
             if self.router.keeps and s.durable:
                 self.router.touch(s)
             self.router.answer(conn, PUBCOMP, ack.packet_id, reason, 0)
         elif packet_type == PUBCOMP:
             decode_ack(&ack, PUBCOMP, flags, body, n, v5)
-            self.router.pubcomp(s, ack.packet_id)
+            self.router.pubcomp(s, conn, ack.packet_id)
         elif packet_type == PINGREQ:
             decode_pingreq(flags, n)
             o = outbox_reserve(&conn.out, 2)
@@ -324,18 +388,33 @@ cdef class Dispatch:
             o[1] = 0
             self.router.counters.at[count.ANSWERS_SENT] += 1
             self.router.set_dirty(conn)
-        elif packet_type == CONNECT:
+        else:
+            note_packet(self.router.counters.at, packet_type)
+            held = self.slow_packet(conn, s, p, header, total)
+            note_packet(self.router.counters.at, 0)
+            return held
+        return 0
+
+    cdef int slow_packet(self, Connection conn, Session s, uint8_t* p, uint32_t header, uint32_t total) except -1:
+        # those that the handler decides on; returns as `packet`
+        cdef uint8_t packet_type = p[0] >> 4, flags = packet_flags(p[0], conn.version)
+        cdef uint8_t* body = p + header
+        cdef uint32_t n = total - header
+        cdef bint v5 = conn.version == 5
+        if packet_type == CONNECT:
             if conn.state != OPENING:
                 protocol_error(PROTOCOL_ERROR, "second CONNECT")
             self.connect(conn, p, header, total)
         elif packet_type == SUBSCRIBE:
             subscribe = decode_subscribe(flags, body, n, v5)
+            work(<uint64_t>len(subscribe.filters) * (4 * OBJECT))
             if self.router.judge_filters(conn, s, <uint32_t>len(subscribe.filters)) == HELD:
                 return 1
             self.filters_left -= len(subscribe.filters)
             self.router.handler.subscribe(conn, s, subscribe)
         elif packet_type == UNSUBSCRIBE:
             unsubscribe = decode_unsubscribe(flags, body, n, v5)
+            work(<uint64_t>len(unsubscribe.filters) * (2 * OBJECT))
             if self.router.judge_filters(conn, s, <uint32_t>len(unsubscribe.filters)) == HELD:
                 return 1
             self.filters_left -= len(unsubscribe.filters)
@@ -401,7 +480,7 @@ cdef class Dispatch:
         if pub.qos:
             if pub.qos > router.limits.maximum_qos:
                 protocol_error(QOS_NOT_SUPPORTED, "QoS above Maximum QoS")
-            if conn.unanswered + s.arrived_count >= router.limits.receive_maximum and v5:
+            if conn.unanswered + conn.unreleased >= router.limits.receive_maximum and v5:
                 # a resent QoS 2 publish whose identifier is known takes no place of its own
                 if pub.qos == 1 or not self.known(s, pub.packet_id):
                     if conn.ack_count:
@@ -409,12 +488,10 @@ cdef class Dispatch:
                         return router.await_answers(conn, s)
                     router.counters.at[count.RECEIVE_MAXIMUM_EXCEEDED] += 1
                     protocol_error(RECEIVE_MAXIMUM_EXCEEDED, "more than Receive Maximum unacknowledged publishes")
-            if pub.qos == 2 and not s.arrive(pub.packet_id):
+            if pub.qos == 2 and not self.arrives(conn, s, pub.packet_id):
                 # there already: whatever the first one waits for, the answer waits for it too
                 router.counters.at[count.PUBLISH_DUPLICATES] += 1
                 return self.answer_again(conn, s, pub.packet_id)
-            if router.keeps and pub.qos == 2 and s.durable:
-                router.touch(s)
             router.counters.at[count.PUBLISH_RECEIVED_QOS1 if pub.qos == 1 else count.PUBLISH_RECEIVED_QOS2] += 1
         router.counters.at[count.PUBLISH_RECEIVED] += 1
         router.counters.at[count.PUBLISH_BYTES_RECEIVED] += pub.payload_len
@@ -477,6 +554,15 @@ cdef class Dispatch:
             return 1
         return 2 if verdict == HELD else 0
 
+    cdef bint arrives(self, Connection conn, Session s, uint16_t packet_id) except -1:
+        # False: it is there already
+        if not s.arrive(packet_id):
+            return False
+        conn.unreleased += 1
+        if self.router.keeps and s.durable:
+            self.router.touch(s)
+        return True
+
     cdef bint known(self, Session s, uint16_t packet_id) except -1:
         if s.arrive(packet_id):
             s.leave(packet_id)
@@ -497,9 +583,7 @@ cdef class Dispatch:
         elif pub.qos:
             self.router.logged = False
             if pub.qos == 2:
-                s.arrive(pub.packet_id)
-                if self.router.keeps and s.durable:
-                    self.router.touch(s)
+                self.arrives(conn, s, pub.packet_id)
             self.router.answer(conn, kind, pub.packet_id, 0, 0)
         self.router.handler.publish_refused(conn, PyBytes_FromStringAndSize(<char*>pub.topic, pub.topic_len), reason)
         return 0

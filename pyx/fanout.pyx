@@ -19,6 +19,7 @@ from pyx.routing cimport Identifier, put_identifier
 from pyx.session cimport SHARED_COPY, WAIT_PUBACK, WAIT_PUBREC
 from pyx.subscriptions cimport Group, Subscriber, SubscriberList
 from pyx.wire cimport put_u16
+from pyx.work cimport COPY, KIBI, VISIT, work
 from pyx.windows cimport OWN_RECORD
 
 
@@ -44,6 +45,7 @@ cdef class FanOut(Backlog):
         cdef uint8_t options, qos, first
         cdef uint8_t[8] ids
         cdef bint want = False
+        work(n * VISIT)
         for i in range(n):
             sub = &l.items[i]
             options = <uint8_t>(sub.slot_options >> 24)
@@ -81,6 +83,7 @@ cdef class FanOut(Backlog):
         self.identifiers_count = 0
         for i in range(m.count):
             l = &m.filters[i].plain
+            work(VISIT + l.online * (2 * VISIT))
             for k in range(l.online):
                 sub = &l.items[k]
                 options = <uint8_t>(sub.slot_options >> 24)
@@ -127,6 +130,7 @@ cdef class FanOut(Backlog):
                 else:
                     want |= e.filters
         if want:
+            work(m.count * VISIT)
             for i in range(m.count):
                 if want >> (i if i < 63 else 63) & 1:
                     self.log(m.filters[i])
@@ -205,6 +209,7 @@ cdef class FanOut(Backlog):
                 return self.drop(conn, count.DROPPED_OUTBOX_FULL)
         if s.watched is not None:
             s.sent_live(PyBytes_FromStringAndSize(<const char*>c.topic, c.topic_len), c.number)
+        work(COPY + (c.payload_len + c.topic_len) // 1024 * KIBI)
         v5 = 1 if conn.version == 5 else 0
         ids_len = ids_len if v5 else 0
         f = &self.frames[v5 | (2 if qos else 0)]

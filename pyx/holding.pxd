@@ -36,7 +36,7 @@ cdef class Holding(Windows):
     cdef int judge_filters(self, Connection conn, Session s, uint32_t filters) except -1
     cdef int await_answers(self, Connection conn, Session s) except -1
     cdef bint waits_for(self, PendingAck* a, uint64_t workers) noexcept
-    cdef int refuse_pending(self, Session s, PendingAck* a) except -1
+    cdef int refuse_pending(self, Connection conn, PendingAck* a) except -1
     cdef int hold_back(self, Connection conn, Session s, bint* counted, int counter) except -1
     cdef Pace* pace_of(self, Connection conn) except NULL
     cdef bint may_publish(self, Pace* pace) noexcept

@@ -33,6 +33,7 @@ from pyx.packets cimport PUBCOMP, PUBREC
 from pyx.records cimport LogKey
 from pyx.routing cimport Peer, QUOTA_EXCEEDED, pointers_push
 from pyx.subscriptions cimport Filter, Membership, filter_text
+from pyx.work cimport OBJECT, PLACE, VISIT, work
 
 cdef enum:
     GUARD_RATE = 1
@@ -56,6 +57,7 @@ cdef class Holding(Windows):
     def limits_changed(self):
         """After the limits were set anew."""
         cdef LogKey key
+        work(len(self.keys) * OBJECT)
         for key in self.keys.values():
             key.rests = False
         self.guard_if(GUARD_RATE, self.limits.publish_per_second_max or self.limits.publish_bytes_per_second_max)
@@ -77,6 +79,7 @@ cdef class Holding(Windows):
         if self.guarded & GUARD_RATE and not self.may_publish(pace):
             return self.hold_back(conn, s, &pace.too_fast, count.PUBLISH_RATE_HELD)
         if qos and self.guarded & GUARD_HOLDS and not waited:
+            work(m.count * VISIT)
             for i in range(m.count):
                 if m.filters[i].held:
                     if pace.since == 0:
@@ -151,6 +154,7 @@ cdef class Holding(Windows):
         # bits of the workers that somebody is on who wants it
         cdef uint32_t i
         cdef uint64_t workers = 0
+        work(m.count * VISIT)
         for i in range(m.count):
             workers |= m.filters[i].siblings
             if m.filters[i].plain.count or m.filters[i].groups != NULL:
@@ -195,6 +199,7 @@ cdef class Holding(Windows):
         """Ask again for every connection that waits, and whether the sessions they wait for still want it."""
         cdef Session s
         self.held_timer = None
+        work(len(self.full_sessions) * OBJECT)
         for s in list(self.full_sessions):
             if s.hold == HOLDING:
                 self.check_hold(s)
@@ -206,6 +211,7 @@ cdef class Holding(Windows):
         cdef Connection conn
         cdef list held = self.made_to_wait
         if held:
+            work(<uint64_t>len(held) * VISIT)
             self.made_to_wait = []
             for conn in held:
                 conn.pace.listed = False
@@ -241,6 +247,7 @@ cdef class Holding(Windows):
         s.hold_since = self.now_ms
         self.full_sessions[s] = None
         self.counters.at[count.QUEUES_HELD] += 1
+        work(s.own.count * (VISIT + 4 * OBJECT))
         for i in range(s.own.count):
             e = &s.own.items[i]
             if e.group == NULL and (e.filter.plain.items[e.index].slot_options >> 24) & 3:
@@ -258,6 +265,7 @@ cdef class Holding(Windows):
     cdef int unflag(self, Session s) except -1:
         cdef bytes text
         for text in s.hold_filters or ():
+            work(4 * OBJECT)
             self.own_holds[text] -= 1
             if self.own_holds[text] == 0:
                 del self.own_holds[text]
@@ -295,6 +303,7 @@ cdef class Holding(Windows):
 
     def held_filters(self):
         """The Topic Filters of the sessions of this worker whose publishers wait: for a sibling that comes back."""
+        work(len(self.own_holds) * OBJECT)
         return list(self.own_holds)
 
     def sibling_holds(self, int peer, bytes text not None, bint held):
@@ -303,6 +312,7 @@ cdef class Holding(Windows):
 
     def forget_holds(self, int peer):
         """A sibling is away or gone: nobody waits for it here."""
+        work(len(self.holds) * (2 * OBJECT))
         for text in list(self.holds):
             if self.holds[text] >> peer & 1:
                 self.flag(peer, text, False)
@@ -356,6 +366,7 @@ cdef class Holding(Windows):
         cdef uint32_t i
         cdef PendingAck* a
         answer[:] = [packet, then, unstored]
+        work(conn.ack_count * PLACE)
         for i in range(conn.ack_count):
             a = &conn.acks[(conn.ack_head + i) & (conn.ack_cap - 1)]
             if a.packet == <PyObject*>answer:
@@ -374,6 +385,7 @@ cdef class Holding(Windows):
         cdef object instead
         for i in range(self.waiting.count):
             conn = <Connection>self.waiting.items[i]
+            work(VISIT + conn.ack_count * (4 * PLACE))
             if conn.state != OPEN:
                 continue
             for k in range(conn.ack_count):
@@ -389,18 +401,25 @@ cdef class Holding(Windows):
                 if conn.version != 5:
                     closed[conn] = None
                     break
-                self.refuse_pending(<Session>conn.session, a)
+                self.refuse_pending(conn, a)
         for conn, waits in packets:         # what they undo changes no ack
             if waits[2] is None:
                 continue
-            instead = waits[2](conn)
+            try:
+                instead = waits[2](conn)
+            except Exception as error:
+                self.fail(conn, error)
+                continue
             if instead is None:
                 closed[conn] = None
             else:
                 waits[0] = instead
                 waits[1] = None
         for conn in closed:
-            self.handler.unstored(conn)
+            try:
+                self.handler.unstored(conn)
+            except Exception as error:
+                self.fail(conn, error)
 
     cdef bint waits_for(self, PendingAck* a, uint64_t workers) noexcept:
         cdef uint64_t mask = a.mask & workers
@@ -414,13 +433,17 @@ cdef class Holding(Windows):
             p += 1
         return False
 
-    cdef int refuse_pending(self, Session s, PendingAck* a) except -1:
+    cdef int refuse_pending(self, Connection conn, PendingAck* a) except -1:
         # in its place among the others: nothing of it is waited for any more
+        cdef Session s = <Session>conn.session
         a.reason = QUOTA_EXCEEDED
         a.ticket = a.mask = 0
         self.acks_due = True
-        if a.packet_type == PUBREC and s.leave(a.packet_id) and self.keeps and s.durable:
-            self.touch(s)
+        if a.packet_type == PUBREC and s.leave(a.packet_id):
+            if conn.unreleased:
+                conn.unreleased -= 1
+            if self.keeps and s.durable:
+                self.touch(s)
         return 0
 
     @property

@@ -52,6 +52,7 @@ cdef class Limits:
     cdef public uint8_t maximum_qos                 # that a client may publish with
     cdef public bint retain_available
     cdef public bint validate_payload_format
+    cdef public bint lenient                        # acks of the wrong kind are passed over
     cdef QueueRule[QUEUE_RULES_MAX] rules           # [0]: queue_full, queue_messages_max, queue_bytes_max
     cdef uint32_t queue_messages_least              # of all rules: a shorter backlog is within its bound
     cdef uint64_t queue_bytes_least

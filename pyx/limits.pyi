@@ -36,5 +36,6 @@ class Limits:
     maximum_qos: int
     retain_available: bool
     validate_payload_format: bool
+    lenient: bool
     def __new__(cls, **values: Any) -> Limits: ...
     def settle(self, queue_full: str = "drop_newest", rules: Sequence[tuple[str, int, int]] = ()) -> None: ...

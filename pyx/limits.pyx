@@ -34,6 +34,7 @@ cdef class Limits:
         self.maximum_qos = 2
         self.retain_available = True
         self.validate_payload_format = False
+        self.lenient = False
         for name, value in values.items():
             setattr(self, name, value)
         self.settle()

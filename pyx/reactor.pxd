@@ -5,7 +5,7 @@ from pyx.connection cimport Connection
 from pyx.dispatch cimport Dispatch
 from pyx.router cimport Router
 from pyx.sources cimport Sources
-from pyx.timers cimport TimerWheel
+from pyx.timers cimport TimerNode, TimerWheel
 
 
 cdef class Reactor:
@@ -30,6 +30,10 @@ cdef class Reactor:
     cdef public uint32_t connect_ms_max
 
     cdef int accept(self, int listener) except -1
+    cdef int call(self, list watched) except -1
+    cdef int ready(self, Connection conn, uint32_t what) except -1
+    cdef int time_is_up(self, Connection conn, TimerNode* t) except -1
+    cdef int say_closed(self, Connection conn, int reason, str why) except -1
     cdef bint may_come(self, Connection conn) except -1
     cdef Connection open(self, int fd)
     cdef int read(self, Connection conn) except -1

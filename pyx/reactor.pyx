@@ -32,6 +32,10 @@ from pyx.kernel cimport (
 from pyx.outbox cimport iovec, outbox_gather
 from pyx.session cimport Session
 from pyx.timers cimport TimerNode
+from pyx.work cimport (
+    ACCEPT, ASKED_TO_CLOSE, EXPIRE, KIBI, Mark, RESUME, ROUND, SEND, SYSTEM, VISIT, WATCHED, callback_begins,
+    callback_ends, callback_ends_named, work,
+)
 
 cdef enum:
     EVENTS = 512                # of one epoll_wait
@@ -96,9 +100,11 @@ cdef class Reactor:
         cdef timespec t
         self.last_ns = self.router.tick_ns = monotonic_ns()
         self.router.now_ms = self.last_ns // 1_000_000
+        clock_gettime(CLOCK_REALTIME, &t)
+        self.router.clock.us = <uint64_t>t.tv_sec * 1_000_000 + <uint64_t>t.tv_nsec // 1000
+        self.router.clock.hear()
         if self.router.wall_offset == 0:
-            clock_gettime(CLOCK_REALTIME, &t)
-            self.router.wall_offset = <uint64_t>t.tv_sec * 1000 + <uint64_t>t.tv_nsec // 1_000_000 - self.router.now_ms
+            self.router.wall_offset = self.router.clock.us // 1000 - self.router.now_ms
         self.router.wall_ms = self.router.now_ms + self.router.wall_offset
 
     def fileno(self):
@@ -169,6 +175,7 @@ cdef class Reactor:
         cdef size_t p
         cdef Connection conn
         cdef list watched = None
+        cdef Mark mark
         begun = monotonic_ns()
         while True:
             if wait:
@@ -182,12 +189,14 @@ cdef class Reactor:
                 raise OSError(errno, "epoll_wait")
             if n == 0 and not self.again:
                 break
+            callback_begins(&mark)
             before = self.last_ns
             self.now()
             if self.last_ns - before > PAUSE_NS and wait:
                 break                       # this process was stopped: what was read before is not acted on; come again
             if self.again:
                 self.again = self.dispatch.take_carried()
+            work(SYSTEM + n * VISIT)
             for i in range(n):
                 p = <size_t>events[i].data.ptr
                 if p & 3:
@@ -202,27 +211,42 @@ cdef class Reactor:
                 what = events[i].events
                 if conn.state == CLOSED:
                     continue
-                if what & EPOLLOUT:
-                    self.flush(conn)
-                if what & (EPOLLIN | EPOLLERR | EPOLLHUP) and conn.state != CLOSED:
-                    if conn.not_reading and not conn.lingering:
-                        # a client that has closed both directions and has left packets: they are handled first
-                        if what & EPOLLERR or what & EPOLLHUP and (not conn.carried or conn.paused):
-                            self.lost(conn, "connection lost")
-                    else:
-                        self.read(conn)
+                try:
+                    self.ready(conn, what)
+                except Exception as error:
+                    self.router.fail(conn, error)
             self.round_end()
             if watched is not None:
-                for callback in watched:
-                    if callback is not None:
-                        callback()
+                self.call(watched)
                 watched = None
+            callback_ends(&mark, ROUND)
             if self.leave or self.last_ns - begun > STAY_NS:
                 break
             wait = self.stays and self.last_ns - before < BUSY_NS and not self.again
         self.leave = False
         if self.again:
             self.schedule()
+
+    cdef int ready(self, Connection conn, uint32_t what) except -1:
+        if what & EPOLLOUT:
+            self.flush(conn)
+        if what & (EPOLLIN | EPOLLERR | EPOLLHUP) and conn.state != CLOSED:
+            if conn.not_reading and not conn.lingering:
+                # a client that has closed both directions and has left packets: they are handled first
+                if what & EPOLLERR or what & EPOLLHUP and (not conn.carried or conn.paused):
+                    return self.lost(conn, "connection lost")
+            else:
+                return self.read(conn)
+        return 0
+
+    cdef int call(self, list watched) except -1:
+        cdef Mark mark
+        for callback in watched:
+            if callback is not None:
+                callback_begins(&mark)
+                callback()
+                callback_ends_named(&mark, WATCHED, callback)
+        return 0
 
     def watch(self, int fd, callback):
         """Call `callback()` while `fd` is readable, after the clients of that round."""
@@ -283,25 +307,37 @@ cdef class Reactor:
         cdef TimerNode* t
         cdef Connection conn
         cdef uint64_t now = self.router.now_ms
+        cdef Mark mark
+        callback_begins(&mark)
         while True:
             t = self.timers.expired(now)
             if t == NULL:
+                callback_ends(&mark, EXPIRE)
                 return 0
+            work(2 * VISIT)
             conn = <Connection>t.owner
             if conn.state == CLOSED:
                 continue
-            if conn.lingering:
-                self.end(conn)
-            elif conn.state < OPEN:
-                self.router.handler.connect_timeout(conn)
-            elif conn.state == OPEN and conn.keep_alive_ms:
-                if conn.carried or conn.paused:
-                    conn.heard = now        # the clock stands still while we do not read
-                if now - conn.heard >= conn.keep_alive_ms:
-                    self.router.counters.at[count.KEEP_ALIVE_TIMEOUTS] += 1
-                    self.router.handler.keep_alive_timeout(conn)
-                else:
-                    self.timers.schedule(t, conn.heard + conn.keep_alive_ms)
+            try:
+                self.time_is_up(conn, t)
+            except Exception as error:
+                self.router.fail(conn, error)
+
+    cdef int time_is_up(self, Connection conn, TimerNode* t) except -1:
+        cdef uint64_t now = self.router.now_ms
+        if conn.lingering:
+            self.end(conn)
+        elif conn.state < OPEN:
+            self.router.handler.connect_timeout(conn)
+        elif conn.state == OPEN and conn.keep_alive_ms:
+            if conn.carried or conn.paused:
+                conn.heard = now            # the clock stands still while we do not read
+            if now - conn.heard >= conn.keep_alive_ms:
+                self.router.counters.at[count.KEEP_ALIVE_TIMEOUTS] += 1
+                self.router.handler.keep_alive_timeout(conn)
+            else:
+                self.timers.schedule(t, conn.heard + conn.keep_alive_ms)
+        return 0
 
     # ------------------------------------------------------------ accept
 
@@ -310,19 +346,22 @@ cdef class Reactor:
         cdef sockaddr_storage address
         cdef socklen_t n
         cdef Connection conn
+        cdef Mark mark
+        callback_begins(&mark)
         for _ in range(ACCEPTS):
+            work(3 * SYSTEM)
             n = sizeof(address)
             fd = accept4(listener, <sockaddr*>&address, &n, SOCK_NONBLOCK | SOCK_CLOEXEC)
             if fd < 0:
                 e = errno
                 if e == EAGAIN:
-                    return 0
+                    break
                 if e == EINTR or e == ECONNABORTED or e == EPROTO or e == EPERM:
                     continue                # that connection is gone; the next may be fine
                 # no descriptor or no memory for it: stop asking for a while instead of spinning
                 self.router.counters.at[count.ACCEPT_ERRORS] += 1
                 self.pause_accepting(e)
-                return 0
+                break
             self.router.counters.at[count.CONNECTIONS_ACCEPTED] += 1
             if <uint32_t>len(self.connections) >= self.connections_max:
                 self.router.counters.at[count.CONNECTIONS_REFUSED] += 1
@@ -335,6 +374,7 @@ cdef class Reactor:
                 self.end(conn)
                 continue
             self.timers.schedule(&conn.timer, self.router.now_ms + self.connect_ms_max)
+        callback_ends(&mark, ACCEPT)
         return 0
 
     cdef bint may_come(self, Connection conn) except -1:
@@ -411,6 +451,8 @@ cdef class Reactor:
             to = self.buffer + front
             room = self.buffer_bytes
         r = recv(conn.fd, to, room, 0)
+        self.router.clock.hear()
+        work(SYSTEM + (<uint64_t>r // 1024 * KIBI if r > 0 else 0))
         self.router.counters.at[count.RECV_CALLS] += 1
         if r <= 0:
             if r < 0:
@@ -442,6 +484,9 @@ cdef class Reactor:
         """Read on where the router says that a peer has room again."""
         cdef list resumed = self.router.resumed
         cdef Connection conn
+        cdef Mark mark
+        callback_begins(&mark)
+        work(<uint64_t>len(resumed) * VISIT)
         self.router.resumed = []
         for conn in resumed:
             conn.paused = False
@@ -452,6 +497,7 @@ cdef class Reactor:
                 conn.not_reading = False
                 conn.heard = self.router.now_ms
                 self.interest(conn)
+        callback_ends(&mark, RESUME)
 
     def read_on(self, Connection conn not None):
         """After a decision: reading was stopped because too much had come behind the CONNECT."""
@@ -473,6 +519,7 @@ cdef class Reactor:
     cdef int register(self, int how, int fd, uint32_t events, size_t tag) except -1:
         # tag: what an event of it brings
         cdef epoll_event ev
+        work(SYSTEM)
         memset(&ev, 0, sizeof(ev))
         ev.events = events
         ev.data.ptr = <void*>tag
@@ -486,16 +533,23 @@ cdef class Reactor:
         cdef uint32_t i = 0
         cdef Connection conn
         cdef Router router = self.router
+        cdef Mark mark
+        callback_begins(&mark)
         # flush may close a connection, which may make others dirty (a will): the list is walked to its end, whatever is
         # added
         while i < router.dirty.count:
             conn = <Connection>router.dirty.items[i]
+            work(VISIT)
             conn.dirty = False
             if conn.fd >= 0 and not conn.want_write:
-                self.flush(conn)
+                try:
+                    self.flush(conn)
+                except Exception as error:
+                    router.fail(conn, error)
             Py_DECREF(conn)
             i += 1
         router.dirty.count = 0
+        callback_ends(&mark, SEND)
         return 0
 
     cdef int flush(self, Connection conn) except -1:
@@ -506,6 +560,7 @@ cdef class Reactor:
         cdef int e, n
         cdef bint full = False
         cdef Session s
+        self.router.clock.tell()
         while conn.out.pending:
             if conn.out.shared_head == conn.out.shared_tail:
                 total = conn.out.tail - conn.out.head
@@ -517,6 +572,7 @@ cdef class Reactor:
                 m.msg_iovlen = n
                 r = sendmsg(conn.fd, &m, MSG_NOSIGNAL)
             self.router.counters.at[count.SEND_CALLS] += 1
+            work(SYSTEM + (<uint64_t>r // 1024 * KIBI if r > 0 else 0))
             if r < 0:
                 e = errno
                 if e == EINTR:
@@ -560,20 +616,30 @@ cdef class Reactor:
             return 0
         if conn.state < CLOSING:
             conn.state = CLOSING
-        self.router.handler.closed(conn, 0, why)    # nothing, if it was told already
+        self.say_closed(conn, 0, why)
         self.end(conn)
+        return 0
+
+    cdef int say_closed(self, Connection conn, int reason, str why) except -1:
+        try:
+            self.router.handler.closed(conn, reason, why)   # nothing, if it was told already
+        except Exception as error:
+            self.router.fail(conn, error)
         return 0
 
     cdef int close_asked(self) except -1:
         cdef list asked
         cdef Connection conn
+        cdef Mark mark
+        callback_begins(&mark)
         while self.router.closing:
             asked = self.router.closing
             self.router.closing = []
             for conn, reason, why in asked:
+                work(VISIT)
                 if conn.state == CLOSED:
                     continue
-                self.router.handler.closed(conn, reason & 0xFF, why)
+                self.say_closed(conn, reason & 0xFF, why)
                 conn.drop_acks()
                 if not conn.want_write and conn.fd >= 0:
                     self.flush(conn)                # goes on to half_close when everything left
@@ -583,6 +649,7 @@ cdef class Reactor:
                     # the kernel is full: give what is left a second
                     self.timers.schedule(&conn.timer, self.router.now_ms + LINGER_MS)
                     conn.lingering = True
+        callback_ends(&mark, ASKED_TO_CLOSE)
         return 0
 
     def half_close(self, Connection conn not None):
@@ -604,6 +671,7 @@ cdef class Reactor:
         if conn.fd >= 0:
             epoll_ctl(self.epoll, EPOLL_CTL_DEL, conn.fd, NULL)
             close(conn.fd)
+            work(3 * SYSTEM)
             self.connections.pop(conn.fd, None)
             conn.fd = -1
             self.graveyard.append(conn)

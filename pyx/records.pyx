@@ -12,6 +12,7 @@ from libc.string cimport memcpy, memmove
 
 from pyx.little_endian cimport get16, get32, get64, put16, put32, put64
 from pyx.message cimport content_bytes, message_copy
+from pyx.work cimport INDEX, KIBI, OBJECT, PLACE, RECORD, work
 
 cdef enum:
     READ_MESSAGES_MAX = 1024        # per batch
@@ -72,9 +73,11 @@ cdef class Block:
         cdef uint32_t i
         out = []
         for key in self.keys:
+            work(INDEX)
             if key.count == 0:              # its session ended in this tick
                 continue
             b = batch_new(key.count)
+            work(key.count * OBJECT)
             for i in range(key.count):
                 b.positions[i] = self.first + key.records[i]
                 b.messages.append(self.messages[key.records[i]])
@@ -158,6 +161,7 @@ cdef class Index:
                     raise MemoryError
                 self.ends = p
                 self.cap = cap
+        work(batch.count * OBJECT)
         for i in range(batch.count):
             m = <Message>batch.messages[i]
             self.total_bytes += content_bytes(&m.content)
@@ -169,6 +173,7 @@ cdef class Index:
     def _compact(self):
         cdef uint32_t live = self.tail - self.head
         if self.head:
+            work(live * (2 * PLACE) + self.head * PLACE)
             memmove(self.positions, self.positions + self.head, live * sizeof(uint64_t))
             memmove(self.ends, self.ends + self.head, live * sizeof(uint64_t))
             del self.messages[:self.head]
@@ -178,6 +183,7 @@ cdef class Index:
     cdef uint32_t first_after(self, uint64_t position) noexcept:
         # the first entry behind position, in [head, tail]
         cdef uint32_t lo = self.head, hi = self.tail, mid
+        work(INDEX // 4)
         while lo < hi:
             mid = (lo + hi) // 2
             if self.positions[mid] <= position:
@@ -199,6 +205,7 @@ cdef class Index:
                 k += 1
         n = k - i
         b = batch_new(n)
+        work(n * OBJECT)
         if n:
             memcpy(b.positions, self.positions + i, n * sizeof(uint64_t))
             b.messages = self.messages[i:k]
@@ -241,6 +248,7 @@ cdef class Index:
     def trim(self, uint64_t up_to):
         """Forget everything at or before position `up_to`."""
         cdef uint32_t k = self.first_after(up_to), i
+        work((k - self.head) * OBJECT)
         for i in range(self.head, k):
             self.messages[i] = None
         self.head = k
@@ -253,6 +261,7 @@ cdef class Index:
         cdef uint64_t gone
         if begin >= end:
             return
+        work((self.tail - end) * (2 * PLACE) + (end - begin) * OBJECT)
         gone = self.ends[end - 1] - (self.ends[begin] - content_bytes(&(<Message>self.messages[begin]).content))
         for i in range(end, self.tail):
             self.positions[i - end + begin] = self.positions[i]
@@ -281,6 +290,7 @@ cdef Batch merge_batches(list batches):
     at = <uint32_t*>malloc((n if n else 1) * sizeof(uint32_t))
     if at == NULL:
         raise MemoryError
+    work(total * (RECORD + <uint64_t>n * (2 * PLACE)))
     for i in range(n):
         at[i] = 0
     try:
@@ -358,6 +368,7 @@ cdef class Packed:
             n += CHOICE_BYTES + choice.group_len
         if not flags & ENTRY_OWN_FRAME:
             n += c.payload_len
+        work(RECORD + n // 1024 * KIBI)
         p = self.room(n)
         p[0] = flags
         p = put16(p + 1, c.topic_len)
@@ -387,6 +398,7 @@ cdef int64_t read_entry(const uint8_t* p, size_t n, Entry* out) except -1:
     cdef const uint8_t* end = p + n
     cdef Content* c = &out.content
     cdef uint64_t need
+    work(RECORD)
     if n < 19:
         raise ValueError("mesh entry cut off")
     out.flags = p[0]

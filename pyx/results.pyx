@@ -6,6 +6,7 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy
 
 from pyx.filters cimport Filter, Matches
+from pyx.work cimport FILTER, PLACE, work
 
 cdef enum:
     BYTES_MAX = 8 << 20                     # of the blocks of all entries
@@ -61,6 +62,7 @@ cdef class Results:
                 if self.bytes > BYTES_MAX:
                     self.evict(entry)
         matches.filters = <Filter**> block
+        work(FILTER + count * PLACE)
         if pointers:
             memcpy(block, filters, pointers)
         memcpy(<char*> block + pointers, topic, length)
@@ -75,6 +77,7 @@ cdef class Results:
         cdef Result* entry
         while self.bytes > BYTES_MAX // 2:
             entry = &self.entries[self.hand]
+            work(PLACE)
             self.hand = (self.hand + 1) & (2 * RESULT_SETS - 1)
             if entry == spared:
                 continue

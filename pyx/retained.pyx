@@ -38,6 +38,7 @@ from libc.string cimport memchr, memcmp, memcpy
 
 from pyx.hashing cimport hash_bytes, prefetch
 from pyx.tables cimport Probe, table_first, table_free, table_init, table_insert, table_next, table_remove
+from pyx.work cimport FILTER, NODE, OBJECT, work
 
 cdef enum:
     HEIGHT_MAX = 16                         # lists: one entry in 4 reaches the next, enough for 4^16 topics
@@ -177,6 +178,7 @@ cdef class Retained:
     cdef Entry* find(self, uint64_t hash_, const uint8_t* topic, size_t length) noexcept:
         cdef Probe probe
         cdef Entry* entry = <Entry*> table_first(&self.table, hash_, &probe)
+        work(FILTER)
         while entry is not NULL:
             if entry.hash == hash_ and entry.length == length and memcmp(topic_of(entry), topic, length) == 0:
                 return entry
@@ -188,6 +190,7 @@ cdef class Retained:
         cdef Entry* entry = self.head
         cdef Entry* following
         cdef int height = HEIGHT_MAX - 1
+        work(2 * FILTER)
         while True:
             following = links(entry)[height]
             if following is not NULL and compare(topic_of(following), following.length, topic, length) < <int> after:
@@ -220,6 +223,7 @@ cdef class Retained:
         cdef Entry* at = self.head
         cdef Entry* following
         cdef int level
+        work(3 * FILTER)
         while height < HEIGHT_MAX and chance & 3 == 0:
             chance >>= 2
             height += 1
@@ -257,6 +261,7 @@ cdef class Retained:
         cdef Entry* at = self.head
         cdef Entry* following
         cdef int level = HEIGHT_MAX - 1
+        work(3 * FILTER)
         while level >= 0:
             following = links(at)[level]
             if following is not NULL and following != entry and precedes(following, entry):
@@ -403,6 +408,7 @@ cdef class Retained:
             if steps <= 0:
                 return result, self.before(entry)
             steps -= 1 + entry.length // 64
+            work(4 * NODE + <uint64_t>entry.length // 64 * NODE)
             if links(entry)[0] is not NULL:
                 prefetch(links(entry)[0])
             if wild and topic_of(entry)[0] == c'$':
@@ -412,6 +418,7 @@ cdef class Retained:
                 bound = next_candidate(f, f_length, topic_of(entry), entry.length, self.bound)
                 if bound == MATCHES:
                     topic = PyBytes_FromStringAndSize(<const char*> topic_of(entry), entry.length)
+                    work(2 * OBJECT)
                     result.append((topic, <object> entry.message))
                     if len(result) == limit:
                         return result, None if links(entry)[0] is NULL else topic

@@ -4,12 +4,14 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 
 from pyx.filters cimport Group, Member
+from pyx.work cimport PLACE, work
 
 
 cdef Member* roster_find(Group* g, uint64_t identity, void* session, uint32_t worker) noexcept:
     # a local one by its session: two client ids might have one hash
     cdef uint32_t i
     cdef Member* m
+    work(g.roster_count * (2 * PLACE))
     for i in range(g.roster_count):
         m = &g.roster[i]
         if m.session == session and m.worker == worker and m.identity == identity:
@@ -50,6 +52,7 @@ cdef void roster_strike(Group* g, uint64_t identity, void* session, uint32_t wor
 
 cdef void roster_forget(Group* g, uint32_t worker) noexcept:
     cdef uint32_t i = 0
+    work(g.roster_count * (2 * PLACE))
     while i < g.roster_count:
         if g.roster[i].worker == worker:
             g.roster_count -= 1

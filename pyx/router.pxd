@@ -8,7 +8,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyx.connection cimport Connection
 from pyx.message cimport Message
-from pyx.session cimport Session
+from pyx.session cimport Inflight, Session
 from pyx.sharing cimport Sharing
 from pyx.subscriptions cimport Filter, Group, Matches
 
@@ -21,11 +21,15 @@ cdef class Router(Sharing):
     cdef int forward(self, uint64_t mask) except -1
     cdef int append_block(self) except -1
     cdef int hand_off(self) except -1
+    cdef int forward_all(self) except -1
     cdef int puback(self, Session s, uint16_t packet_id, uint8_t reason) except -1
     cdef int pubrec(self, Session s, Connection conn, uint16_t packet_id, uint8_t reason) except -1
-    cdef int pubcomp(self, Session s, uint16_t packet_id) except -1
+    cdef int pubcomp(self, Session s, Connection conn, uint16_t packet_id) except -1
+    cdef int misfit(self, Session s, Inflight* slot, str what) except -1
     cdef int tell_interest(self, Filter* f, bytes text, bytes group, bint durable) except -1
     cdef int tell_drained(self) except -1
+    cdef int tell_ended(self, list plain, list groups) except -1
+    cdef int hand_on_shares(self, list shares) except -1
     cdef int drop_unsubscribed(self, Session s) except -1
     cdef int hand_on_or_drop(self, uint32_t group, Message m, int counter) except -1
     cdef Group* group_of(self, Filter* f, bytes name) noexcept

@@ -27,11 +27,16 @@ from pyx.connection cimport OPEN
 from pyx.message cimport Content, Message, content_bytes
 from pyx.outbox cimport outbox_reserve
 from pyx.packets cimport PUBREL
+from pyx.reasons cimport REASON_PROTOCOL_ERROR, protocol_error
 from pyx.records cimport Block, ENTRY_RETAINED_ONLY, LogKey
 from pyx.routing cimport ABSENCES_MAX, NUMBER_WORKER_BITS, find_expiry, put_identifier
 from pyx.session cimport FREE, Inflight, Queued, RETAINED_COPY, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC
 from pyx.sharing cimport HASH_CLIENT, HASH_TOPIC, LEAST_INFLIGHT, ROUND_ROBIN, STICKY, WAITS
 from pyx.subscriptions cimport Membership, Subscriber, filter_text
+from pyx.work cimport (
+    ACKS, COMMIT, DEPART, DRAINED, FORWARD, LAG, LOGGED, Mark, OBJECT, PLACE, PYTHON, TICK, VISIT, callback_begins,
+    callback_ends, work,
+)
 from pyx.windows cimport OWN_RECORD
 
 
@@ -71,6 +76,7 @@ cdef class Router(Sharing):
         cdef uint32_t local = 0
         cdef Group* g
         cdef int owner
+        work(m.count * VISIT)
         for i in range(m.count):
             siblings |= m.filters[i].siblings
             local += m.filters[i].plain.count
@@ -90,6 +96,7 @@ cdef class Router(Sharing):
             for i in range(m.count):
                 g = m.filters[i].groups
                 while g != NULL:
+                    work(2 * VISIT)
                     local += g.members.count != 0
                     self.share(g, &siblings)
                     g = g.next
@@ -120,7 +127,9 @@ cdef class Router(Sharing):
         cdef dict changes
         cdef uint64_t ticket
         cdef bint synced, waited
+        cdef Mark mark
         self.append_block()
+        callback_begins(&mark)
         waited = self.recorded or self.archive_awaited
         if self.archive_due and \
                 (waited or at_once or self.now_ms - self.archived_ms >= self.limits.archive_gather_ms):
@@ -129,9 +138,11 @@ cdef class Router(Sharing):
             self.archived_ms = self.now_ms
             self.recorded = True
         if not self.recorded:
+            callback_ends(&mark, COMMIT)
             return
         if self.retained_changes:
             changes = self.retained_changes
+            work(len(changes) * (2 * PYTHON))
             self.retained_changes = {}
             self.handler.retained_changed(changes)
         if self.held_peers:
@@ -147,10 +158,11 @@ cdef class Router(Sharing):
             self.store.delete(NOTHING)
             ticket = self.store.flush(synced)
         self.last_ticket = ticket
+        callback_ends(&mark, COMMIT)
 
     def moment(self, uint64_t sessions):
         """What the store keeps of the counters with each commit (leveldb_store.moment)."""
-        return self.counters.kept(self.wall_ms, self.next_position - 1, self.last_number, sessions)
+        return self.counters.kept(self.clock.ms, self.next_position - 1, self.clock.last, sessions)
 
     cdef int hand_off(self) except -1:
         cdef uint64_t peers = self.held_peers
@@ -161,51 +173,79 @@ cdef class Router(Sharing):
     cdef int append_block(self) except -1:
         # what was logged can be read from now on
         cdef list keys
+        cdef Mark mark
         if self.next_position == self.block.first:
             return 0
+        callback_begins(&mark)
         keys = self.block.keys
         self.store.append(self.block)
         self.block = Block(self.next_position)
         self.recorded = self.keeps
-        return self.sweep_grown(keys)
+        self.sweep_grown(keys)
+        callback_ends(&mark, LOGGED)
+        return 0
 
     def finish_tick(self):
         """Let sessions that are behind read on, commit, hand what peers get to `forward_now`, release acks. The
         outboxes are for the caller."""
+        cdef Mark mark, part
+        callback_begins(&mark)
+        self.clock.hear()
         if self.departures_count or self.awaiting.count:
+            callback_begins(&part)
             self.let_depart()
+            callback_ends(&part, DEPART)
         if self.next_position != self.block.first:
             self.append_block()
         if self.ready.count:
             self.serve_ready()
         if self.lagging.count and self.now_ms >= self.lag_due:
+            callback_begins(&part)
             self.look_at_lagging()
+            callback_ends(&part, LAG)
         if self.recorded or self.archive_due:
             self.commit()
+        self.clock.tell()
         if self.dirty_peers or self.interest_due:
-            self.forward_now()
+            self.forward_all()
         self.tick += 1
         if self.acks_due and self.waiting.count:
+            callback_begins(&part)
             self.release_acks()
+            callback_ends(&part, ACKS)
             if self.ready.count:
                 self.serve_ready()
             if self.dirty_peers:
-                self.forward_now()          # questions for retained messages, which follow their SUBACK
+                self.forward_all()          # questions for retained messages, which follow their SUBACK
         if self.drained:
+            callback_begins(&part)
             self.tell_drained()
+            callback_ends(&part, DRAINED)
         if self.recorded:
             self.commit()                   # what was decided since
+        self.clock.tell()
+        callback_ends(&mark, TICK)
+
+    cdef int forward_all(self) except -1:
+        cdef Mark mark
+        callback_begins(&mark)
+        self.forward_now()
+        callback_ends(&mark, FORWARD)
+        return 0
 
     cdef int tell_drained(self) except -1:
         cdef list sessions = self.drained
         self.drained = []
+        work(<uint64_t>len(sessions) * PYTHON)
         self.handler.drained(sessions)
         return 0
 
     cdef int puback(self, Session s, uint16_t packet_id, uint8_t reason) except -1:
         cdef Inflight* slot = s.slot(packet_id)
-        if slot == NULL or slot.state != WAIT_PUBACK:
+        if slot == NULL:
             return 0
+        if slot.state != WAIT_PUBACK:
+            return self.misfit(s, slot, "PUBACK for a message of QoS 2")
         if self.keeps:
             self.finish_slot(s, slot)
         else:
@@ -240,10 +280,13 @@ cdef class Router(Sharing):
             reason = 0
         elif slot != NULL and slot.state == WAIT_PUBCOMP:
             reason = 0
+        elif slot != NULL:
+            return self.misfit(s, slot, "PUBREC for a message of QoS 1")
         elif reason >= 0x80:
             return 0
         else:
             reason = 0x92
+            conn.strays += 1
         if self.keeps and slot != NULL and s.committing > self.durable_ticket:
             return self.depart(s, conn, slot)
         self.counters.at[count.ANSWERS_SENT] += 1
@@ -254,9 +297,13 @@ cdef class Router(Sharing):
         self.set_dirty(conn)
         return 0
 
-    cdef int pubcomp(self, Session s, uint16_t packet_id) except -1:
+    cdef int pubcomp(self, Session s, Connection conn, uint16_t packet_id) except -1:
         cdef Inflight* slot = s.slot(packet_id)
         if slot == NULL or slot.state != WAIT_PUBCOMP:
+            if conn.strays:
+                conn.strays -= 1            # an identifier may have been given to a message meanwhile
+            elif slot != NULL:
+                return self.misfit(s, slot, "PUBCOMP without PUBREL")
             return 0
         if self.keeps:
             self.finish_slot(s, slot)
@@ -267,9 +314,17 @@ cdef class Router(Sharing):
             self.set_ready(s)
         return 1
 
+    cdef int misfit(self, Session s, Inflight* slot, str what) except -1:
+        # An ack of another kind than what was sent asks for. One for a message that this connection was not sent again
+        # yet speaks of a former one, whose window a crash may have lost: it is as good as one that names nothing
+        if self.limits.lenient or s.resend is not None and slot.order >= (<list>s.resend)[len(s.resend) - 1][0]:
+            return 0
+        return protocol_error(REASON_PROTOCOL_ERROR, what)
+
     cdef int tell_interest(self, Filter* f, bytes text, bytes group, bint durable) except -1:
         # siblings learn whether anybody here wants the filter, or how many members the group has
         cdef Group* g
+        work(2 * PYTHON)
         if group is None:
             self.interest.change(text, None, 1 if f != NULL and f.plain.count else 0, durable)
             self.interest_due = True
@@ -296,14 +351,10 @@ cdef class Router(Sharing):
             if wanted and options & 3 == 0 and s.absences is None:
                 self.drop_unsubscribed(s)       # what was stored for it is not sent at QoS 0
         new = self.subscriptions.add(f, g, <void*>s, &s.own, <uint8_t>options, identifier, s.connection is not None)
-        if group is None and s.behind and s.own_key is None and (new or not wanted and s.absences is None):
-            # what is in the log already was not for it, or was sent at QoS 0
-            if s.since is None:
-                s.since = {}
-            s.since[text] = self.next_position - 1
         if self.keeps and s.durable and not self.restoring:
             self.touch(s)                   # up to here it has been sent everything, whatever else the log holds
         if group is None and (new or not wanted and s.absences is None):
+            # what is in the log already was not for it, or was sent at QoS 0
             s.own.items[held if held >= 0 else <int>s.own.count - 1].since = self.next_position - 1
         if new:
             if g != NULL:
@@ -333,29 +384,18 @@ cdef class Router(Sharing):
             return
         s.own.items[s.own.count - 1].since = since
 
-    def restore_since(self, Session s not None):
-        """A session that is behind reads no index further back than where its subscription begins."""
-        cdef uint32_t i
-        cdef Membership* e
-        for i in range(s.own.count):
-            e = &s.own.items[i]
-            if e.group == NULL and e.since > s.cursor:
-                if s.since is None:
-                    s.since = {}
-                s.since[filter_text(e.filter)[:e.filter.length]] = e.since
-
     def restore_retained(self, Message m not None):
         """A retained message that an earlier worker has stored."""
         if self.retained.set(m.topic, m.content.number, m):
             self.retained_bytes += content_bytes(&m.content)
-        # numbers rise, also when the clock was put back
-        self.last_number = max(self.last_number, m.content.number >> NUMBER_WORKER_BITS)
+        self.clock.behind(m.content.number >> NUMBER_WORKER_BITS)
         self.counters.at[count.RETAINED_MESSAGES] = self.retained.count
         self.counters.at[count.RETAINED_BYTES] = self.retained_bytes
 
     cdef Group* group_of(self, Filter* f, bytes name) noexcept:
         cdef Group* g = f.groups if f != NULL else NULL
         while g != NULL and (g.name_length != len(name) or memcmp(g.name, <const char*>name, len(name)) != 0):
+            work(VISIT)
             g = g.next
         return g
 
@@ -403,8 +443,6 @@ cdef class Router(Sharing):
             f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
             if group is not None or f == NULL or f.plain.count == 0:
                 self.tell_interest(f, text, group, False)
-        if s.since is not None:
-            s.since.pop(text, None)
         s.batch = None                  # read again without it
         s.batch_at = 0
         if number:
@@ -439,6 +477,7 @@ cdef class Router(Sharing):
             identifiers = PyBytes_FromStringAndSize(<const char*>ids, put_identifier(ids, sub.identifier))
         if messages and s.watched is None:
             s.watched = {}
+        work(<uint64_t>len(messages) * OBJECT)
         for m in messages:
             qos = min(options & 3, m.content.qos)
             self.queue_for(s, m, qos, True, identifiers, RETAINED_COPY, asked)
@@ -462,6 +501,7 @@ cdef class Router(Sharing):
         s.version = conn.version
         self.subscriptions.set_online(&s.own, s.own_key is None)
         self.tell_online(s)
+        work(s.window_cap * PLACE + s.inflight * (10 * OBJECT))
         for i in range(s.window_cap):
             if s.window[i].state != FREE:
                 again.append((s.window[i].order, s.window[i].packet_id))
@@ -506,17 +546,15 @@ cdef class Router(Sharing):
         """Forget the session: its subscriptions, what it waits for. Shares of a group that it had not acknowledged go
         to others."""
         cdef list shares = []
-        cdef uint32_t i, number, dropped = 0
-        cdef Filter* f
-        cdef bytes text, name
+        cdef uint32_t i, dropped = 0
         cdef Queued* q
-        cdef Message m
         cdef list groups = [], plain = []
         cdef Membership* e
+        cdef LogKey own
+        work(s.own.count * (VISIT + OBJECT) + s.window_cap * PLACE + s.queue_count * VISIT)
         for i in range(s.own.count):
             e = &s.own.items[i]
             if e.group != NULL:
-                self.strike(e.group, s)
                 groups.append((filter_text(e.filter)[:e.filter.length], e.group.name[:e.group.name_length]))
             elif self.interest is not None and e.filter.plain.count == 1:
                 plain.append(filter_text(e.filter)[:e.filter.length])
@@ -534,37 +572,68 @@ cdef class Router(Sharing):
                 shares.append((0, q.origin, <object>q.message))
             else:
                 dropped += 1
-        if s.behind:
-            unread = self.backlog(s)[0]
-            dropped += unread
-            self.counters.at[count.MATCHED] += unread
-        self.counters.at[count.DROPPED_SESSION_ENDED] += dropped
-        self.drops.add(s, count.DROPPED_SESSION_ENDED, dropped)
-        if s.hold:
-            self.end_hold(s)
-        if self.keeps:
-            self.forget_window(s)
-            self.wake(s)
-        s.connection = None
-        s.resend = None
-        self.subscriptions.remove_all(&s.own)
-        s.clear()
-        if s.own_key is not None:
-            (<LogKey>s.own_key).session = NULL
-            (<LogKey>s.own_key).count = 0
-            self.store.forget((<LogKey>s.own_key).name)
+        try:
+            for i in range(s.own.count):
+                e = &s.own.items[i]
+                if e.group != NULL:
+                    self.strike(e.group, s)
+            if s.behind:
+                unread = self.backlog(s)[0]
+                dropped += unread
+                self.counters.at[count.MATCHED] += unread
+            if s.hold:
+                self.end_hold(s)
+            if self.keeps:
+                self.forget_window(s)
+                self.wake(s)
+        finally:                            # the filters point to the session: they must not, whatever fails
+            self.counters.at[count.DROPPED_SESSION_ENDED] += dropped
+            self.drops.add(s, count.DROPPED_SESSION_ENDED, dropped)
+            s.connection = None
+            s.resend = None
+            self.subscriptions.remove_all(&s.own)
+            s.clear()
+            s.behind = False
+            own = <LogKey>s.own_key
             s.own_key = None
-        s.behind = False
-        self.counters.at[count.SUBSCRIPTIONS] = self.subscriptions.count
-        self.counters.at[count.FILTERS] = self.subscriptions.filters
-        if self.interest is not None:
-            for text in plain:
-                self.tell_interest(NULL, text, None, False)
-            for text, name in groups:
-                f = self.subscriptions.find(<const uint8_t*><const char*><bytes>text, len(<bytes>text))
-                self.tell_interest(f, text, name, False)
+            if own is not None:
+                own.session = NULL
+                own.count = 0
+            try:
+                if own is not None:
+                    self.store.forget(own.name)
+                self.counters.at[count.SUBSCRIPTIONS] = self.subscriptions.count
+                self.counters.at[count.FILTERS] = self.subscriptions.filters
+                self.tell_ended(plain, groups)
+            finally:
+                self.hand_on_shares(shares)
+
+    cdef int tell_ended(self, list plain, list groups) except -1:
+        # siblings learn that a session's subscriptions are no more
+        cdef Filter* f
+        cdef bytes text, name
+        if self.interest is None:
+            return 0
+        for text in plain:
+            self.tell_interest(NULL, text, None, False)
+        for text, name in groups:
+            f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
+            self.tell_interest(f, text, name, False)
+        return 0
+
+    cdef int hand_on_shares(self, list shares) except -1:
+        # each, or it is counted as lost
+        cdef Message m
+        failed = None
         for _, number, m in shares:
-            self.hand_on_or_drop(number, m, count.DROPPED_NO_MEMBER)
+            try:
+                self.hand_on_or_drop(number, m, count.DROPPED_NO_MEMBER)
+            except Exception as error:
+                self.counters.at[count.DROPPED_NO_MEMBER] += 1
+                failed = error
+        if failed is not None:
+            raise failed
+        return 0
 
     cdef int hand_on_or_drop(self, uint32_t group, Message m, int counter) except -1:
         if not self.hand_on(group, m):

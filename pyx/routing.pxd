@@ -1,10 +1,10 @@
 # cython: language_level=3
-"""What a router consists of, and what all its parts use: time, the lists of the tick, the publish in hand, the log,
-acks.
+"""What a router consists of, and what all its parts use: time, the lists of the tick, the publish in hand, the log.
 
 A Router is made in layers, each a file of its own that knows only those below it:
 
-    pyx.routing     Routing     the state; the publish in hand; the log of the tick; acks to publishers
+    pyx.routing     Routing     the state; the publish in hand; the log of the tick
+    pyx.answering   Answering   acks and other answers, and what they wait for
     pyx.windows     Windows     what a disk has of a session's windows, and what waits for it
     pyx.holding     Holding     publishers that are made to wait: too fast, a full session, no memory
     pyx.backlog     Backlog     sessions that are behind: reading the log, resending, bounding and forgetting
@@ -17,6 +17,7 @@ from cpython.ref cimport PyObject
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyx.archive cimport Archiver
+from pyx.clock cimport Clock
 from pyx.connection cimport Connection
 from pyx.counters cimport Row
 from pyx.frames cimport Frame
@@ -68,6 +69,7 @@ cdef class Peer:
     cdef Packed sequenced           # QoS > 0 and retained
     cdef list volatile_payloads
     cdef list sequenced_payloads
+    cdef list cut                   # batches of this tick that are full, as `take` gives them
     cdef readonly uint64_t acknowledged     # tick up to which it has everything
     cdef readonly uint64_t sent             # tick of the last sequenced entry
     cdef readonly uint64_t interest         # number of our interest it has taken
@@ -88,7 +90,7 @@ cdef class Routing:
     cdef list durabilities              # [(Topic Filter, synced), ...]; None: all is as safe as the store makes it
     cdef bint others_synced             # what no rule matches
     cdef bint synced                    # what is to be stored with this tick is for the disk itself, by the rules
-    cdef list when_stored               # [(ticket, callback)], in order
+    cdef object when_stored             # deque of (ticket, callback, connection or None), in order
     cdef readonly Archiver archiver     # of what this worker's clients publish; None: nothing is archived
     cdef bint archive_due               # it has gathered something
     cdef bint archive_awaited           # ... for which an ack waits
@@ -101,14 +103,15 @@ cdef class Routing:
     cdef readonly int worker
     cdef readonly int workers
     cdef readonly uint64_t now_ms       # monotonic
-    cdef readonly uint64_t wall_ms      # started from the wall clock, then monotonic: steps of the clock change nothing
+    # the broker's time: Unix time when it was started, since then monotonic: steps of the wall clock change nothing
+    cdef readonly uint64_t wall_ms
     cdef uint64_t wall_offset
+    cdef readonly Clock clock           # what numbers come from
     # sampling of durations, in the monotonic clock's ns; 0 = nothing
     cdef uint64_t tick_ns               # when this tick began; 0 without a reactor: then nothing is sampled
     cdef uint64_t sample_ms             # the next PUBLISH at or after this time is sampled
     cdef uint64_t finished_since        # a sampled PUBLISH that is done with in this tick was received then
     cdef uint64_t delivered_since       # ... that was delivered to sessions of this worker
-    cdef uint64_t last_number
 
     # the publish in hand
     cdef const Content* content
@@ -156,7 +159,7 @@ cdef class Routing:
     cdef public list resumed            # connections to be read again: the reactor takes them
     # connections that the handler or the router wants closed: (connection, reason code, why)
     cdef public list closing
-    cdef list after_acks                # to be called when the acks of this round are out
+    cdef object after_acks              # deque of (connection, what to call when the acks of this round are out)
     cdef dict keys                      # log index name -> LogKey
     cdef bint acks_due
     cdef public object forward_now      # called at the end of a tick with entries for peers or new interest
@@ -165,6 +168,9 @@ cdef class Routing:
     cdef int output_taken(self, Connection conn, size_t n) except -1
     cpdef int discard_output(self, Connection conn) except -1
     cpdef uint64_t next_number(self)
+    cpdef int fail(self, Connection conn, error) except -1
+    cdef int fail_session(self, Session s, error) except -1
+    cdef int attempt(self, Connection conn, callback) except -1     # fail, if it raises
     cdef int set_dirty(self, Connection conn) except -1
     cdef int set_ready(self, Session s) except -1
     cdef int begin(self, const Content* c, Session origin, object publisher, const uint8_t* raw, uint32_t raw_len,
@@ -184,13 +190,7 @@ cdef class Routing:
     cdef int log_own(self, Session s) except -1
     cdef uint64_t next_ticket(self) noexcept
     cdef int archive(self, const Matches* m, uint32_t matches, bint is_full) except -1
-    cdef int answer(self, Connection conn, uint8_t packet_type, uint16_t packet_id, uint8_t reason,
-                    uint64_t mask) except -1
     cdef int settle_durability(self, const Content* c) except -1
-    cdef int release_acks(self) except -1
-    cdef int release_packet(self, Connection conn, list waits) except -1
-    cdef int owe_less(self, Connection conn) except -1
-    cdef uint64_t unacknowledged_peers(self) noexcept
     cdef int pause(self, Connection conn) except -1
     cdef int sample(self, const Matches* m, bint answered) except -1
     cdef int tell_in_passing(self, int peer, const Content* c) except -1

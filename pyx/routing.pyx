@@ -1,4 +1,6 @@
 """The ground of the router: its state, and what every layer above it uses (see the .pxd)."""
+from collections import deque
+
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
@@ -7,20 +9,20 @@ from libc.string cimport memcpy, memset
 
 from pyx cimport counters as count
 from pyx.aliases cimport ALIAS_BYTES, ALIAS_TOPIC_BYTES_MIN, alias_for
-from pyx.codec cimport put_ack
-from pyx.connection cimport CLOSED, CLOSING, OPEN, PendingAck
+from pyx.connection cimport CLOSED, CLOSING, OPEN
 from pyx.frames cimport put_head, remaining_length
 from pyx.hashing cimport hash_bytes
 from pyx.limits cimport DISCONNECT_WHEN_FULL
 from pyx.little_endian cimport put64
 from pyx.message cimport message_adopt, message_copy
 from pyx.outbox cimport iovec, outbox_clear, outbox_gather, outbox_reserve, outbox_sent
-from pyx.packets cimport PUBCOMP, PUBLISH
+from pyx.packets cimport PUBLISH
 from pyx.properties cimport Property, next_property
 from pyx.records cimport ENTRY_CONTROL, Packed
 from pyx.subscriptions cimport filter_text
 from pyx.topics cimport topic_matches
 from pyx.wire cimport Cursor, varint_size
+from pyx.work cimport Mark, OBJECT, PYTHON, RECORD, STORED, VISIT, callback_begins, callback_ends, work
 
 cdef enum:
     NUMBER_KEPT = 1_000_000 << NUMBER_WORKER_BITS       # a second
@@ -84,6 +86,7 @@ cdef class Peer:
     def __cinit__(self):
         self.volatile_payloads = []
         self.sequenced_payloads = []
+        self.cut = []
 
 
 cdef class Routing:
@@ -101,14 +104,15 @@ cdef class Routing:
         self.limits = limits
         self.counters = counters
         self.timers = timers
+        self.clock = Clock()
         self.retained = retained
         self.peers = [Peer() if i != worker else None for i in range(workers)]
         self.keys = {}
         self.paused = []
         self.resumed = []
         self.closing = []
-        self.after_acks = []
-        self.when_stored = []
+        self.after_acks = deque()
+        self.when_stored = deque()
         self.on_durable = None
         self.drained = []
         self.retained_changes = {}
@@ -129,30 +133,26 @@ cdef class Routing:
         free_pointers(&self.ready)
         free_pointers(&self.waiting)
 
-    def set_time(self, uint64_t monotonic_ms, uint64_t wall_ms=0):
-        """The clock of this tick. `wall_ms` is given once, at start: later steps of the wall clock change nothing
-        here."""
+    def set_time(self, uint64_t monotonic_ms, uint64_t wall_ms=0, uint64_t clock_us=0):
+        """The clocks of this tick. `wall_ms`: the broker's time, given once, at start: it goes on with the monotonic
+        one. `clock_us`: what the wall clock says now, where that is another time."""
         if wall_ms:
             self.wall_offset = wall_ms - monotonic_ms
         self.now_ms = monotonic_ms
         self.wall_ms = monotonic_ms + self.wall_offset
-
-    def numbers_behind(self, uint64_t number):
-        """Numbers rise over the life of a store, also when the clock was put back: from now on they are above this
-        one."""
-        self.last_number = max(self.last_number, number >> NUMBER_WORKER_BITS)
+        self.clock.us = clock_us if clock_us else self.wall_ms * 1000
 
     cpdef uint64_t next_number(self):
-        """A message number: (microseconds << 8 | worker), its time part max(last used + 1, now)."""
-        cdef uint64_t t = self.wall_ms * 1000
-        if t <= self.last_number:
-            t = self.last_number + 1
-        self.last_number = t
-        return t << NUMBER_WORKER_BITS | <uint64_t>self.worker
+        """A message number: (microseconds << 8 | worker); what the microseconds are, pyx.clock says."""
+        return self.clock.next() << NUMBER_WORKER_BITS | <uint64_t>self.worker
+
+    def numbers_behind(self, uint64_t number):
+        """Every number from now on is greater than this one, which the store has."""
+        self.clock.behind(number >> NUMBER_WORKER_BITS)
 
     def raise_number(self, uint64_t number):
         """Every number from now on is greater than this one."""
-        self.last_number = max(self.last_number, number >> NUMBER_WORKER_BITS)
+        self.clock.behind(number >> NUMBER_WORKER_BITS)
 
     cdef int set_dirty(self, Connection conn) except -1:
         if not conn.dirty:
@@ -228,6 +228,20 @@ cdef class Routing:
         if conn.state < CLOSING:
             conn.state = CLOSING
             self.closing.append((conn, reason, why))
+
+    cpdef int fail(self, Connection conn, error) except -1:
+        """The one door: an error of ours (whatever raised it) while something of this client's was handled. Its
+        connection ends, those of others go on."""
+        self.counters.at[count.INTERNAL_ERRORS] += 1
+        self.handler.internal_error(conn, error)
+        return 0
+
+    cdef int fail_session(self, Session s, error) except -1:
+        if s.connection is not None:
+            return self.fail(<Connection>s.connection, error)
+        self.counters.at[count.INTERNAL_ERRORS] += 1
+        self.handler.defect(s.client_id, error)
+        return 0
 
     cdef int begin(self, const Content* c, Session origin, object publisher, const uint8_t* raw, uint32_t raw_len,
                    int raw_kind,
@@ -353,6 +367,7 @@ cdef class Routing:
 
     cdef int log(self, Filter* f) except -1:
         cdef LogKey key = self.key_of(f)
+        work(RECORD)
         if not self.logged:
             self.block.add(self.hold())
             self.next_position += 1
@@ -363,6 +378,7 @@ cdef class Routing:
         return 0
 
     cdef int log_own(self, Session s) except -1:
+        work(RECORD)
         if not self.logged:
             self.block.add(self.hold())
             self.next_position += 1
@@ -374,18 +390,20 @@ cdef class Routing:
 
     def durable(self, uint64_t ticket):
         """The store's callback: everything up to this ticket is as safe as the store promises."""
-        cdef Py_ssize_t n = 0
-        cdef list due
+        cdef Mark mark
+        callback_begins(&mark)
         self.durable_ticket = ticket
         self.acks_due = True
-        while n < len(self.when_stored) and <uint64_t>self.when_stored[n][0] <= ticket:
-            n += 1
-        due = self.when_stored[:n]
-        del self.when_stored[:n]            # thousands may come at once: not one by one
-        for _, callback in due:
-            callback()
+        while self.when_stored and <uint64_t>self.when_stored[0][0] <= ticket:
+            work(PYTHON)
+            _, callback, conn = self.when_stored.popleft()
+            if conn is None:
+                callback()
+            else:
+                self.attempt(conn, callback)
         if self.on_durable is not None:
             self.on_durable()
+        callback_ends(&mark, STORED)
 
     cdef uint64_t next_ticket(self) noexcept:
         # under which all that was decided until now will be durable; 0: it is
@@ -409,6 +427,7 @@ cdef class Routing:
         if self.synced:
             return 0
         for text, fsync in self.durabilities:
+            work(OBJECT)
             if topic_matches(<const uint8_t*><const char*>text, len(text), c.topic, c.topic_len):
                 self.synced = fsync
                 return 0
@@ -419,7 +438,7 @@ cdef class Routing:
         """What this worker archives (`leveldb_store.contract.Archive`); before the first publish. Numbers go on above
         those that it has."""
         if archive is not None:
-            self.last_number = max(self.last_number, <uint64_t>archive.highest >> NUMBER_WORKER_BITS)
+            self.numbers_behind(archive.highest)
             if archive.archiver.filters:
                 self.archiver = archive.archiver
 
@@ -467,168 +486,30 @@ cdef class Routing:
             if waited:
                 self.synced = True
 
-    def delete_record(self, bytes key not None):
-        """Delete a state record with all else that this tick stores. Nothing without a disk."""
+    def delete_record(self, bytes key not None, bint waited=True):
+        """Delete a state record with all else that this tick stores. Nothing without a disk. `waited`: see
+        put_record."""
         if self.keeps:
             self.store.delete(key)
-            self.recorded = self.synced = True
+            self.recorded = True
+            if waited:
+                self.synced = True
 
-    def when_durable(self, callback not None):
+    def when_durable(self, callback not None, Connection conn=None):
         """Call it once, when everything that was stored or decided until now is durable: at once if it is, else from
-        within `durable`."""
+        within `durable`. `conn`: for whom it is, and who ends if it fails."""
         cdef uint64_t ticket = self.next_ticket()
         if ticket:
-            self.when_stored.append((ticket, callback))
+            self.when_stored.append((ticket, callback, conn))
         else:
             callback()
 
-    cdef int answer(self, Connection conn, uint8_t packet_type, uint16_t packet_id, uint8_t reason,
-                    uint64_t mask) except -1:
-        cdef PendingAck a
-        cdef uint8_t* p
-        cdef uint64_t ticket = self.last_ticket + 1 if self.keeps and (self.logged or self.recorded) else 0
-        self.counters.at[count.ANSWERS_SENT] += 1
-        if conn.ack_count == 0 and mask == 0 and ticket == 0:
-            p = outbox_reserve(&conn.out, 5)
-            if put_ack(p, packet_type, packet_id, reason, conn.version == 5) - p == 4:
-                conn.out.tail -= 1
-                conn.out.pending -= 1
-            self.set_dirty(conn)
-            return 0
-        memset(&a, 0, sizeof(a))
-        a.tick = self.tick
-        a.mask = mask
-        a.ticket = ticket
-        a.packet_id = packet_id
-        a.packet_type = packet_type
-        a.reason = reason
-        if packet_type != PUBCOMP and self.now_ms >= self.sample_ms:
-            a.since = self.tick_ns
-        conn.push_ack(&a)
-        if packet_type == 4:
-            conn.unanswered += 1
-        if not conn.waiting:
-            conn.waiting = True
-            pointers_push(&self.waiting, conn)
+    cdef int attempt(self, Connection conn, callback) except -1:
+        try:
+            callback()
+        except Exception as error:
+            self.fail(conn, error)
         return 0
-
-    def answer_packet(self, Connection conn not None, bytes packet not None, uint64_t interest=0, then=None,
-                      unstored=None):
-        """A SUBACK, UNSUBACK, ...: leaves after the acks before it, when the records of this tick are durable, and when
-        every live peer has taken our interest up to number `interest`; then `then()` is called. If the disk fails for
-        too long, `unstored(conn)` says what leaves instead (None: the connection is to be closed); without it the
-        packet does."""
-        cdef PendingAck a
-        cdef list waits
-        cdef uint64_t ticket = self.last_ticket + 1 if self.recorded else 0
-        if conn.ack_count == 0 and ticket == 0 and (interest == 0 or self.live_for_interest == 0):
-            self.write(conn, packet)
-            if then is not None:
-                then()
-            return
-        memset(&a, 0, sizeof(a))
-        a.interest = interest
-        a.ticket = ticket
-        waits = [packet, then, unstored]
-        a.packet = <PyObject*>waits
-        self.acks_due = True                # the peers may have taken that much already
-        conn.push_ack(&a)
-        if not conn.waiting:
-            conn.waiting = True
-            pointers_push(&self.waiting, conn)
-
-    cdef int release_acks(self) except -1:
-        cdef uint32_t i, kept = 0
-        cdef Connection conn
-        cdef PendingAck* a
-        cdef uint64_t[64] acknowledged
-        cdef Peer peer
-        cdef uint64_t mask, interest = <uint64_t>-1
-        cdef int p
-        cdef uint8_t* at
-        if self.waiting.count == 0 or not self.acks_due:
-            return 0
-        self.acks_due = False
-        for p in range(self.workers):
-            peer = <Peer>self.peers[p] if self.peers[p] is not None else None
-            acknowledged[p] = peer.acknowledged if peer is not None else 0
-            # (what one that is gone was to get is in its hand-off log, where the store keeps: the link says so)
-            if peer is None or not self.live_peers >> p & 1 and not self.keeps or peer.acknowledged >= peer.sent:
-                acknowledged[p] = <uint64_t>-1              # it has everything there is
-            if peer is not None and self.live_for_interest >> p & 1 and peer.interest < interest:
-                interest = peer.interest
-        for i in range(self.waiting.count):
-            conn = <Connection>self.waiting.items[i]
-            if conn.state >= CLOSING:
-                conn.drop_acks()            # nothing may follow its DISCONNECT
-            while conn.ack_count:
-                a = &conn.acks[conn.ack_head]
-                if a.ticket > self.durable_ticket or a.interest > interest:
-                    break
-                mask = a.mask
-                p = 0
-                while mask:
-                    if mask & 1 and acknowledged[p] < a.tick:
-                        break
-                    mask >>= 1
-                    p += 1
-                if mask:
-                    break
-                if a.packet != NULL:
-                    if not self.release_packet(conn, <list>a.packet):
-                        break
-                    Py_XDECREF(a.packet)
-                else:
-                    if a.since:
-                        self.finished_since = a.since
-                    at = outbox_reserve(&conn.out, 5)
-                    if put_ack(at, a.packet_type, a.packet_id, a.reason, conn.version == 5) - at == 4:
-                        conn.out.tail -= 1
-                        conn.out.pending -= 1
-                    if a.packet_type == 4:
-                        conn.unanswered -= 1
-                conn.ack_head = (conn.ack_head + 1) & (conn.ack_cap - 1)
-                conn.ack_count -= 1
-                self.set_dirty(conn)
-            if conn.pace != NULL and conn.pace.owed:
-                self.owe_less(conn)
-            if conn.ack_count:
-                self.waiting.items[kept] = <PyObject*>conn
-                kept += 1
-            else:
-                conn.waiting = False
-                Py_DECREF(conn)
-        self.waiting.count = kept
-        while self.after_acks:
-            self.after_acks.pop(0)()
-        return 0
-
-    cdef int release_packet(self, Connection conn, list waits) except -1:
-        # 0: it is not known yet (`answer_later`)
-        cdef bytes packet = waits[0]
-        if packet is None:
-            return 0
-        if waits[1] is not None:
-            self.after_acks.append(waits[1])
-        memcpy(outbox_reserve(&conn.out, <uint32_t>len(packet)), <const char*>packet, len(packet))
-        self.counters.at[count.ANSWERS_SENT] += 1
-        return 1
-
-    cdef int owe_less(self, Connection conn) except -1:
-        # it waits because it sent more than Receive Maximum: read on as soon as that can be judged anew
-        cdef Session s = conn.session
-        if conn.ack_count == 0 or s is None or conn.unanswered + s.arrived_count < self.limits.receive_maximum:
-            conn.pace.owed = False
-            self.resumed.append(conn)
-        return 0
-
-    cdef uint64_t unacknowledged_peers(self) noexcept:
-        cdef int p
-        cdef uint64_t mask = 0
-        for p in range(self.workers):
-            if p != self.worker and (<Peer>self.peers[p]).acknowledged < (<Peer>self.peers[p]).sent:
-                mask |= <uint64_t>1 << p
-        return mask
 
     def abandon(self):
         """Let go of the connections and sessions that lists here hold, and of their acks: the collector cannot see into
@@ -658,6 +539,7 @@ cdef class Routing:
         self.sample_ms = self.now_ms + SAMPLE_MS
         if answered:
             self.finished_since = self.tick_ns
+        work(m.count * VISIT)
         for i in range(m.count):
             if m.filters[i].plain.online or m.filters[i].groups != NULL:
                 self.delivered_since = self.tick_ns

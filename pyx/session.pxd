@@ -99,7 +99,6 @@ cdef class Session:
     cdef uint32_t merged                # where
     cdef object batch                   # pyx.records.Batch being read, or None
     cdef uint32_t batch_at
-    cdef object since                   # {filter: position} of subscriptions made while behind, or None
     # topic -> (number of the last live message, `asked` then), while retained messages are on their way; or None
     cdef dict watched
     cdef uint32_t asked                 # SUBSCRIBEs that asked for retained messages

@@ -7,6 +7,7 @@ from libc.stdlib cimport calloc, free, malloc
 from pyx.filters cimport Membership, filter_text
 from pyx.message cimport content_bytes
 from pyx.placement cimport fixed_hash
+from pyx.work cimport PLACE, OBJECT, VISIT, work
 
 cdef enum:
     WINDOW_FIRST = 8
@@ -27,7 +28,6 @@ cdef class Session:
         self.next_id = 1
         self.inflight_max = 100
         self.batch = None
-        self.since = None
         self.holes = None
         self.absences = None
         self.own_key = None
@@ -49,6 +49,7 @@ cdef class Session:
         if self.inflight * 2 >= self.window_cap and self.window_cap < WINDOW_LAST:
             self.grow_window()
         while True:
+            work(PLACE)
             s = &self.window[self.next_id & (self.window_cap - 1)]
             if s.state == FREE and self.next_id:
                 s.packet_id = self.next_id
@@ -128,6 +129,7 @@ cdef class Session:
             self.arrived_cap = cap
         k = v & (self.arrived_cap - 1)
         while self.arrived[k]:
+            work(PLACE)
             if self.arrived[k] == v:
                 return 0
             k = (k + 1) & (self.arrived_cap - 1)
@@ -142,6 +144,7 @@ cdef class Session:
         mask = self.arrived_cap - 1
         k = v & mask
         while self.arrived[k] != v:
+            work(PLACE)
             if self.arrived[k] == 0:
                 return False
             k = (k + 1) & mask
@@ -151,6 +154,7 @@ cdef class Session:
             self.arrived[k] = 0
             while True:
                 j = (j + 1) & mask
+                work(PLACE)
                 if self.arrived[j] == 0:
                     self.arrived_count -= 1
                     return True
@@ -204,6 +208,7 @@ cdef class Session:
         cdef uint32_t i, kept = 0
         cdef Queued* q
         cdef list taken = []
+        work(self.queue_count * VISIT)
         for i in range(self.queue_count):
             q = &self.queue[(self.queue_head + i) & (self.queue_cap - 1)]
             if q.origin != origin or not q.flags & kind:
@@ -226,6 +231,7 @@ cdef class Session:
     cdef int clear(self) except -1:
         # forget everything that waits or is in flight
         cdef uint32_t i
+        work(self.window_cap * PLACE + self.inflight * VISIT + self.queue_count * (3 * VISIT))
         for i in range(self.window_cap):
             if self.window[i].state != FREE:
                 self.release(&self.window[i])
@@ -241,7 +247,6 @@ cdef class Session:
         self.batch_at = 0
         self.holes = None
         self.absences = None
-        self.since = None
         self.watched = None
         return 0
 
@@ -278,6 +283,7 @@ cdef class Session:
         """The Topic Filters of its subscriptions, shares of groups left out."""
         cdef uint32_t i
         cdef list found = []
+        work(self.own.count * (VISIT + OBJECT))
         for i in range(self.own.count):
             if self.own.items[i].group == NULL:
                 found.append(filter_text(self.own.items[i].filter)[:self.own.items[i].filter.length])
@@ -289,6 +295,7 @@ cdef class Session:
         cdef Membership* e
         cdef bytes text
         cdef list found = []
+        work(self.own.count * (VISIT + 3 * OBJECT))
         for i in range(self.own.count):
             e = &self.own.items[i]
             text = filter_text(e.filter)[:e.filter.length]

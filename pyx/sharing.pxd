@@ -47,8 +47,10 @@ cdef class Sharing(Siblings):
     cdef bint wait_for(self, Subscriber* sub, Session s) except -1
     cdef uint64_t key_for(self, Group* g) except? 0
     cdef Group* named(self, const uint8_t* label, uint32_t n) noexcept
-    cdef bint again(self, Entry* e, list payloads, int used, int peer, uint64_t tick, uint64_t offline,
-                    uint64_t without) except -1
+    cdef bint again(self, Entry* e, list payloads, int used, uint64_t offline, uint64_t without,
+                    uint64_t* others) except -1
+    cdef bint again_guarded(self, Entry* e, list payloads, int used, uint64_t offline, uint64_t without,
+                            uint64_t* others) except -1
     cdef int wait_longer(self, int peer, uint64_t tick, uint64_t others) except -1
     cdef bint hand_on(self, uint32_t group, Message m) except -1
     cdef int ask_strategy(self, Group* g) except -1

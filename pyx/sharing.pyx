@@ -29,6 +29,7 @@ from pyx.session cimport SHARED_COPY
 from pyx.subscriptions cimport Filter, Membership, SubscriberList, filter_text
 from pyx.tables cimport Walk, table_walk
 from pyx.topics cimport topic_matches
+from pyx.work cimport PLACE, PYTHON, VISIT, work
 
 cdef enum:
     HERE = -1                       # instead of a sibling
@@ -185,6 +186,7 @@ cdef class Sharing(Siblings):
         if g.strategy == LEAST_INFLIGHT:
             k = self.least_loaded(g, k)
         for _ in range(l.online):
+            work(2 * VISIT)
             sub = &l.items[k]
             s = <Session>sub.session
             qos = <uint8_t>(sub.slot_options >> 24) & 3
@@ -204,6 +206,7 @@ cdef class Sharing(Siblings):
         cdef uint32_t k = start, found = start
         cdef uint64_t load, least = <uint64_t>-1
         for _ in range(l.online if l.online < LEAST_OF else LEAST_OF):
+            work(2 * VISIT)
             s = <Session>l.items[k].session
             conn = <Connection>s.connection
             if conn is not None:
@@ -224,6 +227,7 @@ cdef class Sharing(Siblings):
         cdef Member* found = NULL
         cdef uint64_t weight, highest = 0
         cdef uint32_t i
+        work(g.roster_count * (4 * PLACE))
         for i in range(g.roster_count):
             m = &g.roster[i]
             if m.since == 0 and who != ANYBODY:
@@ -295,6 +299,7 @@ cdef class Sharing(Siblings):
             if m != NULL and self.wait_for(self.subscriber(g, <Session>m.session), <Session>m.session):
                 return 1
         for i in range(l.count):
+            work(VISIT)
             k = (g.next_member + i) % l.online if i < l.online else i
             sub = &l.items[k]
             if self.wait_for(sub, <Session>sub.session):
@@ -357,39 +362,48 @@ cdef class Sharing(Siblings):
         f = self.subscriptions.find(label + slash + 1, n - slash - 1) if slash < n else NULL
         g = f.groups if f != NULL else NULL
         while g != NULL and (g.name_length != slash or memcmp(g.name, label, slash) != 0):
+            work(VISIT)
             g = g.next
         return g
 
     # ------------------------------------------------------------ again
 
     def choose_again(self, int peer, uint64_t tick, const uint8_t[::1] entries not None, list payloads not None,
-                     int position, int reason):
-        """A sibling refused the entry at `position` of the batch of that tick: it has no member of the group, or none
-        that is online (`reason`). A member here or another worker is chosen, and the publisher's ack waits for that
-        one too."""
+                     list refusals not None):
+        """A sibling refused the entries at these (position, reason) of the batch of that tick, rising: it has no member
+        of their groups, or none that is online. A member here or another worker is chosen, and the publishers' acks
+        wait for those, too."""
         cdef size_t at = 0, n = <size_t>entries.shape[0]
-        cdef uint64_t bit = <uint64_t>1 << peer
+        cdef uint64_t bit = <uint64_t>1 << peer, others = 0
         cdef Entry e
         cdef int used = 0
-        while at < n:
-            at += read_entry(&entries[at], n - at, &e)
-            if position == 0:
-                break
-            position -= 1
+        cdef uint32_t here = 0, position
+        for position, reason in refusals:
+            while True:
+                if at >= n or position < here:
+                    raise ValueError("no such mesh entry")
+                at += read_entry(&entries[at], n - at, &e)
+                here += 1
+                if here > position:
+                    break
+                if e.flags & ENTRY_OWN_FRAME:
+                    used += 1
+            if e.flags & ENTRY_CONTROL or e.group == NULL:
+                raise ValueError("no such mesh entry")
+            if not self.again_guarded(&e, payloads, used, bit, 0 if reason == REFUSED_OFFLINE else bit, &others):
+                self.counters.at[count.MATCHED] += 1
+                self.counters.at[count.DROPPED_NO_MEMBER] += 1
             if e.flags & ENTRY_OWN_FRAME:
                 used += 1
-        if position or n == 0 or e.flags & ENTRY_CONTROL or e.group == NULL:
-            raise ValueError("no such mesh entry")
-        if not self.again(&e, payloads, used, peer, tick, bit, 0 if reason == REFUSED_OFFLINE else bit):
-            self.counters.at[count.MATCHED] += 1
-            self.counters.at[count.DROPPED_NO_MEMBER] += 1
+        if others:
+            self.wait_longer(peer, tick, others)
 
     def choose_again_lost(self, int peer, uint64_t tick, const uint8_t[::1] entries not None, list payloads not None,
                           bint sent):
         """A sibling died and had not acknowledged this batch: what was for a share group is given to another member,
         unless it is of QoS 2 and was sent (it may have been delivered). -> how many copies are lost."""
         cdef size_t at = 0, n = <size_t>entries.shape[0]
-        cdef uint64_t bit = <uint64_t>1 << peer
+        cdef uint64_t bit = <uint64_t>1 << peer, others = 0
         cdef Entry e
         cdef int used = 0
         cdef uint32_t lost = 0
@@ -400,15 +414,27 @@ cdef class Sharing(Siblings):
             if e.group == NULL or not e.flags & ENTRY_RETAINED_ONLY:
                 lost += 1                       # the plain copy
             if e.group != NULL and (e.content.qos == 2 and sent or
-                                    not self.again(&e, payloads, used, peer, tick, bit, bit)):
+                                    not self.again_guarded(&e, payloads, used, bit, bit, &others)):
                 lost += 1
             if e.flags & ENTRY_OWN_FRAME:
                 used += 1
+        if others:
+            self.wait_longer(peer, tick, others)
         return lost
 
-    cdef bint again(self, Entry* e, list payloads, int used, int peer, uint64_t tick, uint64_t offline,
-                    uint64_t without) except -1:
-        # choose another one than that peer
+    cdef bint again_guarded(self, Entry* e, list payloads, int used, uint64_t offline, uint64_t without,
+                            uint64_t* others) except -1:
+        # an error of ours is about this message, and not about the batch
+        try:
+            return self.again(e, payloads, used, offline, without, others)
+        except Exception as error:
+            self.counters.at[count.INTERNAL_ERRORS] += 1
+            self.handler.defect(None, error)
+        return False
+
+    cdef bint again(self, Entry* e, list payloads, int used, uint64_t offline, uint64_t without,
+                    uint64_t* others) except -1:
+        # choose another one than that peer; others: workers whose word is to be waited for
         cdef Group* g = self.named(e.group, e.group_len)
         cdef bint taken
         if g == NULL:
@@ -420,8 +446,7 @@ cdef class Sharing(Siblings):
         if g.strategy == HASH_CLIENT:
             self.publisher = e.key
         taken = self.choose(g, e.key, offline, without, NULL) == 1
-        if self.mask:
-            self.wait_longer(peer, tick, self.mask)
+        others[0] |= self.mask
         self.held = None
         if taken:
             self.counters.at[count.SHARED_AGAIN] += 1
@@ -435,6 +460,7 @@ cdef class Sharing(Siblings):
         cdef PendingAck* a
         for i in range(self.waiting.count):
             conn = <Connection>self.waiting.items[i]
+            work(VISIT + conn.ack_count * PLACE)
             for k in range(conn.ack_count):
                 a = &conn.acks[(conn.ack_head + k) & (conn.ack_cap - 1)]
                 if a.mask >> peer & 1 and a.tick <= tick:
@@ -472,6 +498,7 @@ cdef class Sharing(Siblings):
             answer = self.strategy_of(g.name[:g.name_length], filter_text(g.filter)[:g.filter.length])
         g.strategy = answer & STRATEGY_MASK
         g.waits = answer & WAITS != 0
+        work(PYTHON)
         if g.strategy >= HASH_TOPIC:
             for i in range(g.members.count):
                 self.enroll(g, <Session>g.members.items[i].session)
@@ -486,6 +513,7 @@ cdef class Sharing(Siblings):
         memset(&walk, 0, sizeof(Walk))
         while True:
             f = <Filter*>table_walk(&self.subscriptions.table, &walk)
+            work(VISIT)
             if f == NULL:
                 return
             g = f.groups
@@ -500,6 +528,7 @@ cdef class Sharing(Siblings):
         cdef uint64_t since = self.next_number() if s.connection is not None else 0
         roster_put(g, s.identity, since, <void*>s, <uint32_t>self.worker)
         if self.interest is not None:
+            work(PYTHON)
             self.interest.member(filter_text(g.filter)[:g.filter.length], g.name[:g.name_length], s.identity, True,
                                  since)
             self.interest_due = True
@@ -511,6 +540,7 @@ cdef class Sharing(Siblings):
             return 0
         roster_strike(g, s.identity, <void*>s, <uint32_t>self.worker)
         if self.interest is not None:
+            work(PYTHON)
             self.interest.member(filter_text(g.filter)[:g.filter.length], g.name[:g.name_length], s.identity, False, 0)
             self.interest_due = True
         return 0
@@ -527,6 +557,7 @@ cdef class Sharing(Siblings):
         # siblings learn how many local members the group has
         if self.interest is None:
             return 0
+        work(2 * PYTHON)
         self.interest.change(filter_text(g.filter)[:g.filter.length], g.name[:g.name_length], g.members.count, durable,
                              g.members.online, g.full and g.members.online)
         self.interest_due = True
@@ -536,6 +567,7 @@ cdef class Sharing(Siblings):
         # it came online or went offline: one change per group, gathered with the others of the tick
         cdef uint32_t i
         cdef Membership* e
+        work(s.own.count * PLACE)
         for i in range(s.own.count):
             e = &s.own.items[i]
             if e.group == NULL:
@@ -563,11 +595,13 @@ cdef class Sharing(Siblings):
         cdef uint32_t i
         self.full_groups = []
         for number in numbers:
+            work(2 * VISIT)
             g = self.subscriptions.group_numbered(number)
             if g == NULL:
                 continue
             g.full = g.members.online != 0
             for i in range(g.members.online):
+                work(VISIT)
                 if has_room(<Session>g.members.items[i].session, 1, self.limits.outbox_bytes_max):
                     g.full = False
                     break

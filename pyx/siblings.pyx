@@ -13,6 +13,11 @@ from pyx.records cimport ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Pa
 from pyx.rosters cimport roster_put, roster_strike
 from pyx.routing cimport OWN_FRAME_BYTES, Peer, find_expiry
 from pyx.subscriptions cimport Filter, Group, Matches
+from pyx.work cimport FILTER, work
+
+cdef enum:
+    # sequenced entries of one batch: what the sibling refuses of them is told with one ack, and looked through at once
+    BATCH_ENTRIES_MAX = 4096
 
 
 cdef class Siblings(FanOut):
@@ -32,6 +37,8 @@ cdef class Siblings(FanOut):
             if own_frame:
                 p.sequenced_payloads.append(self.hold())
             p.sent = self.tick
+            if p.sequenced.entries >= BATCH_ENTRIES_MAX:
+                p.cut.append(self.whole(p))
             if self.keeps and c.qos and (self.origin is None or c.qos == 2 and self.origin.durable):
                 self.held_peers |= <uint64_t>1 << peer
                 self.recorded = self.synced = True
@@ -112,13 +119,21 @@ cdef class Siblings(FanOut):
         self.subscriptions.forget_sibling(peer)
 
     def take(self, int peer):
-        """(volatile, sequenced, volatile payloads, sequenced payloads, tick) for a link to send, or None. `tick` comes
-        back in `peer_acknowledged` when the peer has everything up to and with this batch: what comes after it is of
-        another tick."""
+        """(volatile, sequenced, volatile payloads, sequenced payloads, tick) for a link to send, one batch after the
+        other, then None. `tick` comes back in `peer_acknowledged` when the peer has everything up to and with this
+        batch: what comes after it is of another tick."""
         cdef Peer p = <Peer>self.peers[peer]
+        self.clock.tell()
+        if p.cut:
+            return p.cut.pop(0)
         self.dirty_peers &= ~(<uint64_t>1 << peer)
         if p.volatile_entries is None and p.sequenced is None:
             return None
+        return self.whole(p)
+
+    cdef tuple whole(self, Peer p):
+        # a batch, and what comes after it is of another tick
+        cdef tuple out
         out = (p.volatile_entries, p.sequenced, p.volatile_payloads, p.sequenced_payloads, self.tick)
         p.volatile_entries = None
         p.sequenced = None
@@ -179,10 +194,9 @@ cdef class Siblings(FanOut):
         cdef Entry e
         cdef uint32_t position = 0
         cdef int reason
-        cdef uint64_t sent = 0, dropped = 0
-        cdef Matches* m
         cdef list refused = None
         self.adoptable = None
+        self.clock.hear()
         while at < n:
             at += read_entry(&entries[at], n - at, &e)
             if e.flags & ENTRY_CONTROL:
@@ -196,31 +210,59 @@ cdef class Siblings(FanOut):
                                   PyBytes_FromStringAndSize(<const char*>e.content.payload, e.content.payload_len))
                 position += 1
                 continue
+            work(FILTER)
             self.counters.at[count.MESH_ENTRIES_RECEIVED] += 1
-            used = self.begin_entry(&e, payloads, used)
-            if e.content.retain and not (e.group != NULL and e.flags & ENTRY_RETAINED_ONLY):
-                self.keep()                 # else another entry has brought it, or it was chosen again
-            if self.prefixes.levels:
-                sent, dropped = self.counters.at[count.PUBLISH_SENT], self.all_dropped()
-            if not e.flags & ENTRY_RETAINED_ONLY:
-                m = self.subscriptions.cached(e.content.topic, e.content.topic_len)
-                if m == NULL:
-                    m = self.subscriptions.match(e.content.topic, e.content.topic_len)
-                if m.count == 1:
-                    self.fan_out(m.filters[0])
-                elif m.count:
-                    self.fan_out_merged(m)
-            if e.group != NULL:
-                reason = self.chosen(&e)
-                if reason:
-                    if refused is None:
-                        refused = []
-                    refused.append((position, reason))
-            if self.prefixes.levels:
-                self.prefixes.add(&e.content, self.counters.at[count.PUBLISH_SENT] - sent, self.all_dropped() - dropped)
+            self.check_frame(&e, payloads, used)
+            try:
+                reason = self.take_entry(&e, payloads, used)
+            except Exception as error:
+                # of this message, and not of the others of the batch, nor of the worker
+                reason = 0
+                self.counters.at[count.INTERNAL_ERRORS] += 1
+                self.handler.defect(None, error)
+            if e.flags & ENTRY_OWN_FRAME:
+                used += 1
+            if reason:
+                if refused is None:
+                    refused = []
+                refused.append((position, reason))
             self.held = None
             position += 1
         return used, refused
+
+    cdef int take_entry(self, Entry* e, list payloads, int used) except -1:
+        # 0, or why it is refused
+        cdef uint64_t sent = 0, dropped = 0
+        cdef Matches* m
+        cdef int reason = 0
+        self.begin_entry(e, payloads, used)
+        if e.content.retain and not (e.group != NULL and e.flags & ENTRY_RETAINED_ONLY):
+            self.keep()                     # else another entry has brought it, or it was chosen again
+        if self.prefixes.levels:
+            sent, dropped = self.counters.at[count.PUBLISH_SENT], self.all_dropped()
+        if not e.flags & ENTRY_RETAINED_ONLY:
+            m = self.subscriptions.cached(e.content.topic, e.content.topic_len)
+            if m == NULL:
+                m = self.subscriptions.match(e.content.topic, e.content.topic_len)
+            if m.count == 1:
+                self.fan_out(m.filters[0])
+            elif m.count:
+                self.fan_out_merged(m)
+        if e.group != NULL:
+            reason = self.chosen(e)
+        if self.prefixes.levels:
+            self.prefixes.add(&e.content, self.counters.at[count.PUBLISH_SENT] - sent, self.all_dropped() - dropped)
+        return reason
+
+    cdef int check_frame(self, Entry* e, list payloads, int used) except -1:
+        cdef const uint8_t[::1] view
+        if e.flags & ENTRY_OWN_FRAME:
+            if used >= len(payloads):
+                raise ValueError("mesh entry without its payload frame")
+            view = payloads[used]
+            if view.shape[0] != e.content.payload_len:
+                raise ValueError("mesh payload frame of another size than its entry says")
+        return 0
 
     cdef int begin_entry(self, Entry* e, list payloads, int used) except -1:
         # the publish in hand is a sibling's; returns how many of the payload frames are taken now
@@ -230,12 +272,9 @@ cdef class Siblings(FanOut):
         self.begin(&e.content, None, None, NULL, 0, -1, 0)
         if not e.flags & ENTRY_OWN_FRAME:
             return used
-        if used >= len(payloads):
-            raise ValueError("mesh entry without its payload frame")
+        self.check_frame(e, payloads, used)
         owner = payloads[used]
         view = owner
-        if view.shape[0] != e.content.payload_len:
-            raise ValueError("mesh payload frame of another size than its entry says")
         e.content.payload = &view[0] if view.shape[0] else <const uint8_t*>b""
         # topic and properties are copied aside, the body is not
         self.held = self.borrow(&e.content, owner)

@@ -27,6 +27,7 @@ from pyx.tables cimport (
     table_first, table_free, table_init, table_insert, table_next, table_prefetch, table_remove, table_walk,
 )
 from pyx.trie cimport Trie
+from pyx.work cimport FILTER, PLACE, VISIT, work
 
 cdef enum:
     SIBLINGS_MAX = 64
@@ -141,6 +142,7 @@ cdef class Subscriptions:
     cdef Filter* find_hashed(self, uint64_t hash_, const uint8_t* text, size_t length) noexcept:
         cdef Probe probe
         cdef Filter* f = <Filter*> table_first(&self.table, hash_, &probe)
+        work(FILTER)
         while f is not NULL:
             if f.length == length and memcmp(filter_text(f), text, length) == 0:
                 return f
@@ -154,6 +156,7 @@ cdef class Subscriptions:
         f = self.find(text, length)
         if f is not NULL:
             return f
+        work(FILTER)
         f = <Filter*> calloc(1, sizeof(Filter) + length)
         if f is NULL:
             raise MemoryError()
@@ -179,6 +182,7 @@ cdef class Subscriptions:
         if length == 0 or length > FILTER_BYTES_MAX:
             raise ValueError("a ShareName has 1 to 65535 bytes")
         while g is not NULL:
+            work(VISIT)
             if g.name_length == length and memcmp(g.name, name, length) == 0:
                 return g
             g = g.next
@@ -216,12 +220,14 @@ cdef class Subscriptions:
         cdef Group** link = &g.filter.groups
         del self.groups[g.number]
         while link[0] != g:
+            work(VISIT)
             link = &link[0].next
         link[0] = g.next
         self.free_group(g)
         return 0
 
     cdef void drop(self, Filter* f) noexcept:
+        work(FILTER)
         if f.wildcard:
             self.trie.uproot(f)
             self.wildcards -= 1
@@ -234,6 +240,7 @@ cdef class Subscriptions:
         cdef Group* g = f.groups
         cdef Group* following
         while g is not NULL:
+            work(VISIT)
             following = g.next
             if g.members.count == 0 and g.siblings == 0 and g.roster_count == 0:
                 self.drop_group(g)
@@ -311,10 +318,12 @@ cdef class Subscriptions:
         cdef SubscriberList* members = &f.plain if g is NULL else &g.members
         cdef uint32_t i
         if members.count < own.count:
+            work(members.count * PLACE)
             for i in range(members.count):
                 if members.items[i].session == session:
                     return <int> (members.items[i].slot_options & SLOT_MASK)
         else:
+            work(own.count * PLACE)
             for i in range(own.count):
                 if own.items[i].filter == f and own.items[i].group == g:
                     return <int> i
@@ -376,6 +385,7 @@ cdef class Subscriptions:
     cdef int remove_all(self, Memberships* own) except -1:
         cdef Membership* member
         while own.count:
+            work(3 * VISIT)
             own.count -= 1
             self.count -= 1
             member = &own.items[own.count]
@@ -393,6 +403,7 @@ cdef class Subscriptions:
         cdef Membership* member
         cdef Subscriber moving
         cdef uint32_t i, place
+        work(own.count * (2 * VISIT))
         for i in range(own.count):
             member = &own.items[i]
             members = &member.filter.plain if member.group is NULL else &member.group.members
@@ -416,6 +427,7 @@ cdef class Subscriptions:
         cdef Membership* member
         cdef Subscriber moving
         cdef uint32_t i, place
+        work(own.count * (2 * VISIT))
         for i in range(own.count):
             member = &own.items[i]
             members = &member.filter.plain if member.group is NULL else &member.group.members
@@ -498,6 +510,7 @@ cdef class Subscriptions:
         memset(&walk, 0, sizeof(Walk))
         while True:
             f = <Filter*> table_walk(&self.table, &walk)
+            work(VISIT)
             if f is NULL:
                 break
             if f.siblings & bit or f.groups is not NULL:
@@ -505,9 +518,11 @@ cdef class Subscriptions:
                 n += 1
         for i in range(n):
             f = wanted[i]
+            work(VISIT)
             f.siblings &= ~bit
             g = f.groups
             while g is not NULL:
+                work(VISIT)
                 self.leave_group(g, sibling)
                 g = g.next
             self.drop_if_unused(f)

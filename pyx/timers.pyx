@@ -21,6 +21,8 @@ on time, `now` is its deadline, however far the time has got.
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
+from pyx.work cimport Mark, TIMER, VISIT, callback_begins, callback_ends_named, work
+
 cdef extern from *:
     int count_trailing "__builtin_ctzll" (unsigned long long) noexcept nogil
     int count_leading "__builtin_clzll" (unsigned long long) noexcept nogil
@@ -133,6 +135,7 @@ cdef class TimerWheel:
         cdef TimerNode* node
         cdef TimerCall made
         cdef uint32_t placed = 0
+        cdef Mark mark
         while placed < PLACED_MAX:
             if not empty(&self.due):
                 node = self.due.next
@@ -144,10 +147,13 @@ cdef class TimerWheel:
                 made = <TimerCall> node.owner
                 callback = made.callback
                 made.settle()
+                callback_begins(&mark)
                 callback()
+                callback_ends_named(&mark, TIMER, callback)
             elif not empty(&self.opened):
                 placed += 1
                 node = self.opened.next
+                work(VISIT)
                 unlink(node)
                 self.place(node)
             elif not self.open_next(now_ms):

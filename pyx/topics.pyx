@@ -87,6 +87,20 @@ def is_topic_filter(filter: bytes) -> bool:
     return topic_filter_valid(<const uint8_t*><const char*>filter, <size_t>len(filter))
 
 
+def wrong_filter(filter: bytes, version: int) -> str | None:
+    """What makes this no Topic Filter, if it is UTF-8. Before MQTT 5 the standard knows of no shares."""
+    cdef const uint8_t* p = <const uint8_t*><const char*>filter
+    cdef size_t n = <size_t>len(filter)
+    cdef Share share
+    if n == 0:
+        return "Topic Filter is empty"
+    if version == 5 and split_share(p, n, &share) < 0:
+        return "$share without a ShareName, or without a Topic Filter behind it"
+    if not _wildcards_placed(p, n):
+        return "Topic Filter with a wildcard that is not a level, or # that is not the last"
+    return None
+
+
 def contains_wildcard(filter: bytes) -> bool:
     """Is there a + or # in it."""
     return has_wildcard(<const uint8_t*><const char*>filter, <size_t>len(filter))

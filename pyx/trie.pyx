@@ -32,6 +32,7 @@ from pyx.hashing cimport HashKey, hash_bytes, hash_fold
 from pyx.tables cimport (
     Probe, Walk, table_first, table_free, table_init, table_insert, table_next, table_remove, table_walk,
 )
+from pyx.work cimport FILTER, NODE, work
 
 
 cdef inline const uint8_t* level_end(const uint8_t* p, const uint8_t* end) noexcept nogil:
@@ -155,7 +156,9 @@ cdef class Trie:
         cdef Filter* folded
         cdef uint16_t tail
         cdef size_t length
+        work(FILTER)
         while True:
+            work(NODE)
             end = level_end(level, text_end)
             length = end - level
             if length == 1 and level[0] == c'#':
@@ -187,7 +190,9 @@ cdef class Trie:
         cdef Node* node = &self.root
         cdef Node* parent
         cdef size_t length
+        work(FILTER)
         while True:
+            work(2 * NODE)
             end = level_end(level, text_end)
             length = end - level
             if length == 1 and level[0] == c'#':
@@ -254,6 +259,7 @@ cdef class Trie:
         cdef bint hidden = topic[0] == c'$'         # [MQTT-4.7.2-1]
         self.frontier[0] = &self.root
         while active:
+            work(active * NODE)
             self.reserve(active)
             now = self.frontier + half * self.frontier_capacity
             later = self.frontier + (1 - half) * self.frontier_capacity

@@ -3,10 +3,11 @@
 from cpython.ref cimport PyObject
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
+from pyx.answering cimport Answering
 from pyx.connection cimport Connection
 from pyx.message cimport Message
 from pyx.records cimport Packed
-from pyx.routing cimport Pointers, Routing
+from pyx.routing cimport Pointers
 from pyx.session cimport Inflight, Queued, Session
 
 
@@ -22,7 +23,7 @@ cdef struct Departure:          # a QoS 2 PUBLISH or a PUBREL that waits for the
     uint8_t state               # of the slot: says which of the two
 
 
-cdef class Windows(Routing):
+cdef class Windows(Answering):
     cdef Pointers touched       # sessions whose window is stored with this tick
     cdef Pointers lagging       # sessions whose window is to be stored some time
     cdef Pointers awaiting      # sessions that are ready when their window is durable
@@ -42,6 +43,7 @@ cdef class Windows(Routing):
     cdef int look_at_lagging(self) except -1
     cdef int store_windows(self) except -1
     cdef int store_window(self, Session s) except -1
+    cdef int try_to_store(self, Session s) except -1            # its client's connection ends, if that fails
     cdef int put_rest(self, Packed p, Session s) except -1
     cdef int forget_window(self, Session s) except -1
     cdef uint64_t in_flight_since(self, Session s, set spans) except? 0xFFFFFFFFFFFFFFFF

@@ -29,6 +29,7 @@ from pyx.records cimport Block, ENTRY_EXPIRES, Entry, LogKey, read_entry
 from pyx.routing cimport find_expiry, free_pointers, pointers_push
 from pyx.session cimport FREE, WAIT_PUBCOMP
 from pyx.subscriptions cimport Filter, Membership
+from pyx.work cimport OBJECT, PLACE, PYTHON, VISIT, work
 
 cdef enum:
     LAG_MS = 100                # so long a window may be behind what was acknowledged
@@ -62,7 +63,7 @@ cdef bytes queued_key(Session s, uint64_t number):
     return queued_prefix(s) + wide.to_bytes(8, "big")
 
 
-cdef class Windows(Routing):
+cdef class Windows(Answering):
     """Stores windows, holds back what waits for them, and puts them back."""
 
     def __cinit__(self, *_):
@@ -99,6 +100,7 @@ cdef class Windows(Routing):
         # what it reads is looked at when the log is swept
         cdef uint32_t i
         cdef Filter* f
+        work(s.own.count * VISIT)
         for i in range(s.own.count):
             f = s.own.items[i].filter
             if f.index != NULL:
@@ -121,6 +123,7 @@ cdef class Windows(Routing):
             ring = <Departure*>malloc(cap * sizeof(Departure))
             if ring == NULL:
                 raise MemoryError
+            work(self.departures_count * (2 * PLACE))
             for i in range(self.departures_count):
                 ring[i] = self.departures[(self.departures_head + i) & (self.departures_cap - 1)]
             free(self.departures)
@@ -152,16 +155,21 @@ cdef class Windows(Routing):
         cdef Inflight* slot
         cdef uint32_t i
         while self.departures_count and self.departures[self.departures_head].ticket <= self.durable_ticket:
+            work(2 * VISIT)
             d = self.departures[self.departures_head]
             conn = <Connection>d.connection
             s = <Session>conn.session
             if s is not None and s.connection is conn:
                 slot = s.slot(d.packet_id)
                 if slot != NULL and slot.order == d.order and slot.state == d.state:
-                    self.send_departing(s, conn, slot)
+                    try:
+                        self.send_departing(s, conn, slot)
+                    except Exception as error:
+                        self.fail(conn, error)
             self.pop_departure()
         i = 0
         while i < self.awaiting.count:
+            work(VISIT)
             s = <Session>self.awaiting.items[i]
             if s.committing > self.durable_ticket:
                 i += 1
@@ -184,9 +192,10 @@ cdef class Windows(Routing):
         for i in range(n):
             s = <Session>self.lagging.items[i]
             if not s.touched:
-                self.store_window(s)
+                self.try_to_store(s)
             s.lagging = False
             Py_DECREF(s)
+        work(self.lagging.count * PLACE)
         for i in range(n, self.lagging.count):
             self.lagging.items[i - n] = self.lagging.items[i]
         self.lagging.count -= n
@@ -199,10 +208,17 @@ cdef class Windows(Routing):
         cdef Session s
         for i in range(self.touched.count):
             s = <Session>self.touched.items[i]
-            self.store_window(s)
+            self.try_to_store(s)
             s.touched = False
             Py_DECREF(s)
         self.touched.count = 0
+        return 0
+
+    cdef int try_to_store(self, Session s) except -1:
+        try:
+            self.store_window(s)
+        except Exception as error:
+            self.fail_session(s, error)
         return 0
 
     cdef int store_window(self, Session s) except -1:
@@ -216,6 +232,7 @@ cdef class Windows(Routing):
         if s.over or not s.durable:
             return 0
         self.moved[s] = None
+        work(2 * PYTHON + s.window_cap * PLACE + s.arrived_cap * PLACE + s.inflight * (6 * VISIT))
         out = <Inflight**>malloc((s.inflight + 1) * sizeof(Inflight*))
         if out == NULL:
             raise MemoryError
@@ -247,22 +264,16 @@ cdef class Windows(Routing):
         return 0
 
     cdef int put_rest(self, Packed packed, Session s) except -1:
-        # holes, absences and the positions behind which subscriptions begin
+        # holes and absences
         cdef list spans
-        cdef bytes name
-        cdef uint8_t* p
         cdef uint32_t n
         for spans in (s.holes, s.absences):
+            work(OBJECT + (<uint64_t>len(spans) * OBJECT if spans is not None else 0))
             n = <uint32_t>len(spans) if spans is not None else 0
             put16(packed.room(2), n)
             for a, z in spans or ():
                 put64(put64(packed.room(16), a), z)
-        put16(packed.room(2), <uint32_t>len(s.since) if s.since is not None else 0)
-        for name, position in (s.since or {}).items():
-            n = <uint32_t>len(name)
-            p = put16(packed.room(2 + n + 8), n)
-            memcpy(p, <const char*>name, n)
-            put64(p + n, position)
+        put16(packed.room(2), 0)
         return 0
 
     cdef int forget_window(self, Session s) except -1:
@@ -272,6 +283,7 @@ cdef class Windows(Routing):
         s.over = True
         if not s.kept:
             return 0
+        work(s.window_cap * PLACE + s.queue_count * VISIT)
         for i in range(s.window_cap):
             if s.window[i].state != FREE and s.window[i].flags & OWN_RECORD:
                 self.forget_queued(s, s.window[i].position)
@@ -290,11 +302,13 @@ cdef class Windows(Routing):
         cdef uint64_t near = last - CONTIGUOUS if last > CONTIGUOUS else 0
         cdef Inflight* slot
         cdef uint32_t i
+        work(s.window_cap * PLACE)
         for i in range(s.window_cap):
             slot = &s.window[i]
             if slot.state == FREE or slot.state == WAIT_PUBCOMP or slot.flags & OWN_RECORD or slot.position == 0:
                 continue
             if slot.position <= near:
+                work(2 * OBJECT)
                 spans.add((slot.position - 1, slot.position))
             elif slot.position <= lowest:
                 lowest = slot.position - 1
@@ -310,6 +324,7 @@ cdef class Windows(Routing):
         cdef bytes publisher = b""
         cdef uint32_t n = <uint32_t>len(<bytes>identifiers) if identifiers != NULL else 0
         cdef uint8_t* p = packed.room(QUEUED_HEAD_BYTES + n)
+        work(3 * PYTHON)
         p[0] = flags
         p = put16(put32(p + 1, origin), n)
         if n:
@@ -328,6 +343,7 @@ cdef class Windows(Routing):
         return number
 
     cdef int forget_queued(self, Session s, uint64_t number) except -1:
+        work(2 * PYTHON)
         self.store.delete(queued_key(s, number))
         self.recorded = True
         return 0
@@ -345,6 +361,7 @@ cdef class Windows(Routing):
         # a subscription ends, and with it perhaps the index that what is in flight stands in [MQTT-3.10.4-3]
         cdef uint32_t i
         cdef Inflight* slot
+        work(s.window_cap * PLACE)
         for i in range(s.window_cap):
             slot = &s.window[i]
             if slot.state != FREE and slot.message != NULL and not slot.flags & OWN_RECORD and slot.position:
@@ -369,7 +386,7 @@ cdef class Windows(Routing):
         free_pointers(&self.lagging)
         free_pointers(&self.awaiting)
         self.moved.clear()
-        Routing.abandon(self)
+        Answering.abandon(self)
 
     # ------------------------------------------------------------ putting back
 
@@ -494,7 +511,7 @@ cdef class Windows(Routing):
 
     cdef int put_back_rest(self, Session s, const uint8_t* p, size_t n) except -1:
         cdef const uint8_t* end = p + n
-        cdef uint32_t which, i, many, length
+        cdef uint32_t which, i, many
         cdef list spans
         for which in range(2):
             if end - p < 2 or <size_t>(end - p) < 2 + 16 * <size_t>get16(p):
@@ -508,16 +525,13 @@ cdef class Windows(Routing):
                 s.absences = spans
         if end - p < 2:
             raise ValueError("a window is cut off")
+        # version 1 says here where subscriptions begin that were made while behind: their own records say it as well
         many = get16(p)
         p += 2
         for _ in range(many):
             if end - p < 2 or <size_t>(end - p) < 10 + <size_t>get16(p):
                 raise ValueError("a window is cut off")
-            length = get16(p)
-            if s.since is None:
-                s.since = {}
-            s.since[PyBytes_FromStringAndSize(<const char*>p + 2, length)] = get64(p + 2 + length)
-            p += 10 + length
+            p += 10 + get16(p)
         return 0
 
     cdef int put_back_queue(self, Session s, dict own) except -1:

@@ -1,6 +1,7 @@
 """The directory that outlives the broker: one store for each worker, and what they have in common.
 
     mqttd.lock      locked by every process of the broker that uses the directory, as long as one of them lives
+    clock.json      what the broker's time was, see shards.clock
     store.json      {"format": 1, "workers": N, "epoch": "...", "generation": G, "archive": "..."}: which these
                     stores are
     worker-I        the store of worker I, a LevelDB; of generation G > 0: worker-I.G
@@ -29,6 +30,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from shards import clock
 
 FORMAT = 1
 LOCK_SECONDS_MAX = 2.0
@@ -223,7 +226,7 @@ def making(path: str, workers: int, archive: str) -> Iterator[tuple[list[Path], 
     except BaseException:
         for each in stores:
             shutil.rmtree(each, ignore_errors=True)
-        for file in (part, store, Path(path, _LOCK)):
+        for file in (part, store, Path(path, clock.FILE), Path(path, _LOCK)):
             file.unlink(missing_ok=True)
         if made:
             os.rmdir(path)

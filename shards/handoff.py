@@ -36,6 +36,9 @@ _ANCILLARY_BYTES = socket.CMSG_SPACE(_DESCRIPTORS_MAX * array.array("i").itemsiz
 _FULL = (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS, errno.ENOMEM)
 
 
+_BUFFER_BYTES = 1 << 20
+
+
 class HandoffLost(Exception):
     """A message arrived but its connection did not (no free descriptor here): the kernel has closed that connection."""
 
@@ -53,6 +56,15 @@ class HandedOver:
     """Host and port of the client."""
     listener: int
     """Index of the listener (`Seat.listeners`) it came in by."""
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """(send, receive), both non-blocking. The sender's buffer bounds what may wait for a worker that is down."""
+    send, receive = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    send.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+    send.setblocking(False)
+    receive.setblocking(False)
+    return send, receive
 
 
 def send(

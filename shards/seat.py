@@ -1,12 +1,14 @@
 """What a worker is given at its fork, and the words it exchanges with the supervisor.
 
-The control socket is SOCK_SEQPACKET, one JSON object per packet:
+The control socket is SOCK_SEQPACKET, one JSON object per packet; one that is longer than INLINE_BYTES_MAX lies in a
+memfd that comes with a packet of one byte:
     worker -> supervisor   {"event": "ready"}
                            {"event": "failed", "reason": "..."}
                            {"event": "answer", "number": n, "answer": ...}           to an "ask" (shards.console)
+                           {"event": "reloaded", "number": n, "reason": null | "..."}       to a "reload"; why not
     supervisor -> worker   {"event": "sibling_up", "worker": i, "incarnation": k}    it was forked, or was there first
                            {"event": "sibling_down", "worker": i, "incarnation": k}  it was reaped
-                           {"event": "reload", "settings": {...}}
+                           {"event": "reload", "number": n, "settings": {...}}
                            {"event": "ask", "number": n, "ask": ...}                 an operator's question
                            {"event": "stop", "seconds": s}                           be gone within s seconds
     supervisor -> control  {"event": "state", "broker": "starting"|"serving"|"stopping", "workers":
@@ -19,18 +21,24 @@ control socket.
 
 from __future__ import annotations
 
+import array
 import contextlib
 import json
+import os
 import socket
 from dataclasses import dataclass
 from typing import Any
+
+from shards.clock import HostClock
 
 Message = dict[str, Any]
 
 HEARTBEAT_SECONDS = 0.5
 """How often a worker should tick its heartbeat when nothing else happens."""
 
+INLINE_BYTES_MAX = 60_000
 _MESSAGE_BYTES_MAX = 65536
+_IN_MEMFD = b"@"
 
 
 class _Seated:
@@ -42,7 +50,7 @@ class _Seated:
     def tell(self, event: str, **fields: Any) -> None:
         """Send one message to the supervisor."""
         with contextlib.suppress(OSError):  # a supervisor that is gone has taken this process with it
-            self.control.send(json.dumps({"event": event, **fields}).encode()[:_MESSAGE_BYTES_MAX])
+            send_message(self.control, {"event": event, **fields})
 
     def ready(self) -> None:
         """Say that this process serves."""
@@ -87,6 +95,8 @@ class Seat(_Seated):
     """Non-blocking; see `tell` and `messages`."""
     runtime_dir: str
     settings: Any
+    clock: HostClock
+    """The same for all workers, also for those that are forked later."""
     began: float = 0.0
     """When the broker was started, by time.monotonic()."""
 
@@ -113,12 +123,29 @@ class ControlSeat(_Seated):
     supervisor_pid: int
 
 
+def send_message(control: socket.socket, message: Message) -> None:
+    """One message, of any length. Raises OSError."""
+    data = json.dumps(message).encode()
+    if len(data) <= INLINE_BYTES_MAX:
+        control.send(data)
+        return
+    memfd = os.memfd_create("mqttd-message", os.MFD_CLOEXEC)
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(memfd, left) :]
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [memfd]))]
+        control.sendmsg([_IN_MEMFD], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    finally:
+        os.close(memfd)
+
+
 def messages(control: socket.socket) -> list[Message]:
     """What waits in a control socket, oldest first; {"event": "closed"} last when the other side is gone."""
     heard: list[Message] = []
     while True:
         try:
-            packet = control.recv(_MESSAGE_BYTES_MAX)
+            packet = _receive(control)
         except BlockingIOError:
             return heard
         except ConnectionResetError:
@@ -131,3 +158,15 @@ def messages(control: socket.socket) -> list[Message]:
             heard.append(json.loads(packet))
         except ValueError:  # the other side is broken; this one goes on
             heard.append({"event": "unintelligible"})
+
+
+def _receive(control: socket.socket) -> bytes:
+    packet, rights, _, _ = control.recvmsg(
+        _MESSAGE_BYTES_MAX, socket.CMSG_SPACE(array.array("i").itemsize), socket.MSG_CMSG_CLOEXEC
+    )
+    for _, _, descriptor in rights:
+        (memfd,) = array.array("i", descriptor)
+        with os.fdopen(memfd, "rb") as file:
+            file.seek(0)
+            packet = file.read()
+    return packet

@@ -5,13 +5,16 @@ file, whatever the interpreter is stuck in; the supervisor sends the signal, wai
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
+import mmap
 import os
 import signal
 from typing import IO
 
 SIGNAL = signal.SIGUSR2
 _CHARACTERS_MAX = 16384
+_HANDLER_BYTES = 256 * 1024
 
 
 def register(runtime_dir: str, index: int) -> IO[str]:
@@ -22,7 +25,27 @@ def register(runtime_dir: str, index: int) -> IO[str]:
     stack_file = open(_path(runtime_dir, index), "w")  # noqa: SIM115
     faulthandler.register(SIGNAL, file=stack_file, all_threads=True, chain=False)
     faulthandler.enable()
+    _give_room_to_handlers()
     return stack_file
+
+
+class _Stack(ctypes.Structure):
+    _fields_ = (("ss_sp", ctypes.c_void_p), ("ss_flags", ctypes.c_int), ("ss_size", ctypes.c_size_t))
+
+
+def _give_room_to_handlers() -> None:
+    """faulthandler's own stack for handlers has room for one signal: with the registers of a large processor (AVX-512,
+    AMX) a second one that comes meanwhile overflows it, and the process dies of SIGSEGV. For the main thread, which
+    takes the signals.
+    """
+    room = mmap.mmap(-1, _HANDLER_BYTES)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(room))
+    _kept.append(room)
+    if ctypes.CDLL(None, use_errno=True).sigaltstack(ctypes.byref(_Stack(address, 0, _HANDLER_BYTES)), None) != 0:
+        raise OSError(ctypes.get_errno(), "sigaltstack")
+
+
+_kept: list[mmap.mmap] = []  # for the life of the process
 
 
 def read(runtime_dir: str, index: int) -> str:

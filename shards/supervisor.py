@@ -5,6 +5,7 @@ Made before the first fork, and outliving every worker, so that a worker's death
     listeners        per worker, per address: the backlog of a dead worker waits for its successor
     hand-off pairs   per worker: connections passed to a worker that is down are taken by its successor
     shared rows      per worker: counters (written by the worker alone) and a heartbeat
+    clock            of all: the highest message number, and the broker's time (`shards.clock`)
     admin listeners  of the control process, if there is one
 Made per fork: the control pair, which is how the two talk (`shards.seat` has the words).
 
@@ -17,9 +18,11 @@ What happens when:
     ... before it was ready, while the broker starts     the broker ends, exit status 1, with the worker's reason
     ... and it was the 10th death in 60 s                the broker ends, exit status 1
     its heartbeat stands still  its stack is taken (SIGUSR2, faulthandler) and logged; killed; then as above
-    SIGTERM, SIGINT             listeners closed, "stop"; SIGTERM at 90 %, SIGKILL at 95 % of `stop_seconds_max`; exit 0
-    a second SIGTERM or SIGINT  SIGKILL at once
-    SIGHUP                      `reload()`; its ReloadRefused keeps the old settings
+    SIGTERM, SIGINT, SIGQUIT    listeners closed, "stop"; SIGTERM at 90 %, SIGKILL at 95 % of `stop_seconds_max`; exit 0
+    a second one of these       SIGKILL at once
+    SIGHUP                      `reload()`; its ReloadRefused keeps the old settings. "reloaded" is said when every
+                                worker and the control process have said so, or who has not
+    any other signal            ignored, with a line (`shards.signals`)
     the supervisor is killed    the kernel kills the workers (PR_SET_PDEATHSIG)
 """
 
@@ -28,11 +31,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import json
 import mmap
 import os
 import random
-import resource
 import select
 import signal
 import socket
@@ -46,12 +47,14 @@ from typing import Any, NoReturn
 
 from setproctitle import setproctitle
 
-from shards import listening, stacks
+from shards import handoff, listening, rows, signals, stacks
+from shards.clock import HostClock
 from shards.console import Console
 from shards.cores import usable_cpus
 from shards.notify import Notifier
+from shards.reloads import Reload, Reloaded, ReloadRefused
 from shards.runtime_dir import RuntimeDir
-from shards.seat import HEARTBEAT_SECONDS, ControlSeat, Message, Seat, messages
+from shards.seat import HEARTBEAT_SECONDS, ControlSeat, Message, Seat, messages, send_message
 
 __all__ = [
     "HEARTBEAT_SECONDS",
@@ -62,14 +65,11 @@ __all__ = [
     "Reloaded",
     "Seat",
     "Supervisor",
-    "raise_descriptor_limit",
 ]
 
 Log = Callable[..., None]
 """log(level, event, **fields), level one of "debug", "info", "warning", "error"."""
 
-_CACHE_LINE = 64
-_HANDOFF_BUFFER_BYTES = 1 << 20
 _PR_SET_PDEATHSIG = 1
 _STACK_SECONDS = 0.5
 _DELAY_SECONDS_FIRST = 0.25
@@ -77,11 +77,8 @@ _DELAY_SECONDS_MAX = 10.0
 _HEALTHY_SECONDS = 5.0
 _DEATHS_MAX = 10
 _DEATHS_SECONDS = 60.0
-_WATCHED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
-
-
-class ReloadRefused(Exception):
-    """The new settings are wrong; the old ones stay. Its text is for the log."""
+_WATCHED = signals.STOPPING | signals.IGNORED | {signal.SIGHUP, signal.SIGCHLD}
+_WATCHED_BY_CHILDREN = frozenset({stacks.SIGNAL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +87,6 @@ class Policy:
 
     worker_hang_seconds_max: float = 10.0
     stop_seconds_max: float = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Reloaded:
-    """What re-reading the configuration gave."""
-
-    settings: Any
-    """For the workers that are forked from now on (`Seat.settings`)."""
-    message: Message
-    """For those that run: the "settings" of their "reload" message (JSON types only)."""
-    policy: Policy
 
 
 @dataclass(slots=True)
@@ -142,15 +128,17 @@ class Supervisor:
         pin_cpus: bool = False,
         row_bytes: int = 4096,
         heartbeat: int = 0,
-        bury: Callable[[memoryview], object] = lambda _row: None,
+        bury: Callable[[memoryview], dict[str, Any]] = lambda _row: {},
         control: Callable[[ControlSeat], int] | None = None,
         admin: Sequence[socket.socket] = (),
         console: Console | None = None,
+        clock: HostClock | None = None,
     ) -> None:
         """Makes the sockets.
 
         `run(seat)` is a worker's whole life, called in its own process; its result is the exit status. `settings`
-        reach it unread. `row_bytes` is the size of a counter row, `heartbeat` the index of the heartbeat among its u64.
+        reach it unread. `row_bytes` is the size of a counter row, `heartbeat` the index of the heartbeat among its u64;
+        `bury` closes a dead worker's and says what the log is to say of it.
 
         Raises listening.CannotListen.
         """
@@ -165,8 +153,9 @@ class Supervisor:
         self.runtime_dir = runtime_dir
         self.addresses = listening.resolve(hosts)
         self.port, self._listeners = listening.listen(self.addresses, port, workers)
-        self._handoffs = [_handoff_pair() for _ in range(workers)]
-        self._rows = _shared_rows(workers, row_bytes)
+        self._handoffs = [handoff.pair() for _ in range(workers)]
+        self._rows = rows.shared_rows(workers, row_bytes)
+        self._clock = clock or HostClock()
         self._bury_row = bury
         self._run_control = control
         self._admin = list(admin)
@@ -183,6 +172,8 @@ class Supervisor:
         self._deaths: deque[float] = deque(maxlen=_DEATHS_MAX)
         self._serving = False  # every worker was ready once
         self._stop_at = 0.0  # when stopping began; 0: not stopping
+        self._reloads = 0
+        self._pending: Reload | None = None
         self._killed = False
         self.failure = ""
         """Why `serve` gave something else than 0, one line."""
@@ -218,14 +209,17 @@ class Supervisor:
             while self._stop_at == 0 or any(post.pid for post in self._all):
                 self._wait()
                 self._beat[0] += 1
+                self._clock.look()
                 now = time.monotonic()
                 self._judge_heartbeats(now)
+                self._judge_reload(now)
                 self._fork_what_is_due(now)
                 self._enforce_stop(now)
                 self._feed_watchdog(now)
             return 1 if self.failure else 0
         finally:
             self._kill_all()
+            self._clock.close()
             gc.unfreeze()
             signal.set_wakeup_fd(former_wakeup)
             for number, handler in former.items():
@@ -266,11 +260,11 @@ class Supervisor:
                 self._hear(posts[descriptor])
             elif self._console is not None:
                 self._console.readable(descriptor)
-        signals = b""
+        came = b""
         with contextlib.suppress(BlockingIOError):
-            signals = self._wakeup.recv(4096)
-        if signals:
-            self._handle_signals(set(signals))
+            came = self._wakeup.recv(4096)
+        if came:
+            self._handle_signals(set(came))
 
     def _seconds_until_due(self, now: float) -> float:
         due = now + min(1.0, self._policy.worker_hang_seconds_max / 4)
@@ -295,11 +289,13 @@ class Supervisor:
     def _handle_signals(self, numbers: set[int]) -> None:
         if signal.SIGCHLD in numbers:
             self._reap()
-        if signal.SIGTERM in numbers or signal.SIGINT in numbers:
+        for number in numbers & signals.IGNORED:
+            self._log("warning", "signal_ignored", signal=signals.name_of(number))
+        if numbers & signals.STOPPING:
             if self._stop_at:
                 self._kill_all()
             else:
-                self._log("info", "stopping", signal="SIGTERM" if signal.SIGTERM in numbers else "SIGINT")
+                self._log("info", "stopping", signal=signals.name_of(min(numbers & signals.STOPPING)))
                 self._stop()
         if signal.SIGHUP in numbers and not self._stop_at:
             self._reload_settings()
@@ -313,12 +309,32 @@ class Supervisor:
             reloaded = self._reload()
         except ReloadRefused as refused:
             self._log("error", "reload_refused", reason=str(refused))
-        else:
-            self._settings = reloaded.settings
-            self._policy = reloaded.policy
-            for post in self._all:
-                self._tell(post, {"event": "reload", "settings": reloaded.message})
+            self._say_reloaded()
+            return
+        self._settings = reloaded.settings
+        self._policy = reloaded.policy
+        self._reloads += 1
+        # whoever does not run now is forked with the new settings
+        posts = [post for post in self._all if post.pid]
+        self._pending = Reload(self._reloads, {post.index: post.incarnation for post in posts}, time.monotonic())
+        for post in posts:
+            self._tell(post, {"event": "reload", "number": self._reloads, "settings": reloaded.message})
+
+    def _judge_reload(self, now: float) -> None:
+        """Say what became of the last reload, when that is known of everybody."""
+        if self._pending is None:
+            return
+        running = {post.index: (post.incarnation, post.ready_at) for post in self._all if post.pid}
+        if not self._pending.is_over(running, now, self._policy.worker_hang_seconds_max):
+            return
+        refused, self._pending = self._pending.refused, None
+        for index, reason in sorted(refused.items()):
+            self._log("error", "reload_refused", **self._named(self._all[index]), reason=reason)
+        if not refused:
             self._log("info", "reloaded")
+        self._say_reloaded()
+
+    def _say_reloaded(self) -> None:
         if self._serving:
             self._notifier.ready(self._status())
 
@@ -375,6 +391,7 @@ class Supervisor:
             control=control,
             runtime_dir=self.runtime_dir.path,
             settings=self._settings,
+            clock=self._clock,
             began=self._began,
         )
 
@@ -426,8 +443,9 @@ class Supervisor:
         pid, post.pid, post.control, post.kill_at = post.pid, 0, None, 0.0
         served = time.monotonic() - post.ready_at if post.ready_at else None
         post.ready_at = 0.0
+        named = self._named(post)
         if post is not self._control:
-            self._bury_row(self._rows[post.index])
+            named |= self._bury_row(self._rows[post.index])
             if self._console is not None:
                 self._console.gone(post.index)
             for other in self._posts:
@@ -436,9 +454,9 @@ class Supervisor:
         self._tell_state()
         if self._stop_at:
             if exit_status != 0:
-                self._log("warning", self._event(post, "died_stopping"), **self._named(post), pid=pid, reason=reason)
+                self._log("warning", self._event(post, "died_stopping"), **named, pid=pid, reason=reason)
             return
-        self._log("error", self._event(post, "died"), **self._named(post), pid=pid, reason=reason)
+        self._log("error", self._event(post, "died"), **named, pid=pid, reason=reason)
         self._plan_successor(post, reason, served)
 
     def _event(self, post: _Post, what: str) -> str:
@@ -489,6 +507,8 @@ class Supervisor:
                     self._console.answered(number, answer)
                 case {"event": "failed", "reason": str(reason)}:
                     post.reason = reason
+                case {"event": "reloaded", "number": int(number), "reason": reason} if self._pending is not None:
+                    self._pending.heard(number, post.index, post.incarnation, reason)
                 case {"event": "closed"}:  # it is dying: SIGCHLD tells the rest
                     post.control.close()
                     post.control = None
@@ -504,13 +524,15 @@ class Supervisor:
         if post.control is None or not post.pid:
             return
         try:
-            post.control.send(json.dumps(message).encode())
+            send_message(post.control, message)
         except BlockingIOError:
             # Hundreds of messages unread: what it believes of its siblings is worth nothing.
             self._log("error", self._event(post, "does_not_listen"), **self._named(post), pid=post.pid)
             self._kill(post, signal.SIGKILL)
-        except OSError:
+        except (BrokenPipeError, ConnectionResetError):
             pass  # it is dying: SIGCHLD tells the rest
+        except OSError as error:  # no descriptor, no memory: what it was to hear is not heard
+            self._log("error", self._event(post, "not_told"), **self._named(post), reason=error.strerror)
 
     def _ask(self, worker: int, message: Message) -> bool:
         if not 0 <= worker < self._workers or not self._posts[worker].ready_at:
@@ -631,15 +653,16 @@ class Supervisor:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the worker has a handler: die
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        # The terminal sends these two to the whole group; what they mean is the supervisor's to say.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        # The terminal sends these to the whole group; what they mean is the supervisor's to say.
+        for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
         self._libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != self._pid:  # it died before the kernel was asked to tell
             os._exit(1)
         self._close_what_is_not(seat)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
         self._stack_file = stacks.register(seat.runtime_dir, seat.index)
+        # the others when it can say that they came: signals.ignore_with_a_line
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED - signals.IGNORED | _WATCHED_BY_CHILDREN)
         worker = isinstance(seat, Seat)
         setproctitle(f"mqttd: worker {seat.index}" if worker else "mqttd: control")
         random.seed()
@@ -669,29 +692,3 @@ class Supervisor:
         self._wakeup.close()
         self._signalled.close()
         self.runtime_dir.release()
-
-
-def raise_descriptor_limit() -> int:
-    """Raise the soft limit of open file descriptors to the hard one, for this process and its children. The limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(OSError, ValueError):  # an unlimited hard limit above fs.nr_open
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            soft = hard
-    return soft
-
-
-def _handoff_pair() -> tuple[socket.socket, socket.socket]:
-    """(send, receive), both non-blocking. The sender's buffer bounds what may wait for a worker that is down."""
-    send, receive = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    send.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _HANDOFF_BUFFER_BYTES)
-    send.setblocking(False)
-    receive.setblocking(False)
-    return send, receive
-
-
-def _shared_rows(workers: int, row_bytes: int) -> list[memoryview]:
-    """Counter rows, zeroed, in anonymous shared memory; no two workers write to one cache line."""
-    stride = -(-row_bytes // _CACHE_LINE) * _CACHE_LINE
-    shared = memoryview(mmap.mmap(-1, workers * stride))
-    return [shared[index * stride : index * stride + row_bytes] for index in range(workers)]

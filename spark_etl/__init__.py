@@ -4,7 +4,7 @@
     spark_etl.register(spark)
     spark.read.format("mqttd").option("table", "messages").load("/var/backups/mqttd/2026-11-22")
 
-Needs `pip install 'mqttd[analytics]'` and Java 17, and none of the compiled code of the broker.
+Needs `pip install 'mqttd-broker[analytics]'` and Java 17, and none of the compiled code of the broker.
 """
 
 from __future__ import annotations

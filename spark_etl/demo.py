@@ -71,7 +71,7 @@ def look_for_programs() -> None:
         raise JobError("demo starts mqttd, whose compiled code is not there: install mqttd with a compiler")
     for name in ("tqdm", "websockets"):
         if not _is_there(name):
-            raise JobError(f"demo starts loadtest.flood, which needs {name}: pip install 'mqttd[loadtest]'")
+            raise JobError(f"demo starts loadtest.flood, which needs {name}: pip install 'mqttd-broker[loadtest]'")
 
 
 def _is_there(name: str) -> bool:

@@ -51,7 +51,7 @@ class Reading:
 
 _Reader = Callable[[Reading, bytes, bytes], Iterator["pa.RecordBatch"]]
 
-_TABLES_1: Final[dict[str, dict[bytes, _Reader]]] = {
+_TABLES: Final[dict[str, dict[bytes, _Reader]]] = {
     "messages": {
         schema.ARCHIVED: messages.archived,
         schema.BLOCK: messages.logged,
@@ -68,8 +68,8 @@ _TABLES_1: Final[dict[str, dict[bytes, _Reader]]] = {
     "drops": {schema.EVENT: happened.drops},
 }
 
-#: by schema version: those of an older one stay here when there is a new one
-_VERSIONS: Final = {1: _TABLES_1}
+#: by schema version; the decoders of `leveldb_store` tell by each record which form it has
+_VERSIONS: Final = dict.fromkeys(range(schema.OLDEST_VERSION, schema.VERSION + 1), _TABLES)
 
 
 def families_of(store: Store, table: str) -> dict[bytes, _Reader]:

@@ -13,7 +13,7 @@ from typing import Self
 
 from broker import cli, testing
 from pyx.counters import NAMES, ROW_BYTES
-from shards import supervisor
+from shards import rows
 from tests.broker_process import BrokerProcess
 
 _VARIABLE = "MQTTD_TEST_ROWS"
@@ -65,5 +65,5 @@ def _rows_in_a_file(workers: int, row_bytes: int) -> list[memoryview]:
 
 if __name__ == "__main__":
     testing._end_with_whoever_holds_the_pipe()
-    supervisor._shared_rows = _rows_in_a_file
+    rows.shared_rows = _rows_in_a_file
     raise SystemExit(cli.main())

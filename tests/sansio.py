@@ -97,9 +97,12 @@ class Host:
         self.logs = [KeptLog() for _ in range(workers)]
         self.stores: Sequence[Any] = stores or [MemoryStore() for _ in range(workers)]
         wall_ms = START_WALL_MS + start_ms - START_MS
+        cell = memoryview(bytearray(8))
         self.nodes = [
-            Node(i, workers, self.settings, self.stores[i], self.logs[i], start_ms, wall_ms) for i in range(workers)
+            Node(i, workers, self.settings, self.stores[i], self.logs[i], start_ms, wall_ms, clock_cell=cell)
+            for i in range(workers)
         ]
+        self._clocks_ahead_ms = [0] * workers
         recovered = [recover(node) for node in self.nodes]
         self.peers: list[Peer] = []
         self.held: set[tuple[int, int]] = set()
@@ -164,12 +167,21 @@ class Host:
         while self.now_ms < until:
             self.now_ms = min(until, self.now_ms + 100)
             for node in self.nodes:
-                node.router.set_time(self.now_ms)
+                self._set_time(node)
                 node.timers.advance(self.now_ms)
                 for link in node.links.values():
                     link.tick(self.now)
             self.turn()
         self.settle()
+
+    def _set_time(self, node: Node) -> None:
+        wall_ms = START_WALL_MS + self.now_ms - START_MS + self._clocks_ahead_ms[node.index]
+        node.router.set_time(self.now_ms, clock_us=wall_ms * 1000)
+
+    def step_clock(self, worker: int, seconds: float) -> None:
+        """The wall clock of this worker is set."""
+        self._clocks_ahead_ms[worker] += int(seconds * 1000)
+        self._set_time(self.nodes[worker])
 
     def turn(self) -> bool:
         """One tick of every worker. False: nothing moved."""
@@ -230,7 +242,7 @@ class Host:
             moved = True
             asked, node.router.closing = node.router.closing, []
             for conn, reason, why in asked:
-                node.closed(conn, reason & 0xFF, why)
+                node.guard(conn, node.closed, conn, reason & 0xFF, why)
                 self._ended.add(conn)
             node.router.finish_tick()
         return moved

@@ -56,10 +56,14 @@ class Events(Protocol):
     def acknowledged(self, peer: int, ticket: int) -> None:
         """Every batch with a ticket <= this one is in the peer's custody (or in the hand-off log)."""
 
-    def refused(self, peer: int, batch: Undelivered, position: int, reason: int) -> None:
-        """The entry at `position` of the sequenced part was refused (reason: envelope.Refusal); comes before the ack
-        of its ticket. WHOLE_BATCH: every entry, the hand-off log is full.
+    def refused(self, peer: int, batch: Undelivered, refusals: Sequence[tuple[int, int]]) -> None:
+        """The entries at these positions of the sequenced part were refused, rising, each with its reason
+        (envelope.Refusal); comes before the ack of its ticket. WHOLE_BATCH alone: every entry, the hand-off log is
+        full.
         """
+
+    def refusals_known(self, peer: int, number: int) -> None:
+        """The peer knows what was refused of its batches up to this number (`Link.position`), or asks no more."""
 
     def lost(self, peer: int, batches: list[Undelivered], ticket: int) -> None:
         """The peer is gone; batches with a ticket <= this one are done, these were not acknowledged (peer_lost)."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Final, NamedTuple
 
+from pyx.work import STEP, spend
 from zmq_mesh.envelope import Buffer, EnvelopeError
 
 CHANGE: Final = struct.Struct("<HHIIB")
@@ -71,6 +72,7 @@ def decode_changes(part: Buffer) -> Iterator[Change]:
     """The changes of a delta, or the entries of a part of a snapshot; EnvelopeError where the bytes end early."""
     at, size = 0, len(part)
     while at < size:
+        spend(2 * STEP)
         if size - at < CHANGE.size:
             raise EnvelopeError(f"change at {at}: its head is cut off")
         filter_bytes, group_bytes, members, online, flags = CHANGE.unpack_from(part, at)
@@ -163,6 +165,7 @@ class Publisher:
     def seal(self) -> int:
         """Give the changes since the last seal the next number. -> the number of the table now."""
         if self._pending:
+            spend(len(self._pending) * STEP)
             delta = b"".join(map(encode_change, self._pending.values()))
             self._pending.clear()
             self.number += 1
@@ -190,6 +193,7 @@ class Publisher:
         part: list[bytes] = []
         size = 0
         for entry in self._source():
+            spend(STEP)
             encoded = encode_change(entry)
             if size + len(encoded) > SNAPSHOT_PART_BYTES_MAX and part:
                 parts.append(b"".join(part))

@@ -31,7 +31,11 @@ synchronously from receive, tick, flush, down and greet, never from submit or co
 """
 
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
+from typing import Final
 
+from pyx.work import STEP, callback, spend
 from zmq_mesh import envelope
 from zmq_mesh.contract import WHOLE_BATCH, Events, HandoffLog, LinkLimits, Payload, Undelivered
 from zmq_mesh.envelope import (
@@ -51,9 +55,11 @@ from zmq_mesh.envelope import (
     take_apart,
 )
 from zmq_mesh.interest import decode_changes, decode_snapshot
-from zmq_mesh.outgoing import BATCH, HELLO, INTEREST, U64, VOID, WELCOME, WORD, Outgoing
+from zmq_mesh.outgoing import BATCH, HELLO, INTEREST, REFUSED, U64, VOID, WELCOME, WORD, Outgoing, pack_refused
 
 __all__ = ["WHOLE_BATCH", "Events", "HandoffLog", "Link", "LinkLimits", "Payload"]
+
+_HIGHEST: Final = (1 << 64) - 1
 
 
 class Link(Outgoing):
@@ -63,7 +69,8 @@ class Link(Outgoing):
     the frames of one message and says whether the transport accepted it (False = try again later). reconnect: asks the
     transport for a new connection now instead of after its back-off (the peer has just been restarted). handoff: a log
     that outlives the worker; None = memory. received: (stream, sequence) the store of this worker has committed of the
-    peer's stream, (0, 0) = nothing (see `position`). refusals: what that store has of `refusals`.
+    peer's stream, (0, 0) = nothing (see `position`). refusals: what that store has of `refusals`,
+    as (number, [(position, reason), ...]) of each batch.
     """
 
     def commit(self, sequence: int, refused: Sequence[tuple[int, int]] = ()) -> None:
@@ -75,8 +82,9 @@ class Link(Outgoing):
         if sequence <= self._floor:
             return
         number = sequence - self._offset
-        for position, reason in refused:
-            self._refusals.append((number, position, reason))
+        if refused:
+            spend(len(refused) * STEP // 4)
+            self._refusals.append((number, pack_refused(refused)))
         if number > self._committed:
             # What follows the last batch (interest) needs no commit of its own.
             self._committed = self._received if number >= self._last_batch else number
@@ -87,12 +95,15 @@ class Link(Outgoing):
         return self._stream_in, sequence - self._offset
 
     @property
-    def refusals(self) -> list[tuple[int, int, int]]:
-        """(number, position, reason) of refused entries of which the peer may not know yet.
+    def refusals(self) -> list[tuple[int, list[tuple[int, int]]]]:
+        """(number, [(position, reason), ...]) of batches with refused entries of which the peer may not know yet.
 
-        A store writes them with the position, or they would count as taken after a restart.
+        A store has them (`Events.refusals_known` says how long), or they would count as taken after a restart.
         """
-        return list(self._refusals)
+        return [
+            (number, [(position, reason) for position, reason in REFUSED.iter_unpack(packed)])
+            for number, packed in self._refusals
+        ]
 
     def flush(self, now: float) -> bool:
         """End of the tick: interest, what the transport refused before, acks; then events that submit left.
@@ -178,6 +189,7 @@ class Link(Outgoing):
         """Age of the oldest of them; 0.0 when there is none. As exact as the times given to tick and flush."""
         return now - self._kept[0].at if self._kept else 0.0
 
+    @callback("mesh")
     def receive(self, frames: Sequence[Payload], now: float) -> None:
         """One message, the frames of which this link may keep.
 
@@ -300,17 +312,21 @@ class Link(Outgoing):
 
     def _take_refusals(self, first: Buffer, refusals: int) -> None:
         self._owe = True  # so that the peer need not repeat them
-        for i in range(refusals):
-            sequence, position, reason = REFUSAL.unpack_from(first, HEAD_END + i * REFUSAL.size)
+        spend(refusals * STEP // 2)
+        found = REFUSAL.iter_unpack(first[HEAD_END : HEAD_END + refusals * REFUSAL.size])
+        for sequence, of_batch in groupby(found, itemgetter(0)):
             kept = self._find(sequence) if sequence > self._acknowledged else None
             if kept is not None and kept.sequence == sequence and kept.kind == BATCH:
                 batch = Undelivered(kept.ticket, *self._content(kept), kept.entries, sent=True)
-                self._events.refused(self.peer, batch, position, reason)
+                self._events.refused(self.peer, batch, [(position, reason) for _, position, reason in of_batch])
 
     def _forget_refusals(self, acknowledged: int) -> None:
         self._acknowledged_in = acknowledged
-        while self._refusals and self._refusals[0][0] <= acknowledged:
-            self._refusals.popleft()
+        if self._refusals and self._refusals[0][0] <= acknowledged:
+            while self._refusals and self._refusals[0][0] <= acknowledged:
+                self._refusals.popleft()
+            self._owe = self._owe or bool(self._refusals)  # the next ones, and the acks that wait for them
+            self._events.refusals_known(self.peer, acknowledged)
 
     def _check_stall_over(self) -> None:
         """The peer has taken all that was under way when it stalled, and the log is empty: back to direct."""
@@ -388,7 +404,9 @@ class Link(Outgoing):
         self._prefix = envelope.pack_prefix(self.own, self.peer, self.incarnation, self.peer_incarnation, stream)
         self._received = self._committed = self._highest = self._last_batch = acknowledged
         self._acknowledged_in = acknowledged
-        self._refusals.clear()
+        if self._refusals:
+            self._refusals.clear()
+            self._events.refusals_known(self.peer, _HIGHEST)
 
     def _adopt(self, incarnation: int) -> None:
         self.peer_incarnation = incarnation
@@ -416,6 +434,7 @@ class Link(Outgoing):
             self._welcomed = False
             self._greeting += 1
         self._drop_volatile()
+        spend(len(self._kept) * STEP)
         for item in self._kept:
             if not item.logged and item.kind == BATCH:
                 self.outbox_bytes -= item.nbytes
@@ -446,6 +465,7 @@ class Link(Outgoing):
         self._snapshot_parts.clear()
         self._owe = self._owe_hello = False
         self._owe_welcome = 0
+        spend(len(self._kept) * STEP)
         if self._handoff is not None:
             for item in self._kept:
                 if item.kind == INTEREST:
@@ -471,7 +491,7 @@ class Link(Outgoing):
         if self._over:
             over, self._over = self._over, []
             for batch in over:
-                self._events.refused(self.peer, batch, WHOLE_BATCH, Refusal.HANDOFF_FULL)
+                self._events.refused(self.peer, batch, [(WHOLE_BATCH, Refusal.HANDOFF_FULL)])
             self._released = max(self._released, over[-1].ticket)  # whatever came before is in the log
         if self._done:
             done, self._done = self._done, []

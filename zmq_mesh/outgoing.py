@@ -10,6 +10,7 @@ from itertools import islice, takewhile
 from struct import Struct
 from typing import Final
 
+from pyx.work import STEP, spend
 from zmq_mesh import envelope
 from zmq_mesh.contract import Events, HandoffLog, LinkLimits, Payload, Undelivered
 from zmq_mesh.envelope import (
@@ -41,8 +42,14 @@ _U64_MASK: Final = (1 << 64) - 1
 RESTART_SKIP: Final = 1 << 32
 # What is looked at in one go of what waits.
 PUMP_ITEMS: Final = 100
-# Refusals one message carries.
+# Refusals one message carries, if they are of more than one batch: an ack of a batch must carry all that are of it.
 REFUSALS_MAX: Final = 1000
+REFUSED: Final = Struct("<IB")  # position, reason
+
+
+def pack_refused(refused: Iterable[tuple[int, int]]) -> bytes:
+    """(position, reason) of entries of one batch."""
+    return b"".join(REFUSED.pack(*each) for each in refused)
 
 
 class Kept:
@@ -120,7 +127,7 @@ class Outgoing:
         reconnect: Callable[[], None] | None = None,
         handoff: HandoffLog | None = None,
         received: tuple[int, int] = (0, 0),
-        refusals: Iterable[tuple[int, int, int]] = (),
+        refusals: Iterable[tuple[int, list[tuple[int, int]]]] = (),
     ) -> None:
         self.own = own
         self.peer = peer
@@ -192,7 +199,7 @@ class Outgoing:
         self._unsaid_bytes = 0
         self._interest_heard = 0
         self._snapshot_parts: list[Buffer] = []
-        self._refusals = deque(refusals)
+        self._refusals = deque((number, pack_refused(refused)) for number, refused in refusals)  # of batches
 
         # Counters.
         self.batches_sent = self.batches_received = 0
@@ -393,6 +400,7 @@ class Outgoing:
         while self._unsent:
             begin = len(self._kept) - self._unsent
             for item in list(islice(self._kept, begin, begin + PUMP_ITEMS)):
+                spend(3 * STEP)
                 if self._holds and item.sequence >= self._holds[0]:
                     return
                 if item.unloaded and self._read_bytes >= self._window_bytes_max:
@@ -506,11 +514,15 @@ class Outgoing:
         frame = self._frame + 1
         refusals = 0
         committed = self._committed
+        refused: list[tuple[int, bytes]] = []
         if self._refusals and kind > WELCOME:
-            refusals = len(self._refusals)
-            if refusals > REFUSALS_MAX:  # the rest goes with the acks that belong to it
-                refusals = REFUSALS_MAX
-                committed = self._refusals[refusals][0] - 1
+            for number, packed in self._refusals:
+                many = len(packed) // REFUSED.size
+                if refusals and refusals + many > REFUSALS_MAX:  # the rest goes with the acks that belong to it
+                    committed = number - 1
+                    break
+                refusals += many
+                refused.append((number, packed))
         elif self._refusals:  # a greeting has no room for them: their entries must not be acked by it
             committed = min(committed, self._refusals[0][0] - 1)
         head = HEAD.pack(
@@ -519,7 +531,10 @@ class Outgoing:
             self._acknowledged, self._frames_seen, self._interest_heard,
         )  # fmt: skip
         if refusals:
-            head += b"".join(REFUSAL.pack(*self._refusals[i]) for i in range(refusals))
+            spend(refusals * STEP // 2)
+            head += b"".join(
+                REFUSAL.pack(number, *each) for number, packed in refused for each in REFUSED.iter_unpack(packed)
+            )
         message: list[Buffer] = [b"".join((self._prefix, head, *inline))]
         if frames:
             message += frames
@@ -551,6 +566,7 @@ class Outgoing:
         for told in self._publisher.since(self._interest_sent):
             number = U64.pack(told.number)
             for i, part in enumerate(told.parts):
+                spend(2 * STEP)
                 flags = SEQUENCED | (SNAPSHOT if told.snapshot else 0) | (LAST if i == len(told.parts) - 1 else 0)
                 self._sequence += 1
                 self._kept.append(Kept(self._sequence, number + part, (), 0, -1, 0, self.now, INTEREST, flags))
@@ -584,6 +600,7 @@ class Outgoing:
         kept = self._kept
         ticket = -1
         while kept and kept[0].sequence <= committed:
+            spend(STEP)
             item = kept.popleft()
             self._unload_one(item)
             if item.read:
@@ -616,6 +633,7 @@ class Outgoing:
     def _go_back(self, index: int = 0) -> None:
         """What is kept from there on is to be sent, whether it was or not."""
         self._unsent = len(self._kept) - index
+        spend(self._unsent * STEP // 4)
         for item in islice(self._kept, index, None):
             if item.read:
                 item.read = False

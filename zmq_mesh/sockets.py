@@ -110,7 +110,7 @@ class Mesh:
         *,
         handoffs: dict[int, HandoffLog] | None = None,
         received: dict[int, tuple[int, int]] | None = None,
-        refusals: dict[int, list[tuple[int, int, int]]] | None = None,
+        refusals: dict[int, list[tuple[int, list[tuple[int, int]]]]] | None = None,
         drain_bytes_max: int = 1024 * 1024,
     ) -> None:
         self.drain_bytes_max = drain_bytes_max

@@ -43,6 +43,10 @@ class _Worker:
             if seat.control in readable:
                 messages = seat.messages()
                 self.heard += messages
+                for message in messages:
+                    if message["event"] == "reload" and seat.settings.get("deaf") != seat.index:
+                        refuses = seat.settings.get("refuses") == seat.index
+                        seat.tell("reloaded", number=message["number"], reason="not this one" if refuses else None)
                 if any(message["event"] == "stop" for message in messages):
                     if not seat.settings.get("ignore_stop"):
                         return 0
@@ -134,6 +138,8 @@ def _main() -> int:
 
     def reload() -> Reloaded:
         new = settings.get("reload")
+        if "reload_items" in settings:
+            new = {"rules": ["x" * 1000] * settings["reload_items"]}
         if new is None:
             raise ReloadRefused("port: wrong")
         return Reloaded({**settings, **new}, new, policy)

@@ -402,8 +402,64 @@ def test_reload_reaches_running_and_later_workers(start: Start) -> None:
     broker.process.send_signal(signal.SIGHUP)
     wait_until(lambda: broker.logged("reloaded"), SECONDS_MAX, "it has reloaded")
     for connection in connections.values():
-        assert broker.ask(connection, "heard")[-1] == {"event": "reload", "settings": {"level": "debug"}}
+        heard = broker.ask(connection, "heard")[-1]
+        assert heard == {"event": "reload", "number": 1, "settings": {"level": "debug"}}
     os.kill(broker.ask(connections[0], "who")["pid"], signal.SIGKILL)
+    wait_until(lambda: len(broker.logged("worker_ready")) == 3, SECONDS_MAX, "it is back")
+    assert broker.ask(broker.connections(2)[0], "who")["settings"]["level"] == "debug"
+
+
+def test_a_reload_of_any_size_reaches_everybody_before_it_is_said(start: Start) -> None:
+    """3 MB of settings, which no packet holds."""
+    rules = ["x" * 1000] * 3000
+    broker = start(workers=2, settings={"reload_items": 3000}).wait_ready()
+    broker.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: broker.logged("reloaded"), SECONDS_MAX, "it has reloaded")
+    for connection in broker.connections(2).values():
+        assert broker.ask(connection, "heard")[-1] == {"event": "reload", "number": 1, "settings": {"rules": rules}}
+
+
+def test_a_reload_is_not_said_before_each_worker_has_said_so(start: Start) -> None:
+    """One worker is stopped: nothing is said; it goes on: all have reloaded."""
+    broker = start(workers=2, settings={"reload": {"level": "debug"}}).wait_ready()
+    connections = broker.connections(2)
+    stopped = broker.ask(connections[1], "who")["pid"]
+    os.kill(stopped, signal.SIGSTOP)
+    broker.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: "reload" in str(broker.ask(connections[0], "heard")), SECONDS_MAX, "the other one has heard it")
+    assert not broker.logged("reloaded")
+    os.kill(stopped, signal.SIGCONT)
+    wait_until(lambda: broker.logged("reloaded"), SECONDS_MAX, "all have reloaded")
+    assert not broker.logged("reload_refused")
+
+
+def test_a_worker_that_refuses_a_reload_is_named(start: Start) -> None:
+    broker = start(workers=3, settings={"reload": {"level": "debug"}, "refuses": 1}).wait_ready()
+    broker.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: broker.logged("reload_refused"), SECONDS_MAX, "it is said")
+    (line,) = broker.logged("reload_refused")
+    assert (line["worker"], line["reason"]) == (1, "not this one")
+    assert not broker.logged("reloaded")
+
+
+def test_a_worker_that_does_not_answer_to_a_reload_is_named(start: Start) -> None:
+    """It beats and does not listen: said after worker_hang_seconds_max, and nothing waits any more."""
+    policy = {"worker_hang_seconds_max": 1.0}
+    broker = start(workers=2, policy=policy, settings={"reload": {"level": "debug"}, "deaf": 0}).wait_ready()
+    broker.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: broker.logged("reload_refused"), SECONDS_MAX, "it is said")
+    (line,) = broker.logged("reload_refused")
+    assert (line["worker"], line["reason"]) == (0, "it does not answer")
+    assert not broker.logged("reloaded")
+
+
+def test_a_worker_that_dies_during_a_reload_is_not_waited_for(start: Start) -> None:
+    """Its successor has the new settings."""
+    broker = start(workers=2, settings={"reload": {"level": "debug"}, "deaf": 0}).wait_ready()
+    pid = broker.ask(broker.connections(2)[0], "who")["pid"]
+    broker.process.send_signal(signal.SIGHUP)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: broker.logged("reloaded"), SECONDS_MAX, "it has reloaded")
     wait_until(lambda: len(broker.logged("worker_ready")) == 3, SECONDS_MAX, "it is back")
     assert broker.ask(broker.connections(2)[0], "who")["settings"]["level"] == "debug"
 

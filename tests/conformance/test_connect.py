@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ssl
 import struct
+from contextlib import suppress
 
 import pytest
 
@@ -154,11 +156,13 @@ def test_reserved_connect_flag(open_connection: OpenConnection, version: int, na
 
 
 @pytest.mark.mqtt("5:2.1.3-1", "311:2.2.2-1", "311:2.2.2-2")
-@pytest.mark.parametrize("flags", [1, 2, 4, 8])
-def test_reserved_fixed_header_flags_of_connect(open_connection: OpenConnection, name: str, flags: int) -> None:
+@pytest.mark.parametrize("flags", [1, 2, 4, 6, 8, 15])
+def test_reserved_fixed_header_flags_of_connect(
+    open_connection: OpenConnection, version: int, name: str, flags: int
+) -> None:
     """A CONNECT with a flag in its fixed header is refused."""
-    client = open_connection(5)
-    whole = wire.connect(5, name)
+    client = open_connection(version)
+    whole = wire.connect(version, name)
     client.send(bytes([whole[0] | flags]) + whole[1:])
     client.expect_refused(MALFORMED, PROTOCOL_ERROR)
 
@@ -431,13 +435,13 @@ def test_no_authentication_for_who_names_no_method(connect: Connect, name: str) 
 @pytest.mark.mqtt("5:3.1.4-1", "5:3.2.2-8", "5:3.14.0-1", "311:3.1.4-1", "311:3.2.2-6")
 @pytest.mark.mosquitto_differs("has other logs")
 def test_the_log_says_who_was_refused(
-    broker: BrokerProcess, open_connection: OpenConnection, any_version: int, name: str
+    broker: BrokerProcess, open_connection: OpenConnection, version: int, name: str
 ) -> None:
     """A malformed CONNECT: CONNACK 0x81 to v5, silence to v3, and a line with address, reason and code."""
     begin = broker.stderr_size()
-    client = open_connection(any_version)
+    client = open_connection(version)
     address = "{}:{}".format(*client.socket.getsockname())
-    client.send(wire.connect(any_version, name, extra_flags=0x01))
+    client.send(wire.connect(version, name, extra_flags=0x01))
     client.expect_refused(MALFORMED)
     line = error_line(broker, "connection_refused", begin, address)
     assert line["code"] == MALFORMED
@@ -485,3 +489,54 @@ def test_the_log_names_the_client_that_was_refused(
     line = error_line(broker, "connection_refused", begin, address)
     assert line["client"] == (name if version == 5 else "")
     assert line["reason"]
+
+
+def client_hello(newest: ssl.TLSVersion) -> bytes:
+    """What a TLS client says first."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.maximum_version = newest
+    said = ssl.MemoryBIO()
+    client = context.wrap_bio(ssl.MemoryBIO(), said, server_hostname="broker.example")
+    with suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    return said.read()
+
+
+FOREIGN = {
+    "TLS 1.2": (client_hello(ssl.TLSVersion.TLSv1_2), "TLS on a plain port"),
+    "TLS 1.3": (client_hello(ssl.TLSVersion.TLSv1_3), "TLS on a plain port"),
+    "GET": (b"GET / HTTP/1.1\r\nHost: broker.example\r\n\r\n", "HTTP on a plain port"),
+    "POST": (b"POST /x HTTP/1.1\r\nHost: broker.example\r\n\r\n", "HTTP on a plain port"),
+    "HEAD": (b"HEAD / HTTP/1.0\r\n\r\n", "HTTP on a plain port"),
+}
+
+
+@pytest.mark.mqtt("5:3.1.0-1", "311:3.1.0-1")
+@pytest.mark.mosquitto_differs("has other logs")
+@pytest.mark.parametrize("what", FOREIGN)
+def test_the_log_says_what_came_instead_of_mqtt(
+    broker: BrokerProcess, open_connection: OpenConnection, what: str
+) -> None:
+    """A client of another protocol on the plain port is recognised, named in the log and closed."""
+    data, named = FOREIGN[what]
+    begin = broker.stderr_size()
+    client = open_connection(4)
+    address = "{}:{}".format(*client.socket.getsockname())
+    client.send(data)
+    client.expect_closed()
+    line = error_line(broker, "connection_refused", begin, address)
+    assert (line["code"], line["reason"]) == (PROTOCOL_ERROR, named)
+
+
+@pytest.mark.mqtt("5:3.1.0-1", "311:3.1.0-1")
+@pytest.mark.mosquitto_differs("has other logs")
+def test_a_tls_client_in_pieces(broker: BrokerProcess, open_connection: OpenConnection) -> None:
+    """Its first byte could be a CONNECT of MQTT 3.1: the second one decides, whenever it comes."""
+    data, named = FOREIGN["TLS 1.3"]
+    begin = broker.stderr_size()
+    client = open_connection(4)
+    address = "{}:{}".format(*client.socket.getsockname())
+    client.send(data[:1])
+    client.send(data[1:2])
+    client.expect_closed()
+    assert error_line(broker, "connection_refused", begin, address)["reason"] == named

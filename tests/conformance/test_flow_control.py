@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests import wire
-from tests.wire import Connect
+from tests.wire import Client, Connect
 
 EXCEEDED = 0x93
 
@@ -142,3 +142,93 @@ def test_v311_without_a_window(connect: Connect, name: str) -> None:
     client.send(*(wire.publish(4, name, b"x", qos=1, packet_id=n) for n in range(1, 201)))
     for number in range(1, 201):
         client.expect("PUBACK", packet_id=number)
+
+
+KEEP = {"session_expiry_interval": 60}
+
+
+def resumed_with_open_identifiers(connect: Connect, name: str, identifiers: range) -> Client:
+    """A client that has sent these QoS 2 messages, got their PUBRECs, lost its connection, and is back."""
+    client = connect(5, name, properties=KEEP)
+    client.send(*(wire.publish(5, f"{name}/former", b"x", qos=2, packet_id=n) for n in identifiers))
+    for number in identifiers:
+        client.expect("PUBREC", packet_id=number)
+    client.close()
+    again = connect(5, name, clean=False, properties=KEEP)
+    assert again.connack.session_present
+    return again
+
+
+@pytest.mark.mqtt("5:3.3.4-7", "5:4.9.0-1")
+@pytest.mark.mosquitto_differs("counts what former connections have sent")
+def test_a_resumed_client_has_a_whole_window(connect: Connect, name: str) -> None:
+    """A window full of identifiers waits for PUBREL; the client is back and publishes first, as many again."""
+    window = connect(5).connack.properties.get("receive_maximum", 65535)
+    former, new = range(1, window + 1), range(window + 1, 2 * window + 1)
+    client = resumed_with_open_identifiers(connect, name, former)
+    client.send(*(wire.publish(5, f"{name}/new", b"x", qos=2, packet_id=n) for n in new))
+    for number in new:
+        client.expect("PUBREC", packet_id=number)
+    for number in (*former, *new):
+        client.ack("PUBREL", number)
+        client.expect("PUBCOMP", packet_id=number, reason=0)
+    client.expect_silence()
+
+
+@pytest.mark.mqtt("5:3.3.4-7")
+@pytest.mark.mosquitto_differs("answers 0x97 to that message and goes on")
+@pytest.mark.parametrize("released", [0, 1, 100])
+def test_former_identifiers_make_no_room(connect: Connect, name: str, released: int) -> None:
+    """The send quota never rises above Receive Maximum: however many former PUBRELs come first, one too many is one
+    too many.
+    """
+    window = connect(5).connack.properties.get("receive_maximum", 65535)
+    client = resumed_with_open_identifiers(connect, name, range(1, window + 1))
+    for number in range(1, min(released, window) + 1):
+        client.ack("PUBREL", number)
+        client.expect("PUBCOMP", packet_id=number, reason=0)
+    client.send(*(wire.publish(5, f"{name}/n", b"x", qos=2, packet_id=n) for n in range(1000, 1001 + window)))
+    for number in range(1000, 1000 + window):
+        client.expect("PUBREC", packet_id=number)
+    client.expect_closed(EXCEEDED)
+
+
+@pytest.mark.mqtt("5:3.3.4-7", "5:4.4.0-1", "5:4.3.3-10")
+@pytest.mark.mosquitto_differs("counts what former connections have sent")
+def test_a_former_publish_that_is_sent_again_takes_no_place(connect: Connect, name: str) -> None:
+    """Former QoS 2 messages sent again with DUP are answered, not delivered twice, and leave the window to new ones."""
+    window = connect(5).connack.properties.get("receive_maximum", 65535)
+    watcher = connect(5)
+    watcher.subscribe((f"{name}/#", 1))
+    former = range(1, window + 1)
+    client = resumed_with_open_identifiers(connect, name, former)
+    client.send(*(wire.publish(5, f"{name}/former", b"x", qos=2, packet_id=n, dup=True) for n in former))
+    for number in former:
+        client.expect("PUBREC", packet_id=number, reason=0)
+    client.send(*(wire.publish(5, f"{name}/new", b"y", qos=2, packet_id=n) for n in range(1000, 1000 + window)))
+    for number in range(1000, 1000 + window):
+        client.expect("PUBREC", packet_id=number)
+    for payload in [b"x"] * window + [b"y"] * window:
+        got = watcher.expect("PUBLISH", payload=payload)
+        watcher.ack("PUBACK", got.packet_id)
+    watcher.expect_silence()
+
+
+@pytest.mark.mqtt("5:3.3.4-7")
+@pytest.mark.mosquitto_differs("counts what former connections have sent")
+def test_identifiers_of_many_former_connections(connect: Connect, name: str) -> None:
+    """Five connections in a row leave a window of identifiers each: all of them are there, and can be released."""
+    window = connect(5).connack.properties.get("receive_maximum", 65535)
+    for turn in range(5):
+        client = connect(5, name, clean=turn == 0, properties=KEEP)
+        first = 1 + turn * window
+        client.send(*(wire.publish(5, name, b"x", qos=2, packet_id=n) for n in range(first, first + window)))
+        for number in range(first, first + window):
+            client.expect("PUBREC", packet_id=number)
+        client.close()
+    client = connect(5, name, clean=False, properties=KEEP)
+    for number in range(1, 5 * window + 1):
+        client.ack("PUBREL", number)
+        client.expect("PUBCOMP", packet_id=number, reason=0)
+    client.ack("PUBREL", 1)
+    client.expect("PUBCOMP", packet_id=1, reason=0x92)

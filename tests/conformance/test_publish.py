@@ -356,7 +356,7 @@ def test_an_identifier_is_free_after_an_error(connect: Connect, name: str) -> No
 
 @pytest.mark.mqtt("5:3.1.2-29")
 @pytest.mark.parametrize("wanted", [0, 1])
-@pytest.mark.mosquitto_differs("closes for an invalid filter")
+@pytest.mark.mosquitto_differs("has no bound for levels")
 def test_problem_information(connect: Connect, name: str, wanted: int) -> None:
     """With Request Problem Information 0 no answer but CONNACK and DISCONNECT has a Reason String or User Property."""
     client = connect(5, properties={"request_problem_information": wanted})
@@ -365,7 +365,7 @@ def test_problem_information(connect: Connect, name: str, wanted: int) -> None:
         wire.publish(5, f"$SYS/{name}", b"no", qos=2, packet_id=2),
         wire.ack(5, "PUBREL", 77),
         wire.ack(5, "PUBREC", 78),
-        wire.subscribe(5, 3, ("a/#/b", 0), ("$share//a", 0)),
+        wire.subscribe(5, 3, ("/" * 200, 0), ("$share/a/" + "/" * 200, 0)),
         wire.unsubscribe(5, 4, f"{name}/never"),
     )
     kinds = ["PUBACK", "PUBREC", "PUBCOMP", "PUBREL", "SUBACK", "UNSUBACK"]
@@ -377,7 +377,7 @@ def test_problem_information(connect: Connect, name: str, wanted: int) -> None:
 @pytest.mark.mqtt("5:3.1.2-24", "5:3.4.2-2", "5:3.4.2-3", "5:3.5.2-2", "5:3.5.2-3", "5:3.6.2-2", "5:3.6.2-3")
 @pytest.mark.mqtt("5:3.7.2-2", "5:3.7.2-3", "5:3.9.2-1", "5:3.9.2-2", "5:3.11.2-1", "5:3.11.2-2")
 @pytest.mark.mqtt("5:3.14.2-3", "5:3.14.2-4")
-@pytest.mark.mosquitto_differs("closes for an invalid filter")
+@pytest.mark.mosquitto_differs("has no bound for levels")
 def test_no_answer_is_larger_than_the_client_takes(connect: Connect, name: str) -> None:
     """To a client that takes packets of 64 bytes (CONNACK needs some) every refusal is short enough."""
     maximum = 64
@@ -387,8 +387,8 @@ def test_no_answer_is_larger_than_the_client_takes(connect: Connect, name: str) 
         wire.publish(5, f"$SYS/{name}/{'x' * 500}", b"no", qos=2, packet_id=2),
         wire.ack(5, "PUBREL", 77),
         wire.ack(5, "PUBREC", 78),
-        wire.subscribe(5, 3, ("a/#/" + "b" * 500, 0)),
-        wire.unsubscribe(5, 4, "a/#/" + "b" * 500),
+        wire.subscribe(5, 3, ("/" * 500, 0)),
+        wire.unsubscribe(5, 4, "b" * 500),
         wire.publish(5, "a/#/" + "b" * 500),
     )
     for kind in ("PUBACK", "PUBREC", "PUBCOMP", "PUBREL", "SUBACK", "UNSUBACK", "DISCONNECT"):

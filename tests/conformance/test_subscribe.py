@@ -39,22 +39,39 @@ def test_two_hundred_filters_in_one_subscribe(connect: Connect, version: int, na
         client.receive(f"{name}/{number}", b"x")
 
 
-@pytest.mark.mqtt(
-    "5:3.8.4-7",
-    "5:3.9.3-2",
-    "5:4.7.1-1",
-    "5:4.7.1-2",
-    "5:4.7.3-1",
-    "311:3.8.4-5",
-    "311:3.9.3-2",
-    "311:4.7.1-2",
-    "311:4.7.1-3",
-    "311:4.7.3-1",
-)
+@pytest.mark.mqtt("5:4.7.1-1", "5:4.7.1-2", "5:4.7.3-1", "5:4.13.1-1", "311:4.7.1-2", "311:4.7.1-3", "311:4.7.3-1")
+@pytest.mark.mqtt("311:4.8.0-1")
 @pytest.mark.parametrize("bad", [f for f in INVALID_FILTERS if "\0" not in f])
-@pytest.mark.mosquitto_differs("closes the connection instead")
-def test_an_invalid_filter_fails_alone(connect: Connect, version: int, name: str, bad: str) -> None:
-    """An invalid filter gets a failure code, 0x8F in v5; a valid one in the same packet is granted."""
+@pytest.mark.parametrize("place", ["first", "last"])
+@pytest.mark.parametrize("kind", ["SUBSCRIBE", "UNSUBSCRIBE"])
+def test_an_empty_or_malformed_filter_ends_the_connection(
+    connect: Connect, any_version: int, name: str, bad: str, place: str, kind: str
+) -> None:
+    """0x8F is for filters that are correctly formed: the client of any other is closed, and nothing of the packet is
+    done.
+    """
+    keep = {"session_expiry_interval": 60} if any_version == 5 else {}
+    client = connect(any_version, name, clean=False, properties=keep)
+    client.subscribe((f"{name}/before", 1))
+    filters = (f"{name}/new", bad) if place == "last" else (bad, f"{name}/new")
+    if kind == "SUBSCRIBE":
+        client.send(wire.subscribe(any_version, 9, *((each, 1) for each in filters)))
+    else:
+        client.send(wire.unsubscribe(any_version, 9, *(each.replace("new", "before") for each in filters)))
+    client.expect_closed(MALFORMED, PROTOCOL_ERROR)
+    again = connect(any_version, name, clean=False, properties=keep)
+    publisher = connect(any_version)
+    for topic in ("new", "before"):
+        publisher.publish(f"{name}/{topic}", b"x", qos=1)
+    again.receive(f"{name}/before", b"x")
+    again.expect_silence()
+
+
+@pytest.mark.mqtt("5:3.8.4-7", "5:3.9.3-2", "311:3.8.4-5", "311:3.9.3-2")
+@pytest.mark.parametrize("bad", ["a/" * 200, "x" * 60_000])
+@pytest.mark.mosquitto_differs("takes one of them")
+def test_a_filter_that_is_not_allowed_fails_alone(connect: Connect, version: int, name: str, bad: str) -> None:
+    """A filter of more levels or bytes than are allowed gets 0x8F (v3: 0x80); the next one in the packet is granted."""
     client = connect(version)
     assert client.subscribe((bad, 0), (name, 1)) == (0x8F if version == 5 else 0x80, 1)
     client.publish(name, b"works")

@@ -371,13 +371,25 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
     LevelStore(tmp_path / "0").close()
     with plyvel.DB(str(tmp_path / "0")) as db:
         db.put(schema.SCHEMA, schema.U32.pack(99))
-    with pytest.raises(StoreError, match="version 99"):
+    with pytest.raises(StoreError, match="schema version 99, this mqttd reads versions 1 to 2"):
         LevelStore(tmp_path / "0")
     with plyvel.DB(str(tmp_path / "0")) as db:
         db.delete(schema.SCHEMA)
         db.put(b"key", b"of somebody else")
     with pytest.raises(StoreError, match="not ours"):
         LevelStore(tmp_path / "0")
+
+
+def test_an_older_version_is_marked_before_anything_is_written(tmp_path: Path) -> None:
+    LevelStore(tmp_path / "0").close()
+    with plyvel.DB(str(tmp_path / "0")) as db:
+        db.put(schema.SCHEMA, schema.U32.pack(schema.OLDEST_VERSION))
+    said: list[str] = []
+    for _ in range(2):
+        LevelStore(tmp_path / "0", say=said.append).close()
+    assert said == [f"the store {tmp_path / '0'} was of schema version 1 and is of version 2 from now on"]
+    with plyvel.DB(str(tmp_path / "0")) as db:
+        assert schema.decode_u32(db.get(schema.SCHEMA)) == schema.VERSION
 
 
 def test_a_place_that_cannot_be_used_is_refused(tmp_path: Path) -> None:

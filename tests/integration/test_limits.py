@@ -37,6 +37,7 @@ TIGHT: dict[str, float] = {
     "connect_bytes_max": 2_000,
     "topic_bytes_max": 100,
     "topic_levels_max": 5,
+    "share_name_bytes_max": 50,
     "topic_alias_max": 2,
     "topic_alias_out_max": 1,
     "v31_client_id_characters_max": 23,
@@ -175,6 +176,14 @@ def _topic_levels(scene: Scene) -> None:
     assert client.subscribe("a/b/c/d/e/f") == (0x8F if scene.version == 5 else 0x80,)
     assert client.subscribe("a/b/c/d/e") == (0,)
     _publish_refused(client, "a/b/c/d/e/f")
+
+
+@reaches("share_name_bytes_max")
+def _share_name_bytes(scene: Scene) -> None:
+    client = scene.client()
+    assert client.subscribe(f"$share/{'x' * 51}/t") == (0x8F if scene.version == 5 else 0x80,)
+    assert client.subscribe(f"$share/{'x' * 50}/t") == (0,)
+    client.unsubscribe(f"$share/{'x' * 51}/t")
 
 
 @reaches("topic_alias_max", versions=(5,))

@@ -8,7 +8,7 @@ import signal
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -62,8 +62,11 @@ class Node:
     def acknowledged(self, peer: int, ticket: int) -> None:
         self.acked[peer] = ticket
 
-    def refused(self, peer: int, batch: Undelivered, position: int, reason: int) -> None:
-        raise AssertionError((peer, batch.ticket, position, reason))
+    def refused(self, peer: int, batch: Undelivered, refusals: Sequence[tuple[int, int]]) -> None:
+        raise AssertionError((peer, batch.ticket, refusals))
+
+    def refusals_known(self, peer: int, number: int) -> None:
+        raise AssertionError((peer, number))
 
     def lost(self, peer: int, batches: list[Undelivered], ticket: int) -> None:
         self.lost_entries += sum(batch.entries_count for batch in batches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -95,6 +96,8 @@ def test_wheel(built: tuple[Path, Path]) -> None:
     wanted = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     assert sorted(wanted - set(names)) == []
     assert "spark_etl/log4j2.properties" in names
+    (about,) = [name for name in names if name.endswith(".dist-info/METADATA")]
+    assert about.startswith("mqttd_broker-"), "mqttd is another project's name on the package index"
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES)
     assert [name for name in names if name.endswith((".pyx", ".pxd", ".c"))] == []
@@ -150,7 +153,7 @@ def test_the_pytest_plugin_of_an_installation(programs: Path, tmp_path: Path) ->
     run(programs / "python", "-m", "pip", "install", "--quiet", pytest_wanted, cwd=tmp_path)
     (tmp_path / "test_with_mqttd.py").write_text(SUITE)
     done = run(programs / "pytest", "-W", "error", "--strict-markers", tmp_path, cwd=tmp_path)
-    assert "plugins: mqttd-" in done.stdout
+    assert "plugins: mqttd-broker-" in done.stdout
     assert "1 passed" in done.stdout
 
 
@@ -197,10 +200,30 @@ def test_without_a_compiler(tree: Path, tmp_path: Path) -> None:
     assert list((tmp_path / "out" / "messages").glob("date=2026-09-21/tenant=default/*.parquet"))
 
 
+def test_no_page_tells_pip_of_another_project() -> None:
+    """`mqttd` on the package index is not ours: whatever names ours to pip says mqttd-broker."""
+    with (ROOT / "pyproject.toml").open("rb") as opened:
+        project = tomllib.load(opened)["project"]
+    assert project["name"] == "mqttd-broker"
+    assert project["scripts"] == {"mqttd": "broker.cli:main"}
+    kinds = {".md", ".py", ".toml", ".service", ".yml", ".cfg", ""}
+    folders = [ROOT / name for name in ("docs", "deploy", "tests", *PACKAGES)]
+    pages = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix in kinds]
+    another = re.compile(r"""mqttd\[|pip install (?:-\S+ )*['"]?mqttd(?![-_\w])""")
+    wrong = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in [*pages, *ROOT.glob("*.md"), ROOT / "Makefile"]
+        if path != Path(__file__)
+        for line in path.read_text(errors="replace").splitlines()
+        if another.search(line)
+    ]
+    assert not wrong
+
+
 @pytest.mark.parametrize("target", ["test", "soak", "bench"])
 def test_what_runs_tests_compiles_their_adapters(target: str) -> None:
     """On a fresh clone, that is: a tree in which `make test` has run has them already."""
     dry = run("make", "--dry-run", "VENV=none", target, cwd=ROOT).stdout.splitlines()
-    steps = [line for line in dry if " -m pytest " in line or " -m tests." in line or "MQTTD_TESTS=1" in line]
+    steps = [line for line in dry if " -m pytest " in line or " -m tests." in line or "MQTTD_TESTS=" in line]
     assert "setup.py --quiet build_ext --inplace" in steps[0]
     assert len(steps) > 1

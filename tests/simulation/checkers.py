@@ -124,6 +124,58 @@ def check_history(world: World) -> None:
     check_taken_over(world)
 
 
+def ends(world: World) -> dict[int, float]:
+    """By number of a message: when it had been numbered for sure. It was acknowledged then, or its publisher's next
+    message on the same connection was.
+    """
+    found: dict[int, float] = {}
+    by_client: dict[str, list[Publish]] = defaultdict(list)
+    for publish in world.history.publishes:
+        if publish.started is not None and not publish.will:
+            by_client[publish.publisher.name].append(publish)
+    for publishes in by_client.values():
+        ended: float | None = None
+        line = -1
+        for publish in sorted(publishes, key=lambda each: each.started or 0.0, reverse=True):
+            if publish.line != line:
+                ended, line = None, publish.line
+            if publish.acknowledged is not None:
+                ended = publish.acknowledged if ended is None else min(ended, publish.acknowledged)
+            if ended is not None:
+                found[publish.number] = ended
+    return found
+
+
+def check_numbers(world: World) -> None:
+    """A publish that begins after another's ack has the higher number, whichever workers they came to."""
+    if not world.archives:
+        return
+    numbers: dict[int, list[int]] = defaultdict(list)
+    for worker in world.workers:
+        assert worker.disk.kept_archive is not None
+        for message in worker.disk.kept_archive.messages:
+            numbers[world.history.by_payload[bytes(message.payload)].number].append(message.number)
+    acknowledged = sorted(
+        (each for each in world.history.publishes if each.acknowledged is not None and each.number in numbers),
+        key=lambda each: each.acknowledged or 0.0,
+    )
+    begun = sorted(
+        (each for each in world.history.publishes if each.started is not None and each.number in numbers),
+        key=lambda each: each.started or 0.0,
+    )
+    at = highest = 0
+    before: Publish | None = None
+    for publish in begun:
+        assert publish.started is not None
+        while at < len(acknowledged) and (acknowledged[at].acknowledged or 0.0) < publish.started:
+            # of what was sent again at QoS 1, the last copy is what the ack answers; an earlier one may come later
+            if acknowledged[at].sends == 1 and numbers[acknowledged[at].number][0] > highest:
+                before, highest = acknowledged[at], numbers[acknowledged[at].number][0]
+            at += 1
+        if publish.sends == 1 and min(numbers[publish.number]) < highest:
+            raise Violation(f"{publish} has number {numbers[publish.number]}, {before} before it {highest}")
+
+
 LAG_SECONDS = 0.5
 """So long after a QoS 1 message was sent, at most, the disk has it that it was: LAG_MS, the timer, a tick, the disk."""
 

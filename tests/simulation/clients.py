@@ -294,6 +294,7 @@ class Client:
             # a QoS 1 message that is sent again is a new one to the broker
             publish.started = self.clock.now
         publish.sends += 1
+        publish.line = self.lines_count
         properties: dict[str, Any] = {} if publish.expiry is None else {"message_expiry_interval": publish.expiry}
         packet = wire.publish(
             self.version,
@@ -459,12 +460,22 @@ class Client:
 
     def _delivered(self, publish: Publish, packet: wire.Packet, refused: bool = False) -> None:
         assert self.line is not None
+        self._check_expiry(publish, packet)
         delivery = Delivery(
             self, self.session_number, publish, packet.qos, packet.retain, packet.dup, refused, self.clock.now,
             self.line.opened_at,
         )  # fmt: skip
         self.world.history.deliveries.append(delivery)
         self.world.tell(f"{self.name}: got {publish} qos={packet.qos} dup={packet.dup} retain={packet.retain}")
+
+    def _check_expiry(self, publish: Publish, packet: wire.Packet) -> None:
+        """What is left of its Message Expiry Interval is right by the time that has passed [MQTT-3.3.2-6]."""
+        if self.version != 5 or publish.expiry is None or publish.sends != 1 or packet.dup:
+            return
+        assert publish.started is not None
+        left, passed = packet.properties["message_expiry_interval"], self.clock.now - publish.started
+        if not publish.expiry - passed - 0.01 <= left <= publish.expiry:
+            raise Violation(f"{self.name}: {publish} has {left} s left of {publish.expiry} after {passed:.3f} s")
 
     def _answered(self, kind: str, packet_id: int) -> None:
         """Acks of a connection leave in the order of the packets they answer."""

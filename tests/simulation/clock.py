@@ -53,6 +53,28 @@ class Clock:
         return int(self.now * 1000)
 
     @property
-    def wall_ms(self) -> int:
-        """What its wall clock says."""
+    def broker_ms(self) -> int:
+        """The broker's time (`shards.clock`): that of all workers of a host."""
         return WALL_MS + int((self.now - START) * 1000)
+
+
+class WallClock:
+    """One that goes wrong: it drifts, and is set now and then, forward and back."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ahead = clock.between(-0.1, 0.1)
+        self._drift = clock.random.choice([0.0, 0.0, 0.01, -0.01])
+        """Seconds per second."""
+
+    @property
+    def us(self) -> int:
+        """What it says, in microseconds."""
+        passed = (self._clock.now - START) * (1 + self._drift)
+        return WALL_MS * 1000 + int((passed + self._ahead) * 1_000_000)
+
+    def step(self) -> float:
+        """Somebody sets it: by how many seconds."""
+        seconds = self._clock.random.choice([0.0005, 0.01, 1.0, 60.0, 3600.0]) * self._clock.random.choice([-1, 1])
+        self._ahead += seconds
+        return seconds

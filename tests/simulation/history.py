@@ -30,6 +30,8 @@ class Publish:
         self.started: float | None = None
         """When the transmission began that the ack answers (at QoS 2: the first one)."""
         self.sends = 0
+        self.line = 0
+        """The connection that it was sent on (the last one)."""
         self.acknowledged: float | None = None
         """PUBACK or PUBREC came."""
         self.reason = 0

@@ -31,6 +31,7 @@ from pyx.connection import Connection
 from tests.kept_archive import KeptArchive
 from tests.kept_store import KeptStore
 from tests.simulation import checkers, readers
+from tests.simulation.clock import WallClock
 from zmq_mesh.contract import LinkLimits
 from zmq_mesh.envelope import decode_entries
 from zmq_mesh.interest import Publisher
@@ -90,8 +91,9 @@ class SimulatedNode(Node):
         self.worker = worker
         world, clock = worker.world, worker.clock
         super().__init__(
-            worker.index, world.workers_count, world.settings, store, log, clock.monotonic_ms, clock.wall_ms
-        )
+            worker.index, world.workers_count, world.settings, store, log, clock.monotonic_ms, clock.broker_ms,
+            clock_cell=world.clock_cell,
+        )  # fmt: skip
 
     def queue_full(self, session: Any, dropped: int) -> None:
         self.worker.world.queue_dropped(session.client_id, dropped)
@@ -144,6 +146,7 @@ class Worker:
         """Accepted by the kernel; it outlives the process."""
         self.handed: deque[tuple[Line, bytes, float]] = deque()
         """Lines of other workers with what was read of them and their deadline; outlives the process too."""
+        self.wall_clock = WallClock(world.clock)
         archive = KeptArchive([readers.ARCHIVED.encode()]) if world.archives else None
         self.disk = KeptStore(manual=True, archive=archive)
         """What survives (survives)."""
@@ -365,8 +368,7 @@ class Worker:
             self._on_mesh()
             return  # looked at again when a sibling or the timer wakes the loop
         clock = self.clock
-        router = self.node.router
-        router.set_time(clock.monotonic_ms, clock.wall_ms)
+        self._set_time()
         if self._again:
             self._again = self.node.dispatch.take_carried()
         self._accept()
@@ -433,9 +435,13 @@ class Worker:
 
     # ------------------------------------------------------------ the end of a round (pyx.reactor)
 
+    def _set_time(self) -> None:
+        clock = self.clock
+        self.node.router.set_time(clock.monotonic_ms, clock.broker_ms, self.wall_clock.us)
+
     def finish(self) -> None:
         """The end of a round for work that did not come from a client."""
-        self.node.router.set_time(self.clock.monotonic_ms, self.clock.wall_ms)
+        self._set_time()
         self._round()
 
     def _round(self) -> None:
@@ -516,7 +522,7 @@ class Worker:
         now = self.clock.now
         self.mesh.tick(now)
         self._mesh_state()
-        self.node.router.set_time(self.clock.monotonic_ms, self.clock.wall_ms)
+        self._set_time()
         self.node.timers.advance(self.clock.monotonic_ms)
         self._round()
         self._retry_handoffs()

@@ -98,6 +98,7 @@ class World:
         )
         self.tick_messages_max = 2000
         self.tick_bytes_max = 4 << 20
+        self.clock_cell = memoryview(bytearray(8))
         self.workers = [Worker(self, index) for index in range(self.workers_count)]
         high_water = pick([4, 64])
         self.channels = {
@@ -240,6 +241,7 @@ class World:
         checkers.check_history(self)
         readers.check_readers(self)
         self._check_retained()
+        checkers.check_numbers(self)
         for worker in self.workers:
             worker.node.router.abandon()
         story = "".join(f"{each.client.name} {each.publish.number} {each.at:.6f}\n" for each in self.history.deliveries)
@@ -311,11 +313,7 @@ class World:
         elif fate < 0.9:
             client.publish(clock.random.choice(SHARED), qos, False)
         else:
-            names = list(self.clients)
-            topic = (
-                RETAINED[names.index(client.name)] if names.index(client.name) < len(RETAINED) else self.plain_topic()
-            )
-            client.publish(topic, qos, topic in RETAINED)
+            client.publish(clock.random.choice(RETAINED), qos, True)
 
     # ------------------------------------------------------------ faults
 
@@ -326,6 +324,9 @@ class World:
         clock = self.clock
         worker = clock.random.choice(self.workers)
         fate = clock.random.random()
+        if clock.chance(0.3):
+            seconds = worker.wall_clock.step()
+            self.tell(f"--- the wall clock of worker {worker.index} is set by {seconds} s")
         if fate < 0.3:
             self._kill(worker)
         elif fate < 0.55 and worker.running:
@@ -455,28 +456,30 @@ class World:
             probe.connect()
             probes.append(probe)
         self._rest("after the probes")
+        ends = checkers.ends(self)
         for topic in RETAINED:
             sent = [each for each in self.history.publishes if each.topic == topic and each.sends]
-            keeper = owner(topic.encode(), self.workers_count)
-            # not one that lay in the memory of a worker that was killed, while the owner was away
-            sure = [
-                number
-                for number, each in enumerate(sent)
-                if each.acknowledged is not None and each.reason < 0x80 and keeper not in each.lost_for
-            ]
-            least = sure[-1] if sure else -1
-            # what was sent again at QoS 1 is a new message
-            allowed = {each.number for each in sent[max(least, 0) :]}
-            allowed |= {each.number for each in sent if each.qos == 1 and each.sends > 1}
-            wiped = not self.survives and any(
-                index == keeper and sure and self._links_stand(at) > (sent[least].started or 0.0)
-                for at, index in self.kills
-            )
+            sure = [each for each in sent if self._is_surely_kept(each)]
+            # what had ended before the last one of these began was replaced by it
+            last = max((each.started or 0.0 for each in sure), default=0.0)
+            allowed = {each.number for each in sent if ends.get(each.number, float("inf")) >= last}
             for probe in probes:
                 got = [
                     each.publish.number
                     for each in self.history.deliveries
                     if each.client is probe and each.publish.topic == topic
                 ]
-                if len(got) > 1 or (got and got[0] not in allowed) or (not got and sure and not wiped):
+                if len(got) > 1 or (got and got[0] not in allowed) or (not got and sure):
                     raise Violation(f"{probe.name} (home {probe.home}) got {got} of {topic}, allowed {sorted(allowed)}")
+
+    def _is_surely_kept(self, publish: Publish) -> bool:
+        """Whether its owner has had it and, but for a newer one, has it still."""
+        keeper = owner(publish.topic.encode(), self.workers_count)
+        if publish.acknowledged is None or publish.reason >= 0x80:
+            return False
+        if self.survives:
+            return True
+        # it did not lie in the memory of a worker that was killed, its publisher's or its owner's
+        return keeper not in publish.lost_for and not any(
+            index == keeper and self._links_stand(at) > (publish.started or 0.0) for at, index in self.kills
+        )

@@ -145,5 +145,5 @@ def test_what_the_demo_needs_is_said_in_a_line(tmp_path: Path, monkeypatch: pyte
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, f"spark_etl: {tmp_path}: is not empty\n")
     monkeypatch.setitem(sys.modules, "websockets", None)
-    with pytest.raises(JobError, match=r"needs websockets: pip install 'mqttd\[loadtest\]'"):
+    with pytest.raises(JobError, match=r"needs websockets: pip install 'mqttd-broker\[loadtest\]'"):
         demo.look_for_programs()

@@ -179,7 +179,7 @@ def test_what_cannot_be_read_is_one_line_that_names_the_file(load: Load, tmp_pat
         (
             tmp_path / "newer",
             {},
-            f"{tmp_path / 'newer'}: the stores have schema version 99, this mqttd reads version 1",
+            f"{tmp_path / 'newer'}: the stores have schema version 99, this mqttd reads versions 1 to 2",
         ),
         (tmp_path / "later", {}, f"{tmp_path / 'later'}: the snapshot has format 99, this mqttd reads formats 1 to 2"),
         (tmp_path / "odd", {}, f"{tmp_path / 'odd'}: {NAME} is damaged"),

@@ -41,7 +41,7 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *((schema.handoff_key(1, each), schema.encode_handoff(each, b"part", [b"abc"])) for each in (1, 2, 3)),
         (schema.handoff_key(1, 4), schema.encode_handoff(-1, b"", [])),
     ]
-    one = [(schema.peer_key(0), schema.encode_peer(77, 2, []))]
+    one = [(schema.peer_key(0), schema.encode_peer(77, 2))]
     snapshot_of(directory, [iter(sorted(zero)), iter(one)])
     return directory
 

@@ -2,7 +2,7 @@
 
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from zmq_mesh import envelope
@@ -98,7 +98,7 @@ class Worker:
         limits: LinkLimits = LIMITS,
         handoffs: dict[int, HandoffLog] | None = None,
         received: dict[int, tuple[int, int]] | None = None,
-        kept_refusals: dict[int, list[tuple[int, int, int]]] | None = None,
+        kept_refusals: dict[int, list[tuple[int, list[tuple[int, int]]]]] | None = None,
     ) -> None:
         self.network = network
         self.index = index
@@ -113,6 +113,7 @@ class Worker:
         self.committed: dict[int, tuple[int, int]] = dict(received or {})  # the store: survives when a test says so
         self.acked: dict[int, int] = defaultdict(lambda: -1)
         self.refusals: list[tuple[int, int, int, int]] = []
+        self.known: dict[int, int] = {}
         self.losses: list[tuple[int, int, int]] = []
         self.log: list[tuple[Any, ...]] = []
         self.wants: dict[int, dict[tuple[bytes, bytes | None], Change]] = defaultdict(dict)
@@ -156,10 +157,14 @@ class Worker:
         assert ticket >= self.acked[peer]
         self.acked[peer] = ticket
 
-    def refused(self, peer: int, batch: Undelivered, position: int, reason: int) -> None:
+    def refused(self, peer: int, batch: Undelivered, refusals: Sequence[tuple[int, int]]) -> None:
         # one that lies in a hand-off log is acked before the peer has seen it
         assert self.has_handoffs or batch.ticket > self.acked[peer]
-        self.refusals.append((peer, batch.ticket, position, reason))
+        assert [position for position, _ in refusals] == sorted({position for position, _ in refusals})
+        self.refusals += [(peer, batch.ticket, position, reason) for position, reason in refusals]
+
+    def refusals_known(self, peer: int, number: int) -> None:
+        self.known[peer] = number
 
     def lost(self, peer: int, batches: list[Undelivered], ticket: int) -> None:
         self.losses.append((peer, sum(batch.entries_count for batch in batches), ticket))

@@ -34,7 +34,7 @@ def run(seat):
         select.select([seat.control], [], [], 0.1)
     return 0
 worker.run, counters.ROW_BYTES, counters.NAMES = run, 8192, ("x", "heartbeat")
-counters.bury = lambda row: None
+counters.bury = counters.in_hand = lambda row: None
 sys.modules["broker.worker"], sys.modules["pyx.counters"] = worker, counters
 """
 MAIN = "from broker.cli import main; sys.exit(main())"
@@ -129,6 +129,45 @@ def test_the_banner_says_what_was_started_and_what_to_try(mqttd: Mqttd) -> None:
     ):
         assert said in banner
     assert len(re.findall(rf"^  mosquitto_(?:pub|sub) -h 127\.0\.0\.1 -p {port} ", banner, re.MULTILINE)) == 3
+
+
+def on_cores(cores: int) -> str:
+    """The stand-in on a host of so many cores."""
+    return f"import os; os.sched_getaffinity = lambda _: set(range({cores}))" + WITH_STAND_IN
+
+
+@pytest.mark.parametrize(("cores", "started"), [(1, 1), (63, 63), (64, 64), (65, 64), (256, 64)])
+def test_there_are_as_many_workers_as_cores_and_64_at_most(mqttd: Mqttd, cores: int, started: int) -> None:
+    """The default start of a host with more usable cores than there can be workers: 64, and a line that says why."""
+    command = mqttd("--port", "0", program=on_cores(cores)).wait_ready()
+    assert command.out().endswith(f" workers={started}\n")
+    said = [line for line in command.err().splitlines() if "workers_capped" in line]
+    assert len(said) == (cores > 64)
+    for line in said:
+        assert f"cores={cores} workers=64" in line
+        assert "64 bits" in line
+    assert command.end() == 0
+
+
+def test_the_default_start_of_a_host_with_96_cores(mqttd: Mqttd) -> None:
+    """With real workers: all 64 serve."""
+    many = "import os, sys; os.sched_getaffinity = lambda _: set(range(96))\n"
+    command = mqttd("--port", "0", "--store", "memory", program=many)
+    wait_until(lambda: command.out() or command.process.poll() is not None, 60.0, "ready")
+    assert command.out().endswith(" workers=64\n"), command.err()
+    assert command.process.poll() is None
+    command.process.send_signal(signal.SIGTERM)
+    assert command.process.wait(60.0) == 0
+
+
+@pytest.mark.parametrize("asked", ["64", "65"])
+def test_more_than_64_workers_are_refused_when_asked_for(mqttd: Mqttd, asked: str) -> None:
+    command = mqttd("--port", "0", "--workers", asked)
+    if asked == "64":
+        assert command.wait_ready().end() == 0
+        return
+    assert command.status() == 2
+    assert command.err() == ("mqttd: workers: input should be less than or equal to 64, not 65 (from --workers)\n")
 
 
 def test_logs_in_json_are_json_from_the_first_line(mqttd: Mqttd) -> None:
@@ -311,7 +350,12 @@ def test_a_data_directory_for_another_number_of_workers(mqttd: Mqttd, tmp_path: 
     command = mqttd("--workers", "1", "--port", "0", environment=environment)
     assert command.wait_ready().end() == 0
     assert "repartitioned" in command.err()
-    assert {path.name for path in (tmp_path / "data").iterdir()} == {"mqttd.lock", "store.json", "worker-0.1"}
+    assert {path.name for path in (tmp_path / "data").iterdir()} == {
+        "clock.json",
+        "mqttd.lock",
+        "store.json",
+        "worker-0.1",
+    }
     with plyvel.DB(str(tmp_path / "data" / "worker-0.1")) as db:
         db.put(b"Sclient", b"")
     command = mqttd("--workers", "3", "--port", "0", environment=environment)
@@ -321,7 +365,12 @@ def test_a_data_directory_for_another_number_of_workers(mqttd: Mqttd, tmp_path: 
         f"{tmp_path}/data/worker-0.1, record b'Sclient': a session is cut off; they are as they were: "
         "start with --workers 1, or with another --data-dir"
     )
-    assert {path.name for path in (tmp_path / "data").iterdir()} == {"mqttd.lock", "store.json", "worker-0.1"}
+    assert {path.name for path in (tmp_path / "data").iterdir()} == {
+        "clock.json",
+        "mqttd.lock",
+        "store.json",
+        "worker-0.1",
+    }
 
 
 def test_a_store_in_memory_makes_no_data_directory(mqttd: Mqttd, tmp_path: Path) -> None:

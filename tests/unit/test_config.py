@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -205,6 +205,41 @@ def test_the_settings_of_leveldb_are_those_of_its_store(write: Write) -> None:
     assert [line.partition(":")[0] for line in errors(write("[leveldb]\nreserve_bytes = 1000000\n"))] == [
         "leveldb.reserve_bytes"
     ]
+
+
+def edges() -> list[object]:
+    """(key path, value) of every number at the least and the greatest that its description allows."""
+    found: list[object] = []
+    for path, field in config.leaves():
+        whole = int in {field.annotation, *get_args(field.annotation)}
+        for bound in field.metadata:
+            values = (getattr(bound, "ge", None), getattr(bound, "le", None), getattr(bound, "gt", None))
+            for value in (*values[:2], None if values[2] is None else values[2] + (1 if whole else 0.001)):
+                if value is not None:
+                    found.append(pytest.param(path, value if whole else float(value), id=f"{path[-1]}-{value:g}"))
+    return found
+
+
+#: edges that another bound's default stands against, and which of the two says so
+AGAINST = {
+    ("session_expiry_seconds_default_v3", 0xFFFFFFFF): "limits.session_expiry_seconds_default_v3",
+    ("link_silence_seconds_max", 3600): "limits.link_silence_seconds_max",
+    ("worker_hang_seconds_max", 0.001): "limits.link_silence_seconds_max",
+}
+
+
+@pytest.mark.parametrize(("path", "value"), edges())
+def test_every_number_can_be_as_small_and_as_large_as_its_description_says(
+    write: Write, path: tuple[str, ...], value: float
+) -> None:
+    """0 where 0 means "any number" or "for ever" is no contradiction to the default of something else."""
+    file = write(f"[{path[0]}]\n{path[1]} = {value}\n" if len(path) == 2 else f"{path[0]} = {value}\n")
+    against = AGAINST.get((path[-1], value))
+    if against is None:
+        load(file)
+    else:
+        with pytest.raises(ConfigError, match=against):
+            load(file)
 
 
 def test_limits_that_contradict_each_other(write: Write) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from struct import Struct
 from typing import Any
 
 import pytest
@@ -17,6 +18,9 @@ from zmq_mesh.contract import HandoffLog, LinkLimits
 from zmq_mesh.envelope import decode_entries
 from zmq_mesh.interest import Publisher
 from zmq_mesh.links import Link
+
+PEER_OF_VERSION_1 = Struct("<QQH")
+REFUSAL_OF_VERSION_1 = Struct("<QIB")
 
 
 def host_with(store: KeptStore) -> Host:
@@ -86,13 +90,35 @@ def test_links_begin_where_the_store_says() -> None:
     store = KeptStore()
     host = Host(workers=2, stores=[store, KeptStore()])
     router = host.node.router
-    router.put_record(schema.peer_key(1), schema.encode_peer(77, 5, [(4, 0, 1)]))
+    router.put_record(schema.peer_key(1), schema.encode_peer(77, 5))
+    router.put_record(schema.refusals_key(1, 4), schema.encode_refusals([(0, 1), (7, 4)]))
+    router.put_record(schema.refusals_key(1, 5), schema.encode_refusals([(2, 1)]))
     host.settle()
     kept = kept_links(host.node)
     assert kept.received == {1: (77, 5)}
-    assert kept.refusals == {1: [(4, 0, 1)]}
+    assert kept.refusals == {1: [(4, [(0, 1), (7, 4)]), (5, [(2, 1)])]}
     assert set(kept.handoffs) == {1}
     assert kept_links(Host(workers=2).node) == ({}, {}, {})
+
+
+def test_refusals_of_version_1_stand_in_the_record_of_the_position() -> None:
+    """They become records of their own before the next position is stored over them."""
+    store = KeptStore()
+    host = Host(workers=2, stores=[store, KeptStore()])
+    inside = [(3, 9, 1), (4, 0, 1), (4, 2, 4)]
+    record = PEER_OF_VERSION_1.pack(77, 5, len(inside)) + b"".join(REFUSAL_OF_VERSION_1.pack(*each) for each in inside)
+    assert schema.decode_peer(record) == (77, 5, inside)
+    host.node.router.put_record(schema.peer_key(1), record)
+    host.settle()
+    for _ in range(2):
+        kept = kept_links(host.node)
+        assert kept.received == {1: (77, 5)}
+        assert kept.refusals == {1: [(3, [(9, 1)]), (4, [(0, 1), (2, 4)])]}
+        host.settle()
+        store.sync()
+    assert {key for key in store.records if key[:1] == schema.PEER} == {
+        schema.peer_key(1), schema.refusals_key(1, 3), schema.refusals_key(1, 4)
+    }  # fmt: skip
 
 
 def test_the_records_of_links_are_decoded_or_refused() -> None:
@@ -100,10 +126,15 @@ def test_the_records_of_links_are_decoded_or_refused() -> None:
     assert schema.decode_handoff_head(head) == (1, 2)
     entry = schema.encode_handoff(-1, b"part", [b"a", b""])
     assert schema.decode_handoff(entry) == (-1, b"part", [b"a", b""])
-    peer = schema.encode_peer(1, 2, [(3, 4, 5)])
-    assert schema.decode_peer(peer) == (1, 2, [(3, 4, 5)])
+    peer = schema.encode_peer(1, 2)
+    assert schema.decode_peer(peer) == (1, 2, [])
+    old = PEER_OF_VERSION_1.pack(1, 2, 1) + REFUSAL_OF_VERSION_1.pack(3, 4, 5)
+    assert schema.decode_peer(old) == (1, 2, [(3, 4, 5)])
+    refusals = schema.encode_refusals([(0xFFFFFFFF, 1)])
+    assert schema.decode_refusals(refusals) == [(0xFFFFFFFF, 1)]
     for decode, record in (
         (schema.decode_handoff_head, head), (schema.decode_handoff, entry), (schema.decode_peer, peer),
+        (schema.decode_peer, old), (schema.decode_refusals, refusals),
     ):  # fmt: skip
         for cut in range(len(record)):
             with pytest.raises(schema.SchemaError):

@@ -276,7 +276,7 @@ def test_what_was_taken_is_not_handed_on_again(tmp_path: Path) -> None:
         sequences = [schema.key_position(key) for key in db.iterator(prefix=b"H\1", include_value=False)]
         stream, _ = schema.decode_handoff_head(db.get(schema.handoff_key(1, 0)))
     with plyvel.DB(str(one)) as db:
-        db.put(schema.peer_key(0), schema.encode_peer(stream, max(sequences), []))
+        db.put(schema.peer_key(0), schema.encode_peer(stream, max(sequences)))
     assert moved(tmp_path, 2, 1).handed_on == 0
 
 

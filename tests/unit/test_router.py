@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from broker.protocol import Protocol
 from pyx.message import Message
 from shards.placement import home
 from tests import wire
@@ -103,7 +104,7 @@ def test_an_identifier_that_is_never_acknowledged_stops_nobody() -> None:
 
 
 def test_puback_for_a_qos_2_message_and_pubrec_for_an_unknown_one() -> None:
-    host = Host()
+    host = Host(protocol=Protocol(lenient=True))
     subscriber, publisher = host.connect("subscriber", 5), host.connect("publisher")
     subscriber.subscribe(("t", 2))
     publish_many(publisher, "t", [b"x"], 2)

@@ -61,7 +61,7 @@ class Stores:
             self.dbs[worker].delete(schema.handoff_key(peer, BEGINS + number))
 
     def has_taken(self, worker: int, peer: int, number: int) -> None:
-        self.dbs[worker].put(schema.peer_key(peer), schema.encode_peer(STREAM + peer, BEGINS + number, []))
+        self.dbs[worker].put(schema.peer_key(peer), schema.encode_peer(STREAM + peer, BEGINS + number))
 
     def close(self) -> None:
         for db in self.dbs:
@@ -269,7 +269,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(stores: Callable[[int], Stor
     whole = json.loads((out / NAME).read_text())
     for changed, said in (
         ({"format": FORMAT + 1}, f"the snapshot has format {FORMAT + 1}, this mqttd reads formats 1 to {FORMAT}"),
-        ({"schema": schema.VERSION + 1}, f"schema version {schema.VERSION + 1}, this mqttd reads version"),
+        ({"schema": schema.VERSION + 1}, f"schema version {schema.VERSION + 1}, this mqttd reads versions"),
         ({"stores": []}, "is damaged"),
         ({"stores": [{**whole["stores"][0], "directory": "../elsewhere"}]}, "is damaged"),
         (
@@ -328,7 +328,7 @@ def test_a_store_of_another_schema_is_no_source(stores: Callable[[int], Stores],
     out.mkdir()
     taking = Taking(sources.paths, out)
     taking.clone()
-    with pytest.raises(SnapshotError, match="is not of schema version"):
+    with pytest.raises(SnapshotError, match="is of no schema version that is read here"):
         taking.finish("1", EPOCH, 0, "")
     taking.discard()
     assert not list(out.iterdir())

@@ -55,9 +55,9 @@ class Durable:
                 for text, qos in self.filters:
                     group, _, topic_filter = text.removeprefix("$share/").partition("/")
                     if text.startswith("$share/"):
-                        node.router.subscribe(session, topic_filter.encode(), qos, 0, group.encode())
+                        node.router.restore_subscription(session, topic_filter.encode(), qos, 0, group.encode(), 0)
                     else:
-                        node.router.subscribe(session, text.encode(), qos)
+                        node.router.restore_subscription(session, text.encode(), qos, 0, None, 0)
             node.router.restore(session, store.records.get(b"V" + name.encode(), b""))
         self.host.check_books()
         again = self._subscriber(self.host)

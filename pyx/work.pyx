@@ -1,0 +1,89 @@
+"""The work of callbacks: see the .pxd. This is what Python says and asks."""
+import functools
+
+#: of the kinds of callbacks, in their order
+NAMES = (
+    "packets", "connect", "carried", "closed", "asked_to_close", "logged", "serve", "depart", "lag", "commit",
+    "forward", "acks", "drained", "send", "resume", "accept", "expire", "timer", "mesh", "stored", "handoff", "control",
+    "watched", "replay", "tick", "round",
+)
+#: whether this is a test build
+COUNTED = bool(IS_COUNTED)
+BOUND = <int>BOUND_NS
+
+STEP, SOUGHT, BLOCK_READ, INDEXED, FOUND, PACKED = \
+    <int>PYTHON, <int>SEEK, <int>BLOCK, <int>INDEX, <int>FILTER, <int>RECORD
+
+cdef dict most = {}                     # kind -> what it was that took the most
+
+if len(NAMES) != CALLBACKS:
+    raise ImportError("the kinds of callbacks and their names do not fit")
+
+
+cdef int callback_ends_named(Mark* mark, int kind, object what) except -1:
+    cdef uint64_t before
+    if IS_COUNTED:
+        before = state.own[kind]
+        if callback_ends(mark, kind) > before:
+            most[kind] = getattr(what, "__qualname__", None) or repr(what)
+    return 0
+
+
+def spend(uint64_t ns):
+    """So much work is being done."""
+    work(ns)
+
+
+def callback(str name not None):
+    """Decorator: the function is a callback of that kind. In a release: the function itself."""
+    cdef int kind = NAMES.index(name)
+
+    def named(function):
+        if not COUNTED:
+            return function
+
+        @functools.wraps(function)
+        def counted(*args, **keywords):
+            cdef Mark mark
+            callback_begins(&mark)
+            try:
+                return function(*args, **keywords)
+            finally:
+                callback_ends_named(&mark, kind, function)
+
+        return counted
+
+    return named
+
+
+def total():
+    """ns of work since the process began."""
+    return state.total
+
+
+def highest():
+    """Kind of callback -> the most work that one of them has done itself, in ns; of those that have done any."""
+    return {name: state.own[kind] for kind, name in enumerate(NAMES) if state.own[kind]}
+
+
+def whole():
+    """The same with the callbacks within it."""
+    return {name: state.whole[kind] for kind, name in enumerate(NAMES) if state.whole[kind]}
+
+
+def longest():
+    """Kind of callback -> the most time in ns that one of them has taken, those within it included: for calibration."""
+    return {name: state.longest[kind] for kind, name in enumerate(NAMES) if state.longest[kind]}
+
+
+def over():
+    """What has done more than BOUND itself: {kind: (ns, what it was, if that is known)}."""
+    return {name: (state.own[kind], most.get(kind)) for kind, name in enumerate(NAMES) if state.own[kind] > BOUND_NS}
+
+
+def forget():
+    """Count the highest anew."""
+    cdef int kind
+    for kind in range(CALLBACKS):
+        state.own[kind] = state.whole[kind] = state.longest[kind] = 0
+    most.clear()

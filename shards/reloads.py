@@ -1,0 +1,61 @@
+"""A reload: who was told of new settings, who has taken them over, and when that is known of everybody.
+
+Whoever is forked after it has them. One that dies before it has said anything is succeeded by such a one. One that
+serves and says nothing is not waited for longer than a hung one would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shards.seat import Message
+
+if TYPE_CHECKING:
+    from shards.supervisor import Policy
+
+
+class ReloadRefused(Exception):
+    """The new settings are wrong; the old ones stay. Its text is for the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """What re-reading the configuration gave."""
+
+    settings: Any
+    """For the workers that are forked from now on (`Seat.settings`)."""
+    message: Message
+    """For those that run: the "settings" of their "reload" message (JSON types only)."""
+    policy: Policy
+
+
+class Reload:
+    """One reload, from its messages to its end."""
+
+    def __init__(self, number: int, told: dict[int, int], now: float) -> None:
+        """`told`: incarnations by index."""
+        self.refused: dict[int, str] = {}
+        """Index -> why it keeps the old settings."""
+        self._number = number
+        self._waits = told
+        self._began = now
+
+    def heard(self, number: int, index: int, incarnation: int, reason: str | None) -> None:
+        """What one of them says became of it; of an earlier reload: nothing any more."""
+        if number == self._number and self._waits.get(index) == incarnation:
+            del self._waits[index]
+            if reason is not None:
+                self.refused[index] = reason
+
+    def is_over(self, running: Mapping[int, tuple[int, float]], now: float, seconds_max: float) -> bool:
+        """Whether it is known of everybody; `running`: (incarnation, since when it serves or 0) by index."""
+        for index, incarnation in list(self._waits.items()):
+            found, ready_at = running.get(index, (0, 0.0))
+            if found != incarnation:
+                del self._waits[index]
+            elif ready_at and now - max(self._began, ready_at) > seconds_max:
+                del self._waits[index]
+                self.refused[index] = "it does not answer"
+        return not self._waits

@@ -1,0 +1,120 @@
+"""What begins after another's ack is newer, whichever workers both go to, and whatever the wall clock does."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from pyx.placement import owner
+from tests import wire
+from tests.broker_process import BrokerProcess
+from tests.chaos.conftest import StartBroker
+from tests.chaos.crowd import ids_on
+from tests.stepped_clock import SteppedClock
+from tests.waiting import wait_until
+from tests.wire import Client
+
+WORKERS = 4
+ROUNDS = 400
+OpenTo = Callable[[BrokerProcess, int], Client]
+
+
+def client_on(broker: BrokerProcess, open_to: OpenTo, worker: int, prefix: str, version: int = 5) -> Client:
+    """A client whose home is that worker."""
+    client = open_to(broker, version)
+    client.send(wire.connect(version, next(ids_on(worker, WORKERS, prefix))))
+    client.expect("CONNACK", reason=0)
+    return client
+
+
+def topics_of(worker: int, prefix: str) -> Iterator[str]:
+    """Topics whose retained messages that worker has."""
+    return (
+        each for number in itertools.count() if owner((each := f"kept/{prefix}{number}").encode(), WORKERS) == worker
+    )
+
+
+LAST = [next(topics_of(worker, "z")) for worker in range(WORKERS)]
+"""One of each worker, behind all others in its answer to who subscribes to kept/#."""
+
+
+def retained(client: Client) -> dict[str, bytes]:
+    """What a new subscription to kept/# is sent, without LAST, which is there."""
+    client.subscribe("kept/#")
+    found: dict[str, bytes] = {}
+    while not found.keys() >= set(LAST):
+        packet = client.expect("PUBLISH", retain=True)
+        assert packet.topic not in found
+        found[packet.topic] = packet.payload
+    client.unsubscribe("kept/#")
+    return {topic: payload for topic, payload in found.items() if topic not in LAST}
+
+
+def kill(broker: BrokerProcess, worker: int) -> None:
+    """SIGKILL, and its successor is ready."""
+    before = len(broker.logged("worker_ready"))
+    os.kill(broker.worker_pids()[worker], signal.SIGKILL)
+    wait_until(lambda: len(broker.logged("worker_ready")) > before, 20.0, "its successor is ready")
+
+
+@pytest.mark.mqtt("5:3.3.1-5", "311:3.3.1-5")
+def test_of_two_retained_messages_the_one_that_began_later_is_kept(start_broker: StartBroker, open_to: OpenTo) -> None:
+    """One client is answered by its worker, then another one publishes to another worker: 400 times."""
+    broker = start_broker(WORKERS)
+    clients = [client_on(broker, open_to, worker, "c") for worker in range(WORKERS)]
+    seeker = client_on(broker, open_to, 0, "seeker", 4)
+    wrong = []
+    for number in range(ROUNDS):
+        topic = f"round/{number}"
+        first, second = clients[number % WORKERS], clients[(number + 1 + number // WORKERS % 3) % WORKERS]
+        first.publish(topic, b"old", qos=1, retain=True)
+        second.publish(topic, b"new", qos=1, retain=True)
+    for number in range(ROUNDS):
+        seeker.send(wire.subscribe(4, 1, (f"round/{number}", 0)))
+        seeker.expect("SUBACK")
+        if seeker.expect("PUBLISH").payload != b"new":
+            wrong.append(number)
+    assert not wrong, f"the older message was kept in {len(wrong)} of {ROUNDS} rounds"
+
+
+@pytest.mark.mqtt("5:3.3.1-5", "5:3.3.1-6", "311:3.3.1-5", "311:3.3.1-10")
+@pytest.mark.parametrize("store", ["memory", "leveldb"])
+@pytest.mark.parametrize("seconds", [-3600, 3600])
+def test_a_step_of_the_wall_clock_and_a_new_worker_make_nothing_older(
+    open_to: OpenTo, tmp_path: Path, store: str, seconds: int
+) -> None:
+    """The clock is set; one worker dies and is there again; updates and clears that come by it count as they did, and
+    so do those that come by the others after them.
+    """
+    clock = SteppedClock(tmp_path)
+    broker = BrokerProcess(WORKERS, ["--log-format", "json"], {**clock.environment, "MQTTD_STORE": store}).start()
+    try:
+        clients = [client_on(broker, open_to, worker, "c") for worker in range(WORKERS)]
+        updated, cleared, last = itertools.islice(topics_of(1, "a"), 3)
+        for topic in (updated, cleared, last, *LAST):
+            clients[2].publish(topic, b"before", qos=1, retain=True)
+        clock.step(seconds)
+        kill(broker, 0)
+        clients[0] = client_on(broker, open_to, 0, "again")
+        clients[0].publish(updated, b"after", qos=1, retain=True)
+        clients[0].publish(cleared, b"", qos=1, retain=True)
+        clients[0].publish(last, b"after", qos=1, retain=True)
+        clients[3].publish(last, b"at last", qos=1, retain=True)
+        for topic in LAST:
+            clients[3].publish(topic, b"after", qos=1, retain=True)
+        assert retained(clients[2]) == {updated: b"after", last: b"at last"}
+        clock.step(-seconds / 2)
+        assert broker.stop() == 0
+        broker.start()
+        seeker = client_on(broker, open_to, 2, "seeker")
+        for topic in LAST:
+            seeker.publish(topic, b"again", qos=1, retain=True)
+        assert retained(seeker) == ({} if store == "memory" else {updated: b"after", last: b"at last"})
+    finally:
+        broker.kill()
+        broker.forget()

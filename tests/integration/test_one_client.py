@@ -1,0 +1,96 @@
+"""What one client can do to the broker that it speaks to: end its own connection. Over sockets, with the limits as they
+are when nobody sets them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.testing import wait_until
+from shards.placement import home
+from tests import wire
+from tests.broker_process import KIND, BrokerProcess
+from tests.wire import Client
+
+pytestmark = pytest.mark.skipif(KIND == "mosquitto", reason="the processes and settings of mqttd")
+
+ROOT = Path(__file__).resolve().parents[2]
+RESPONSES = "responses/"
+TOPIC_BYTES_MAX = 4096
+SECONDS_MAX = 30.0
+DIES = """
+import os, signal
+from broker.subscribing import Subscribing
+subscribe = Subscribing.subscribe
+def dying(self, conn, session, packet):
+    if any(item.filter == b"die" for item in packet.filters):
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return subscribe(self, conn, session, packet)
+Subscribing.subscribe = dying
+"""
+
+
+@pytest.fixture(params=[1, 2])
+def answering(request: pytest.FixtureRequest) -> Iterator[BrokerProcess]:
+    """One that has Response Information."""
+    environment = {"MQTTD_PROTOCOL__RESPONSE_INFORMATION": RESPONSES}
+    broker = BrokerProcess(request.param, environment=environment)
+    with broker:
+        yield broker
+
+
+@pytest.mark.mqtt("5:3.1.2-28")
+@pytest.mark.parametrize(
+    "letters",
+    [TOPIC_BYTES_MAX - len(RESPONSES), TOPIC_BYTES_MAX - len(RESPONSES) + 1, 65_525, 65_526, 65_530, 65_535],
+)
+def test_a_client_id_that_leaves_no_room_for_response_information(answering: BrokerProcess, letters: int) -> None:
+    """It is told none where no topic could begin so, and is served like anybody else."""
+    before = answering.worker_pids()
+    with closing(Client(answering.address, 5)) as client:
+        client.send(wire.connect(5, "x" * letters, properties={"request_response_information": 1}))
+        told = client.expect("CONNACK", reason=0).properties.get("response_information")
+        assert told == (RESPONSES + "x" * letters if len(RESPONSES) + letters <= TOPIC_BYTES_MAX else None)
+        client.subscribe("t", qos=1)
+        client.publish("t", b"served", qos=1)
+        client.receive("t", b"served")
+    assert answering.worker_pids() == before
+
+
+def test_a_worker_that_dies_of_a_clients_packet_names_the_client(tmp_path: Path) -> None:
+    """Scenario: a packet kills the worker, twice; a worker that is killed beside that names nobody."""
+    (tmp_path / "sitecustomize.py").write_text(DIES)
+    killer = next(name for name in (f"killer-{i}" for i in range(99)) if home(name, 2) == 0)
+    path = os.pathsep.join((str(tmp_path), str(ROOT)))
+    broker = BrokerProcess(2, ["--log-format", "json"], {"PYTHONPATH": path, "MQTTD_STORE": "memory"})
+    with broker:
+        for times in (1, 2):
+            died = killed_by_a_packet(broker, killer, times)
+            assert died["worker"] == 0
+            assert (died["client_in_hand"], died["packet_in_hand"]) == (killer, "SUBSCRIBE")
+            assert died["deaths_with_this_client"] == times
+        os.kill(broker.worker_pids()[1], signal.SIGKILL)
+        logged(broker, "worker_died", 3)
+        assert "client_in_hand" not in broker.logged("worker_died")[-1]
+
+
+def killed_by_a_packet(broker: BrokerProcess, client_id: str, times: int) -> dict[str, Any]:
+    """What is said of the worker that has died, for so many times by now."""
+    with closing(Client(broker.address, 5)) as client:
+        client.connect(client_id)
+        client.send(wire.subscribe(5, 1, ("die", 1)))
+        logged(broker, "worker_died", times)
+    logged(broker, "worker_ready", 2 + times)
+    return broker.logged("worker_died")[-1]
+
+
+def logged(broker: BrokerProcess, event: str, times: int) -> None:
+    """Wait for so many lines of it."""
+    wait_until(lambda: len(broker.logged(event)) == times, SECONDS_MAX, f"{event} {times} times")
