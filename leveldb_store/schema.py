@@ -69,8 +69,10 @@ PEER_FORMAT: Final = 2
 PEER_HEAD: Final = struct.Struct("<QQH")  # the last is the format, and then it is all; of version 1: how many follow
 PEER_REFUSAL: Final = struct.Struct("<QIB")
 REFUSED: Final = struct.Struct("<IB")
-SESSION_HEAD: Final = struct.Struct("<IBQQH")
-QUEUED_HEAD: Final = struct.Struct("<BIH")
+SESSION_HEAD_1: Final = struct.Struct("<IBQQH")
+SESSION_HEAD: Final = struct.Struct("<IBQQI")
+QUEUED_HEAD_1: Final = struct.Struct("<BIH")
+QUEUED_HEAD: Final = struct.Struct("<BII")
 WINDOW_SPAN: Final = struct.Struct("<QQ")
 WILL_HEAD: Final = struct.Struct("<QIBI")
 U16: Final = struct.Struct("<H")
@@ -89,8 +91,11 @@ EXPIRES: Final = 0x08
 SHARED_COPY: Final = 0x08
 OWN_RECORD: Final = 0x20
 
-NO_USERNAME: Final = 0xFFFF
-NO_PUBLISHER: Final = 0xFFFF
+FORM_2: Final = 0x80
+"""In the first byte of flags, or in the protocol version, of a record whose form version 2 has changed."""
+# "not known" in records of version 1, which so take the longest username and client id for none
+_NO_USERNAME_1: Final = 0xFFFF
+_NO_PUBLISHER_1: Final = 0xFFFF
 
 
 class SchemaError(Exception):
@@ -447,20 +452,27 @@ def decode_subscription(data: bytes) -> tuple[int, int, int]:
 def encode_session(session: StoredSession) -> bytes:
     """Value of a session."""
     username = b"" if session.username is None else session.username.encode()
-    length = NO_USERNAME if session.username is None else len(username)
-    head = SESSION_HEAD.pack(session.expiry_interval, session.version, session.disconnected, session.created, length)
-    return head + username
+    length = 0 if session.username is None else len(username) + 1
+    version = session.version | FORM_2
+    return SESSION_HEAD.pack(session.expiry_interval, version, session.disconnected, session.created, length) + username
 
 
 def decode_session(data: bytes) -> StoredSession:
     """A session; SchemaError if it is damaged."""
-    if len(data) < SESSION_HEAD.size:
+    is_new = len(data) > U32.size and bool(data[U32.size] & FORM_2)
+    head = SESSION_HEAD if is_new else SESSION_HEAD_1
+    if len(data) < head.size:
         raise SchemaError("a session is cut off")
-    expiry, version, disconnected, created, length = SESSION_HEAD.unpack_from(data)
-    username = data[SESSION_HEAD.size :]
-    if len(username) != (0 if length == NO_USERNAME else length):
+    expiry, version, disconnected, created, length = head.unpack_from(data)
+    if is_new:
+        length = None if length == 0 else length - 1
+    elif length == _NO_USERNAME_1:
+        # of version 1: none, or as long as this says
+        length = None if len(data) == head.size else length
+    username = data[head.size :]
+    if len(username) != (length or 0):
         raise SchemaError("a session is damaged")
-    return StoredSession(expiry, version, None if length == NO_USERNAME else _text(username), disconnected, created)
+    return StoredSession(expiry, version & ~FORM_2, None if length is None else _text(username), disconnected, created)
 
 
 def encode_will(will: StoredWill) -> bytes:
@@ -481,9 +493,9 @@ def decode_will(data: bytes) -> StoredWill:
     return StoredWill(due, delay, expiry if expires else None, message)
 
 
-def _text(data: bytes) -> str:
+def _text(data: bytes, errors: str = "strict") -> str:
     try:
-        return data.decode()
+        return data.decode(errors=errors)
     except UnicodeDecodeError as error:
         raise SchemaError(f"a name is damaged: {error}") from None
 
@@ -551,28 +563,38 @@ def encode_queued(queued: StoredQueued) -> bytes:
     """Value of a message of one session."""
     message = queued.message
     entry = encode_message(replace(message, publisher=None))[: -U16.size]
-    publisher = U16.pack(NO_PUBLISHER)
+    publisher = U32.pack(0)
     if message.publisher is not None:
         name = message.publisher.encode("utf-8", "surrogatepass")
-        publisher = U16.pack(len(name)) + name
-    head = QUEUED_HEAD.pack(queued.flags, queued.group, len(queued.identifiers))
+        publisher = U32.pack(len(name) + 1) + name
+    head = QUEUED_HEAD.pack(queued.flags | FORM_2, queued.group, len(queued.identifiers))
     return b"".join((head, queued.identifiers, entry, publisher))
 
 
 def decode_queued(data: bytes) -> StoredQueued:
     """A message of one session; SchemaError if it is damaged."""
-    if len(data) < QUEUED_HEAD.size:
+    is_new = bool(data[:1] and data[0] & FORM_2)
+    head = QUEUED_HEAD if is_new else QUEUED_HEAD_1
+    if len(data) < head.size:
         raise SchemaError("a queued message is cut off")
-    flags, group, length = QUEUED_HEAD.unpack_from(data)
-    at = QUEUED_HEAD.size + length
-    # its publisher's length has a value for "not known", which a stored message says by none
+    flags, group, length = head.unpack_from(data)
+    at = head.size + length
+    # a stored message says by no publisher what has a length of its own here: not known
     end = at + _entry_bytes(data, at)
-    if data[end : end + U16.size] == U16.pack(NO_PUBLISHER):
-        data = data[:end] + U16.pack(0)
-    message, end = decode_message(data, at)
-    if end != len(data):
+    publisher = data[end + (U32 if is_new else U16).size :]
+    if len(data) < end + (U32 if is_new else U16).size:
+        raise SchemaError("a queued message is cut off")
+    said = int((U32 if is_new else U16).unpack_from(data, end)[0])
+    if is_new:
+        said = max(said - 1, 0)
+    elif said == _NO_PUBLISHER_1 and not publisher:
+        said = 0
+    message, _ = decode_message(data[:end] + U16.pack(0), at)
+    if len(publisher) != said:
         raise SchemaError("a queued message is damaged")
-    return StoredQueued(flags, group, data[QUEUED_HEAD.size : at], message)
+    if publisher:
+        message = replace(message, publisher=_text(publisher, "surrogatepass"))
+    return StoredQueued(flags & ~FORM_2, group, data[head.size : at], message)
 
 
 def _entry_bytes(data: bytes, at: int) -> int:

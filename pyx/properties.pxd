@@ -1,7 +1,7 @@
 # cython: language_level=3
 """MQTT 5 properties (2.2.2.2). One table in properties.pyx says identifier, name, type, limits, packets and senders;
 the walk over received properties, the dict of the slow packets and the encoder are all driven by it."""
-from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from pyx.wire cimport Cursor
 
@@ -50,6 +50,10 @@ cdef struct Property:               # one property as received; pointers are bor
 # with 0). packet_type may be WILL. Raises MalformedPacket (unknown, of another packet, does not fit, UTF-8) or
 # ProtocolError (repeated, of the other sender, value not allowed).
 cdef int next_property(Cursor* c, Property* out, uint64_t* seen, uint8_t packet_type, bint from_server) except -1
+
+# Where the value of the first property `wanted` stands in properties that were checked when they came in; -1: nowhere.
+# ValueError: damaged.
+cdef int64_t find_property(const uint8_t* props, uint32_t n, uint8_t wanted) except -2
 
 # The same without keeping anything: for acks, whose properties the server does not need.
 cdef int check_properties(Cursor* c, uint8_t packet_type, bint from_server) except -1

@@ -154,6 +154,47 @@ cdef int next_property(Cursor* c, Property* out, uint64_t* seen, uint8_t packet_
     return 0
 
 
+cdef int64_t find_property(const uint8_t* props, uint32_t n, uint8_t wanted) except -2:
+    """Where the value of the first property `wanted` stands in properties that were checked when they came in, -1 =
+    nowhere. What characters and values are allowed may have changed since: nothing but the lengths is looked at.
+    ValueError: they do not fit."""
+    cdef const uint8_t* at = props
+    cdef const uint8_t* end = props + n
+    cdef uint8_t type
+    cdef uint32_t strings, size
+    while at < end:
+        if at[0] == wanted:
+            return at + 1 - props
+        type = _rules[at[0]].type if at[0] < 64 else UNKNOWN
+        at += 1
+        strings = 0
+        if type == BYTE:
+            at += 1
+        elif type == TWO_BYTE:
+            at += 2
+        elif type == FOUR_BYTE:
+            at += 4
+        elif type == VARINT:
+            while at < end and at[0] & 0x80:
+                at += 1
+            at += 1
+        elif type == UNKNOWN:
+            raise ValueError("a property is unknown")
+        else:
+            strings = 2 if type == UTF8_PAIR else 1
+        while strings:
+            if end - at < 2:
+                break
+            size = <uint32_t>at[0] << 8 | at[1]
+            if end - at - 2 < <int64_t>size:
+                break
+            at += 2 + size
+            strings -= 1
+        if at > end or strings:
+            raise ValueError("properties are cut off")
+    return -1
+
+
 cdef int open_properties(Cursor* c, Cursor* out) except -1:
     cdef uint32_t length = <uint32_t>read_varint(c)
     if <size_t>(c.end - c.at) < length:

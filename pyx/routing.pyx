@@ -4,6 +4,7 @@ from collections import deque
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF
+from libc.stdint cimport int64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 
@@ -16,12 +17,11 @@ from pyx.limits cimport DISCONNECT_WHEN_FULL
 from pyx.little_endian cimport put64
 from pyx.message cimport message_adopt, message_copy
 from pyx.outbox cimport iovec, outbox_clear, outbox_gather, outbox_reserve, outbox_sent
-from pyx.packets cimport PUBLISH
-from pyx.properties cimport Property, next_property
+from pyx.properties cimport MESSAGE_EXPIRY_INTERVAL, find_property
 from pyx.records cimport ENTRY_CONTROL, Packed
 from pyx.subscriptions cimport filter_text
 from pyx.topics cimport topic_matches
-from pyx.wire cimport Cursor, varint_size
+from pyx.wire cimport varint_size
 from pyx.work cimport Mark, OBJECT, PYTHON, RECORD, STORED, VISIT, callback_begins, callback_ends, work
 
 cdef enum:
@@ -56,19 +56,12 @@ cdef void free_pointers(Pointers* p) noexcept:
 
 
 cdef int32_t find_expiry(const Content* c) except -2:
-    """Where the Message Expiry Interval's value stands in props that a sibling has checked, or -1."""
-    cdef Cursor cursor
-    cdef Property p
-    cdef uint64_t seen = 0
-    cdef const uint8_t* at
-    cursor.at = c.props
-    cursor.end = c.props + c.props_len
-    while cursor.at < cursor.end:
-        at = cursor.at
-        next_property(&cursor, &p, &seen, PUBLISH, True)
-        if at[0] == 0x02:
-            return <int32_t>(at + 1 - c.props)
-    return -1
+    """Where the Message Expiry Interval's value stands in properties that were checked when they came in, or -1.
+    ValueError: they are damaged."""
+    cdef int64_t at = find_property(c.props, c.props_len, MESSAGE_EXPIRY_INTERVAL)
+    if at >= 0 and c.props_len - at < 4:
+        raise ValueError("properties are cut off")
+    return <int32_t>at
 
 
 cdef bytes number_value(uint64_t number):

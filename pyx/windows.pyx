@@ -37,8 +37,10 @@ cdef enum:
     CONTIGUOUS = 4096           # positions: an older message in flight is held by itself, not with all behind it
     HEAD_BYTES = 14             # of a window: u64 done, u16 next Packet Identifier, u16 out, u16 in
     OUT_BYTES = 12              # u16 Packet Identifier, u8 flags, u8 state, u64 position
-    QUEUED_HEAD_BYTES = 7       # u8 flags, u32 origin, u16 bytes of Subscription Identifiers
-    NO_PUBLISHER = 0xFFFF
+    QUEUED_HEAD_BYTES = 9       # u8 flags | FORM_2, u32 origin, u32 bytes of Subscription Identifiers
+    QUEUED_HEAD_1_BYTES = 7     # of version 1: the last is a u16, and so is the publisher's length
+    FORM_2 = 0x80
+    NO_PUBLISHER_1 = 0xFFFF
 
 
 cdef int by_order(const void* a, const void* b) noexcept nogil:
@@ -61,6 +63,44 @@ cdef bytes queued_prefix(Session s):
 cdef bytes queued_key(Session s, uint64_t number):
     cdef object wide = number
     return queued_prefix(s) + wide.to_bytes(8, "big")
+
+
+cdef tuple read_queued(bytes value):
+    # (flags, origin, Subscription Identifiers or None, message) of a record of family Q, of either version
+    cdef const uint8_t* p = <const uint8_t*><const char*>value
+    cdef size_t n = len(value), at, head = QUEUED_HEAD_BYTES if n and p[0] & FORM_2 else QUEUED_HEAD_1_BYTES
+    cdef bint is_new = head == QUEUED_HEAD_BYTES
+    cdef uint64_t ids, length
+    cdef Entry e
+    cdef Message m
+    if n < head:
+        raise ValueError("a queued message is cut off")
+    ids = get32(p + 5) if is_new else get16(p + 5)
+    if head + ids > n:
+        raise ValueError("a queued message is cut off")
+    at = head + ids
+    at += read_entry(p + at, n - at, &e)
+    if n - at < (4 if is_new else 2):
+        raise ValueError("a queued message is cut off")
+    if e.flags & ENTRY_EXPIRES:
+        e.content.expiry_offset = find_expiry(&e.content)
+    m = message_copy(&e.content, None)
+    if is_new:
+        length = get32(p + at)
+        at += 4
+        if length:
+            length -= 1
+            m.publisher = value[at:].decode("utf-8", "surrogatepass")
+    else:
+        length = get16(p + at)
+        at += 2
+        if length != NO_PUBLISHER_1 or at < n:
+            m.publisher = value[at:].decode("utf-8", "surrogatepass")
+        else:
+            length = 0
+    if n - at != length:
+        raise ValueError("a queued message is damaged")
+    return p[0] & ~FORM_2, get32(p + 1), value[head:head + ids] if ids else None, m
 
 
 cdef class Windows(Answering):
@@ -325,17 +365,17 @@ cdef class Windows(Answering):
         cdef uint32_t n = <uint32_t>len(<bytes>identifiers) if identifiers != NULL else 0
         cdef uint8_t* p = packed.room(QUEUED_HEAD_BYTES + n)
         work(3 * PYTHON)
-        p[0] = flags
-        p = put16(put32(p + 1, origin), n)
+        p[0] = flags | FORM_2
+        p = put32(put32(p + 1, origin), n)
         if n:
             memcpy(p, <const char*><bytes>identifiers, n)
         packed.entry(&m.content, 0, NULL)
         if isinstance(m.publisher, str):
             publisher = m.publisher.encode("utf-8", "surrogatepass")
             n = <uint32_t>len(publisher)
-            memcpy(put16(packed.room(2 + n), n), <const char*>publisher, n)
+            memcpy(put32(packed.room(4 + n), n + 1), <const char*>publisher, n)
         else:
-            put16(packed.room(2), NO_PUBLISHER)
+            put32(packed.room(4), 0)
         self.store.put(queued_key(s, number), whole(packed))
         self.recorded = s.kept = True
         if self.durabilities is not None:
@@ -430,33 +470,10 @@ cdef class Windows(Answering):
         """{number: (flags, origin, Subscription Identifiers, message)} of its records of family Q, in order."""
         cdef dict found = {}
         cdef bytes prefix = queued_prefix(s), key, value
-        cdef const uint8_t* p
-        cdef size_t n, at
-        cdef Entry e
-        cdef Message m
-        cdef uint32_t ids, length
         for key, value in self.store.scan(prefix):
             if len(key) != len(prefix) + 8:
                 continue                        # of a client id that begins with this one and NUL: there is none
-            p = <const uint8_t*><const char*>value
-            n = len(value)
-            if n < QUEUED_HEAD_BYTES:
-                raise ValueError("a queued message is cut off")
-            ids = get16(p + 5)
-            at = QUEUED_HEAD_BYTES + ids
-            if at > n:
-                raise ValueError("a queued message is cut off")
-            at += read_entry(p + at, n - at, &e)
-            if n < at + 2:
-                raise ValueError("a queued message is cut off")
-            length = get16(p + at)
-            if e.flags & ENTRY_EXPIRES:
-                e.content.expiry_offset = find_expiry(&e.content)
-            m = message_copy(&e.content, None)
-            if length != NO_PUBLISHER:
-                m.publisher = value[at + 2:at + 2 + length].decode("utf-8", "surrogatepass")
-            found[int.from_bytes(key[len(prefix):], "big")] = (
-                p[0], get32(p + 1), value[QUEUED_HEAD_BYTES:QUEUED_HEAD_BYTES + ids] if ids else None, m)
+            found[int.from_bytes(key[len(prefix):], "big")] = read_queued(value)
         return found
 
     cdef int put_back(self, Session s, const uint8_t* p, size_t n, dict own) except -1:

@@ -12,9 +12,22 @@ from pyx.placement import group_number
 from tests.kept_host import kept, lasting
 
 SESSIONS = [
+    (StoredSession(0xFFFFFFFF, 4, None, 0, 1), "ffffffff 84 0000000000000000 0100000000000000 00000000"),
+    (StoredSession(3600, 5, "", 2, 1), "100e0000 85 0200000000000000 0100000000000000 01000000"),
+    (StoredSession(1, 3, "é", 0x0102030405060708, 0), "01000000 83 0807060504030201 0000000000000000 03000000 c3a9"),
+]
+SESSIONS_1 = [
     (StoredSession(0xFFFFFFFF, 4, None, 0, 1), "ffffffff 04 0000000000000000 0100000000000000 ffff"),
     (StoredSession(3600, 5, "", 2, 1), "100e0000 05 0200000000000000 0100000000000000 0000"),
     (StoredSession(1, 3, "é", 0x0102030405060708, 0), "01000000 03 0807060504030201 0000000000000000 0200 c3a9"),
+    (StoredSession(0, 5, "u" * 0xFFFF, 2, 1), "00000000 05 0200000000000000 0100000000000000 ffff" + "75" * 0xFFFF),
+]
+"""As version 1 has them: the longest username says the length that none says."""
+QUEUED_1 = [
+    (None, "ffff"),
+    ("", "0000"),
+    ("c", "0100 63"),
+    ("p" * 0xFFFF, "ffff" + "70" * 0xFFFF),
 ]
 WILLS = [
     (
@@ -33,6 +46,27 @@ def test_bytes_of_a_session(session: StoredSession, golden: str) -> None:
     data = bytes.fromhex(golden)
     assert schema.encode_session(session) == data
     assert schema.decode_session(data) == session
+
+
+@pytest.mark.parametrize(("session", "golden"), SESSIONS_1, ids=["none", "empty", "short", "longest"])
+def test_a_session_of_version_1_is_read(session: StoredSession, golden: str) -> None:
+    assert schema.decode_session(bytes.fromhex(golden)) == session
+
+
+@pytest.mark.parametrize(("publisher", "golden"), QUEUED_1, ids=["unknown", "empty", "short", "longest"])
+def test_a_queued_message_of_version_1_is_read(publisher: str | None, golden: str) -> None:
+    message = StoredMessage(b"t", b"x", 7, qos=1, publisher=publisher or None)
+    entry = schema.encode_message(StoredMessage(b"t", b"x", 7, qos=1))[:-2]
+    data = bytes.fromhex("09 05000000 0200 0b07") + entry + bytes.fromhex(golden)
+    assert schema.decode_queued(data) == schema.StoredQueued(9, 5, b"\x0b\x07", message)
+
+
+@pytest.mark.parametrize("identifiers", [0, 1, 0xFFFE, 0xFFFF, 0x10000, 500_000])
+@pytest.mark.parametrize("publisher", [None, 1, 0xFFFE, 0xFFFF])
+def test_a_queued_message_has_any_length(identifiers: int, publisher: int | None) -> None:
+    message = StoredMessage(b"t", b"x", 7, qos=1, publisher=None if publisher is None else "p" * publisher)
+    queued = schema.StoredQueued(9, 5, bytes(identifiers), message)
+    assert schema.decode_queued(schema.encode_queued(queued)) == queued
 
 
 @pytest.mark.parametrize(("will", "golden"), WILLS)
@@ -58,7 +92,10 @@ def test_a_will_of_another_length_is_damaged(data: bytes) -> None:
 
 @given(data=st.binary(max_size=100))
 def test_any_bytes_are_a_record_or_damaged(data: bytes) -> None:
-    for decode in (schema.decode_session, schema.decode_will, schema.decode_subscription, schema.decode_window):
+    for decode in (
+        schema.decode_session, schema.decode_will, schema.decode_subscription, schema.decode_window,
+        schema.decode_queued,
+    ):  # fmt: skip
         try:
             decode(data)
         except SchemaError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import plyvel
@@ -9,6 +10,7 @@ import pytest
 
 from broker import inspection
 from leveldb_store import schema
+from pyx.wire import refuse_disallowed
 from tests import wire
 from tests.kept_host import lasting, let_go, on_disk
 from tests.sansio import Host
@@ -61,3 +63,88 @@ def test_more_subscriptions_made_while_behind_than_16_bits_count(
     client = lasting(host, "c", 5)
     assert bodies(client) == [b"0", b"1", b"2"]
     assert client.session.subscriptions == 66_001
+
+
+@pytest.mark.mqtt("5:3.1.3-12")
+def test_usernames_of_every_length(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """None, empty and up to the longest that MQTT has: sessions outlive a restart and another number of workers."""
+    host = on_disk(paths(tmp_path, 1))
+    usernames = [None, *("u" * length for length in (0, 1, 0xFFFE, 0xFFFF))]
+    for number, username in enumerate(usernames):
+        lasting(host, f"c{number}", 5, username=username).subscribe(("t", 1))
+    host = restarted(tmp_path, host)
+    assert [session.details.username for session in host.node.sessions] == usernames
+    let_go(host)
+    verify(tmp_path, capsys)
+    moved(tmp_path, 1, 2)
+    verify(tmp_path / "next", capsys, 2)
+    host = on_disk(paths(tmp_path / "next", 2), start_ms=host.now_ms)
+    found = {session.client_id: session.details.username for node in host.nodes for session in node.sessions}
+    assert found == {f"c{number}": username for number, username in enumerate(usernames)}
+    let_go(host)
+
+
+@pytest.mark.mqtt("5:3.3.4-3", "5:3.10.4-3")
+@pytest.mark.parametrize("count", [1, 13_106, 13_107, 13_400])
+def test_subscription_identifiers_of_a_message_in_flight(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int
+) -> None:
+    """Of so many filters that match: 5 bytes each, about 65,536 in all. An UNSUBSCRIBE keeps the message in a record of
+    its own, which is read after a restart and carried over.
+    """
+    host = on_disk(paths(tmp_path, 1), limits={"filters_per_second_max": 100_000})
+    client = lasting(host, "c", 5)
+    levels = [f"{number:b}".zfill(14).replace("0", "+/").replace("1", "a/") + "#" for number in range(count)]
+    for at in range(0, count, PACKET_FILTERS):
+        filters = [(text, 1) for text in levels[at : at + PACKET_FILTERS]]
+        properties = {"subscription_identifier": 0xFFFFFFF}
+        client.send(wire.subscribe(5, at // PACKET_FILTERS + 1, *filters, properties=properties))
+        host.settle()
+        client.next("SUBACK")
+    publisher = host.connect("p" * 0xFFFF, 5)
+    publisher.publish("a/" * 14 + "z", b"x", qos=2)
+    first = client.next("PUBLISH")
+    assert first.properties["subscription_identifier"] == [0xFFFFFFF] * count
+    client.send(wire.unsubscribe(5, 9, levels[0]))
+    host.settle()
+    host.lose(client)
+    host = restarted(tmp_path, host)
+    let_go(host)
+    verify(tmp_path, capsys)
+    moved(tmp_path, 1, 2)
+    verify(tmp_path / "next", capsys, 2)
+    host = on_disk(paths(tmp_path / "next", 2), start_ms=host.now_ms)
+    again = lasting(host, "c", 5).next("PUBLISH")
+    assert (again.payload, again.packet_id, again.properties) == (b"x", first.packet_id, first.properties)
+    let_go(host)
+
+
+@pytest.fixture
+def refusing() -> Iterator[None]:
+    """A process that refuses characters that the standard lets it refuse, from when `refuse_disallowed` says so."""
+    yield
+    refuse_disallowed(False)
+
+
+@pytest.mark.mqtt("5:1.5.4-1")
+@pytest.mark.usefixtures("refusing")
+def test_characters_that_are_refused_from_now_on_were_stored_before(tmp_path: Path) -> None:
+    """Everything that has properties, with a control character in a user property: the next start reads it, and what
+    a sibling sends on is taken.
+    """
+    host = on_disk(paths(tmp_path, 2))
+    odd = {"message_expiry_interval": 1000, "user_property": [("a\x01", "b")]}
+    names = [f"c{number}" for number in range(4)]
+    for name in names:
+        client = lasting(host, name, 5, will=wire.Will("will", b"gone", qos=1, properties=odd))
+        client.subscribe(("t/#", 1), (f"$share/{name}/s", 1))
+        host.lose(client)
+    publisher = host.connect("p", 5)
+    for number, topic in enumerate(("t/1", "s", "t/2")):
+        publisher.publish(topic, b"%d" % number, qos=1, retain=True, properties=odd)
+    host = restarted(tmp_path, host, 2)
+    refuse_disallowed(True)
+    host = restarted(tmp_path, host, 2)
+    for name in names:
+        assert sorted(bodies(lasting(host, name, 5))) == [b"0", b"1", b"2"]
+    let_go(host)
