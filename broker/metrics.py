@@ -143,6 +143,8 @@ _HELP: dict[str, str] = {
     "mesh_batches_behind": "Times that batches for another worker went to the hand-off log because it takes less than "
     "comes: they leave the memory, and are read back when it has room.",
     "mesh_frames_refused": "Mesh messages that were malformed, or of or for a worker that is dead.",
+    "retained_unwatched": "Retained messages sent as they came that were not remembered, for want of room, while a "
+    "SUBSCRIBE was answered: an older one of the topic may follow.",
     "reading_paused": "Times that a publisher was not read because another worker had no room.",
     "clients_maximum": "Most clients that were connected at once, all workers together, as seen by this one.",
 }
@@ -158,6 +160,7 @@ _REASONS: dict[str, str] = {
     "refused": "the client answered with a reason code of 0x80 or above",
     "peer_lost": "the worker that should have got it died, or was away for too long",
     "no_member": "the share group had no member left",
+    "overtaken": "retained, and a newer retained message of its topic was sent first, as it came",
     "worker_lost": "it was in the memory of a worker that died",
 }
 _HISTOGRAMS: dict[str, tuple[str, str]] = {

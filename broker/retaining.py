@@ -98,7 +98,7 @@ class Retaining:
         """The SUBACK is out: send what is retained for these filters, a bounded number of them at a time."""
         if session.connection is None:
             return
-        asked = session.ask()
+        asked = session.ask(self._router.position)
         details: Details = session.details
         most = self._node.settings.limits.retained_walks_per_session_max
         spend(len(filters) * 2 * STEP)

@@ -49,6 +49,7 @@ FIELDS: Final = (
     "dropped_peer_lost",
     "dropped_no_member",
     "dropped_worker_lost",
+    "dropped_overtaken",
 )
 
 

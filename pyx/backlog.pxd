@@ -18,6 +18,7 @@ cdef class Backlog(Holding):
     cdef Batch read_log(self, Session s)
     cdef int caught_up(self, Session s) except -1
     cdef int deliver_logged(self, Session s, Connection conn, Message m) except -1
+    cdef int sent_live(self, Session s, const Content* c) except -1
     cdef int options_of(self, Session s, Message m, uint8_t* options) except -2
     cdef int send_copy(self, Session s, Connection conn, Message m, uint8_t qos, bint retain, object identifiers,
                        uint8_t flags, uint64_t position) except -1

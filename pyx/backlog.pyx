@@ -13,6 +13,7 @@ from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XINCREF
 from pyx cimport counters as count
 from pyx.codec cimport put_ack
 from pyx.connection cimport OPEN
+from pyx.hashing cimport hash_bytes
 from pyx.holding cimport HOLDING, NO_HOLD
 from pyx.limits cimport DISCONNECT_WHEN_FULL, DROP_OLDEST, HOLD
 from pyx.outbox cimport outbox_reserve, outbox_share
@@ -126,14 +127,15 @@ cdef class Backlog(Holding):
                 s.dequeue()
                 if s.queue_count == 0 and s.replays is not None:
                     self.drained.append(s)
-                if s.watched is not None:
+                if s.watched:
                     overtaken = flags & RETAINED_COPY and s.overtaken(
-                        PyBytes_FromStringAndSize(<const char*>m.content.topic, m.content.topic_len), m.content.number,
+                        hash_bytes(&self.subscriptions.key, m.content.topic, m.content.topic_len), m.content.number,
                         origin)
                     if s.watching == 0 and s.queue_count == 0:
-                        s.watched = None
+                        s.watch_no_more()
                     if overtaken:
-                        self.counters.at[count.MATCHED] -= 1
+                        self.counters.at[count.DROPPED_OVERTAKEN] += 1
+                        self.drops.add(s, count.DROPPED_OVERTAKEN, 1)
                         if number:
                             self.forget_queued(s, number)
                         continue
@@ -217,7 +219,16 @@ cdef class Backlog(Holding):
         self.counters.at[count.MATCHED] += 1
         identifiers = PyBytes_FromStringAndSize(<const char*>self.ids, ids_len) if ids_len and conn.version == 5 \
             else None
+        # what was published since the last SUBSCRIBE asked is as new as what comes at once
+        if c.retain and s.watched and s.cursor > s.asked_behind:
+            self.sent_live(s, c)
         return self.send_copy(s, conn, m, qos, c.retain and options & 8 != 0, identifiers, 0, s.cursor)
+
+    cdef int sent_live(self, Session s, const Content* c) except -1:
+        # a message to be retained, while retained ones are on their way: none that is older is sent after it
+        if not s.sent_live(hash_bytes(&self.subscriptions.key, c.topic, c.topic_len), c.number):
+            self.counters.at[count.RETAINED_UNWATCHED] += 1
+        return 0
 
     cdef bytes identifiers_of(self, Session s, Message m):
         cdef uint8_t options = 0

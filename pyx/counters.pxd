@@ -86,6 +86,7 @@ cpdef enum:
     DROPPED_REFUSED                 # PUBREC with a reason code >= 0x80
     DROPPED_PEER_LOST
     DROPPED_NO_MEMBER
+    DROPPED_OVERTAKEN               # retained messages: a newer one of the topic was sent meanwhile, as it came
     DROPPED_WORKER_LOST
     # share groups
     SHARED_WAITED                   # no member could take a message when it came: it was queued for one
@@ -135,6 +136,7 @@ cpdef enum:
     EVENTS_LOST                     # the disk was full or failed
     EVENTS_UNLISTED                 # messages counted for "others", because a table of a minute was full
     RETAINED_WALKS_DEFERRED
+    RETAINED_UNWATCHED              # live ones not remembered while retained ones were on their way
     TICK_PACKETS_CARRIED            # times a connection had to go on in the next tick
     TICK_PEER_CARRIED               # the same of the siblings
     HANDOFF_TIMEOUTS

@@ -27,6 +27,7 @@ KEPT = (
     "delivered_qos2", "dropped_expired", "dropped_offline_qos0", "dropped_outbox_full", "dropped_connection_closed",
     "dropped_queue_full", "dropped_packet_too_large", "dropped_unsubscribed", "dropped_session_ended",
     "dropped_refused", "dropped_peer_lost", "dropped_no_member", "dropped_worker_lost",
+    "dropped_overtaken",
 )
 
 # packets that a note names

@@ -207,8 +207,6 @@ cdef class FanOut(Backlog):
                 return self.drop_offline(s)
             if conn.out.pending > self.limits.outbox_bytes_max:
                 return self.drop(conn, count.DROPPED_OUTBOX_FULL)
-        if s.watched is not None:
-            s.sent_live(PyBytes_FromStringAndSize(<const char*>c.topic, c.topic_len), c.number)
         work(COPY + (c.payload_len + c.topic_len) // 1024 * KIBI)
         v5 = 1 if conn.version == 5 else 0
         ids_len = ids_len if v5 else 0
@@ -218,6 +216,8 @@ cdef class FanOut(Backlog):
         if f.total > conn.packet_bytes_max or \
                 ids_len and self.packet_total(c, True, qos != 0, ids_len) > conn.packet_bytes_max:
             return self.drop(conn, count.DROPPED_PACKET_TOO_LARGE)
+        if c.retain and s.watched:
+            self.sent_live(s, c)
         if qos:
             slot = s.open_slot()
             packet_id = slot.packet_id

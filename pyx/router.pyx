@@ -475,8 +475,8 @@ cdef class Router(Sharing):
         options = <uint8_t>(sub.slot_options >> 24)
         if sub.identifier:
             identifiers = PyBytes_FromStringAndSize(<const char*>ids, put_identifier(ids, sub.identifier))
-        if messages and s.watched is None:
-            s.watched = {}
+        if messages:
+            s.watched = True
         work(<uint64_t>len(messages) * OBJECT)
         for m in messages:
             qos = min(options & 3, m.content.qos)

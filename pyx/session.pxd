@@ -21,7 +21,8 @@ cdef enum:
     SHARED_COPY = 8             # flag of an in-flight or queued message: it belongs to a share group
     RETAINED_COPY = 16          # of a queued message: a retained one, sent because of a SUBSCRIBE
     REPLAYED_COPY = 64          # of a queued message: read from the archive, for a subscription that replays
-    WATCHED_MAX = 65536         # topics a session remembers while it waits for retained messages
+    WATCHED_MAX = 65536         # topics a session remembers while it waits for retained messages: 3 MB
+    WATCHED_ALL_MAX = 1 << 20   # topics all sessions remember: 48 MB
 
 
 cdef enum WindowState:
@@ -52,6 +53,12 @@ cdef struct Queued:
     uint32_t origin
     uint8_t flags               # as in Inflight; RETAINED_COPY, REPLAYED_COPY
     uint64_t number             # of its own record in a store that keeps; 0 = none
+
+
+cdef struct Seen:               # the last message to be retained that was sent as it came, by topic
+    uint64_t topic              # a keyed hash; 0: free
+    uint64_t number
+    uint32_t asked              # `Session.asked` then
 
 
 cdef class Session:
@@ -99,9 +106,12 @@ cdef class Session:
     cdef uint32_t merged                # where
     cdef object batch                   # pyx.records.Batch being read, or None
     cdef uint32_t batch_at
-    # topic -> (number of the last live message, `asked` then), while retained messages are on their way; or None
-    cdef dict watched
+    cdef bint watched                   # retained messages are on their way: which topics are retained anew is noted
+    cdef Seen* seen                     # an open table: linear probing, at most half full
+    cdef uint32_t seen_cap
+    cdef uint32_t seen_count
     cdef uint32_t asked                 # SUBSCRIBEs that asked for retained messages
+    cdef uint64_t asked_behind          # the last position of the log when the last of them did
     cdef uint32_t watching              # questions for retained messages that are open
     # [(from, to)] positions logged while it was offline and queue_qos0 was on, or None
     cdef list absences
@@ -124,5 +134,9 @@ cdef class Session:
     cdef list take_queued(self, uint32_t origin, uint8_t kind)
     cdef void dequeue(self) noexcept
     cdef int clear(self) except -1
-    cdef int sent_live(self, bytes topic, uint64_t number) except -1
-    cdef bint overtaken(self, bytes topic, uint64_t number, uint32_t asked) except -1
+    cdef Seen* seen_at(self, uint64_t topic) noexcept
+    # a message to be retained was sent as it came (0: there is no room to remember it); `topic`: a keyed hash of it
+    cdef int sent_live(self, uint64_t topic, uint64_t number) except -1
+    # whether one of that topic that is not older has been sent so since that SUBSCRIBE
+    cdef bint overtaken(self, uint64_t topic, uint64_t number, uint32_t asked) noexcept
+    cdef void watch_no_more(self) noexcept

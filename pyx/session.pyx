@@ -13,6 +13,8 @@ cdef enum:
     WINDOW_FIRST = 8
     WINDOW_LAST = 65536
 
+cdef uint64_t seen_all = 0                     # topics that all sessions of the process remember
+
 
 @cython.final
 cdef class Session:
@@ -31,7 +33,6 @@ cdef class Session:
         self.holes = None
         self.absences = None
         self.own_key = None
-        self.watched = None
         self.resend = None
         self.hold_filters = None
         self.replays = None
@@ -221,7 +222,7 @@ cdef class Session:
             Py_XDECREF(q.identifiers)
         self.queue_count = kept
         if kept == 0 and self.watching == 0:
-            self.watched = None
+            self.watch_no_more()
         if kept == 0:
             free(self.queue)
             self.queue = NULL
@@ -247,37 +248,86 @@ cdef class Session:
         self.batch_at = 0
         self.holes = None
         self.absences = None
-        self.watched = None
+        self.watch_no_more()
         return 0
 
     def watch(self):
-        """From now on remember which topics are sent live: an older retained message of theirs will be dropped."""
+        """From now on remember which topics are retained anew and sent live: an older message of theirs will not be
+        sent as retained."""
         self.watching += 1
-        if self.watched is None:
-            self.watched = {}
+        self.watched = True
 
-    def ask(self):
+    def ask(self, uint64_t position=0):
         """A SUBSCRIBE asks for retained messages: the number of that SUBSCRIBE. What was sent live before it is no
-        answer to it; what is sent live from now on makes an older retained message of that topic superfluous."""
+        answer to it; a message to be retained that is sent live from now on takes the place of an older one of that
+        topic. `position`: the last one of the log."""
         self.asked += 1
+        self.asked_behind = position
         return self.asked
 
-    cdef int sent_live(self, bytes topic, uint64_t number) except -1:
-        # while retained messages are on their way: see overtaken
-        if len(self.watched) < WATCHED_MAX:
-            self.watched[topic] = (number, self.asked)
-        return 0
+    cdef Seen* seen_at(self, uint64_t topic) noexcept:
+        # its place, or the free one for it
+        cdef uint32_t i = <uint32_t>topic & (self.seen_cap - 1)
+        while self.seen[i].topic and self.seen[i].topic != topic:
+            i = (i + 1) & (self.seen_cap - 1)
+        work(PLACE)
+        return &self.seen[i]
 
-    cdef bint overtaken(self, bytes topic, uint64_t number, uint32_t asked) except -1:
-        # Has a message of that topic that is not older been sent live since that SUBSCRIBE?
-        found = self.watched.get(topic)
-        return found is not None and number <= found[0] and asked <= found[1]
+    cdef int sent_live(self, uint64_t topic, uint64_t number) except -1:
+        global seen_all
+        cdef Seen* old = self.seen
+        cdef Seen* place
+        cdef uint32_t i, cap = self.seen_cap
+        topic |= 1
+        if self.seen_count * 2 >= cap:
+            if self.seen_count >= WATCHED_MAX:
+                place = self.seen_at(topic)
+                if place.topic == 0:
+                    return 0
+                place.number = number
+                place.asked = self.asked
+                return 1
+            self.seen = <Seen*>calloc(cap * 2 if cap else 16, sizeof(Seen))
+            if self.seen == NULL:
+                self.seen = old
+                raise MemoryError
+            self.seen_cap = cap * 2 if cap else 16
+            work(cap * PLACE)
+            for i in range(cap):
+                if old[i].topic:
+                    self.seen_at(old[i].topic)[0] = old[i]
+            free(old)
+        place = self.seen_at(topic)
+        if place.topic == 0:
+            if seen_all >= <uint64_t>WATCHED_ALL_MAX:
+                return 0
+            seen_all += 1
+            self.seen_count += 1
+            place.topic = topic
+        place.number = number
+        place.asked = self.asked
+        return 1
+
+    cdef bint overtaken(self, uint64_t topic, uint64_t number, uint32_t asked) noexcept:
+        cdef Seen* place
+        if self.seen_count == 0:
+            return False
+        place = self.seen_at(topic | 1)
+        return place.topic != 0 and number <= place.number and asked <= place.asked
+
+    cdef void watch_no_more(self) noexcept:
+        global seen_all
+        self.watched = False
+        seen_all -= self.seen_count
+        free(self.seen)
+        self.seen = NULL
+        self.seen_cap = self.seen_count = 0
 
     def unwatch(self):
         """One question for retained messages has been answered."""
         self.watching -= 1
         if self.watching == 0 and self.queue_count == 0:
-            self.watched = None
+            self.watch_no_more()
 
     def filters(self):
         """The Topic Filters of its subscriptions, shares of groups left out."""
@@ -338,5 +388,10 @@ cdef class Session:
 
     @property
     def is_watching(self):
-        """Topics that are sent live are remembered, because retained messages are on their way."""
-        return self.watched is not None
+        """Topics that are retained anew are remembered, because retained messages are on their way."""
+        return bool(self.watched)
+
+    @property
+    def watched_topics(self):
+        """How many topics it remembers."""
+        return self.seen_count

@@ -36,7 +36,7 @@ DROPS = (
     "dropped_expired", "dropped_offline_qos0", "dropped_outbox_full", "dropped_connection_closed",
     "dropped_queue_full", "dropped_packet_too_large",
     "dropped_unsubscribed", "dropped_session_ended", "dropped_refused", "dropped_peer_lost", "dropped_no_member",
-    "dropped_worker_lost",
+    "dropped_worker_lost", "dropped_overtaken",
 )  # fmt: skip
 DELIVERIES = ("delivered_qos0", "delivered_qos1", "delivered_qos2")
 

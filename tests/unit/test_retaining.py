@@ -6,21 +6,97 @@ import pytest
 
 from pyx.placement import owner
 from tests import wire
-from tests.sansio import Host
+from tests.sansio import Host, Peer
 from tests.unit.test_router import client_at, publish_many
 
 
-def test_a_live_message_is_not_followed_by_an_older_retained_one() -> None:
-    host = Host(limits={"inflight_max": 1})
-    subscriber, publisher = host.connect("subscriber"), host.connect("publisher")
+def waits_for_what_is_retained(host: Host, qos: int = 1) -> tuple[Peer, Peer]:
+    """(subscriber, publisher): `r` has a retained message, which waits behind another one: Receive Maximum 1."""
+    subscriber = host.connect("subscriber", 5, properties={"receive_maximum": 1})
+    publisher = host.connect("publisher")
     subscriber.subscribe(("block", 1))
     publisher.publish("r", b"old", 1, retain=True)
     publish_many(publisher, "block", [b"1", b"2"])
-    subscriber.send(wire.subscribe(4, 9, ("r", 1)))  # the retained message waits behind what is in flight
-    publisher.publish("r", b"new", 0)
-    got = subscriber.receive()
-    assert [p.payload for p in got if p.topic == "r"] == [b"new"]
+    subscriber.send(wire.subscribe(5, 9, ("r", qos)))
+    return subscriber, publisher
+
+
+@pytest.mark.parametrize("granted", [0, 1, 2])
+@pytest.mark.parametrize("published", [0, 1])
+def test_a_passing_message_that_is_not_retained_takes_no_retained_ones_place(granted: int, published: int) -> None:
+    """[MQTT-3.3.1-9]"""
+    host = Host()
+    subscriber, publisher = waits_for_what_is_retained(host, granted)
+    publisher.publish("r", b"passing", published)
+    got = [packet for packet in subscriber.receive() if packet.topic == "r"]
+    assert sorted((packet.payload, packet.retain) for packet in got) == [(b"old", True), (b"passing", False)]
+    assert host.counters()["dropped_overtaken"] == 0
+    assert not subscriber.session.is_watching
     host.check_books()
+
+
+@pytest.mark.parametrize("payload", [b"new", b""])
+def test_a_newer_retained_message_takes_the_place_of_an_older_one(payload: bytes) -> None:
+    """It is sent as it came; the older one is not sent after it, and is counted."""
+    host = Host()
+    subscriber, publisher = waits_for_what_is_retained(host)
+    publisher.publish("r", payload, 0, retain=True)
+    got = subscriber.receive()
+    assert [(p.payload, p.retain) for p in got if p.topic == "r"] == [(payload, False)]
+    assert host.counters()["dropped_overtaken"] == 1
+    assert not subscriber.session.is_watching
+    host.check_books()
+
+
+def test_one_that_is_too_large_for_the_client_takes_no_place() -> None:
+    host = Host(limits={"inflight_max": 1})
+    subscriber = host.connect("subscriber", 5, properties={"maximum_packet_size": 100})
+    publisher = host.connect("publisher")
+    subscriber.subscribe(("block", 1))
+    publisher.publish("r", b"old", 1, retain=True)
+    publish_many(publisher, "block", [b"1", b"2"])
+    subscriber.send(wire.subscribe(5, 9, ("r", 1)))
+    publisher.publish("r", b"x" * 200, 0, retain=True)
+    assert [(p.payload, p.retain) for p in subscriber.receive() if p.topic == "r"] == [(b"old", True)]
+    host.check_books()
+
+
+def test_a_newer_one_read_from_the_log_takes_the_place_of_an_older_answer() -> None:
+    """The session is behind: what is published meanwhile is logged, and sent before a sibling has answered."""
+    host = Host(2)
+    subscriber = host.connect("subscriber", 5, properties={"receive_maximum": 1})
+    here = subscriber.node.index
+    topic = next(f"r/{i}" for i in range(100) if owner(b"r/%d" % i, 2) != here)
+    publisher = host.connect(client_at(here, 2))
+    publisher.publish(topic, b"old", 1, retain=True)
+    subscriber.subscribe(("block", 1), (topic, 1))
+    subscriber.receive()
+    publish_many(publisher, "block", [b"1", b"2"])
+    host.held.add((1 - here, here))
+    subscriber.send(wire.subscribe(5, 9, (topic, 1)))
+    host.settle()
+    publisher.publish(topic, b"new", 1, retain=True)
+    assert [(p.payload, p.retain) for p in subscriber.receive()][2:] == [(b"new", False)]
+    host.held.clear()
+    assert subscriber.receive() == []
+    assert host.counters()["dropped_overtaken"] == 1
+    assert not subscriber.session.is_watching
+    host.check_books()
+
+
+def test_the_topics_remembered_are_bounded() -> None:
+    """Long ones take no more than short ones."""
+    host = Host(limits={"outbox_bytes_max": 1 << 30})
+    subscriber, publisher = waits_for_what_is_retained(host)
+    subscriber.send(wire.subscribe(5, 10, ("many/#", 0)))
+    for i in range(66_000):
+        publisher.publish(f"many/{i}", b"x", 0, retain=True)
+        if i % 1000 == 0:
+            host.turn()
+    host.turn()
+    assert subscriber.session.watched_topics == 65_536
+    assert host.counters()["retained_unwatched"] == 66_000 - 65_536
+    host.lose(subscriber)
 
 
 def test_the_late_answer_to_an_earlier_subscribe_is_not_sent_a_second_time() -> None:
