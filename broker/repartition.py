@@ -46,7 +46,7 @@ from pyx.placement import group_number, owner
 from pyx.stored import part_before, part_ends, part_running
 from pyx.topics import parse_share
 from shards.placement import home
-from zmq_mesh.envelope import Entry, EnvelopeError, decode_entries
+from zmq_mesh.envelope import PUBLISHER, Entry, EnvelopeError, decode_entries
 
 __all__ = ["Moved", "RepartitionError", "repartition"]
 
@@ -600,17 +600,21 @@ class _HandOff:
                     taken, refused = 0, set()
                 continue
             _, part, payloads = schema.decode_handoff(value)
+            publisher: str | None = None
             for position, entry in enumerate(decode_entries(part, payloads)):
                 if entry.control:
+                    if entry.topic == PUBLISHER:
+                        publisher = entry.payload.decode("utf-8", "surrogatepass")
                     continue
                 if sequence > taken:
-                    self._take(entry)
+                    self._take(entry, publisher)
                 elif (sequence, position) in refused:
                     self._share(entry)
+                publisher = None
 
-    def _take(self, entry: Entry) -> None:
+    def _take(self, entry: Entry, publisher: str | None) -> None:
         source, work = self._source, self._work
-        message = _message(entry)
+        message = _message(entry, publisher)
         is_first = not (entry.shared is not None and entry.retained_only)  # else another entry has brought it
         if entry.retain and is_first and owner(entry.topic, len(work.sources)) == source.index:
             work.retain(message)
@@ -656,9 +660,9 @@ class _HandOff:
         self._messages, self._names, self._bytes = [], [], 0
 
 
-def _message(entry: Entry) -> schema.StoredMessage:
+def _message(entry: Entry, publisher: str | None = None) -> schema.StoredMessage:
     return schema.StoredMessage(
-        entry.topic, entry.payload, entry.number, entry.qos, entry.retain, entry.properties, entry.expires
+        entry.topic, entry.payload, entry.number, entry.qos, entry.retain, entry.properties, entry.expires, publisher
     )
 
 

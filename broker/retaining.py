@@ -5,7 +5,7 @@ itself in pages, siblings are sent a question over the link and answer in pages 
 asked when it is back, as long as the session still wants it.
 
     question    topic b"?"      payload: u64 number | Topic Filter | NUL + last topic of the last page, or nothing
-    answer      topic b"!"      payload: u64 number | u8 1 = more | entries
+    answer      topic b"!"      payload: u64 number | u8 1 = more | messages as a store has them, with their publishers
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from broker.sys_topics import is_sys
 from pyx import counters as count
-from pyx.records import pack_messages, unpack_messages
 from pyx.router import expiry_offset
+from pyx.stored import pack_stored, unpack_stored
 from pyx.work import PACKED, STEP, spend
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class Retaining:
                 del found[number_of:]
                 more = True
                 break
-        packed = pack_messages(self._live(found))
+        packed = pack_stored(self._live(found))
         self._router.tell(peer, b"!", _ANSWER.pack(number, more) + packed)
 
     def answered(self, peer: int, payload: bytes) -> None:
@@ -210,7 +210,7 @@ class Retaining:
         self._node.guard_session(question.session, self._take_page, number, question, payload, bool(more))
 
     def _take_page(self, number: int, question: Question, payload: bytes, more: bool) -> None:
-        messages = unpack_messages(payload[_ANSWER.size :], expiry_offset)
+        messages = unpack_stored(payload[_ANSWER.size :], expiry_offset)
         session = question.session
         if messages:
             self._queue(question.walk, messages)

@@ -458,7 +458,8 @@ def without_words(const uint8_t[::1] part not None):
     while at < n:
         begin = at
         at += read_entry(p + begin, n - begin, &e)
-        if e.flags & ENTRY_CONTROL and e.content.topic_len:
+        # (who published the entry that follows is as true as that is)
+        if e.flags & ENTRY_CONTROL and e.content.topic_len and e.content.topic[0] != c'^':
             (<uint8_t*>e.content.topic)[0] = c'.'
     return copy
 

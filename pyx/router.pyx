@@ -479,6 +479,8 @@ cdef class Router(Sharing):
             s.watched = True
         work(<uint64_t>len(messages) * OBJECT)
         for m in messages:
+            if options & 4 and m.publisher is not None and m.publisher == s.client_id:
+                continue                    # [MQTT-3.8.3-3]
             qos = min(options & 3, m.content.qos)
             self.queue_for(s, m, qos, True, identifiers, RETAINED_COPY, asked)
 

@@ -346,7 +346,7 @@ cdef class Sharing(Siblings):
             return REFUSED_NO_MEMBER
         if g.strategy == 0:
             self.ask_strategy(g)
-        if g.strategy == HASH_CLIENT:
+        if g.strategy == HASH_CLIENT and self.publisher is None:
             self.publisher = e.key              # remembered, should the message be handed on
             if self.held is not None:
                 self.held.publisher = self.publisher

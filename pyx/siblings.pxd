@@ -4,7 +4,7 @@ from libc.stdint cimport uint8_t
 
 from pyx.fanout cimport FanOut
 from pyx.message cimport Content, Message
-from pyx.records cimport Choice, Entry
+from pyx.records cimport Choice, Entry, Packed
 from pyx.routing cimport Peer
 
 
@@ -12,7 +12,8 @@ cdef class Siblings(FanOut):
     cdef int entry(self, int peer, uint8_t flags, const Choice* choice) except -1
     cdef tuple whole(self, Peer p)
     cdef int check_frame(self, Entry* e, list payloads, int used) except -1
-    cdef int take_entry(self, Entry* e, list payloads, int used) except -1
+    cdef int name_publisher(self, Packed packed) except -1
+    cdef int take_entry(self, Entry* e, object publisher, list payloads, int used) except -1
     cdef int begin_entry(self, Entry* e, list payloads, int used) except -1
     cdef Message borrow(self, const Content* c, object owner)
 

@@ -9,11 +9,16 @@ from libc.string cimport memcpy, memset
 
 from pyx cimport counters as count
 from pyx.message cimport message_borrow
+from pyx.placement cimport owner_of
 from pyx.records cimport ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Packed, read_entry
 from pyx.rosters cimport roster_put, roster_strike
 from pyx.routing cimport OWN_FRAME_BYTES, Peer, find_expiry
 from pyx.subscriptions cimport Filter, Group, Matches
 from pyx.work cimport FILTER, work
+
+# kinds of control entries that are read here (others are for the broker)
+cdef char SAMPLED = c'~'
+cdef char PUBLISHER = c'^'             # client id of the publisher of the next entry, which is to be retained
 
 cdef enum:
     # sequenced entries of one batch: what the sibling refuses of them is told with one ack, and looked through at once
@@ -33,6 +38,10 @@ cdef class Siblings(FanOut):
         if c.qos != 0 or c.retain:
             if p.sequenced is None:
                 p.sequenced = Packed.__new__(Packed)
+            if c.retain and c.payload_len and isinstance(self.publisher, str) and \
+                    not (choice != NULL and flags & ENTRY_RETAINED_ONLY) and \
+                    owner_of(c.topic, c.topic_len, self.workers) == peer:
+                self.name_publisher(p.sequenced)
             p.sequenced.entry(c, flags, choice)
             if own_frame:
                 p.sequenced_payloads.append(self.hold())
@@ -52,6 +61,18 @@ cdef class Siblings(FanOut):
         self.matched_peers |= <uint64_t>1 << peer
         self.counters.at[count.MESH_ENTRIES_SENT] += 1
         return 0
+
+    cdef int name_publisher(self, Packed packed) except -1:
+        # who keeps the message for later subscriptions must know: No Local holds for those, too [MQTT-3.8.3-3]
+        cdef bytes name = (<str>self.publisher).encode("utf-8", "surrogatepass")
+        cdef char kind = PUBLISHER
+        cdef Content c
+        memset(&c, 0, sizeof(c))
+        c.topic = <const uint8_t*>&kind
+        c.topic_len = 1
+        c.payload = <const uint8_t*><const char*>name
+        c.payload_len = <uint32_t>len(name)
+        return packed.entry(&c, ENTRY_CONTROL, NULL)
 
     def tell(self, int peer, bytes kind not None, bytes payload not None):
         """Something for the broker of a sibling, in order with the messages for it: arrives as `handler.told(peer,
@@ -195,15 +216,20 @@ cdef class Siblings(FanOut):
         cdef uint32_t position = 0
         cdef int reason
         cdef list refused = None
+        cdef object publisher = None
         self.adoptable = None
         self.clock.hear()
         while at < n:
             at += read_entry(&entries[at], n - at, &e)
             if e.flags & ENTRY_CONTROL:
-                if e.content.topic_len == 1 and e.content.topic[0] == c'~':
+                if e.content.topic_len == 1 and e.content.topic[0] == SAMPLED:
                     # a sampled publish: those of the sequenced part, which comes second, are of this tick too
                     if e.content.payload_len == sizeof(uint64_t) and self.tick_ns:
                         memcpy(&self.delivered_since, e.content.payload, sizeof(uint64_t))
+                    position += 1
+                    continue
+                if e.content.topic_len == 1 and e.content.topic[0] == PUBLISHER:
+                    publisher = e.content.payload[:e.content.payload_len].decode("utf-8", "surrogatepass")
                     position += 1
                     continue
                 self.handler.told(peer, PyBytes_FromStringAndSize(<const char*>e.content.topic, e.content.topic_len),
@@ -214,7 +240,7 @@ cdef class Siblings(FanOut):
             self.counters.at[count.MESH_ENTRIES_RECEIVED] += 1
             self.check_frame(&e, payloads, used)
             try:
-                reason = self.take_entry(&e, payloads, used)
+                reason = self.take_entry(&e, publisher, payloads, used)
             except Exception as error:
                 # of this message, and not of the others of the batch, nor of the worker
                 reason = 0
@@ -227,15 +253,19 @@ cdef class Siblings(FanOut):
                     refused = []
                 refused.append((position, reason))
             self.held = None
+            publisher = None
             position += 1
         return used, refused
 
-    cdef int take_entry(self, Entry* e, list payloads, int used) except -1:
+    cdef int take_entry(self, Entry* e, object publisher, list payloads, int used) except -1:
         # 0, or why it is refused
         cdef uint64_t sent = 0, dropped = 0
         cdef Matches* m
         cdef int reason = 0
         self.begin_entry(e, payloads, used)
+        self.publisher = publisher
+        if self.held is not None:
+            self.held.publisher = publisher
         if e.content.retain and not (e.group != NULL and e.flags & ENTRY_RETAINED_ONLY):
             self.keep()                     # else another entry has brought it, or it was chosen again
         if self.prefixes.levels:

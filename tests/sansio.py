@@ -207,9 +207,12 @@ class Host:
     def settle(self) -> None:
         """Ticks until nothing moves any more."""
         for _ in range(10_000):
-            if not self.turn():
+            if not self.turn() and not self._is_under_way():
                 return
         raise AssertionError("the workers never come to rest")
+
+    def _is_under_way(self) -> bool:
+        return any(line and way not in self.held for way, line in self._under_way.items())
 
     def _commit(self, node: Node) -> bool:
         node.disk.look()

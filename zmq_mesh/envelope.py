@@ -28,6 +28,9 @@ for tools and tests, and is held to the same golden bytes:
                   was chosen; insist = 1: no member is online anywhere, so it waits here; key: what hash_topic and
                   hash_client choose the member by, 0 for the other strategies
                 | topic | properties (wire form of MQTT 5, without their length) | payload, unless OWN_FRAME
+
+An entry with CONTROL is no PUBLISH. That of the topic b"^" names the publisher of the next entry, which is to be
+retained: who keeps it must know for whom it is local.
 """
 
 import struct
@@ -83,6 +86,7 @@ SHARED: Final = 0x10
 OWN_FRAME: Final = 0x20
 RETAINED_ONLY: Final = 0x40
 CONTROL: Final = 0x80  # no message: something for the broker of the peer
+PUBLISHER: Final = b"^"  # topic of a CONTROL entry: its payload is the client id of who published the next entry
 
 PREFIX: Final = struct.Struct("<BBHIIQQ")
 HEAD: Final = struct.Struct("<BBHIIIIQQQQQQQ")
