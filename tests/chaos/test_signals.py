@@ -107,7 +107,8 @@ def test_signals_while_it_starts() -> None:
             deadline = time.monotonic() + READY_SECONDS_MAX
             while not over.wait(0.001) and time.monotonic() < deadline:
                 # an interpreter that is loading has no handlers: what comes before it has forked is not our matter
-                for pid in broker.processes() if len(broker.processes()) > 1 else ():
+                there = broker.processes() if broker.alive() else []
+                for pid in there if len(there) > 1 else ():
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGUSR1)
 

@@ -99,7 +99,10 @@ def test_a_full_disk_refuses_drains_and_recovers(small_disk: Path, name: str) ->
         live, old, publisher = scene.client(), scene.open(4), scene.client(f"{name}publisher", **LASTING)
         old.connect(f"{name}old")
         live.subscribe((f"{name}/live", 0))
-        stored = _publish_until_refused(publisher, f"{name}/stored")
+        stored: list[bytes] = []
+        for _ in range(3):  # a compaction that ends gives room back: somebody else takes that
+            _publish_until_refused(publisher, f"{name}/stored", stored)
+            others = fill(small_disk)
         assert len(stored) > 20
         publisher.publish(f"{name}/live", b"goes on")
         live.receive(f"{name}/live", b"goes on")
@@ -108,6 +111,7 @@ def test_a_full_disk_refuses_drains_and_recovers(small_disk: Path, name: str) ->
         assert status_of(broker, "/ready") == status_of(broker, "/health") == 200
         assert report(broker, "/ready")["workers"][0]["store"] in ("full", "failed")
         assert totals(broker)["mqttd_store_full"] == 1
+        os.truncate(others, 30 << 20)
         sleeper = scene.client(f"{name}sleeper", **LASTING)
         assert sleeper.connack.session_present
         assert _drained(sleeper, len(stored)) == stored
@@ -223,6 +227,7 @@ def test_a_full_disk_refuses_another_number_of_workers(tmp_path: Path, name: str
             publisher.disconnect()
             broker.stop()
             before = _messages(contents(data))
+            files = {path.name for path in data.iterdir()}
             others = fill(disk)
             broker.workers = 3
             for room in (16 << 10, 256 << 10, 2 << 20, 5 << 20):
@@ -236,7 +241,7 @@ def test_a_full_disk_refuses_another_number_of_workers(tmp_path: Path, name: str
                 assert line.endswith("they are as they were: start with --workers 2, or with another --data-dir")
                 assert "Traceback" not in broker.stderr(said)
                 assert settled(str(data)).generation == 0
-                assert {path.name for path in data.iterdir()} == {"mqttd.lock", "store.json", "worker-0", "worker-1"}
+                assert {path.name for path in data.iterdir()} == files
             broker.workers = 2
             broker.start()
             sleeper = client(sleepers[0])
@@ -244,8 +249,8 @@ def test_a_full_disk_refuses_another_number_of_workers(tmp_path: Path, name: str
             assert sleeper.await_packet("PUBLISH").payload[:6] == stored[0]
             sleeper.close()
             broker.stop()
+            others.unlink()  # whoever opens a store writes to its disk
             assert _messages(contents(data)) == before
-            others.unlink()
             grow(disk, "256m")  # what three stores without a reserve take until they are compacted
             broker.workers = 3
             broker.start()
@@ -266,15 +271,13 @@ def _messages(stores: list[dict[bytes, bytes]]) -> list[dict[bytes, bytes]]:
     return [{key: value for key, value in store.items() if key[:1] in (b"B", b"I")} for store in stores]
 
 
-def _publish_until_refused(publisher: wire.Client, topic: str) -> list[bytes]:
-    # those that were acknowledged, QoS 1 and 2 in turn, each with a large body that no compression shortens
-    stored: list[bytes] = []
-    for number in range(2000):
+def _publish_until_refused(publisher: wire.Client, topic: str, stored: list[bytes]) -> None:
+    # appends those that were acknowledged, QoS 1 and 2 in turn, each with a large body that no compression shortens
+    for number in range(len(stored), 2000):
         payload = b"%06d" % number + os.urandom(100_000)
         reason = publisher.publish(topic, payload, qos=1 + number % 2)
         if reason == 0x97:
-            assert publisher.publish(topic, payload, qos=2) == 0x97
-            return stored
+            return
         assert reason == 0
         stored.append(payload[:6])
     raise AssertionError("it is never full")

@@ -248,7 +248,7 @@ def test_what_cannot_be_done_is_said_in_one_line(start: Start, tmp_path: Path) -
     whole = (out / NAME).read_text()
     for key, line in (
         ("format", "the snapshot has format 3, this mqttd reads formats 1 to 2"),
-        ("schema", "the stores have schema version 3, this mqttd reads version 1"),
+        ("schema", "the stores have schema version 3, this mqttd reads versions 1 to 2"),
     ):
         (out / NAME).write_text(json.dumps({**json.loads(whole), key: 3}))
         restoring: tuple[str | Path, ...] = ("restore", "--from", out, "--data-dir", tmp_path / "new")

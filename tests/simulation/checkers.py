@@ -136,7 +136,7 @@ def ends(world: World) -> dict[int, float]:
     for publishes in by_client.values():
         ended: float | None = None
         line = -1
-        for publish in sorted(publishes, key=lambda each: each.started or 0.0, reverse=True):
+        for publish in sorted(publishes, key=lambda each: each.turn, reverse=True):
             if publish.line != line:
                 ended, line = None, publish.line
             if publish.acknowledged is not None:

@@ -295,6 +295,8 @@ class Client:
             publish.started = self.clock.now
         publish.sends += 1
         publish.line = self.lines_count
+        self.world.history.turns += 1
+        publish.turn = self.world.history.turns
         properties: dict[str, Any] = {} if publish.expiry is None else {"message_expiry_interval": publish.expiry}
         packet = wire.publish(
             self.version,

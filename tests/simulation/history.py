@@ -32,6 +32,8 @@ class Publish:
         self.sends = 0
         self.line = 0
         """The connection that it was sent on (the last one)."""
+        self.turn = 0
+        """Its place among all that were sent in the run (the last time): many are sent in one instant."""
         self.acknowledged: float | None = None
         """PUBACK or PUBREC came."""
         self.reason = 0
@@ -87,6 +89,7 @@ class History:
         self.queue_drops: dict[str, int] = {}
         """By client id: messages dropped because its queue was full."""
         self.padding = 0
+        self.turns = 0
 
     def publish(self, publisher: Client, topic: str, qos: int, retain: bool) -> Publish:
         """A new message."""
