@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from leveldb_store import schema
 from leveldb_store.replay_schema import replay_key
+from leveldb_store.subscription_schema import encode_subscription
 from pyx.stored import pack_stored
 from pyx.work import STEP, spend
 
@@ -143,9 +144,9 @@ class Custody:
         """It has this subscription from now on; `named`: as the client calls it, `text` is the Topic Filter in it."""
         if not self.stores(session):
             return
-        since = self._router.since(session, text) if group is None else 0
+        since, formers = self._router.since(session, text) if group is None else (0, [])
         key = schema.subscription_key(session.client_id, named)
-        self._router.put_record(key, schema.encode_subscription(options, identifier, since))
+        self._router.put_record(key, encode_subscription(options, identifier, since, formers))
 
     def unsubscribed(self, session: Session, named: bytes) -> None:
         """It has it no longer."""

@@ -33,6 +33,7 @@ from leveldb_store.moment import decode_moment
 from leveldb_store.replay_schema import decode_replay, split_replay
 from leveldb_store.room import RESERVE_NAMES
 from leveldb_store.snapshot import SnapshotError, StoreFacts
+from leveldb_store.subscription_schema import decode_subscription
 from leveldb_store.wal import whole_bytes
 from shards import data_dir
 from zmq_mesh.envelope import EnvelopeError, decode_entries
@@ -333,7 +334,7 @@ class _Store:
             schema.DROPPED: lambda _, value: schema.decode_spans(value),
             schema.WANTED: lambda _, value: schema.decode_u32(value),
             schema.SESSION: lambda key, value: (key[1:].decode(), schema.decode_session(value)),
-            schema.SUBSCRIPTION: lambda key, value: (schema.split_subscription(key), schema.decode_subscription(value)),
+            schema.SUBSCRIPTION: lambda key, value: (schema.split_subscription(key), decode_subscription(value)),
             schema.WINDOW: lambda _, value: schema.decode_rest(schema.decode_window(value).rest),
             schema.QUEUED: lambda key, value: (schema.split_queued(key), schema.decode_queued(value)),
             schema.REPLAY: lambda key, value: (split_replay(key), decode_replay(value)),

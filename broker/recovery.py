@@ -29,6 +29,7 @@ from leveldb_store import schema
 from leveldb_store.contract import StoreError
 from leveldb_store.moment import decode_moment
 from leveldb_store.replay_schema import decode_replay, split_replay
+from leveldb_store.subscription_schema import decode_subscription
 from pyx import counters as count
 from pyx.packets import Will
 from pyx.router import expiry_offset
@@ -217,7 +218,7 @@ class _Recovery:
             if session is None:
                 self._router.delete_record(key)
                 continue
-            options, identifier, since = schema.decode_subscription(value)
+            options, identifier, since, formers = decode_subscription(value)
             group, text = None, named
             if named.startswith(_SHARED):
                 share = parse_share(named)
@@ -226,7 +227,7 @@ class _Recovery:
                 group, text = share
             if group is None:
                 self._filters.add(text)
-            self._router.restore_subscription(session, text, options, identifier, group, since)
+            self._router.restore_subscription(session, text, options, identifier, group, since, formers)
             self._found.subscriptions += 1
 
     def _replays(self) -> None:

@@ -42,6 +42,7 @@ from leveldb_store import schema
 from leveldb_store.contract import StoreError
 from leveldb_store.database import Database, Options, sync_directory, told
 from leveldb_store.replay_schema import decode_replay, split_replay
+from leveldb_store.subscription_schema import decode_subscription, encode_subscription
 from pyx.placement import group_number, owner
 from pyx.stored import part_before, part_ends, part_running
 from pyx.topics import parse_share
@@ -383,7 +384,7 @@ class _Repartition:
             target = source.target_of.get(client_id)
             if target is None:
                 continue
-            options, identifier, since = schema.decode_subscription(value)
+            options, identifier, since, formers = decode_subscription(value)
             source.log.last = max(source.log.last, since)
             if named.startswith(_SHARED):
                 share = parse_share(named)
@@ -392,6 +393,8 @@ class _Repartition:
                 member = _Member(source.index, client_id, options, identifier)
                 source.members.setdefault(b"/".join(share), []).append(member)
                 continue
+            if formers:
+                since = formers[0][1]
             if source.expected and options & schema.QOS:
                 source.filters.add(named)
             cursor, in_flight_at, holes = windows.get(client_id, (0, _HIGHEST, []))
@@ -464,11 +467,12 @@ class _Repartition:
             index = source.target_of.get(client_id)
             if index is None:
                 continue
-            options, identifier, since = schema.decode_subscription(value)
+            options, identifier, since, formers = decode_subscription(value)
             target = self.targets[index]
             if not named.startswith(_SHARED):
-                since = target.stretches[source.index].place(since)
-            target.put(key, schema.encode_subscription(options, identifier, since))
+                place = target.stretches[source.index].place
+                since, formers = place(since), [(was, place(begin), place(end)) for was, begin, end in formers]
+            target.put(key, encode_subscription(options, identifier, since, formers))
             self.moved.subscriptions += 1
 
     def _copy_replays(self, source: _Source) -> None:

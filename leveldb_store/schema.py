@@ -59,7 +59,6 @@ BLOCK_HEAD: Final = struct.Struct("<BI")
 PART_HEAD: Final = struct.Struct("<IQQII")
 PART_ENTRY: Final = struct.Struct("<II")
 ENTRY: Final = struct.Struct("<BHIIQ")
-SUBSCRIBED: Final = struct.Struct("<BIQ")
 WINDOW_HEAD: Final = struct.Struct("<QHHH")
 WINDOW_OUT: Final = struct.Struct("<HBBQ")
 SPAN: Final = struct.Struct("<QQQQQQ")
@@ -434,19 +433,6 @@ def decode_part(key: bytes, data: bytes) -> Part:
         raise SchemaError(f"a part of an index says {count} messages and has {len(data)} bytes")
     entries = [(first + behind, each) for behind, each in PART_ENTRY.iter_unpack(data[PART_HEAD.size :])]
     return Part(first, messages, size, first - behind_block, indexes, entries)
-
-
-def encode_subscription(options: int, identifier: int, since: int) -> bytes:
-    """Options as in SUBSCRIBE, Subscription Identifier (0 = none), the position behind which it begins."""
-    return SUBSCRIBED.pack(options, identifier, since)
-
-
-def decode_subscription(data: bytes) -> tuple[int, int, int]:
-    """(options, Subscription Identifier or 0, since); SchemaError if it is damaged."""
-    if len(data) != SUBSCRIBED.size:
-        raise SchemaError(f"a subscription has {len(data)} bytes instead of {SUBSCRIBED.size}")
-    options, identifier, since = SUBSCRIBED.unpack(data)
-    return options, identifier, since
 
 
 def encode_session(session: StoredSession) -> bytes:

@@ -9,6 +9,7 @@ from pyx.limits cimport QueueRule
 from pyx.message cimport Content, Message
 from pyx.records cimport Batch, LogKey
 from pyx.session cimport Session
+from pyx.filters cimport Membership
 
 
 cdef class Backlog(Holding):
@@ -19,7 +20,8 @@ cdef class Backlog(Holding):
     cdef int caught_up(self, Session s) except -1
     cdef int deliver_logged(self, Session s, Connection conn, Message m) except -1
     cdef int sent_live(self, Session s, const Content* c) except -1
-    cdef int options_of(self, Session s, Message m, uint8_t* options) except -2
+    cdef int options_of(self, Session s, Message m, uint64_t position, uint8_t* options) except -2
+    cdef int unread_of(self, Session s, Membership* e, uint64_t position, uint64_t* messages, uint64_t* size) except -1
     cdef int send_copy(self, Session s, Connection conn, Message m, uint8_t qos, bint retain, object identifiers,
                        uint8_t flags, uint64_t position) except -1
     cdef int tally(self, const Content* c, uint64_t sent, uint64_t dropped) except -1

@@ -21,7 +21,7 @@ from pyx.packets cimport PUBREL
 from pyx.records cimport merge_batches
 from pyx.routing cimport IDENTIFIER_BYTES_MAX, QUOTA_EXCEEDED, READ_BYTES_MAX, put_identifier
 from pyx.session cimport Inflight, Queued, RETAINED_COPY, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC
-from pyx.subscriptions cimport Filter, Membership, Subscriber, filter_text
+from pyx.filters cimport Filter, Former, Membership, Subscriber, filter_text, options_at
 from pyx.topics cimport topic_matches
 from pyx.windows cimport OWN_RECORD
 from pyx.work cimport COPY, INDEX, KIBI, Mark, OBJECT, SERVE, VISIT, callback_begins, callback_ends, work
@@ -168,6 +168,7 @@ cdef class Backlog(Holding):
         cdef Membership* e
         cdef Batch b
         cdef list batches
+        cdef uint64_t since
         if s.own_key is not None:
             work(INDEX)
             b = self.store.read((<LogKey>s.own_key).name, s.cursor, READ_BYTES_MAX)
@@ -178,11 +179,16 @@ cdef class Backlog(Holding):
             e = &s.own.items[i]
             if e.group != NULL or e.filter.index == NULL:
                 continue
-            if (e.filter.plain.items[e.index].slot_options >> 24) & 3 == 0 and s.absences is None:
+            if e.formers != NULL:
+                self.subscriptions.drop_formers(e, s.cursor)
+            since = e.since
+            if e.formers != NULL:
+                since = e.formers.since
+            elif (e.filter.plain.items[e.index].slot_options >> 24) & 3 == 0 and s.absences is None:
                 continue
             (<LogKey>e.filter.index).rests = False
             work(INDEX)
-            b = self.store.read((<LogKey>e.filter.index).name, max(s.cursor, e.since), READ_BYTES_MAX)
+            b = self.store.read((<LogKey>e.filter.index).name, max(s.cursor, since), READ_BYTES_MAX)
             if b.count:
                 batches.append(b)
         return merge_batches(batches) if batches else None
@@ -204,10 +210,10 @@ cdef class Backlog(Holding):
 
     cdef int deliver_logged(self, Session s, Connection conn, Message m) except -1:
         # which of its subscriptions match it now: their options and identifiers count [subscription options are those
-        # in force when the message is sent]
+        # in force when the message is sent; but not where that would lose it]
         cdef Content* c = &m.content
         cdef uint8_t options = 0, qos
-        cdef int ids_len = self.options_of(s, m, &options)
+        cdef int ids_len = self.options_of(s, m, s.cursor, &options)
         if ids_len < 0:
             return 0
         qos = options & 3
@@ -232,10 +238,10 @@ cdef class Backlog(Holding):
 
     cdef bytes identifiers_of(self, Session s, Message m):
         cdef uint8_t options = 0
-        cdef int ids_len = self.options_of(s, m, &options)
+        cdef int ids_len = self.options_of(s, m, 0, &options)
         return PyBytes_FromStringAndSize(<const char*>self.ids, ids_len) if ids_len > 0 else None
 
-    cdef int options_of(self, Session s, Message m, uint8_t* options) except -2:
+    cdef int options_of(self, Session s, Message m, uint64_t position, uint8_t* options) except -2:
         # the highest QoS and Retain As Published of its subscriptions that match now; their Subscription Identifiers
         # stand in self.ids: returns how many bytes, or -1: none matches
         cdef Content* c = &m.content
@@ -243,7 +249,7 @@ cdef class Backlog(Holding):
         cdef Subscriber* sub
         cdef uint32_t i
         cdef int ids_len = 0
-        cdef uint8_t o
+        cdef int o
         cdef uint8_t* ids = self.ids_room(1)
         cdef bint found = False
         work(s.own.count * VISIT)
@@ -255,13 +261,13 @@ cdef class Backlog(Holding):
                                                      c.topic_len):
                 continue
             sub = &e.filter.plain.items[e.index]
-            o = <uint8_t>(sub.slot_options >> 24)
-            if o & 4 and m.publisher is not None and m.publisher == s.client_id:
+            o = options_at(e, <uint8_t>(sub.slot_options >> 24), position)
+            if o < 0 or o & 4 and m.publisher is not None and m.publisher == s.client_id:
                 continue
             found = True
             if o & 3 > options[0] & 3:
-                options[0] = (options[0] & 8) | (o & 3)
-            options[0] |= o & 8
+                options[0] = <uint8_t>(options[0] & 8 | o & 3)
+            options[0] |= <uint8_t>(o & 8)
             if sub.identifier:
                 ids = self.ids_room(<uint32_t>ids_len // IDENTIFIER_BYTES_MAX + 2)
                 ids_len += put_identifier(ids + ids_len, sub.identifier)
@@ -495,6 +501,8 @@ cdef class Backlog(Holding):
                     open_from = min(open_from, since)
             if not s.behind or s.own_key is not None:
                 continue
+            if s.wants_formers(&s.own.items[f.plain.items[i].slot_options & 0xFFFFFF], spans):
+                needed = True
             if (f.plain.items[i].slot_options >> 24) & 3 == 0 and s.absences is None:
                 continue
             if s.cursor < over or s.own.count > 1 and s.cursor < self.block.first - 1:
@@ -641,13 +649,29 @@ cdef class Backlog(Holding):
             e = &s.own.items[i]
             if e.group != NULL or e.filter.index == NULL:
                 continue
-            if (e.filter.plain.items[e.index].slot_options >> 24) & 3 == 0 and s.absences is None:
-                continue
-            work(INDEX)
-            a, b = self.store.backlog((<LogKey>e.filter.index).name, max(position, e.since))
-            messages += a
-            size += b
+            self.unread_of(s, e, position, &messages, &size)
         return messages, size
+
+    cdef int unread_of(self, Session s, Membership* e, uint64_t position, uint64_t* messages,
+                       uint64_t* size) except -1:
+        # adds what one subscription has behind `position`
+        cdef bytes name = (<LogKey>e.filter.index).name
+        cdef const Former* former = e.formers
+        while former != NULL:
+            if former.up_to > position:
+                work(2 * INDEX)
+                x = self.store.backlog(name, max(position, former.since))
+                y = self.store.backlog(name, former.up_to)
+                messages[0] += <uint64_t>x[0] - <uint64_t>y[0]
+                size[0] += <uint64_t>x[1] - <uint64_t>y[1]
+            former = former.next
+        if (e.filter.plain.items[e.index].slot_options >> 24) & 3 == 0 and s.absences is None:
+            return 0
+        work(INDEX)
+        x = self.store.backlog(name, max(position, e.since))
+        messages[0] += <uint64_t>x[0]
+        size[0] += <uint64_t>x[1]
+        return 0
 
     cdef tuple unread_after(self, Session s, uint64_t position):
         # the same without holes

@@ -1,6 +1,6 @@
 """One worker's router: a publish goes in, deliveries, log records, peer entries and acks come out."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, final
 
 from pyx.archive import Archiver
@@ -137,9 +137,16 @@ class Router:
         self, s: Session, text: bytes, options: int, identifier: int = 0, group: bytes | None = None
     ) -> bool: ...
     def unsubscribe(self, s: Session, text: bytes, group: bytes | None = None) -> bool: ...
-    def since(self, s: Session, text: bytes) -> int: ...
+    def since(self, s: Session, text: bytes) -> tuple[int, list[tuple[int, int, int]]]: ...
     def restore_subscription(
-        self, s: Session, text: bytes, options: int, identifier: int, group: bytes | None, since: int
+        self,
+        s: Session,
+        text: bytes,
+        options: int,
+        identifier: int,
+        group: bytes | None,
+        since: int,
+        formers: Iterable[tuple[int, int, int]] = (),
     ) -> None: ...
     def restore_retained(self, m: Message) -> None: ...
     def queue_retained(self, s: Session, messages: list[Message], text: bytes, asked: int) -> None: ...

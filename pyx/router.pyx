@@ -342,14 +342,17 @@ cdef class Router(Sharing):
         cdef Filter* f = self.subscriptions.hold(<const uint8_t*><const char*>text, len(text))
         cdef Group* g = NULL
         cdef int new, held = -1
+        cdef uint8_t was
         cdef bint wanted = False            # at QoS > 0 before
         if group is not None:
             g = self.subscriptions.hold_group(f, <const uint8_t*><const char*>group, len(group))
         else:
             held = self.subscriptions.membership(f, NULL, <void*>s, &s.own)
-            wanted = held >= 0 and (f.plain.items[s.own.items[held].index].slot_options >> 24) & 3 != 0
-            if wanted and options & 3 == 0 and s.absences is None:
-                self.drop_unsubscribed(s)       # what was stored for it is not sent at QoS 0
+            if held >= 0:
+                was = <uint8_t>(f.plain.items[s.own.items[held].index].slot_options >> 24)
+                wanted = was & 3 != 0
+                if wanted and options & 3 == 0 or options & 4 and not was & 4:
+                    s.narrowed(self.subscriptions, &s.own.items[held], was, self.next_position - 1)
         new = self.subscriptions.add(f, g, <void*>s, &s.own, <uint8_t>options, identifier, s.connection is not None)
         if self.keeps and s.durable and not self.restoring:
             self.touch(s)                   # up to here it has been sent everything, whatever else the log holds
@@ -366,14 +369,14 @@ cdef class Router(Sharing):
         return bool(new)
 
     def since(self, Session s not None, bytes text not None):
-        """The log position behind which its subscription to this Topic Filter counts: what lies before it was published
-        earlier, or was not wanted. 0: it has none."""
+        """(the log position behind which its subscription to this Topic Filter counts: what lies before was published
+        earlier, or not wanted; the stretches before that which it is to get all the same, as `Session.formers`)."""
         cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
         cdef int held = self.subscriptions.membership(f, NULL, <void*>s, &s.own) if f != NULL else -1
-        return s.own.items[held].since if held >= 0 else 0
+        return (s.own.items[held].since, s.formers(&s.own.items[held])) if held >= 0 else (0, [])
 
     def restore_subscription(self, Session s not None, bytes text not None, int options, uint32_t identifier,
-                             bytes group, uint64_t since):
+                             bytes group, uint64_t since, formers=()):
         """A subscription that an earlier worker has stored, of a session without a connection."""
         self.restoring = True
         try:
@@ -383,6 +386,8 @@ cdef class Router(Sharing):
         if group is not None:
             return
         s.own.items[s.own.count - 1].since = since
+        for was, begin, end in formers:
+            self.subscriptions.add_former(&s.own.items[s.own.count - 1], was, begin, end)
 
     def restore_retained(self, Message m not None):
         """A retained message that an earlier worker has stored."""

@@ -4,7 +4,7 @@ from cpython.ref cimport Py_INCREF, Py_XDECREF, Py_XINCREF
 from libc.stdlib cimport calloc, free, malloc
 
 
-from pyx.filters cimport Membership, filter_text
+from pyx.filters cimport Former, Membership, filter_text
 from pyx.message cimport content_bytes
 from pyx.placement cimport fixed_hash
 from pyx.work cimport PLACE, OBJECT, VISIT, work
@@ -328,6 +328,35 @@ cdef class Session:
         self.watching -= 1
         if self.watching == 0 and self.queue_count == 0:
             self.watch_no_more()
+
+    cdef int narrowed(self, Subscriptions subscriptions, Membership* e, uint8_t options, uint64_t last) except -1:
+        if not self.behind or last <= self.cursor or last <= e.since or options & 3 == 0 and self.absences is None:
+            return 0
+        subscriptions.add_former(e, options, e.since, last)
+        e.since = last
+        return 0
+
+    cdef list formers(self, const Membership* e):
+        # [(options, position behind which it begins, and with which it ends)] of the stretches of the log that it is to
+        # get under options it had formerly
+        cdef const Former* former = e.formers
+        cdef list found = []
+        while former != NULL:
+            if self.behind and former.up_to > self.cursor:
+                found.append((former.options, former.since, former.up_to))
+            former = former.next
+        return found
+
+    cdef bint wants_formers(self, const Membership* e, set spans) except -1:
+        cdef const Former* former = e.formers
+        cdef bint wanted = False
+        while former != NULL:
+            if former.up_to > self.cursor:
+                work(OBJECT)
+                spans.add((max(self.cursor, former.since), former.up_to))
+                wanted = True
+            former = former.next
+        return wanted
 
     def filters(self):
         """The Topic Filters of its subscriptions, shares of groups left out."""

@@ -20,7 +20,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from pyx.counters cimport Row
 from pyx.filters cimport (
-    Filter, Group, Matches, Membership, Memberships, Subscriber, SubscriberList, filter_text,
+    Filter, Former, Group, Matches, Membership, Memberships, Subscriber, SubscriberList, filter_text,
 )
 from pyx.hashing cimport HashKey
 from pyx.results cimport Results
@@ -60,6 +60,9 @@ cdef class Subscriptions:
     ) except -1
     # index in own.items of (f, g) or -1
     cdef int membership(self, Filter* f, Group* g, void* session, Memberships* own) noexcept
+    # behind the others it has; FORMERS_MAX are kept, then the last one grows
+    cdef int add_former(self, Membership* member, uint8_t options, uint64_t since, uint64_t up_to) except -1
+    cdef void drop_formers(self, Membership* member, uint64_t up_to) noexcept      # those that end at or before
     cdef int remove(self, Memberships* own, uint32_t i) except -1       # swaps the last membership into place i
     cdef int remove_all(self, Memberships* own) except -1               # and frees own.items
     # plain: of its groups and its plain subscriptions, else of its groups alone

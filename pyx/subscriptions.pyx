@@ -15,7 +15,7 @@ from libc.string cimport memchr, memcmp, memcpy, memset
 
 from pyx.counters cimport MATCH_DURATION, observe
 from pyx.filters cimport (
-    Elsewhere, Filter, Group, Matches, Membership, Memberships, Subscriber, SubscriberList, filter_text,
+    Elsewhere, Filter, Former, Group, Matches, Membership, Memberships, Subscriber, SubscriberList, filter_text,
 )
 from pyx.hashing cimport HashKey, hash_bytes
 from pyx.kernel cimport monotonic_ns
@@ -33,6 +33,7 @@ cdef enum:
     SIBLINGS_MAX = 64
     SLOT_MASK = 0xFFFFFF                    # of Subscriber.slot_options
     FILTER_BYTES_MAX = 65535
+    FORMERS_MAX = 16                        # of a membership
     SAMPLED = 16                            # one in so many matches with the trie is measured
 
 
@@ -304,6 +305,7 @@ cdef class Subscriptions:
                 g.offline_durable += 1
         member = &own.items[own.count]
         member.since = 0
+        member.formers = NULL
         member.filter = f
         member.group = g
         member.index = place
@@ -328,6 +330,32 @@ cdef class Subscriptions:
                 if own.items[i].filter == f and own.items[i].group == g:
                     return <int> i
         return -1
+
+    cdef int add_former(self, Membership* member, uint8_t options, uint64_t since, uint64_t up_to) except -1:
+        cdef Former** link = &member.formers
+        cdef Former* last = NULL
+        cdef uint32_t n = 0
+        while link[0] is not NULL:
+            last = link[0]
+            link = &last.next
+            n += 1
+        if n >= FORMERS_MAX:                # rather what was not for it than nothing of what was
+            last.up_to = up_to
+            last.options = max(last.options & 3, options & 3) | last.options & options & 4
+            return 0
+        last = <Former*> calloc(1, sizeof(Former))
+        if last is NULL:
+            raise MemoryError()
+        last.options, last.since, last.up_to = options, since, up_to
+        link[0] = last
+        return 0
+
+    cdef void drop_formers(self, Membership* member, uint64_t up_to) noexcept:
+        cdef Former* first = member.formers
+        while first is not NULL and first.up_to <= up_to:
+            member.formers = first.next
+            free(first)
+            first = member.formers
 
     cdef void leave_list(self, Filter* f, Group* g, uint32_t index) noexcept:
         cdef SubscriberList* members = &f.plain if g is NULL else &g.members
@@ -359,6 +387,7 @@ cdef class Subscriptions:
         if i >= own.count:
             raise IndexError("no such membership")
         gone = own.items[i]
+        self.drop_formers(&gone, <uint64_t> -1)
         self.leave_list(gone.filter, gone.group, gone.index)
         own.count -= 1
         self.count -= 1
@@ -391,6 +420,7 @@ cdef class Subscriptions:
             member = &own.items[own.count]
             if member.group is not NULL:
                 self.shared -= 1
+            self.drop_formers(member, <uint64_t> -1)
             self.leave_list(member.filter, member.group, member.index)
             self.drop_if_unused(member.filter)
         free(own.items)

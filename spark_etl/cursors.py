@@ -7,6 +7,7 @@ it. Taken away is what the session dropped when its queue was full (holes) and w
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -16,6 +17,7 @@ import plyvel
 from leveldb_store import schema
 from leveldb_store.archive_schema import NUMBER_WORKER_BITS
 from leveldb_store.schema import Span, Window, WindowRest
+from leveldb_store.subscription_schema import decode_subscription
 from spark_etl.state import shared
 from spark_etl.tables import TABLES
 
@@ -59,11 +61,18 @@ def _rows(reading: Reading, start: bytes, stop: bytes) -> Iterator[tuple[Any, ..
             _, text = schema.split_subscription(subscribed)
             if shared(text.decode())[0] is not None:
                 continue  # what its group gives it is kept for it alone
-            granted, _, begins = schema.decode_subscription(options)
-            if not granted & schema.QOS and not rest.absences:
+            granted, _, begins, formers = decode_subscription(options)
+            begins = max(begins, since.get(text, 0))
+            formers = [former for former in formers if former[2] > rest.cursor]
+            gaps = [(up_to, later) for (_, _, up_to), (_, later, _) in itertools.pairwise(formers)]
+            if granted & schema.QOS or rest.absences:
+                gaps += [(up_to, begins) for _, _, up_to in formers[-1:]]
+            elif formers:
+                gaps.append((formers[-1][2], _HIGHEST))
+            else:
                 continue  # nothing waits for it
-            position = max(rest.cursor, begins, since.get(text, 0))
-            lag = logs.lag(text, position, rest.holes)
+            position = max(rest.cursor, formers[0][1] if formers else begins)
+            lag = logs.lag(text, position, [*rest.holes, *gaps])
             yield client, text.decode(), position, last, lag.messages, lag.bytes, *_oldest(lag)
         lag = _kept(reading, client, window)
         if lag.messages:

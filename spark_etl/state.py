@@ -11,6 +11,7 @@ from leveldb_store import replay_schema, schema
 from leveldb_store.archive_schema import first_level
 from leveldb_store.schema import SchemaError
 from leveldb_store.snapshot import LinkFacts
+from leveldb_store.subscription_schema import decode_subscription
 from spark_etl.frames import instant
 from spark_etl.tables import TABLES
 
@@ -50,7 +51,7 @@ def subscriptions(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.Re
 def _subscriptions(reading: Reading, start: bytes, stop: bytes) -> Iterator[tuple[Any, ...]]:
     for key, value in reading.scan(start, stop):
         client, text = schema.split_subscription(key)
-        options, identifier, since = schema.decode_subscription(value)
+        options, identifier, since, _ = decode_subscription(value)
         yield *_subscribed(client, text, options, identifier), since, None
 
 

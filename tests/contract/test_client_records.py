@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from leveldb_store import schema
 from leveldb_store.schema import SchemaError, StoredMessage, StoredSession, StoredWill
+from leveldb_store.subscription_schema import decode_subscription
 from pyx.placement import group_number
 from tests.kept_host import kept, lasting
 
@@ -93,7 +94,7 @@ def test_a_will_of_another_length_is_damaged(data: bytes) -> None:
 @given(data=st.binary(max_size=100))
 def test_any_bytes_are_a_record_or_damaged(data: bytes) -> None:
     for decode in (
-        schema.decode_session, schema.decode_will, schema.decode_subscription, schema.decode_window,
+        schema.decode_session, schema.decode_will, decode_subscription, schema.decode_window,
         schema.decode_queued,
     ):  # fmt: skip
         try:

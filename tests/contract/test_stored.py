@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from leveldb_store import schema
 from leveldb_store.schema import Part, Span, StoredMessage, Window
+from leveldb_store.subscription_schema import decode_subscription, encode_subscription
 from pyx.message import Message
 from pyx.records import Block, LogKey
 from pyx.router import expiry_offset
@@ -117,9 +118,12 @@ def test_golden_bytes_of_keys_and_small_values() -> None:
     assert schema.prefix_end(b"B") == b"C"
     assert schema.prefix_end(b"a\xff\xff") == b"b"
     assert schema.prefix_end(b"\xff") is None
-    value = schema.encode_subscription(0x2D, 7, 258)
+    value = encode_subscription(0x2D, 7, 258)
     assert value == bytes.fromhex("2d 07000000 0201000000000000")
-    assert schema.decode_subscription(value) == (0x2D, 7, 258)
+    assert decode_subscription(value) == (0x2D, 7, 258, [])
+    value = encode_subscription(0x2C, 7, 258, [(1, 2, 258)])
+    assert value == bytes.fromhex("2c 07000000 0201000000000000 01 0200000000000000 0201000000000000")
+    assert decode_subscription(value) == (0x2C, 7, 258, [(1, 2, 258)])
     window = Window(258, 7, [(5, 2, 3, 259)], [9, 10], b"rest")
     value = bytes.fromhex("0201000000000000 0700 0100 0200 0500 02 03 0301000000000000 0900 0a00") + b"rest"
     assert schema.encode_window(window) == value
@@ -166,7 +170,7 @@ def test_damaged_bytes_are_an_error_and_nothing_else(data: bytes, first: int) ->
         lambda: schema.decode_message(data),
         lambda: schema.decode_part(schema.part_key(1, first), data),
         lambda: schema.decode_window(data),
-        lambda: schema.decode_subscription(data),
+        lambda: decode_subscription(data),
         lambda: schema.decode_spans(data),
         lambda: schema.decode_u32(data),
         lambda: schema.decode_u64(data),

@@ -9,6 +9,7 @@ import pytest
 from leveldb_store import replay_schema, schema
 from leveldb_store.replay_schema import StoredReplay
 from leveldb_store.schema import StoredMessage, StoredQueued, Window
+from leveldb_store.subscription_schema import encode_subscription
 from tests.made_snapshot import number_at, snapshot_of
 from tests.spark.conftest import Load
 
@@ -31,8 +32,8 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [11, 12], schema.U64.pack(0) + bytes(16),
     )  # fmt: skip
     zero = [
-        (schema.subscription_key("c", b"$share/g/a/+"), schema.encode_subscription(OPTIONS, 5, 40)),
-        (schema.subscription_key("c", b"b"), schema.encode_subscription(1, 0, 41)),
+        (schema.subscription_key("c", b"$share/g/a/+"), encode_subscription(OPTIONS, 5, 40)),
+        (schema.subscription_key("c", b"b"), encode_subscription(1, 0, 41)),
         (replay_schema.replay_key("c", b"old/#"), replay_schema.encode_replay(StoredReplay(1, 0, 3, number_at(T)))),
         (schema.window_key("c"), schema.encode_window(in_flight)),
         # a record has a number of its own: the message's was given when it came
