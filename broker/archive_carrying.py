@@ -9,10 +9,10 @@ Every new worker numbers its messages above all that any of the old ones has giv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from leveldb_store import archive_schema, schema
-from leveldb_store.archive_ends import find
+from leveldb_store.archive_ends import Said, find, readable
 from leveldb_store.database import Database
 
 __all__ = ["carry_archives"]
@@ -23,12 +23,15 @@ _RULES_MAX = 0xFFFF
 def carry_archives(
     old: Sequence[Database],
     new: Sequence[Callable[[bytes, bytes], None]],
-    scan: Callable[[int, bytes], Iterator[tuple[bytes, bytes]]],
+    handled: Callable[[bytes], None],
+    say: Callable[[str], None],
 ) -> int:
-    """Copy all archives; returns how many blocks. `new`: puts a record into a new store; `scan`: a family of an old
-    one, by its index. Raises plyvel.Error, SchemaError, ValueError.
+    """Copy all archives; returns how many blocks. `new`: puts a record into a new store; `handled`: is told
+    the key of each. What cannot be read is said, and left out. Raises plyvel.Error, SchemaError, ValueError.
     """
-    found = [find(database) for database in old]
+    saids = [Said(database.path, say) for database in old]
+    found = [find(database, said) for database, said in zip(old, saids, strict=True)]
+    aside = 0
     numbers: dict[bytes, int] = {}
     for index, each in enumerate(found):
         for rule in each.rules.values():
@@ -44,12 +47,20 @@ def carry_archives(
                 put(archive_schema.rule_key(rule.topic_filter), value)
     blocks = 0
     for index, each in enumerate(found):
+        said = saids[index]
         renumbered = {rule.number: numbers[rule.topic_filter] for rule in each.rules.values()}
-        for key, value in scan(index, schema.ARCHIVE_REMOVED):
-            rule_number, origin = archive_schema.split_removed(key)
+        for number in sorted(each.aside):  # blocks of which nothing is known stay so, under a number of their own
+            aside += 1
+            renumbered[number] = len(numbers) + aside
+        for (rule_number, origin), up_to in each.removed.items():
             if rule_number in renumbered:
-                new[origin % len(new)](archive_schema.removed_key(renumbered[rule_number], origin), value)
-        for key, value in scan(index, schema.ARCHIVED):
+                key = archive_schema.removed_key(renumbered[rule_number], origin)
+                new[origin % len(new)](key, schema.U64.pack(up_to))
+        for key, value in readable(old[index], schema.ARCHIVED, said):
+            handled(key)
+            if len(key) != archive_schema.BLOCK_KEY_BYTES:
+                said(key, "no key of a block", schema.SchemaError("it is left out"))
+                continue
             rule_number, origin, last = archive_schema.split_block(key)
             new[origin % len(new)](archive_schema.block_key(renumbered[rule_number], origin, last), value)
             blocks += 1

@@ -250,7 +250,7 @@ def repartition(
 
     Raises RepartitionError.
     """
-    work = _Repartition(old_epoch, len(old), epoch, len(new), progress)
+    work = _Repartition(old_epoch, len(old), epoch, len(new), progress, say)
     with ExitStack() as stack:
         try:
             for index, path in enumerate(old):
@@ -275,7 +275,13 @@ def _opened(path: Path, say: Callable[[str], None] = lambda _: None) -> Database
 
 class _Repartition:
     def __init__(
-        self, old_epoch: str, old_workers: int, epoch: str, workers: int, progress: Callable[[int], None]
+        self,
+        old_epoch: str,
+        old_workers: int,
+        epoch: str,
+        workers: int,
+        progress: Callable[[int], None],
+        say: Callable[[str], None],
     ) -> None:
         self.sources: list[_Source] = []
         self.targets: list[_Target] = []
@@ -287,6 +293,7 @@ class _Repartition:
         self._epoch = epoch
         self._workers = workers
         self._progress = progress
+        self._say = say
         self._handled = 0
         self._retained: dict[bytes, schema.StoredMessage] = {}
         """What hand-off logs have for their owners; an empty payload: none is to be retained."""
@@ -319,7 +326,8 @@ class _Repartition:
         self.moved.archived = carry_archives(
             [source.database for source in self.sources],
             [target.put for target in self.targets],
-            lambda index, family: self.scan(self.sources[index], family),
+            self._count,
+            self._say,
         )
         events = [self.scan(source, schema.EVENT) for source in self.sources]
         self.moved.events = carry_events(events, [target.put for target in self.targets])
@@ -331,9 +339,12 @@ class _Repartition:
         for key, value in source.database.scan(prefix):
             self.where = f"the store {source.database.path}, record {key!r}"
             yield key, value
-            self._handled += 1
-            if self._handled % _EVERY == 0:
-                self._progress(self._handled)
+            self._count(key)
+
+    def _count(self, _key: bytes) -> None:
+        self._handled += 1
+        if self._handled % _EVERY == 0:
+            self._progress(self._handled)
 
     # ------------------------------------------------------------ what there is
 

@@ -7,8 +7,8 @@ it any more. So a subscriber's position goes on, however silent a worker is.
 
     read    b"r"    u64 question | u64 behind | u64 known start | u64 clock | u32 bytes | u8 1 = a beat is wanted at
                     once | Topic Filter
-    page    b"R"    u64 question | u64 up to | u64 start | u8 1 = that was all, 2 = something behind the number is gone
-                    | stored messages
+    page    b"R"    u64 question | u64 up to | u64 start | u8 1 = that was all, 2 = something behind the number is gone,
+                    4 = it cannot be read | stored messages
     beat    b"b"    u64 up to | u64 question, ...
     end     b"c"    u64 question, ...: nobody waits for these
     probe   b"o"    u64 question | u16 length, Topic Filter, ...
@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from leveldb_store.contract import FallenBehind
 from pyx import counters as count
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from leveldb_store.contract import Archive, Page
     from pyx.message import Message
 
-__all__ = ["Question", "Sources", "page_of", "probe_of", "read_of", "starts_of"]
+__all__ = ["Answer", "Question", "Sources", "page_of", "probe_of", "read_of", "starts_of"]
 
 _READ = Struct("<QQQQIB")
 _PAGE = Struct("<QQQB")
@@ -48,8 +48,9 @@ _NUMBER = Struct("<Q")
 _TWO = Struct("<QQ")
 _LENGTH = Struct("<H")
 _AT_ONCE = 1
-_IS_END, _IS_LOST = 1, 2
+_IS_END, _IS_LOST, _IS_DAMAGE = 1, 2, 4
 _BEAT_SECONDS = 0.2
+_SAY_AGAIN_MS = 60_000
 _CLOCK_AHEAD_MS = 60_000
 """No number is taken over from a sibling that lies so far ahead of the clock."""
 _NUMBER_PER_MS = 1000 << 8
@@ -63,11 +64,29 @@ def read_of(question: Question, clock: int, at_once: bool) -> bytes:
     return head + question.filter
 
 
-def page_of(payload: bytes) -> tuple[int, int, int | None, bool, list[Message]]:
-    """Of the word b"R": (question, up to, start if something is gone, that was all, messages)."""
+class Answer(NamedTuple):
+    """A page, as whoever asked gets it."""
+
+    number: int
+    """Of the question."""
+    up_to: int
+    """Everything up to this number has come with it."""
+    start: int | None
+    """Something is gone up to this number; None: nothing is, or it was known."""
+    is_damage: bool
+    """It is not gone by rule: it cannot be read."""
+    is_end: bool
+    """That was all."""
+    messages: list[Message]
+
+
+def page_of(payload: bytes) -> Answer:
+    """Of the word b"R". Raises MqttError where a message is damaged."""
     number, up_to, start, flags = _PAGE.unpack_from(payload)
     messages = unpack_stored(payload[_PAGE.size :], expiry_offset)
-    return number, up_to, start if flags & _IS_LOST else None, bool(flags & _IS_END), messages
+    return Answer(
+        number, up_to, start if flags & _IS_LOST else None, bool(flags & _IS_DAMAGE), bool(flags & _IS_END), messages
+    )
 
 
 def probe_of(number: int, filters: list[bytes]) -> bytes:
@@ -85,7 +104,8 @@ class Question:
     """One that was not answered yet. `peer`: who asks; this worker's own number: its own sessions."""
 
     __slots__ = (
-        "after", "bytes_max", "filter", "gone", "number", "page", "peer", "promise", "queued", "seen", "start",
+        "after", "bytes_max", "failed", "filter", "gone", "is_damage", "number", "page", "peer", "promise",
+        "queued", "seen", "start",
     )  # fmt: skip
 
     def __init__(self, peer: int, number: int, text: bytes, after: int, start: int, bytes_max: int) -> None:
@@ -98,6 +118,10 @@ class Question:
         self.bytes_max = bytes_max
         self.gone: int | None = None
         """What was asked for may have been removed up to this number, and that is not known."""
+        self.is_damage = False
+        """It is not gone by rule: it cannot be read."""
+        self.failed: Exception | None = None
+        """Why nothing can be read for it."""
         self.promise = 0
         """When it was queued, whatever had a number up to here was durable."""
         self.page: Page | None = None
@@ -122,6 +146,8 @@ class Sources:
         self._held: dict[tuple[int, int], Question] = {}
         """Those that have found nothing."""
         self._timed = False
+        self._silent_until = 0
+        """Monotonic ms: until then it is not said again that something cannot be read."""
         self.beside: Callable[[Callable[[], None], Callable[[], None]], None] | None = None
         """Has the first done by a thread and calls the second; None: pages are read at once."""
 
@@ -198,9 +224,12 @@ class Sources:
                 self.beside(partial(self._read, question), partial(self._queue, question))
                 return
             self._read(question)
+        question.queued = False
+        if question.failed is not None:
+            self._failed(key, question)
+            return
         page, question.page = question.page, None
         assert page is not None
-        question.queued = False
         if page.messages or question.gone is not None:
             del self._open[key]
             up_to = max(page.up_to, question.after, question.promise if page.is_end else 0)
@@ -223,20 +252,36 @@ class Sources:
             self._node.call_later(_BEAT_SECONDS, self._on_timer)
 
     def _read(self, question: Question) -> None:
-        # perhaps in a thread of its own
+        # perhaps in a thread of its own; what goes wrong is the question's alone
         archive, filters = self._archive, [question.filter]
         try:
-            question.page = archive.read(filters, question.after, question.bytes_max)
-        except FallenBehind as fallen:
-            if fallen.earliest > question.start:
-                question.gone = question.start = fallen.earliest
-            question.page = archive.read(filters, question.after, question.bytes_max, True)
+            try:
+                question.page = archive.read(filters, question.after, question.bytes_max)
+            except FallenBehind as fallen:
+                if fallen.earliest > question.start:
+                    question.gone = question.start = fallen.earliest
+                    question.is_damage = fallen.is_damage
+                question.page = archive.read(filters, question.after, question.bytes_max, True)
+        except Exception as error:  # noqa: BLE001
+            question.failed = error
+
+    def _failed(self, key: tuple[int, int], question: Question) -> None:
+        # it is not answered: whoever asked does so again, later
+        del self._open[key]
+        now = self._router.now_ms
+        if now >= self._silent_until:
+            self._silent_until = now + _SAY_AGAIN_MS
+            self._node.log.error(
+                "replay_cannot_read", filter=question.filter, behind=question.after, error=str(question.failed)
+            )
 
     def _answer(self, question: Question, messages: list[Message], up_to: int, is_end: bool) -> None:
         if question.peer == self._node.index:
-            self._replaying.page(question.number, up_to, question.gone, is_end, messages)
+            gone, is_damage = question.gone, question.is_damage
+            self._replaying.page(Answer(question.number, up_to, gone, is_damage, is_end, messages))
             return
         flags = (_IS_END if is_end else 0) | (_IS_LOST if question.gone is not None else 0)
+        flags |= _IS_DAMAGE if question.is_damage else 0
         head = _PAGE.pack(question.number, up_to, question.gone or 0, flags)
         self._router.tell_unkept(question.peer, b"R", head + pack_stored(messages))
 

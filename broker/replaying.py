@@ -25,7 +25,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from broker.offsets import tag_of
-from broker.replay_sources import Question, Sources, page_of, read_of
+from broker.replay_sources import Answer, Question, Sources, page_of, read_of
 from leveldb_store.replay_schema import StoredReplay, encode_replay, replay_key
 from pyx import counters as count
 from pyx.replay import Merge, drop_queued, has_room, write_position
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from broker.node import Node
-    from pyx.message import Message
     from pyx.session import Session
 
 __all__ = ["Replay", "Replaying"]
@@ -259,28 +258,28 @@ class Replaying:
 
     def answered(self, peer: int, payload: bytes) -> None:
         """The word b"R" of a sibling: a page."""
-        number, up_to, start, is_end, messages = page_of(payload)
-        if self._questions.get(number, (None, -1))[1] == peer:
-            self.page(number, up_to, start, is_end, messages)
+        answer = page_of(payload)
+        if self._questions.get(answer.number, (None, -1))[1] == peer:
+            self.page(answer)
 
-    def page(self, number: int, up_to: int, start: int | None, is_end: bool, messages: list[Message]) -> None:
+    def page(self, answer: Answer) -> None:
         """A page has come, see `replay_sources`."""
-        found = self._questions.pop(number, None)
+        found = self._questions.pop(answer.number, None)
         if found is None:
             return
         replay, source = found
         replay.asked[source] = 0
-        replay.sizes[source] = len(messages)
-        if start is not None:
-            replay.starts[source] = start
-            if source not in replay.fresh:
-                self._fell_behind(replay, source, start)
+        replay.sizes[source] = len(answer.messages)
+        if answer.start is not None:
+            replay.starts[source] = answer.start
+            if source not in replay.fresh or answer.is_damage:
+                self._fell_behind(replay, source, answer.start, answer.is_damage)
         replay.fresh.discard(source)
-        replay.merge.add(source, messages, up_to, is_end)
+        replay.merge.add(source, answer.messages, answer.up_to, answer.is_end)
         self._ask_more(replay)
         self._due(replay)
 
-    def _fell_behind(self, replay: Replay, source: int, start: int) -> None:
+    def _fell_behind(self, replay: Replay, source: int, start: int, is_damage: bool) -> None:
         merge = replay.merge
         self._row.add(count.REPLAYS_FALLEN_BEHIND)
         self._node.log.warning(
@@ -290,6 +289,7 @@ class Replaying:
             worker_of=source,
             behind=merge.delivered(source),
             start=start,
+            damage=is_damage,
         )
         if merge.lost is None:
             merge.lost = write_position(self.tag, merge.position)

@@ -22,16 +22,16 @@ from typing import Final, NamedTuple
 import plyvel
 
 from leveldb_store import archive_schema as schema
-from leveldb_store.archive_ends import HIGHEST, Found, find
+from leveldb_store.archive_blocks import Blocks, load
+from leveldb_store.archive_ends import Found, Said, find
 from leveldb_store.contract import FallenBehind, Page, StoreError
 from leveldb_store.database import Database, told
 from leveldb_store.filters import covers, overlaps
 from leveldb_store.retention import Retention
 from pyx.archive import Archiver
-from pyx.archived import concerns, count_of, first_of, merge
-from pyx.message import Message
+from pyx.archived import merge
 
-__all__ = ["Archive", "FallenBehind", "Options", "Page", "Table", "find"]
+__all__ = ["Archive", "FallenBehind", "Options", "Page", "Said", "Table", "find"]
 
 PENDING_BYTES_MAX: Final = 64 << 20
 _OVERLAPS_MAX: Final = 1024  # filters of which it is remembered by which rules they are archived
@@ -67,7 +67,7 @@ class Archive:
         database: Database,
         options: Options,
         found: Found,
-        say: Callable[[str], None],
+        said: Said,
     ) -> None:
         self.epoch = options.epoch
         self.last = self.highest = found.highest
@@ -76,14 +76,16 @@ class Archive:
         self.sequences = found.sequences
         self.changes: list[tuple[bytes, bytes]] = []
         """Records of rules that are to be written before anything else."""
-        self.rules = self._settle(found.rules, options.tables)
+        self.rules = self._settle(found, options.tables)
         """Those that are configured, then others that hold something."""
-        self.retention = Retention(database, options.worker, self.rules, found, say)
+        self.retention = Retention(database, options.worker, self.rules, found, said)
         self._removed = self.retention.removed
         self._configured = self.rules[: len(options.tables)]
         self._worker = options.worker
         self._database = database
-        self._say = say
+        self._said = said
+        self._damaged: set[bytes] = set()
+        """Keys of blocks in which a message is damaged."""
         self._origins = {
             rule.number: {options.worker, *(held.origin for held in found.sequences.get(rule.number, ()))}
             for rule in self.rules
@@ -94,10 +96,10 @@ class Archive:
         """(ticket, last number, bytes of records) of what is not durable."""
         self._overlapping: dict[bytes, list[int]] = {}
 
-    def _settle(self, known: dict[bytes, schema.Rule], tables: Sequence[Table]) -> list[schema.Rule]:
+    def _settle(self, found: Found, tables: Sequence[Table]) -> list[schema.Rule]:
         # the rules of the configuration, and others that were; what has changed is to be recorded
-        rules = []
-        numbers = {rule.number for rule in known.values()}
+        rules, known = [], found.rules
+        numbers = {rule.number for rule in known.values()} | found.aside
         for place, table in enumerate(tables):
             before = known.get(table.topic_filter)
             number = before.number if before is not None else next(n for n in range(1, 0xFFFF) if n not in numbers)
@@ -179,6 +181,17 @@ class Archive:
         """See the contract. StoreError when the store cannot be read. It may be called in a thread of its own, while
         others append.
         """
+        while True:
+            known = len(self._damaged)
+            try:
+                return self._page(topic_filters, after, bytes_max, with_gaps)
+            except plyvel.Error as error:
+                raise StoreError(f"the archive of {self._database.path} cannot be read: {told(error)}") from error
+            except ValueError as error:  # a message in some block is damaged, which is known now
+                if len(self._damaged) == known:
+                    raise StoreError(f"the archive of {self._database.path} cannot be merged: {error}") from error
+
+    def _page(self, topic_filters: Sequence[bytes], after: int, bytes_max: int, with_gaps: bool) -> Page:
         last = self.last  # first of all: of what is durable later nothing is said
         numbers = {number for each in topic_filters for number in self._rules_of(each)}
         behind = {number for number in numbers if self._lasts.get(number, 0) > after}
@@ -189,28 +202,29 @@ class Archive:
         levels: set[bytes] | None = {schema.first_level(each) for each in topic_filters}
         if levels is not None and levels & {b"#", b"+"}:
             levels = None
+        with self._database.archive_lock, ExitStack() as stack:
+            sequences = []
+            for number in behind:
+                for origin in self._origins[number]:
+                    begin = max(after, self._removed.get((number, origin), 0))
+                    blocks = Blocks(self._database.db, number, origin, begin, last, self._damaged, self._said)
+                    stack.callback(blocks.close)
+                    sequences.append(blocks)
+            if not with_gaps:
+                self._check(numbers, after)  # what the iterators do not see any more was said before
+            for blocks in sequences:
+                blocks.look()
+            if not with_gaps:
+                gone = max((blocks.gap for blocks in sequences if blocks.begin <= after + 1), default=0)
+                if gone:
+                    raise FallenBehind(gone, is_damage=True)
+            up_to, is_end = load(sequences, after, last, bytes_max, levels)
         try:
-            with self._database.archive_lock, ExitStack() as stack:
-                sequences = []
-                for number in behind:
-                    for origin in self._origins[number]:
-                        blocks = self._database.db.iterator(
-                            start=schema.block_key(
-                                number, origin, max(after, self._removed.get((number, origin), 0)) + 1
-                            ),
-                            stop=schema.block_key(number, origin, last),
-                            include_stop=True,
-                            verify_checksums=True,
-                            fill_cache=False,
-                        )
-                        stack.callback(blocks.close)
-                        sequences.append(_Sequence(blocks, self._refuse))
-                if not with_gaps:
-                    self._check(numbers, after)  # what the iterators do not see any more was said before
-                up_to, is_end = _load(sequences, after, last, bytes_max, levels)
-        except plyvel.Error as error:
-            raise StoreError(f"the archive of {self._database.path} cannot be read: {told(error)}") from error
-        messages = self._merged([each.loaded for each in sequences if each.loaded], list(topic_filters), after, up_to)
+            messages = merge([each.loaded for each in sequences if each.loaded], list(topic_filters), after, up_to)
+        except ValueError:
+            for blocks in sequences:
+                blocks.check()
+            raise
         return Page(messages, up_to, is_end)
 
     def _check(self, numbers: Iterable[int], after: int) -> None:
@@ -232,67 +246,3 @@ class Archive:
             known = [rule.number for rule in self.rules if overlaps(rule.topic_filter, topic_filter)]
             self._overlapping[topic_filter] = known
         return known
-
-    def _merged(self, sequences: list[list[bytes]], filters: list[bytes], after: int, up_to: int) -> list[Message]:
-        try:
-            return merge(sequences, filters, after, up_to)
-        except ValueError:
-            whole = [[value for value in values if self._is_whole(value)] for values in sequences]
-            return merge(whole, filters, after, up_to)
-
-    def _is_whole(self, value: bytes) -> bool:
-        try:
-            count_of(value)
-        except ValueError as error:
-            self._refuse(value, error)
-            return False
-        return True
-
-    def _refuse(self, value: bytes, error: Exception) -> None:
-        self._say(f"a block of the archive of {self._database.path} is left out ({len(value)} bytes): {error}")
-
-
-class _Sequence:
-    """Blocks one behind the other; the next one is looked at, those before it are loaded."""
-
-    def __init__(self, blocks: plyvel.Iterator, refuse: Callable[[bytes, Exception], None]) -> None:
-        self.loaded: list[bytes] = []
-        self.first = 0
-        """Number of the first message of the next block; HIGHEST: there is none."""
-        self._blocks = blocks
-        self._refuse = refuse
-        self._value = b""
-        self._look()
-
-    def load(self, levels: set[bytes] | None) -> int:
-        """Take the next block, unless it has none of these first levels; returns its bytes."""
-        value = self._value
-        if levels is None or concerns(value, levels):
-            self.loaded.append(value)
-        self._look()
-        return len(value)
-
-    def _look(self) -> None:
-        for _, value in self._blocks:
-            try:
-                self.first = first_of(value)
-            except ValueError as error:
-                self._refuse(value, error)
-                continue
-            self._value = value
-            return
-        self.first = HIGHEST
-
-
-def _load(
-    sequences: list[_Sequence], after: int, last: int, bytes_max: int, levels: set[bytes] | None
-) -> tuple[int, bool]:
-    # in the order in which blocks begin: what begins behind the last one that is loaded waits for the next page
-    left = bytes_max
-    while True:
-        sequence = min(sequences, key=lambda each: each.first)
-        if sequence.first == HIGHEST:
-            return last, True
-        if left <= 0 and sequence.first > after + 1:
-            return sequence.first - 1, False
-        left -= sequence.load(levels)

@@ -25,6 +25,7 @@ from leveldb_store.schema import (
     StoredMessage,
     decode_message,
     encode_message,
+    prefix_end,
 )
 
 FORMAT: Final = 1
@@ -42,6 +43,7 @@ NOT_CONFIGURED: Final = 0xFFFF  # place in the configuration of a rule that is t
 TENANT: Final = "default"
 NUMBER_WORKER_BITS: Final = 8
 RULE_NUMBERS: Final = 0xFFFF
+BLOCK_KEY_BYTES: Final = 1 + _KEY.size
 
 
 class Rule(NamedTuple):
@@ -100,6 +102,22 @@ def block_key(rule: int, origin: int, number: int) -> bytes:
 def blocks_of(rule: int) -> bytes:
     """What the keys of a rule's blocks begin with."""
     return ARCHIVED + _KEY_RULE.pack(rule)
+
+
+def sequence(rule: int, origin: int) -> bytes:
+    """What the keys of the blocks begin with that one worker has archived by a rule."""
+    return ARCHIVED + _KEY_ORIGIN.pack(rule, origin)
+
+
+def sequence_end(rule: int, origin: int) -> bytes | None:
+    """Those keys lie before this one."""
+    return prefix_end(sequence(rule, origin))
+
+
+def rule_of(key: bytes) -> int:
+    """The rule in a key of a block, also in one that is cut off behind it."""
+    (rule,) = _KEY_RULE.unpack_from(key, 1)
+    return int(rule)
 
 
 def removed_key(rule: int, origin: int) -> bytes:

@@ -27,11 +27,14 @@ class StoreError(Exception):
 
 
 class FallenBehind(Exception):
-    """Retention has removed what a reader of the archive should get next: numbers at or before `earliest` are gone."""
+    """What a reader of the archive should get next is gone, up to and with number `earliest`: retention has removed it,
+    or it cannot be read (`is_damage`).
+    """
 
-    def __init__(self, earliest: int) -> None:
+    def __init__(self, earliest: int, is_damage: bool = False) -> None:
         super().__init__(f"the archive begins behind number {earliest}")
         self.earliest = earliest
+        self.is_damage = is_damage
 
 
 class Page(NamedTuple):
@@ -84,9 +87,9 @@ class Archive(Protocol):
 
     def read(self, topic_filters: Sequence[bytes], after: int, bytes_max: int, with_gaps: bool = False) -> Page:
         """What matches one of the filters and lies behind number `after`, as far as it is durable. Blocks of about
-        `bytes_max` are read, one at least. Raises FallenBehind when `after` lies before `start` of a filter; not
-        `with_gaps`: then what is there is given. (Before `start` there is something when not all workers had to remove
-        equally much, and their archives lie in one store since a repartition.)
+        `bytes_max` are read, one at least. Raises FallenBehind when `after` lies before `start` of a filter, or what
+        follows `after` cannot be read; not `with_gaps`: then what is there is given. (Before `start` there is something
+        when not all workers had to remove equally much, and their archives lie in one store since a repartition.)
         """
 
 

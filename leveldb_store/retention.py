@@ -16,14 +16,15 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import plyvel
 
 from leveldb_store import archive_schema as schema
-from leveldb_store.archive_ends import HIGHEST, Found
-from leveldb_store.database import Database, told
+from leveldb_store.archive_ends import HIGHEST, Found, Said
+from leveldb_store.database import Database
+from leveldb_store.readable import Readable
 from leveldb_store.schema import U64, SchemaError
 
 SLICE_BLOCKS: Final = 500  # looked at in a slice: one to two milliseconds when they are small
@@ -43,6 +44,7 @@ BEHIND_MAX: Final = 4.0  # ... at most by so much
 PAUSE_SECONDS_MAX: Final = 1.0  # after one commit
 LOOK_SECONDS_MAX: Final = 60.0  # how often it is asked what is too old: a hundredth of the age, and not more rarely
 LOOK_SECONDS_MIN: Final = 0.5
+AGAIN_SECONDS: Final = 60.0  # after an error
 LOOKS: Final = 100
 
 
@@ -63,10 +65,14 @@ class _Kept:
         self.begins: dict[int, int] = {}
         """Likewise, before its first block."""
         self.look_at = 0.0
+        self.again_at = 0.0
+        """Not before this time."""
         self.deleted_bytes = 0
         """Since the last compaction, and which numbers."""
         self.deleted_from = HIGHEST
         self.deleted_to = 0
+        self.is_broken = False
+        """Something there cannot be read: what LevelDB merges ends there with an error."""
 
     @property
     def held(self) -> int:
@@ -92,7 +98,7 @@ class Retention:
         worker: int,
         rules: Sequence[schema.Rule],
         found: Found,
-        say: Callable[[str], None],
+        said: Said,
     ) -> None:
         self.removed = found.removed
         """(rule, origin) -> the highest number removed. It is said here before it is done."""
@@ -100,7 +106,7 @@ class Retention:
         self.removed_bytes = 0
         self._database = database
         self._worker = worker
-        self._say = say
+        self._said = said
         self._kept: dict[int, _Kept] = {}
         self._next = 0.0
         self._wall_behind = time.time() - time.monotonic()  # later steps of the wall clock make nothing old
@@ -137,15 +143,15 @@ class Retention:
         wall_ms = int((now + self._wall_behind) * 1000)
         for kept in list(self._kept.values()):
             is_over = kept.is_over()
-            if not is_over and now < kept.look_at:
+            if now < kept.again_at or (not is_over and now < kept.look_at):
                 continue
             if batch is None:
                 batch = self._database.db.write_batch()
             try:
                 is_all = self._delete(batch, kept, wall_ms, written)
-            except (plyvel.Error, SchemaError) as error:
-                self._say(f"the archive cannot find what to remove: {told(error)}; it is tried again in a minute")
-                kept.look_at = now + LOOK_SECONDS_MAX
+            except plyvel.Error as error:  # there is no descriptor, no memory: it passes
+                kept.look_at = kept.again_at = now + AGAIN_SECONDS
+                self._said(b"", "nothing can be removed, which is tried again every minute", error)
                 continue
             if not is_all:
                 self._next = now
@@ -167,37 +173,48 @@ class Retention:
         blocks = size = 0
         is_all = True
         with contextlib.ExitStack() as stack:
-            fronts = [
-                _Front(self._database.db, number, origin, self.removed.get((number, origin), 0), stack)
-                for origin in kept.ends
-            ]
-            for front in fronts:
-                self._begin(kept, front)
-            while True:
-                front = min(fronts, key=lambda each: each.last)
-                if front.last == HIGHEST or (kept.held <= kept.target and schema.unix_ms(front.last) >= oldest):
-                    break
-                if size >= max(SLICE_BYTES, 2 * written) or (blocks >= SLICE_BLOCKS and size >= written):
-                    is_all = False
-                    break
-                blocks += 1
-                size += front.size
-                self.removed_messages += front.head.messages
-                kept.deleted_from = min(kept.deleted_from, front.last)
-                kept.deleted_to = max(kept.deleted_to, front.last)
-                removed[front.origin] = front.last
-                batch.delete(front.key)
-                front.step()
-                self._begin(kept, front)
-        for origin, last in removed.items():
-            self.removed[number, origin] = last
-            batch.put(schema.removed_key(number, origin), U64.pack(last))
+            fronts = []
+            for origin in kept.ends:
+                front = _Front(self._database.db, number, origin, self.removed.get((number, origin), 0), self._said)
+                stack.callback(front.close)
+                fronts.append(front)
+                self._begin(kept, front, 0)
+            try:
+                while True:
+                    front = min(fronts, key=lambda each: each.last)
+                    if front.last == HIGHEST or (kept.held <= kept.target and schema.unix_ms(front.last) >= oldest):
+                        break
+                    if size >= max(SLICE_BYTES, 2 * written) or (blocks >= SLICE_BLOCKS and size >= written):
+                        is_all = False
+                        break
+                    blocks += 1
+                    size += front.size
+                    self.removed_messages += front.head.messages if front.head is not None else 0
+                    kept.deleted_from = min(kept.deleted_from, front.last)
+                    kept.deleted_to = max(kept.deleted_to, front.last)
+                    removed[front.origin] = front.last
+                    batch.delete(front.key)
+                    passed = front.size
+                    front.step()
+                    self._begin(kept, front, passed)
+            finally:  # also when it ends with an error: these are in the batch
+                for origin, last in removed.items():
+                    self.removed[number, origin] = last
+                    batch.put(schema.removed_key(number, origin), U64.pack(last))
         self.removed_bytes += size
         kept.deleted_bytes += size
         return is_all
 
-    def _begin(self, kept: _Kept, front: _Front) -> None:
-        kept.begins[front.origin] = kept.ends[front.origin] if front.last == HIGHEST else front.head.bytes_before
+    def _begin(self, kept: _Kept, front: _Front, passed: int) -> None:
+        # `passed`: bytes that lay in front of this one
+        begin, end = kept.begins[front.origin], kept.ends[front.origin]
+        kept.is_broken |= front.is_broken
+        if front.last == HIGHEST:
+            kept.begins[front.origin] = end
+        elif front.head is not None and begin <= front.head.bytes_before <= end:
+            kept.begins[front.origin] = front.head.bytes_before
+        else:  # damaged, or its counts are
+            kept.begins[front.origin] = min(begin + passed, end)
 
     # ------------------------------------------------------------ the disk
 
@@ -217,14 +234,18 @@ class Retention:
         ranges = []
         for kept in due:
             number = kept.rule.number
-            ranges += [
-                (
-                    schema.block_key(number, origin, kept.deleted_from),
-                    schema.block_key(number, origin, kept.deleted_to + 1),
-                )
-                for origin in kept.ends
-            ]
-            kept.deleted_bytes, kept.deleted_from, kept.deleted_to = 0, HIGHEST, 0
+            ranges += (
+                []
+                if kept.is_broken
+                else [
+                    (
+                        schema.block_key(number, origin, kept.deleted_from),
+                        schema.block_key(number, origin, kept.deleted_to + 1),
+                    )
+                    for origin in kept.ends
+                ]
+            )
+            kept.deleted_bytes, kept.deleted_from, kept.deleted_to, kept.is_broken = 0, HIGHEST, 0, False
         self._stop.clear()
         self._thread = threading.Thread(target=self._compact, args=(ranges,), name="archive-compaction", daemon=True)
         self._thread.start()
@@ -272,26 +293,42 @@ class Retention:
 
 
 class _Front:
-    """The oldest block of a sequence that is left."""
+    """The oldest block of a sequence that is left, of those that can be read."""
 
-    def __init__(self, db: plyvel.DB, number: int, origin: int, removed: int, stack: contextlib.ExitStack) -> None:
+    def __init__(self, db: plyvel.DB, number: int, origin: int, removed: int, said: Said) -> None:
         self.origin = origin
         self.key = b""
         self.last = HIGHEST
         """Of its messages; HIGHEST: there is none."""
         self.size = 0
-        self.head = schema.BlockHead(0, 0, 0, 0, None, 0)
-        self._blocks = db.iterator(
-            start=schema.block_key(number, origin, removed + 1),
-            stop=schema.block_key(number, origin, HIGHEST),
-            fill_cache=False,
+        self.head: schema.BlockHead | None = None
+        """None: it is damaged."""
+        self.is_broken = False
+        """Something in front of it could not be read."""
+        self._said = said
+        self._blocks = Readable(
+            db, schema.block_key(number, origin, removed + 1), schema.block_key(number, origin, HIGHEST)
         )
-        stack.callback(self._blocks.close)
         self.step()
 
     def step(self) -> None:
         """To the next one."""
-        self.key, value = next(self._blocks, (b"", b""))
-        self.last = schema.split_block(self.key)[2] if self.key else HIGHEST
+        before = self.key
+        self.key, value = self._blocks.next()
+        if self._blocks.error is not None:
+            self.is_broken = True
+            self._said(before, "what follows cannot be read", self._blocks.error)
+        while self.key and len(self.key) != schema.BLOCK_KEY_BYTES:
+            self._said(self.key, "no key of a block", SchemaError("it is left where it is"))
+            self.key, value = self._blocks.next()
+        self.last, self.head = HIGHEST, None
         if self.key:
-            self.size, self.head = len(self.key) + len(value), schema.decode_head(value)
+            self.last, self.size = schema.split_block(self.key)[2], len(self.key) + len(value)
+            try:
+                self.head = schema.decode_head(value)
+            except SchemaError as error:
+                self._said(self.key, "a block", error)
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._blocks.close()

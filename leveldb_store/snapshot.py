@@ -15,6 +15,7 @@ Nobody may open a database of a snapshot: opening writes. `leveldb_store.clone.r
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -410,9 +411,11 @@ def count(db: plyvel.DB, progress: Callable[[int], None] = lambda _: None) -> Fo
         elif key == schema.COUNTERS:
             found.counters = decode_moment(value)
         elif key[:1] == schema.ARCHIVED:
-            _count_archived(archived, key, value)
+            with contextlib.suppress(schema.SchemaError):  # one that is damaged is in the snapshot as it is
+                _count_archived(archived, key, value)
         elif key[:1] == schema.ARCHIVE_RULE:
-            rules.append(archive_schema.decode_rule(key, value))
+            with contextlib.suppress(schema.SchemaError):
+                rules.append(archive_schema.decode_rule(key, value))
         size += len(key) + len(value)
         if handled % _EVERY == 0:
             progress(size)

@@ -25,7 +25,7 @@ from typing import Final
 import plyvel
 
 from leveldb_store import schema
-from leveldb_store.archive import Archive, find
+from leveldb_store.archive import Archive, Said, find
 from leveldb_store.archive import Options as ArchiveOptions
 from leveldb_store.contract import StoreError
 from leveldb_store.database import Database, Options, told
@@ -134,7 +134,8 @@ class LevelStore:
             self._next_number = max(numbers + gone) + 1
             self.last_position = self._find_last_position()
             self._events = EventLog(self._database)
-            archived = find(self._database)
+            said = Said(self._database.path, say)
+            archived = find(self._database, said)
         except (plyvel.Error, schema.SchemaError, ValueError) as error:
             self._database.close()
             raise StoreError(f"the store {path} is damaged: {told(error)}") from None
@@ -145,7 +146,7 @@ class LevelStore:
         self._is_flush_due = False
         self._ticket = 0
         self._durable = 0
-        self.archive = Archive(self._database, archive, archived, say)
+        self.archive = Archive(self._database, archive, archived, said)
         self._trimmer = EventTrimmer(self._database, self._events, events_bytes_max)
         self._writer = Writer(self._database, self._trimmer, self.last_position, gone, self.archive.retention, say)
         self._reader = Reader(self._database, self._writer.deleted_up_to, say)

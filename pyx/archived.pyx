@@ -14,15 +14,16 @@ from pyx.records cimport Entry, read_entry
 from pyx.routing cimport find_expiry
 from pyx.topics cimport topic_matches
 
-from pyx.reasons import MqttError
-
 cdef enum:
     FORMAT = 1
     HEAD_BYTES = 30                 # without the levels
+    COUNT_AT = 1                    # of how many messages there are
     FIRST_AT = 5                    # of the number of the first message
     LEVELS_AT = 29                  # of how many levels there are
     MANY_LEVELS = 0xFF
     RECORD_HEAD_BYTES = 5
+    KEY_BYTES = 12                  # big endian: family, rule, origin,
+    KEY_NUMBER = 4                  # ... last number
     STORED_FLAGS = 0x0F             # QoS, RETAIN, EXPIRES
 
 
@@ -36,6 +37,7 @@ cdef struct Sequence:               # where the merge is in it
     const uint8_t* end              # of its block
     const uint8_t* publisher
     uint32_t publisher_bytes
+    uint64_t last                   # the number of the message in hand, or of the one before it
     Py_ssize_t next                 # which block comes next
     Entry entry                     # the message in hand
     bint over                       # there is none
@@ -63,6 +65,27 @@ def first_of(bytes value not None):
     cdef const uint8_t* end
     records_of(value, &end)
     return get64(<const uint8_t*><const char*>value + FIRST_AT)
+
+
+def place_of(bytes key not None, bytes value not None, uint64_t behind):
+    """(number of a block's last message, by its key; of its first one). ValueError: damaged, or it does not lie behind
+    number `behind`."""
+    cdef const uint8_t* end
+    cdef const uint8_t* p = <const uint8_t*><const char*>key
+    cdef uint64_t last = 0, first
+    cdef uint32_t count
+    cdef int i
+    if len(key) != KEY_BYTES:
+        raise ValueError("no key of an archived block")
+    for i in range(KEY_NUMBER, KEY_BYTES):
+        last = last << 8 | p[i]
+    records_of(value, &end)
+    p = <const uint8_t*><const char*>value
+    first = get64(p + FIRST_AT)
+    count = get32(p + COUNT_AT)
+    if not behind < first <= last or count == 0 or (count == 1 and first != last):
+        raise ValueError("archived block with a number of another one")
+    return last, first
 
 
 def concerns(bytes value not None, levels not None):
@@ -103,7 +126,12 @@ cdef int step(Sequence* s, list blocks, uint64_t after, uint64_t up_to) except -
         s.publisher_bytes = get16(s.at)
         s.publisher = s.at + 2
         s.at = s.publisher + s.publisher_bytes
-        if s.entry.content.number > up_to:
+        if s.entry.content.number <= s.last:
+            raise ValueError("archived messages whose numbers do not rise")
+        s.last = s.entry.content.number
+        if s.last > up_to:
+            if s.next < len(blocks):
+                raise ValueError("archived message with a number of another block")
             s.over = True
             return 0
         if s.entry.content.number > after:
@@ -111,10 +139,7 @@ cdef int step(Sequence* s, list blocks, uint64_t after, uint64_t up_to) except -
 
 
 cdef int set_expiry(Entry* e) except -1:
-    try:
-        e.content.expiry_offset = find_expiry(&e.content)
-    except MqttError as error:
-        raise ValueError(f"archived message with damaged properties: {error}") from None
+    e.content.expiry_offset = find_expiry(&e.content)
     return 0
 
 
@@ -175,25 +200,27 @@ def merge(list sequences not None, list filters not None, uint64_t after, uint64
         free(wanted)
 
 
-def count_of(bytes value not None):
-    """How many messages a block has, counted. ValueError: damaged, or others than it says."""
+def check(bytes value not None, uint64_t after, uint64_t last):
+    """How many messages a block has, counted. ValueError: damaged, or others than it says, or their numbers do not rise
+    from behind `after` up to `last`."""
     cdef Sequence s
     cdef list blocks = [value]
     cdef uint32_t n = 0
-    cdef uint64_t last = 0
+    cdef uint64_t before = after
     s.at = s.end = NULL
     s.next = 0
     s.over = False
+    s.last = 0
     step(&s, blocks, 0, <uint64_t>-1)
     while not s.over:
-        if s.entry.content.number <= last or n == 0 and s.entry.content.number != first_of(value):
+        if s.entry.content.number <= before or n == 0 and s.entry.content.number != first_of(value):
             raise ValueError("archived block with other numbers than it says")
-        last = s.entry.content.number
+        before = s.entry.content.number
         if s.entry.content.expires:
             set_expiry(&s.entry)
         PyBytes_FromStringAndSize(<const char*>s.publisher, s.publisher_bytes).decode("utf-8", "surrogatepass")
         n += 1
         step(&s, blocks, 0, <uint64_t>-1)
-    if n != get32(<const uint8_t*><const char*>value + 1):
+    if n != get32(<const uint8_t*><const char*>value + COUNT_AT) or before != last:
         raise ValueError("archived block with more or fewer messages than it says")
     return n

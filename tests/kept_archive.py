@@ -32,6 +32,9 @@ class KeptArchive:
         self.last = 0
         self.messages: list[Message] = []
         self.reads = 0
+        self.fails: Exception | None = None
+        """What every read ends with."""
+        self._damage = 0
         self._start = 0
         self._waiting = 0
 
@@ -88,6 +91,11 @@ class KeptArchive:
         self.messages = [message for message in self.messages if message.number > up_to]
         self._start = max(self._start, up_to)
 
+    def damage(self, up_to: int) -> None:
+        """What is numbered up to here cannot be read."""
+        self.messages = [message for message in self.messages if message.number > up_to]
+        self._damage = up_to
+
     def covers(self, topic_filter: bytes) -> bool:
         """See the contract."""
         return any(covers(rule, topic_filter) for rule in self.archiver.filters)
@@ -99,6 +107,10 @@ class KeptArchive:
     def read(self, topic_filters: Sequence[bytes], after: int, bytes_max: int, with_gaps: bool = False) -> Page:
         """See the contract."""
         self.reads += 1
+        if self.fails is not None:
+            raise self.fails
+        if after < self._damage and not with_gaps:
+            raise FallenBehind(self._damage, is_damage=True)
         earliest = max(map(self.start, topic_filters))
         if after < earliest and not with_gaps:
             raise FallenBehind(earliest)

@@ -10,6 +10,7 @@ import pytest
 
 from broker.offsets import tag_of
 from leveldb_store import schema
+from leveldb_store.contract import StoreError
 from pyx.message import Message
 from pyx.replay import write_position
 from tests import wire
@@ -344,6 +345,40 @@ def test_retention_passes_one_that_waits_for_nothing() -> None:
     publish(host, "a/b", [b"3"])
     assert payloads(peer.receive()) == [b"3"]
     assert host.counters()["replays_fallen_behind"] == 0
+
+
+@pytest.mark.parametrize("many", [1, 2])
+def test_what_cannot_be_read_ends_no_worker(many: int) -> None:
+    """It is said once, asked again, and comes when it can be read."""
+    host = archived(many)
+    publish(host, "a/b", [b"1"], worker=many - 1)
+    archive = archive_of(host, many - 1)
+    archive.fails = StoreError("no")
+    peer = subscriber(host, client_at(0, many))
+    assert ask(peer, "earliest", ("a/b", 1)).codes == (1,)
+    peer.silent()
+    host.pass_time(10)
+    assert archive.reads > 1
+    assert [entry["error"] for entry in host.logs[many - 1].named("replay_cannot_read")] == ["no"]
+    archive.fails = None
+    host.pass_time(5)
+    assert payloads(peer.receive()) == [b"1"]
+
+
+@pytest.mark.parametrize("many", [1, 2])
+def test_a_reader_is_told_of_what_cannot_be_read(many: int) -> None:
+    """Also one that began with the earliest message, to which it is no loss that retention has removed others."""
+    host = archived(many)
+    publish(host, "a/b", [b"%d" % number for number in range(5)], worker=many - 1)
+    archive = archive_of(host, many - 1)
+    peer = subscriber(host, client_at(0, many))
+    archive.damage(archive.messages[1].number)
+    ask(peer, "earliest", ("a/b", 1))
+    got = peer.receive()
+    assert payloads(got) == [b"2", b"3", b"4"]
+    assert ["mqttd-offset-lost" in dict(packet.properties["user_property"]) for packet in got] == [True, False, False]
+    (said,) = host.logs[0].named("replay_fallen_behind")
+    assert said["damage"]
 
 
 def test_other_subscriptions_are_served_between() -> None:
