@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from leveldb_store import archive_schema, schema
-from leveldb_store.archive_ends import Said, find, readable
+from leveldb_store.archive_ends import Found, Said, find, readable
 from leveldb_store.database import Database
 
 __all__ = ["carry_archives"]
@@ -33,6 +33,7 @@ def carry_archives(
     found = [find(database, said) for database, said in zip(old, saids, strict=True)]
     aside = 0
     numbers: dict[bytes, int] = {}
+    sinces, changes = _latest(found)
     for index, each in enumerate(found):
         for rule in each.rules.values():
             if rule.topic_filter in numbers:
@@ -42,13 +43,15 @@ def carry_archives(
                 raise ValueError(f"worker {index} has too many rules of the archive")
             # its bytes are those of one store
             bytes_max = max(1, rule.bytes_max * len(old) // len(new))
-            value = archive_schema.encode_rule(rule._replace(number=number, bytes_max=bytes_max))
+            text = rule.topic_filter
+            whole = rule._replace(number=number, bytes_max=bytes_max, since=sinces[text], changed=changes[text])
+            value = archive_schema.encode_rule(whole)
             for put in new:
                 put(archive_schema.rule_key(rule.topic_filter), value)
     blocks = 0
     for index, each in enumerate(found):
         said = saids[index]
-        renumbered = {rule.number: numbers[rule.topic_filter] for rule in each.rules.values()}
+        renumbered = {0: 0} | {rule.number: numbers[rule.topic_filter] for rule in each.rules.values()}
         for number in sorted(each.aside):  # blocks of which nothing is known stay so, under a number of their own
             aside += 1
             renumbered[number] = len(numbers) + aside
@@ -69,3 +72,14 @@ def carry_archives(
         for put in new:
             put(schema.NUMBER, schema.U64.pack(highest))
     return blocks
+
+
+def _latest(found: Sequence[Found]) -> tuple[dict[bytes, int], dict[bytes, int]]:
+    # by Topic Filter: since when the rule was so in all of the stores
+    sinces: dict[bytes, int] = {}
+    changes: dict[bytes, int] = {}
+    for each in found:
+        for text, rule in each.rules.items():
+            sinces[text] = max(rule.since, sinces.get(text, 0))
+            changes[text] = max(rule.changed, changes.get(text, 0))
+    return sinces, changes

@@ -14,36 +14,29 @@ Rules that are no longer configured keep what they have until it is old; their m
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import plyvel
 
 from leveldb_store import archive_schema as schema
 from leveldb_store.archive_blocks import Blocks, load
 from leveldb_store.archive_ends import Found, Said, find
+from leveldb_store.archive_rules import Concerned, Table, concerned, settle
 from leveldb_store.contract import FallenBehind, Page, StoreError
 from leveldb_store.database import Database, told
-from leveldb_store.filters import covers, overlaps
+from leveldb_store.filters import covers
 from leveldb_store.retention import Retention
+from leveldb_store.schema import U64
 from pyx.archive import Archiver
 from pyx.archived import merge
 
 __all__ = ["Archive", "FallenBehind", "Options", "Page", "Said", "Table", "find"]
 
 PENDING_BYTES_MAX: Final = 64 << 20
-_OVERLAPS_MAX: Final = 1024  # filters of which it is remembered by which rules they are archived
-
-
-class Table(NamedTuple):
-    """An `[[archive]]` table."""
-
-    topic_filter: bytes
-    age_ms: int
-    bytes_max: int
-    """Of this store."""
+_FILTERS_MAX: Final = 1024  # of which it is remembered which rules concern them
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +67,15 @@ class Archive:
         self.archiver = Archiver([table.topic_filter for table in options.tables])
         self.archiver.pending_bytes_max = options.pending_bytes_max
         self.sequences = found.sequences
-        self.changes: list[tuple[bytes, bytes]] = []
-        """Records of rules that are to be written before anything else."""
-        self.rules = self._settle(found, options.tables)
-        """Those that are configured, then others that hold something."""
+        had = dict(found.removed)
+        self.rules = settle(found, options.tables)
+        """Those that are configured, then others that were."""
+        self.changes = _changes(found, self.rules, had)
+        """(key, value) of records that are to be written before anything else; None: deleted."""
         self.retention = Retention(database, options.worker, self.rules, found, said)
         self._removed = self.retention.removed
+        self._forgotten = max((up_to for (number, _), up_to in found.removed.items() if number == 0), default=0)
+        """What was removed up to this number may have had any topic."""
         self._configured = self.rules[: len(options.tables)]
         self._worker = options.worker
         self._database = database
@@ -94,25 +90,7 @@ class Archive:
         self._lasts = {number: max(held.last for held in each) for number, each in found.sequences.items()}
         self._waiting: deque[tuple[int, int, int]] = deque()
         """(ticket, last number, bytes of records) of what is not durable."""
-        self._overlapping: dict[bytes, list[int]] = {}
-
-    def _settle(self, found: Found, tables: Sequence[Table]) -> list[schema.Rule]:
-        # the rules of the configuration, and others that were; what has changed is to be recorded
-        rules, known = [], found.rules
-        numbers = {rule.number for rule in known.values()} | found.aside
-        for place, table in enumerate(tables):
-            before = known.get(table.topic_filter)
-            number = before.number if before is not None else next(n for n in range(1, 0xFFFF) if n not in numbers)
-            numbers.add(number)
-            rules.append(schema.Rule(table.topic_filter, number, place, table.age_ms, table.bytes_max))
-        named = {rule.topic_filter for rule in rules}
-        rules += (
-            rule._replace(place=schema.NOT_CONFIGURED) for text, rule in sorted(known.items()) if text not in named
-        )
-        for rule in rules:
-            if known.get(rule.topic_filter) != rule:
-                self.changes.append((schema.rule_key(rule.topic_filter), schema.encode_rule(rule)))
-        return rules
+        self._concerned: dict[bytes, Concerned] = {}
 
     def _counts_of(self, number: int) -> tuple[int, int]:
         for held in self.sequences.get(number, ()):
@@ -174,8 +152,8 @@ class Archive:
         return any(covers(rule.topic_filter, topic_filter) for rule in self._configured)
 
     def start(self, topic_filter: bytes) -> int:
-        """The highest number that retention has removed of what this filter may match; 0: nothing."""
-        return self._start(self._rules_of(topic_filter))
+        """See the contract."""
+        return self._start([topic_filter])
 
     def read(self, topic_filters: Sequence[bytes], after: int, bytes_max: int, with_gaps: bool = False) -> Page:
         """See the contract. StoreError when the store cannot be read. It may be called in a thread of its own, while
@@ -193,11 +171,15 @@ class Archive:
 
     def _page(self, topic_filters: Sequence[bytes], after: int, bytes_max: int, with_gaps: bool) -> Page:
         last = self.last  # first of all: of what is durable later nothing is said
-        numbers = {number for each in topic_filters for number in self._rules_of(each)}
-        behind = {number for number in numbers if self._lasts.get(number, 0) > after}
+        behind = {
+            number
+            for each in topic_filters
+            for number, until in self._concerned_by(each).rules
+            if after < min(until, self._lasts.get(number, 0))
+        }
         if after >= last or not behind:
             if not with_gaps:
-                self._check(numbers, after)
+                self._check(topic_filters, after)
             return Page([], max(after, last), True)
         levels: set[bytes] | None = {schema.first_level(each) for each in topic_filters}
         if levels is not None and levels & {b"#", b"+"}:
@@ -211,7 +193,7 @@ class Archive:
                     stack.callback(blocks.close)
                     sequences.append(blocks)
             if not with_gaps:
-                self._check(numbers, after)  # what the iterators do not see any more was said before
+                self._check(topic_filters, after)  # what the iterators do not see any more was said before
             for blocks in sequences:
                 blocks.look()
             if not with_gaps:
@@ -227,22 +209,43 @@ class Archive:
             raise
         return Page(messages, up_to, is_end)
 
-    def _check(self, numbers: Iterable[int], after: int) -> None:
-        earliest = self._start(numbers)
+    def _check(self, topic_filters: Sequence[bytes], after: int) -> None:
+        earliest = self._start(topic_filters)
         if after < earliest:
             raise FallenBehind(earliest)
 
-    def _start(self, numbers: Iterable[int]) -> int:
+    def _start(self, topic_filters: Sequence[bytes]) -> int:
         removed = self._removed
-        return max(
-            (removed.get((number, origin), 0) for number in numbers for origin in self._origins[number]), default=0
-        )
+        start = self._forgotten
+        for topic_filter in topic_filters:
+            concerned_by = self._concerned_by(topic_filter)
+            start = max(start, concerned_by.since)
+            for number, until in concerned_by.rules:
+                gone = max(removed.get((number, origin), 0) for origin in self._origins[number])
+                start = max(start, min(gone, until))
+        return start
 
-    def _rules_of(self, topic_filter: bytes) -> list[int]:
-        known = self._overlapping.get(topic_filter)
+    def _concerned_by(self, topic_filter: bytes) -> Concerned:
+        known = self._concerned.get(topic_filter)
         if known is None:
-            if len(self._overlapping) >= _OVERLAPS_MAX:
-                self._overlapping.clear()
-            known = [rule.number for rule in self.rules if overlaps(rule.topic_filter, topic_filter)]
-            self._overlapping[topic_filter] = known
+            if len(self._concerned) >= _FILTERS_MAX:
+                self._concerned.clear()
+            known = self._concerned[topic_filter] = concerned(topic_filter, self.rules)
         return known
+
+
+def _changes(
+    found: Found, rules: Sequence[schema.Rule], had: dict[tuple[int, int], int]
+) -> list[tuple[bytes, bytes | None]]:
+    changes: list[tuple[bytes, bytes | None]] = [
+        (schema.rule_key(rule.topic_filter), schema.encode_rule(rule))
+        for rule in rules
+        if found.rules.get(rule.topic_filter) != rule
+    ]
+    kept = {rule.topic_filter for rule in rules}
+    changes += [(schema.rule_key(text), None) for text in found.rules if text not in kept]
+    changes += [
+        (schema.removed_key(*each), U64.pack(up_to)) for each, up_to in found.removed.items() if had.get(each) != up_to
+    ]
+    changes += [(schema.removed_key(*each), None) for each in had if each not in found.removed]
+    return changes

@@ -9,7 +9,8 @@ from __future__ import annotations
 import plyvel
 
 from leveldb_store import archive_schema as schema
-from leveldb_store.archive_ends import HIGHEST, Said
+from leveldb_store.archive_ends import Said
+from leveldb_store.archive_schema import HIGHEST
 from leveldb_store.readable import Readable
 from pyx.archived import check, concerns, place_of
 

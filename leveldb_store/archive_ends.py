@@ -11,6 +11,7 @@ from typing import Final
 import plyvel
 
 from leveldb_store import archive_schema as schema
+from leveldb_store.archive_schema import HIGHEST
 from leveldb_store.database import Database, told
 from leveldb_store.moment import decode_moment
 from leveldb_store.readable import Readable, last_of
@@ -25,7 +26,6 @@ from leveldb_store.schema import (
     prefix_end,
 )
 
-HIGHEST: Final = 2**64 - 1
 _ORIGINS: Final = 256
 _DAMAGED_MAX: Final = 1000  # blocks at an end of a sequence: behind so many its counts are guessed
 _SAID_MAX: Final = 10_000
@@ -141,7 +141,7 @@ def _find_rules(database: Database, found: Found, said: Said) -> None:
     found.aside = numbers - {rule.number for rule in found.rules.values()}
     if len(damaged) == len(found.aside) == 1:  # they belong together
         number = found.aside.pop()
-        found.rules[damaged[0]] = schema.Rule(damaged[0], number, schema.NOT_CONFIGURED, HIGHEST, HIGHEST)
+        found.rules[damaged[0]] = schema.Rule(damaged[0], number, 0, HIGHEST, HIGHEST)
     for number in found.aside:
         said(schema.blocks_of(number), f"blocks of rule {number} are set aside", SchemaError("the rule is not known"))
 

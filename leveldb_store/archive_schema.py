@@ -31,11 +31,14 @@ from leveldb_store.schema import (
 FORMAT: Final = 1
 HEAD: Final = struct.Struct("<BIQQQB")
 RECORD_HEAD: Final = struct.Struct("<IB")
-RULE: Final = struct.Struct("<HHQQ")
+RULE: Final = struct.Struct("<HHQQQQ")
+RULE_1: Final = struct.Struct("<HHQQ")
+"""In stores of schema version 1: without `since` and `changed`."""
 _KEY: Final = struct.Struct(">HBQ")
 _KEY_RULE: Final = struct.Struct(">H")
 _KEY_ORIGIN: Final = struct.Struct(">HB")
 
+HIGHEST: Final = 2**64 - 1
 LEVELS_MAX: Final = 8  # different first levels that a block names; with more it says that there are many
 LEVEL_BYTES_MAX: Final = 255
 MANY: Final = 0xFF
@@ -58,6 +61,12 @@ class Rule(NamedTuple):
     """Messages are kept so long, ..."""
     bytes_max: int
     """... and in this store not more than so many bytes of keys and values of blocks."""
+    since: int = 0
+    """Configured without a break since what follows this number."""
+    changed: int = HIGHEST
+    """Configured: behind this number it is in front of all that stand behind it. Not configured: it was until this
+    number. HIGHEST: not known.
+    """
 
 
 class ArchivedMessage(NamedTuple):
@@ -158,15 +167,16 @@ def first_level(topic: bytes) -> bytes:
 
 def encode_rule(rule: Rule) -> bytes:
     """Value of a rule; its filter is in the key."""
-    return RULE.pack(rule.number, rule.place, rule.age_ms, rule.bytes_max)
+    return RULE.pack(*rule[1:])
 
 
 def decode_rule(key: bytes, data: bytes) -> Rule:
     """A rule; SchemaError if it is damaged."""
+    if len(data) == RULE_1.size:
+        return Rule(key[1:], *RULE_1.unpack(data))
     if len(data) != RULE.size:
         raise SchemaError(f"a rule of the archive has {len(data)} bytes instead of {RULE.size}")
-    number, place, age_ms, bytes_max = RULE.unpack(data)
-    return Rule(key[1:], number, place, age_ms, bytes_max)
+    return Rule(key[1:], *RULE.unpack(data))
 
 
 def encode_head(count: int, first: int, messages_before: int, bytes_before: int, levels: list[bytes] | None) -> bytes:

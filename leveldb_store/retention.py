@@ -22,7 +22,8 @@ from typing import Final
 import plyvel
 
 from leveldb_store import archive_schema as schema
-from leveldb_store.archive_ends import HIGHEST, Found, Said
+from leveldb_store.archive_ends import Found, Said
+from leveldb_store.archive_schema import HIGHEST
 from leveldb_store.database import Database
 from leveldb_store.readable import Readable
 from leveldb_store.schema import U64, SchemaError
@@ -113,6 +114,8 @@ class Retention:
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         for rule in rules:
+            if rule.place == schema.NOT_CONFIGURED and rule.number not in found.sequences:
+                continue
             kept = self._kept[rule.number] = _Kept(rule, database.write_buffer_bytes)
             kept.ends[worker] = kept.begins[worker] = 0
             for held in found.sequences.get(rule.number, ()):
@@ -158,10 +161,7 @@ class Retention:
                 return batch
             kept.look_at = now + min(max(kept.rule.age_ms / 1000 / LOOKS, LOOK_SECONDS_MIN), LOOK_SECONDS_MAX)
             if not kept.held and kept.rule.place == schema.NOT_CONFIGURED:
-                del self._kept[kept.rule.number]
-                batch.delete(schema.rule_key(kept.rule.topic_filter))
-                for origin in kept.ends:
-                    batch.delete(schema.removed_key(kept.rule.number, origin))
+                del self._kept[kept.rule.number]  # how far it was removed stays: it may come back
         self._next = min((kept.look_at for kept in self._kept.values()), default=now)
         return batch if batch is not None and batch.approximate_size() > 12 else None
 

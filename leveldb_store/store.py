@@ -159,8 +159,11 @@ class LevelStore:
         self._recent: deque[tuple[int, int, int, list[Log]]] = deque()
         self._recent_bytes = 0
         if self.archive.changes:
-            for key, value in self.archive.changes:
-                self._batch().put(key, value)
+            for record, new in self.archive.changes:
+                if new is None:
+                    self._batch().delete(record)
+                else:
+                    self._batch().put(record, new)
             self._hand_over()
 
     # ------------------------------------------------------------ writing
