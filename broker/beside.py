@@ -1,4 +1,8 @@
-"""A thread that reads beside the loop: what LevelDB does, unpacking and checksums included, needs no interpreter."""
+"""A thread that reads beside the loop: what LevelDB does, unpacking and checksums included, needs no interpreter.
+
+It rests after each piece of work as long as that took. So what it does for others than the loop, together, has at most
+half of a processor and of the disk's time, however much waits; they take turns.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import contextlib
 import os
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -15,12 +20,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Beside"]
 
+_REST_SECONDS_MAX = 0.25
+
 
 class Beside:
-    """Work for one thread, in its order; what is to follow is called in the loop's."""
+    """Work for one thread, in its order; what is to follow is called in the loop's. `clock`: monotonic seconds."""
 
-    def __init__(self, reactor: Reactor, name: str) -> None:
+    def __init__(self, reactor: Reactor, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._reactor = reactor
+        self._clock = clock
+        self._closed = threading.Event()
+        self.rest: Callable[[float], object] = self._closed.wait
+        """Does nothing for so many seconds."""
         self._work: queue.SimpleQueue[tuple[Callable[[], None], Callable[[], None]] | None] = queue.SimpleQueue()
         self._done: deque[tuple[BaseException | None, Callable[[], None]]] = deque()
         self._event = -1
@@ -39,6 +50,7 @@ class Beside:
     def _run(self) -> None:
         while (each := self._work.get()) is not None:
             work, then = each
+            begun = self._clock()
             error: BaseException | None = None
             try:
                 work()
@@ -46,6 +58,7 @@ class Beside:
                 error = raised
             self._done.append((error, then))
             os.eventfd_write(self._event, 1)
+            self.rest(min(self._clock() - begun, _REST_SECONDS_MAX))
 
     def _collect(self) -> None:
         with contextlib.suppress(BlockingIOError):  # another callback of the round may have turned the reactor
@@ -59,6 +72,7 @@ class Beside:
     def close(self) -> None:
         """No more work; what is being done is waited for."""
         if self._event >= 0:
+            self._closed.set()
             self._work.put(None)
             self._thread.join()
             self._reactor.unwatch(self._event)

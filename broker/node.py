@@ -290,6 +290,8 @@ class Node:
             self.replaying.answered(peer, payload)
         elif kind == b"b":
             self.replaying.told_beat(peer, payload)
+        elif kind == b"s":
+            self.replaying.told_so_far(peer, payload)
         elif kind == b"O":
             self.opening.started(peer, payload)
         elif sources is None:

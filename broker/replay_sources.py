@@ -10,6 +10,7 @@ it any more. So a subscriber's position goes on, however silent a worker is.
     page    b"R"    u64 question | u64 up to | u64 start | u8 1 = that was all, 2 = something behind the number is gone,
                     4 = it cannot be read | stored messages
     beat    b"b"    u64 up to | u64 question, ...
+    so far  b"s"    u64 question, u64 up to | ...: nothing was found for these up to there, and they are being read for
     end     b"c"    u64 question, ...: nobody waits for these
     probe   b"o"    u64 question | u16 length, Topic Filter, ...
     start   b"O"    u64 question | u64 the last number given | u64 start, ...: by filter
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from leveldb_store.contract import Archive, Page
     from pyx.message import Message
 
-__all__ = ["Answer", "Question", "Sources", "page_of", "probe_of", "read_of", "starts_of"]
+__all__ = ["Answer", "Question", "Sources", "page_of", "probe_of", "read_of", "so_far_of", "starts_of"]
 
 _READ = Struct("<QQQQIB")
 _PAGE = Struct("<QQQB")
@@ -50,6 +51,7 @@ _LENGTH = Struct("<H")
 _AT_ONCE = 1
 _IS_END, _IS_LOST, _IS_DAMAGE = 1, 2, 4
 _BEAT_SECONDS = 0.2
+_SO_FAR_MS = 800
 _SAY_AGAIN_MS = 60_000
 _CLOCK_AHEAD_MS = 60_000
 """No number is taken over from a sibling that lies so far ahead of the clock."""
@@ -89,6 +91,11 @@ def page_of(payload: bytes) -> Answer:
     )
 
 
+def so_far_of(payload: bytes) -> list[tuple[int, int]]:
+    """Of the word b"s": (question, up to)."""
+    return list(_TWO.iter_unpack(payload))
+
+
 def probe_of(number: int, filters: list[bytes]) -> bytes:
     """The word b"o"."""
     return _NUMBER.pack(number) + b"".join(_LENGTH.pack(len(text)) + text for text in filters)
@@ -105,7 +112,7 @@ class Question:
 
     __slots__ = (
         "after", "bytes_max", "failed", "filter", "gone", "is_damage", "number", "page", "peer", "promise",
-        "queued", "seen", "start",
+        "queued", "said_ms", "seen", "start",
     )  # fmt: skip
 
     def __init__(self, peer: int, number: int, text: bytes, after: int, start: int, bytes_max: int) -> None:
@@ -129,6 +136,8 @@ class Question:
         self.seen = -1
         """The last number in the archive before it was read."""
         self.queued = False
+        self.said_ms = 0
+        """Monotonic ms of the last sign of life."""
 
 
 class Sources:
@@ -152,6 +161,11 @@ class Sources:
         """Has the first done by a thread and calls the second; None: pages are read at once."""
 
     @property
+    def open(self) -> int:
+        """Questions that are not answered."""
+        return len(self._open)
+
+    @property
     def held(self) -> int:
         """Questions that wait for something to be archived."""
         return len(self._held)
@@ -167,7 +181,9 @@ class Sources:
         """A question of a sibling or of our own."""
         self._raise(max(clock, question.after))
         self._open[question.peer, question.number] = question
+        question.said_ms = self._router.now_ms
         self._want(question)
+        self._start_timer()
         if at_once:
             question.promise = self._router.archived_up_to()
 
@@ -247,9 +263,7 @@ class Sources:
             self._send_beat(question.peer, promise, [question.number])
         if self._archive.last != question.seen:  # while it was read
             self._want(question)
-        elif not self._timed:
-            self._timed = True
-            self._node.call_later(_BEAT_SECONDS, self._on_timer)
+        self._start_timer()
 
     def _read(self, question: Question) -> None:
         # perhaps in a thread of its own; what goes wrong is the question's alone
@@ -295,12 +309,15 @@ class Sources:
 
     # ------------------------------------------------------------ beats
 
+    def _start_timer(self) -> None:
+        if self._open and not self._timed:
+            self._timed = True
+            self._node.call_later(_BEAT_SECONDS, self._on_timer)
+
     def _on_timer(self) -> None:
         self._timed = False
-        if not self._held:
-            return
-        self._timed = True
-        self._node.call_later(_BEAT_SECONDS, self._on_timer)
+        self._start_timer()
+        self._say_so_far()
         up_to, last = self._router.archived_up_to(), self._archive.last
         silent: dict[int, list[int]] = {}
         for question in list(self._held.values()):
@@ -312,6 +329,21 @@ class Sources:
                 self._want(question)
         for peer, numbers in silent.items():
             self._send_beat(peer, up_to, numbers)
+
+    def _say_so_far(self) -> None:
+        # to those whose question takes long: what it has come to is not read for them again
+        late = self._router.now_ms - _SO_FAR_MS
+        found: dict[int, list[tuple[int, int]]] = {}
+        for key, question in self._open.items():
+            if key not in self._held and question.said_ms <= late:
+                question.said_ms = self._router.now_ms
+                found.setdefault(question.peer, []).append((question.number, question.after))
+        for peer, pairs in found.items():
+            if peer == self._node.index:
+                for number in self._replaying.so_far(peer, pairs):
+                    self.forget(peer, number)
+            else:
+                self._router.tell_unkept(peer, b"s", b"".join(_TWO.pack(*pair) for pair in pairs))
 
     def _send_beat(self, peer: int, up_to: int, numbers: list[int]) -> None:
         if peer == self._node.index:

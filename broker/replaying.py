@@ -25,7 +25,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from broker.offsets import tag_of
-from broker.replay_sources import Answer, Question, Sources, page_of, read_of
+from broker.replay_sources import Answer, Question, Sources, page_of, read_of, so_far_of
 from leveldb_store.replay_schema import StoredReplay, encode_replay, replay_key
 from pyx import counters as count
 from pyx.replay import Merge, drop_queued, has_room, write_position
@@ -42,6 +42,9 @@ _SLICE_MESSAGES = 256
 _SLICE_BYTES = 64 * 1024
 _PAGE_BYTES_LEAST = 4096
 _LAG_SECONDS = 0.1
+_NOTED_AT_ONCE = 256
+_NOTED_APART = 10_000_000 << 8
+"""A position that is so much newer than the stored one (ten seconds) is stored without a delivery."""
 _AGAIN_MS = 3000
 """A question without a sign of life for so long is asked again."""
 _CLOCKS_APART = 1_000_000 << 8
@@ -52,8 +55,8 @@ class Replay:
     """One subscription."""
 
     __slots__ = (
-        "asked", "fresh", "heard", "identifier", "is_dirty", "is_queued", "is_resting", "merge", "sizes", "starts",
-        "text", "whole",
+        "asked", "fresh", "heard", "identifier", "is_dirty", "is_queued", "is_resting", "merge", "noted", "sizes",
+        "starts", "text", "whole",
     )  # fmt: skip
 
     def __init__(self, merge: Merge, text: bytes, identifier: int, sources: int, fresh: bool) -> None:
@@ -73,6 +76,8 @@ class Replay:
         """Sources of which everything there is was asked for: nothing can be missing before their first page."""
         self.whole = merge.state()
         """What was delivered when its session's queue was last seen empty."""
+        self.noted = self.whole[0]
+        """The position that the store has, or is about to."""
         self.is_resting = True
         self.is_queued = False
         self.is_dirty = False
@@ -247,8 +252,11 @@ class Replaying:
             self._router.tell_unkept(source, b"r", read_of(question, clock, at_once))
 
     def _forget(self, source: int, number: int) -> None:
+        # should the word be lost: what a sibling says of it is answered with it again
         self._questions.pop(number, None)
-        if source == self._node.index and self.sources is not None:
+        if source != self._node.index:
+            self._router.tell_unkept(source, b"c", number.to_bytes(8, "little"))
+        elif self.sources is not None:
             self.sources.forget(source, number)
 
     def _ask_more(self, replay: Replay) -> None:
@@ -297,9 +305,32 @@ class Replaying:
     def told_beat(self, peer: int, payload: bytes) -> None:
         """The word b"b" of a sibling."""
         up_to, *numbers = memoryview(payload).cast("Q")
-        over = self.beat(peer, up_to, numbers)
+        self._end(peer, self.beat(peer, up_to, numbers))
+
+    def told_so_far(self, peer: int, payload: bytes) -> None:
+        """The word b"s" of a sibling."""
+        self._end(peer, self.so_far(peer, so_far_of(payload)))
+
+    def _end(self, peer: int, over: list[int]) -> None:
         if over:
             self._router.tell_unkept(peer, b"c", b"".join(number.to_bytes(8, "little") for number in over))
+
+    def so_far(self, source: int, pairs: list[tuple[int, int]]) -> list[int]:
+        """For these questions there is nothing up to these numbers, so far. -> those that nobody waits for."""
+        over = []
+        for number, up_to in pairs:
+            replay, asked = self._questions.get(number, (None, -1))
+            if replay is None or asked != source:
+                over.append(number)
+                continue
+            replay.merge.add(source, [], up_to, False)
+            if up_to:
+                replay.fresh.discard(source)
+            replay.heard[source] = self._router.now_ms
+            self._note_progress(replay)
+            if replay.merge.is_due:
+                self._due(replay)
+        return over
 
     def beat(self, source: int, up_to: int, numbers: list[int]) -> list[int]:
         """For these questions there is nothing up to that number. -> those that nobody waits for."""
@@ -313,6 +344,7 @@ class Replaying:
             merge.add(source, [], up_to, True)
             replay.fresh.discard(source)
             replay.heard[source] = self._router.now_ms
+            self._note_progress(replay)
             if merge.is_due:
                 self._due(replay)
             if up_to + _CLOCKS_APART < max(merge.up_to(each) for each in range(self._node.workers)):
@@ -379,6 +411,7 @@ class Replaying:
         if replay.is_dirty and not session.queued:
             replay.whole = merge.state()
         replay.is_dirty = False
+        replay.noted = replay.whole[0]
         self._dirty.discard(replay)
         if self._node.custody.stores(session):
             key = replay_key(session.client_id, replay.text)
@@ -406,8 +439,20 @@ class Replaying:
 
     def _note_all(self) -> None:
         self._lags = False
-        for replay in list(self._dirty):
+        for replay in list(self._dirty)[:_NOTED_AT_ONCE]:
             self._note(replay)
+        if self._dirty:
+            self._lags = True
+            self._node.call_later(_LAG_SECONDS, self._note_all)
+
+    def _note_progress(self, replay: Replay) -> None:
+        # it has come further without a delivery: what a restart begins with is not much older than that
+        session, merge = replay.session, replay.merge
+        if merge.position < replay.noted + _NOTED_APART or session.queued or not session.durable:
+            return
+        replay.whole = merge.state()
+        replay.noted = merge.position
+        self._note_later(replay)
 
     def restore(self, session: Session, text: bytes, stored: StoredReplay) -> None:
         """One that an earlier worker has stored, of a session without a connection."""

@@ -32,6 +32,8 @@ class KeptArchive:
         self.last = 0
         self.messages: list[Message] = []
         self.reads = 0
+        self.afters: list[int] = []
+        """What was asked for lay behind these."""
         self.fails: Exception | None = None
         """What every read ends with."""
         self._damage = 0
@@ -107,6 +109,7 @@ class KeptArchive:
     def read(self, topic_filters: Sequence[bytes], after: int, bytes_max: int, with_gaps: bool = False) -> Page:
         """See the contract."""
         self.reads += 1
+        self.afters.append(after)
         if self.fails is not None:
             raise self.fails
         if after < self._damage and not with_gaps:

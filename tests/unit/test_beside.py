@@ -1,105 +1,60 @@
-"""A thread that works beside the loop: what follows, and what it raised, comes back into the loop."""
+"""The thread that reads beside the loop: its order, its rests, and where errors go."""
 
 from __future__ import annotations
 
 import select
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from broker.beside import Beside
 
 
-class Watch:
-    """What `Beside` asks of the reactor, with poll(2)."""
+class OneFile:
+    """What the thread needs of a reactor."""
 
     def __init__(self) -> None:
-        self.watched: dict[int, Callable[[], None]] = {}
+        self.fd = -1
+        self.callback: Callable[[], None] = lambda: None
 
     def watch(self, fd: int, callback: Callable[[], None]) -> None:
-        self.watched[fd] = callback
+        self.fd, self.callback = fd, callback
 
     def unwatch(self, fd: int) -> None:
-        del self.watched[fd]
+        assert fd == self.fd
 
     def turn(self) -> None:
-        """Wait until one is readable, and call it."""
-        readable, _, _ = select.select(list(self.watched), [], [], 10)
-        assert readable, "nothing came within 10 s"
-        for fd in readable:
-            self.watched[fd]()
+        assert select.select([self.fd], [], [], 30)[0]
+        self.callback()
 
 
-@pytest.fixture
-def watch() -> Watch:
-    return Watch()
+def test_it_rests_as_long_as_it_works() -> None:
+    reactor: Any = OneFile()
+    now = [100.0]
+    done: list[int] = []
+    rests: list[float] = []
+    beside = Beside(reactor, "reader", clock=lambda: now[0])
+    beside.rest = rests.append
+
+    def work(seconds: float) -> Callable[[], None]:
+        return lambda: now.__setitem__(0, now[0] + seconds)
+
+    beside.start()
+    for seconds in (0.125, 0.0, 60.0):
+        beside(work(seconds), lambda: done.append(len(done)))
+    while len(done) < 3:
+        reactor.turn()
+    beside.close()
+    assert done == [0, 1, 2]
+    assert rests == [0.125, 0.0, 0.25]
 
 
-@pytest.fixture
-def beside(watch: Watch) -> Iterator[Beside]:
-    made = Beside(watch, "beside")  # type: ignore[arg-type]
-    made.start()
-    yield made
-    made.close()
-    assert not watch.watched
-
-
-def test_work_is_done_by_the_thread_and_what_follows_by_the_loop(watch: Watch, beside: Beside) -> None:
-    done: list[tuple[str, int, threading.Thread]] = []
-    for number in range(100):
-        beside(
-            lambda number=number: done.append(("work", number, threading.current_thread())),  # type: ignore[misc]
-            lambda number=number: done.append(("then", number, threading.current_thread())),  # type: ignore[misc]
-        )
-    while sum(kind == "then" for kind, *_ in done) < 100:
-        watch.turn()
-    here = threading.current_thread()
-    for kind in ("work", "then"):
-        assert [number for each, number, _ in done if each == kind] == list(range(100))
-    assert all((thread is here) == (kind == "then") for kind, _, thread in done)
-    assert len({thread for _, _, thread in done}) == 2
-
-
-def test_a_turn_of_the_reactor_within_another_may_have_taken_it_already(watch: Watch, beside: Beside) -> None:
-    followed: list[int] = []
-    beside(lambda: None, lambda: followed.append(1))
-    watch.turn()
-    (callback,) = watch.watched.values()
-    callback()
-    assert followed == [1]
-
-
-def test_what_the_work_raised_is_raised_in_the_loop(watch: Watch, beside: Beside) -> None:
-    def work() -> None:
-        raise OSError("the disk is gone")
-
-    followed: list[int] = []
-    beside(work, lambda: followed.append(1))
-    with pytest.raises(OSError, match="the disk is gone"):
-        watch.turn()
-    beside(lambda: None, lambda: followed.append(2))
-    watch.turn()
-    assert followed == [2]
-
-
-def test_closing_waits_for_what_is_being_done(watch: Watch) -> None:
-    made = Beside(watch, "beside")  # type: ignore[arg-type]
-    made.start()
-    begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
-
-    def work() -> None:
-        begun.set()
-        assert may_end.wait(10)
-        ended.set()
-
-    made(work, lambda: None)
-    assert begun.wait(10)
-    threading.Timer(0.05, may_end.set).start()
-    made.close()
-    assert ended.is_set()
-
-
-def test_one_that_was_never_started_can_be_closed(watch: Watch) -> None:
-    Beside(watch, "beside").close()  # type: ignore[arg-type]
-    assert not watch.watched
+def test_an_error_is_the_loops() -> None:
+    reactor: Any = OneFile()
+    beside = Beside(reactor, "reader")
+    beside.start()
+    beside(lambda: [].pop(), lambda: None)
+    with pytest.raises(IndexError):
+        reactor.turn()
+    beside.close()

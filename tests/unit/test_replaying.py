@@ -381,6 +381,100 @@ def test_a_reader_is_told_of_what_cannot_be_read(many: int) -> None:
     assert said["damage"]
 
 
+class Aside:
+    """In the place of the thread that reads: the test says when."""
+
+    def __init__(self, host: Host, worker: int) -> None:
+        self._host = host
+        self._waiting: list[tuple[Any, Any]] = []
+        self.sources = host.nodes[worker].replaying.sources
+        assert self.sources is not None
+        self.sources.beside = lambda work, then: self._waiting.append((work, then))
+
+    def turn(self) -> bool:
+        """One page is read. False: none was asked for."""
+        if not self._waiting:
+            return False
+        work, then = self._waiting.pop(0)
+        work()
+        then()
+        self._host.settle()
+        return True
+
+
+@pytest.mark.parametrize("worker", [0, 1])
+def test_what_a_rare_filter_has_come_to_is_told_and_kept(worker: int) -> None:
+    """Pages without a match, a second each: nothing is read twice, also not by a client that comes back."""
+    host = archived(2, limits={"replay_page_bytes": 6144})
+    publish(host, "a/b", [bytes(400)] * 200, worker=worker)
+    publish(host, "a/rare", [b"found"], worker=worker)
+    archive, aside = archive_of(host, worker), Aside(host, worker)
+    peer = lasting(host, client_at(0, 2))
+    ask(peer, "earliest", ("a/rare", 1))
+    for _ in range(15):
+        host.pass_time(1)
+        assert aside.turn()
+        peer.silent()
+    assert archive.afters == sorted(set(archive.afters))
+    assert len(archive.afters) == 15
+    host.lose(peer)
+    host.settle()
+    assert aside.sources is not None
+    assert aside.sources.open == 0  # nobody waits for it
+    aside.turn()
+    assert not aside.turn()
+    reached = archive.afters[-1]
+    peer = lasting(host, client_at(0, 2))
+    host.settle()
+    while aside.turn():
+        host.pass_time(0.1)
+    assert payloads(peer.receive()) == [b"found"]
+    again = archive.afters[16:]
+    assert again[0] > archive.afters[12]
+    assert again[0] <= reached
+
+
+def test_questions_of_readers_that_have_gone_end_though_the_word_was_lost() -> None:
+    host = archived(2, limits={"replay_page_bytes": 6144})
+    publish(host, "a/b", [bytes(400)] * 200, worker=1)
+    aside = Aside(host, 1)
+    peer = subscriber(host, client_at(0, 2))
+    ask(peer, "earliest", ("a/rare", 1))
+    assert aside.turn()
+    router = host.nodes[0].router
+    tell, router.forward_now = router.forward_now, lambda: [router.take(1), None][1]
+    host.lose(peer)
+    router.forward_now = tell
+    for _ in range(4):
+        host.pass_time(1)
+        aside.turn()
+    assert not aside.turn()
+    assert aside.sources is not None
+    assert aside.sources.open == 0
+
+
+@pytest.mark.parametrize("many", [1, 2])
+def test_a_silent_replay_is_kept_up_to_date(many: int) -> None:
+    """After a crash it is not told of a loss that is none, and does not read everything again."""
+    host = archived(many)
+    peer = lasting(host, client_at(0, many, "reader"))
+    ask(peer, "latest", ("a/b", 1))
+    for worker in range(many):
+        publish(host, "a/c", [b"1", b"2"], worker=worker)
+    host.pass_time(30)
+    for worker in range(many):
+        archive_of(host, worker).remove(archive_of(host, worker).last)
+    host = host.crash()
+    peer = lasting(host, client_at(0, many, "reader"))
+    host.pass_time(1)
+    for worker in range(many):
+        assert archive_of(host, worker).afters[0] > archive_of(host, worker).last
+    publish(host, "a/b", [b"3"], worker=many - 1)
+    (packet,) = peer.receive()
+    assert dict(packet.properties["user_property"]).keys() == {"mqttd-offset"}
+    assert host.counters()["replays_fallen_behind"] == 0
+
+
 def test_other_subscriptions_are_served_between() -> None:
     """A session that reads a long past gets what its other subscriptions bring before that is over."""
     host = archived(limits={"inflight_max": 10, "replay_page_bytes": 4096})
