@@ -210,6 +210,7 @@ class Connecting:
         details.expiry_interval = expiry
         session.durable = expiry > 0
         session.version = packet.version
+        session.slots_max = limits.inflight_max
         details.username = username
         details.will = packet.will
         if packet.version == 5:

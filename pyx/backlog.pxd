@@ -27,7 +27,8 @@ cdef class Backlog(Holding):
     cdef int tally(self, const Content* c, uint64_t sent, uint64_t dropped) except -1
     cdef int send_held(self, Session s, Connection conn, Message m, uint8_t qos, bint retain, bint dup,
                        uint16_t packet_id, PyObject* ids) except -1
-    cdef int resend_next(self, Session s, Connection conn) except -1
+    cdef bint resend_next(self, Session s, Connection conn, uint32_t* released) except -1
+    cdef int send_again(self, Session s, Connection conn, uint16_t packet_id) except -1
     cdef int sweep_grown(self, list keys) except -1
     cdef uint64_t wanted(self, Session s, set spans) except? 0xFFFFFFFFFFFFFFFF
     cdef int drop_unwanted(self, LogKey key, uint64_t lowest, set spans, uint64_t open_from) except -1

@@ -18,9 +18,11 @@ from pyx.holding cimport HOLDING, NO_HOLD
 from pyx.limits cimport DISCONNECT_WHEN_FULL, DROP_OLDEST, HOLD
 from pyx.outbox cimport outbox_reserve, outbox_share
 from pyx.packets cimport PUBREL
-from pyx.records cimport merge_batches
+from pyx.records cimport lies_within, merge_batches
 from pyx.routing cimport IDENTIFIER_BYTES_MAX, QUOTA_EXCEEDED, READ_BYTES_MAX, put_identifier
-from pyx.session cimport Inflight, Queued, RETAINED_COPY, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC
+from pyx.session cimport (
+    Inflight, Queued, RETAINED_COPY, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, has_slot,
+)
 from pyx.filters cimport Filter, Former, Membership, Subscriber, filter_text, options_at
 from pyx.topics cimport topic_matches
 from pyx.windows cimport OWN_RECORD
@@ -28,22 +30,9 @@ from pyx.work cimport COPY, INDEX, KIBI, Mark, OBJECT, SERVE, VISIT, callback_be
 
 cdef enum:
     HOLD_ROOM = 1000            # messages that may be under way when publishers are told to wait
+    RELEASES_SLICE = 1000       # PUBRELs sent again at a time
     RESTORED_SWEPT = 100        # in one sweep: what is known of them must be read first
     SPANS_MAX = 4096            # parts of an index that sessions with full queues want; beyond, all behind them is held
-
-
-cdef bint lies_within(list spans, uint64_t position):
-    # spans: (a, z) in order, each from behind a up to z; those that end before the position, which only rises, are gone
-    cdef uint64_t a, z
-    while spans:
-        work(OBJECT)
-        a, z = spans[0]
-        if position <= a:
-            return False
-        if position <= z:
-            return True
-        del spans[0]
-    return False
 
 
 cdef class Backlog(Holding):
@@ -100,25 +89,22 @@ cdef class Backlog(Holding):
         cdef Message m
         cdef uint64_t position, number
         cdef uint8_t flags, qos
-        cdef uint32_t origin
+        cdef uint32_t origin, released = 0
         cdef bint overtaken
         cdef object identifiers
         while s.behind:
             conn = <Connection>s.connection
             if conn is None or conn.state != OPEN or conn.out.pending > self.limits.outbox_bytes_max:
                 return 0
-            if s.resend is not None:
-                if s.committing > self.durable_ticket:
-                    return self.await_window(s)     # what it is sent again may not be on the disk yet
-                if s.inflight - <uint32_t>len(s.resend) >= s.inflight_max:
+            if s.releases is not None or s.resend is not None:
+                if not self.resend_next(s, conn, &released):
                     return 0
-                self.resend_next(s, conn)
                 continue
             if s.queue_count:
                 q = &s.queue[s.queue_head]
                 flags = q.flags
                 qos = flags & 3
-                if qos and s.inflight >= s.inflight_max:
+                if qos and not has_slot(s):
                     return 0
                 m = <Message>q.message
                 identifiers = <object>q.identifiers if q.identifiers != NULL else None
@@ -142,7 +128,7 @@ cdef class Backlog(Holding):
                 self.send_copy(s, conn, m, qos, flags & 4 != 0, identifiers,
                                flags & SHARED_COPY | (OWN_RECORD if number else 0), number)
                 continue
-            if s.inflight >= s.inflight_max:
+            if not has_slot(s):
                 return 0
             b = <Batch>s.batch
             if b is None or s.batch_at >= b.count:
@@ -342,15 +328,25 @@ cdef class Backlog(Holding):
         self.set_dirty(conn)
         return 0
 
-    cdef int resend_next(self, Session s, Connection conn) except -1:
-        cdef Inflight* slot
+    cdef bint resend_next(self, Session s, Connection conn, uint32_t* released) except -1:
+        # one of those; `released`: the PUBRELs of this slice. False: that is all for now
+        if s.committing > self.durable_ticket:
+            self.await_window(s)                # what it is sent again may not be on the disk yet
+            return False
+        if s.releases is not None:
+            if released[0] == RELEASES_SLICE:
+                self.set_ready(s)
+                return False
+            released[0] += 1
+        elif s.inflight - s.released - <uint32_t>len(s.resend) >= s.inflight_max:
+            return False
+        self.send_again(s, conn, s.next_again())
+        return True
+
+    cdef int send_again(self, Session s, Connection conn, uint16_t packet_id) except -1:
+        cdef Inflight* slot = s.slot(packet_id)
         cdef uint8_t* p
-        cdef uint16_t packet_id
         cdef uint32_t ids_len = 0
-        packet_id = (<list>s.resend).pop()[1]
-        if not s.resend:
-            s.resend = None
-        slot = s.slot(packet_id)
         if slot == NULL:
             return 0
         if slot.state == WAIT_PUBCOMP:

@@ -16,7 +16,7 @@ from pyx.message cimport Content, Message, content_bytes
 from pyx.outbox cimport outbox_reserve, outbox_share
 from pyx.placement cimport owner_of
 from pyx.routing cimport Identifier, put_identifier
-from pyx.session cimport SHARED_COPY, WAIT_PUBACK, WAIT_PUBREC
+from pyx.session cimport SHARED_COPY, WAIT_PUBACK, WAIT_PUBREC, has_slot
 from pyx.subscriptions cimport Group, Subscriber, SubscriberList
 from pyx.wire cimport put_u16
 from pyx.work cimport COPY, KIBI, VISIT, work
@@ -193,7 +193,7 @@ cdef class FanOut(Backlog):
         if qos:
             if s.behind:
                 return 0
-            if conn is None or s.inflight >= s.inflight_max or conn.out.pending > self.limits.outbox_bytes_max:
+            if conn is None or not has_slot(s) or conn.out.pending > self.limits.outbox_bytes_max:
                 s.behind = True
                 s.cursor = self.here - 1
                 self.fell_behind(s)

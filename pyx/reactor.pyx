@@ -30,7 +30,7 @@ from pyx.kernel cimport (
     timespec,
 )
 from pyx.outbox cimport iovec, outbox_gather
-from pyx.session cimport Session
+from pyx.session cimport Session, may_go_on
 from pyx.timers cimport TimerNode
 from pyx.work cimport (
     ACCEPT, ASKED_TO_CLOSE, EXPIRE, KIBI, Mark, RESUME, ROUND, SEND, SYSTEM, VISIT, WATCHED, callback_begins,
@@ -604,7 +604,7 @@ cdef class Reactor:
                 self.router.handler.dropping_ended(conn)
         if conn.state == OPEN and conn.out.pending <= self.router.limits.outbox_bytes_max // 2:
             s = <Session>conn.session
-            if s.behind and (s.inflight < s.inflight_max or s.resend is not None):
+            if may_go_on(s):
                 self.router.set_ready(s)
         return 0
 

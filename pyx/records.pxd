@@ -49,6 +49,7 @@ cdef class Index:
 
 
 cdef Batch merge_batches(list batches)
+cdef bint lies_within(list spans, uint64_t position) except -1
 
 
 # Mesh entries: zmq_mesh.envelope has the plain Python decoder; one test runs golden bytes through both.

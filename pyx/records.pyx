@@ -271,6 +271,20 @@ cdef class Index:
         self.total_bytes -= gone
 
 
+cdef bint lies_within(list spans, uint64_t position) except -1:
+    # spans: (a, z) in order, each from behind a up to z; those that end before the position, which only rises, are gone
+    cdef uint64_t a, z
+    while spans:
+        work(OBJECT)
+        a, z = spans[0]
+        if position <= a:
+            return False
+        if position <= z:
+            return True
+        del spans[0]
+    return False
+
+
 cdef Batch merge_batches(list batches):
     # one Batch of several indexes', by position, each position once; ends where the first truncated one ends
     cdef Batch b, out

@@ -273,6 +273,9 @@ cdef class Router(Sharing):
                     self.forget_queued(s, slot.position)
                 self.touch(s)
             slot.state = WAIT_PUBCOMP
+            slot.group = 0
+            slot.order = s.order            # PUBRELs are sent again in the order of the PUBRECs
+            s.order += 1
             Py_XDECREF(slot.message)
             Py_XDECREF(slot.identifiers)
             slot.message = NULL
@@ -317,7 +320,8 @@ cdef class Router(Sharing):
     cdef int misfit(self, Session s, Inflight* slot, str what) except -1:
         # An ack of another kind than what was sent asks for. One for a message that this connection was not sent again
         # yet speaks of a former one, whose window a crash may have lost: it is as good as one that names nothing
-        if self.limits.lenient or s.resend is not None and slot.order >= (<list>s.resend)[len(s.resend) - 1][0]:
+        cdef list unsent = <list>(s.releases if slot.state == WAIT_PUBCOMP else s.resend)
+        if self.limits.lenient or unsent is not None and slot.order >= unsent[len(unsent) - 1][0]:
             return 0
         return protocol_error(REASON_PROTOCOL_ERROR, what)
 
@@ -500,21 +504,13 @@ cdef class Router(Sharing):
 
     def attach(self, Session s not None, Connection conn not None):
         """The session has this connection from now on; what is in flight is sent again [MQTT-4.4.0-1]."""
-        cdef uint32_t i
-        cdef list again = []
         conn.session = conn.had = s
         conn.state = OPEN
         s.connection = conn
         s.version = conn.version
         self.subscriptions.set_online(&s.own, s.own_key is None)
         self.tell_online(s)
-        work(s.window_cap * PLACE + s.inflight * (10 * OBJECT))
-        for i in range(s.window_cap):
-            if s.window[i].state != FREE:
-                again.append((s.window[i].order, s.window[i].packet_id))
-        if again:
-            again.sort(reverse=True)
-            s.resend = again
+        if s.put_up_again():
             if not s.behind:
                 s.behind = True
                 s.cursor = self.next_position - 1
@@ -527,7 +523,7 @@ cdef class Router(Sharing):
     def detach(self, Session s not None):
         """The session has no connection any more. One that is not durable ends."""
         s.connection = None
-        s.resend = None
+        s.releases = s.resend = None
         s.batch = None
         s.batch_at = 0
         if s.durable:
@@ -597,7 +593,7 @@ cdef class Router(Sharing):
             self.counters.at[count.DROPPED_SESSION_ENDED] += dropped
             self.drops.add(s, count.DROPPED_SESSION_ENDED, dropped)
             s.connection = None
-            s.resend = None
+            s.releases = s.resend = None
             self.subscriptions.remove_all(&s.own)
             s.clear()
             s.behind = False

@@ -19,6 +19,7 @@ from pyx.message cimport message_adopt, message_copy
 from pyx.outbox cimport iovec, outbox_clear, outbox_gather, outbox_reserve, outbox_sent
 from pyx.properties cimport MESSAGE_EXPIRY_INTERVAL, find_property
 from pyx.records cimport ENTRY_CONTROL, Packed
+from pyx.session cimport has_slot, may_go_on
 from pyx.subscriptions cimport filter_text
 from pyx.topics cimport topic_matches
 from pyx.wire cimport varint_size
@@ -184,7 +185,7 @@ cdef class Routing:
             for i in range(n):
                 pieces.append(PyBytes_FromStringAndSize(<char*>v[i].iov_base, <Py_ssize_t>v[i].iov_len))
             self.output_taken(conn, total)
-        if conn.state == OPEN and s is not None and s.behind and (s.inflight < s.inflight_max or s.resend is not None):
+        if conn.state == OPEN and s is not None and may_go_on(s):
             self.set_ready(s)
         return b"".join(pieces)
 
@@ -301,7 +302,7 @@ cdef class Routing:
     cdef int fell_behind(self, Session s) except -1:
         # from in sync to behind: above 64 filters it gets a log index of its own, so that no filter's index must be
         # merged
-        if s.connection is not None and s.inflight >= s.inflight_max:
+        if s.connection is not None and not has_slot(s):
             self.counters.at[count.INFLIGHT_FULL] += 1
         # (One whose log is kept goes on in the indexes it was logged in while it was in sync)
         if s.own.count > 64 and s.own_key is None and not (self.keeps and s.durable):

@@ -40,7 +40,8 @@ cdef struct Inflight:
     uint16_t packet_id
     uint8_t state
     uint8_t flags               # bits 0-1 QoS, bit 2 RETAIN, SHARED_COPY
-    uint32_t group              # Group.number of that
+    # Group.number of that; of a slot that waits for a PUBCOMP: 1 = its PUBREL is of a former connection
+    uint32_t group
     # where a store that keeps has the message: in the log, or (OWN_RECORD) the number of its own record; 0 = nowhere
     uint64_t position
 
@@ -69,7 +70,9 @@ cdef class Session:
     cdef Inflight* window
     cdef uint32_t window_cap
     cdef uint32_t inflight              # taken slots
-    cdef public uint32_t inflight_max   # min(Receive Maximum of the client, ours)
+    cdef public uint32_t inflight_max   # the lesser of the client's Receive Maximum and ours
+    cdef public uint32_t slots_max      # ours
+    cdef uint32_t released              # slots of PUBRELs of former connections
     cdef uint64_t order
     cdef uint16_t next_id
     cdef public uint8_t version
@@ -77,7 +80,8 @@ cdef class Session:
     cdef bint behind
     cdef object own_key                 # LogKey of its own (too many filters to merge their indexes), or None
     # [(order, packet_id)] still to be sent again after a resumption, last first; or None
-    cdef object resend
+    cdef object releases                # PUBRELs: all of them before anything else, whatever is in flight
+    cdef object resend                  # PUBLISHes
     cdef bint ready                     # in the router's list of sessions to be served
     cdef bint closing
     # of a session whose store keeps (pyx.windows):
@@ -127,6 +131,8 @@ cdef class Session:
     cdef void release(self, Inflight* slot) noexcept
     cdef int arrive(self, uint16_t packet_id) except -1         # 1 new, 0 was there
     cdef bint leave(self, uint16_t packet_id) noexcept
+    cdef bint put_up_again(self) except -1                      # all that is in flight; False: nothing is
+    cdef uint16_t next_again(self) except? 0
     cdef Inflight* place_slot(self, uint16_t packet_id) except NULL     # with this Packet Identifier, as it was before
     cdef int enqueue(self, Message message, PyObject* identifiers, uint8_t flags, uint32_t origin,
                      uint64_t number) except -1
@@ -144,3 +150,14 @@ cdef class Session:
     cdef int narrowed(self, Subscriptions subscriptions, Membership* e, uint8_t options, uint64_t last) except -1
     cdef list formers(self, const Membership* e)
     cdef bint wants_formers(self, const Membership* e, set spans) except -1     # adds where they lie to the spans
+
+
+cdef inline bint has_slot(Session s) noexcept:
+    # May a PUBLISH of QoS > 0 be sent. A PUBREL counts against no Receive Maximum [MQTT-3.3.4-10], and that of a former
+    # connection not at all: its message is counted there (MQTT 5, 4.9); but its slot is taken
+    return s.inflight - s.released < s.inflight_max and s.inflight < s.slots_max
+
+
+cdef inline bint may_go_on(Session s) noexcept:
+    # has its outbox room, then it may be served
+    return s.behind and (has_slot(s) or s.resend is not None or s.releases is not None)

@@ -14,6 +14,7 @@ class Session:
     def identity(self) -> int: ...
     connection: Connection | None
     inflight_max: int
+    slots_max: int
     queue_rule: int
     version: int
     durable: bool

@@ -28,11 +28,12 @@ cdef class Session:
         self.version = <uint8_t>version
         self.connection = None
         self.next_id = 1
-        self.inflight_max = 100
+        self.inflight_max = self.slots_max = 100
         self.batch = None
         self.holes = None
         self.absences = None
         self.own_key = None
+        self.releases = None
         self.resend = None
         self.hold_filters = None
         self.replays = None
@@ -44,7 +45,7 @@ cdef class Session:
         free(self.drops)
 
     cdef Inflight* open_slot(self) except NULL:
-        # a free slot with the next Packet Identifier; the caller has seen inflight < inflight_max <= 65,535
+        # a free slot with the next Packet Identifier; the caller has seen `has_slot`: inflight < slots_max <= 65,535
         cdef Inflight* s
         cdef uint32_t tries = 0
         if self.inflight * 2 >= self.window_cap and self.window_cap < WINDOW_LAST:
@@ -104,12 +105,42 @@ cdef class Session:
         return s
 
     cdef void release(self, Inflight* s) noexcept:
+        if s.state == WAIT_PUBCOMP and s.group:
+            self.released -= 1
         Py_XDECREF(s.message)
         Py_XDECREF(s.identifiers)
         s.message = NULL
         s.identifiers = NULL
         s.state = FREE
         self.inflight -= 1
+
+    cdef bint put_up_again(self) except -1:
+        cdef uint32_t i
+        cdef list resend = [], releases = []
+        work(self.window_cap * PLACE + self.inflight * (10 * OBJECT))
+        self.released = 0
+        for i in range(self.window_cap):
+            if self.window[i].state == WAIT_PUBCOMP:
+                self.window[i].group = 1
+                self.released += 1
+                releases.append((self.window[i].order, self.window[i].packet_id))
+            elif self.window[i].state != FREE:
+                resend.append((self.window[i].order, self.window[i].packet_id))
+        resend.sort(reverse=True)
+        releases.sort(reverse=True)
+        self.resend = resend or None
+        self.releases = releases or None
+        return self.inflight != 0
+
+    cdef uint16_t next_again(self) except? 0:
+        cdef list those = <list>(self.resend if self.releases is None else self.releases)
+        cdef uint16_t packet_id = those.pop()[1]
+        if not those:
+            if self.releases is None:
+                self.resend = None
+            else:
+                self.releases = None
+        return packet_id
 
     cdef int arrive(self, uint16_t packet_id) except -1:
         cdef uint32_t* new
@@ -238,7 +269,7 @@ cdef class Session:
                 self.release(&self.window[i])
         free(self.window)
         self.window = NULL
-        self.window_cap = 0
+        self.window_cap = self.released = 0
         free(self.arrived)
         self.arrived = NULL
         self.arrived_cap = self.arrived_count = 0

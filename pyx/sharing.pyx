@@ -25,7 +25,7 @@ from pyx.placement cimport fixed_hash, mixed
 from pyx.records cimport ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Choice, read_entry
 from pyx.rosters cimport roster_put, roster_strike
 from pyx.routing cimport REFUSED_NO_MEMBER, REFUSED_OFFLINE, put_identifier
-from pyx.session cimport SHARED_COPY
+from pyx.session cimport SHARED_COPY, has_slot
 from pyx.subscriptions cimport Filter, Membership, SubscriberList, filter_text
 from pyx.tables cimport Walk, table_walk
 from pyx.topics cimport topic_matches
@@ -43,7 +43,7 @@ cdef inline bint has_room(Session s, uint8_t qos, uint32_t outbox_bytes_max) noe
     cdef Connection conn = <Connection>s.connection
     if conn is None or conn.state != OPEN or conn.out.pending > outbox_bytes_max:
         return False
-    return qos == 0 or not s.behind and s.inflight < s.inflight_max
+    return qos == 0 or not s.behind and has_slot(s)
 
 
 cdef class Sharing(Siblings):

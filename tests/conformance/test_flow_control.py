@@ -232,3 +232,33 @@ def test_identifiers_of_many_former_connections(connect: Connect, name: str) -> 
         client.expect("PUBCOMP", packet_id=number, reason=0)
     client.ack("PUBREL", 1)
     client.expect("PUBCOMP", packet_id=1, reason=0x92)
+
+
+@pytest.mark.mqtt("5:3.3.4-10", "5:4.4.0-1")
+def test_pubrels_do_not_wait_for_receive_maximum(connect: Connect, name: str) -> None:
+    """Twenty messages wait for their PUBCOMP; the subscriber is back with Receive Maximum 1: it gets all PUBRELs before
+    anything else, and the next message although none of them is answered.
+    """
+    subscriber, publisher = connect(5, name, properties=KEEP), connect(5)
+    subscriber.subscribe((name, 2))
+    for number in range(2, 22):
+        publisher.send(wire.publish(5, name, b"former", qos=2, packet_id=number))
+        publisher.expect("PUBREC", packet_id=number)
+        publisher.ack("PUBREL", number)
+        publisher.expect("PUBCOMP", packet_id=number)
+    former = [subscriber.expect("PUBLISH", qos=2).packet_id for _ in range(20)]
+    for number in former:
+        subscriber.ack("PUBREC", number)
+        subscriber.expect("PUBREL", packet_id=number)
+    subscriber.close()
+    publisher.send(wire.publish(5, name, b"new", qos=1, packet_id=100))
+    publisher.expect("PUBACK", packet_id=100)
+    again = connect(5, name, clean=False, properties={**KEEP, "receive_maximum": 1})
+    assert again.connack.session_present
+    for number in former:
+        again.expect("PUBREL", packet_id=number)
+    new = again.expect("PUBLISH", payload=b"new")
+    for number in former:
+        again.ack("PUBCOMP", number)
+    again.ack("PUBACK", new.packet_id)
+    again.expect_silence()

@@ -142,11 +142,11 @@ def test_what_is_in_flight_goes_on_under_its_packet_identifiers(tmp_path: Path, 
     publisher.next("PUBREC")
     for client in CLIENTS:
         peer = lasting(host, client, 5)
-        packets = [peer.next("PUBLISH"), peer.next("PUBLISH"), peer.next("PUBREL"), peer.next("PUBLISH")]
+        packets = [peer.next("PUBREL"), peer.next("PUBLISH"), peer.next("PUBLISH"), peer.next("PUBLISH")]
         assert [(packet.topic or "released", packet.packet_id, packet.dup) for packet in packets[:3]] == [
+            ("released", identifiers[client]["released"], False),
             ("one", identifiers[client]["one"], True),
             ("two", identifiers[client]["two"], True),
-            ("released", identifiers[client]["released"], False),
         ]
         assert (packets[3].payload, packets[3].dup) == (b"again", True)
         peer.silent()

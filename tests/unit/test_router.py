@@ -156,8 +156,8 @@ def test_what_was_in_flight_comes_again_first_and_in_order(version: int) -> None
     publish_many(publisher, "t", [b"6"], 1)
     subscriber = host.connect("subscriber", version, **options | {"clean": False})
     assert subscriber.session_present
-    again = [subscriber.next(kind) for kind in ("PUBLISH", "PUBLISH", "PUBREL", "PUBLISH")]
-    assert [packet.packet_id for packet in again] == [packet.packet_id for packet in sent]
+    again = [subscriber.next(kind) for kind in ("PUBREL", "PUBLISH", "PUBLISH", "PUBLISH")]
+    assert [packet.packet_id for packet in again] == [sent[n].packet_id for n in (2, 0, 1, 3)]
     assert [packet.dup for packet in again if packet.kind == "PUBLISH"] == [True, True, True]
     subscriber.silent()
     for packet in again:
