@@ -14,12 +14,13 @@ import ctypes
 import os
 import time
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pyx.work import callback
 
 if TYPE_CHECKING:
-    from broker.replaying import Replaying
+    from collections.abc import Callable
+
     from pyx.reactor import Reactor
 
 __all__ = ["MESSAGE_NS", "Pace"]
@@ -36,12 +37,29 @@ _CREDIT_NS = 2_000_000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Pace:
-    """Of one worker."""
+class Work(Protocol):
+    """What is done in pieces: replays, and walks over retained messages."""
 
-    def __init__(self, reactor: Reactor, replaying: Replaying) -> None:
+    wake: Callable[[], None]
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `run` has something to do."""
+
+    @property
+    def replayed(self) -> int:
+        """Messages of an archive that were queued for clients."""
+
+    def run(self) -> None:
+        """Do one piece."""
+
+
+class Pace:
+    """Of one kind of work of one worker."""
+
+    def __init__(self, reactor: Reactor, work: Work) -> None:
         self._reactor = reactor
-        self._replaying = replaying
+        self._replaying = work
         self._timerfd = -1
         self._rests_until = 0
         """Monotonic ns."""

@@ -1,18 +1,22 @@
 r"""Retained messages for a new subscription, wherever on the host they live.
 
 Each topic has one owner among the workers (pyx.placement). After a SUBACK every owner is asked: this worker answers
-itself in pages, siblings are sent a question over the link and answer in pages of entries. A sibling that is away is
-asked when it is back, as long as the session still wants it.
+itself in pages, siblings are sent a question over the link and answer in pages. A sibling that is away is asked when it
+is back, as long as the session still wants it. A walk of a session that lasts rests while that is offline.
 
-    question    topic b"?"      payload: u64 number | Topic Filter | NUL + last topic of the last page, or nothing
-    answer      topic b"!"      payload: u64 number | u8 1 = more | messages as a store has them, with their publishers
+All of it is done in pieces (`run`, at the pace of `broker.pace`): a piece looks at a bounded number of topics, whatever
+filters are asked for, and all sessions and siblings take turns.
+
+    question    topic b"?"      payload: u64 number | Topic Filter | NUL + where the last page ended, or nothing
+    answer      topic b"!"      payload: u64 number | u8 1 = more | u16 length | where the page ends
+                                | messages as a store has them, with their publishers
 """
 
 from __future__ import annotations
 
 from collections import deque
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from broker.sys_topics import is_sys
 from pyx import counters as count
@@ -21,46 +25,62 @@ from pyx.stored import pack_stored, unpack_stored
 from pyx.work import PACKED, STEP, spend
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from broker.node import Node
     from broker.sessions import Details
     from pyx.message import Message
     from pyx.session import Session
 
 _QUESTION = Struct("<Q")
-_ANSWER = Struct("<QB")
+_ANSWER = Struct("<QBH")
 _PAGE = 500
-_PAGE_BYTES = 1 << 20
+_PAGE_BYTES = 128 << 10
 _QUEUED_MAX = 2 * _PAGE
 """A session that has so much in its queue is sent no further page until it has taken some of it."""
+_QUEUED_BYTES_MAX = 2 << 20
 _LATER_SECONDS = 0.05
+_STEPS = 4000
+"""Topics looked at in a piece of work: about a millisecond."""
+_BEGIN_STEPS = 200
+"""What it takes to begin with a walk or a question, in such steps."""
+_MESSAGE_STEPS = 20
+"""What it takes to queue or to pack one message."""
 _SWEEP_STEPS = 2000
 """Topics looked at in a second to find messages that have expired."""
 
 
 class Walk:
-    """The look-up for one filter of one session: an own part, and one of each sibling."""
+    """The look-up for one filter of one session. `parts`: each worker that has not given all, and where its last page
+    ended (b"": there was none yet).
+    """
 
-    __slots__ = ("asked", "filter", "parts", "session")
+    __slots__ = ("asked", "filter", "is_queued", "numbers", "over", "parts", "session")
 
-    def __init__(self, session: Session, filter: bytes, asked: int, parts: int) -> None:
+    def __init__(self, session: Session, filter: bytes, asked: int, parts: dict[int, bytes]) -> None:
         self.session = session
         self.filter = filter
         self.asked = asked
         self.parts = parts
+        self.numbers: dict[int, int] = {}
+        """Sibling -> number of the question that it has not answered."""
+        self.is_queued = False
+        self.over = False
 
 
-class Question:
-    """The part of a walk that is put to one sibling."""
+class _Put(NamedTuple):
+    """A question is to be put (again)."""
 
-    __slots__ = ("after", "filter", "peer", "session", "walk")
+    number: int
 
-    def __init__(self, walk: Walk, peer: int) -> None:
-        self.walk = walk
-        self.session = walk.session
-        self.filter = walk.filter
-        self.peer = peer
-        self.after = b""
-        """The last topic of the last page."""
+
+class _Asked(NamedTuple):
+    """A sibling's question."""
+
+    peer: int
+    number: int
+    filter: bytes
+    after: bytes
 
 
 class Retaining:
@@ -70,10 +90,61 @@ class Retaining:
         self._node = node
         self._router = node.router
         self._retained = node.retained
-        self._questions: dict[int, Question] = {}
+        self._questions: dict[int, tuple[Walk, int]] = {}
         # not a number that a former incarnation of this worker has used: its answer may still come
         self._number = node.router.wall_ms * 1000
         self._swept: bytes | None = None
+        self._work: deque[Walk | _Put | _Asked] = deque()
+        self.wake: Callable[[], None] = lambda: None
+        """Called when there is something for `run` to do, and there was not."""
+        self.replayed = 0
+        """For `broker.pace`: nothing here is read from an archive."""
+
+    # ------------------------------------------------------------ work
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `run` has something to do."""
+        return bool(self._work)
+
+    def run(self) -> None:
+        """Do one piece of work."""
+        steps = _STEPS
+        while self._work and steps > 0:
+            work = self._work.popleft()
+            before = self._retained.spent
+            steps -= _BEGIN_STEPS
+            spend(2 * STEP)
+            if isinstance(work, Walk):
+                work.is_queued = False
+                self._node.guard_session(work.session, self._send_own, work)
+            elif isinstance(work, _Asked):
+                self._answer(work)
+            elif work.number in self._questions:
+                self._node.guard_session(self._questions[work.number][0].session, self._go_on, work.number)
+            steps -= self._retained.spent - before
+
+    def _put_work(self, work: Walk | _Put | _Asked) -> None:
+        self._work.append(work)
+        if len(self._work) == 1:
+            self.wake()
+
+    def _due(self, walk: Walk) -> None:
+        if not walk.is_queued and not walk.over:
+            walk.is_queued = True
+            self._put_work(walk)
+
+    def _page(self, text: bytes, after: bytes) -> tuple[list[Message], bytes | None]:
+        """What matches behind `after`, and where to go on; None: that was all."""
+        found, at = self._retained.page(text, after or None, _PAGE, _STEPS)
+        size = 0
+        for number, (topic, message) in enumerate(found, 1):
+            size += len(message.payload)
+            if size > _PAGE_BYTES and number < len(found):
+                del found[number:]
+                at = topic
+                break
+        return self._live(found), at
 
     def sweep(self) -> None:
         """Called every second: forget what has expired, a part of the topics at a time. (Those that begin with $ are
@@ -94,146 +165,178 @@ class Retaining:
                 live.append(message)
         return live
 
+    # ------------------------------------------------------------ walks
+
     def send(self, session: Session, filters: list[bytes]) -> None:
         """The SUBACK is out: send what is retained for these filters, a bounded number of them at a time."""
-        if session.connection is None:
+        if session.connection is None and not session.durable:
             return
         asked = session.ask(self._router.position)
         details: Details = session.details
-        most = self._node.settings.limits.retained_walks_per_session_max
         spend(len(filters) * 2 * STEP)
         for text in filters:
-            if is_sys(text):  # every worker has these itself
-                self._node.sys_topics.send(session, text, asked)
-                continue
-            if details.walks < most and not details.walks_waiting:
-                self._begin(session, text, asked)
-                continue
-            if details.walks_waiting is None:
-                details.walks_waiting = deque()
-            details.walks_waiting.append((text, asked))
-            session.watch()
-            self._node.counters.add(count.RETAINED_WALKS_DEFERRED)
-
-    def _begin(self, session: Session, text: bytes, asked: int) -> None:
-        session.details.walks += 1
-        walk = Walk(session, text, asked, 1 + len(self._node.siblings))
-        for peer in self._node.siblings:
-            self._ask(Question(walk, peer))
-        self._send_own(walk, None)
-
-    def _part_done(self, walk: Walk) -> None:
-        walk.parts -= 1
-        if walk.parts:
-            return
-        details: Details = walk.session.details
-        details.walks -= 1
-        if details.walks_waiting:
-            self._node.soon(lambda: self._begin_waiting(walk.session), walk.session)
+            if details.walks_waiting.pop(text, None) is None:  # else it is asked for once, the last time
+                session.watch()
+            details.walks_waiting[text] = asked
+        self._begin_waiting(session)
+        self._node.counters.add(count.RETAINED_WALKS_DEFERRED, len(details.walks_waiting))
 
     def _begin_waiting(self, session: Session) -> None:
         details: Details = session.details
-        waiting = details.walks_waiting
-        while waiting and (
-            session.connection is None or details.walks < self._node.settings.limits.retained_walks_per_session_max
-        ):
-            text, asked = waiting.popleft()
-            if session.connection is not None:
-                self._begin(session, text, asked)
-            session.unwatch()
-        if not waiting:
-            details.walks_waiting = None
+        most = self._node.settings.limits.retained_walks_per_session_max
+        while session.connection is not None and details.walks_waiting and len(details.walks) < most:
+            text = next(iter(details.walks_waiting))
+            asked = details.walks_waiting.pop(text)
+            workers = (self._node.index,) if is_sys(text) else range(self._node.workers)
+            walk = Walk(session, text, asked, dict.fromkeys(workers, b""))
+            details.walks.append(walk)
+            self._go(walk)
 
-    def _send_own(self, walk: Walk, after: bytes | None) -> None:
-        session, text = walk.session, walk.filter
-        if session.connection is None:
-            self._part_done(walk)
+    def _go(self, walk: Walk) -> None:
+        spend(len(walk.parts) * 2 * STEP)
+        for worker in walk.parts:
+            if worker == self._node.index:
+                self._due(walk)
+            elif worker not in walk.numbers:
+                self._ask(walk, worker)
+
+    def resumed(self, session: Session) -> None:
+        """It has a connection again: its walks go on."""
+        details: Details = session.details
+        for walk in details.walks:
+            self._go(walk)
+        self._begin_waiting(session)
+
+    def unsubscribed(self, session: Session, text: bytes) -> None:
+        """It does not want them any more."""
+        details: Details = session.details
+        if details.walks_waiting.pop(text, None) is not None:
+            session.unwatch()
+        for walk in [each for each in details.walks if each.filter == text]:
+            self._end(walk)
+
+    def ended(self, session: Session) -> None:
+        """The session is no more."""
+        details: Details = session.details
+        details.walks_waiting.clear()
+        for walk in list(details.walks):
+            self._end(walk)
+
+    def _end(self, walk: Walk) -> None:
+        walk.over = True
+        for number in walk.numbers.values():
+            self._questions.pop(number, None)
+        walk.numbers.clear()
+        walk.session.details.walks.remove(walk)
+        walk.session.unwatch()
+        self._begin_waiting(walk.session)
+
+    def _part_done(self, walk: Walk, worker: int) -> None:
+        del walk.parts[worker]
+        if not walk.parts:
+            self._end(walk)
+
+    def _rests(self, walk: Walk) -> bool:
+        """Whether nothing can be sent; it ends with a session that does not last."""
+        if walk.session.connection is not None:
+            return False
+        if not walk.session.durable:
+            self._end(walk)
+        return True
+
+    def _is_full(self, session: Session) -> bool:
+        return session.queued >= _QUEUED_MAX or session.queued_bytes >= _QUEUED_BYTES_MAX
+
+    def _send_own(self, walk: Walk) -> None:
+        session, here = walk.session, self._node.index
+        if walk.over or self._rests(walk):
             return
-        if session.queued >= _QUEUED_MAX:
-            self._node.call_later(_LATER_SECONDS, lambda: self._send_own(walk, after), session)
+        if self._is_full(session):
+            self._node.call_later(_LATER_SECONDS, lambda: self._due(walk), session)
             return
-        found = self._retained.match(text, after, _PAGE)
-        self._queue(walk, self._live(found))
-        if len(found) == _PAGE:
-            last = found[-1][0]
-            self._node.soon(lambda: self._send_own(walk, last), session)
+        if is_sys(walk.filter):  # every worker has these itself
+            self._node.sys_topics.send(session, walk.filter, walk.asked)
+            self._part_done(walk, here)
+            return
+        found, at = self._page(walk.filter, walk.parts[here])
+        self._queue(walk, found)
+        if at is None:
+            self._part_done(walk, here)
         else:
-            self._part_done(walk)
+            walk.parts[here] = at
+            self._due(walk)
 
     def _queue(self, walk: Walk, messages: list[Message]) -> None:
-        if messages and walk.session.connection is not None:
+        if messages:
             self._router.queue_retained(walk.session, messages, walk.filter, walk.asked)
 
-    def _ask(self, question: Question) -> None:
-        self._number += 1
-        self._questions[self._number] = question
-        question.session.watch()
-        if self._node.is_ready(question.peer):
-            self._put(self._number, question)
+    # ------------------------------------------------------------ questions
 
-    def _put(self, number: int, question: Question) -> None:
-        after = b"\0" + question.after if question.after else b""
-        self._router.tell(question.peer, b"?", _QUESTION.pack(number) + question.filter + after)
+    def _ask(self, walk: Walk, peer: int) -> None:
+        self._number += 1
+        self._questions[self._number] = walk, peer
+        walk.numbers[peer] = self._number
+        self._put(self._number)
+
+    def _put(self, number: int) -> None:
+        walk, peer = self._questions[number]
+        if self._node.is_ready(peer):
+            at = walk.parts[peer]
+            self._router.tell(peer, b"?", _QUESTION.pack(number) + walk.filter + (b"\0" + at if at else b""))
+
+    def _go_on(self, number: int) -> None:
+        """Put the question, when the session can take an answer."""
+        if number not in self._questions:
+            return
+        walk, peer = self._questions[number]
+        if self._rests(walk):
+            self._questions.pop(number, None)
+            walk.numbers.pop(peer, None)
+        elif self._is_full(walk.session):
+            self._node.call_later(_LATER_SECONDS, lambda: self._go_on(number), walk.session)
+        else:
+            self._put(number)
 
     def peer_ready(self, peer: int) -> None:
         """A sibling is back: what it did not answer is asked again."""
         spend(len(self._questions) * STEP)
-        for number, question in list(self._questions.items()):
-            if question.peer == peer:
-                if question.session.connection is None:
-                    self._close(number)
-                else:
-                    self._put(number, question)
+        for number, (_, asked) in self._questions.items():
+            if asked == peer:
+                self._put_work(_Put(number))
 
     def asked(self, peer: int, payload: bytes) -> None:
-        """A sibling asks: answer one page."""
+        """A sibling asks."""
         (number,) = _QUESTION.unpack_from(payload)
         text, _, after = payload[_QUESTION.size :].partition(b"\0")
-        found = self._retained.match(text, after or None, _PAGE)
-        more = len(found) == _PAGE
-        size = 0
-        for number_of, (_, message) in enumerate(found, 1):
-            size += len(message.payload)
-            if size > _PAGE_BYTES and number_of < len(found):
-                del found[number_of:]
-                more = True
-                break
-        packed = pack_stored(self._live(found))
-        self._router.tell(peer, b"!", _ANSWER.pack(number, more) + packed)
+        self._put_work(_Asked(peer, number, text, after))
+
+    def _answer(self, asked: _Asked) -> None:
+        found, at = self._page(asked.filter, asked.after)
+        head = _ANSWER.pack(asked.number, at is not None, len(at or b"")) + (at or b"")
+        self._router.tell(asked.peer, b"!", head + pack_stored(found))
 
     def answered(self, peer: int, payload: bytes) -> None:
         """A page of a sibling's answer: queue it, and ask for the next."""
-        number, more = _ANSWER.unpack_from(payload)
-        question = self._questions.get(number)
-        if question is None or question.peer != peer:
-            return  # asked before this worker or the link started anew
-        self._node.guard_session(question.session, self._take_page, number, question, payload, bool(more))
+        number, more, length = _ANSWER.unpack_from(payload)
+        walk, whom = self._questions.get(number, (None, -1))
+        if walk is None or whom != peer:
+            return  # asked before this worker or the link started anew, or nobody wants it any more
+        begin = _ANSWER.size + length
+        at = payload[_ANSWER.size : begin] if more else None
+        self._node.guard_session(walk.session, self._take_page, number, at, payload[begin:])
 
-    def _take_page(self, number: int, question: Question, payload: bytes, more: bool) -> None:
-        messages = unpack_stored(payload[_ANSWER.size :], expiry_offset)
-        session = question.session
-        if messages:
-            self._queue(question.walk, messages)
-            question.after = messages[-1].topic
-        if more and session.connection is not None:
-            self._go_on(number, question)
-        else:
-            self._close(number)
-
-    def _go_on(self, number: int, question: Question) -> None:
-        if self._questions.get(number) is not question:
+    def _take_page(self, number: int, at: bytes | None, messages: bytes) -> None:
+        walk, peer = self._questions[number]
+        if walk.session.connection is None:
+            self._go_on(number)
             return
-        if question.session.connection is None:
-            self._close(number)
-        elif question.session.queued >= _QUEUED_MAX:
-            self._node.call_later(_LATER_SECONDS, lambda: self._go_on(number, question), question.session)
+        self._queue(walk, unpack_stored(messages, expiry_offset))
+        if at is None:
+            del self._questions[number], walk.numbers[peer]
+            self._part_done(walk, peer)
         else:
-            self._put(number, question)
-
-    def _close(self, number: int) -> None:
-        question = self._questions.pop(number)
-        question.session.unwatch()
-        self._part_done(question.walk)
+            walk.parts[peer] = at
+            self._go_on(number)
 
     @property
     def open_questions(self) -> int:

@@ -6,12 +6,12 @@ closed, or when its client asks for a clean start [MQTT-3.1.2-4]. Stored interva
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from pyx.session import Session
 
 if TYPE_CHECKING:
+    from broker.retaining import Walk
     from pyx.connection import Connection
     from pyx.packets import Will
 
@@ -54,10 +54,12 @@ class Details:
         self.username: str | None = None
         self.queue_rules: dict[int, int] | None = None
         """Number of a [[queue]] table -> subscriptions under it."""
-        self.walks = 0
+        self.walks: list[Walk] = []
         """Topic Filters whose retained messages are being looked up."""
-        self.walks_waiting: deque[tuple[bytes, int]] | None = None
-        """Those whose turn has not come, in order, each with the number of its SUBSCRIBE (`Session.ask`)."""
+        self.walks_waiting: dict[bytes, int] = {}
+        """Those whose turn has not come, in order, each with the number of its SUBSCRIBE (`Session.ask`): none that the
+        session is not subscribed to, each once.
+        """
 
 
 class Sessions:

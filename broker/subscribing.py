@@ -264,8 +264,10 @@ class Subscribing:
         if found:
             self._node.custody.unsubscribed(session, named)
             self._node.recording.unsubscribed(session, named)
-            if group is None and self._queue_rules:
-                self._count_rule(session, text, -1)
+            if group is None:
+                self._node.retaining.unsubscribed(session, text)
+                if self._queue_rules:
+                    self._count_rule(session, text, -1)
         return found
 
     def _unsuback(self, conn: Connection, packet_id: int, codes: list[int]) -> bytes:

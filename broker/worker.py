@@ -172,7 +172,7 @@ class Worker:
         self._armed = False
         self._sent_at = 0.0
         self._coalesce = settings.limits.mesh_coalesce_microseconds_max * 1e-6
-        self._pace = Pace(self.reactor, self.node.replaying)
+        self._paces = (Pace(self.reactor, self.node.replaying), Pace(self.reactor, self.node.retaining))
         self._beside = Beside(self.reactor, "archive-reader")
         self._recovered: Recovered | None = self._recover()
 
@@ -228,7 +228,8 @@ class Worker:
         if self.node.replaying.sources is not None:
             self._beside.start()
             self.node.replaying.sources.beside = self._beside
-        self._pace.start()
+        for pace in self._paces:
+            pace.start()
         loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
         ignore_with_a_line(loop, frozenset({stacks.SIGNAL}), self._on_other_signal)
@@ -450,7 +451,8 @@ class Worker:
         self.reactor.unwatch(self.seat.control.fileno())
         self.reactor.unwatch(self.hashes.fileno())
         self.hashes.close()
-        self._pace.close()
+        for pace in self._paces:
+            pace.close()
         self._beside.close()
         self.reactor.unwatch(self.seat.handoff_receive.fileno())
         if self.store.fileno() >= 0:

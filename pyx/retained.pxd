@@ -24,6 +24,7 @@ cdef struct Entry:
 @cython.final
 cdef class Retained:
     cdef readonly uint64_t count
+    cdef readonly uint64_t spent        # steps that `page` has taken, all together
     cdef readonly uint64_t bytes        # of the structure: entries, their topics, their table; not of the messages
 
     cdef HashKey key

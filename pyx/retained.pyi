@@ -12,6 +12,10 @@ class Retained:
         """Topics that have a message."""
 
     @property
+    def spent(self) -> int:
+        """Steps that `page` has taken, all together."""
+
+    @property
     def bytes(self) -> int:
         """Of the structure (entries, topics, table), without the messages."""
 

@@ -408,6 +408,7 @@ cdef class Retained:
             if steps <= 0:
                 return result, self.before(entry)
             steps -= 1 + entry.length // 64
+            self.spent += 1 + entry.length // 64
             work(4 * NODE + <uint64_t>entry.length // 64 * NODE)
             if links(entry)[0] is not NULL:
                 prefetch(links(entry)[0])

@@ -429,6 +429,11 @@ cdef class Session:
         """Messages of this session alone that wait (retained or replayed ones, shares of a group)."""
         return self.queue_count
 
+    @property
+    def queued_bytes(self):
+        """Their topics, properties and payloads."""
+        return self.queue_bytes
+
     def held(self):
         """[(Message, QoS, of a share group)] in its window and its queue: for tests."""
         cdef uint32_t i

@@ -189,9 +189,10 @@ class Host:
         for node in self.nodes:
             moved = node.dispatch.take_carried() or moved
             moved = self._receive(node) or moved
-            if node.replaying.has_work:
-                node.replaying.run()
-                moved = True
+            for work in (node.replaying, node.retaining):
+                if work.has_work:
+                    work.run()
+                    moved = True
             node.router.finish_tick()
             moved = self._close_asked(node) or moved
             moved = self._commit(node) or moved

@@ -202,7 +202,7 @@ class Worker:
         node.hand_over = self._hand_over
         node.peers_changed = self._peers_changed
         node.flush_mesh = self._flush_mesh
-        node.replaying.wake = self.wake
+        node.replaying.wake = node.retaining.wake = self.wake
         node.router.forward_now = self._forward_soon
 
     def kill(self) -> None:
@@ -349,11 +349,12 @@ class Worker:
             self._poll()
         if self._inbox:
             self._on_mesh()
-        if self.node.replaying.has_work:
-            self.node.replaying.run()
-            self.finish()
-            if self.node.replaying.has_work:
-                self.wake()
+        for work in (self.node.replaying, self.node.retaining):
+            if work.has_work:
+                work.run()
+                self.finish()
+                if work.has_work:
+                    self.wake()
         self.world.after_tick(self)
 
     def _client_work(self) -> bool:

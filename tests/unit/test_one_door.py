@@ -71,7 +71,7 @@ OF_THE_NODE = [
 OTHERS = {
     "custody.retained_changed", "interest.seal", "interest.since", "connecting.sweep", "retaining.sweep",
     "retaining._live", "retaining.answered", "retaining.peer_ready", "authenticating._done", "replaying.sweep",
-    "replaying.run", "recording.sweep", "recording._tell_minute", "recording._tell_suppressed",
+    "replaying.run", "retaining.run", "recording.sweep", "recording._tell_minute", "recording._tell_suppressed",
     "recording._count_unlisted", "recording._tell_drops", "recording._tell_times", "recording._tell_topics",
     "log.flush",
 }  # fmt: skip

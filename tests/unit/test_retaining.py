@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pyx import work
+from pyx.message import Message
 from pyx.placement import owner
 from tests import wire
 from tests.sansio import Host, Peer
@@ -18,6 +20,7 @@ def waits_for_what_is_retained(host: Host, qos: int = 1) -> tuple[Peer, Peer]:
     publisher.publish("r", b"old", 1, retain=True)
     publish_many(publisher, "block", [b"1", b"2"])
     subscriber.send(wire.subscribe(5, 9, ("r", qos)))
+    host.settle()
     return subscriber, publisher
 
 
@@ -56,6 +59,7 @@ def test_one_that_is_too_large_for_the_client_takes_no_place() -> None:
     publisher.publish("r", b"old", 1, retain=True)
     publish_many(publisher, "block", [b"1", b"2"])
     subscriber.send(wire.subscribe(5, 9, ("r", 1)))
+    host.settle()
     publisher.publish("r", b"x" * 200, 0, retain=True)
     assert [(p.payload, p.retain) for p in subscriber.receive() if p.topic == "r"] == [(b"old", True)]
     host.check_books()
@@ -147,6 +151,7 @@ def test_retained_messages_are_queued_no_faster_than_they_are_taken(workers_: in
     subscriber.stalled = True
     host.pass_time(1.0)
     assert subscriber.session.queued <= 2500
+    assert subscriber.session.queued_bytes <= 3 << 20
     subscriber.stalled = False
     subscriber.take()
     got: list[str] = []
@@ -157,4 +162,108 @@ def test_retained_messages_are_queued_no_faster_than_they_are_taken(workers_: in
         host.pass_time(0.1)
         subscriber.take()
     assert sorted(got) == sorted(f"r/{i}" for i in range(4000))
+    host.check_books()
+
+
+def fill(host: Host, topics: int) -> None:
+    """So many retained messages, over all workers."""
+    for i in range(topics):
+        topic = b"r/%d/x" % i
+        message = Message.create(topic, b"x", qos=1, retain=True, number=i + 1)
+        host.nodes[owner(topic, len(host.nodes))].retained.set(topic, i + 1, message)
+
+
+def all_of(peer: Peer, enough: int) -> list[str]:
+    """The topics of the PUBLISHes that come, as long as it takes."""
+    got: list[str] = []
+    for _ in range(20_000):
+        got += [packet.topic for packet in peer.receive()]
+        if len(got) >= enough:
+            break
+        peer.host.pass_time(0.1)
+    return got
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_many_filters_over_many_retained_messages_are_looked_up_in_pieces(count: int) -> None:
+    """However many a SUBSCRIBE has, and how little they find: nothing takes long, and others have their turn."""
+    host = Host(count, limits={"filters_per_packet_max": 10_000})
+    fill(host, 20_000)
+    subscriber, other = host.connect("subscriber", 5), host.connect("other", 5)
+    other.subscribe(("other", 1))
+    work.forget()
+    subscriber.send(wire.subscribe(5, 9, *((f"+/+/{i}", 1) for i in range(200)), ("r/777/x", 1)))
+    for i in range(40):
+        other.publish("other", b"%d" % i, 1)
+        host.turn()
+    assert len(subscriber.session.details.walks_waiting) > 100  # it is not done yet
+    assert len(other.receive()) == 40
+    assert work.over() == {}
+    assert all_of(subscriber, 1) == ["r/777/x"]
+    host.check_books()
+
+
+def test_what_waits_is_bounded_by_the_subscriptions() -> None:
+    """SUBSCRIBE and UNSUBSCRIBE of ever other filters while nothing is taken: only what is subscribed to waits."""
+    host = Host()
+    fill(host, 3000)
+    subscriber = host.connect("subscriber", 5, properties={"receive_maximum": 1})
+    subscriber.send(wire.subscribe(5, 1, *((f"r/+/{'x' * (i % 2)}", 1) for i in range(60))))
+    for i in range(30):
+        long = [f"{i}/{k}/" + "x" * 1000 for k in range(10)]
+        subscriber.send(wire.subscribe(5, 2, *((text, 1) for text in long)))
+        subscriber.send(wire.subscribe(5, 2, *((f"again/{k}/#", 1) for k in range(40))))
+        subscriber.send(wire.unsubscribe(5, 3, *long))
+        host.turn()
+        assert set(subscriber.session.details.walks_waiting) <= set(subscriber.session.filters())
+        assert len(subscriber.session.details.walks) <= 32
+    subscriber.send(wire.unsubscribe(5, 4, "r/+/x", "r/+/", *(f"again/{k}/#" for k in range(40))))
+    for _ in range(100):  # a connection is given so many filters in a tick
+        host.pass_time(0.1)
+        if subscriber.session.subscriptions == 0:
+            break
+    details = subscriber.session.details
+    assert (details.walks, details.walks_waiting) == ([], {})
+    subscriber.receive()
+    assert not subscriber.session.is_watching
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_lasting_session_gets_the_rest_when_it_is_back(count: int) -> None:
+    """Its connection ends in the middle of the answer: what was not queued yet is, when it has been resumed."""
+    host = Host(count)
+    fill(host, 3000)
+    subscriber = host.connect("subscriber", 5, expiry=100)
+    subscriber.send(wire.subscribe(5, 1, ("r/#", 1), ("r/5/+", 1), ("+/7/x", 1)))
+    got: list[str] = []
+    while len(got) < 1200:
+        host.pass_time(0.1)
+        subscriber.take()
+        while subscriber.packets:
+            packet = subscriber.packets.popleft()
+            if packet.kind == "PUBLISH":
+                got.append(packet.topic)
+                subscriber.ack("PUBACK", packet.packet_id)
+    host.lose(subscriber)
+    host.pass_time(1)
+    again = host.connect("subscriber", 5, clean=False, expiry=100)
+    got += all_of(again, 3002 - len(got))
+    assert sorted(set(got)) == sorted(f"r/{i}/x" for i in range(3000))
+    assert not again.session.is_watching
+    assert again.session.details.walks == []
+    host.check_books()
+
+
+def test_a_session_that_ends_takes_its_walks_along() -> None:
+    host = Host(2)
+    fill(host, 3000)
+    subscriber = host.connect("subscriber", 5)
+    subscriber.send(wire.subscribe(5, 1, ("r/#", 1)))
+    host.turn()
+    host.turn()
+    host.held.update({(0, 1), (1, 0)})
+    host.lose(subscriber)
+    assert sum(node.retaining.open_questions for node in host.nodes) == 0
+    host.held.clear()
+    host.settle()
     host.check_books()
