@@ -28,8 +28,6 @@ __all__ = ["Opening", "asked_offsets"]
 
 _QOS = 0x03
 _CANNOT = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
-_AHEAD = 60_000_000 << 8
-"""A position may lie so far ahead of the clock (a minute): those of workers differ when it was set."""
 
 
 def asked_offsets(packet: Subscribe) -> list[str]:
@@ -92,8 +90,7 @@ class Opening:
             wrong = "nothing is archived here"
         else:
             try:
-                ahead = self._router.wall_ms * 1000 << 8
-                waiting.asked = asked(values, replaying.tag, max(number, ahead + _AHEAD))
+                waiting.asked = asked(values, replaying.tag, number)  # all that a client has are older
             except OffsetError as error:
                 wrong = str(error)
         made = 0

@@ -5,8 +5,8 @@ nothing is *held*: it is answered when something was committed that matches. Mea
 a second that there was nothing (a *beat*), and up to which number that holds: this worker gives no number at or below
 it any more. So a subscriber's position goes on, however silent a worker is.
 
-    read    b"r"    u64 question | u64 behind | u64 known start | u64 clock | u32 bytes | u8 1 = a beat is wanted at
-                    once | Topic Filter
+    read    b"r"    u64 question | u64 behind | u64 known start | u32 bytes | u8 1 = a beat is wanted at once
+                    | Topic Filter
     page    b"R"    u64 question | u64 up to | u64 start | u8 1 = that was all, 2 = something behind the number is gone,
                     4 = it cannot be read | stored messages
     beat    b"b"    u64 up to | u64 question, ...
@@ -15,8 +15,8 @@ it any more. So a subscriber's position goes on, however silent a worker is.
     probe   b"o"    u64 question | u16 length, Topic Filter, ...
     start   b"O"    u64 question | u64 the last number given | u64 start, ...: by filter
 
-All but the last two may be lost: `broker.replaying` asks again. `clock` is the highest number that whoever asks has
-seen: the numbers of workers whose clocks differ stay close to each other, as every worker goes on above it. `start`:
+All but the last two may be lost: `broker.replaying` asks again. No number raises this worker's: those of a host are of
+one clock (`pyx.clock`), and a client may name any. `start`:
 what lies up to this number may be gone; whoever asks says up to where it knows that.
 
 What is read is read in `step`, one page at a time; `broker.replaying` says when. A worker has it read by a thread
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Answer", "Question", "Sources", "page_of", "probe_of", "read_of", "so_far_of", "starts_of"]
 
-_READ = Struct("<QQQQIB")
+_READ = Struct("<QQQIB")
 _PAGE = Struct("<QQQB")
 _NUMBER = Struct("<Q")
 _TWO = Struct("<QQ")
@@ -53,16 +53,11 @@ _IS_END, _IS_LOST, _IS_DAMAGE = 1, 2, 4
 _BEAT_SECONDS = 0.2
 _SO_FAR_MS = 800
 _SAY_AGAIN_MS = 60_000
-_CLOCK_AHEAD_MS = 60_000
-"""No number is taken over from a sibling that lies so far ahead of the clock."""
-_NUMBER_PER_MS = 1000 << 8
 
 
-def read_of(question: Question, clock: int, at_once: bool) -> bytes:
+def read_of(question: Question, at_once: bool) -> bytes:
     """The word b"r"."""
-    head = _READ.pack(
-        question.number, question.after, question.start, clock, question.bytes_max, _AT_ONCE if at_once else 0
-    )
+    head = _READ.pack(question.number, question.after, question.start, question.bytes_max, _AT_ONCE if at_once else 0)
     return head + question.filter
 
 
@@ -174,23 +169,17 @@ class Sources:
 
     def asked(self, peer: int, payload: bytes) -> None:
         """The word b"r" of a sibling."""
-        number, after, start, clock, bytes_max, at_once = _READ.unpack_from(payload)
-        self.ask(Question(peer, number, payload[_READ.size :], after, start, bytes_max), clock, bool(at_once))
+        number, after, start, bytes_max, at_once = _READ.unpack_from(payload)
+        self.ask(Question(peer, number, payload[_READ.size :], after, start, bytes_max), bool(at_once))
 
-    def ask(self, question: Question, clock: int, at_once: bool) -> None:
+    def ask(self, question: Question, at_once: bool) -> None:
         """A question of a sibling or of our own."""
-        self._raise(max(clock, question.after))
         self._open[question.peer, question.number] = question
         question.said_ms = self._router.now_ms
         self._want(question)
         self._start_timer()
         if at_once:
             question.promise = self._router.archived_up_to()
-
-    def _raise(self, number: int) -> None:
-        ahead = (self._router.wall_ms + _CLOCK_AHEAD_MS) * _NUMBER_PER_MS
-        if number <= ahead:
-            self._router.raise_number(number)
 
     def _want(self, question: Question) -> None:
         self._held.pop((question.peer, question.number), None)

@@ -47,8 +47,6 @@ _NOTED_APART = 10_000_000 << 8
 """A position that is so much newer than the stored one (ten seconds) is stored without a delivery."""
 _AGAIN_MS = 3000
 """A question without a sign of life for so long is asked again."""
-_CLOCKS_APART = 1_000_000 << 8
-"""A worker whose numbers are so far behind another's is told of those (a second)."""
 
 
 class Replay:
@@ -242,14 +240,13 @@ class Replaying:
         replay.heard[source] = self._router.now_ms
         merge = replay.merge
         after = merge.up_to(source)
-        clock = max(merge.up_to(each) for each in range(node.workers))
         bytes_max = max(_PAGE_BYTES_LEAST, 2 * node.settings.limits.replay_page_bytes // (1 + node.workers))
         question = Question(node.index, number, replay.text, after, replay.starts[source], bytes_max)
         if source == node.index:
             assert self.sources is not None
-            self.sources.ask(question, clock, at_once)
+            self.sources.ask(question, at_once)
         else:
-            self._router.tell_unkept(source, b"r", read_of(question, clock, at_once))
+            self._router.tell_unkept(source, b"r", read_of(question, at_once))
 
     def _forget(self, source: int, number: int) -> None:
         # should the word be lost: what a sibling says of it is answered with it again
@@ -347,9 +344,6 @@ class Replaying:
             self._note_progress(replay)
             if merge.is_due:
                 self._due(replay)
-            if up_to + _CLOCKS_APART < max(merge.up_to(each) for each in range(self._node.workers)):
-                self._forget(source, number)
-                self._ask(replay, source)
         return over
 
     def peer_ready(self, peer: int) -> None:

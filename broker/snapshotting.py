@@ -26,6 +26,7 @@ from leveldb_store import schema
 from leveldb_store.clone import CloneError
 from leveldb_store.database import told
 from leveldb_store.restoring import restore
+from leveldb_store.snapshot import NAME as SNAPSHOT_NAME
 from leveldb_store.snapshot import Manifest, SnapshotError, Taking, read_manifest
 from shards import clock, data_dir
 from shards.console import Written
@@ -153,6 +154,7 @@ def _make_out(directory: str, out: Path) -> bool:
     inside, outside = Path(directory).resolve(), out.resolve()
     if inside == outside or inside in outside.parents:
         raise _Refused(f"{out}: lies in the data directory", _BAD_USAGE)
+    _check_outside(out)
     try:
         out.mkdir(mode=0o700)
     except FileExistsError:
@@ -162,6 +164,13 @@ def _make_out(directory: str, out: Path) -> bool:
     except FileNotFoundError:
         raise _Refused(f"{out.parent}: is no directory", _BAD_USAGE) from None
     return True
+
+
+def _check_outside(path: Path) -> None:
+    # a snapshot is never changed: whoever verifies or removes it would find what is none of it
+    for each in path.resolve().parents:
+        if (each / SNAPSHOT_NAME).is_file():
+            raise _Refused(f"{path}: lies in the snapshot {each}", _BAD_USAGE)
 
 
 def _wanted(directory: str, now: Settled, out: Path) -> int:
@@ -241,6 +250,7 @@ def _restore(snapshot: Path, directory: str) -> None:
     parent = Path(directory).absolute().parent
     if not parent.is_dir():
         raise _Refused(f"{parent}: is no directory", _BAD_USAGE)
+    _check_outside(Path(directory))
     progress = _Progress(f"mqttd: restore {directory}")
     try:
         with data_dir.making(directory, manifest.workers, manifest.archive_epoch) as (stores, epoch):

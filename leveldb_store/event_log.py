@@ -22,6 +22,7 @@ import plyvel
 from leveldb_store import schema
 from leveldb_store.database import Database
 from leveldb_store.events import KEY_BYTES, event_key, key_number, split_event
+from leveldb_store.readable import Readable, last_of, readable
 
 __all__ = ["EventLog", "EventTrimmer"]
 
@@ -33,27 +34,36 @@ HIGHEST: Final = 2**64 - 1
 
 
 class EventLog:
-    """The loop's end of it. Raises plyvel.Error and SchemaError when what is there cannot be read."""
+    """The loop's end of it. What cannot be read is passed over."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        value = database.get(schema.EVENTS_DELETED)
-        self.deleted = 0 if value is None else schema.decode_u64(value)
+        self.deleted = self._find_deleted()
         """Number of the last one that is deleted."""
         self.last = self.deleted
         """The highest number."""
         self.begin = self.end = 0
         """Bytes that were recorded before the first that is there, and with the last."""
-        with database.db.iterator(prefix=schema.EVENT, reverse=True, verify_checksums=True) as found:
-            for key, value in found:
-                self.last = key_number(key)
-                self.begin = self.end = split_event(value)[0] + len(key) + len(value)
+        key, value = last_of(database.db, schema.EVENT, _BEHIND)
+        behind = 0
+        while key:  # of those that are damaged only the bytes are known
+            behind += len(key) + len(value)
+            with contextlib.suppress(schema.SchemaError):
+                self.last = max(self.last, key_number(key))
+                self.begin = self.end = split_event(value)[0] + behind
                 break
-        with database.db.iterator(start=event_key(self.deleted + 1), stop=_BEHIND, verify_checksums=True) as found:
-            for _, value in found:
-                self.begin = split_event(value)[0]
+            key, value = last_of(database.db, schema.EVENT, key)
+        for _, value in readable(database.db, event_key(self.deleted + 1), _BEHIND):
+            with contextlib.suppress(schema.SchemaError):
+                self.begin = min(split_event(value)[0], self.end)
                 break
         self._batch: plyvel.WriteBatch | None = None
+
+    def _find_deleted(self) -> int:
+        with contextlib.suppress(schema.SchemaError, plyvel.CorruptionError):
+            value = self._database.get(schema.EVENTS_DELETED)
+            return 0 if value is None else schema.decode_u64(value)
+        return 0  # the first one that is there is found all the same, only later
 
     def put(self, number: int, event: bytes) -> None:
         """Record one. `event`: its value without the bytes before it."""
@@ -78,10 +88,10 @@ class EventLog:
         events: list[tuple[int, bytes]] = []
         left = bytes_max
         start = event_key(min(max(after, self.deleted) + 1, HIGHEST))
-        with self._database.lock:
-            found = self._database.db.iterator(start=start, stop=_BEHIND, verify_checksums=True)
-        with found:
+        with self._database.lock, contextlib.closing(readable(self._database.db, start, _BEHIND)) as found:
             for key, value in found:
+                if len(key) != KEY_BYTES:
+                    continue
                 left -= len(key) + len(value)
                 if events and (left < 0 or len(events) == PAGE_EVENTS_MAX):
                     return events, False
@@ -99,6 +109,7 @@ class EventTrimmer:
         self._begin = log.begin
         self._end = log.end  # of what is written
         self._deleted = log.deleted
+        self._is_broken = False  # some cannot be read: what LevelDB merges ends there with an error
         self._freed = 0  # bytes, since the last compaction
         self._target = 0  # while something is being deleted: up to here
         self._thread: threading.Thread | None = None
@@ -117,27 +128,28 @@ class EventTrimmer:
         """Whether something is to be deleted."""
         return self._target > self._begin or self.held > self._bytes_max
 
-    def give_up(self) -> None:
-        """They cannot be read: what is there stays."""
-        self._begin = self._target = self._end
-
     def delete(self, batch: plyvel.WriteBatch, left: int) -> int:
         """Put the deletion of at most `left` events there; returns how many more there may be. plyvel.Error."""
         self._target = max(self._target, self._end - self._bytes_max + self._bytes_max // FREED_SHARE)
         begin = self._begin
-        with self._database.db.iterator(
-            start=event_key(self._deleted + 1), stop=_BEHIND, verify_checksums=True
-        ) as found:
-            for key, value in found:
+        records = Readable(self._database.db, event_key(self._deleted + 1), _BEHIND)
+        with contextlib.closing(records):
+            while True:
+                key, value = records.next()
+                self._is_broken |= records.error is not None
+                if not key:
+                    self._begin = self._end  # what came since is not written yet
+                    break
+                # one that is damaged, or says what cannot be, goes with those before it
                 before = int.from_bytes(value[: schema.U64.size], "little")
-                if before >= self._target or left <= 0:
-                    self._begin = before
+                is_damaged = len(value) < schema.U64.size or not begin <= before <= self._end
+                if left <= 0 or (before >= self._target and not is_damaged):
+                    self._begin = max(begin, min(before, self._end))
                     break
                 batch.delete(key)
-                self._deleted = self._log.deleted = key_number(key)
                 left -= 1
-            else:
-                self._begin = self._end  # what came since is not written yet
+                if len(key) == KEY_BYTES:
+                    self._deleted = self._log.deleted = key_number(key)
         if self._begin >= self._target:
             self._target = 0
         batch.put(schema.EVENTS_DELETED, schema.U64.pack(self._deleted))
@@ -154,6 +166,9 @@ class EventTrimmer:
         if self.waits is None or (self._thread is not None and self._thread.is_alive()):
             return
         self._freed = 0
+        if self._is_broken:
+            self._is_broken = False
+            return
         self._thread = threading.Thread(
             target=self._compact, args=(self._deleted,), name="store-events-compaction", daemon=True
         )

@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Generator
 from typing import Final
 
 import plyvel
 
-__all__ = ["Readable", "last_of"]
+__all__ = ["Readable", "last_of", "readable"]
 
 NONE: Final = (b"", b"")
 _PASSING: Final = tuple(os.strerror(each) for each in (errno.EMFILE, errno.ENFILE, errno.ENOMEM))
@@ -70,6 +71,16 @@ class Readable:
         if self._records is not None:
             self._records.close()
             self._records = None
+
+
+def readable(db: plyvel.DB, start: bytes, stop: bytes | None) -> Generator[tuple[bytes, bytes]]:
+    """The same as an iterator, to be closed."""
+    records = Readable(db, start, stop)
+    try:
+        while (found := records.next()) != NONE:
+            yield found
+    finally:
+        records.close()
 
 
 def last_of(db: plyvel.DB, start: bytes, stop: bytes | None) -> tuple[bytes, bytes]:

@@ -110,7 +110,8 @@ class Retention:
         self._said = said
         self._kept: dict[int, _Kept] = {}
         self._next = 0.0
-        self._wall_behind = time.time() - time.monotonic()  # later steps of the wall clock make nothing old
+        self._wall_behind = time.time() - time.monotonic()
+        """Seconds; steps forward add to it, as they do to the numbers of messages. None back takes from it."""
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         for rule in rules:
@@ -143,6 +144,7 @@ class Retention:
         bytes that go with it: at least as many leave, so that no more comes in than goes.
         """
         batch = None
+        self._wall_behind = max(self._wall_behind, time.time() - time.monotonic())
         wall_ms = int((now + self._wall_behind) * 1000)
         for kept in list(self._kept.values()):
             is_over = kept.is_over()

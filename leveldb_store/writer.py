@@ -318,7 +318,6 @@ class Writer:
             self._dropped.clear()
             self._gone.clear()
             self._counts.clear()
-            self._events.give_up()
             return None, True
 
     def _slice(self) -> tuple[plyvel.WriteBatch | None, bool]:

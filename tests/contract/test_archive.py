@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -342,6 +343,28 @@ def test_retention_by_age_removes_what_is_old_and_a_rule_that_is_gone(tmp_path: 
     assert source.store.archive.highest == source.number  # numbers go on above what was removed
     assert source.store.archive.start(b"b") == source.rows[1][0]  # what was removed of the rule that is gone, too
     assert [key for key, _ in source.store.scan(b"K")] == [schema.removed_key(1, 0), schema.removed_key(2, 0)]
+    source.store.close()
+
+
+def test_age_follows_the_clock_forward_and_never_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leveldb_store.retention.LOOK_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("leveldb_store.retention.LOOK_SECONDS_MIN", 0.05)
+    real, step = time.time, [0.0]
+    monkeypatch.setattr("leveldb_store.retention.time.time", lambda: real() + step[0])
+    source = Source(opened(tmp_path / "0", table(b"#", hours=2)), int(real() * 1e6) << 8)
+    source.archive(b"a", b"1")
+    source.commit()
+    step[0] = -7200.0 * 2
+    source.archive(b"a", b"2")
+    source.commit()
+    assert source.store.archive.start(b"a") == 0
+    step[0] = 7200.0
+    wait_until(lambda: source.store.archive.start(b"a") == source.number, 30, "both are old")
+    step[0] = 0.0
+    source.number += 3_600_000_000 << 8  # as numbers go on: an hour old
+    source.archive(b"a", b"3")
+    source.commit()
+    assert [row[2] for row in read(source.store, [b"a"], source.rows[1][0])] == [b"3"]
     source.store.close()
 
 

@@ -9,12 +9,13 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import plyvel
 import pytest
 
 from leveldb_store import events, schema
-from leveldb_store.contract import StoreError
 from leveldb_store.database import Database
 from leveldb_store.events import KEY_BYTES, decode_event, encode_event, event_key
+from leveldb_store.readable import readable
 from leveldb_store.store import LevelStore
 from tests.contract.test_full_disk import Refusing
 from tests.contract.test_level_store import until, wait_durable
@@ -197,12 +198,49 @@ def test_a_disk_that_refuses_loses_no_event_that_was_taken(tmp_path: Path, monke
     store.close()
 
 
-def test_events_that_are_none_are_damage(tmp_path: Path) -> None:
+def test_events_that_are_none_are_passed_over(tmp_path: Path) -> None:
     store = LevelStore(tmp_path / "0")
+    record(store, NUMBERS[:3])
     store.put(schema.EVENT + b"x", b"")
     wait_durable(store, store.flush())
-    with pytest.raises(StoreError, match="cannot be read"):
-        store.events(0, 1000)
+    store.put(event_key(NUMBERS[1]), b"")
+    wait_durable(store, store.flush())
     store.close()
-    with pytest.raises(StoreError, match="is damaged: the key of an event"):
-        LevelStore(tmp_path / "0")
+    store = LevelStore(tmp_path / "0")
+    assert store.last_event == NUMBERS[2]
+    assert [number for number, value in store.events(0, 1000)[0] if value] == [NUMBERS[0], NUMBERS[2]]
+    store.close()
+
+
+@pytest.mark.parametrize("how", ["records", "a table", "how far"])
+def test_the_bound_holds_behind_damage(tmp_path: Path, how: str) -> None:
+    path = tmp_path / "0"
+    store = LevelStore(path, events_bytes_max=MAX)
+    for at in range(0, 500, 50):
+        record(store, NUMBERS[at : at + 50])
+        store.put(b"x", b"x")
+        wait_durable(store, store.flush())
+    store.close()
+    with plyvel.DB(str(path)) as db:
+        if how == "records":
+            for number in NUMBERS[:400:7]:
+                db.put(event_key(number), b"?")
+        elif how == "how far":
+            db.put(schema.EVENTS_DELETED, b"?")
+        db.compact_range()
+    if how == "a table":
+        (file,) = path.glob("*.ldb")
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 0xFF
+        file.write_bytes(bytes(data))
+    store = LevelStore(path, events_bytes_max=MAX)
+    for at in range(500, 4000, 50):
+        record(store, NUMBERS[at : at + 50])
+        store.put(b"x", b"x")
+        wait_durable(store, store.flush())
+    until(lambda: store.events_bytes() <= MAX)
+    database = store._database.db
+    until(lambda: sum(len(key) + len(value) for key, value in readable(database, schema.EVENT, b"F")) <= MAX)
+    assert store.events_bytes() > MAX // 2
+    assert read(store)[-1] == NUMBERS[3999]
+    store.close()

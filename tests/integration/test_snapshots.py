@@ -243,6 +243,13 @@ def test_what_cannot_be_done_is_said_in_one_line(start: Start, tmp_path: Path) -
     assert mqttd("snapshot", "--data-dir", data, "--out", out).status == 0
     said = mqttd("restore", "--from", out, "--data-dir", data)
     assert (said.status, said.err) == (2, f"mqttd: data_dir {data}: is not empty\n")
+    for arguments in (
+        ("snapshot", "--data-dir", data, "--out", out / "worker-0" / "out"),
+        ("restore", "--from", out, "--data-dir", out / "out"),
+    ):
+        said = mqttd(*arguments)
+        assert (said.status, said.err) == (2, f"mqttd: {arguments[-1]}: lies in the snapshot {out}\n")
+        assert mqttd("store", "verify", out).status == 0
     said = mqttd("restore", "--from", out, "--data-dir", tmp_path / "a" / "b")
     assert (said.status, said.err) == (2, f"mqttd: {tmp_path / 'a'}: is no directory\n")
     whole = (out / NAME).read_text()

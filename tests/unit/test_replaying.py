@@ -475,6 +475,25 @@ def test_a_silent_replay_is_kept_up_to_date(many: int) -> None:
     assert host.counters()["replays_fallen_behind"] == 0
 
 
+@pytest.mark.parametrize("many", [1, 2])
+def test_nothing_that_a_client_names_moves_the_clock(many: int) -> None:
+    host = archived(many)
+    publish(host, "a/b", [b"1"])
+    peer = subscriber(host)
+    router = host.nodes[0].router
+    for seconds in (1, 30, 59):
+        ahead = router.wall_ms + seconds * 1000
+        suback = ask(peer, write_position(TAG, ahead * 1000 << 8).decode(), ("a/b", 1))
+        assert suback.codes == (0x83,)
+        assert "behind the end" in suback.properties["reason_string"]
+        moment = datetime.fromtimestamp(ahead / 1000, UTC).isoformat()
+        assert ask(peer, moment, ("a/b", 1)).codes == (1,)  # as `latest`
+        for node in host.nodes:
+            assert node.router.next_number() >> 8 < router.wall_ms * 1000 + 1000
+        publish(host, "a/b", [b"after"], worker=many - 1)
+        assert payloads(peer.receive()) == [b"after"]
+
+
 def test_other_subscriptions_are_served_between() -> None:
     """A session that reads a long past gets what its other subscriptions bring before that is over."""
     host = archived(limits={"inflight_max": 10, "replay_page_bytes": 4096})
