@@ -187,6 +187,11 @@ class Settings(BaseModel):
     queue_qos0: bool = Field(
         default=False, description="Whether QoS 0 messages are queued for clients that are offline."
     )
+    sessions_full: Literal["end_oldest", "refuse"] = Field(
+        default="end_oldest",
+        description="What happens to a CONNECT that would begin a session beyond limits.sessions_max; end_oldest: the "
+        "one that has been offline for longest ends, and its will is published; refuse: CONNACK 0x97 (v3: 3).",
+    )
     sys_interval_seconds: int = Field(
         default=10,
         ge=0,

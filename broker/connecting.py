@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from broker.admission import offers, refusal
 from broker.authenticating import Entrant
-from broker.sessions import NEVER, Details
+from broker.sessions import NEVER, Details, own_bytes
 from broker.steps import Steps
 from broker.takeovers import Takeovers
 from pyx import counters as count
@@ -29,6 +29,8 @@ from pyx.work import callback
 from shards.placement import home
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from broker.node import Node
     from pyx.connection import Connection
     from pyx.packets import Connect, Disconnect, Will
@@ -100,6 +102,7 @@ class Connecting:
         self._router = node.router
         self._sessions = node.sessions
         self._row = node.counters
+        self._room = node.room
         self._takeovers = Takeovers()
         self._plain_connack: dict[tuple[int, bool], bytes] = {}
         self._connected = 0
@@ -132,8 +135,10 @@ class Connecting:
                 return
         node.authenticating.begin(Entrant(conn, packet, client_id, assigned))
 
-    def open(self, entrant: Entrant, username: str | None, authentication: dict[str, Any]) -> None:
-        """The client is known: give it its session. `authentication`: properties of the CONNACK."""
+    def open(self, entrant: Entrant, username: str | None, authentication: dict[str, Any], tries: int = 0) -> None:
+        """The client is known: give it its session. `authentication`: properties of the CONNACK; `tries`: how often it
+        has waited for another session to end.
+        """
         conn, packet, client_id = entrant.conn, entrant.packet, entrant.client_id
         limits = self._node.settings.limits
         version = packet.version
@@ -150,16 +155,15 @@ class Connecting:
             why = "Maximum Packet Size is too small for CONNACK"
             self.refuse(conn, ReasonCode.PACKET_TOO_LARGE, why, client=client_id)
             return
-        if not self._has_room(client_id):
-            self._node.too_many_connections()
-            self.refuse(conn, ReasonCode.QUOTA_EXCEEDED, "too many connections", client=client_id)
-            return
         session = self._sessions.get(client_id)
-        if not self._may_open(conn, packet, client_id, session):
+        if not self._may_open(entrant, username, session):
             return
         waits = self._custody.promises(client_id, session, expiry, packet.clean_start, packet.will is not None)
         if waits and self._custody.refuses(frees=expiry == 0 and packet.will is None):
             self.unavailable(conn, "nothing can be stored at present", client=client_id)
+            return
+        again = partial(self.open, entrant, username, authentication, tries + 1)
+        if not self._finds_room(entrant, session, tries, again):
             return
         if session is not None:
             self._take_over(session, conn)
@@ -172,6 +176,8 @@ class Connecting:
         if session is None:
             session = self._sessions.new(client_id, version)
         else:
+            self._sessions.release()
+            self._sessions.came(session)
             before = _Before.of(session)
         awaiting = _Awaiting(entrant, session, before, granted, keep_alive)
         session.details.awaiting = conn  # until its CONNACK: whatever fails, `_withdraw` takes all of it back
@@ -213,6 +219,7 @@ class Connecting:
         session.slots_max = limits.inflight_max
         details.username = username
         details.will = packet.will
+        details.own_bytes = own_bytes(entrant.client_id, username, packet.will)
         if packet.version == 5:
             properties = packet.properties
             session.inflight_max = min(properties.get("receive_maximum", 65535), limits.inflight_max)
@@ -251,9 +258,11 @@ class Connecting:
         """If a CONNACK waits for the store: it will not be sent. The client was told nothing, so its will is none, a
         session that was made for it ends, and one that was there is what it was.
         """
+        self._room.forget(conn)
         awaiting = self._awaiting.pop(conn, None)
         if awaiting is None:
             return
+        self._count()
         session, before = awaiting.session, awaiting.before
         details: Details = session.details
         details.awaiting = None
@@ -264,9 +273,11 @@ class Connecting:
             return
         session.durable = True
         session.version = before.version
+        self._sessions.left(session)
         details.username = before.username
         details.expiry_interval = before.expiry_interval
         details.will = before.will
+        details.own_bytes = own_bytes(session.client_id, before.username, before.will)
         if before.will is None:
             self._custody.will_gone(session)
         else:
@@ -303,11 +314,29 @@ class Connecting:
                 username=session.details.username,
             )
 
-    def _has_room(self, client_id: str) -> bool:
-        most = self._node.settings.limits.connections_max
-        if not most or self._connected + len(self._awaiting) < -(-most // self._node.workers):
+    def _finds_room(self, entrant: Entrant, session: Session | None, tries: int, again: Callable[[], None]) -> bool:
+        """Whether connections_max and sessions_max let it in: then it is counted. Else it is refused, or `again` is
+        called when another session may have ended.
+        """
+        conn, room = entrant.conn, self._room
+        if not room.for_connection(taking_over=self._occupant(session) is not None):
+            self._node.too_many_connections()
+            self.refuse(conn, ReasonCode.QUOTA_EXCEEDED, "too many connections", client=entrant.client_id)
+            return False
+        if session is not None:
+            self._sessions.reserve(0)  # should it end and begin anew, its place is kept
             return True
-        return self._occupant(self._sessions.get(client_id)) is not None  # it takes the place of that one
+        if room.for_session(entrant.client_id):
+            return True
+        self._count()
+        if room.wait(entrant, tries, again):
+            conn.state = _DECIDING
+        else:
+            room.refuse(entrant)
+        return False
+
+    def _count(self) -> None:
+        self._room.connections(self._connected + len(self._awaiting))
 
     def _occupant(self, session: Session | None) -> Connection | None:
         """The connection that a newer one of this client id would take the place of."""
@@ -315,9 +344,14 @@ class Connecting:
             return None
         return session.connection or session.details.awaiting
 
-    def _may_open(self, conn: Connection, packet: Connect, client_id: str, session: Session | None) -> bool:
-        # the bounds that concern a client and not its bytes
+    def _may_open(self, entrant: Entrant, username: str | None, session: Session | None) -> bool:
+        # the bounds that concern a client and not its packet
+        conn, packet, client_id = entrant.conn, entrant.packet, entrant.client_id
         limits = self._node.settings.limits
+        if own_bytes(client_id, username, packet.will) > limits.session_bytes_max:
+            self._row.add(count.SESSIONS_TOO_LARGE)
+            self.refuse(conn, ReasonCode.QUOTA_EXCEEDED, "session_bytes_max", client=client_id)
+            return False
         if self._router.is_memory_full and (session is None or packet.clean_start):
             self._row.add(count.MEMORY_REFUSED)
             self.refuse(conn, ReasonCode.QUOTA_EXCEEDED, "worker_memory_bytes_max", client=client_id)
@@ -342,6 +376,8 @@ class Connecting:
 
     def sweep(self) -> None:
         """Called every second: forget what is over."""
+        self._count()
+        self._room.sweep()
         self._takeovers.forget_old(self._node.settings.limits.takeovers_per_minute_max, self._router.now_ms / 1000)
 
     def _granted(
@@ -510,6 +546,7 @@ class Connecting:
             return
         conn.session = None
         self._connected -= 1
+        self._count()
         self._row.add(count.CONNECTIONS_CLOSED)
         steps = Steps()
         if reason and conn.version == 5:
@@ -525,6 +562,7 @@ class Connecting:
             steps.do(self._sessions.remove, session)
         else:
             steps.do(self._router.detach, session)
+            steps.do(self._sessions.left, session)
             steps.do(self._custody.disconnected, session)
             steps.do(self._node.replaying.detached, session)
             steps.do(self.start_expiry, session, session.details.expiry_interval)

@@ -116,8 +116,7 @@ class Limits(BaseModel):
     # -- connections
     connections_max: int = _bound(
         0, "connections", "connections_over_max",
-        "Connections of the broker, each worker having an equal part (rounded up); 0: as many as file descriptors "
-        "allow",
+        "Connections of the broker, counted over all workers; 0: as many as file descriptors allow",
         "CONNACK 0x97 (v3: 3), and of more than 256 at a time the rest closed at once; logged", ge=0,
     )  # fmt: skip
     connect_seconds_max: Seconds = _bound(
@@ -186,6 +185,19 @@ class Limits(BaseModel):
         "v3.1.1 lets a server end sessions (3.1.2.4); a week survives a weekend and forgets devices that were thrown "
         "away",
         "a default: nothing is refused", ge=0, le=_NEVER_EXPIRES,
+    )  # fmt: skip
+    sessions_max: int = _bound(
+        1_000_000, "sessions", "sessions_over_max",
+        "Sessions of the broker, those of connected clients and those that wait for theirs, counted over all workers; "
+        "0: any number",
+        "`sessions_full` decides: the one that has been offline for longest ends (`sessions_ended_for_room`), or, as "
+        "where nobody is offline, CONNACK 0x97 (v3: 3); logged", ge=0,
+    )  # fmt: skip
+    session_bytes_max: int = _bound(
+        16 * _MIB, "bytes", "sessions_too_large",
+        "What a session has of its client's bytes, whether it is connected or not: client id, user name, will, Topic "
+        "Filters (messages that wait for it have bounds of their own)",
+        "SUBACK 0x97 (v3: 0x80), CONNACK 0x97 (v3: 3)", ge=64,
     )  # fmt: skip
     filters_per_session_max: int = _bound(
         100_000, "subscriptions", "filters_refused", "Subscriptions of a session", "SUBACK 0x97 (v3: 0x80)", ge=1

@@ -24,6 +24,7 @@ from broker.recording import Recording
 from broker.replay_opening import Opening
 from broker.replaying import Replaying
 from broker.retaining import Retaining
+from broker.room import Room
 from broker.sessions import Sessions
 from broker.sharing import rule_of
 from broker.subscribing import Subscribing
@@ -125,6 +126,7 @@ class Node:
         self.links: Mapping[int, Any] = {}
         self.interest = self.router.interest = Publisher() if workers > 1 else None
         self.sessions = Sessions()
+        self.room = Room(self)
         self.custody = Custody(self)
         self.disk = Disk(self)
         self.recording = Recording(self)
@@ -279,6 +281,8 @@ class Node:
             self.router.sibling_holds(peer, payload[1:], payload[:1] == b"\1")
         elif kind == b"m":
             self.router.set_memory_full(peer, payload == b"\1")
+        elif kind == b"o":
+            self.room.asked()
         elif kind == b"d":
             self.disk.told(peer, payload)
         else:

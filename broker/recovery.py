@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from broker.sessions import NEVER
+from broker.sessions import NEVER, own_bytes
 from leveldb_store import schema
 from leveldb_store.contract import StoreError
 from leveldb_store.moment import decode_moment
@@ -188,6 +188,7 @@ class _Recovery:
 
     def _sessions(self) -> None:
         now = self._router.wall_ms
+        offline: list[tuple[int, Session]] = []
         for key, value in self._records(schema.SESSION):
             client_id, stored = key[1:].decode(), schema.decode_session(value)
             since = min(stored.disconnected, now) if stored.disconnected else now
@@ -196,7 +197,9 @@ class _Recovery:
                 left -= (now - since) / 1000
             session = self._node.sessions.new(client_id, stored.version)
             session.durable = True
+            offline.append((since, session))
             details: Details = session.details
+            details.own_bytes = own_bytes(client_id, stored.username, None)
             details.expiry_interval = details.stored_expiry = stored.expiry_interval
             self._node.custody.sessions += 1
             details.username = stored.username
@@ -210,6 +213,8 @@ class _Recovery:
             else:
                 self._over.add(session.client_id)
                 self._found.over(session)
+        for _, session in sorted(offline, key=lambda each: each[0]):
+            self._node.sessions.left(session)
 
     def _subscriptions(self) -> None:
         for key, value in self._records(schema.SUBSCRIPTION):
@@ -227,6 +232,7 @@ class _Recovery:
                 group, text = share
             if group is None:
                 self._filters.add(text)
+            session.details.filter_bytes += len(named)
             self._router.restore_subscription(session, text, options, identifier, group, since, formers)
             self._found.subscriptions += 1
 
@@ -306,6 +312,7 @@ class _Recovery:
             if session is not None:
                 details: Details = session.details
                 details.will, details.will_stored = will, True
+                details.own_bytes = own_bytes(client_id, details.username, will)
                 if not due:
                     due = now + 1000 * min(will.delay_interval, details.expiry_interval)
                     self._node.custody.will_waits(session, due)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pyx import claims
+from pyx.claims import Claims
+from pyx.counters import ROW_BYTES
 from pyx.session import Session
 
 if TYPE_CHECKING:
@@ -26,6 +29,8 @@ class Details:
         "created",
         "expiry_handle",
         "expiry_interval",
+        "filter_bytes",
+        "own_bytes",
         "queue_rules",
         "stored_expiry",
         "username",
@@ -39,6 +44,10 @@ class Details:
     def __init__(self) -> None:
         self.expiry_interval = 0
         """Seconds; 0 = ends with the connection, NEVER."""
+        self.filter_bytes = 0
+        """Of its subscriptions' Topic Filters."""
+        self.own_bytes = 0
+        """Of its client id, user name and will."""
         self.expiry_handle: Any = None
         self.will: Will | None = None
         """Of its connection, or of its last one while `will_handle` waits for the Will Delay Interval."""
@@ -62,11 +71,21 @@ class Details:
         """
 
 
+def own_bytes(client_id: str, username: str | None, will: Will | None) -> int:
+    """What session_bytes_max counts of a session beside its Topic Filters."""
+    size = len(client_id.encode()) + len((username or "").encode())
+    return size if will is None else size + len(will.topic) + len(will.payload) + len(will.properties)
+
+
 class Sessions:
     """Client id -> Session, of this worker alone."""
 
     def __init__(self) -> None:
         self._by_client: dict[str, Session] = {}
+        self._offline: dict[Session, None] = {}
+        """Longest first."""
+        self._claims = Claims([bytearray(ROW_BYTES)], 0, claims.SESSIONS)
+        self._reserved = 0
 
     def __len__(self) -> int:
         return len(self._by_client)
@@ -83,9 +102,59 @@ class Sessions:
         session = Session(client_id, version)
         session.details = Details()
         self._by_client[client_id] = session
+        self.release()
         return session
 
     def remove(self, session: Session) -> None:
         """Forget it (the router must have ended it)."""
+        self._offline.pop(session, None)
         if self._by_client.get(session.client_id) is session:
             del self._by_client[session.client_id]
+            self._count()
+
+    # ------------------------------------------------------------ how many there may be
+
+    def share(self, claims: Claims) -> None:
+        """Of all workers together."""
+        self._claims = claims
+        self._count()
+
+    @property
+    def held(self) -> int:
+        """Those of all workers, with those that are about to be made."""
+        return self._claims.held
+
+    def reserve(self, most: int) -> bool:
+        """If all workers have less than `most` (0: any number), there will be one more: `new`, or `release`."""
+        if not self._claims.take(most):
+            return False
+        self._reserved += 1
+        return True
+
+    def release(self) -> None:
+        """What was reserved is there, or will not be."""
+        self._reserved = max(0, self._reserved - 1)
+        self._count()
+
+    def recount(self) -> None:
+        """Nothing is reserved."""
+        self._reserved = 0
+        self._count()
+
+    def _count(self) -> None:
+        self._claims.set(len(self._by_client) + self._reserved)
+
+    # ------------------------------------------------------------ who is away
+
+    def left(self, session: Session) -> None:
+        """Its connection has ended, and the session has not."""
+        self._offline.pop(session, None)
+        self._offline[session] = None
+
+    def came(self, session: Session) -> None:
+        """It has a connection."""
+        self._offline.pop(session, None)
+
+    def longest_offline(self) -> Session | None:
+        """The one that has been offline for longest."""
+        return next(iter(self._offline), None)

@@ -38,8 +38,8 @@ _Named = tuple[bytes, bytes, bytes | None]
 _WHY = {
     ReasonCode.TOPIC_FILTER_INVALID: "is no Topic Filter, or beyond topic_bytes_max, topic_levels_max or "
     "share_name_bytes_max",
-    ReasonCode.QUOTA_EXCEEDED: "is beyond filters_per_session_max, filters_max or worker_memory_bytes_max, or "
-    "cannot be stored at present",
+    ReasonCode.QUOTA_EXCEEDED: "is beyond filters_per_session_max, session_bytes_max, filters_max or "
+    "worker_memory_bytes_max, or cannot be stored at present",
     ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED: "has a wildcard, and there are none here",
     ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED: "is shared, and nothing is shared here",
     ReasonCode.SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED: "has a Subscription Identifier, and there are none here",
@@ -120,6 +120,7 @@ class Subscribing:
             self._node.recording.subscribed(session, named, options, identifier)
             if new:
                 made.append((named, text, group))
+                session.details.filter_bytes += len(named)
                 if group is None and self._queue_rules:
                     self._count_rule(session, text, 1)
             codes.append(options & _QOS)
@@ -180,6 +181,7 @@ class Subscribing:
     def check(self, session: Session, text: bytes) -> int:
         """0, or the reason code with which this filter is refused."""
         limits, protocol = self._node.settings.limits, self._node.settings.protocol
+        size = len(text)
         if text.startswith(_SHARED):
             share = parse_share(text)
             if share is None:
@@ -194,6 +196,10 @@ class Subscribing:
             return ReasonCode.TOPIC_FILTER_INVALID
         if not protocol.wildcard_subscription_available and contains_wildcard(text):
             return ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
+        details: Details = session.details
+        if details.own_bytes + details.filter_bytes + size > limits.session_bytes_max:
+            self._node.counters.add(count.SESSIONS_TOO_LARGE)
+            return ReasonCode.QUOTA_EXCEEDED
         full = session.subscriptions + len(session.replays or ()) >= limits.filters_per_session_max
         if full or self._router.subscriptions.count >= limits.filters_max:
             self._node.counters.add(count.FILTERS_REFUSED)
@@ -262,6 +268,7 @@ class Subscribing:
         """End a subscription that is no replay. False: there was none."""
         found = self._router.unsubscribe(session, text, group)
         if found:
+            session.details.filter_bytes -= len(named)
             self._node.custody.unsubscribed(session, named)
             self._node.recording.unsubscribed(session, named)
             if group is None:

@@ -175,6 +175,7 @@ class Worker:
         self._paces = (Pace(self.reactor, self.node.replaying), Pace(self.reactor, self.node.retaining))
         self._beside = Beside(self.reactor, "archive-reader")
         self._recovered: Recovered | None = self._recover()
+        self.node.room.share(seat.rows)
 
     def _open_store(self, seat: Seat) -> Store:
         """The store of the settings; the supervisor sees that this worker is busy and not hung, for a database that was
@@ -392,9 +393,9 @@ class Worker:
     def _tell_reactor(self) -> None:
         limits = self.settings.limits
         self.reactor.connect_ms_max = int(limits.connect_seconds_max * 1000)
-        # those above its part are told so by CONNACK (connecting), unless they are many at once
+        # those above it are told so by CONNACK (connecting), unless they are many at once
         self.reactor.connections_max = (
-            -(-limits.connections_max // self.seat.workers) + _REFUSED_AT_ONCE if limits.connections_max else 0xFFFFFFFF
+            limits.connections_max + _REFUSED_AT_ONCE if limits.connections_max else 0xFFFFFFFF
         )
         sources = self.reactor.sources
         sources.half_open_max = limits.half_open_per_address_max

@@ -2,12 +2,14 @@
 """One table of counters; a row is one worker's, mapped by the supervisor so that it outlives the worker.
 
     0   ..   the counters below, gauges first
+    344 ..   claims: its part of what all workers together may have (pyx.claims)
     352 ..   what the worker has in hand, should it die of it
     384 ..   histograms: HISTOGRAM_PLACES each
     512 ..   links: LINK_PLACES for each worker that this one sends to
 
 Who writes what: the worker alone, and after its death, until its successor is forked, the supervisor (`bury`). Gauges
-are what a living worker has; everything else only rises, over all incarnations of a worker.
+are what a living worker has; everything else only rises, over all incarnations of a worker. Claims are the successor's to
+set (but for connections, `bury`): what a store keeps is there also while nobody serves it.
 """
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcpy
@@ -104,6 +106,9 @@ cpdef enum:
     FILTERS_PER_PACKET_REFUSED
     FILTERS_REFUSED                 # subscriptions
     CONNECTIONS_OVER_MAX
+    SESSIONS_OVER_MAX               # CONNECTs refused at sessions_max
+    SESSIONS_ENDED_FOR_ROOM         # offline ones that ended at sessions_max, so that another one could begin
+    SESSIONS_TOO_LARGE              # subscriptions and CONNECTs beyond session_bytes_max
     CONNECT_TIMEOUTS
     HALF_OPEN_REFUSED
     CONNECTION_RATE_REFUSED
@@ -163,6 +168,7 @@ cpdef enum:
 
 cdef enum:
     PLACES = 1024                   # of a row: room for more counters
+    CLAIMS_AT = 344
     NOTE_AT = 352                   # whose packets are in hand: see `note`
     NOTE_PLACES = 32
     HISTOGRAMS_AT = 384

@@ -65,7 +65,7 @@ def __getattr__(name):
 def _check_layout():
     cdef int counters = COUNTERS_END, histograms = HISTOGRAMS_END, totals = LINK_UNACKNOWLEDGED, link = LINK_PLACES_END
     cdef int links_at = LINKS_AT, places = PLACES
-    if counters > NOTE_AT or NOTE_AT + NOTE_PLACES > HISTOGRAMS_AT \
+    if counters > CLAIMS_AT or NOTE_AT + NOTE_PLACES > HISTOGRAMS_AT \
             or HISTOGRAMS_AT + HISTOGRAMS_MAX * HISTOGRAM_PLACES > links_at \
             or links_at + LINKS_MAX * LINK_PLACES > places or places * sizeof(uint64_t) != ROW_BYTES:
         raise ImportError("the parts of a counter row do not fit")
@@ -129,6 +129,7 @@ def bury(row):
     r.at[CONNECTIONS_CLOSED] = r.at[CONNECTIONS_OPENED]
     for i in range(INCARNATION, CONNECTIONS_ACCEPTED):
         r.at[i] = 0
+    r.at[CLAIMS_AT] = 0                     # its connections; sessions may lie in its store
     note_nothing(r.at)
     for i in range(LINKS_MAX):
         for k in range(gauges, end):

@@ -100,7 +100,6 @@ def test_redirection_begins_and_ends_with_a_reload(
 @pytest.mark.mqtt("5:3.2.2-8", "311:3.2.2-5")
 def test_no_room(workers: int, own_broker: Callable[..., BrokerProcess], client_of: Callable[..., Client]) -> None:
     """Beyond connections_max a CONNECT is answered by 0x97 (v3: 3), a take-over is not, and who leaves makes room."""
-    # every worker has room for three; twelve clients more than fill each of four
     running = own_broker(workers, environment={"MQTTD_LIMITS__CONNECTIONS_MAX": str(3 * workers)})
     accepted: dict[str, Client] = {}
     refused: list[str] = []
