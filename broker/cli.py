@@ -29,7 +29,7 @@ from shards.clock import HostClock
 from shards.console import Console, Written
 from shards.cores import usable_cores
 from shards.data_dir import DataDir, DataDirError
-from shards.descriptors import raise_descriptor_limit
+from shards.descriptors import left_for_connections, raise_descriptor_limit
 from shards.listening import CannotListen
 from shards.obituary import Obituary
 from shards.runtime_dir import RuntimeDir, RuntimeDirError
@@ -46,10 +46,6 @@ _CANNOT_START = 1
 _BAD_SETTINGS = 2
 _CANNOT_LISTEN = 3
 _CANNOT_USE_DATA = 4
-
-_DESCRIPTORS_OF_A_WORKER = 64
-"""Descriptors a worker needs for itself (streams, epoll, control, logs), beside listeners and a handful per sibling."""
-_DESCRIPTORS_PER_SIBLING = 8
 
 _EPILOG = """\
 mqttd status               ask a running broker how it is (mqttd status --help)
@@ -358,8 +354,9 @@ def _say_ready(supervisor: Supervisor, settings: Settings) -> None:
 def _say_start(supervisor: Supervisor, settings: Settings, log: Log, descriptors: int, admin: list[str]) -> None:
     """The start banner: for people as text, for machines as one event."""
     limits = settings.limits
-    own = _DESCRIPTORS_OF_A_WORKER + len(supervisor.addresses) + _DESCRIPTORS_PER_SIBLING * settings.workers
-    connections = max(0, descriptors - own) * settings.workers
+    connections = settings.workers * left_for_connections(
+        settings.workers, len(supervisor.addresses), settings.tables_open_max
+    )
     if limits.connections_max:
         connections = min(connections, limits.connections_max)
     if settings.log_format == "json":

@@ -219,6 +219,11 @@ class Settings(BaseModel):
         return self.password_file is None if self.allow_anonymous is None else self.allow_anonymous
 
     @property
+    def tables_open_max(self) -> int:
+        """Of the store of a worker."""
+        return 0 if self.store == "memory" else self.leveldb.open_files_max
+
+    @property
     def is_synced(self) -> bool:
         """Whether anything waits for an fsync."""
         return "fsync" in (self.durability, *(rule.durability for rule in self.topic))

@@ -116,7 +116,8 @@ class Limits(BaseModel):
     # -- connections
     connections_max: int = _bound(
         0, "connections", "connections_over_max",
-        "Connections of the broker, counted over all workers; 0: as many as file descriptors allow",
+        "Connections of the broker, counted over all workers; 0: as many as file descriptors allow, without "
+        "those that the broker needs itself",
         "CONNACK 0x97 (v3: 3), and of more than 256 at a time the rest closed at once; logged", ge=0,
     )  # fmt: skip
     connect_seconds_max: Seconds = _bound(

@@ -51,6 +51,7 @@ from pyx.wire import refuse_disallowed
 from pyx.work import STEP, callback, spend
 from shards import handoff, stacks
 from shards.data_dir import archive_epoch_of, epoch_of, store_path
+from shards.descriptors import left_for_connections
 from shards.seat import Seat
 from shards.signals import ignore_with_a_line
 from zmq_mesh.links import LinkLimits
@@ -394,9 +395,8 @@ class Worker:
         limits = self.settings.limits
         self.reactor.connect_ms_max = int(limits.connect_seconds_max * 1000)
         # those above it are told so by CONNACK (connecting), unless they are many at once
-        self.reactor.connections_max = (
-            limits.connections_max + _REFUSED_AT_ONCE if limits.connections_max else 0xFFFFFFFF
-        )
+        possible = left_for_connections(self.seat.workers, len(self.seat.listeners), self.settings.tables_open_max)
+        self.reactor.connections_max = min(possible, (limits.connections_max or possible) + _REFUSED_AT_ONCE)
         sources = self.reactor.sources
         sources.half_open_max = limits.half_open_per_address_max
         sources.per_second_max = -(-limits.connections_per_address_per_second_max // self.seat.workers)
@@ -668,7 +668,10 @@ class Worker:
 
     def _take_in(self, came: handoff.HandedOver) -> None:
         self.node.counters.add(count.CONNECTIONS_TAKEN_IN)
-        if self._stopping:
+        if self._stopping or len(self.reactor) >= self.reactor.connections_max:
+            if not self._stopping:
+                self.node.counters.add(count.CONNECTIONS_REFUSED)
+                self.node.too_many_connections()
             os.close(came.fd)
             return
         conn = self.reactor.adopt(came.fd, b"", max(0, int(came.remaining_seconds * 1000)))
