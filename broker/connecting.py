@@ -262,7 +262,12 @@ class Connecting:
         awaiting = self._awaiting.pop(conn, None)
         if awaiting is None:
             return
-        self._count()
+        steps = Steps()
+        steps.do(self._count)
+        steps.do(self._take_back, awaiting)
+        steps.finish()
+
+    def _take_back(self, awaiting: _Awaiting) -> None:
         session, before = awaiting.session, awaiting.before
         details: Details = session.details
         details.awaiting = None
@@ -376,7 +381,7 @@ class Connecting:
 
     def sweep(self) -> None:
         """Called every second: forget what is over."""
-        self._count()
+        self._room.connections(self._connected + len(self._awaiting))
         self._room.sweep()
         self._takeovers.forget_old(self._node.settings.limits.takeovers_per_minute_max, self._router.now_ms / 1000)
 
@@ -546,9 +551,9 @@ class Connecting:
             return
         conn.session = None
         self._connected -= 1
-        self._count()
         self._row.add(count.CONNECTIONS_CLOSED)
         steps = Steps()
+        steps.do(self._count)
         if reason and conn.version == 5:
             steps.do(self._say_goodbye, conn, reason, why)
         steps.do(self._log_closed, conn, session, why, told)

@@ -281,7 +281,7 @@ class Node:
             self.router.sibling_holds(peer, payload[1:], payload[:1] == b"\1")
         elif kind == b"m":
             self.router.set_memory_full(peer, payload == b"\1")
-        elif kind == b"o":
+        elif kind == b"e":
             self.room.asked()
         elif kind == b"d":
             self.disk.told(peer, payload)

@@ -88,7 +88,7 @@ class Room:
         if node.settings.sessions_full != "end_oldest" or tries >= len(node.siblings) * _TRIES:
             return False
         self._asked += 1
-        node.router.tell(node.siblings[self._asked % len(node.siblings)], b"o", b"")
+        node.router.tell(node.siblings[self._asked % len(node.siblings)], b"e", b"")
         conn = entrant.conn
         self._waiting[conn] = entrant.client_id, tries + 1
         node.call_later(_ASKED_AGAIN, partial(node.guard, conn, self._again, conn, again))

@@ -139,7 +139,7 @@ class Sessions:
     def recount(self) -> None:
         """Nothing is reserved."""
         self._reserved = 0
-        self._count()
+        self._claims.set(len(self._by_client))
 
     def _count(self) -> None:
         self._claims.set(len(self._by_client) + self._reserved)

@@ -168,6 +168,11 @@ def test_sessions_max_one(started: Start, came: Come, many: int) -> None:
     leave(came, broker, *(f"c{number}" for number in range(6)))
     connected = came(broker, "x")
     assert reasons([connected, came(broker, "y")]) == [0, QUOTA_EXCEEDED]
+    assert broker.logged("sessions_max_reached")
+    old = Client(broker.address, 4)
+    old.send(wire.connect(4, "z"))
+    assert old.expect("CONNACK").reason == 3
+    old.close()
 
 
 @pytest.mark.parametrize("full", ["end_oldest", "refuse"])

@@ -409,34 +409,6 @@ def _session_expiry_v3(scene: Scene) -> None:
     assert not scene.client(scene.name, clean=False).connack.session_present
 
 
-@reaches("sessions_max", sessions_max=4)
-def _sessions(scene: Scene) -> None:
-    for _ in range(6):
-        scene.offline(f"{scene.name}/s")
-    assert sum(row["sessions_ended_for_room"] for row in scene.broker.rows()) == 2
-    assert len(scene.broker.logged("session_ended_for_room")) == 2
-    clients = [scene.client() for _ in range(4)]
-    scene.open().send(wire.connect(scene.version, f"{scene.name}one"))
-    assert scene.opened[-1].expect("CONNACK").reason == (0x97 if scene.version == 5 else 3)
-    assert scene.broker.logged("sessions_max_reached")
-    for client in clients:
-        client.close()
-    _serves_again(scene)
-
-
-@reaches("session_bytes_max", session_bytes_max=200)
-def _session_bytes(scene: Scene) -> None:
-    client = scene.client(f"{scene.name}x")
-    refused = 0x97 if scene.version == 5 else 0x80
-    assert client.subscribe(("a" * 100, 0)) == (0,)
-    assert client.subscribe(("b" * 100, 0)) == (refused,)
-    client.unsubscribe("a" * 100)
-    assert client.subscribe(("b" * 100, 0)) == (0,)
-    other = scene.open()
-    other.send(wire.connect(scene.version, "c" * 201))
-    assert other.expect("CONNACK").reason == (0x97 if scene.version == 5 else 3)
-
-
 @reaches("filters_per_session_max")
 def _filters_per_session(scene: Scene) -> None:
     client = scene.client()

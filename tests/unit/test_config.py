@@ -23,6 +23,8 @@ Write = Callable[[str], str]
 
 #: Bounds that a whole host in trouble reaches, and the tests in which it does
 ELSEWHERE = {
+    "sessions_max": "tests/integration/test_bounds_of_the_broker.py::test_the_oldest_offline_session_ends",
+    "session_bytes_max": "tests/integration/test_bounds_of_the_broker.py::test_session_bytes_max",
     "replays_per_session_max": "tests/unit/test_replaying.py::test_limits",
     "replays_max": "tests/unit/test_replaying.py::test_limits",
     "replay_page_bytes": "tests/unit/test_replaying.py::test_memory_is_bounded_by_pages",
