@@ -79,8 +79,7 @@ cdef class Claims:
 
     def take(self, uint64_t most):
         """One more of ours, if all together have less than `most` (0: any number)."""
-        cdef int i
-        for i in range(TRIES):
+        for _ in range(TRIES):
             claim_add(self.own, 1)
             if most == 0 or self.total() <= most:
                 return True

@@ -8,8 +8,8 @@
     512 ..   links: LINK_PLACES for each worker that this one sends to
 
 Who writes what: the worker alone, and after its death, until its successor is forked, the supervisor (`bury`). Gauges
-are what a living worker has; everything else only rises, over all incarnations of a worker. Claims are the successor's to
-set (but for connections, `bury`): what a store keeps is there also while nobody serves it.
+are what a living worker has; everything else only rises, over all incarnations of a worker. Claims of sessions are the
+successor's to set: what a store keeps is there also while nobody serves it.
 """
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcpy

@@ -69,9 +69,10 @@ OF_THE_NODE = [
 ]  # fmt: skip
 #: nobody's in particular: the end of a tick, the sweeps of a second, what a sibling's broker says
 OTHERS = {
-    "custody.retained_changed", "interest.seal", "interest.since", "connecting.sweep", "sessions.recount", "retaining.sweep",
-    "retaining._live", "retaining.answered", "retaining.peer_ready", "authenticating._done", "replaying.sweep",
-    "replaying.run", "retaining.run", "recording.sweep", "recording._tell_minute", "recording._tell_suppressed",
+    "custody.retained_changed", "interest.seal", "interest.since", "connecting.sweep", "sessions.recount",
+    "retaining.sweep", "retaining._live", "retaining.answered", "retaining.peer_ready", "authenticating._done",
+    "replaying.sweep", "replaying.run", "retaining.run", "recording.sweep", "recording._tell_minute",
+    "recording._tell_suppressed",
     "recording._count_unlisted", "recording._tell_drops", "recording._tell_times", "recording._tell_topics",
     "log.flush",
 }  # fmt: skip
