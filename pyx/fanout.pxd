@@ -1,6 +1,6 @@
 # cython: language_level=3
 """From a match to its subscribers: see the .pyx."""
-from libc.stdint cimport int32_t, uint8_t, uint32_t
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
 from pyx.backlog cimport Backlog
 from pyx.connection cimport Connection
@@ -13,6 +13,8 @@ from pyx.subscriptions cimport Filter, Matches
 cdef class FanOut(Backlog):
     cdef int fan_out(self, Filter* f) except -1
     cdef int fan_out_merged(self, Matches* m) except -1
+    cdef int log_wanted(self, const Matches* m, uint64_t want) except -1
+    cdef int note_unread(self, Session s, Filter* f) except -1
     cdef int grow_merged(self) except -1
     cdef uint32_t put_identifiers(self, Merged* e, uint8_t* ids) noexcept
     cdef int32_t chain_identifier(self, uint32_t value, int32_t after) except -1

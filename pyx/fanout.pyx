@@ -18,6 +18,7 @@ from pyx.placement cimport owner_of
 from pyx.routing cimport Identifier, put_identifier
 from pyx.session cimport SHARED_COPY, WAIT_PUBACK, WAIT_PUBREC, has_slot
 from pyx.subscriptions cimport Group, Subscriber, SubscriberList
+from pyx.unread cimport Unread
 from pyx.wire cimport put_u16
 from pyx.work cimport COPY, KIBI, VISIT, work
 from pyx.windows cimport OWN_RECORD
@@ -44,6 +45,7 @@ cdef class FanOut(Backlog):
         cdef uint32_t i, n = l.online
         cdef uint8_t options, qos, first
         cdef uint8_t[8] ids
+        cdef int logged
         cdef bint want = False
         work(n * VISIT)
         for i in range(n):
@@ -56,11 +58,11 @@ cdef class FanOut(Backlog):
             if qos > c.qos:
                 qos = c.qos
             first = 0x30 | qos << 1 | (c.retain if options & 8 else 0)
-            if self.deliver(s, qos, first, ids, put_identifier(ids, sub.identifier) if sub.identifier else 0, 0) != 1:
-                if s.own_key is not None:
-                    self.log_own(s)
-                else:
-                    want = True
+            logged = self.deliver(s, qos, first, ids, put_identifier(ids, sub.identifier) if sub.identifier else 0, 0)
+            if logged != 1:
+                want = True
+                if logged == 0 and s.unread is not None:
+                    self.note_unread(s, f)
         if l.count > n:
             if self.offline(f, l.count - n):
                 want = True
@@ -79,6 +81,7 @@ cdef class FanOut(Backlog):
         cdef uint8_t options, qos
         cdef uint8_t* ids = self.ids_room(m.count)
         cdef uint64_t want = 0
+        cdef int logged
         self.stamp += 1
         self.identifiers_count = 0
         for i in range(m.count):
@@ -102,6 +105,7 @@ cdef class FanOut(Backlog):
                     e.more = -1
                     e.options = options & 0x0B
                     e.filters = 0
+                    e.first = i
                 else:
                     e = &self.merged[s.merged]
                     if options & 3 > e.options & 3:
@@ -113,6 +117,8 @@ cdef class FanOut(Backlog):
                         else:
                             e.more = self.chain_identifier(sub.identifier, e.more)
                 if options & 3:
+                    if e.filters == 0:
+                        e.first = i
                     e.filters |= <uint64_t>1 << (i if i < 63 else 63)
             if l.count > l.online:
                 if self.offline(m.filters[i], l.count - l.online):
@@ -124,16 +130,30 @@ cdef class FanOut(Backlog):
             qos = e.options & 3
             if qos > c.qos:
                 qos = c.qos
-            if self.deliver(s, qos, 0x30 | qos << 1 | (c.retain if e.options & 8 else 0), ids, ids_len, 0) != 1:
-                if s.own_key is not None:
-                    self.log_own(s)
-                else:
-                    want |= e.filters
-        if want:
-            work(m.count * VISIT)
-            for i in range(m.count):
-                if want >> (i if i < 63 else 63) & 1:
-                    self.log(m.filters[i])
+            logged = self.deliver(s, qos, 0x30 | qos << 1 | (c.retain if e.options & 8 else 0), ids, ids_len, 0)
+            if logged != 1:
+                want |= e.filters
+                if logged == 0 and s.unread is not None:
+                    want |= <uint64_t>1 << (e.first if e.first < 63 else 63)
+                    self.note_unread(s, m.filters[e.first])
+        return self.log_wanted(m, want) if want else 0
+
+    cdef int log_wanted(self, const Matches* m, uint64_t want) except -1:
+        # bit i: under match i (63: it and all later ones)
+        cdef uint32_t i
+        work(m.count * VISIT)
+        for i in range(m.count):
+            if want >> (i if i < 63 else 63) & 1:
+                self.log(m.filters[i])
+        return 0
+
+    cdef int note_unread(self, Session s, Filter* f) except -1:
+        # it will find the publish in hand in this filter's index
+        cdef Unread unread = s.unread
+        unread.add(self.here, content_bytes(self.content), self.key_of(f))
+        if not s.crowded and (unread.grown > self.limits.queue_messages_least // 32
+                              or unread.grown_bytes > self.limits.queue_bytes_least // 32):
+            self.crowd(s)
         return 0
 
     cdef int grow_merged(self) except -1:

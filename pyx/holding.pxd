@@ -29,6 +29,7 @@ cdef class Holding(Windows):
     cdef dict own_holds             # filter text -> number of such sessions here
     cdef dict full_sessions         # sessions with a hold, given up or not, in order: Session -> None
     cdef uint64_t memory_full       # bits of the workers at worker_memory_bytes_max
+    cdef bint stirred               # a sweep must look at every index
     cdef uint64_t store_full        # bits of those whose disk takes no message
 
     cdef int judge(self, Connection conn, Session s, uint8_t qos, bint retain, Matches* m, uint32_t size) except -1
@@ -52,6 +53,6 @@ cdef class Holding(Windows):
     cdef int end_hold(self, Session s) except -1
     cdef int unflag(self, Session s) except -1
 
-    # implemented by Backlog
+    # implemented by Bounding
     cdef int check_hold(self, Session s) except -1
     cdef int let_go(self, Session s) except -1

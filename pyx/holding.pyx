@@ -30,7 +30,6 @@ from libc.string cimport memset
 from pyx cimport counters as count
 from pyx.connection cimport OPEN, PendingAck
 from pyx.packets cimport PUBCOMP, PUBREC
-from pyx.records cimport LogKey
 from pyx.routing cimport Peer, QUOTA_EXCEEDED, pointers_push
 from pyx.subscriptions cimport Filter, Membership, filter_text
 from pyx.work cimport OBJECT, PLACE, VISIT, work
@@ -56,10 +55,7 @@ cdef class Holding(Windows):
 
     def limits_changed(self):
         """After the limits were set anew."""
-        cdef LogKey key
-        work(len(self.keys) * OBJECT)
-        for key in self.keys.values():
-            key.rests = False
+        self.stirred = True
         self.guard_if(GUARD_RATE, self.limits.publish_per_second_max or self.limits.publish_bytes_per_second_max)
 
     cdef int guard_if(self, uint32_t what, bint on) except -1:
@@ -291,7 +287,7 @@ cdef class Holding(Windows):
         self.full_sessions.pop(s, None)
         return 0
 
-    # ------------------------------------------------------------ implemented by Backlog
+    # ------------------------------------------------------------ implemented by Bounding
 
     cdef int check_hold(self, Session s) except -1:
         raise NotImplementedError

@@ -6,7 +6,7 @@ from pyx.message cimport Content, Message
 cdef class LogKey:
     """One log index's name and what the current tick adds to it. Filter.index points here."""
     cdef readonly bytes name
-    cdef void* session              # of an index of its own (borrowed; the session owns the key), NULL = a filter's
+    cdef uint32_t place             # in the router's list
     cdef uint32_t* records          # indexes into the block
     cdef uint32_t count
     cdef uint32_t cap

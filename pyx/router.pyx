@@ -197,6 +197,8 @@ cdef class Router(Sharing):
             callback_ends(&part, DEPART)
         if self.next_position != self.block.first:
             self.append_block()
+        if self.unfinished:
+            self.go_on()
         if self.ready.count:
             self.serve_ready()
         if self.lagging.count and self.now_ms >= self.lag_due:
@@ -440,6 +442,8 @@ cdef class Router(Sharing):
             self.drop_unsubscribed(s)
         if f.index != NULL:
             (<LogKey>f.index).rests = False
+            if group is None and s.unread is not None and s.unread.lists(<LogKey>f.index):
+                self.seek(s)                # what it would have found here may stand in others of its indexes as well
         if self.keeps and s.durable:
             self.touch(s)
             if group is None and s.inflight:
@@ -508,7 +512,7 @@ cdef class Router(Sharing):
         conn.state = OPEN
         s.connection = conn
         s.version = conn.version
-        self.subscriptions.set_online(&s.own, s.own_key is None)
+        self.subscriptions.set_online(&s.own, s.unread is None, True)
         self.tell_online(s)
         if s.put_up_again():
             if not s.behind:
@@ -538,7 +542,7 @@ cdef class Router(Sharing):
                     s.absences[0] = (s.absences[0][0], s.absences[1][1])
                     del s.absences[1]
                 s.absences.append((self.next_position - 1, <uint64_t>-1))
-            self.subscriptions.set_offline(&s.own, s.own_key is None)
+            self.subscriptions.set_offline(&s.own, s.unread is None)
             self.tell_online(s)
             if self.keeps:
                 self.touch(s)
@@ -553,7 +557,6 @@ cdef class Router(Sharing):
         cdef Queued* q
         cdef list groups = [], plain = []
         cdef Membership* e
-        cdef LogKey own
         work(s.own.count * (VISIT + OBJECT) + s.window_cap * PLACE + s.queue_count * VISIT)
         for i in range(s.own.count):
             e = &s.own.items[i]
@@ -597,14 +600,7 @@ cdef class Router(Sharing):
             self.subscriptions.remove_all(&s.own)
             s.clear()
             s.behind = False
-            own = <LogKey>s.own_key
-            s.own_key = None
-            if own is not None:
-                own.session = NULL
-                own.count = 0
             try:
-                if own is not None:
-                    self.store.forget(own.name)
                 self.counters.at[count.SUBSCRIPTIONS] = self.subscriptions.count
                 self.counters.at[count.FILTERS] = self.subscriptions.filters
                 self.tell_ended(plain, groups)

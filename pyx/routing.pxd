@@ -7,7 +7,8 @@ A Router is made in layers, each a file of its own that knows only those below i
     pyx.answering   Answering   acks and other answers, and what they wait for
     pyx.windows     Windows     what a disk has of a session's windows, and what waits for it
     pyx.holding     Holding     publishers that are made to wait: too fast, a full session, no memory
-    pyx.backlog     Backlog     sessions that are behind: reading the log, resending, bounding and forgetting
+    pyx.bounding    Bounding    sessions that are behind: how much waits for them, its bounds, and forgetting
+    pyx.backlog     Backlog     sessions that are behind: reading the log, resending
     pyx.fanout      FanOut      from a match to its subscribers; what is retained
     pyx.siblings    Siblings    the other workers: entries for them, entries from them
     pyx.sharing     Sharing     share groups: which worker, which member, and who next when that one is gone
@@ -33,6 +34,8 @@ from pyx.wire cimport put_varint
 
 cdef enum:
     READ_BYTES_MAX = 262144         # of a log, at once
+    MERGED_MAX = 64                 # filters of a session that reads their indexes merged
+    SLICE = 5_000_000               # ns of work, nominal: long work is done so much at a time
     OWN_FRAME_BYTES = 8192          # mesh payloads from here on travel in a frame of their own
     IDENTIFIER_BYTES_MAX = 5        # of a Subscription Identifier as a property
     NUMBER_WORKER_BITS = 8
@@ -55,6 +58,7 @@ cdef struct Merged:                 # one session in the merge of several filter
     uint32_t identifier             # first Subscription Identifier, 0 = none
     int32_t more                    # chain of further ones, -1 = none
     uint8_t options                 # QoS: the highest; Retain As Published: any
+    uint32_t first                  # number of a match that wants QoS > 0 for it, or of the first one
     uint64_t filters                # bit i: match i wants QoS > 0 for this session (63: it or a later one)
 
 
@@ -160,7 +164,7 @@ cdef class Routing:
     # connections that the handler or the router wants closed: (connection, reason code, why)
     cdef public list closing
     cdef object after_acks              # deque of (connection, what to call when the acks of this round are out)
-    cdef dict keys                      # log index name -> LogKey
+    cdef list keys                      # LogKeys of all indexes
     cdef bint acks_due
     cdef public object forward_now      # called at the end of a tick with entries for peers or new interest
     cdef public bint interest_due
@@ -186,8 +190,8 @@ cdef class Routing:
     cdef int put_publish(self, Connection conn, const Content* c, uint8_t first, uint16_t packet_id, bint with_id,
                          const uint8_t* ids, uint32_t ids_len, uint64_t* hash_) except -1
     cdef LogKey key_of(self, Filter* f)
+    cdef int drop_key(self, LogKey key) except -1
     cdef int log(self, Filter* f) except -1
-    cdef int log_own(self, Session s) except -1
     cdef uint64_t next_ticket(self) noexcept
     cdef int archive(self, const Matches* m, uint32_t matches, bint is_full) except -1
     cdef int settle_durability(self, const Content* c) except -1

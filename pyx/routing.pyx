@@ -22,6 +22,7 @@ from pyx.records cimport ENTRY_CONTROL, Packed
 from pyx.session cimport has_slot, may_go_on
 from pyx.subscriptions cimport filter_text
 from pyx.topics cimport topic_matches
+from pyx.unread cimport Unread
 from pyx.wire cimport varint_size
 from pyx.work cimport Mark, OBJECT, PYTHON, RECORD, STORED, VISIT, callback_begins, callback_ends, work
 
@@ -101,7 +102,7 @@ cdef class Routing:
         self.clock = Clock()
         self.retained = retained
         self.peers = [Peer() if i != worker else None for i in range(workers)]
-        self.keys = {}
+        self.keys = []
         self.paused = []
         self.resumed = []
         self.closing = []
@@ -300,14 +301,11 @@ cdef class Routing:
         return total
 
     cdef int fell_behind(self, Session s) except -1:
-        # from in sync to behind: above 64 filters it gets a log index of its own, so that no filter's index must be
-        # merged
+        # from in sync to behind: nothing that is in the log is for it
         if s.connection is not None and not has_slot(s):
             self.counters.at[count.INFLIGHT_FULL] += 1
-        # (One whose log is kept goes on in the indexes it was logged in while it was in sync)
-        if s.own.count > 64 and s.own_key is None and not (self.keeps and s.durable):
-            s.own_key = LogKey(b"\0" + s.client_id.encode())
-            (<LogKey>s.own_key).session = <void*>s
+        if s.own.count > MERGED_MAX and s.unread is None:
+            s.unread = Unread()
         return 0
 
     cdef uint64_t packet_total(self, const Content* c, bint v5, bint with_id, uint32_t ids_len) noexcept:
@@ -355,9 +353,19 @@ cdef class Routing:
         cdef LogKey key
         if f.index == NULL:
             key = LogKey(filter_text(f)[:f.length])
-            self.keys[key.name] = key           # the strong reference
+            key.place = <uint32_t>len(self.keys)
+            self.keys.append(key)               # the strong reference
             f.index = <void*>key
         return <LogKey>f.index
+
+    cdef int drop_key(self, LogKey key) except -1:
+        # nobody needs the index any more. The last key takes its place: a walk that goes down misses none
+        cdef LogKey last = self.keys.pop()
+        if last is not key:
+            last.place = key.place
+            self.keys[key.place] = last
+        self.store.forget(key.name)
+        return 0
 
     cdef int log(self, Filter* f) except -1:
         cdef LogKey key = self.key_of(f)
@@ -369,17 +377,6 @@ cdef class Routing:
             if self.durabilities is not None:
                 self.settle_durability(self.content)
         self.block.index(key, <uint32_t>(self.here - self.block.first))
-        return 0
-
-    cdef int log_own(self, Session s) except -1:
-        work(RECORD)
-        if not self.logged:
-            self.block.add(self.hold())
-            self.next_position += 1
-            self.logged = True
-            if self.durabilities is not None:
-                self.settle_durability(self.content)
-        self.block.index(<LogKey>s.own_key, <uint32_t>(self.here - self.block.first))
         return 0
 
     def durable(self, uint64_t ticket):

@@ -15,6 +15,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from pyx.connection cimport Connection
 from pyx.message cimport Message
 from pyx.subscriptions cimport Membership, Memberships, Subscriptions
+from pyx.unread cimport Unread
 
 
 cdef enum:
@@ -78,7 +79,16 @@ cdef class Session:
     cdef public uint8_t version
     cdef public bint durable            # outlives its connection
     cdef bint behind
-    cdef object own_key                 # LogKey of its own (too many filters to merge their indexes), or None
+    # what it has not read, while it is behind and has too many filters to merge their indexes; or None
+    cdef Unread unread
+    # while that is looked for in the log: (LogKey, behind which position) that are still to be read, last first; what
+    # was found; the position behind which `unread` has everything
+    cdef list sought
+    cdef Unread found
+    cdef uint64_t found_up_to
+    cdef bint sought_anew               # it is to begin, or to begin again
+    cdef bint crowded                   # in the router's list of sessions whose bounds are to be looked at
+    cdef uint64_t swept                 # in which sweep they were
     # [(order, packet_id)] still to be sent again after a resumption, last first; or None
     cdef object releases                # PUBRELs: all of them before anything else, whatever is in flight
     cdef object resend                  # PUBLISHes

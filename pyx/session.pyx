@@ -32,7 +32,9 @@ cdef class Session:
         self.batch = None
         self.holes = None
         self.absences = None
-        self.own_key = None
+        self.unread = None
+        self.sought = None
+        self.found = None
         self.releases = None
         self.resend = None
         self.hold_filters = None
@@ -277,6 +279,10 @@ cdef class Session:
             self.dequeue()
         self.batch = None
         self.batch_at = 0
+        self.unread = None
+        self.sought = None
+        self.found = None
+        self.sought_anew = False
         self.holes = None
         self.absences = None
         self.watch_no_more()

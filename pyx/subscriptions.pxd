@@ -65,8 +65,9 @@ cdef class Subscriptions:
     cdef void drop_formers(self, Membership* member, uint64_t up_to) noexcept      # those that end at or before
     cdef int remove(self, Memberships* own, uint32_t i) except -1       # swaps the last membership into place i
     cdef int remove_all(self, Memberships* own) except -1               # and frees own.items
+    # plain, groups: which of its subscriptions
+    cdef void set_online(self, Memberships* own, bint plain, bint groups) noexcept
     # plain: of its groups and its plain subscriptions, else of its groups alone
-    cdef void set_online(self, Memberships* own, bint plain) noexcept
     cdef void set_offline(self, Memberships* own, bint plain) noexcept
 
     # plain interest; drops the Filter if unused

@@ -428,7 +428,7 @@ cdef class Subscriptions:
         own.capacity = 0
         return 0
 
-    cdef void set_online(self, Memberships* own, bint plain) noexcept:
+    cdef void set_online(self, Memberships* own, bint plain, bint groups) noexcept:
         cdef SubscriberList* members
         cdef Membership* member
         cdef Subscriber moving
@@ -437,7 +437,7 @@ cdef class Subscriptions:
         for i in range(own.count):
             member = &own.items[i]
             members = &member.filter.plain if member.group is NULL else &member.group.members
-            if member.index < members.online or not plain and member.group is NULL:
+            if member.index < members.online or not (plain if member.group is NULL else groups):
                 continue
             place = members.online
             moving = members.items[member.index]

@@ -59,6 +59,7 @@ cdef enum Callback:             # their names: work.pyx
     ASKED_TO_CLOSE              # those of a round
     LOGGED                      # the block of a tick goes to the store
     SERVE                       # sessions that are behind read on
+    SWEEP                       # a slice of what is looked for, bounded and forgotten in the log
     DEPART                      # what waited for its window
     LAG                         # windows of sessions that lag
     COMMIT

@@ -3,7 +3,7 @@ import functools
 
 #: of the kinds of callbacks, in their order
 NAMES = (
-    "packets", "connect", "carried", "closed", "asked_to_close", "logged", "serve", "depart", "lag", "commit",
+    "packets", "connect", "carried", "closed", "asked_to_close", "logged", "serve", "sweep", "depart", "lag", "commit",
     "forward", "acks", "drained", "send", "resume", "accept", "expire", "timer", "mesh", "stored", "handoff", "control",
     "watched", "replay", "tick", "round",
 )

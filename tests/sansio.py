@@ -194,7 +194,7 @@ class Host:
                     work.run()
                     moved = True
             node.router.finish_tick()
-            moved = self._close_asked(node) or moved
+            moved = node.router.unfinished or self._close_asked(node) or moved
             moved = self._commit(node) or moved
             self._resume(node)
             if node.peering.commit():

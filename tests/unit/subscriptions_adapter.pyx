@@ -96,7 +96,7 @@ cdef class SubscriptionsAdapter:
 
     def set_online(self, Session session):
         session.online = True
-        self.subscriptions.set_online(&session.own, True)
+        self.subscriptions.set_online(&session.own, True, True)
 
     def set_offline(self, Session session):
         session.online = False

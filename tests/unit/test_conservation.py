@@ -194,8 +194,7 @@ def test_a_backlog_with_drops_is_a_list_with_holes(
                 published += 1
             host.settle()
             host.node.router.sweep()
-            # above 64 filters the session has an index of its own: bounded as it grows, not by the sweep
-            assert host.node.router.backlog(subscriber.session)[0] <= limit + (limit // 32 if filters > 64 else 0)
+            assert host.node.router.backlog(subscriber.session)[0] <= limit
         elif what == "read":
             read(count)
         elif what == "lose":

@@ -1,0 +1,42 @@
+# cython: language_level=3
+"""How much waits for sessions that are behind: see the .pyx."""
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+
+from pyx.filters cimport Membership
+from pyx.holding cimport Holding
+from pyx.limits cimport QueueRule
+from pyx.records cimport LogKey
+from pyx.routing cimport Pointers
+from pyx.session cimport Session
+
+
+cdef class Bounding(Holding):
+    cdef Pointers seekers           # sessions whose unread messages are looked for in the log
+    cdef Pointers crowded           # sessions whose bounds are to be looked at
+    cdef int64_t left               # ns of work that the slice in hand may still do
+    cdef readonly bint unfinished   # there is work that goes on in the next tick
+    cdef bint sweeping
+    cdef bint sweeps_all            # those that rest as well
+    cdef uint64_t sweeps            # how many there were
+    cdef uint32_t sweep_at          # of `keys`, which it walks down: those from here on were looked at
+    cdef uint32_t restored_left     # of those that were there at the start, so many more
+
+    # (messages, bytes) behind `position` in the indexes it reads, holes included; without them
+    cdef tuple backlog_after(self, Session s, uint64_t position)
+    cdef int unread_of(self, Session s, Membership* e, uint64_t position, uint64_t* messages, uint64_t* size) except -1
+    cdef tuple unread_after(self, Session s, uint64_t position)
+    cdef uint64_t in_holes(self, Session s, uint64_t* size) except? 0xFFFFFFFFFFFFFFFF
+    cdef int seek(self, Session s) except -1
+    cdef int seek_begin(self, Session s) except -1
+    cdef bint seek_on(self, Session s) except -1
+    cdef int crowd(self, Session s) except -1
+    cdef int go_on(self) except -1
+    cdef int bound(self, Session s) except -1
+    cdef uint64_t move_cursor(self, Session s, const QueueRule* rule, uint64_t total) except? 0xFFFFFFFFFFFFFFFF
+    cdef uint64_t make_hole(self, Session s, const QueueRule* rule, uint64_t total,
+                            uint64_t total_bytes) except? 0xFFFFFFFFFFFFFFFF
+    cdef int sweep_on(self) except -1
+    cdef int sweep_grown(self, list keys) except -1
+    cdef int sweep_key(self, LogKey key) except -1
+    cdef uint64_t wanted(self, Session s, set spans) except? 0xFFFFFFFFFFFFFFFF
+    cdef int drop_unwanted(self, LogKey key, uint64_t lowest, set spans, uint64_t open_from) except -1

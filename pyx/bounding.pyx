@@ -1,0 +1,513 @@
+"""How much waits for sessions that are behind: counted, bounded and forgotten.
+
+What is beyond the bounds of a session is dropped for that session alone, by moving its cursor (drop_oldest) or by a
+hole (drop_newest); what no session needs any more is forgotten (the *sweep*, once a second, and whenever an index has
+grown by a thirty-second of a session's bound).
+
+A session with more than MERGED_MAX filters has a directory of what it has not read (`pyx.unread`). Where there is none
+yet, it is *sought*: its filters' indexes are gone through, and what comes meanwhile is noted behind that.
+
+All of this is done in slices: a callback does about SLICE of it, and what is left goes on at the end of the next tick.
+"""
+from cpython.ref cimport Py_DECREF
+from libc.stdint cimport int64_t, uint8_t
+
+from pyx cimport counters as count
+from pyx.connection cimport Connection
+from pyx.filters cimport Filter, Former, Membership
+from pyx.holding cimport HOLDING, NO_HOLD
+from pyx.limits cimport DISCONNECT_WHEN_FULL, DROP_OLDEST, HOLD
+from pyx.message cimport Message, content_bytes
+from pyx.records cimport Batch
+from pyx.routing cimport MERGED_MAX, QUOTA_EXCEEDED, READ_BYTES_MAX, SLICE, free_pointers, pointers_push
+from pyx.unread cimport Unread
+from pyx.work cimport INDEX, Mark, OBJECT, SEEK, SWEEP, VISIT, callback_begins, callback_ends, work
+
+cdef enum:
+    HOLD_ROOM = 1000            # messages that may be under way when publishers are told to wait
+    RESTORED_SWEPT = 100        # in one sweep: what is known of them must be read first
+    HOLES_MERGED_MAX = 256      # times filters: beyond, they are not counted index by index
+    SPANS_MAX = 4096            # parts of an index that sessions with full queues want; beyond, all behind them is held
+
+
+cdef uint64_t behind_span(list spans, uint64_t position) except? 0xFFFFFFFFFFFFFFFF:
+    # where the span ends that reaches from at or before this position to behind it; else the position
+    cdef uint64_t a, z
+    if spans is not None:
+        work(<uint64_t>len(spans) * VISIT)
+        for a, z in spans:
+            if a <= position < z:
+                position = z
+    return position
+
+
+cdef class Bounding(Holding):
+    """Counts, bounds and forgets."""
+
+    def __dealloc__(self):
+        free_pointers(&self.seekers)
+        free_pointers(&self.crowded)
+
+    def abandon(self):
+        """See Routing."""
+        free_pointers(&self.seekers)
+        free_pointers(&self.crowded)
+        Holding.abandon(self)
+
+    def backlog(self, Session s not None):
+        """(messages, bytes) in logs that the session has not read; its own queue not included. A message that several
+        of its filters match counts for each."""
+        cdef uint64_t gone, gone_bytes = 0
+        if not s.behind:
+            return 0, 0
+        messages, size = self.backlog_after(s, s.cursor)
+        gone = self.in_holes(s, &gone_bytes)
+        return messages - gone, size - gone_bytes
+
+    cdef tuple backlog_after(self, Session s, uint64_t position):
+        # what lies behind `position` in the indexes it reads, holes included
+        cdef uint64_t messages = 0, size = 0
+        cdef uint32_t i
+        cdef Membership* e
+        if s.unread is not None:
+            i = s.unread.first_after(position)
+            return s.unread.tail - i, s.unread.bytes_after(i)
+        if s.own.count > MERGED_MAX:
+            return 0, 0                         # not looked for yet
+        work(s.own.count * VISIT)
+        for i in range(s.own.count):
+            e = &s.own.items[i]
+            if e.group != NULL or e.filter.index == NULL:
+                continue
+            self.unread_of(s, e, position, &messages, &size)
+        return messages, size
+
+    cdef int unread_of(self, Session s, Membership* e, uint64_t position, uint64_t* messages,
+                       uint64_t* size) except -1:
+        # adds what one subscription has behind `position`
+        cdef bytes name = (<LogKey>e.filter.index).name
+        cdef const Former* former = e.formers
+        while former != NULL:
+            if former.up_to > position:
+                work(2 * INDEX)
+                x = self.store.backlog(name, max(position, former.since))
+                y = self.store.backlog(name, former.up_to)
+                messages[0] += <uint64_t>x[0] - <uint64_t>y[0]
+                size[0] += <uint64_t>x[1] - <uint64_t>y[1]
+            former = former.next
+        if (e.filter.plain.items[e.index].slot_options >> 24) & 3 == 0 and s.absences is None:
+            return 0
+        work(INDEX)
+        x = self.store.backlog(name, max(position, e.since))
+        messages[0] += <uint64_t>x[0]
+        size[0] += <uint64_t>x[1]
+        return 0
+
+    cdef tuple unread_after(self, Session s, uint64_t position):
+        # the same without holes
+        cdef uint64_t messages, size, a, z
+        messages, size = self.backlog_after(s, position)
+        if s.unread is not None:
+            return messages, size               # what is dropped is not among them
+        for a, z in s.holes or ():
+            if z > position:
+                x = self.backlog_after(s, max(a, position))
+                y = self.backlog_after(s, z)
+                messages -= <uint64_t>x[0] - <uint64_t>y[0]
+                size -= <uint64_t>x[1] - <uint64_t>y[1]
+        return messages, size
+
+    cdef uint64_t in_holes(self, Session s, uint64_t* size) except? 0xFFFFFFFFFFFFFFFF:
+        # how much of that was dropped before, and counted
+        cdef uint64_t messages = 0
+        if s.unread is not None:
+            return 0
+        for a, z in s.holes or ():
+            x = self.backlog_after(s, max(<uint64_t>a, s.cursor))
+            y = self.backlog_after(s, max(<uint64_t>z, s.cursor))
+            messages += x[0] - y[0]
+            size[0] += x[1] - y[1]
+        return messages
+
+    cdef int seek(self, Session s) except -1:
+        # its filters are many, and what it has not read must be looked for in their indexes: in slices
+        if not s.sought_anew:
+            if s.sought is None:
+                pointers_push(&self.seekers, s)
+            s.sought_anew = True
+            self.unfinished = True
+        return 0
+
+    cdef int seek_begin(self, Session s) except -1:
+        # what comes from now on is noted at once, and whoever publishes finds the session among those connected
+        cdef uint32_t i
+        cdef uint64_t since
+        cdef Membership* e
+        s.sought_anew = False
+        s.sought = []
+        s.found = Unread()
+        s.unread = Unread()
+        s.batch = None
+        s.batch_at = 0
+        s.found_up_to = self.next_position - 1
+        self.subscriptions.set_online(&s.own, True, False)
+        work(s.own.count * (VISIT + 2 * OBJECT))
+        self.left -= s.own.count * <int64_t>(3 * VISIT + 2 * OBJECT)
+        for i in range(s.own.count):
+            e = &s.own.items[i]
+            if e.group != NULL or e.filter.index == NULL:
+                continue
+            self.subscriptions.drop_formers(e, s.cursor)
+            since = e.since
+            if e.formers != NULL:
+                since = e.formers.since
+            elif (e.filter.plain.items[e.index].slot_options >> 24) & 3 == 0 and s.absences is None:
+                continue
+            (<LogKey>e.filter.index).rests = False
+            s.sought.append((<object>e.filter.index, max(s.cursor, since)))
+        return 0
+
+    cdef bint seek_on(self, Session s) except -1:
+        # True: it has come to its end
+        cdef Batch b
+        cdef LogKey key
+        cdef uint64_t after
+        cdef uint32_t i
+        if not s.behind or not s.sought_anew and s.sought is None:
+            return True                         # the session has ended meanwhile
+        if s.sought_anew:
+            self.seek_begin(s)
+        while s.sought and self.left > 0:
+            key, after = s.sought.pop()
+            after = behind_span(s.holes, after)
+            work(INDEX)
+            self.left -= INDEX + (6 * SEEK if self.keeps else 0)
+            b = self.store.read(key.name, after, READ_BYTES_MAX)
+            work(b.count * OBJECT)
+            self.left -= b.count * OBJECT
+            for i in range(b.count):
+                if b.positions[i] > s.found_up_to:
+                    break
+                if behind_span(s.holes, b.positions[i] - 1) == b.positions[i] - 1:
+                    s.found.gather(b.positions[i], content_bytes(&(<Message>b.messages[i]).content), key)
+            if b.count and b.truncated and b.positions[b.count - 1] < s.found_up_to:
+                s.sought.append((key, b.positions[b.count - 1]))
+        if s.sought:
+            return False
+        self.left -= (s.found.tail + s.unread.tail) * <int64_t>(2 * VISIT)
+        s.found.settle(s.unread)
+        s.unread = s.found
+        s.found = None
+        s.sought = None
+        self.crowd(s)
+        if s.connection is not None:
+            self.set_ready(s)
+        return True
+
+    cdef int crowd(self, Session s) except -1:
+        # its bounds are to be looked at
+        if not s.crowded:
+            s.crowded = True
+            pointers_push(&self.crowded, s)
+            self.unfinished = True
+        return 0
+
+    cdef int go_on(self) except -1:
+        # a slice of what is too much for one callback. After what was logged can be read
+        cdef Mark mark
+        cdef Session s
+        callback_begins(&mark)
+        self.left = SLICE
+        while self.seekers.count and self.left > 0:
+            s = <Session>self.seekers.items[self.seekers.count - 1]
+            try:
+                if not self.seek_on(s):
+                    continue
+            except Exception as error:
+                s.sought = s.found = None
+                s.sought_anew = False
+                self.fail_session(s, error)
+            self.seekers.count -= 1
+            Py_DECREF(s)
+        while self.crowded.count and self.left > 0:
+            self.crowded.count -= 1
+            s = <Session>self.crowded.items[self.crowded.count]
+            s.crowded = False
+            try:
+                if s.behind:
+                    self.bound(s)
+            except Exception as error:
+                self.fail_session(s, error)
+            Py_DECREF(s)
+        if self.sweeping and self.left > 0:
+            self.sweep_on()
+        self.unfinished = self.seekers.count or self.crowded.count or self.sweeping
+        callback_ends(&mark, SWEEP)
+        return 0
+
+    cdef int bound(self, Session s) except -1:
+        # the session's backlog over its bound: the cursor moves (drop_oldest), a hole is made (drop_newest), or its
+        # publishers are made to wait (hold)
+        cdef QueueRule rule = self.limits.rules[s.queue_rule]
+        cdef uint64_t total, size, gone, gone_bytes = 0, dropped
+        cdef uint64_t holes = len(s.holes) if s.holes is not None else 0
+        if s.sought_anew or s.sought is not None:
+            return 0                            # what it has is not known yet: then it is asked for again
+        if s.unread is None:
+            if s.own.count > MERGED_MAX or holes * s.own.count > HOLES_MERGED_MAX:
+                return self.seek(s)
+            self.left -= <int64_t>(s.own.count * (1 + 2 * holes) * INDEX)
+        else:
+            self.left -= 20 * VISIT
+            s.unread.grown = 0
+            s.unread.grown_bytes = 0
+        total, size = self.backlog_after(s, s.cursor)
+        if total <= rule.messages_max and size <= rule.bytes_max:
+            return 0
+        if s.holes is not None and rule.full == DROP_OLDEST:
+            # stretches of the log that never were for it, or that it lost under another rule
+            total, size = self.unread_after(s, s.cursor)
+            if total <= rule.messages_max and size <= rule.bytes_max:
+                return 0
+        if rule.full == HOLD:
+            gone = self.in_holes(s, &gone_bytes)
+            if total - gone <= rule.messages_max and size - gone_bytes <= rule.bytes_max:
+                return 0
+            if s.hold == NO_HOLD:
+                self.begin_hold(s)
+            if s.hold == HOLDING and s.connection is not None and (<Connection>s.connection).paused:
+                self.give_up(s, total - gone, size - gone_bytes)
+            if s.hold == HOLDING:
+                # what is under way
+                rule.messages_max = rule.messages_max * 2 + HOLD_ROOM
+                rule.bytes_max *= 2
+            else:
+                rule.messages_max = max(rule.messages_max, <uint32_t>min(s.hold_messages, 0xFFFFFFFFull))
+                rule.bytes_max = max(rule.bytes_max, s.hold_bytes)
+            if total <= rule.messages_max and size <= rule.bytes_max:
+                return 0
+        if rule.full == DROP_OLDEST:
+            dropped = self.move_cursor(s, &rule, total)
+        else:
+            dropped = self.make_hole(s, &rule, total, size)
+        if dropped:
+            if self.keeps and s.durable:
+                self.lag(s)
+            self.counters.at[count.MATCHED] += dropped
+            self.counters.at[count.DROPPED_QUEUE_FULL] += dropped
+            if s.connection is not None:
+                self.note_drops(<Connection>s.connection, count.DROPPED_QUEUE_FULL, dropped)
+                if rule.full == DISCONNECT_WHEN_FULL:
+                    # not at once: this is said in the middle of a walk over subscribers
+                    self.close(<Connection>s.connection, QUOTA_EXCEEDED, "queue full")
+            else:
+                self.drops.add(s, count.DROPPED_QUEUE_FULL, dropped)
+            self.handler.queue_full(s, dropped)
+        return 0
+
+    cdef int check_hold(self, Session s) except -1:
+        # has its queue shrunk by a quarter, or have its publishers waited for long enough
+        cdef QueueRule* rule = &self.limits.rules[s.queue_rule]
+        cdef uint64_t messages, size
+        messages, size = self.backlog(s)
+        if rule.full != HOLD or messages <= rule.messages_max - rule.messages_max // 4 \
+                and size <= rule.bytes_max - rule.bytes_max // 4:
+            return self.end_hold(s)
+        if s.hold == HOLDING and self.now_ms - s.hold_since >= self.limits.hold_ms_max:
+            return self.give_up(s, messages, size)
+        return 0
+
+    cdef int let_go(self, Session s) except -1:
+        cdef uint64_t messages, size
+        messages, size = self.backlog(s)
+        return self.give_up(s, messages, size)
+
+    cdef uint64_t move_cursor(self, Session s, const QueueRule* rule, uint64_t total) except? 0xFFFFFFFFFFFFFFFF:
+        # behind what is too much; returns how many that are
+        cdef uint64_t lo = s.cursor, hi = self.block.first - 1, mid, messages, size
+        while lo < hi:
+            mid = (lo + hi) // 2
+            messages, size = self.unread_after(s, mid)
+            if messages <= rule.messages_max and size <= rule.bytes_max:
+                hi = mid
+            else:
+                lo = mid + 1
+        s.cursor = lo
+        s.batch = None
+        s.batch_at = 0
+        if s.unread is not None:
+            s.unread.trim(lo)
+        return total - <uint64_t>self.unread_after(s, lo)[0]
+
+    cdef uint64_t make_hole(self, Session s, const QueueRule* rule, uint64_t total,
+                            uint64_t total_bytes) except? 0xFFFFFFFFFFFFFFFF:
+        cdef uint64_t lo, hi, mid, messages, size, gone, gone_bytes = 0, last = self.block.first - 1
+        gone = self.in_holes(s, &gone_bytes)
+        if total - gone <= rule.messages_max and total_bytes - gone_bytes <= rule.bytes_max:
+            return 0
+        # keep the first ones up to the limit: everything behind position lo is the hole
+        lo = s.holes[len(s.holes) - 1][1] if s.holes else s.cursor
+        hi = last
+        while lo < hi:
+            mid = (lo + hi + 1) // 2
+            messages, size = self.backlog_after(s, mid)
+            if total - gone - messages <= rule.messages_max \
+                    and total_bytes - gone_bytes - size <= rule.bytes_max:
+                lo = mid
+            else:
+                hi = mid - 1
+        messages = self.backlog_after(s, lo)[0]
+        if s.holes is None:
+            s.holes = []
+        if s.holes and (s.holes[len(s.holes) - 1][1] == lo or len(s.holes) >= 64):
+            # never more than 64 holes: then what lies between is dropped as well
+            a, z = s.holes[len(s.holes) - 1]
+            messages += self.backlog_after(s, z)[0] - self.backlog_after(s, lo)[0] if z < lo else 0
+            s.holes[len(s.holes) - 1] = (a, last)
+        else:
+            s.holes.append((lo, last))
+        if s.unread is not None:
+            s.unread.drop(s.holes[len(s.holes) - 1][0])
+        return messages
+
+    def sweep(self):
+        """Bound the backlogs and forget what nobody needs any more: for every log index that is held, where a store
+        keeps for those alone that have changed, and for a few of those that were there at the start. What is too much
+        for one callback goes on in the next ticks."""
+        cdef Session s
+        if not self.sweeping:
+            self.sweeping = True
+            self.sweeps += 1
+            self.sweep_at = <uint32_t>len(self.keys)
+            self.restored_left = RESTORED_SWEPT
+            self.sweeps_all = self.stirred
+            self.stirred = False
+        self.go_on()
+        for s in list(self.full_sessions):
+            self.check_hold(s)
+
+    cdef int sweep_on(self) except -1:
+        cdef LogKey key
+        cdef Session s
+        while self.moved and self.left > 0:
+            s, _ = self.moved.popitem()
+            work(OBJECT)
+            self.left -= OBJECT + s.own.count * <int64_t>VISIT
+            self.wake(s)
+        while self.sweep_at and self.left > 0:
+            self.sweep_at -= 1
+            if self.sweep_at >= <uint32_t>len(self.keys):
+                self.sweep_at = <uint32_t>len(self.keys)
+                continue
+            work(VISIT)
+            self.left -= VISIT
+            key = self.keys[self.sweep_at]
+            if key.rests and key.grown == 0 and not self.sweeps_all:
+                if not key.restored or self.restored_left == 0:
+                    continue
+                self.restored_left -= 1
+            self.sweep_key(key)
+        if self.sweep_at == 0 and not self.moved:
+            self.sweeping = False
+        if self.keeps and not self.recorded and self.next_position == self.block.first:
+            self.last_ticket = self.store.flush()       # what was trimmed, where this tick has nothing else
+        return 0
+
+    cdef int sweep_grown(self, list keys) except -1:
+        # the same for those of `keys` that have grown by a thirty-second of a session's limit since their last sweep
+        cdef LogKey key
+        cdef uint64_t many = self.limits.queue_messages_least // 32 + 1, much = self.limits.queue_bytes_least // 32 + 1
+        work(<uint64_t>len(keys) * OBJECT)
+        self.left = SLICE
+        for key in keys:
+            # (what does not fit into this slice will have grown more in the next one)
+            if self.left > 0 and (key.grown >= many or key.grown_bytes >= much):
+                self.sweep_key(key)
+        return 0
+
+    cdef int sweep_key(self, LogKey key) except -1:
+        cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>key.name, len(key.name))
+        cdef uint64_t lowest, over, open_from, since
+        cdef set spans = set()
+        cdef uint32_t i
+        cdef Session s
+        cdef bint needed = False
+        key.grown = 0
+        key.grown_bytes = 0
+        key.rests = self.keeps
+        key.restored = False
+        if f == NULL:
+            return self.drop_key(key)
+        lowest = open_from = self.block.first - 1
+        work(2 * INDEX + f.plain.count * VISIT)
+        self.left -= 5 * INDEX + f.plain.count * <int64_t>(3 * VISIT)
+        over = self.store.position_of_last(key.name, self.limits.queue_messages_least, self.limits.queue_bytes_least)
+        for i in range(f.plain.count):
+            s = <Session>f.plain.items[i].session
+            if self.keeps and s.durable:
+                needed = True
+                if s.inflight:
+                    since = self.in_flight_since(s, spans)
+                    lowest = min(lowest, since)
+                    open_from = min(open_from, since)
+            if not s.behind:
+                continue
+            if s.wants_formers(&s.own.items[f.plain.items[i].slot_options & 0xFFFFFF], spans):
+                needed = True
+            if (f.plain.items[i].slot_options >> 24) & 3 == 0 and s.absences is None:
+                continue
+            if s.cursor < over or s.own.count > 1 and s.cursor < self.block.first - 1 and s.swept != self.sweeps:
+                s.swept = self.sweeps           # its other filters will come to it as well
+                if self.left > 0:
+                    self.bound(s)
+                else:
+                    self.crowd(s)
+            needed = True
+            if s.cursor < lowest:
+                lowest = s.cursor
+            open_from = min(open_from, self.wanted(s, spans))
+        if key.count:
+            needed = True
+        if needed:
+            work(<uint64_t>len(spans) * OBJECT)
+            for span in spans:                  # of messages in flight for long, which lie before all else
+                lowest = min(lowest, <uint64_t>span[0])
+            self.store.trim(key.name, lowest)
+            self.drop_unwanted(key, lowest, spans, open_from)
+        else:
+            self.drop_key(key)
+            f.index = NULL
+            self.subscriptions.drop_if_unused(f)
+        return 0
+
+    cdef uint64_t wanted(self, Session s, set spans) except? 0xFFFFFFFFFFFFFFFF:
+        # The position behind which the session wants everything; what it wants before that goes into `spans`, as (from
+        # behind, up to). What it drops at its limit (drop_newest) is not wanted: it would else be held until the
+        # session has read the rest, however long it stays away
+        cdef uint64_t at = s.cursor, a, z
+        if not s.holes or len(spans) >= SPANS_MAX:
+            return at
+        work(<uint64_t>len(s.holes) * (2 * OBJECT))
+        for a, z in s.holes:
+            if a > at:
+                spans.add((at, a))
+            if z > at:
+                at = z
+        return at
+
+    cdef int drop_unwanted(self, LogKey key, uint64_t lowest, set spans, uint64_t open_from) except -1:
+        # everything behind `lowest` that lies in none of the spans and not behind open_from
+        cdef uint64_t at = lowest, a, z
+        work(<uint64_t>len(spans) * (8 * OBJECT))
+        self.left -= <int64_t>len(spans) * (8 * OBJECT + INDEX)
+        for a, z in sorted(spans):
+            if a >= open_from:
+                break
+            if a > at:
+                work(INDEX)
+                self.store.drop(key.name, at, a)
+            if z > at:
+                at = z
+        if at < open_from:
+            self.store.drop(key.name, at, open_from)
+        return 0
