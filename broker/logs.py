@@ -56,19 +56,31 @@ class Sink:
         self._poll.register(fd, select.POLLOUT)
         self.lost = 0
         """Lines that found no reader since `lost` was last set to 0."""
+        self._rest = b""  # of a long line that has begun
 
     def write(self, line: bytes) -> bool:
-        """Write a line; False, and counted, when whoever reads the other end does not."""
-        for start in range(0, len(line), _PIPE_BYTES):
-            # The rest of a long line gets a moment; the first piece, which is the whole of nearly every line, none.
-            ready = self._poll.poll(0 if start == 0 else 20)
+        """Write a line; False, and counted, when whoever reads the other end does not.
+
+        A line that has begun is finished before another one begins: what of it finds no room is kept.
+        """
+        if self.flush():
+            self._rest = line
+            self.flush()
+            if len(self._rest) < len(line):
+                return True
+            self._rest = b""
+        self.lost += 1
+        return False
+
+    def flush(self) -> bool:
+        """Write what is left of a line, as far as there is room. False: something is left."""
+        while self._rest:
+            ready = self._poll.poll(0)
             if not ready or not ready[0][1] & select.POLLOUT:
-                self.lost += 1
                 return False
             try:
-                os.write(self._fd, line[start : start + _PIPE_BYTES])
+                self._rest = self._rest[os.write(self._fd, self._rest[:_PIPE_BYTES]) :]
             except OSError:  # closed, or a full disk
-                self.lost += 1
                 return False
         return True
 
@@ -154,7 +166,10 @@ class Log:
             self._write(level, event, fields)
 
     def flush(self) -> None:
-        """Say what was suppressed, if a second is over. For a timer: without one the next event says it."""
+        """Say what was suppressed, if a second is over, and what is left of a long line. For a timer: without one the
+        next event does.
+        """
+        self._shared.sink.flush()
         if time.monotonic() >= self._shared.second_ends:
             self._begin_second()
 

@@ -9,6 +9,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -207,6 +208,27 @@ def test_a_reader_that_does_not_read_stops_nobody_and_is_told_what_it_missed(pip
     lost, after = (json.loads(line) for line in os.read(pipe[0], 1 << 20).decode().splitlines())
     assert (lost["event"], lost["lines"]) == ("log_lost", 1000 - len(seen))
     assert after["number"] == "after"
+
+
+def test_nobody_waits_for_the_rest_of_a_long_line(pipe: tuple[int, int]) -> None:
+    """What a client sends may make lines of 64 KB: the reader takes them a piece at a time, and the worker goes on."""
+    sink = Sink(pipe[1])
+    waits: list[int] = []
+    poll = sink._poll.poll
+    sink._poll = SimpleNamespace(poll=lambda ms: waits.append(ms) or poll(ms))  # type: ignore[assignment]
+    log = Log(sink=sink, lines_per_second_max=10**9, form="json")
+    log.info("long", text="x" * 65_000)
+    log.info("lost")
+    seen = b""
+    for _ in range(20):
+        seen += os.read(pipe[0], 1 << 20)
+        log.flush()
+        if seen.endswith(b"\n"):
+            break
+    log.info("after")
+    seen += os.read(pipe[0], 1 << 20)
+    assert [json.loads(line)["event"] for line in seen.splitlines()] == ["long", "log_lost", "after"]
+    assert set(waits) == {0}
 
 
 def test_a_closed_standard_error_is_survived(pipe: tuple[int, int]) -> None:
