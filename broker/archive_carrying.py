@@ -67,6 +67,13 @@ def carry_archives(
             rule_number, origin, last = archive_schema.split_block(key)
             new[origin % len(new)](archive_schema.block_key(renumbered[rule_number], origin, last), value)
             blocks += 1
+        for key, value in readable(old[index], schema.ARCHIVE_SUMMARY, said):
+            handled(key)
+            if len(key) == archive_schema.BLOCK_KEY_BYTES:
+                rule_number, origin, last = archive_schema.split_block(key)
+                if rule_number in renumbered:
+                    key = archive_schema.summary_key(renumbered[rule_number], origin, last)
+                    new[origin % len(new)](key, value)
     highest = max(each.highest for each in found)
     if highest:
         for put in new:

@@ -16,6 +16,7 @@ FAMILIES = {
     schema.ARCHIVE_RULE: "rules of the archive",
     schema.ARCHIVED: "blocks of the archive",
     schema.ARCHIVE_REMOVED: "removed from the archive",
+    schema.ARCHIVE_SUMMARY: "summaries of the archive",
 }
 
 
@@ -95,6 +96,10 @@ class ArchiveCheck:
             schema.ARCHIVE_RULE: self._rule,
             schema.ARCHIVED: self._block,
             schema.ARCHIVE_REMOVED: self._removed,
+            schema.ARCHIVE_SUMMARY: lambda key, value: (
+                archive_schema.split_block(key),
+                archive_schema.decode_summary(value),
+            ),
         }
 
     def _rule(self, key: bytes, value: bytes) -> None:

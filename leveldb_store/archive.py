@@ -25,6 +25,7 @@ from leveldb_store import archive_schema as schema
 from leveldb_store.archive_blocks import Blocks, load
 from leveldb_store.archive_ends import Found, Said, find
 from leveldb_store.archive_rules import Concerned, Table, concerned, settle
+from leveldb_store.archive_summaries import Stretch, Summaries
 from leveldb_store.contract import FallenBehind, Page, StoreError
 from leveldb_store.database import Database, told
 from leveldb_store.filters import covers
@@ -86,6 +87,7 @@ class Archive:
             rule.number: {options.worker, *(held.origin for held in found.sequences.get(rule.number, ()))}
             for rule in self.rules
         }
+        self._stretches = {rule.number: Stretch() for rule in self._configured}
         self._running = {rule.number: self._counts_of(rule.number) for rule in self._configured}
         self._lasts = {number: max(held.last for held in each) for number, each in found.sequences.items()}
         self._waiting: deque[tuple[int, int, int]] = deque()
@@ -112,6 +114,9 @@ class Archive:
             key = schema.block_key(number, self._worker, end)
             value = schema.encode_head(count, first, messages, size, levels) + records
             put(key, value)
+            summary = self._stretches[number].add(first, records)
+            if summary is not None:
+                put(schema.summary_key(number, self._worker, end), summary)
             size += len(key) + len(value)
             self._running[number] = messages + count, size
             self._lasts[number] = end
@@ -191,6 +196,8 @@ class Archive:
                     begin = max(after, self._removed.get((number, origin), 0))
                     blocks = Blocks(self._database.db, number, origin, begin, last, self._damaged, self._said)
                     stack.callback(blocks.close)
+                    if b"#" not in topic_filters:
+                        blocks.summaries = Summaries(self._database.db, number, origin, begin, topic_filters)
                     sequences.append(blocks)
             if not with_gaps:
                 self._check(topic_filters, after)  # what the iterators do not see any more was said before

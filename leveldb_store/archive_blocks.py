@@ -11,11 +11,13 @@ import plyvel
 from leveldb_store import archive_schema as schema
 from leveldb_store.archive_ends import Said
 from leveldb_store.archive_schema import HIGHEST
+from leveldb_store.archive_summaries import Summaries
 from leveldb_store.readable import Readable
 from pyx.archived import check, concerns, place_of
 
 __all__ = ["Blocks", "load"]
 
+_PASSED_MAX = 256  # stretches, one behind the other: some milliseconds
 _DAMAGED_MAX = 100_000  # keys that are remembered; then they are found anew
 
 
@@ -34,6 +36,10 @@ class Blocks:
         """
         self.gap = 0
         """What lies before the next block cannot be read, up to this number; 0: nothing."""
+        self.summaries: Summaries | None = None
+        """By which blocks are passed over."""
+        self.is_halted = False
+        """So many were passed over that the page should end: nothing is wanted before `begin`."""
         self._keys: list[tuple[bytes, int]] = []
         """Of what is loaded; and behind which number it begins."""
         self._last = last
@@ -49,6 +55,7 @@ class Blocks:
             db, schema.block_key(rule, origin, after + 1), schema.block_key(rule, origin, last) + b"\0"
         )
         self._name = schema.block_key(rule, origin, after)
+        self._sequence = rule, origin
 
     def load(self, levels: set[bytes] | None) -> int:
         """Take the next block, unless it has none of these first levels; returns its bytes."""
@@ -61,7 +68,8 @@ class Blocks:
 
     def look(self) -> None:
         """Look at the next one."""
-        self.gap = 0
+        self.gap = passed = 0
+        self.is_halted = False
         begin = max(self._at, self._after) + 1
         while True:
             key, value = self._records.next()
@@ -85,6 +93,16 @@ class Blocks:
                 if len(key) == schema.BLOCK_KEY_BYTES:
                     self._at = schema.split_block(key)[2]
                 self.gap = self._at
+                continue
+            if self.summaries is not None and (unwanted := self.summaries.behind(first, self._at)):
+                self._at = unwanted
+                self._records.seek(schema.block_key(*self._sequence, unwanted + 1))
+                passed += 1
+                if passed == _PASSED_MAX and not self.gap:
+                    self.is_halted = True
+                    self.begin = unwanted + 1
+                    self._value = b""
+                    return
                 continue
             if self.gap:
                 self.gap = first - 1
@@ -111,6 +129,8 @@ class Blocks:
     def close(self) -> None:
         """Let go of it."""
         self._records.close()
+        if self.summaries is not None:
+            self.summaries.close()
 
 
 def load(sequences: list[Blocks], after: int, last: int, bytes_max: int, levels: set[bytes] | None) -> tuple[int, bool]:
@@ -123,7 +143,7 @@ def load(sequences: list[Blocks], after: int, last: int, bytes_max: int, levels:
         blocks = min(sequences, key=lambda each: each.begin)
         if blocks.begin == HIGHEST:
             return last, True
-        if blocks.begin > after + 1 and (left <= 0 or blocks.gap):
+        if blocks.begin > after + 1 and (left <= 0 or blocks.gap or blocks.is_halted):
             return blocks.begin - 1, False
         if blocks.is_over:
             blocks.begin = HIGHEST

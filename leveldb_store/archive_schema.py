@@ -6,6 +6,7 @@ As `leveldb_store.schema`, of which this is a part: nothing here needs the compi
     C filter                                        a rule: its number, its place in the configuration, age, bytes
     A u16 rule | u8 origin | u64 last number        a block: messages of one rule that one worker has archived
     K u16 rule | u8 origin                          u64: the highest number that retention has removed of them
+    M u16 rule | u8 origin | u64 last number        a summary: which topics a stretch of blocks may have
 
 A message number is microseconds since 1970 (UTC) << 8 | worker. Of one origin numbers rise from block to block and from
 message to message. The last number is in the key, so that what follows a number is one step forward.
@@ -20,6 +21,7 @@ from typing import Final, NamedTuple
 from leveldb_store.schema import (
     ARCHIVE_REMOVED,
     ARCHIVE_RULE,
+    ARCHIVE_SUMMARY,
     ARCHIVED,
     SchemaError,
     StoredMessage,
@@ -34,6 +36,8 @@ RECORD_HEAD: Final = struct.Struct("<IB")
 RULE: Final = struct.Struct("<HHQQQQ")
 RULE_1: Final = struct.Struct("<HHQQ")
 """In stores of schema version 1: without `since` and `changed`."""
+_FNV_BASIS: Final = 0xCBF29CE484222325  # FNV-1a, 64 bits
+_FNV_PRIME: Final = 0x100000001B3
 _KEY: Final = struct.Struct(">HBQ")
 _KEY_RULE: Final = struct.Struct(">H")
 _KEY_ORIGIN: Final = struct.Struct(">HB")
@@ -46,6 +50,11 @@ NOT_CONFIGURED: Final = 0xFFFF  # place in the configuration of a rule that is t
 TENANT: Final = "default"
 NUMBER_WORKER_BITS: Final = 8
 RULE_NUMBERS: Final = 0xFFFF
+SUMMARY_FORMAT: Final = 1
+SUMMARY_HEAD: Final = struct.Struct("<BQI")
+SUMMARY_BITS_BYTES: Final = 1024
+SUMMARY_BLOCKS: Final = 256  # of a stretch, at most,
+SUMMARY_STRETCH_BYTES: Final = 256 << 10  # ... or so many bytes of records
 BLOCK_KEY_BYTES: Final = 1 + _KEY.size
 
 
@@ -134,6 +143,11 @@ def removed_key(rule: int, origin: int) -> bytes:
     return ARCHIVE_REMOVED + _KEY_ORIGIN.pack(rule, origin)
 
 
+def summary_key(rule: int, origin: int, number: int) -> bytes:
+    """Key of the summary of a stretch of which `number` is the last message's."""
+    return ARCHIVE_SUMMARY + _KEY.pack(rule, origin, number)
+
+
 def split_block(key: bytes) -> tuple[int, int, int]:
     """(rule, origin, last number) of the key of a block; SchemaError if it is none."""
     try:
@@ -202,6 +216,34 @@ def decode_head(data: bytes) -> BlockHead:
     if at > len(data) or not count:
         raise SchemaError("an archived block is damaged")
     return BlockHead(count, first, messages_before, bytes_before, None if many == MANY else frozenset(levels), at)
+
+
+def encode_summary(first: int, blocks: int, bits: bytes | bytearray) -> bytes:
+    """Value of a summary. `first`: number of the first message of the stretch."""
+    return SUMMARY_HEAD.pack(SUMMARY_FORMAT, first, blocks) + bits
+
+
+def decode_summary(data: bytes) -> tuple[int, int, bytes]:
+    """(first number, blocks, bits) of a summary; SchemaError if it is damaged."""
+    if len(data) != SUMMARY_HEAD.size + SUMMARY_BITS_BYTES:
+        raise SchemaError(f"a summary of the archive has {len(data)} bytes")
+    summary_format, first, blocks = SUMMARY_HEAD.unpack_from(data)
+    if summary_format != SUMMARY_FORMAT:
+        raise SchemaError(f"a summary of the archive has format {summary_format}, known is {SUMMARY_FORMAT}")
+    return first, blocks, data[SUMMARY_HEAD.size :]
+
+
+def summarised(topic: bytes) -> set[int]:
+    """The bits of a topic in a summary: of itself, and of each of its levels with its place, from 1."""
+    bits = set()
+    for start, text in [(0, topic), *enumerate(topic.split(b"/"), 1)]:
+        found = (_FNV_BASIS ^ start) * _FNV_PRIME & HIGHEST
+        for byte in text:
+            found = (found ^ byte) * _FNV_PRIME & HIGHEST
+        found = (found ^ found >> 33) * 0xFF51AFD7ED558CCD & HIGHEST
+        found ^= found >> 29
+        bits |= {found % (8 * SUMMARY_BITS_BYTES), (found >> 32) % (8 * SUMMARY_BITS_BYTES)}
+    return bits
 
 
 def encode_record(archived: ArchivedMessage) -> bytes:

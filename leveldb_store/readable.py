@@ -66,6 +66,12 @@ class Readable:
                 return NONE
             return raw.key(), raw.value()
 
+    def seek(self, start: bytes) -> None:
+        """Go on with records from this key."""
+        self.close()
+        self._from = start
+        self._records = self._behind(start)
+
     def close(self) -> None:
         """Let go of it."""
         if self._records is not None:

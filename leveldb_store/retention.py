@@ -25,7 +25,7 @@ from leveldb_store import archive_schema as schema
 from leveldb_store.archive_ends import Found, Said
 from leveldb_store.archive_schema import HIGHEST
 from leveldb_store.database import Database
-from leveldb_store.readable import Readable
+from leveldb_store.readable import Readable, readable
 from leveldb_store.schema import U64, SchemaError
 
 SLICE_BLOCKS: Final = 500  # looked at in a slice: one to two milliseconds when they are small
@@ -201,11 +201,17 @@ class Retention:
                     self._begin(kept, front, passed)
             finally:  # also when it ends with an error: these are in the batch
                 for origin, last in removed.items():
+                    self._delete_summaries(batch, number, origin, last)
                     self.removed[number, origin] = last
                     batch.put(schema.removed_key(number, origin), U64.pack(last))
         self.removed_bytes += size
         kept.deleted_bytes += size
         return is_all
+
+    def _delete_summaries(self, batch: plyvel.WriteBatch, number: int, origin: int, last: int) -> None:
+        start = schema.summary_key(number, origin, self.removed.get((number, origin), 0))
+        for key, _ in readable(self._database.db, start, schema.summary_key(number, origin, last + 1)):
+            batch.delete(key)
 
     def _begin(self, kept: _Kept, front: _Front, passed: int) -> None:
         # `passed`: bytes that lay in front of this one

@@ -51,6 +51,7 @@ QUEUED: Final = b"Q"
 ARCHIVED: Final = b"A"
 ARCHIVE_RULE: Final = b"C"
 ARCHIVE_REMOVED: Final = b"K"
+ARCHIVE_SUMMARY: Final = b"M"
 EVENT: Final = b"E"  # leveldb_store/events.py
 REPLAY: Final = b"O"  # leveldb_store.replay_schema
 

@@ -6,7 +6,7 @@ made. Damaged bytes raise ValueError, never more. `leveldb_store.archive_schema`
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcmp
+from libc.string cimport memcmp, memset
 
 from pyx.little_endian cimport get16, get32, get64
 from pyx.message cimport Message, content_bytes, message_borrow, message_copy
@@ -25,6 +25,14 @@ cdef enum:
     KEY_BYTES = 12                  # big endian: family, rule, origin,
     KEY_NUMBER = 4                  # ... last number
     STORED_FLAGS = 0x0F             # QoS, RETAIN, EXPIRES
+    FLAGS_AT = 5                    # in a record
+    TOPIC_LENGTH_AT = 6
+    PROPS_LENGTH_AT = 8
+    PAYLOAD_LENGTH_AT = 12
+    EXPIRES_AT = 24                 # if there is one; else the topic
+    EXPIRES = 0x08
+    SLOTS = 64                      # topics of a block that are recognised
+    BITS = 8192                     # of a summary
 
 
 cdef struct Wanted:                 # a Topic Filter
@@ -224,3 +232,103 @@ def check(bytes value not None, uint64_t after, uint64_t last):
     if n != get32(<const uint8_t*><const char*>value + COUNT_AT) or before != last:
         raise ValueError("archived block with more or fewer messages than it says")
     return n
+
+
+cdef inline uint64_t folded(uint64_t h, uint64_t more) noexcept:
+    return (h ^ more) * 0x100000001B3u              # FNV-1a, 64 bits
+
+
+cdef inline uint64_t begun(uint64_t place) noexcept:
+    return folded(0xCBF29CE484222325u, place)
+
+
+cdef inline uint64_t mixed(uint64_t h) noexcept:
+    h = (h ^ h >> 33) * 0xFF51AFD7ED558CCDu
+    return h ^ h >> 29
+
+
+cdef inline void set_bits(uint8_t* bits, uint64_t h) noexcept:
+    h = mixed(h)
+    bits[(h & (BITS - 1)) >> 3] |= <uint8_t>(1 << (h & 7))
+    h >>= 32
+    bits[(h & (BITS - 1)) >> 3] |= <uint8_t>(1 << (h & 7))
+
+
+cdef inline bint has_bits(const uint8_t* bits, uint64_t h) noexcept:
+    h = mixed(h)
+    if not bits[(h & (BITS - 1)) >> 3] >> (h & 7) & 1:
+        return False
+    h >>= 32
+    return bits[(h & (BITS - 1)) >> 3] >> (h & 7) & 1
+
+
+cdef void note_topic(uint8_t* bits, const uint8_t* topic, size_t n) noexcept:
+    # itself, and each of its levels with its place
+    cdef uint64_t whole = begun(0), level = begun(1), place = 1
+    cdef size_t i
+    for i in range(n):
+        whole = folded(whole, topic[i])
+        if topic[i] == c'/':
+            set_bits(bits, level)
+            place += 1
+            level = begun(place)
+        else:
+            level = folded(level, topic[i])
+    set_bits(bits, level)
+    set_bits(bits, whole)
+
+
+def note_topics(bytearray bits not None, bytes records not None):
+    """Into a summary, the topics of a block's records, as `pyx.archive` has made them."""
+    cdef const uint8_t* p = <const uint8_t*><const char*>records
+    cdef uint8_t* b = <uint8_t*><char*>bits
+    cdef size_t at = 0, n = <size_t>len(records), size, length, slot
+    cdef size_t[SLOTS] seen_at
+    cdef size_t[SLOTS] seen_length
+    if len(bits) != BITS // 8:
+        raise ValueError("no summary")
+    memset(seen_length, 0, sizeof(seen_length))
+    while n - at >= <size_t>EXPIRES_AT:
+        length = get16(p + at + TOPIC_LENGTH_AT)
+        size = length + get32(p + at + PROPS_LENGTH_AT) + <size_t>get32(p + at + PAYLOAD_LENGTH_AT)
+        at += EXPIRES_AT + (8 if p[at + FLAGS_AT] & EXPIRES else 0)
+        if at > n or n - at < size + 2:
+            raise ValueError("archived records cut off")
+        slot = 0
+        if length:
+            slot = (length * 31 + p[at + length - 1] * 7 + p[at + (length >> 1)]) & (SLOTS - 1)
+        if seen_length[slot] != length or length == 0 or memcmp(p + at, p + seen_at[slot], length) != 0:
+            note_topic(b, p + at, length)
+            seen_at[slot] = at
+            seen_length[slot] = length
+        at += size
+        at += 2 + get16(p + at)
+    if at != n:
+        raise ValueError("archived records cut off")
+
+
+def may_match(bytes bits not None, bytes topic_filter not None):
+    """Whether some topic in a summary may be matched by this Topic Filter."""
+    cdef const uint8_t* b = <const uint8_t*><const char*>bits
+    cdef const uint8_t* p = <const uint8_t*><const char*>topic_filter
+    cdef size_t i, begin = 0, n = <size_t>len(topic_filter)
+    cdef uint64_t whole = begun(0), level = begun(1), place = 1
+    cdef bint is_wild = False
+    if len(bits) != BITS // 8:
+        raise ValueError("no summary")
+    for i in range(n + 1):
+        if i == n or p[i] == c'/':
+            if i == begin + 1 and p[begin] == c'#':
+                return True
+            if i == begin + 1 and p[begin] == c'+':
+                is_wild = True
+            elif not has_bits(b, level):
+                return False
+            place += 1
+            level = begun(place)
+            begin = i + 1
+        else:
+            level = folded(level, p[i])
+        if i < n:
+            whole = folded(whole, p[i])
+    return is_wild or has_bits(b, whole)

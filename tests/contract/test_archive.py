@@ -224,8 +224,11 @@ def _words(levels: list[bytes], n: int) -> list[list[bytes]]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_readers_get_what_a_model_says_by_pages_and_after_restarts(tmp_path: Path, seed: int) -> None:
+def test_readers_get_what_a_model_says_by_pages_and_after_restarts(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     choose = random.Random(seed)
+    monkeypatch.setattr(schema, "SUMMARY_BLOCKS", choose.choice([1, 3, 256]))
     tables = [table(each) for each in choose.sample(FILTERS, choose.randint(1, 4))]
     source = Source(opened(tmp_path / "0", *tables))
     for _ in range(choose.randint(1, 60)):

@@ -1,0 +1,77 @@
+"""Which topics a stretch of blocks may have: what lets a reader of a rare Topic Filter pass over the rest.
+
+A stretch is blocks of one rule and origin that were written one behind the other by one process. When it is long enough
+its summary goes into the batch of its last block. Blocks without one (the newest, those before a restart, those of an
+older release) are looked at one by one. A summary is a Bloom filter: it may say yes in vain, and never no.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import plyvel
+
+from leveldb_store import archive_schema as schema
+from leveldb_store.readable import Readable
+from leveldb_store.schema import SchemaError
+from pyx.archived import may_match, note_topics
+
+__all__ = ["Stretch", "Summaries"]
+
+
+class Stretch:
+    """What one worker archives by one rule, since the last summary."""
+
+    def __init__(self) -> None:
+        self._begin(0)
+
+    def _begin(self, first: int) -> None:
+        self._first = first
+        self._blocks = self._bytes = 0
+        self._bits = bytearray(schema.SUMMARY_BITS_BYTES)
+
+    def add(self, first: int, records: bytes) -> bytes | None:
+        """A block; with the last one of the stretch the value of its summary."""
+        if not self._blocks:
+            self._first = first
+        note_topics(self._bits, records)
+        self._blocks += 1
+        self._bytes += len(records)
+        if self._blocks < schema.SUMMARY_BLOCKS and self._bytes < schema.SUMMARY_STRETCH_BYTES:
+            return None
+        value = schema.encode_summary(self._first, self._blocks, self._bits)
+        self._begin(0)
+        return value
+
+
+class Summaries:
+    """Of one rule and origin, for a reader of these Topic Filters."""
+
+    def __init__(self, db: plyvel.DB, rule: int, origin: int, after: int, topic_filters: Sequence[bytes]) -> None:
+        self._filters = topic_filters
+        self._records = Readable(
+            db, schema.summary_key(rule, origin, after + 1), schema.summary_key(rule, origin, schema.HIGHEST)
+        )
+        self._first = self._last = 0
+        self._is_wanted = True
+
+    def behind(self, first: int, last: int) -> int:
+        """A block with these numbers, higher ones than before. Nothing up to and with the number returned is wanted; 0:
+        nobody knows.
+        """
+        while self._last < last:
+            key, value = self._records.next()
+            if not key:
+                self._last, self._is_wanted = schema.HIGHEST, True
+                break
+            try:
+                self._last = schema.split_block(key)[2]
+                self._first, _, bits = schema.decode_summary(value)
+                self._is_wanted = any(may_match(bits, each) for each in self._filters)
+            except SchemaError:
+                self._is_wanted = True
+        return 0 if self._is_wanted or first < self._first else self._last
+
+    def close(self) -> None:
+        """Let go of them."""
+        self._records.close()
