@@ -246,8 +246,7 @@ class Connecting:
         self._connected += 1
         self._row.add(count.CONNECTIONS_OPENED)
         self._router.attach(session, conn)
-        self._node.replaying.attached(session)
-        self._node.retaining.resumed(session)
+        self._node.attached(session)
         self._node.opened(conn)
         self._log_opened(conn, packet, session, awaiting.present, awaiting.keep_alive)
         self._recording.opened(conn, packet, session, awaiting.present, awaiting.keep_alive)
@@ -562,8 +561,7 @@ class Connecting:
             steps.do(self._record_end, session)
             steps.do(self._custody.ends, session)
             steps.do(self._router.detach, session)  # ends it
-            steps.do(self._node.replaying.ended, session)
-            steps.do(self._node.retaining.ended, session)
+            steps.do(self._node.ended, session)
             steps.do(self._sessions.remove, session)
         else:
             steps.do(self._router.detach, session)
@@ -656,8 +654,7 @@ class Connecting:
         steps.do(self._sessions.remove, session)
         steps.do(self._custody.ends, session)
         steps.do(self._router.end_session, session)
-        steps.do(self._node.replaying.ended, session)
-        steps.do(self._node.retaining.ended, session)
+        steps.do(self._node.ended, session)
         if details.will_handle is not None:
             details.will_handle.cancel()
             steps.do(self._will_due, session)

@@ -30,7 +30,7 @@ from pyx.stored import pack_stored
 from pyx.work import STEP, spend
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from broker.node import Node
     from broker.sessions import Details
@@ -139,14 +139,31 @@ class Custody:
     # ------------------------------------------------------------ subscriptions
 
     def subscribed(
-        self, session: Session, text: bytes, group: bytes | None, options: int, identifier: int, named: bytes
+        self,
+        session: Session,
+        text: bytes,
+        group: bytes | None,
+        options: int,
+        identifier: int,
+        named: bytes,
+        owed: Sequence[tuple[int, bytes]] = (),
     ) -> None:
-        """It has this subscription from now on; `named`: as the client calls it, `text` is the Topic Filter in it."""
+        """It has this subscription from now on; `named`: as the client calls it, `text` is the Topic Filter in it.
+        `owed`: whose retained messages, and behind which topic, it has not been given.
+        """
         if not self.stores(session):
             return
         since, formers = self._router.since(session, text) if group is None else (0, [])
         key = schema.subscription_key(session.client_id, named)
-        self._router.put_record(key, encode_subscription(options, identifier, since, formers))
+        self._router.put_record(key, encode_subscription(options, identifier, since, formers, owed))
+
+    def owes(self, session: Session, text: bytes, owed: Sequence[tuple[int, bytes]]) -> None:
+        """What a subscription is owed of retained messages, in one batch with those that were queued for it."""
+        terms = self._router.terms(session, text)
+        if terms is not None and self.stores(session):
+            since, formers = self._router.since(session, text)
+            key = schema.subscription_key(session.client_id, text)
+            self._router.put_record(key, encode_subscription(*terms, since, formers, owed), waited=False)
 
     def unsubscribed(self, session: Session, named: bytes) -> None:
         """It has it no longer."""

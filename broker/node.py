@@ -27,6 +27,7 @@ from broker.retaining import Retaining
 from broker.room import Room
 from broker.sessions import Sessions
 from broker.sharing import rule_of
+from broker.steps import Steps
 from broker.subscribing import Subscribing
 from broker.sys_topics import SysTopics
 from broker.wills import Wills
@@ -200,6 +201,18 @@ class Node:
     def soon(self, callback: Callable[[], None], session: Session | None = None) -> None:
         """Call it in a later tick: long work is done in pieces."""
         self.call_later(0, callback, session)
+
+    def attached(self, session: Session) -> None:
+        """It has a connection: what is done for it in pieces goes on."""
+        self.replaying.attached(session)
+        self.retaining.resumed(session)
+
+    def ended(self, session: Session) -> None:
+        """It is no more, and nothing is done for it."""
+        steps = Steps()
+        steps.do(self.replaying.ended, session)
+        steps.do(self.retaining.ended, session)
+        steps.finish()
 
     def _sweep(self) -> None:
         self.router.sweep()

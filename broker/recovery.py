@@ -29,7 +29,7 @@ from leveldb_store import schema
 from leveldb_store.contract import StoreError
 from leveldb_store.moment import decode_moment
 from leveldb_store.replay_schema import decode_replay, split_replay
-from leveldb_store.subscription_schema import decode_subscription
+from leveldb_store.subscription_schema import decode_owed, decode_subscription
 from pyx import counters as count
 from pyx.packets import Will
 from pyx.router import expiry_offset
@@ -234,6 +234,9 @@ class _Recovery:
                 self._filters.add(text)
             session.details.filter_bytes += len(named)
             self._router.restore_subscription(session, text, options, identifier, group, since, formers)
+            owed = decode_owed(value)
+            if owed and group is None:
+                self._node.retaining.restore(session, text, owed)
             self._found.subscriptions += 1
 
     def _replays(self) -> None:

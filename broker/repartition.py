@@ -42,7 +42,7 @@ from leveldb_store import schema
 from leveldb_store.contract import StoreError
 from leveldb_store.database import Database, Options, sync_directory, told
 from leveldb_store.replay_schema import decode_replay, split_replay
-from leveldb_store.subscription_schema import decode_subscription, encode_subscription
+from leveldb_store.subscription_schema import decode_owed, decode_subscription, encode_subscription
 from pyx.placement import group_number, owner
 from pyx.stored import part_before, part_ends, part_running
 from pyx.topics import parse_share
@@ -483,7 +483,10 @@ class _Repartition:
             if not named.startswith(_SHARED):
                 place = target.stretches[source.index].place
                 since, formers = place(since), [(was, place(begin), place(end)) for was, begin, end in formers]
-            target.put(key, encode_subscription(options, identifier, since, formers))
+            owed = [topic for _, topic in decode_owed(value)]
+            if owed:  # topics have other owners now: from the first one that was not given, some a second time
+                owed = [min(owed, key=lambda topic: topic.split(b"/"))] * self._workers
+            target.put(key, encode_subscription(options, identifier, since, formers, list(enumerate(owed))))
             self.moved.subscriptions += 1
 
     def _copy_replays(self, source: _Source) -> None:

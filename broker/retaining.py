@@ -177,18 +177,42 @@ class Retaining:
         for text in filters:
             if details.walks_waiting.pop(text, None) is None:  # else it is asked for once, the last time
                 session.watch()
-            details.walks_waiting[text] = asked
+            details.walks_waiting[text] = asked, self._parts(text)
         self._begin_waiting(session)
         self._node.counters.add(count.RETAINED_WALKS_DEFERRED, len(details.walks_waiting))
+
+    def _parts(self, text: bytes) -> dict[int, bytes]:
+        return dict.fromkeys((self._node.index,) if is_sys(text) else range(self._node.workers), b"")
+
+    def owed(self, session: Session, text: bytes, asks: bool) -> list[tuple[int, bytes]]:
+        """What the store is told that a subscription has not been given: all, if it `asks` now, or the rest."""
+        if not self._node.custody.keeps or is_sys(text) or not self._node.settings.protocol.retain_available:
+            return []
+        if asks:
+            return list(self._parts(text).items())
+        details: Details = session.details
+        if text in details.walks_waiting:
+            return list(details.walks_waiting[text][1].items())
+        walks = [walk for walk in details.walks if walk.filter == text]
+        return list(walks[-1].parts.items()) if walks else []
+
+    def restore(self, session: Session, text: bytes, owed: list[tuple[int, bytes]]) -> None:
+        """An earlier worker has stored it; goes on when the client is back."""
+        session.watch()
+        session.details.walks_waiting[text] = session.ask(), dict(owed)
+
+    def _note(self, walk: Walk) -> None:
+        """A page was queued, or there are no more: as the store is to have it, together with what was queued."""
+        if self._node.custody.keeps and walk.session.durable and not is_sys(walk.filter):
+            self._node.custody.owes(walk.session, walk.filter, self.owed(walk.session, walk.filter, False))
 
     def _begin_waiting(self, session: Session) -> None:
         details: Details = session.details
         most = self._node.settings.limits.retained_walks_per_session_max
         while session.connection is not None and details.walks_waiting and len(details.walks) < most:
             text = next(iter(details.walks_waiting))
-            asked = details.walks_waiting.pop(text)
-            workers = (self._node.index,) if is_sys(text) else range(self._node.workers)
-            walk = Walk(session, text, asked, dict.fromkeys(workers, b""))
+            asked, parts = details.walks_waiting.pop(text)
+            walk = Walk(session, text, asked, parts)
             details.walks.append(walk)
             self._go(walk)
 
@@ -235,6 +259,7 @@ class Retaining:
         del walk.parts[worker]
         if not walk.parts:
             self._end(walk)
+        self._note(walk)
 
     def _rests(self, walk: Walk) -> bool:
         """Whether nothing can be sent; it ends with a session that does not last."""
@@ -264,6 +289,7 @@ class Retaining:
             self._part_done(walk, here)
         else:
             walk.parts[here] = at
+            self._note(walk)
             self._due(walk)
 
     def _queue(self, walk: Walk, messages: list[Message]) -> None:
@@ -336,6 +362,7 @@ class Retaining:
             self._part_done(walk, peer)
         else:
             walk.parts[peer] = at
+            self._note(walk)
             self._go_on(number)
 
     @property

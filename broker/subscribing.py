@@ -116,7 +116,10 @@ class Subscribing:
             if group is None:
                 self._end_replay(session, text)
             new = router.subscribe(session, text, options, identifier, group)
-            custody.subscribed(session, text, group, options, identifier, named)
+            handling = options & _RETAIN_HANDLING
+            asks = group is None and handling != _NEVER_RETAINED and (new or handling != _ONLY_IF_NEW)
+            owed = self._node.retaining.owed(session, text, asks) if group is None else []
+            custody.subscribed(session, text, group, options, identifier, named, owed)
             self._node.recording.subscribed(session, named, options, identifier)
             if new:
                 made.append((named, text, group))
@@ -124,8 +127,7 @@ class Subscribing:
                 if group is None and self._queue_rules:
                     self._count_rule(session, text, 1)
             codes.append(options & _QOS)
-            handling = options & _RETAIN_HANDLING
-            if group is None and handling != _NEVER_RETAINED and (new or handling != _ONLY_IF_NEW):
+            if asks:
                 wanted.append(text)
         suback = encode_suback(conn.version, packet_id, codes, self._reason_string(conn, codes), conn.packet_bytes_max)
         # siblings have nothing to learn of filters that were all refused

@@ -381,6 +381,13 @@ cdef class Router(Sharing):
         cdef int held = self.subscriptions.membership(f, NULL, <void*>s, &s.own) if f != NULL else -1
         return (s.own.items[held].since, s.formers(&s.own.items[held])) if held >= 0 else (0, [])
 
+    def terms(self, Session s not None, bytes text not None):
+        """(options, Subscription Identifier) of its subscription to this Topic Filter, or None."""
+        cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
+        cdef int held = self.subscriptions.membership(f, NULL, <void*>s, &s.own) if f != NULL else -1
+        cdef Subscriber* sub = &f.plain.items[s.own.items[held].index] if held >= 0 else NULL
+        return (sub.slot_options >> 24, sub.identifier) if sub != NULL else None
+
     def restore_subscription(self, Session s not None, bytes text not None, int options, uint32_t identifier,
                              bytes group, uint64_t since, formers=()):
         """A subscription that an earlier worker has stored, of a session without a connection."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from leveldb_store import schema
 from leveldb_store.schema import Part, Span, StoredMessage, Window
-from leveldb_store.subscription_schema import decode_subscription, encode_subscription
+from leveldb_store.subscription_schema import decode_owed, decode_subscription, encode_subscription
 from pyx.message import Message
 from pyx.records import Block, LogKey
 from pyx.router import expiry_offset
@@ -124,6 +124,11 @@ def test_golden_bytes_of_keys_and_small_values() -> None:
     value = encode_subscription(0x2C, 7, 258, [(1, 2, 258)])
     assert value == bytes.fromhex("2c 07000000 0201000000000000 01 0200000000000000 0201000000000000")
     assert decode_subscription(value) == (0x2C, 7, 258, [(1, 2, 258)])
+    assert decode_owed(value) == []
+    owed = [(0, b""), (63, b"x" * 65535), (2, b"a/b")]
+    value = encode_subscription(0x2C, 7, 258, [(1, 2, 258)], owed)
+    assert decode_subscription(value) == (0x2C, 7, 258, [(1, 2, 258)])
+    assert decode_owed(value) == owed
     window = Window(258, 7, [(5, 2, 3, 259)], [9, 10], b"rest")
     value = bytes.fromhex("0201000000000000 0700 0100 0200 0500 02 03 0301000000000000 0900 0a00") + b"rest"
     assert schema.encode_window(window) == value

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from leveldb_store import schema
+from leveldb_store.subscription_schema import decode_owed
 from pyx import work
 from pyx.message import Message
 from pyx.placement import owner
 from tests import wire
+from tests.kept_host import on_disk
+from tests.kept_store import KeptStore
 from tests.sansio import Host, Peer
+from tests.unit.test_repartition import go_on, paths
 from tests.unit.test_router import client_at, publish_many
 
 
@@ -176,7 +183,7 @@ def fill(host: Host, topics: int) -> None:
 def all_of(peer: Peer, enough: int) -> list[str]:
     """The topics of the PUBLISHes that come, as long as it takes."""
     got: list[str] = []
-    for _ in range(20_000):
+    for _ in range(400):
         got += [packet.topic for packet in peer.receive()]
         if len(got) >= enough:
             break
@@ -267,3 +274,92 @@ def test_a_session_that_ends_takes_its_walks_along() -> None:
     host.held.clear()
     host.settle()
     host.check_books()
+
+
+def some_of(peer: Peer, enough: int) -> list[str]:
+    """The topics of the first PUBLISHes of QoS 1, all acknowledged."""
+    got: list[str] = []
+    while len(got) < enough:
+        peer.host.pass_time(0.1)
+        peer.take()
+        while peer.packets:
+            packet = peer.packets.popleft()
+            if packet.kind == "PUBLISH":
+                got.append(packet.topic)
+                peer.ack("PUBACK", packet.packet_id)
+    return got
+
+
+def owed(host: Host) -> list[tuple[int, bytes]]:
+    """What the stores say that subscriptions are owed."""
+    values = [value for store in host.stores for _, value in store.scan(schema.SUBSCRIPTION)]
+    return [each for value in values for each in decode_owed(value)]
+
+
+def fill_stored(host: Host, topics: int) -> None:
+    publisher = host.connect("publisher", 5)
+    for i in range(topics):
+        publisher.publish(f"r/{i}/x", b"x", 1, retain=True)
+        if i % 200 == 0:
+            publisher.receive()
+    publisher.receive()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("enough", [0, 1200])
+def test_a_lasting_session_gets_the_rest_after_a_crash(count: int, enough: int) -> None:
+    """Its SUBSCRIBE was answered, and the workers were killed in the middle of what it asked for."""
+    host = Host(count, stores=[KeptStore() for _ in range(count)])
+    fill_stored(host, 3500)
+    subscriber = host.connect("subscriber", 5, clean=False, expiry=100)
+    subscriber.send(wire.subscribe(5, 1, ("r/#", 1)))
+    if enough:
+        got = some_of(subscriber, enough)
+    else:
+        while not subscriber.packets:
+            host.turn()
+            subscriber.take()
+        assert subscriber.next("SUBACK")
+        got = []
+    assert owed(host)
+    host = host.crash()
+    again = host.connect("subscriber", 5, clean=False, expiry=100)
+    assert again.session_present
+    got += all_of(again, 3500 - len(got))
+    assert sorted(set(got)) == sorted(f"r/{i}/x" for i in range(3500))
+    assert len(got) <= 3500 + 100  # what was not known as acknowledged comes again
+    host.pass_time(1)
+    assert owed(host) == []
+    assert not again.session.is_watching
+    again = host.crash().connect("subscriber", 5, clean=False, expiry=100)
+    assert set(all_of(again, 1)) <= set(got[-100:])
+
+
+def test_what_is_owed_goes_with_the_subscription() -> None:
+    host = Host(stores=[KeptStore()])
+    fill_stored(host, 2500)
+    subscriber = host.connect("subscriber", 5, clean=False, expiry=100)
+    subscriber.send(wire.subscribe(5, 1, ("r/#", 1)))
+    some_of(subscriber, 500)
+    subscriber.send(wire.unsubscribe(5, 2, "r/#"))
+    host.settle()
+    host = host.crash()
+    assert owed(host) == []
+    again = host.connect("subscriber", 5, clean=False, expiry=100)
+    assert again.session.details.walks_waiting == {}
+
+
+def test_what_is_owed_by_another_number_of_workers(tmp_path: Path) -> None:
+    host = on_disk(paths(tmp_path, 2))
+    fill_stored(host, 2500)
+    subscriber = host.connect("subscriber", 5, clean=False, expiry=100)
+    subscriber.send(wire.subscribe(5, 1, ("r/#", 1)))
+    got = some_of(subscriber, 1100)
+    host.lose(subscriber)
+    host = go_on(tmp_path, host, 3)
+    again = host.connect("subscriber", 5, clean=False, expiry=100)
+    for _ in range(300):
+        got += all_of(again, 1)
+        if len(set(got)) == 2500:
+            break
+    assert sorted(set(got)) == sorted(f"r/{i}/x" for i in range(2500))
