@@ -19,7 +19,7 @@ from pyx.packets cimport PUBREL
 from pyx.records cimport LogKey, lies_within, merge_batches
 from pyx.routing cimport IDENTIFIER_BYTES_MAX, MERGED_MAX, READ_BYTES_MAX, SLICE, put_identifier
 from pyx.session cimport (
-    Inflight, Queued, RETAINED_COPY, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, has_slot,
+    Inflight, Queued, RETAINED_COPY, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, has_slot, is_stored,
 )
 from pyx.filters cimport Matches, Membership, Subscriber, filter_text, options_at
 from pyx.topics cimport topic_matches
@@ -44,7 +44,7 @@ cdef class Backlog(Bounding):
         work(COPY)
         self.counters.at[count.MATCHED] += 1
         flags |= qos | (4 if retain else 0)
-        if self.keeps and qos and s.durable:
+        if self.keeps and qos and is_stored(s):
             number = self.keep_queued(s, m, flags, origin, <PyObject*>identifiers if identifiers is not None else NULL)
         s.enqueue(m, <PyObject*>identifiers if identifiers is not None else NULL, flags, origin, number)
         if not s.behind:
@@ -326,12 +326,12 @@ cdef class Backlog(Bounding):
             slot.flags = qos | (4 if retain else 0) | flags
             slot.group = self.sharing
             slot.position = position
-            if s.durable or flags & SHARED_COPY:
+            if is_stored(s) or flags & SHARED_COPY:
                 slot.message = <PyObject*>m
                 Py_INCREF(m)
                 slot.identifiers = ids
                 Py_XINCREF(ids)
-            if self.keeps and s.durable:
+            if self.keeps and is_stored(s):
                 if qos == 2:
                     self.touch(s)
                     return self.depart(s, conn, slot)

@@ -20,6 +20,7 @@ from pyx.limits cimport DISCONNECT_WHEN_FULL, DROP_OLDEST, HOLD
 from pyx.message cimport Message, content_bytes
 from pyx.records cimport Batch
 from pyx.routing cimport MERGED_MAX, QUOTA_EXCEEDED, READ_BYTES_MAX, SLICE, free_pointers, pointers_push
+from pyx.session cimport is_stored
 from pyx.unread cimport Unread
 from pyx.work cimport INDEX, Mark, OBJECT, SEEK, SWEEP, VISIT, callback_begins, callback_ends, work
 
@@ -291,7 +292,7 @@ cdef class Bounding(Holding):
         else:
             dropped = self.make_hole(s, &rule, total, size)
         if dropped:
-            if self.keeps and s.durable:
+            if self.keeps and is_stored(s):
                 self.lag(s)
             self.counters.at[count.MATCHED] += dropped
             self.counters.at[count.DROPPED_QUEUE_FULL] += dropped
@@ -444,7 +445,7 @@ cdef class Bounding(Holding):
         over = self.store.position_of_last(key.name, self.limits.queue_messages_least, self.limits.queue_bytes_least)
         for i in range(f.plain.count):
             s = <Session>f.plain.items[i].session
-            if self.keeps and s.durable:
+            if self.keeps and is_stored(s):
                 needed = True
                 if s.inflight:
                     since = self.in_flight_since(s, spans)

@@ -30,7 +30,7 @@ from pyx.packets cimport (AUTH, CONNECT, DISCONNECT, PINGREQ, PUBACK, PUBCOMP, P
                           UNSUBSCRIBE)
 from pyx.packets cimport Connect
 from pyx.reasons cimport malformed, protocol_error
-from pyx.session cimport Session
+from pyx.session cimport Session, is_stored
 from pyx.subscriptions cimport Matches
 from pyx.topics cimport level_count, topic_name_valid
 from pyx.wire cimport utf8_valid, varint_size
@@ -375,7 +375,7 @@ cdef class Dispatch:
             elif conn.unreleased:
                 conn.unreleased -= 1
             self.router.logged = False
-            if self.router.keeps and s.durable:
+            if self.router.keeps and is_stored(s):
                 self.router.touch(s)
             self.router.answer(conn, PUBCOMP, ack.packet_id, reason, 0)
         elif packet_type == PUBCOMP:
@@ -515,7 +515,7 @@ cdef class Dispatch:
     cdef int answer_again(self, Connection conn, Session s, uint16_t packet_id) except -1:
         cdef Router router = self.router
         router.logged = False
-        if router.keeps and s.durable:
+        if router.keeps and is_stored(s):
             router.touch(s)
         router.answer(conn, PUBREC, packet_id, 0, router.unacknowledged_peers())
         router.acks_due = True
@@ -559,7 +559,7 @@ cdef class Dispatch:
         if not s.arrive(packet_id):
             return False
         conn.unreleased += 1
-        if self.router.keeps and s.durable:
+        if self.router.keeps and is_stored(s):
             self.router.touch(s)
         return True
 

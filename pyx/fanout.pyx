@@ -16,7 +16,7 @@ from pyx.message cimport Content, Message, content_bytes
 from pyx.outbox cimport outbox_reserve, outbox_share
 from pyx.placement cimport owner_of
 from pyx.routing cimport Identifier, put_identifier
-from pyx.session cimport SHARED_COPY, WAIT_PUBACK, WAIT_PUBREC, has_slot
+from pyx.session cimport SHARED_COPY, WAIT_PUBACK, WAIT_PUBREC, has_slot, is_stored
 from pyx.subscriptions cimport Group, Subscriber, SubscriberList
 from pyx.unread cimport Unread
 from pyx.wire cimport put_u16
@@ -243,9 +243,9 @@ cdef class FanOut(Backlog):
             packet_id = slot.packet_id
             slot.state = WAIT_PUBACK if qos == 1 else WAIT_PUBREC
             slot.flags = qos | (4 if first & 1 else 0) | flags
-            if s.durable or flags & SHARED_COPY:
+            if is_stored(s) or flags & SHARED_COPY:
                 self.fill(slot, ids, ids_len)
-                if self.keeps and s.durable:
+                if self.keeps and is_stored(s):
                     logged = self.place(s, conn, slot)
                     if qos == 2:
                         return logged

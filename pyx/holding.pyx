@@ -31,6 +31,7 @@ from pyx cimport counters as count
 from pyx.connection cimport OPEN, PendingAck
 from pyx.packets cimport PUBCOMP, PUBREC
 from pyx.routing cimport Peer, QUOTA_EXCEEDED, pointers_push
+from pyx.session cimport is_stored
 from pyx.subscriptions cimport Filter, Membership, filter_text
 from pyx.work cimport OBJECT, PLACE, VISIT, work
 
@@ -438,7 +439,7 @@ cdef class Holding(Windows):
         if a.packet_type == PUBREC and s.leave(a.packet_id):
             if conn.unreleased:
                 conn.unreleased -= 1
-            if self.keeps and s.durable:
+            if self.keeps and is_stored(s):
                 self.touch(s)
         return 0
 

@@ -30,7 +30,9 @@ from pyx.packets cimport PUBREL
 from pyx.reasons cimport REASON_PROTOCOL_ERROR, protocol_error
 from pyx.records cimport Block, ENTRY_RETAINED_ONLY, LogKey
 from pyx.routing cimport ABSENCES_MAX, NUMBER_WORKER_BITS, find_expiry, put_identifier
-from pyx.session cimport FREE, Inflight, Queued, RETAINED_COPY, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC
+from pyx.session cimport (
+    FREE, Inflight, Queued, RETAINED_COPY, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, is_stored,
+)
 from pyx.sharing cimport HASH_CLIENT, HASH_TOPIC, LEAST_INFLIGHT, ROUND_ROBIN, STICKY, WAITS
 from pyx.subscriptions cimport Membership, Subscriber, filter_text
 from pyx.work cimport (
@@ -270,7 +272,7 @@ cdef class Router(Sharing):
                 if s.behind:
                     self.set_ready(s)
                 return 0
-            if self.keeps and s.durable:
+            if self.keeps and is_stored(s):
                 if slot.flags & OWN_RECORD:
                     self.forget_queued(s, slot.position)
                 self.touch(s)
@@ -360,7 +362,7 @@ cdef class Router(Sharing):
                 if wanted and options & 3 == 0 or options & 4 and not was & 4:
                     s.narrowed(self.subscriptions, &s.own.items[held], was, self.next_position - 1)
         new = self.subscriptions.add(f, g, <void*>s, &s.own, <uint8_t>options, identifier, s.connection is not None)
-        if self.keeps and s.durable and not self.restoring:
+        if self.keeps and is_stored(s) and not self.restoring:
             self.touch(s)                   # up to here it has been sent everything, whatever else the log holds
         if group is None and (new or not wanted and s.absences is None):
             # what is in the log already was not for it, or was sent at QoS 0
@@ -451,7 +453,7 @@ cdef class Router(Sharing):
             (<LogKey>f.index).rests = False
             if group is None and s.unread is not None and s.unread.lists(<LogKey>f.index):
                 self.seek(s)                # what it would have found here may stand in others of its indexes as well
-        if self.keeps and s.durable:
+        if self.keeps and is_stored(s):
             self.touch(s)
             if group is None and s.inflight:
                 self.keep_unsubscribed(s)

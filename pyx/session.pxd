@@ -171,3 +171,9 @@ cdef inline bint has_slot(Session s) noexcept:
 cdef inline bint may_go_on(Session s) noexcept:
     # has its outbox room, then it may be served
     return s.behind and (has_slot(s) or s.resend is not None or s.releases is not None)
+
+
+cdef inline bint is_stored(Session s) noexcept:
+    # A store that keeps has it, and follows it: it outlives its connection, or has outlived a former one. Until it ends
+    # nothing that it is done with may be found there again
+    return s.durable or s.kept

@@ -27,7 +27,7 @@ from pyx.little_endian cimport get16, get32, get64, put16, put32, put64
 from pyx.message cimport message_copy
 from pyx.records cimport Block, ENTRY_EXPIRES, Entry, LogKey, read_entry
 from pyx.routing cimport find_expiry, free_pointers, pointers_push
-from pyx.session cimport FREE, WAIT_PUBCOMP
+from pyx.session cimport FREE, WAIT_PUBCOMP, is_stored
 from pyx.subscriptions cimport Filter, Membership
 from pyx.work cimport OBJECT, PLACE, PYTHON, VISIT, work
 
@@ -269,7 +269,7 @@ cdef class Windows(Answering):
         cdef uint64_t cursor = s.cursor if s.behind else self.next_position - 1
         cdef uint64_t done = cursor
         cdef uint32_t i, n = 0
-        if s.over or not s.durable:
+        if s.over or not is_stored(s):
             return 0
         self.moved[s] = None
         work(2 * PYTHON + s.window_cap * PLACE + s.arrived_cap * PLACE + s.inflight * (6 * VISIT))
@@ -390,7 +390,7 @@ cdef class Windows(Answering):
 
     cdef int finish_slot(self, Session s, Inflight* slot) except -1:
         # what is in flight is done with
-        if self.keeps and s.durable:
+        if self.keeps and is_stored(s):
             if slot.flags & OWN_RECORD and slot.state != WAIT_PUBCOMP:
                 self.forget_queued(s, slot.position)
             self.lag(s)
