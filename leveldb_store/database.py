@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import plyvel
 
@@ -35,6 +36,8 @@ from leveldb_store.room import RESERVE_NAMES, Room
 from leveldb_store.wal import cut_at_damage, cut_torn_end
 
 _NO_ROOM = os.strerror(errno.ENOSPC)
+PAGE_RECORDS_MAX: Final = 1000
+PAGE_BYTES_MAX: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +102,28 @@ class Database:
         return value
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """All of a family, rising by key, as it is now."""
-        with self.lock:
-            iterator = self.db.iterator(prefix=prefix, verify_checksums=True)
-        with contextlib.closing(iterator):
-            yield from iterator
+        """All of a family, rising by key. It is read in pages, each as it is at that moment: between two the database
+        may be opened anew, which no iterator survives.
+        """
+        start, stop = prefix, schema.prefix_end(prefix)
+        while True:
+            page, is_all = self._page(start, stop)
+            yield from page
+            if is_all:
+                return
+            start = page[-1][0] + b"\0"
+
+    def _page(self, start: bytes, stop: bytes | None) -> tuple[list[tuple[bytes, bytes]], bool]:
+        # (records, whether these are all)
+        page: list[tuple[bytes, bytes]] = []
+        left = PAGE_BYTES_MAX
+        with self.lock, self.db.iterator(start=start, stop=stop, verify_checksums=True) as found:
+            for key, value in found:
+                page.append((key, value))
+                left -= len(key) + len(value)
+                if left <= 0 or len(page) == PAGE_RECORDS_MAX:
+                    return page, False
+        return page, True
 
     def close(self) -> None:
         """Let go of it."""

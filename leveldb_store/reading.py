@@ -59,7 +59,7 @@ def _refused(read: Callable[Concatenate[Reader, P], T]) -> Callable[Concatenate[
 class Blocks:
     """Blocks in rising order: one that follows the last is not searched for."""
 
-    def __init__(self, db: plyvel.DB) -> None:
+    def __init__(self, db: plyvel.Snapshot) -> None:
         self._db = db
         self._iterator: plyvel.Iterator | None = None
         self._follows = 0  # position behind the last block
@@ -117,8 +117,8 @@ class Reader:
         if key in self._running:
             return self._running[key]
         spend(2 * SOUGHT)
-        with self._database.lock:
-            found = self._part_at(number, position)
+        with self._database.lock, self._database.db.snapshot() as now:
+            found = self._part_at(now, number, position)
         counts = None if found is None else part_running(found[1], found[0], position)
         if len(self._running) >= RUNNING_MAX:
             self._running.clear()
@@ -129,7 +129,7 @@ class Reader:
     def first_part(self, number: int, after: int) -> tuple[int, bytes] | None:
         """(first position, value) of the first part that begins behind `after`."""
         spend(SOUGHT)
-        with self._database.lock, self._parts(number, after + 1) as parts:
+        with self._database.lock, self._parts(self._database.db, number, after + 1) as parts:
             for key, value in parts:
                 return schema.key_position(key), value
         return None
@@ -168,10 +168,11 @@ class Reader:
         reached = after
         spend(2 * SOUGHT)
         room, room_bytes = BLOCKS_MAX, TOUCHED_BYTES_MAX
-        with self._database.lock:
-            found = self._part_at(number, after)
+        # parts and blocks as they are at one moment: the writer deletes both, as one
+        with self._database.lock, self._database.db.snapshot() as now:
+            found = self._part_at(now, number, after)
             begin = after + 1 if found is None else found[0]
-            with self._parts(number, begin) as parts, Blocks(self._database.db) as blocks:
+            with self._parts(now, number, begin) as parts, Blocks(now) as blocks:
                 for part_key, value in parts:
                     spend(SOUGHT // 4)
                     first = schema.key_position(part_key)
@@ -202,8 +203,8 @@ class Reader:
     def message(self, position: int) -> Message | None:
         """The message with this position."""
         spend(2 * SOUGHT)
-        with self._database.lock:
-            with self._database.db.iterator(
+        with self._database.lock, self._database.db.snapshot() as now:
+            with now.iterator(
                 start=schema.BLOCK,
                 stop=schema.block_key(position),
                 include_stop=True,
@@ -211,7 +212,7 @@ class Reader:
                 include_value=False,
             ) as keys:
                 key = next(keys, None)
-            with Blocks(self._database.db) as blocks:
+            with Blocks(now) as blocks:
                 block = None if key is None else self._block(schema.key_position(key), blocks)
         if block is None or key is None:
             return None
@@ -223,14 +224,14 @@ class Reader:
         self._blocks_bytes += block.held_bytes - size
         return message
 
-    def _parts(self, number: int, position: int) -> plyvel.Iterator:
-        return self._database.db.iterator(
+    def _parts(self, db: plyvel.DB | plyvel.Snapshot, number: int, position: int) -> plyvel.Iterator:
+        return db.iterator(
             start=schema.part_key(number, position), stop=schema.part_key(number + 1, 0), verify_checksums=True
         )
 
-    def _part_at(self, number: int, position: int) -> tuple[int, bytes] | None:
+    def _part_at(self, now: plyvel.Snapshot, number: int, position: int) -> tuple[int, bytes] | None:
         # (first position, value) of the last part that begins at or before `position`. With the lock
-        with self._parts(number, self._deleted_up_to.get(number, 0) + 1) as parts:
+        with self._parts(now, number, self._deleted_up_to.get(number, 0) + 1) as parts:
             key, value = next(parts, (b"", b""))
             if not key or schema.key_position(key) > position:
                 return None
