@@ -30,6 +30,7 @@ from leveldb_store.clone import CloneError, clone_for_reading, opened_as_it_is
 from leveldb_store.database import told
 from leveldb_store.events import KEY_BYTES, decode_event
 from leveldb_store.moment import decode_moment
+from leveldb_store.reachability import unreachable
 from leveldb_store.replay_schema import decode_replay, split_replay
 from leveldb_store.room import RESERVE_NAMES
 from leveldb_store.snapshot import SnapshotError, StoreFacts
@@ -289,6 +290,7 @@ class _Store:
             for prefix, check in self._checks().items():
                 self._family(db, prefix, check)
             self._unknown(db)
+            self._reachable(db)
 
     def say(self, problem: str) -> None:
         """One more."""
@@ -368,6 +370,20 @@ class _Store:
                         self.say(f"record {key!r}: of no family")
             except plyvel.Error as error:
                 self.say(f"cannot be read behind {first!r}: {told(error)}")
+
+    def _reachable(self, db: plyvel.DB) -> None:
+        # one line for each kind
+        strays: dict[str, list[bytes]] = {}
+        try:
+            for stray in unreachable(lambda prefix: db.iterator(prefix=prefix), db.get):
+                known = strays.setdefault(stray.kind, [])
+                known.append(stray.key)
+        except (plyvel.Error, schema.SchemaError, ValueError, LookupError):
+            if not self.problems:
+                raise
+            return  # what cannot be read was said
+        for kind, keys in strays.items():
+            self.say(f"{len(keys)} of these belong to nothing: {kind}; the first is {keys[0]!r}")
 
     def _about(self, key: bytes, value: bytes) -> None:
         if key == schema.STORE:

@@ -21,6 +21,7 @@ from tests.broker_process import BrokerProcess
 from tests.chaos.conftest import OpenCrowd, Record, StartBroker
 from tests.chaos.crowd import Crowd
 from tests.chaos.durable import Load
+from tests.mqttd_command import mqttd
 from tests.power.trace import compile_shim
 
 POINTS = ("write", "written", "sync", "synced", "answer", "answered")
@@ -152,5 +153,8 @@ def test_nothing_acknowledged_is_lost(
         load.delivered(f"round {number}, {kill}")
     load.finish()
     load.check()
+    assert broker.stop() == 0
+    verified = mqttd("store", "verify", tmp_path / "data")
+    assert verified.status == 0, verified  # each record belongs to something that lives, too
     record_property("messages", sum(each.sent for each in load.publishers))
     record_property("returns", sum(each.returns for each in load.members))

@@ -13,14 +13,17 @@ import re
 import shutil
 import signal
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
+import plyvel
 import pytest
 
 from leveldb_store import schema
+from leveldb_store.reachability import unreachable
 from leveldb_store.store import LevelStore
 from tests.broker_process import BrokerProcess
 from tests.chaos import conftest as chaos
@@ -136,6 +139,12 @@ def go_on(life: Life, found: Cut, start: Start, patience: float, workers: int = 
     shutil.rmtree(found.directory)
 
 
+def scan(db: plyvel.DB, prefix: bytes) -> Iterable[tuple[bytes, bytes]]:
+    """The records of a family."""
+    found: Iterable[tuple[bytes, bytes]] = db.iterator(prefix=prefix)
+    return found
+
+
 def stored(data_dir: Path, said: list[str]) -> tuple[list[set[tuple[int, int]]], set[tuple[int, int]]]:
     """By worker: (publisher, sequence number) of all that its store, or a hand-off log for it, has for its sleeper; and
     of all that the archives have.
@@ -160,6 +169,8 @@ def stored(data_dir: Path, said: list[str]) -> tuple[list[set[tuple[int, int]]],
                 page = store.archive.read([TOPICS.encode()], page.up_to, 1 << 20)
         finally:
             store.close()
+        with plyvel.DB(str(data_dir / f"worker-{worker}")) as db:
+            assert list(unreachable(partial(scan, db), db.get)) == []
     # QoS 1 may: what the worker that was killed had stored and not answered was sent again
     assert len(set(once)) == len(once)
     return found, set(archived)

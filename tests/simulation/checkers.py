@@ -10,6 +10,7 @@ import itertools
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from leveldb_store.reachability import unreachable
 from pyx import counters as count
 from tests.simulation.history import Delivery, Publish, Violation, matches
 
@@ -122,6 +123,15 @@ def check_history(world: World) -> None:
         check_nothing_lost(world, client, received[client.name])
     check_shared(world, shared)
     check_taken_over(world)
+    check_reachable(world)
+
+
+def check_reachable(world: World) -> None:
+    """Each record that a disk has belongs to something that lives."""
+    for worker in world.workers:
+        disk = worker.disk
+        for stray in unreachable(disk.scan, disk.records.get):
+            raise Violation(f"the store of worker {worker.index}: {stray.kind}: {stray.key!r}")
 
 
 def ends(world: World) -> dict[int, float]:
