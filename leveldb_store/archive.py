@@ -13,6 +13,7 @@ Rules that are no longer configured keep what they have until it is old; their m
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -51,6 +52,8 @@ class Options:
     """In the order of the configuration."""
     pending_bytes_max: int = PENDING_BYTES_MAX
     """Of QoS 0 beyond that, handed to the disk and not there yet, nothing is archived."""
+    clock: Callable[[], float] = time.time
+    """Unix time: what is archived from now on has a higher number than that."""
 
 
 class Archive:
@@ -69,7 +72,7 @@ class Archive:
         self.archiver.pending_bytes_max = options.pending_bytes_max
         self.sequences = found.sequences
         had = dict(found.removed)
-        self.rules = settle(found, options.tables)
+        self.rules = settle(found, options.tables, _now(found, options))
         """Those that are configured, then others that were."""
         self.changes = _changes(found, self.rules, had)
         """(key, value) of records that are to be written before anything else; None: deleted."""
@@ -239,6 +242,11 @@ class Archive:
                 self._concerned.clear()
             known = self._concerned[topic_filter] = concerned(topic_filter, self.rules)
         return known
+
+
+def _now(found: Found, options: Options) -> int:
+    # what was published until now, and may not have been stored, has no higher number; 0: nothing was, ever
+    return max(found.highest, int(options.clock() * 1e6) << schema.NUMBER_WORKER_BITS) if found.highest else 0
 
 
 def _changes(

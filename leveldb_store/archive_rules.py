@@ -42,9 +42,11 @@ class Concerned(NamedTuple):
     """It is archived without a gap behind this number."""
 
 
-def settle(found: Found, tables: Sequence[Table]) -> list[Rule]:
-    """The rules of the configuration, then others that were. `found.removed` may be changed, for those forgotten."""
-    known, now = found.rules, found.highest
+def settle(found: Found, tables: Sequence[Table], now: int) -> list[Rule]:
+    """The rules of the configuration, then others that were. `now`: new messages have higher numbers. `found.removed`
+    may be changed, for those forgotten.
+    """
+    known = found.rules
     places = {table.topic_filter: place for place, table in enumerate(tables)}
     numbers = {rule.number for rule in known.values()} | found.aside
     ended = {text: _ended(rule, now) for text, rule in known.items()}

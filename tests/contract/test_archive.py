@@ -48,7 +48,7 @@ def table(topic_filter: bytes, hours: float = 1e6, size: int = 1 << 40) -> Table
 
 
 def opened(path: Path, *tables: Table, worker: int = 0) -> LevelStore:
-    return LevelStore(path, archive=Options("e", worker, tables))
+    return LevelStore(path, archive=Options("e", worker, tables, clock=lambda: 0.0))
 
 
 @dataclass

@@ -1,0 +1,125 @@
+"""The archive against a model: tables that overlap, shadow, change, vanish and return, readers that match little,
+damage, retention, restarts in between. What a reader does not get was removed, was never archived, or cannot be read,
+and then it is told: by `start` for a position before it, by `FallenBehind` for a gap behind it.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import plyvel
+import pytest
+
+from leveldb_store import archive_schema as schema
+from leveldb_store.archive import Options, Table
+from leveldb_store.contract import FallenBehind
+from leveldb_store.filters import covers, overlaps
+from leveldb_store.schema import ARCHIVED
+from leveldb_store.store import LevelStore
+from tests.contract.test_archive import Source, matches, table
+
+TABLES = [b"#", b"alarms/#", b"a/#", b"a/b/#", b"a/+/c", b"+/b", b"b"]
+FILTERS = [b"alarms/#", b"alarms/1", b"a/#", b"a/b/c", b"a/b/#", b"a/+/c", b"b", b"+/b", b"#", b"none/+", b"a/none"]
+TOPICS = [b"alarms/1", b"alarms/2", b"a/b", b"a/b/c", b"a/x/c", b"b", b"c", b"c/b"]
+SMALL = 1 << 20
+
+
+@dataclass
+class Model:
+    path: Path
+    choose: random.Random
+    tables: list[Table] = field(default_factory=list)
+    published: list[tuple[int, bytes]] = field(default_factory=list)
+    always: list[bytes] = field(default_factory=lambda: list(FILTERS))
+    """Filters that some table has covered all the time."""
+    limited: set[bytes] = field(default_factory=set)
+    """Tables that have been limited at some time."""
+    is_damaged: bool = False
+    restarts: int = 0
+
+    def choose_tables(self) -> list[Table]:
+        names = self.choose.sample(TABLES, self.choose.randint(1, 4))
+        return [table(each, size=self.choose.choice([SMALL, 1 << 40])) for each in names]
+
+    def open(self) -> Source:
+        if self.restarts == 0 or self.choose.random() < 0.6:
+            self.tables = self.choose_tables()
+        self.restarts += 1
+        names = [each.topic_filter for each in self.tables]
+        self.always = [each for each in self.always if any(covers(name, each) for name in names)]
+        self.limited |= {each.topic_filter for each in self.tables if each.bytes_max == SMALL}
+        now = (self.published[-1][0] >> 8) / 1e6 + 0.001 if self.published else 0.0
+        options = Options("e", 0, tuple(self.tables), clock=lambda: now)
+        source = Source(LevelStore(self.path, archive=options))
+        if self.published:
+            source.number = max(int(now * 1e6) << 8, source.store.archive.highest)
+        return source
+
+    def publish(self, source: Source) -> None:
+        for _ in range(self.choose.randint(5, 25)):
+            for _ in range(self.choose.choice([1, 1, 5])):
+                topic = self.choose.choice(TOPICS)
+                source.archive(topic, self.choose.randbytes(self.choose.choice([0, 3_000, 12_000])))
+                self.published.append((source.number, topic))
+            source.commit()
+
+    def damage(self) -> None:
+        with plyvel.DB(str(self.path)) as db:
+            keys = [key for key, _ in db.iterator(prefix=ARCHIVED)]
+            for key in self.choose.sample(keys, min(len(keys), self.choose.randint(1, 3))):
+                value = db.get(key)
+                assert value is not None
+                db.put(key, self.choose.choice([b"", value[:20], value[:-1], b"\7" + value[1:]]))
+                self.is_damaged = True
+
+    def check(self, store: LevelStore) -> None:
+        archive = store.archive
+        for wanted in self.choose.sample(FILTERS, 4):
+            after = self.choose.choice([0, *(number for number, _ in self.published)])
+            got, told = followed(store, wanted, after, self.choose.choice([1, 5_000, 65_536]))
+            start = archive.start(wanted)
+            expected = [number for number, topic in self.published if number > after and matches(wanted, topic)]
+            assert got == sorted(set(got))
+            assert set(got) <= set(expected)
+            is_covered = any(covers(each.topic_filter, wanted) for each in self.tables)
+            if is_covered:
+                missing = set(expected) - set(got)
+                silent = [n for n in missing if n > start and not any(low < n <= high for low, high in told)]
+                assert not silent, (wanted, after, start, told)
+            if wanted in self.always and not any(overlaps(each, wanted) for each in self.limited):
+                assert start == 0, wanted
+
+
+def followed(store: LevelStore, wanted: bytes, after: int, size: int) -> tuple[list[int], list[tuple[int, int]]]:
+    """(numbers, gaps that were told) of a reader that goes on behind each gap."""
+    got: list[int] = []
+    told: list[tuple[int, int]] = []
+    while True:
+        try:
+            page = store.archive.read([wanted], after, size)
+        except FallenBehind as fallen:
+            told.append((after, fallen.earliest))
+            page = store.archive.read([wanted], after, size, with_gaps=True)
+        got += [each.number for each in page.messages]
+        if page.is_end:
+            return got, told
+        assert page.up_to > after
+        after = page.up_to
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_nothing_is_missing_in_silence(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose = random.Random(seed)
+    monkeypatch.setattr(schema, "SUMMARY_BLOCKS", choose.choice([2, 7, 256]))
+    model = Model(tmp_path / "0", choose)
+    for _ in range(choose.randint(2, 7)):
+        source = model.open()
+        model.check(source.store)
+        for _ in range(choose.randint(1, 4)):
+            model.publish(source)
+            model.check(source.store)
+        source.store.close()
+        if choose.random() < 0.3:
+            model.damage()
