@@ -202,14 +202,12 @@ class Archive:
                     if b"#" not in topic_filters:
                         blocks.summaries = Summaries(self._database.db, number, origin, begin, topic_filters)
                     sequences.append(blocks)
-            if not with_gaps:
-                self._check(topic_filters, after)  # what the iterators do not see any more was said before
+            start = self._start(topic_filters)  # what the iterators do not see any more was said before
             for blocks in sequences:
                 blocks.look()
-            if not with_gaps:
-                gone = max((blocks.gap for blocks in sequences if blocks.begin <= after + 1), default=0)
-                if gone:
-                    raise FallenBehind(gone, is_damage=True)
+            gap = max((blocks.gap for blocks in sequences if blocks.begin <= after + 1), default=0)
+            if not with_gaps and (gap or after < start):
+                raise FallenBehind(max(gap, start if after < start else 0), is_damage=gap > 0)
             up_to, is_end = load(sequences, after, last, bytes_max, levels)
         try:
             messages = merge([each.loaded for each in sequences if each.loaded], list(topic_filters), after, up_to)
