@@ -215,7 +215,7 @@ def test_nobody_waits_for_the_rest_of_a_long_line(pipe: tuple[int, int]) -> None
     sink = Sink(pipe[1])
     waits: list[int] = []
     poll = sink._poll.poll
-    sink._poll = SimpleNamespace(poll=lambda ms: waits.append(ms) or poll(ms))  # type: ignore[assignment]
+    sink._poll = SimpleNamespace(poll=lambda ms: waits.append(ms) or poll(ms))  # type: ignore[assignment, func-returns-value]
     log = Log(sink=sink, lines_per_second_max=10**9, form="json")
     log.info("long", text="x" * 65_000)
     log.info("lost")
