@@ -344,8 +344,8 @@ def test_a_clone_that_is_only_read_is_not_compacted(tmp_path: Path) -> None:
             assert sum(1 for _ in db.iterator(include_value=False)) == 10_000
             assert db.get(key_of(4711)) is not None
             tables = {path.name for path in target.glob("*.ldb") if path.is_file()} - before
-        # one may have been begun before the names were taken
-        assert len(tables) <= 1 or opening is opened_to_be_read_and_written
+        # some may have been made before the names were taken
+        assert len(tables) < 5 or opening is opened_to_be_read_and_written  # all of it is five or more
         assert all(path.is_file() for path in target.iterdir())
         with contextlib.closing(opened(target)) as db:  # and whoever opens it afterwards may write
             db.put(b"x", b"y", sync=True)
