@@ -173,11 +173,11 @@ class Retaining:
             return
         asked = session.ask(self._router.position)
         details: Details = session.details
-        spend(len(filters) * 2 * STEP)
+        spend(len(filters) * STEP)
         for text in filters:
             if details.walks_waiting.pop(text, None) is None:  # else it is asked for once, the last time
                 session.watch()
-            details.walks_waiting[text] = asked, self._parts(text)
+            details.walks_waiting[text] = asked, None
         self._begin_waiting(session)
         self._node.counters.add(count.RETAINED_WALKS_DEFERRED, len(details.walks_waiting))
 
@@ -192,7 +192,7 @@ class Retaining:
             return list(self._parts(text).items())
         details: Details = session.details
         if text in details.walks_waiting:
-            return list(details.walks_waiting[text][1].items())
+            return list((details.walks_waiting[text][1] or self._parts(text)).items())
         walks = [walk for walk in details.walks if walk.filter == text]
         return list(walks[-1].parts.items()) if walks else []
 
@@ -212,7 +212,7 @@ class Retaining:
         while session.connection is not None and details.walks_waiting and len(details.walks) < most:
             text = next(iter(details.walks_waiting))
             asked, parts = details.walks_waiting.pop(text)
-            walk = Walk(session, text, asked, parts)
+            walk = Walk(session, text, asked, parts or self._parts(text))
             details.walks.append(walk)
             self._go(walk)
 

@@ -65,9 +65,9 @@ class Details:
         """Number of a [[queue]] table -> subscriptions under it."""
         self.walks: list[Walk] = []
         """Topic Filters whose retained messages are being looked up."""
-        self.walks_waiting: dict[bytes, tuple[int, dict[int, bytes]]] = {}
+        self.walks_waiting: dict[bytes, tuple[int, dict[int, bytes] | None]] = {}
         """Those whose turn has not come, in order, each with the number of its SUBSCRIBE (`Session.ask`) and with
-        `Walk.parts`: none that the session is not subscribed to, each once.
+        `Walk.parts` (None: all of every worker): none that the session is not subscribed to, each once.
         """
 
 
