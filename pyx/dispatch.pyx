@@ -30,6 +30,7 @@ from pyx.packets cimport (AUTH, CONNECT, DISCONNECT, PINGREQ, PUBACK, PUBCOMP, P
                           UNSUBSCRIBE)
 from pyx.packets cimport Connect
 from pyx.reasons cimport malformed, protocol_error
+from pyx.routing cimport TURN
 from pyx.session cimport Session, is_stored
 from pyx.subscriptions cimport Matches
 from pyx.topics cimport level_count, topic_name_valid
@@ -247,7 +248,7 @@ cdef class Dispatch:
         # handles whole packets at p; returns the bytes they took
         cdef uint32_t at = 0, remaining = 0, packets = 0, most = self.router.limits.tick_connection_packets_max
         cdef int header
-        cdef uint64_t total
+        cdef uint64_t total, spent = self.router.spent + TURN
         conn.part_want = 0
         try:
             self.hold_note(conn, 0, (<Session>conn.session).client_id if conn.session is not None else None)
@@ -270,7 +271,8 @@ cdef class Dispatch:
                 if total > n - at:
                     conn.part_want = <uint32_t>total
                     break
-                if packets == most or p[at] & 0xD0 == SUBSCRIBE << 4 and self.filters_spent():
+                if packets == most or self.router.spent > spent or \
+                        p[at] & 0xD0 == SUBSCRIBE << 4 and self.filters_spent():
                     self.router.counters.at[count.TICK_PACKETS_CARRIED] += 1
                     self.carry(conn)
                     break

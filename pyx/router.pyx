@@ -36,8 +36,8 @@ from pyx.session cimport (
 from pyx.sharing cimport HASH_CLIENT, HASH_TOPIC, LEAST_INFLIGHT, ROUND_ROBIN, STICKY, WAITS
 from pyx.subscriptions cimport Membership, Subscriber, filter_text
 from pyx.work cimport (
-    ACKS, COMMIT, DEPART, DRAINED, FORWARD, LAG, LOGGED, Mark, OBJECT, PLACE, PYTHON, TICK, VISIT, callback_begins,
-    callback_ends, work,
+    ACKS, COMMIT, COPY, DEPART, DRAINED, FORWARD, LAG, LOGGED, Mark, OBJECT, PLACE, PYTHON, TICK, VISIT,
+    callback_begins, callback_ends, work,
 )
 from pyx.windows cimport OWN_RECORD
 
@@ -84,6 +84,7 @@ cdef class Router(Sharing):
             local += m.filters[i].plain.count
             if m.filters[i].groups != NULL:
                 groups = True
+        self.spent += m.count * <uint64_t>(2 * VISIT) + local * <uint64_t>(VISIT + COPY)
         if m.count == 1:
             self.fan_out(m.filters[0])
         elif m.count:

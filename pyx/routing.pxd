@@ -36,6 +36,7 @@ cdef enum:
     READ_BYTES_MAX = 262144         # of a log, at once
     MERGED_MAX = 64                 # filters of a session that reads their indexes merged
     SLICE = 5_000_000               # ns of work, nominal: long work is done so much at a time
+    TURN = 2 * SLICE                # ... after which a connection's publishes leave the turn to others
     OWN_FRAME_BYTES = 8192          # mesh payloads from here on travel in a frame of their own
     IDENTIFIER_BYTES_MAX = 5        # of a Subscription Identifier as a property
     NUMBER_WORKER_BITS = 8
@@ -129,6 +130,7 @@ cdef class Routing:
     cdef uint64_t alias_hash            # of its topic, for Topic Aliases; 0 = not computed yet
     cdef uint64_t here                  # arrival position it gets if it is logged
     cdef bint logged
+    cdef uint64_t spent                 # ns of work, nominal, that publishes have cost by their subscribers: only rises
     cdef uint64_t matched_peers         # peers that were given it, acknowledged or not
     cdef uint64_t mask                  # peers whose acknowledgement the publisher's ack waits for
     cdef uint64_t stamp
