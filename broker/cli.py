@@ -132,6 +132,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--store", choices=["memory", "leveldb"], help="where sessions and messages are kept (default: leveldb)")
     add("--data-dir", metavar="DIR", help="directory of the stores, for leveldb (default: ./mqttd-data)")
+    add(
+        "--strict-store",
+        action=argparse.BooleanOptionalAction,
+        help="do not start when something in a store cannot be read (default: set it aside, the rest serves)",
+    )
     add("--runtime-dir", metavar="DIR", help="directory for unix sockets (default: a private temporary one)")
     add("--log-level", choices=["debug", "info", "warning", "error"], help="default: info")
     add("--log-format", choices=["text", "json"], help="default: text")
@@ -239,7 +244,8 @@ def _data_dir(settings: Settings, log: Log) -> DataDir | None:
         return None
     repartitioning = importlib.import_module("broker.repartitioning")  # not where there is no LevelDB
     try:
-        return DataDir(settings.data_dir, settings.workers, repartitioning.Repartitioning(log, settings.leveldb))
+        work = repartitioning.Repartitioning(log, settings.leveldb, settings.strict_store)
+        return DataDir(settings.data_dir, settings.workers, work)
     except (DataDirError, repartitioning.Refused) as error:
         raise _CannotStart(_CANNOT_USE_DATA, str(error)) from None
 

@@ -148,6 +148,13 @@ class Settings(BaseModel):
         description="What an acknowledgement waits for, with `leveldb`; fsync: the disk has it; buffered: the "
         "operating system has it, and what it had not written yet is lost when the machine goes down.",
     )
+    strict_store: bool = Field(
+        default=False,
+        json_schema_extra=_RESTART,
+        description="Whether a worker refuses to start when a record of its store cannot be read, or the store needs "
+        "a repair. Else such a record is set aside (kept, counted, named in the log), the store is repaired, and the "
+        "rest serves.",
+    )
     runtime_dir: str | None = Field(
         default=None,
         min_length=1,

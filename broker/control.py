@@ -180,7 +180,13 @@ class Control:
             "uptime_seconds": round(now - self.seat.began, 3),
             "supervisor": {"pid": self.seat.supervisor_pid, "heartbeat_age_seconds": round(supervisor, 3)},
             "workers": [
-                {"worker": index, **worker, "store": _store(row), "heartbeat_age_seconds": round(age, 3)}
+                {
+                    "worker": index,
+                    **worker,
+                    "store": _store(row),
+                    "records_set_aside": row.get(counters.RECORDS_SET_ASIDE),
+                    "heartbeat_age_seconds": round(age, 3),
+                }
                 for index, (worker, row, age) in enumerate(zip(self._workers, self._rows, ages, strict=True))
             ],
         }

@@ -28,6 +28,7 @@ class Gauges:
         self._batches_behind = row.get(count.MESH_BATCHES_BEHIND)
         self._blocks_read = row.get(count.STORE_BLOCKS_READ)
         self._reads_shared = row.get(count.STORE_READS_SHARED)
+        self._left_out = row.get(count.STORE_BLOCKS_LEFT_OUT)
         self._archived_bytes = row.get(count.ARCHIVED_BYTES)
         self._removed = row.get(count.ARCHIVE_REMOVED_MESSAGES), row.get(count.ARCHIVE_REMOVED_BYTES)
 
@@ -46,9 +47,10 @@ class Gauges:
         messages, size = node.store.held()
         row.set(count.LOG_MESSAGES, messages)
         row.set(count.LOG_BYTES, size)
-        read, shared = node.store.reads()
+        read, shared, left_out = node.store.reads()
         row.set(count.STORE_BLOCKS_READ, self._blocks_read + read)
         row.set(count.STORE_READS_SHARED, self._reads_shared + shared)
+        row.set(count.STORE_BLOCKS_LEFT_OUT, self._left_out + left_out)
         archive = node.store.archive
         if archive is not None:
             messages, size = archive.removed

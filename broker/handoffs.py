@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from broker.set_aside import UNREADABLE
 from leveldb_store import schema
 from pyx.records import without_words
 from zmq_mesh.contract import HandoffLog
@@ -30,8 +31,10 @@ class StoredHandoff(HandoffLog):
 
     lasts = True
 
-    def __init__(self, router: Router, store: Any, peer: int) -> None:
-        """Raises schema.SchemaError when a record is damaged."""
+    def __init__(
+        self, router: Router, store: Any, peer: int, set_aside: Callable[[bytes, bytes, object], None]
+    ) -> None:
+        """`set_aside` takes records that cannot be read: (key, value, what is wrong)."""
         super().__init__(0)
         self._router = router
         self._peer = peer
@@ -39,11 +42,15 @@ class StoredHandoff(HandoffLog):
         self._sequences: deque[int] = deque()
         self._found: list[tuple[int, int, int]] = []  # until the link has taken it
         for key, value in store.scan(schema.HANDOFF + bytes((peer,))):
-            sequence = schema.key_position(key)
-            if sequence == 0:
-                self.stream, self.reserved = schema.decode_handoff_head(value)
+            try:
+                sequence = schema.key_position(key)
+                if sequence == 0:
+                    self.stream, self.reserved = schema.decode_handoff_head(value)
+                    continue
+                entries, part, payloads = schema.decode_handoff(value)
+            except UNREADABLE as error:
+                set_aside(key, value, error)
                 continue
-            entries, part, payloads = schema.decode_handoff(value)
             self._found.append((sequence, len(part) + sum(map(len, payloads)), entries))
             self._sequences.append(sequence)
         # `acknowledged` is not stored: the peer says what it has, and numbers that are not here are void
@@ -108,28 +115,35 @@ class Kept(NamedTuple):
 
 
 def kept_links(node: Node) -> Kept:
-    """What the store has of the links of this worker; nothing where it keeps nothing.
-
-    Raises schema.SchemaError when a record is damaged.
-    """
+    """What the store has of the links of this worker; nothing where it keeps nothing."""
     kept = Kept({}, {}, {})
     if not node.store.keeps:
         return kept
     for peer in node.siblings:
-        kept.handoffs[peer] = StoredHandoff(node.router, node.store, peer)
+        kept.handoffs[peer] = StoredHandoff(node.router, node.store, peer, node.set_aside.take)
         refused: dict[int, list[tuple[int, int]]] = {}
         for key, value in node.store.scan(schema.peer_key(peer)):
-            if schema.is_refusals(key):
-                refused[schema.key_position(key)] = schema.decode_refusals(value)
-                continue
-            stream, number, inside = schema.decode_peer(value)
-            kept.received[peer] = stream, number
-            if inside:  # of version 1: the next position that is stored has none of them
-                for at, position, reason in inside:
-                    refused.setdefault(at, []).append((position, reason))
-                for at, each in refused.items():
-                    node.router.put_record(schema.refusals_key(peer, at), schema.encode_refusals(each))
-                node.router.put_record(key, schema.encode_peer(stream, number))
+            try:
+                _take_position(node, kept, peer, refused, key, value)
+            except UNREADABLE as error:
+                node.set_aside.take(key, value, error)
         kept.refusals[peer] = sorted(refused.items())
         node.peering.refusals_kept(peer, [number for number, _ in kept.refusals[peer]])
     return kept
+
+
+def _take_position(
+    node: Node, kept: Kept, peer: int, refused: dict[int, list[tuple[int, int]]], key: bytes, value: bytes
+) -> None:
+    # a record of family P
+    if schema.is_refusals(key):
+        refused[schema.key_position(key)] = schema.decode_refusals(value)
+        return
+    stream, number, inside = schema.decode_peer(value)
+    kept.received[peer] = stream, number
+    if inside:  # of version 1: the next position that is stored has none of them
+        for at, position, reason in inside:
+            refused.setdefault(at, []).append((position, reason))
+        for at, each in refused.items():
+            node.router.put_record(schema.refusals_key(peer, at), schema.encode_refusals(each))
+        node.router.put_record(key, schema.encode_peer(stream, number))

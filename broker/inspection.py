@@ -25,19 +25,18 @@ from pathlib import Path
 import plyvel
 
 from broker import archive_inspection, config
+from broker.record_checks import CHECKS
 from leveldb_store import schema, snapshot
 from leveldb_store.clone import CloneError, clone_for_reading, opened_as_it_is
 from leveldb_store.database import told
 from leveldb_store.events import KEY_BYTES, decode_event
 from leveldb_store.moment import decode_moment
 from leveldb_store.reachability import unreachable
-from leveldb_store.replay_schema import decode_replay, split_replay
 from leveldb_store.room import RESERVE_NAMES
 from leveldb_store.snapshot import SnapshotError, StoreFacts
-from leveldb_store.subscription_schema import decode_subscription
 from leveldb_store.wal import whole_bytes
 from shards import data_dir
-from zmq_mesh.envelope import EnvelopeError, decode_entries
+from zmq_mesh.envelope import EnvelopeError
 
 __all__ = ["Place", "Unusable", "main", "stores_of"]
 
@@ -59,6 +58,7 @@ _FAMILIES = {
     schema.SESSION: "sessions",
     schema.SUBSCRIPTION: "subscriptions",
     schema.WINDOW: "windows",
+    schema.WINDOW_PAGE: "pages of windows",
     schema.QUEUED: "messages of one session",
     schema.REPLAY: "replays",
     schema.RETAINED: "retained messages",
@@ -67,6 +67,7 @@ _FAMILIES = {
     schema.PEER: "link positions",
     **archive_inspection.FAMILIES,
     schema.EVENT: "events",
+    schema.SET_ASIDE: "records set aside",
 }
 
 
@@ -327,25 +328,15 @@ class _Store:
     def _checks(self) -> dict[bytes, Callable[[bytes, bytes], object]]:
         # names and blocks before parts
         return {
+            **CHECKS,
             b"\0": self._about,
             schema.NAME: self._name,
             schema.GONE: self._gone,
             schema.BLOCK: self._block,
             schema.PART: self._part,
-            schema.TRIMMED: lambda _, value: schema.decode_u64(value),
-            schema.DROPPED: lambda _, value: schema.decode_spans(value),
-            schema.WANTED: lambda _, value: schema.decode_u32(value),
-            schema.SESSION: lambda key, value: (key[1:].decode(), schema.decode_session(value)),
-            schema.SUBSCRIPTION: lambda key, value: (schema.split_subscription(key), decode_subscription(value)),
-            schema.WINDOW: lambda _, value: schema.decode_rest(schema.decode_window(value).rest),
-            schema.QUEUED: lambda key, value: (schema.split_queued(key), schema.decode_queued(value)),
-            schema.REPLAY: lambda key, value: (split_replay(key), decode_replay(value)),
-            schema.RETAINED: _retained,
-            schema.WILL: lambda key, value: (key[1:].decode(), schema.decode_will(value)),
-            schema.HANDOFF: _handoff,
-            schema.PEER: _link_position,
             **archive_inspection.ArchiveCheck().checks(),
             schema.EVENT: self._event,
+            schema.SET_ASIDE: self._aside,
         }
 
     def _family(self, db: plyvel.DB, prefix: bytes, check: Callable[[bytes, bytes], object]) -> None:
@@ -395,6 +386,9 @@ class _Store:
         elif key != schema.SCHEMA:
             raise ValueError("of no family")
 
+    def _aside(self, key: bytes, _: bytes) -> None:
+        self.say(f"record {key[1:]!r}: is set aside, because it could not be read")
+
     def _name(self, _: bytes, value: bytes) -> None:
         number = schema.decode_u32(value)
         if number in self._names:
@@ -433,28 +427,6 @@ class _Store:
         index.last = last
         index.messages = part.messages_before + len(part.entries)
         index.bytes = part.bytes_before + sum(size for _, size in part.entries)
-
-
-def _retained(key: bytes, value: bytes) -> None:
-    message, end = schema.decode_message(value)
-    if end != len(value) or message.topic != key[1:]:
-        raise ValueError("a retained message is damaged")
-
-
-def _link_position(key: bytes, value: bytes) -> None:
-    if schema.is_refusals(key):
-        schema.decode_refusals(value)
-    else:
-        schema.decode_peer(value)
-
-
-def _handoff(key: bytes, value: bytes) -> None:
-    if schema.key_position(key) == 0:
-        schema.decode_handoff_head(value)
-        return
-    _, part, payloads = schema.decode_handoff(value)
-    for _ in decode_entries(part, payloads):
-        pass
 
 
 def _gaps(prefixes: list[bytes]) -> Iterator[tuple[bytes, bytes | None]]:

@@ -76,6 +76,7 @@ _HELP: dict[str, str] = {
     "filters": "Different Topic Filters, those of other workers included.",
     "store_full": "1: the store takes no new message, the disk has too little room or refuses.",
     "store_failed": "1: the disk refuses, nothing becomes durable.",
+    "records_set_aside": "Records of the store that nobody can read: they are kept, and left out.",
     "store_held": "Times that a publisher before MQTT 5 was not read because a store was full.",
     "store_refused": "Publishes and subscriptions that were refused, and connections that were closed, because a store "
     "was full or failed.",
@@ -86,6 +87,7 @@ _HELP: dict[str, str] = {
     "replays_refused": "Topic Filters with mqttd-offset that were refused.",
     "replays_fallen_behind": "Times that retention had removed what a replay had not read.",
     "store_blocks_read": "Blocks of messages read back from the store, for sessions that are behind.",
+    "store_blocks_left_out": "Blocks of the log that cannot be read: what they had is left out.",
     "store_reads_shared": "Batches that were not read, because another session had just read them.",
     "archive_bytes": "Bytes of blocks in the archive.",
     "archived_messages": "Messages archived, from this worker's clients.",

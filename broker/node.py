@@ -26,6 +26,7 @@ from broker.replaying import Replaying
 from broker.retaining import Retaining
 from broker.room import Room
 from broker.sessions import Sessions
+from broker.set_aside import SetAside
 from broker.sharing import rule_of
 from broker.steps import Steps
 from broker.subscribing import Subscribing
@@ -128,6 +129,7 @@ class Node:
         self.interest = self.router.interest = Publisher() if workers > 1 else None
         self.sessions = Sessions()
         self.room = Room(self)
+        self.set_aside = SetAside(self)
         self.custody = Custody(self)
         self.disk = Disk(self)
         self.recording = Recording(self)

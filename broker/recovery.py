@@ -15,8 +15,10 @@ be reached.
                   has none any more
     retained      what has not expired
 
-A record that cannot be read ends the start (`StoreError`): LevelDB checks what the disk returns, so this is a defect or
-another program's doing, and nobody should be served half of it.
+Records are read in the order of their keys, and messages in flight in the order of their positions, each block once. A
+record that cannot be read is set aside (`broker.set_aside`), with all that belongs to a session whose own record it is;
+what the disk does not return as it was written ends the recovery (`DamagedStoreError`), and the worker has the store
+repaired.
 """
 
 from __future__ import annotations
@@ -25,31 +27,34 @@ import json
 from typing import TYPE_CHECKING
 
 from broker.sessions import NEVER, own_bytes
+from broker.set_aside import UNREADABLE
 from leveldb_store import schema
 from leveldb_store.contract import StoreError
 from leveldb_store.moment import decode_moment
 from leveldb_store.replay_schema import decode_replay, split_replay
 from leveldb_store.subscription_schema import decode_owed, decode_subscription
+from leveldb_store.windows import NEVER_SENT, check_page, decode_window, encode_window, has_pages, split_page
 from pyx import counters as count
 from pyx.packets import Will
 from pyx.router import expiry_offset
 from pyx.stored import unpack_stored
 from pyx.topics import parse_share
+from pyx.windows import unpack_queued, window_positions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from broker.node import Node
     from broker.sessions import Details
+    from pyx.message import Message
     from pyx.session import Session
 
 __all__ = ["Recovered", "identify", "recover"]
 
 _SHARED = b"$share/"
-_NEVER_SENT = schema.encode_window(schema.Window(0, 1, [], [], bytes(14)))
-"""Window of a session that has none: it was sent nothing of what lies behind the beginnings of its subscriptions."""
-_EVERY = 1000
-"""Records between two calls of `progress`."""
+_NEVER_SENT = encode_window(NEVER_SENT)
+_AT_ONCE = 100
+"""Wills published, and sessions ended, in one step of `Recovered.begin`."""
 
 
 class Recovered:
@@ -85,11 +90,15 @@ class Recovered:
         """It will have expired then (Unix time in ms); not before siblings can be reached."""
         self._expire.append((session, at))
 
-    def begin(self) -> None:
-        """Publish the wills that are due; the others have their time from now on. End the sessions that are over."""
+    def begin(self) -> Iterator[None]:
+        """Publish the wills that are due; the others have their time from now on. End the sessions that are over. A
+        step at a time: nobody is served before the last.
+        """
         node, now = self._node, self._node.router.wall_ms
         due, self._due = self._due, []
-        for client_id, session, will, at in due:
+        for number, (client_id, session, will, at) in enumerate(due):
+            if number % _AT_ONCE == 0:
+                yield
             if at > now and session is not None:
                 node.connecting.start_will_delay(session, (at - now) / 1000)
                 continue
@@ -100,12 +109,16 @@ class Recovered:
                 node.router.delete_record(schema.will_key(client_id))
             node.wills.publish(will, client_id)
         over, self._over = self._over, []
-        for session in over:
+        for number, session in enumerate(over):
+            if number % _AT_ONCE == 0:
+                yield
             node.counters.add(count.SESSIONS_EXPIRED)
             node.recording.session_expired(session)
             node.connecting.end_session(session)
         expire, self._expire = self._expire, []
-        for session, end in expire:
+        for number, (session, end) in enumerate(expire):
+            if number % _AT_ONCE == 0:
+                yield
             node.connecting.start_expiry(session, max(0.0, (end - now) / 1000))
 
 
@@ -114,138 +127,148 @@ def identify(node: Node, epoch: str) -> None:
     without a name gets it now. Raises StoreError.
     """
     own = {"worker": node.index, "workers": node.workers, "epoch": epoch}
-    for _, value in node.store.scan(schema.STORE):
+    node.set_aside.begin()
+    for key, value in node.store.scan(schema.STORE):
         try:
             found = json.loads(value)
-        except ValueError:
-            found = None
+        except ValueError as error:
+            node.set_aside.take(key, value, error)
+            continue
         if found != own:
             raise StoreError(f"the store of worker {node.index} says that it is another one: {found}, not {own}")
         return
     node.router.put_record(schema.STORE, json.dumps(own).encode())
 
 
-def recover(node: Node, progress: Callable[[int], None] = lambda _: None) -> Recovered:
-    """Fill an empty Node from its store. `progress` is told now and then how many records have been read.
+def recover(node: Node, progress: Progress | None = None) -> Recovered:
+    """Fill an empty Node from its store. `progress.records` says how far it is, for another thread.
 
-    Raises StoreError when a record cannot be read.
+    Raises DamagedStoreError, and StoreError when a record cannot be read and `strict_store` is set.
     """
     recovered = Recovered(node)
-    if not node.store.keeps:
-        return recovered
-    recovery = _Recovery(node, recovered, progress)
-    try:
-        recovery.run()
-    except (schema.SchemaError, ValueError) as error:
-        raise StoreError(f"{recovery.where}: {error}") from None
+    if node.store.keeps:
+        _Recovery(node, recovered, progress or Progress()).run()
     return recovered
 
 
+class Progress:
+    """How far a recovery is."""
+
+    records = 0
+
+
 class _Recovery:
-    def __init__(self, node: Node, recovered: Recovered, progress: Callable[[int], None]) -> None:
+    def __init__(self, node: Node, recovered: Recovered, progress: Progress) -> None:
         self._node = node
         self._router = node.router
         self._found = recovered
         self._progress = progress
-        self._read = 0
         self._over: set[str] = set()
         """Client ids whose session has expired."""
+        self._offline: list[tuple[int, Session]] = []
+        """(since when, Unix time in ms; who)."""
+        self._unread: set[bytes] = set()
+        """Client ids whose session cannot be read: what belongs to them is kept with it."""
         self._filters: set[bytes] = set()
-        """Those of recovered subscriptions that are no shares."""
-        self._key = b""
-
-    @property
-    def where(self) -> str:
-        """The record in hand, for an error."""
-        return f"record {self._key!r}"
+        """Those of subscriptions that are no shares."""
 
     def run(self) -> None:
         self._numbers()
-        self._sessions()
-        self._subscriptions()
-        self._replays()
+        self._each(schema.SESSION, self._session)
+        for _, session in sorted(self._offline, key=lambda each: each[0]):
+            self._node.sessions.left(session)
+        self._each(schema.SUBSCRIPTION, self._subscription)
+        self._each(schema.REPLAY, self._replay)
         self._windows()
         self._forget_logs()  # not before what is in flight was taken out of them
-        self._retained()
-        self._wills()
+        self._each(schema.RETAINED, self._retained)
+        self._each(schema.WILL, self._will)
         self._node.subscribing.set_queue_rules(self._node.settings.queue)
         self._router.commit()
 
-    def _records(self, family: bytes) -> Iterator[tuple[bytes, bytes]]:
+    def _each(self, family: bytes, restore: Callable[[bytes, bytes], None]) -> None:
         for key, value in self._node.store.scan(family):
-            self._key = key
-            yield key, value
-            self._read += 1
-            if self._read % _EVERY == 0:
-                self._progress(self._read)
+            self._progress.records += 1
+            try:
+                restore(key, value)
+            except UNREADABLE as error:
+                self._set_aside(key, value, error)
+
+    def _set_aside(self, key: bytes, value: bytes, problem: object) -> None:
+        self._node.set_aside.take(key, value, problem)
+        if key[:1] == schema.SESSION:
+            self._unread.add(key[1:])
+        elif key[:1] == schema.SUBSCRIPTION:
+            self._filters.add(key[1:].partition(b"\0")[2])  # what its index has is kept with it
+
+    def _session_of(self, client_id: str, key: bytes, value: bytes) -> Session | None:
+        # None: there is none, and the record that belonged to it is gone, or set aside as the session is
+        session = self._node.sessions.get(client_id)
+        if session is None:
+            if client_id.encode() in self._unread:
+                self._set_aside(key, value, "its session cannot be read")
+            else:
+                self._router.delete_record(key)
+        return session
 
     def _numbers(self) -> None:
         # what is numbered from now on is newer than all that is here, should the clock have been put back
-        for _, value in self._records(schema.NUMBER):
-            self._router.numbers_behind(schema.decode_u64(value))
-        for _, value in self._records(schema.COUNTERS):
-            self._router.clock.behind(decode_moment(value).get("number", 0))
+        for key, value, problem in self._node.store.unread:
+            self._set_aside(key, value, problem)
+        self._each(schema.NUMBER, lambda _, value: self._router.numbers_behind(schema.decode_u64(value)))
+        self._each(schema.COUNTERS, lambda _, value: self._router.clock.behind(decode_moment(value).get("number", 0)))
 
-    def _sessions(self) -> None:
+    def _session(self, key: bytes, value: bytes) -> None:
         now = self._router.wall_ms
-        offline: list[tuple[int, Session]] = []
-        for key, value in self._records(schema.SESSION):
-            client_id, stored = key[1:].decode(), schema.decode_session(value)
-            since = min(stored.disconnected, now) if stored.disconnected else now
-            left: float = stored.expiry_interval
+        client_id, stored = key[1:].decode(), schema.decode_session(value)
+        since = min(stored.disconnected, now) if stored.disconnected else now
+        left: float = stored.expiry_interval
+        if left != NEVER:
+            left -= (now - since) / 1000
+        session = self._node.sessions.new(client_id, stored.version)
+        session.durable = True
+        self._offline.append((since, session))
+        details: Details = session.details
+        details.own_bytes = own_bytes(client_id, stored.username, None)
+        details.expiry_interval = details.stored_expiry = stored.expiry_interval
+        self._node.custody.sessions += 1
+        details.username = stored.username
+        details.created = stored.created
+        if not stored.disconnected:
+            self._node.custody.disconnected(session)
+        if left > 0:
+            self._found.sessions += 1
             if left != NEVER:
-                left -= (now - since) / 1000
-            session = self._node.sessions.new(client_id, stored.version)
-            session.durable = True
-            offline.append((since, session))
-            details: Details = session.details
-            details.own_bytes = own_bytes(client_id, stored.username, None)
-            details.expiry_interval = details.stored_expiry = stored.expiry_interval
-            self._node.custody.sessions += 1
-            details.username = stored.username
-            details.created = stored.created
-            if not stored.disconnected:
-                self._node.custody.disconnected(session)
-            if left > 0:
-                self._found.sessions += 1
-                if left != NEVER:
-                    self._found.expires(session, now + 1000 * left)
-            else:
-                self._over.add(session.client_id)
-                self._found.over(session)
-        for _, session in sorted(offline, key=lambda each: each[0]):
-            self._node.sessions.left(session)
+                self._found.expires(session, now + 1000 * left)
+        else:
+            self._over.add(session.client_id)
+            self._found.over(session)
 
-    def _subscriptions(self) -> None:
-        for key, value in self._records(schema.SUBSCRIPTION):
-            client_id, named = schema.split_subscription(key)
-            session = self._node.sessions.get(client_id)
-            if session is None:
-                self._router.delete_record(key)
-                continue
-            options, identifier, since, formers = decode_subscription(value)
-            group, text = None, named
-            if named.startswith(_SHARED):
-                share = parse_share(named)
-                if share is None:
-                    raise schema.SchemaError("no Topic Filter")
-                group, text = share
-            if group is None:
-                self._filters.add(text)
-            session.details.filter_bytes += len(named)
-            self._router.restore_subscription(session, text, options, identifier, group, since, formers)
-            owed = decode_owed(value)
-            if owed and group is None:
+    def _subscription(self, key: bytes, value: bytes) -> None:
+        client_id, named = schema.split_subscription(key)
+        session = self._session_of(client_id, key, value)
+        if session is None:
+            return
+        options, identifier, since, formers = decode_subscription(value)
+        owed = decode_owed(value)
+        group, text = None, named
+        if named.startswith(_SHARED):
+            share = parse_share(named)
+            if share is None:
+                raise schema.SchemaError("no Topic Filter")
+            group, text = share
+        session.details.filter_bytes += len(named)
+        self._router.restore_subscription(session, text, options, identifier, group, since, formers)
+        if group is None:
+            self._filters.add(text)
+            if owed:
                 self._node.retaining.restore(session, text, owed)
-            self._found.subscriptions += 1
+        self._found.subscriptions += 1
 
-    def _replays(self) -> None:
-        for key, value in self._records(schema.REPLAY):
-            client_id, text = split_replay(key)
-            session = self._node.sessions.get(client_id)
-            if session is None:
-                self._router.delete_record(key)
-                continue
+    def _replay(self, key: bytes, value: bytes) -> None:
+        client_id, text = split_replay(key)
+        session = self._session_of(client_id, key, value)
+        if session is not None:
             self._node.replaying.restore(session, text, decode_replay(value))
             self._found.subscriptions += 1
 
@@ -256,69 +279,87 @@ class _Recovery:
                 self._node.store.forget(name)
 
     def _windows(self) -> None:
-        left = {session.client_id for session in self._node.sessions}
+        # all windows are read before the first is put back: so the blocks with what is in flight are read in order
         queued = self._queued()
-        for key, value in self._records(schema.WINDOW):
-            session = self._node.sessions.get(key[1:].decode())
+        pages = self._pages()
+        windows: dict[Session, bytes] = {}
+        positions: set[int] = set()
+
+        def found(key: bytes, value: bytes) -> None:
+            client_id = key[1:].decode()
+            session = self._session_of(client_id, key, value)
             if session is None:
-                self._router.delete_record(key)
-                continue
-            if not value:
-                raise schema.SchemaError("a window is cut off")
-            left.discard(session.client_id)
-            self._restore(session, value, queued)
+                return
+            if has_pages(value):
+                # all in one record, until the router pages it anew
+                value = encode_window(decode_window(value, pages.get(client_id, ())))
+                self._router.put_record(key, value)
+            positions.update(window_positions(value))
+            windows[session] = value
             self._found.windows += 1
-        for client_id in left:
-            session = self._node.sessions.get(client_id)
-            assert session is not None
-            self._restore(session, _NEVER_SENT, queued)
 
-    def _queued(self) -> set[str]:
-        """Client ids of which there are messages of their own: to look for each one's costs more than all the rest."""
-        found = set()
-        for key, _ in self._records(schema.QUEUED):
-            client_id, _ = schema.split_queued(key)
-            if self._node.sessions.get(client_id) is None:
+        self._each(schema.WINDOW, found)
+        messages = self._node.store.messages_at(sorted(positions))
+        for session in self._node.sessions:
+            self._progress.records += 1
+            window = windows.get(session, _NEVER_SENT)
+            self._router.restore(session, window, queued.get(session.client_id, {}), messages)
+
+    def _pages(self) -> dict[str, list[tuple[bytes, bytes]]]:
+        """By client id: the pages of its window, which are put into the window's own record."""
+        pages: dict[str, list[tuple[bytes, bytes]]] = {}
+
+        def found(key: bytes, value: bytes) -> None:
+            client_id, _, _ = split_page(key)
+            if self._session_of(client_id, key, value) is not None:
+                check_page(key, value)
+                pages.setdefault(client_id, []).append((key, value))
                 self._router.delete_record(key)
+
+        self._each(schema.WINDOW_PAGE, found)
+        return pages
+
+    def _queued(self) -> dict[str, dict[int, tuple[int, int, bytes | None, Message]]]:
+        """By client id: its messages of records of their own, by number."""
+        queued: dict[str, dict[int, tuple[int, int, bytes | None, Message]]] = {}
+
+        def found(key: bytes, value: bytes) -> None:
+            client_id, number = schema.split_queued(key)
+            if self._session_of(client_id, key, value) is not None:
+                queued.setdefault(client_id, {})[number] = unpack_queued(value)
+
+        self._each(schema.QUEUED, found)
+        return queued
+
+    def _retained(self, key: bytes, value: bytes) -> None:
+        messages = unpack_stored(value, expiry_offset)
+        if len(messages) != 1 or messages[0].topic != key[1:]:
+            raise schema.SchemaError("a retained message is damaged")
+        if messages[0].expires and messages[0].expires <= self._router.wall_ms:
+            self._router.delete_record(key)
+            return
+        self._router.restore_retained(messages[0])
+        self._found.retained += 1
+
+    def _will(self, key: bytes, value: bytes) -> None:
+        now = self._router.wall_ms
+        client_id, stored = key[1:].decode(), schema.decode_will(value)
+        session, message = self._node.sessions.get(client_id), stored.message
+        if client_id in self._over:
+            session = None
+        will = Will(
+            message.topic, message.payload, message.qos, message.retain, stored.delay_interval,
+            stored.expiry_interval, message.properties,
+        )  # fmt: skip
+        due = stored.due
+        if session is not None:
+            details: Details = session.details
+            details.will, details.will_stored = will, True
+            details.own_bytes = own_bytes(client_id, details.username, will)
+            if not due:
+                due = now + 1000 * min(will.delay_interval, details.expiry_interval)
+                self._node.custody.will_waits(session, due)
             else:
-                found.add(client_id)
-        return found
-
-    def _restore(self, session: Session, window: bytes, queued: set[str]) -> None:
-        self._router.restore(session, window, session.client_id in queued)
-
-    def _retained(self) -> None:
-        now = self._router.wall_ms
-        for key, value in self._records(schema.RETAINED):
-            messages = unpack_stored(value, expiry_offset)
-            if len(messages) != 1 or messages[0].topic != key[1:]:
-                raise schema.SchemaError("a retained message is damaged")
-            if messages[0].expires and messages[0].expires <= now:
-                self._router.delete_record(key)
-                continue
-            self._found.retained += 1
-            self._router.restore_retained(messages[0])
-
-    def _wills(self) -> None:
-        now = self._router.wall_ms
-        for key, value in self._records(schema.WILL):
-            self._found.wills += 1
-            client_id, stored = key[1:].decode(), schema.decode_will(value)
-            session, message = self._node.sessions.get(client_id), stored.message
-            if client_id in self._over:
-                session = None
-            will = Will(
-                message.topic, message.payload, message.qos, message.retain, stored.delay_interval,
-                stored.expiry_interval, message.properties,
-            )  # fmt: skip
-            due = stored.due
-            if session is not None:
-                details: Details = session.details
-                details.will, details.will_stored = will, True
-                details.own_bytes = own_bytes(client_id, details.username, will)
-                if not due:
-                    due = now + 1000 * min(will.delay_interval, details.expiry_interval)
-                    self._node.custody.will_waits(session, due)
-                else:
-                    due = min(due, now + 1000 * will.delay_interval)  # should the clock have been put back
-            self._found.will(client_id, session, will, due)
+                due = min(due, now + 1000 * will.delay_interval)  # should the clock have been put back
+        self._found.will(client_id, session, will, due)
+        self._found.wills += 1

@@ -24,7 +24,6 @@ Why stretches, and what that costs: docs/adr/0020-stretches.md.
 from __future__ import annotations
 
 import json
-import os
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -36,12 +35,16 @@ from typing import Final, NamedTuple
 import plyvel
 
 from broker.archive_carrying import carry_archives
+from broker.filter_tree import FilterTree
+from broker.new_store import Moved, NewStore, opened
+from broker.record_checks import CHECKS
 from broker.repartition_events import carry_events
+from broker.set_aside import UNREADABLE
 from broker.stretches import Log, Stretch, Wanted
-from leveldb_store import schema
+from leveldb_store import schema, windows
 from leveldb_store.contract import StoreError
-from leveldb_store.database import Database, Options, sync_directory, told
-from leveldb_store.replay_schema import decode_replay, split_replay
+from leveldb_store.database import Database, told
+from leveldb_store.replay_schema import split_replay
 from leveldb_store.subscription_schema import decode_owed, decode_subscription, encode_subscription
 from pyx.placement import group_number, owner
 from pyx.stored import part_before, part_ends, part_running
@@ -51,8 +54,6 @@ from zmq_mesh.envelope import PUBLISHER, Entry, EnvelopeError, decode_entries
 
 __all__ = ["Moved", "RepartitionError", "repartition"]
 
-_WRITE_BYTES: Final = 1 << 20  # of one write batch
-_WRITE_BUFFER_BYTES: Final = 4 << 20
 _BLOCK_MESSAGES: Final = 512  # of hand-off logs that become one block
 _BLOCK_BYTES: Final = 1 << 20
 _EVERY: Final = 1000  # records between two calls of `progress`
@@ -66,150 +67,11 @@ class RepartitionError(Exception):
     """It cannot be done; the old stores are as they were. One line."""
 
 
-@dataclass(slots=True)
-class Moved:
-    """What has been carried over."""
-
-    sessions: int = 0
-    subscriptions: int = 0
-    retained: int = 0
-    wills: int = 0
-    queued: int = 0
-    """Messages of one session each."""
-    blocks: int = 0
-    bytes: int = 0
-    """Written in all."""
-    archived: int = 0
-    """Blocks of the archive."""
-    handed_on: int = 0
-    """Messages of hand-off logs that some session is to get."""
-    events: int = 0
-
-
 class _Member(NamedTuple):
     source: int
     client_id: str
     options: int
     identifier: int
-
-
-class _Node:
-    """Of the Topic Filters that begin alike, to be matched with topics [MQTT-4.7]."""
-
-    __slots__ = ("after", "text")
-
-    def __init__(self) -> None:
-        self.after: dict[bytes, _Node] = {}
-        self.text: bytes | None = None
-        """The one that ends here."""
-
-    def add(self, text: bytes) -> None:
-        """Add a Topic Filter."""
-        node = self
-        for level in text.split(b"/"):
-            node = node.after.setdefault(level, _Node())
-        node.text = text
-
-    def match(self, topic: bytes) -> list[bytes]:
-        """Those that match."""
-        ends: list[_Node | None] = []
-        nodes = [self]
-        wild = not topic.startswith(b"$")  # at the first level [MQTT-4.7.2-1]
-        for level in topic.split(b"/"):
-            if wild:
-                ends += (node.after.get(b"#") for node in nodes)
-            steps = (level, b"+") if wild else (level,)
-            nodes = [node.after[step] for node in nodes for step in steps if step in node.after]
-            wild = True
-        ends += nodes
-        ends += (node.after.get(b"#") for node in nodes)
-        return [end.text for end in ends if end is not None and end.text is not None]
-
-
-class _Index:
-    __slots__ = ("bytes", "messages", "number")
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.messages = 0
-        self.bytes = 0
-
-
-class _Target:
-    """A new store."""
-
-    def __init__(self, index: int, path: Path, moved: Moved) -> None:
-        self.index = index
-        self.path = path
-        self.database = _opened(path)
-        self.stretches: dict[int, Stretch] = {}
-        """By old worker."""
-        self.end = 0
-        """The last position of all."""
-        self._moved = moved
-        self._indexes: dict[bytes, _Index] = {}
-        self._batch = self.database.db.write_batch()
-        self._size = 0
-
-    def put(self, key: bytes, value: bytes) -> None:
-        """Set a record."""
-        self._batch.put(key, value)
-        self._size += len(key) + len(value)
-        if self._size >= _WRITE_BYTES:
-            self.flush()
-
-    def flush(self) -> None:
-        """What was put can be read."""
-        self._batch.write()
-        self._moved.bytes += self._size
-        self._batch = self.database.db.write_batch()
-        self._size = 0
-
-    def put_part(self, name: bytes, first: int, behind_block: int, indexes: int, entries: bytes, size: int) -> None:
-        """Add to an index. `entries`: as a part has them; `size`: the sum of their bytes. What it counts as before it
-        is right if it is put in order; else `finish` sets it right.
-        """
-        index = self._indexes.get(name)
-        if index is None:
-            index = self._indexes[name] = _Index(len(self._indexes) + 1)
-            self.put(schema.name_key(name), schema.U32.pack(index.number))
-        count = len(entries) // schema.PART_ENTRY.size
-        head = schema.PART_HEAD.pack(count, index.messages, index.bytes, behind_block, indexes)
-        self.put(schema.part_key(index.number, first), head + entries)
-        index.messages += count
-        index.bytes += size
-
-    def _count(self) -> None:
-        # Parts were put in the order of the old workers, and what hand-off logs had behind all others: that is not the
-        # order of their positions, in which an index counts what lies before each
-        self.flush()
-        number = messages = size = 0
-        for key, value in self.database.scan(schema.PART):
-            if schema.key_number(key) != number:
-                number, messages, size = schema.key_number(key), 0, 0
-            part = value
-            if part_before(value) != (messages, size):
-                count, _, _, behind_block, indexes = schema.PART_HEAD.unpack_from(value)
-                head = schema.PART_HEAD.pack(count, messages, size, behind_block, indexes)
-                part = head + value[schema.PART_HEAD.size :]
-                self.put(key, part)
-            messages, size = part_running(part, schema.key_position(key), _HIGHEST)
-
-    def finish(self, workers: int, epoch: str) -> None:
-        """Let go of it; all of it is on the disk."""
-        self._count()
-        identity = {"worker": self.index, "workers": workers, "epoch": epoch}
-        self.put(schema.STORE, json.dumps(identity).encode())
-        self.put(schema.POSITION, schema.U64.pack(self.end))
-        self.flush()
-        self.database.close()
-        for file in self.path.iterdir():
-            descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        sync_directory(self.path)
 
 
 @dataclass(slots=True)
@@ -225,13 +87,19 @@ class _Source:
     """By client id: the new home of its session."""
     wanted: dict[int, dict[bytes, Wanted]] = field(default_factory=dict)
     """By new worker: indexes that sessions there read, and what of them."""
-    filters: _Node = field(default_factory=_Node)
+    filters: FilterTree = field(default_factory=FilterTree)
     """Those that somebody wants at QoS 1 or 2; if anything is expected."""
     members: dict[bytes, list[_Member]] = field(default_factory=dict)
     """By b"group/filter": likewise."""
+    pages: dict[str, list[windows.Page]] = field(default_factory=dict)
+    """By client id: the pages of its window."""
+    unread: set[bytes] = field(default_factory=set)
+    """Keys of records that nobody can read."""
+    unread_sessions: set[str] = field(default_factory=set)
+    """Client ids whose session nobody can read: what belongs to it is set aside with it."""
     taken: dict[int, tuple[int, int, set[tuple[int, int]]]] = field(default_factory=dict)
     """By sibling: stream, highest number taken of it, and (number, position) of what was refused."""
-    listed: dict[int, list[tuple[_Target, bytes, Wanted]]] = field(default_factory=dict)
+    listed: dict[int, list[tuple[NewStore, bytes, Wanted]]] = field(default_factory=dict)
     """By number of an index: who wants it, its name, what of it."""
     listing: dict[int, array[int]] = field(default_factory=dict)
     """By new worker: how many indexes there will list each block."""
@@ -244,20 +112,22 @@ def repartition(
     epoch: str,
     progress: Callable[[int], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
+    strict: bool = False,
 ) -> Moved:
     """Make the stores `new`, in empty directories, of what is in `old`: a path for each worker. All of it is on the
-    disk when this returns. `progress` is told how many records were handled; `say` is given lines about damage.
+    disk when this returns. `progress` is told how many records were handled; `say` is given lines about damage. What
+    cannot be read is set aside in a new store, unless `strict`.
 
     Raises RepartitionError.
     """
-    work = _Repartition(old_epoch, len(old), epoch, len(new), progress, say)
+    work = _Repartition(old_epoch, len(old), epoch, len(new), progress, say, strict)
     with ExitStack() as stack:
         try:
             for index, path in enumerate(old):
-                work.sources.append(_Source(index, _opened(path, say)))
+                work.sources.append(_Source(index, opened(path, say)))
                 stack.callback(work.sources[-1].database.close)
             for index, path in enumerate(new):
-                work.targets.append(_Target(index, path, work.moved))
+                work.targets.append(NewStore(index, path, work.moved))
                 stack.callback(work.targets[-1].database.close)
             work.run()
         except StoreError as error:
@@ -269,10 +139,6 @@ def repartition(
     return work.moved
 
 
-def _opened(path: Path, say: Callable[[str], None] = lambda _: None) -> Database:
-    return Database(path, Options(write_buffer_bytes=_WRITE_BUFFER_BYTES), say)
-
-
 class _Repartition:
     def __init__(
         self,
@@ -282,9 +148,11 @@ class _Repartition:
         workers: int,
         progress: Callable[[int], None],
         say: Callable[[str], None],
+        strict: bool,
     ) -> None:
+        self._is_strict = strict
         self.sources: list[_Source] = []
-        self.targets: list[_Target] = []
+        self.targets: list[NewStore] = []
         self.moved = Moved()
         self.where = ""
         """The record in hand, for an error."""
@@ -322,6 +190,7 @@ class _Repartition:
             self._copy_queued(source)
             self._copy_wills(source)
             self._copy_retained(source)
+            self._copy_set_aside(source)
         self._finish_retained()
         self.moved.archived = carry_archives(
             [source.database for source in self.sources],
@@ -338,13 +207,45 @@ class _Repartition:
         """A family of an old store."""
         for key, value in source.database.scan(prefix):
             self.where = f"the store {source.database.path}, record {key!r}"
-            yield key, value
+            if self._is_record(source, key, value):
+                yield key, value
             self._count(key)
 
     def _count(self, _key: bytes) -> None:
         self._handled += 1
         if self._handled % _EVERY == 0:
             self._progress(self._handled)
+
+    def _is_record(self, source: _Source, key: bytes, value: bytes) -> bool:
+        # else it is set aside, once, though it is met several times
+        if key in source.unread:
+            return False
+        check = CHECKS.get(key[:1])
+        try:
+            if check is not None:
+                check(key, value)
+        except UNREADABLE as error:
+            self._set_aside(source, key, value, error)
+            return False
+        return True
+
+    def _set_aside(self, source: _Source, key: bytes, value: bytes, problem: object) -> None:
+        if self._is_strict:
+            raise RepartitionError(f"{self.where}: {problem}")
+        self._say(f"{self.where}: cannot be read ({problem}): it is set aside")
+        source.unread.add(key)
+        client_id = key[1:].partition(b"\0")[0].decode(errors="replace")
+        if key[:1] == schema.SESSION:
+            source.unread_sessions.add(client_id)
+        self.targets[home(client_id, self._workers)].put(schema.set_aside_key(key), value)
+        self.moved.set_aside += 1
+
+    def _target_of(self, source: _Source, client_id: str, key: bytes, value: bytes) -> int | None:
+        # None: it has no session, and its record no place, but beside a session that was set aside
+        index = source.target_of.get(client_id)
+        if index is None and client_id in source.unread_sessions:
+            self._set_aside(source, key, value, "its session cannot be read")
+        return index
 
     # ------------------------------------------------------------ what there is
 
@@ -379,17 +280,18 @@ class _Repartition:
                 self.sources[key[1]].expected += many
 
     def _survey(self, source: _Source) -> None:
-        for key, value in self.scan(source, schema.SESSION):
-            schema.decode_session(value)
+        for key, _ in self.scan(source, schema.SESSION):
             client_id = key[1:].decode()
             source.target_of[client_id] = home(client_id, self._workers)
-        windows: dict[str, tuple[int, int, list[tuple[int, int]]]] = {}
+        for key, value in self.scan(source, schema.WINDOW_PAGE):
+            source.pages.setdefault(windows.split_page(key)[0], []).append((key, value))
+        cursors: dict[str, tuple[int, int, list[tuple[int, int]]]] = {}
         for key, value in self.scan(source, schema.WINDOW):
-            window = schema.decode_window(value)
-            rest = schema.decode_rest(window.rest)
-            source.log.last = max(source.log.last, rest.cursor)
+            client_id = key[1:].decode()
+            window = windows.decode_window(value, source.pages.get(client_id, ()))
+            source.log.last = max(source.log.last, window.cursor)
             in_flight = (at for _, flags, _, at in window.out if at and not flags & schema.OWN_RECORD)
-            windows[key[1:].decode()] = rest.cursor, min(in_flight, default=_HIGHEST), rest.holes
+            cursors[client_id] = window.cursor, min(in_flight, default=_HIGHEST), window.holes
         for key, value in self.scan(source, schema.SUBSCRIPTION):
             client_id, named = schema.split_subscription(key)
             target = source.target_of.get(client_id)
@@ -408,7 +310,7 @@ class _Repartition:
                 since = formers[0][1]
             if source.expected and options & schema.QOS:
                 source.filters.add(named)
-            cursor, in_flight_at, holes = windows.get(client_id, (0, _HIGHEST, []))
+            cursor, in_flight_at, holes = cursors.get(client_id, (0, _HIGHEST, []))
             wanted = source.wanted.setdefault(target, {}).setdefault(named, Wanted())
             wanted.add(min(max(cursor, since), in_flight_at - 1), holes)
 
@@ -456,7 +358,7 @@ class _Repartition:
                     target.put(schema.block_key(placed), value)
                     self.moved.blocks += 1
 
-    def _parts(self, source: _Source) -> Iterator[tuple[int, bytes, int, int, list[tuple[_Target, bytes]]]]:
+    def _parts(self, source: _Source) -> Iterator[tuple[int, bytes, int, int, list[tuple[NewStore, bytes]]]]:
         # (first position, value, which block, how far behind its beginning, who reads it) of each part that is wanted
         for key, value in self.scan(source, schema.PART):
             first = schema.key_position(key)
@@ -475,7 +377,7 @@ class _Repartition:
             self.moved.sessions += 1
         for key, value in self.scan(source, schema.SUBSCRIPTION):
             client_id, named = schema.split_subscription(key)
-            index = source.target_of.get(client_id)
+            index = self._target_of(source, client_id, key, value)
             if index is None:
                 continue
             options, identifier, since, formers = decode_subscription(value)
@@ -492,48 +394,52 @@ class _Repartition:
     def _copy_replays(self, source: _Source) -> None:
         # positions are message numbers: they are the same for every number of workers
         for key, value in self.scan(source, schema.REPLAY):
-            index = source.target_of.get(split_replay(key)[0])
+            index = self._target_of(source, split_replay(key)[0], key, value)
             if index is not None:
-                decode_replay(value)
                 self.targets[index].put(key, value)
                 self.moved.subscriptions += 1
 
     def _copy_windows(self, source: _Source) -> None:
         left = dict(source.target_of)
         for key, value in self.scan(source, schema.WINDOW):
-            index = left.pop(key[1:].decode(), None)
+            client_id = key[1:].decode()
+            left.pop(client_id, None)
+            index = self._target_of(source, client_id, key, value)
             if index is not None:
-                self._put_window(source, self.targets[index], key, schema.decode_window(value))
+                window = windows.decode_window(value, source.pages.get(client_id, ()))
+                self._put_window(source, self.targets[index], key, window)
+        for key, value in self.scan(source, schema.WINDOW_PAGE):
+            self._target_of(source, windows.split_page(key)[0], key, value)
         # of a session without one nothing was sent: what lies before its stretch was not for it either
-        nothing = schema.encode_rest(schema.WindowRest(0, [], [], []))
         for client_id, index in left.items():
-            window = schema.Window(0, 1, [], [], nothing)
-            self._put_window(source, self.targets[index], schema.window_key(client_id), window)
+            self._put_window(source, self.targets[index], schema.window_key(client_id), windows.NEVER_SENT)
 
-    def _put_window(self, source: _Source, target: _Target, key: bytes, window: schema.Window) -> None:
+    def _put_window(self, source: _Source, target: NewStore, key: bytes, window: windows.Window) -> None:
         stretch = target.stretches[source.index]
         place, end = stretch.place, stretch.end
-        rest = schema.decode_rest(window.rest)
         out = [
             (packet_id, flags, state, at if flags & schema.OWN_RECORD else stretch.place_of_message(at))
             for packet_id, flags, state, at in window.out
         ]
-        holes = [(place(behind), min(place(up_to), end)) for behind, up_to in rest.holes]
+        holes = [(place(behind), min(place(up_to), end)) for behind, up_to in window.holes]
         holes = [(behind, up_to) for behind, up_to in holes if behind < up_to]
         if end < target.end:
             holes.append((end, target.end))
-        absences = [(place(behind), place(up_to)) for behind, up_to in rest.absences]
-        since = [(name, place(position)) for name, position in rest.since]
-        rest = schema.WindowRest(place(rest.cursor), holes, absences, since)
-        window = window._replace(done=place(window.done), out=out, rest=schema.encode_rest(rest))
-        target.put(key, schema.encode_window(window))
+        absences = [(place(behind), place(up_to)) for behind, up_to in window.absences]
+        window = window._replace(out=out, cursor=place(window.cursor), holes=holes, absences=absences)
+        target.put(key, windows.encode_window(window))
 
     def _copy_queued(self, source: _Source) -> None:
         for key, value in self.scan(source, schema.QUEUED):
-            index = source.target_of.get(schema.split_queued(key)[0])
+            index = self._target_of(source, schema.split_queued(key)[0], key, value)
             if index is not None:
                 self.targets[index].put(key, value)
                 self.moved.queued += 1
+
+    def _copy_set_aside(self, source: _Source) -> None:
+        for key, value in self.scan(source, schema.SET_ASIDE):
+            self.targets[source.index % self._workers].put(key, value)
+            self.moved.set_aside += 1
 
     def _copy_wills(self, source: _Source) -> None:
         for key, value in self.scan(source, schema.WILL):

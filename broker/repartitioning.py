@@ -35,9 +35,10 @@ class Refused(Exception):
 class Repartitioning:
     """`shards.data_dir.DataDir` calls it."""
 
-    def __init__(self, log: Log, settings: LevelDB) -> None:
+    def __init__(self, log: Log, settings: LevelDB, strict: bool = False) -> None:
         self._log = log
         self._settings = settings
+        self._is_strict = strict
 
     def __call__(self, change: Change) -> None:
         """Fill the new stores. Raises Refused."""
@@ -46,7 +47,7 @@ class Repartitioning:
         from broker.repartition import RepartitionError  # with LevelDB
 
         try:
-            apart(lambda: _work(change, self._settings, self._log), RepartitionError)
+            apart(lambda: _work(change, self._settings, self._log, self._is_strict), RepartitionError)
         except ApartFailed as error:
             raise Refused(
                 f"the stores of {before} workers cannot be repartitioned for {after}: {error}; they are as they were: "
@@ -56,7 +57,7 @@ class Repartitioning:
             raise Refused(f"interrupted; the stores of {before} workers are as they were") from None
 
 
-def _work(change: Change, settings: LevelDB, log: Log) -> None:
+def _work(change: Change, settings: LevelDB, log: Log, strict: bool) -> None:
     from broker.repartition import repartition  # with LevelDB
 
     progress = _Progress(len(change.old), len(change.new), log)
@@ -67,6 +68,7 @@ def _work(change: Change, settings: LevelDB, log: Log) -> None:
         change.epoch,
         progress,
         lambda line: log.warning("store", said=line),
+        strict,
     )
     _check_room(change, settings)
     progress.end()
@@ -83,6 +85,7 @@ def _work(change: Change, settings: LevelDB, log: Log) -> None:
         archived=moved.archived,
         handed_on=moved.handed_on,
         events=moved.events,
+        set_aside=moved.set_aside,
         bytes=moved.bytes,
         seconds=progress.seconds(),
     )

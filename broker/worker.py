@@ -15,7 +15,6 @@ import asyncio
 import contextlib
 import ctypes
 import gc
-import importlib
 import logging
 import os
 import signal
@@ -23,8 +22,6 @@ import struct
 import sys
 import time
 import traceback
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +29,6 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from broker.administration import Administration
-from broker.archiving import archive_options
 from broker.auth.pool import HashPool
 from broker.beside import Beside
 from broker.config import ConfigError
@@ -41,16 +37,14 @@ from broker.handoffs import kept_links
 from broker.logs import Log, StandardLibrary
 from broker.node import Node
 from broker.pace import Pace
-from broker.recovery import Recovered, identify, recover
-from leveldb_store.contract import StoreError
-from leveldb_store.memory import MemoryStore
+from broker.starting import Starting
+from leveldb_store.contract import DamagedStoreError, StoreError
 from pyx import counters as count
 from pyx import work
 from pyx.reactor import Reactor, trim_memory, tune_allocator
 from pyx.wire import refuse_disallowed
 from pyx.work import STEP, callback, spend
 from shards import handoff, stacks
-from shards.data_dir import archive_epoch_of, epoch_of, store_path
 from shards.descriptors import left_for_connections
 from shards.seat import Seat
 from shards.signals import ignore_with_a_line
@@ -59,7 +53,6 @@ from zmq_mesh.sockets import Mesh
 
 if TYPE_CHECKING:
     from broker.config import Settings
-    from leveldb_store.contract import Store
     from pyx.connection import Connection
 
 __all__ = ["run"]
@@ -72,7 +65,6 @@ _MEASURE_SECONDS = 1.0
 _MEMORY_ROOM_AGAIN = 0.95  # of worker_memory_bytes_max: from there on all is as before
 _NO_STORE = 1
 _CLOSING = 3
-_PROGRESS_SECONDS = 1.0
 _LAST_COMMIT_SECONDS = 1.0
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 _SPEC = struct.Struct("qqqq")
@@ -95,7 +87,7 @@ def run(seat: Seat) -> int:
 
 async def _serve(seat: Seat) -> int:
     try:
-        worker = Worker(seat)
+        worker = _recovered(seat)
     except StoreError as error:
         seat.failed(str(error))
         return _NO_STORE
@@ -104,6 +96,16 @@ async def _serve(seat: Seat) -> int:
         return await worker.stopped
     finally:
         worker.close()
+
+
+def _recovered(seat: Seat) -> Worker:
+    """A worker with what its store has, which is repaired, once, if it shows to be damaged. Raises StoreError."""
+    books = bytes(seat.row)
+    try:
+        return Worker(seat)
+    except DamagedStoreError as error:
+        seat.row[:] = books  # what half a recovery has counted is counted again
+        return Worker(seat, repair=str(error))
 
 
 class _Waiting:
@@ -121,7 +123,8 @@ class _Waiting:
 class Worker:
     """Sockets, time and mesh around one Node."""
 
-    def __init__(self, seat: Seat) -> None:
+    def __init__(self, seat: Seat, repair: str | None = None) -> None:
+        """`repair`: why the store is to be repaired first. Raises StoreError."""
         settings: Settings = seat.settings
         self.seat = seat
         self.settings = settings
@@ -130,8 +133,8 @@ class Worker:
         self.log = Log.of(settings).bind(worker=seat.index)
         logging.getLogger().handlers[:] = [StandardLibrary(self.log)]  # asyncio and uvloop speak there
         tune_allocator()
-        self._store_said: deque[str] = deque()
-        self.store = self._open_store(seat)
+        self._starting = Starting(seat, self.log)
+        self.store = self._starting.open_store(repair)
         now = time.monotonic()
         self.node = Node(
             seat.index,
@@ -175,47 +178,14 @@ class Worker:
         self._coalesce = settings.limits.mesh_coalesce_microseconds_max * 1e-6
         self._paces = (Pace(self.reactor, self.node.replaying), Pace(self.reactor, self.node.retaining))
         self._beside = Beside(self.reactor, "archive-reader")
-        self._recovered: Recovered | None = self._recover()
+        try:
+            recovered = self._starting.recover(self.node)
+        except StoreError:
+            self.hashes.close()
+            self.store.close()
+            raise
         self.node.room.share(seat.rows)
-
-    def _open_store(self, seat: Seat) -> Store:
-        """The store of the settings; the supervisor sees that this worker is busy and not hung, for a database that was
-        cut off is repaired when it is opened. Raises StoreError.
-        """
-        settings: Settings = seat.settings
-        if settings.store == "memory":
-            return MemoryStore()
-        level = importlib.import_module("leveldb_store.store")  # not where there is no LevelDB
-        path = store_path(settings.data_dir, seat.index)
-        values = {**settings.leveldb.model_dump(), **settings.leveldb.sizes(path, settings.workers)._asdict()}
-        options = level.Options(**{**values, "compression": None if values["compression"] == "none" else "snappy"})
-        with ThreadPoolExecutor(1) as beside:
-            opened = beside.submit(
-                level.LevelStore,
-                path,
-                fsync=settings.is_synced,
-                options=options,
-                archive=archive_options(
-                    settings.archive,
-                    archive_epoch_of(settings.data_dir),
-                    seat.index,
-                    seat.workers,
-                    settings.limits.archive_pending_bytes_max,
-                ),
-                events_bytes_max=settings.events.bytes_max,
-                say=self._store_said.append,
-            )
-            while not opened.done():
-                seat.heartbeat[0] += 1
-                wait([opened], timeout=_TIMER_SECONDS)
-                self._log_store()
-        store: Store = opened.result()
-        return store
-
-    def _log_store(self) -> None:
-        """What the store had to say, perhaps in a thread of its own."""
-        while self._store_said:
-            self.log.warning("store", said=self._store_said.popleft())
+        self._beginning = recovered.begin() if recovered is not None else iter(())
 
     # ------------------------------------------------------------ start and stop
 
@@ -244,45 +214,10 @@ class Worker:
         gc.collect()
         gc.freeze()
 
-    def _recover(self) -> Recovered | None:
-        """What an earlier worker has stored; the supervisor sees that this one is busy and not hung."""
-        if not self.store.keeps:
-            return None
-        began = said = time.monotonic()
-
-        def progress(records: int) -> None:
-            nonlocal said
-            self.seat.heartbeat[0] += 1
-            now = time.monotonic()
-            if now - said >= _PROGRESS_SECONDS:
-                said = now
-                self.log.info("recovering", records=records, seconds=round(now - began, 1))
-
-        identify(self.node, epoch_of(self.settings.data_dir))
-        gc.disable()  # what is made here stays: the collector need not walk through it, now or later
-        try:
-            recovered = recover(self.node, progress)
-        finally:
-            gc.freeze()
-            gc.enable()
-        messages, size = self.store.held()
-        self.log.info(
-            "recovered",
-            sessions=recovered.sessions,
-            sessions_expired=recovered.expired,
-            subscriptions=recovered.subscriptions,
-            retained=recovered.retained,
-            wills=recovered.wills,
-            messages=messages,
-            bytes=size,
-            seconds=round(time.monotonic() - began, 3),
-        )
-        return recovered
-
     @callback("stored")
     def _on_stored(self) -> None:
         """Something that was written is durable, or the disk is full or fails, or is well again."""
-        self._log_store()
+        self._starting.log_store()
         self.node.router.durable(self.store.collect())
         self.node.disk.look()
         self.reactor.finish()
@@ -304,6 +239,7 @@ class Worker:
             raise OSError(ctypes.get_errno(), "timerfd_create")
         self.reactor.watch(self._timerfd, self._on_timerfd)
         kept = kept_links(self.node)
+        self.node.set_aside.tell()
         self.mesh = Mesh(
             self.seat.index,
             self.node.siblings,
@@ -332,11 +268,12 @@ class Worker:
     def _listen(self) -> None:
         if self._listening or self._stopping:
             return
-        self._listening = True
-        if self._recovered is not None:
-            self._recovered.begin()
-            self._recovered = None
+        for _ in self._beginning:  # a step of it; the others in later turns of the loop
             self.reactor.finish()
+            self.loop.call_soon(self._listen)
+            return
+        self._listening = True
+        self.reactor.finish()
         for sock in self.seat.listeners:
             self.reactor.listen(sock.fileno())
         # Not earlier: siblings hand over to a worker that starts, and it must not ack what nobody has heard.
@@ -461,7 +398,7 @@ class Worker:
         self.node.recording.close()
         self.node.router.commit(True)
         self.store.close()
-        self._log_store()
+        self._starting.log_store()
         if self.mesh is not None:
             for fd in (self._timerfd, *self.mesh.filenos()):
                 self.reactor.unwatch(fd)

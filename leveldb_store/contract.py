@@ -26,6 +26,10 @@ class StoreError(Exception):
     """A store cannot be opened or read: one line that says which one and why."""
 
 
+class DamagedStoreError(StoreError):
+    """What the disk returns is not what was written there: the store wants a repair."""
+
+
 class FallenBehind(Exception):
     """What a reader of the archive should get next is gone, up to and with number `earliest`: retention has removed it,
     or it cannot be read (`is_damage`).
@@ -105,6 +109,10 @@ class Store(Protocol):
         """True: what is stored outlives the worker: connected durable sessions are logged for, state is recorded."""
 
     @property
+    def unread(self) -> Sequence[tuple[bytes, bytes, str]]:
+        """(key, value, what is wrong) of records about the log that could not be read when the store was opened."""
+
+    @property
     def last_position(self) -> int:
         """The highest position this store has ever seen: the router goes on behind it."""
 
@@ -178,8 +186,10 @@ class Store(Protocol):
     def names(self) -> Iterable[bytes]:
         """Names of the indexes that hold something or did lately: for start-up."""
 
-    def message_at(self, position: int) -> Message | None:
-        """The message with this position, as long as an index holds something of its block."""
+    def messages_at(self, positions: Iterable[int]) -> dict[int, Message]:
+        """The messages with these positions, rising, as far as an index holds something of their blocks: for start-up.
+        Each block is read once.
+        """
 
     def read(self, index: bytes, after: int, bytes_max: int) -> Batch:
         """Messages of an index behind position `after`, oldest first: one if there is one, then up to `bytes_max`.
@@ -205,8 +215,10 @@ class Store(Protocol):
     def held(self) -> tuple[int, int]:
         """(entries, bytes) of all indexes; a message that several of them list counts for each."""
 
-    def reads(self) -> tuple[int, int]:
-        """(blocks that were read back, batches that were not read because somebody had just read them)."""
+    def reads(self) -> tuple[int, int, int]:
+        """(blocks that were read back, batches that were not read because somebody had just read them, blocks that
+        cannot be read: what they had is left out), since the start.
+        """
 
     def close(self) -> None:
         """Write what was flushed and let go of the store."""

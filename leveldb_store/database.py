@@ -56,8 +56,19 @@ class Options:
 class Database:
     """One LevelDB. `db` is replaced when it is opened anew: readers hold `lock` while they use it."""
 
-    def __init__(self, path: Path, options: Options, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        options: Options,
+        say: Callable[[str], None],
+        strict: bool = False,
+        repair: str | None = None,
+    ) -> None:
+        """`strict`: what is damaged is not repaired; `repair`: it is repaired first of all, for that reason. Raises
+        StoreError.
+        """
         self.path = path
+        self._is_strict = strict
         self.lock = threading.Lock()
         """Held while something is read."""
         self.archive_lock = threading.Lock()
@@ -66,7 +77,7 @@ class Database:
         self.room = Room(path, options.write_buffer_bytes, options.reserve_bytes)
         try:
             make_directory(path)
-            self.db = self._open_or_repair(say)
+            self.db = self._open_or_repair(say) if repair is None else self._repaired(repair, say, True)
         except OSError as error:
             raise StoreError(f"the store {path} cannot be used: {error.strerror or error}") from None
         try:
@@ -175,18 +186,23 @@ class Database:
                     return self._open(create=False)
             return self._repaired(told(error), say)
 
-    def _repaired(self, why: str, say: Callable[[str], None]) -> plyvel.DB:
+    def _repaired(self, why: str, say: Callable[[str], None], is_read: bool = False) -> plyvel.DB:
+        # `is_read`: it can be opened, and not be read
+        if self._is_strict:
+            raise StoreError(f"the store {self.path} is damaged ({why}), and is not repaired where strict_store is set")
         copy = self.path.with_name(f"{self.path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
         say(f"the store {self.path} is damaged ({why}): copying it to {copy}, then repairing it")
         try:
             shutil.copytree(self.path, copy, ignore=shutil.ignore_patterns(*RESERVE_NAMES))
             lost = sum(cut_at_damage(log) for log in sorted(self.path.glob("*.log")))
             try:
+                if is_read:
+                    raise plyvel.CorruptionError(why)
                 db = self._open(create=False)
             except plyvel.Error:
                 plyvel.repair_db(
                     str(self.path),
-                    paranoid_checks=False,
+                    paranoid_checks=is_read,  # blocks of tables whose checksum is wrong are left out
                     write_buffer_size=self._options.write_buffer_bytes,
                     bloom_filter_bits=self._options.bloom_bits,
                     compression=self._options.compression,

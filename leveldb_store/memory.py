@@ -6,7 +6,7 @@ that wants it has let go.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from leveldb_store.contract import Archive
 from pyx.message import Message
@@ -18,6 +18,7 @@ class MemoryStore:
 
     immediate = True
     keeps = False
+    unread: Sequence[tuple[bytes, bytes, str]] = ()
     failed: str | None = None
     full: str | None = None
     archive: Archive | None = None
@@ -100,13 +101,13 @@ class MemoryStore:
         """See the contract."""
         return list(self._indexes)
 
-    def message_at(self, position: int) -> Message | None:
+    def messages_at(self, positions: Iterable[int]) -> dict[int, Message]:
         """See the contract: found by looking through all indexes, for tests."""
-        for index in self._indexes.values():
-            for at, message in index.read(position - 1, 0).items():
-                if at == position:
-                    return message
-        return None
+        found: dict[int, Message] = {}
+        for position in positions:
+            for index in self._indexes.values():
+                found.update((at, each) for at, each in index.read(position - 1, 0).items() if at == position)
+        return found
 
     def read(self, index: bytes, after: int, bytes_max: int) -> Batch:
         """See the contract."""
@@ -146,9 +147,9 @@ class MemoryStore:
         """See the contract."""
         return self._messages, self._bytes
 
-    def reads(self) -> tuple[int, int]:
+    def reads(self) -> tuple[int, int, int]:
         """See the contract: nothing is anywhere else."""
-        return 0, 0
+        return 0, 0, 0
 
     def messages_held(self) -> int:
         """Index entries in all, counted anew: for tests."""

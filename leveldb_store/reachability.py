@@ -3,7 +3,8 @@
 The broker deletes a record together with what it belonged to, in one batch. Whatever is found here was left behind by
 a defect, or by an earlier release: it takes room for ever, or comes back to a later session of the same client.
 
-    subscription, window, queued message, replay    of a client without a session
+    subscription, window, a page of it,
+        queued message, replay                      of a client without a session
     queued message                                  from before its session was made
     will                                            that waits for its delay, of a client without a session
     part, trim and spans of an index                whose number no index has, and none that is being deleted
@@ -65,6 +66,7 @@ def _of_clients(scan: Scan, get: Get) -> Iterator[Stray]:
         schema.SUBSCRIPTION: "subscription of no session",
         schema.REPLAY: "replay of no session",
         schema.WINDOW: "window of no session",
+        schema.WINDOW_PAGE: "page of a window of no session",
     }
     for family, kind in kinds.items():
         for key, _ in scan(family):

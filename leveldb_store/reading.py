@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Concatenate, Final, ParamSpec, Self, TypeVar
 
 import plyvel
 
 from leveldb_store import schema
-from leveldb_store.contract import StoreError
+from leveldb_store.contract import DamagedStoreError, StoreError
 from leveldb_store.database import Database, told
 from pyx.message import Message
 from pyx.records import Batch
@@ -50,10 +50,25 @@ def _refused(read: Callable[Concatenate[Reader, P], T]) -> Callable[Concatenate[
     def reading(reader: Reader, /, *args: P.args, **keywords: P.kwargs) -> T:
         try:
             return read(reader, *args, **keywords)
+        except plyvel.CorruptionError as error:
+            raise DamagedStoreError(told(error)) from error
         except (plyvel.Error, ValueError) as error:
             raise StoreError(f"the store {reader.path} cannot be read: {told(error)}") from error
 
     return reading
+
+
+_NO_BLOCK: Final = (schema.block_key(0), b"")
+
+
+def _step_back(records: plyvel.Iterator) -> tuple[bytes, bytes]:
+    # the record before where it stands; the next one is that which follows the record
+    try:
+        found: tuple[bytes, bytes] = records.prev()
+    except StopIteration:
+        return _NO_BLOCK
+    next(records)
+    return found
 
 
 class Blocks:
@@ -93,7 +108,7 @@ class Reader:
     def __init__(self, database: Database, deleted_up_to: dict[int, int], say: Callable[[str], None]) -> None:
         self.blocks_read = 0
         self.batches_shared = 0
-        self.damaged = 0
+        self._left_out: set[int] = set()
         self._database = database
         self._deleted_up_to = deleted_up_to
         self._say = say
@@ -102,6 +117,11 @@ class Reader:
         self._batches: OrderedDict[tuple[int, int, int], tuple[Batch, int, int, int]] = OrderedDict()
         self._batches_bytes = 0
         self._running: dict[tuple[int, int], tuple[int, int] | None] = {}
+
+    @property
+    def blocks_left_out(self) -> int:
+        """How many blocks could not be read."""
+        return len(self._left_out)
 
     @property
     def path(self) -> Path:
@@ -182,9 +202,7 @@ class Reader:
                     if end <= after:
                         continue
                     block = self._block(position, blocks)
-                    if block is None:
-                        self.damaged += 1
-                    else:
+                    if block is not None:
                         size = block.held_bytes
                         is_all = gathering.add(value, first, block, after, bytes_max)
                         self._blocks_bytes += block.held_bytes - size
@@ -200,29 +218,35 @@ class Reader:
         return batch, reached
 
     @_refused
-    def message(self, position: int) -> Message | None:
-        """The message with this position."""
-        spend(2 * SOUGHT)
-        with self._database.lock, self._database.db.snapshot() as now:
-            with now.iterator(
-                start=schema.BLOCK,
-                stop=schema.block_key(position),
-                include_stop=True,
-                reverse=True,
-                include_value=False,
-            ) as keys:
-                key = next(keys, None)
-            with Blocks(now) as blocks:
-                block = None if key is None else self._block(schema.key_position(key), blocks)
-        if block is None or key is None:
+    def messages(self, positions: Iterable[int]) -> dict[int, Message]:
+        """The messages with these positions, rising; each block is read once. What cannot be read is left out."""
+        found: dict[int, Message] = {}
+        follows = first = count = 0  # where the block behind the last one read begins; the last one's positions
+        block: Stored | None = None
+        with (
+            self._database.lock,
+            self._database.db.iterator(prefix=schema.BLOCK, verify_checksums=True, fill_cache=False) as blocks,
+        ):
+            for position in positions:
+                if not first <= position < first + count:
+                    spend(BLOCK_READ)
+                    if position != follows:
+                        blocks.seek(schema.block_key(position + 1))
+                    key, value = next(blocks, _NO_BLOCK) if position == follows else _step_back(blocks)
+                    first = schema.key_position(key)
+                    block = self._unpacked(first, value) if first <= position else None
+                    count = 0 if block is None else block.count
+                    follows = first + count if count else 0
+                if block is not None and position < first + count:
+                    found[position] = block.message_at(position - first)
+        return found
+
+    def _unpacked(self, position: int, value: bytes) -> Stored | None:
+        try:
+            return unpack_block(value, expiry_offset) if value else None
+        except ValueError as error:
+            self._leave_out(position, told(error))
             return None
-        at = position - schema.key_position(key)
-        if at >= block.count:
-            return None
-        size = block.held_bytes
-        message = block.message_at(at)
-        self._blocks_bytes += block.held_bytes - size
-        return message
 
     def _parts(self, db: plyvel.DB | plyvel.Snapshot, number: int, position: int) -> plyvel.Iterator:
         return db.iterator(
@@ -256,7 +280,7 @@ class Reader:
         except (plyvel.Error, ValueError) as error:
             block, why = None, told(error)
         if block is None:
-            self._say(f"block {position} of the store {self._database.path} cannot be read ({why}): it is left out")
+            self._leave_out(position, why)
             return None
         self.blocks_read += 1
         self._blocks[position] = block
@@ -265,6 +289,12 @@ class Reader:
             _, gone = self._blocks.popitem(last=False)
             self._blocks_bytes -= gone.held_bytes
         return block
+
+    def _leave_out(self, position: int, why: str) -> None:
+        if position in self._left_out:
+            return
+        self._left_out.add(position)
+        self._say(f"block {position} of the store {self._database.path} cannot be read ({why}): it is left out")
 
     def _keep_batch(self, key: tuple[int, int, int], batch: Batch, reached: int, last: int) -> None:
         before = self._batches.pop(key, None)

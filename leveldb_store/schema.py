@@ -54,14 +54,14 @@ ARCHIVE_REMOVED: Final = b"K"
 ARCHIVE_SUMMARY: Final = b"M"
 EVENT: Final = b"E"  # leveldb_store/events.py
 REPLAY: Final = b"O"  # leveldb_store.replay_schema
+SET_ASIDE: Final = b"Z"
+WINDOW_PAGE: Final = b"U"  # leveldb_store.windows
 
 BLOCK_FORMAT: Final = 1
 BLOCK_HEAD: Final = struct.Struct("<BI")
 PART_HEAD: Final = struct.Struct("<IQQII")
 PART_ENTRY: Final = struct.Struct("<II")
 ENTRY: Final = struct.Struct("<BHIIQ")
-WINDOW_HEAD: Final = struct.Struct("<QHHH")
-WINDOW_OUT: Final = struct.Struct("<HBBQ")
 SPAN: Final = struct.Struct("<QQQQQQ")
 HANDOFF_HEAD: Final = struct.Struct("<QQ")
 HANDOFF_ENTRY: Final = struct.Struct("<III")
@@ -73,7 +73,6 @@ SESSION_HEAD_1: Final = struct.Struct("<IBQQH")
 SESSION_HEAD: Final = struct.Struct("<IBQQI")
 QUEUED_HEAD_1: Final = struct.Struct("<BIH")
 QUEUED_HEAD: Final = struct.Struct("<BII")
-WINDOW_SPAN: Final = struct.Struct("<QQ")
 WILL_HEAD: Final = struct.Struct("<QIBI")
 U16: Final = struct.Struct("<H")
 U32: Final = struct.Struct("<I")
@@ -207,6 +206,11 @@ def split_queued(key: bytes) -> tuple[str, int]:
     return key[1:-9].decode(), key_position(key)
 
 
+def set_aside_key(key: bytes) -> bytes:
+    """Where the record `key` is kept when nobody can read it."""
+    return SET_ASIDE + key
+
+
 def key_position(key: bytes) -> int:
     """The position in the key of a block, of its count or of a part of an index."""
     return int(_KEY_U64.unpack_from(key, len(key) - 8)[0])
@@ -306,31 +310,6 @@ class StoredWill(NamedTuple):
     """Message Expiry Interval in seconds, which counts from the publication; None = none."""
     message: StoredMessage
     """`number` and `expires` are those of its publication, here 0 and None."""
-
-
-class Window(NamedTuple):
-    """What a session has in flight. `rest` is what follows; the router knows it."""
-
-    done: int
-    next_packet_id: int
-    out: list[tuple[int, int, int, int]]
-    """(Packet Identifier, flags, state, position)."""
-    arrived: list[int]
-    """Packet Identifiers of QoS 2 publishes without PUBREL."""
-    rest: bytes
-
-
-class WindowRest(NamedTuple):
-    """The rest of a window."""
-
-    cursor: int
-    """Up to this position the session was sent the log."""
-    holes: list[tuple[int, int]]
-    """(from behind, up to and with): not sent."""
-    absences: list[tuple[int, int]]
-    """Likewise: it was offline, and is sent QoS 0 as well."""
-    since: list[tuple[bytes, int]]
-    """(Topic Filter, position behind which it begins)."""
 
 
 class StoredQueued(NamedTuple):
@@ -485,65 +464,6 @@ def _text(data: bytes, errors: str = "strict") -> str:
         return data.decode(errors=errors)
     except UnicodeDecodeError as error:
         raise SchemaError(f"a name is damaged: {error}") from None
-
-
-def encode_window(window: Window) -> bytes:
-    """Value of a session's window."""
-    head = WINDOW_HEAD.pack(window.done, window.next_packet_id, len(window.out), len(window.arrived))
-    out = b"".join(WINDOW_OUT.pack(*entry) for entry in window.out)
-    return head + out + b"".join(map(U16.pack, window.arrived)) + window.rest
-
-
-def decode_window(data: bytes) -> Window:
-    """A session's window; SchemaError if it is damaged."""
-    if len(data) < WINDOW_HEAD.size:
-        raise SchemaError("a window is cut off")
-    done, next_packet_id, count_out, count_in = WINDOW_HEAD.unpack_from(data)
-    out_end = WINDOW_HEAD.size + count_out * WINDOW_OUT.size
-    in_end = out_end + count_in * U16.size
-    if in_end > len(data):
-        raise SchemaError("a window is cut off")
-    out = [(a, b, c, d) for a, b, c, d in WINDOW_OUT.iter_unpack(data[WINDOW_HEAD.size : out_end])]
-    arrived = [each for (each,) in U16.iter_unpack(data[out_end:in_end])]
-    return Window(done, next_packet_id, out, arrived, data[in_end:])
-
-
-def encode_rest(rest: WindowRest) -> bytes:
-    """The rest of a window."""
-    pieces = [U64.pack(rest.cursor)]
-    for spans in (rest.holes, rest.absences):
-        pieces.append(U16.pack(len(spans)))
-        pieces += (WINDOW_SPAN.pack(*span) for span in spans)
-    pieces.append(U16.pack(len(rest.since)))
-    for name, position in rest.since:
-        pieces += (U16.pack(len(name)), name, U64.pack(position))
-    return b"".join(pieces)
-
-
-def decode_rest(data: bytes) -> WindowRest:
-    """The rest of a window; SchemaError if it is damaged."""
-    spans: list[list[tuple[int, int]]] = []
-    since: list[tuple[bytes, int]] = []
-    try:
-        (cursor,) = U64.unpack_from(data)
-        at = U64.size
-        for _ in range(2):
-            (count,) = U16.unpack_from(data, at)
-            at += U16.size
-            end = at + count * WINDOW_SPAN.size
-            spans.append([(a, z) for a, z in WINDOW_SPAN.iter_unpack(data[at:end])])
-            at = end
-        (count,) = U16.unpack_from(data, at)
-        at += U16.size
-        for _ in range(count):
-            (length,) = U16.unpack_from(data, at)
-            at += U16.size + length + U64.size
-            since.append((data[at - U64.size - length : at - U64.size], U64.unpack_from(data, at - U64.size)[0]))
-    except struct.error as error:
-        raise SchemaError(f"a window is cut off: {error}") from None
-    if at != len(data):
-        raise SchemaError("a window is damaged")
-    return WindowRest(cursor, spans[0], spans[1], since)
 
 
 def encode_queued(queued: StoredQueued) -> bytes:

@@ -17,6 +17,7 @@ The keys and values, and what a crash may leave of them: docs/store.md.
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -27,7 +28,7 @@ import plyvel
 from leveldb_store import schema
 from leveldb_store.archive import Archive, Said, find
 from leveldb_store.archive import Options as ArchiveOptions
-from leveldb_store.contract import StoreError
+from leveldb_store.contract import DamagedStoreError, StoreError
 from leveldb_store.database import Database, Options, told
 from leveldb_store.event_log import EventLog, EventTrimmer
 from leveldb_store.reading import Reader
@@ -42,6 +43,7 @@ TAIL_BYTES_MAX: Final = 32 << 20  # of messages in memory that are durable, for 
 TAIL_MESSAGE_BYTES: Final = 200  # what a message costs beside its content
 TAIL_BLOCK_BYTES: Final = 300  # what a block costs
 EVENTS_BYTES_MAX: Final = 64 << 20  # of events on the disk; then the oldest are deleted
+BLOCK_POSITIONS_MAX: Final = 1 << 32  # a block counts its messages in 32 bits
 
 
 class Held:
@@ -104,7 +106,9 @@ class LevelStore:
     """Implements `leveldb_store.contract.Store` on a directory.
 
     `say` is given one line when something is damaged, repaired, refused by the disk or well again; the writer's thread
-    calls it, too. Raises StoreError when the directory is in use, of another version, or beyond repair.
+    calls it, too. `strict`: a damaged database is not repaired; `repair`: it is, first of all, for that reason. Raises
+    StoreError when the directory is in use, of another version, or beyond repair, DamagedStoreError where a repair may
+    help.
     """
 
     immediate = False
@@ -119,23 +123,26 @@ class LevelStore:
         tail_bytes_max: int = TAIL_BYTES_MAX,
         archive: ArchiveOptions = ArchiveOptions(),  # noqa: B008  frozen
         events_bytes_max: int = EVENTS_BYTES_MAX,
+        strict: bool = False,
+        repair: str | None = None,
         say: Callable[[str], None] = lambda line: None,  # noqa: ARG005
     ) -> None:
-        self._database = Database(Path(path), options, say)
+        self._database = Database(Path(path), options, say, strict, repair)
+        self.unread: list[tuple[bytes, bytes, str]] = []
+        """(key, value, what is wrong) of records about indexes that nobody can read."""
         try:
             # number of an index that was not used since the start, or what is known of it
             self._logs: dict[bytes, Log | int] = {}
-            numbers = [0]
-            for key, value in self._database.scan(schema.NAME):
-                number = schema.decode_u32(value)
-                self._logs[key[1:]] = number
-                numbers.append(number)
+            self._next_number = 1 + self._find_numbers()
             gone = [schema.key_number(key) for key, _ in self._database.scan(schema.GONE)]
-            self._next_number = max(numbers + gone) + 1
+            self._next_number = max([self._next_number, *(1 + number for number in gone)])
             self.last_position = self._find_last_position()
             self._events = EventLog(self._database)
             said = Said(self._database.path, say)
             archived = find(self._database, said)
+        except plyvel.CorruptionError as error:
+            self._database.close()
+            raise DamagedStoreError(told(error)) from None
         except (plyvel.Error, schema.SchemaError, ValueError) as error:
             self._database.close()
             raise StoreError(f"the store {path} is damaged: {told(error)}") from None
@@ -316,6 +323,8 @@ class LevelStore:
         """See the contract. StoreError where it cannot be read."""
         try:
             yield from self._database.scan(prefix)
+        except plyvel.CorruptionError as error:
+            raise DamagedStoreError(told(error)) from error
         except plyvel.Error as error:
             raise StoreError(f"the store {self._database.path} cannot be read: {told(error)}") from error
 
@@ -323,16 +332,9 @@ class LevelStore:
         """See the contract."""
         return list(self._logs)
 
-    def message_at(self, position: int) -> Message | None:
-        """See the contract: from the disk, else from the tails, one by one."""
-        found = self._reader.message(position)
-        if found is None:
-            for log in self._logs.values():
-                if isinstance(log, Log):
-                    for at, message in log.tail.read(position - 1, 0).items():
-                        if at == position:
-                            return message
-        return found
+    def messages_at(self, positions: Iterable[int]) -> dict[int, Message]:
+        """See the contract: of what is on the disk."""
+        return self._reader.messages(positions)
 
     def read(self, index: bytes, after: int, bytes_max: int) -> Batch:
         """See the contract."""
@@ -386,9 +388,9 @@ class LevelStore:
         """See the contract; of the indexes that were used since the start."""
         return self._messages, self._bytes
 
-    def reads(self) -> tuple[int, int]:
+    def reads(self) -> tuple[int, int, int]:
         """See the contract."""
-        return self._reader.blocks_read, self._reader.batches_shared
+        return self._reader.blocks_read, self._reader.batches_shared, self._reader.blocks_left_out
 
     def tail_bytes(self) -> int:
         """What the tails hold at most, with what a message costs in memory."""
@@ -605,10 +607,33 @@ class LevelStore:
                 log.tail.trim(last)
                 log.tail_after = max(log.tail_after, last)
 
+    def _find_numbers(self) -> int:
+        # the highest number of an index; a part may have one of which the name cannot be read
+        highest = 0
+        for key, value in self._database.scan(schema.NAME):
+            try:
+                number = schema.decode_u32(value)
+            except schema.SchemaError as error:
+                self.unread.append((key, value, str(error)))
+                continue
+            self._logs[key[1:]] = number
+            highest = max(highest, number)
+        with self._database.db.iterator(prefix=schema.PART, reverse=True, include_value=False) as parts:
+            return max(highest, *(schema.key_number(key) for key in itertools.islice(parts, 1)), 0)
+
     def _find_last_position(self) -> int:
+        last = 0
         value = self._database.get(schema.POSITION)
-        last = 0 if value is None else schema.decode_u64(value)
+        if value is not None:
+            try:
+                last = schema.decode_u64(value)
+            except schema.SchemaError as error:
+                self.unread.append((schema.POSITION, value, str(error)))
         with self._database.db.iterator(prefix=schema.BLOCK, reverse=True, verify_checksums=True) as blocks:
-            for key, block in blocks:
-                return max(last, schema.key_position(key) + block_messages(block) - 1)
+            for key, block in itertools.islice(blocks, 1):
+                first = schema.key_position(key)
+                try:
+                    last = max(last, first + block_messages(block) - 1)
+                except ValueError:  # it is left out when it is read; no position of it may be given again
+                    last = max(last, first + BLOCK_POSITIONS_MAX)
         return last

@@ -33,6 +33,7 @@ cpdef enum:
     REPLAYS                         # subscriptions that read the archive
     STORE_FULL                      # 1: the store takes no new message
     STORE_FAILED                    # 1: the disk refuses, nothing becomes durable
+    RECORDS_SET_ASIDE               # of the store, which nobody can read
     # connections
     CONNECTIONS_ACCEPTED
     CONNECTIONS_HANDED_OVER
@@ -130,6 +131,7 @@ cpdef enum:
     STORE_REFUSED
     STORE_BLOCKS_READ               # from the disk, or its cache, for sessions that are behind
     STORE_READS_SHARED              # batches that were there because another session had just read them
+    STORE_BLOCKS_LEFT_OUT           # of the log, which cannot be read
     # the archive
     ARCHIVED_MESSAGES
     ARCHIVED_BYTES                  # of their records

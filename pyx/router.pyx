@@ -31,7 +31,8 @@ from pyx.reasons cimport REASON_PROTOCOL_ERROR, protocol_error
 from pyx.records cimport Block, ENTRY_RETAINED_ONLY, LogKey
 from pyx.routing cimport ABSENCES_MAX, NUMBER_WORKER_BITS, find_expiry, put_identifier
 from pyx.session cimport (
-    FREE, Inflight, Queued, RETAINED_COPY, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, is_stored,
+    FREE, Inflight, Queued, RETAINED_COPY, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC,
+    is_stored, out_changes,
 )
 from pyx.sharing cimport HASH_CLIENT, HASH_TOPIC, LEAST_INFLIGHT, ROUND_ROBIN, STICKY, WAITS
 from pyx.subscriptions cimport Membership, Subscriber, filter_text
@@ -281,6 +282,7 @@ cdef class Router(Sharing):
             slot.group = 0
             slot.order = s.order            # PUBRELs are sent again in the order of the PUBRECs
             s.order += 1
+            out_changes(s, slot.packet_id)
             Py_XDECREF(slot.message)
             Py_XDECREF(slot.identifiers)
             slot.message = NULL

@@ -63,6 +63,15 @@ cdef struct Seen:               # the last message to be retained that was sent 
     uint32_t asked              # `Session.asked` then
 
 
+cdef struct Pages:              # of a window that is too large for one record (pyx.pages); a bit for each page
+    uint64_t[16] out_changed    # since the window was stored
+    uint64_t[16] out_stored
+    uint64_t arrived_changed
+    uint64_t arrived_stored
+    bint is_out_paged
+    bint is_arrived_paged
+
+
 cdef class Session:
     cdef public str client_id
     cdef readonly uint64_t identity     # fixed hash of the client id: names it in share groups
@@ -107,6 +116,7 @@ cdef class Session:
     cdef uint64_t hold_messages         # what its queue held when its publishers were let go
     cdef uint64_t hold_bytes
     cdef list hold_filters              # the filters it has flagged, or None
+    cdef Pages* pages                   # NULL: the window is one record
     cdef uint32_t* arrived              # packet_id | 1 << 16, 0 = free
     cdef uint32_t arrived_cap
     cdef uint32_t arrived_count
@@ -177,3 +187,24 @@ cdef inline bint is_stored(Session s) noexcept:
     # A store that keeps has it, and follows it: it outlives its connection, or has outlived a former one. Until it ends
     # nothing that it is done with may be found there again
     return s.durable or s.kept
+
+
+cdef inline void out_changes(Session s, uint16_t packet_id) noexcept:
+    # what is in flight under this Packet Identifier is another, or none any more
+    if s.pages != NULL:
+        s.pages.out_changed[packet_id >> 12] |= <uint64_t>1 << (packet_id >> 6 & 63)
+
+
+cdef inline void arrived_changes(Session s, uint16_t packet_id) noexcept:
+    if s.pages != NULL:
+        s.pages.arrived_changed |= <uint64_t>1 << (packet_id >> 10)
+
+
+cdef inline bint has_arrived(Session s, uint16_t packet_id) noexcept:
+    cdef uint32_t k, v = packet_id | 0x10000u
+    if s.arrived_count == 0:
+        return False
+    k = v & (s.arrived_cap - 1)
+    while s.arrived[k] and s.arrived[k] != v:
+        k = (k + 1) & (s.arrived_cap - 1)
+    return s.arrived[k] == v

@@ -45,6 +45,7 @@ cdef class Session:
         # memberships must have been removed: the filters hold a pointer to this object
         self.clear()
         free(self.drops)
+        free(self.pages)
 
     cdef Inflight* open_slot(self) except NULL:
         # a free slot with the next Packet Identifier; the caller has seen `has_slot`: inflight < slots_max <= 65,535
@@ -64,6 +65,7 @@ cdef class Session:
                 if self.next_id == 0:
                     self.next_id = 1
                 self.inflight += 1
+                out_changes(self, s.packet_id)
                 return s
             self.next_id += 1
             tries += 1
@@ -95,6 +97,7 @@ cdef class Session:
         s.order = self.order
         self.order += 1
         self.inflight += 1
+        out_changes(self, packet_id)
         return s
 
     cdef Inflight* slot(self, uint16_t packet_id) noexcept:
@@ -115,6 +118,7 @@ cdef class Session:
         s.identifiers = NULL
         s.state = FREE
         self.inflight -= 1
+        out_changes(self, s.packet_id)
 
     cdef bint put_up_again(self) except -1:
         cdef uint32_t i
@@ -169,12 +173,14 @@ cdef class Session:
             k = (k + 1) & (self.arrived_cap - 1)
         self.arrived[k] = v
         self.arrived_count += 1
+        arrived_changes(self, packet_id)
         return 1
 
     cdef bint leave(self, uint16_t packet_id) noexcept:
         cdef uint32_t mask, k, j, home, v = packet_id | 0x10000u
         if self.arrived_count == 0:
             return False
+        arrived_changes(self, packet_id)
         mask = self.arrived_cap - 1
         k = v & mask
         while self.arrived[k] != v:

@@ -44,6 +44,7 @@ cdef class Windows(Answering):
     cdef int store_windows(self) except -1
     cdef int store_window(self, Session s) except -1
     cdef int try_to_store(self, Session s) except -1            # its client's connection ends, if that fails
+    cdef int put_out(self, Packed p, Session s) except -1
     cdef int put_rest(self, Packed p, Session s) except -1
     cdef int forget_window(self, Session s) except -1
     cdef uint64_t in_flight_since(self, Session s, set spans) except? 0xFFFFFFFFFFFFFFFF
@@ -53,8 +54,7 @@ cdef class Windows(Answering):
     cdef int finish_slot(self, Session s, Inflight* slot) except -1
     cdef int keep_unsubscribed(self, Session s) except -1
     cdef int pop_departure(self) except -1
-    cdef int put_back_rest(self, Session s, const uint8_t* p, size_t n) except -1
-    cdef int put_back(self, Session s, const uint8_t* p, size_t n, dict own) except -1
+    cdef int put_back(self, Session s, const uint8_t* p, dict own, dict messages) except -1
     cdef int put_back_queue(self, Session s, dict own) except -1
 
     # implemented by Backlog

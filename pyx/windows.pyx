@@ -3,7 +3,7 @@
 A store that keeps has of each session that outlives its connection:
 
 - in the log, every message at QoS 1 and 2 for it, whether it is connected or not;
-- its *window* (family V of `leveldb_store.schema`): up to where it has been sent the log, what of that is in flight
+- its *window* (family V of `leveldb_store.schema`; a large one has pages as well, `pyx.pages`): up to where it has been sent the log, what of that is in flight
   under which Packet Identifier and in which state, and the Packet Identifiers of its own QoS 2 publishes without
   PUBREL. So: what lies behind `cursor` was never sent; what lies before and is not in flight is finished;
 - a record of its own (family Q) for each message that stands in no index it reads: shares of a group, retained
@@ -19,6 +19,7 @@ and never one of QoS 2.
 """
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport int64_t
 from libc.stdlib cimport free, malloc, qsort
 from libc.string cimport memcpy
 
@@ -27,7 +28,8 @@ from pyx.little_endian cimport get16, get32, get64, put16, put32, put64
 from pyx.message cimport message_copy
 from pyx.records cimport Block, ENTRY_EXPIRES, Entry, LogKey, read_entry
 from pyx.routing cimport find_expiry, free_pointers, pointers_push
-from pyx.session cimport FREE, WAIT_PUBCOMP, is_stored
+from pyx.pages cimport ARRIVED_IN_PAGES, OUT_IN_PAGES, forget_pages, store_pages
+from pyx.session cimport FREE, WAIT_PUBCOMP, is_stored, out_changes
 from pyx.subscriptions cimport Filter, Membership
 from pyx.work cimport OBJECT, PLACE, PYTHON, VISIT, work
 
@@ -35,12 +37,16 @@ cdef enum:
     LAG_MS = 100                # so long a window may be behind what was acknowledged
     LAGGING_MAX = 1000          # windows stored for that in one tick
     CONTIGUOUS = 4096           # positions: an older message in flight is held by itself, not with all behind it
-    HEAD_BYTES = 14             # of a window: u64 done, u16 next Packet Identifier, u16 out, u16 in
+    HEAD_BYTES = 15             # of a window: u64 WINDOW_2, u16 next Packet Identifier, u8 flags, u16 out, u16 in
+    HEAD_1_BYTES = 14           # of version 1: u64 of which the highest bit is 0, and no flags
     OUT_BYTES = 12              # u16 Packet Identifier, u8 flags, u8 state, u64 position
     QUEUED_HEAD_BYTES = 9       # u8 flags | FORM_2, u32 origin, u32 bytes of Subscription Identifiers
     QUEUED_HEAD_1_BYTES = 7     # of version 1: the last is a u16, and so is the publisher's length
     FORM_2 = 0x80
     NO_PUBLISHER_1 = 0xFFFF
+
+
+cdef uint64_t WINDOW_2 = <uint64_t>1 << 63
 
 
 cdef int by_order(const void* a, const void* b) noexcept nogil:
@@ -65,8 +71,60 @@ cdef bytes queued_key(Session s, uint64_t number):
     return queued_prefix(s) + wide.to_bytes(8, "big")
 
 
-cdef tuple read_queued(bytes value):
-    # (flags, origin, Subscription Identifiers or None, message) of a record of family Q, of either version
+def window_positions(bytes window not None):
+    """The positions in the log of what a record of family V has in flight, which has everything in itself: pages have
+    been put into it (leveldb_store.windows). ValueError: it is damaged, or says that there are pages."""
+    cdef const uint8_t* p = <const uint8_t*><const char*>window
+    cdef const uint8_t* end = p + len(window)
+    cdef uint32_t count_out, count_in
+    cdef bint is_new = len(window) >= 8 and get64(p) & WINDOW_2 != 0
+    cdef list positions = []
+    cdef set seen = set()
+    if len(window) < (HEAD_BYTES if is_new else HEAD_1_BYTES):
+        raise ValueError("a window is cut off")
+    p += 10
+    if is_new:
+        if p[0]:
+            raise ValueError("a window has pages that are not here")
+        p += 1
+    count_out = get16(p)
+    count_in = get16(p + 2)
+    p += 4
+    if end - p < <int64_t>count_out * OUT_BYTES + 2 * <int64_t>count_in + 8:
+        raise ValueError("a window is cut off")
+    for _ in range(count_out):
+        if p[3] == FREE or p[3] > WAIT_PUBCOMP:
+            raise ValueError("a window has a message in no state")
+        seen.add(get16(p))
+        if not p[2] & OWN_RECORD and p[3] != WAIT_PUBCOMP:
+            positions.append(get64(p + 4))
+        p += OUT_BYTES
+    if len(seen) != count_out or 0 in seen:
+        raise ValueError("a window has a Packet Identifier twice, or 0")
+    p += 2 * count_in + 8
+    for _ in range(2):
+        if end - p < 2 or end - p < 2 + 16 * <int64_t>get16(p):
+            raise ValueError("a window is cut off")
+        p += 2 + 16 * get16(p)
+    if is_new:
+        if p != end:
+            raise ValueError("a window is damaged")
+        return positions
+    # version 1 says here where subscriptions begin that were made while behind: their own records say it as well
+    if end - p < 2:
+        raise ValueError("a window is cut off")
+    count_in = get16(p)
+    p += 2
+    for _ in range(count_in):
+        if end - p < 2 or end - p < 10 + <int64_t>get16(p):
+            raise ValueError("a window is cut off")
+        p += 10 + get16(p)
+    return positions
+
+
+def unpack_queued(bytes value not None):
+    """(flags, origin, Subscription Identifiers or None, message) of a record of family Q, of either version.
+    ValueError: it is damaged."""
     cdef const uint8_t* p = <const uint8_t*><const char*>value
     cdef size_t n = len(value), at, head = QUEUED_HEAD_BYTES if n and p[0] & FORM_2 else QUEUED_HEAD_1_BYTES
     cdef bint is_new = head == QUEUED_HEAD_BYTES
@@ -264,29 +322,49 @@ cdef class Windows(Answering):
     cdef int store_window(self, Session s) except -1:
         cdef Packed packed = Packed.__new__(Packed)
         cdef uint8_t* p
-        cdef Inflight** out
-        cdef Inflight* slot
         cdef uint64_t cursor = s.cursor if s.behind else self.next_position - 1
-        cdef uint64_t done = cursor
-        cdef uint32_t i, n = 0
+        cdef int flags
+        cdef uint32_t i
         if s.over or not is_stored(s):
             return 0
         self.moved[s] = None
-        work(2 * PYTHON + s.window_cap * PLACE + s.arrived_cap * PLACE + s.inflight * (6 * VISIT))
-        out = <Inflight**>malloc((s.inflight + 1) * sizeof(Inflight*))
+        flags = store_pages(self.store, s)
+        work(2 * PYTHON)
+        p = packed.room(HEAD_BYTES)
+        p = put64(p, WINDOW_2)
+        p = put16(p, s.next_id)
+        p[0] = <uint8_t>flags
+        put16(put16(p + 1, 0 if flags & OUT_IN_PAGES else s.inflight),
+              0 if flags & ARRIVED_IN_PAGES else s.arrived_count)
+        if not flags & OUT_IN_PAGES:
+            self.put_out(packed, s)
+        if not flags & ARRIVED_IN_PAGES:
+            work(s.arrived_cap * PLACE)
+            p = packed.room(2 * s.arrived_count)
+            for i in range(s.arrived_cap):
+                if s.arrived[i]:
+                    p = put16(p, s.arrived[i] & 0xFFFF)
+        put64(packed.room(8), cursor)
+        self.put_rest(packed, s)
+        self.store.put(window_key(s), whole(packed))
+        s.kept = True
+        return 0
+
+    cdef int put_out(self, Packed packed, Session s) except -1:
+        # what is in flight, in its order
+        cdef Inflight** out = <Inflight**>malloc((s.inflight + 1) * sizeof(Inflight*))
+        cdef uint8_t* p
+        cdef uint32_t i, n = 0
         if out == NULL:
             raise MemoryError
+        work(s.window_cap * PLACE + s.inflight * (6 * VISIT))
         try:
             for i in range(s.window_cap):
-                slot = &s.window[i]
-                if slot.state != FREE:
-                    out[n] = slot
+                if s.window[i].state != FREE:
+                    out[n] = &s.window[i]
                     n += 1
-                    if slot.state != WAIT_PUBCOMP and not slot.flags & OWN_RECORD and slot.position <= done:
-                        done = slot.position - 1
             qsort(out, n, sizeof(Inflight*), by_order)
-            p = packed.room(HEAD_BYTES + n * OUT_BYTES + 2 * s.arrived_count)
-            p = put16(put16(put16(put64(p, done), s.next_id), n), s.arrived_count)
+            p = packed.room(n * OUT_BYTES)
             for i in range(n):
                 p = put16(p, out[i].packet_id)
                 p[0] = out[i].flags
@@ -294,13 +372,6 @@ cdef class Windows(Answering):
                 p = put64(p + 2, out[i].position)
         finally:
             free(out)
-        for i in range(s.arrived_cap):
-            if s.arrived[i]:
-                p = put16(p, s.arrived[i] & 0xFFFF)
-        put64(packed.room(8), cursor)
-        self.put_rest(packed, s)
-        self.store.put(window_key(s), whole(packed))
-        s.kept = True
         return 0
 
     cdef int put_rest(self, Packed packed, Session s) except -1:
@@ -313,7 +384,6 @@ cdef class Windows(Answering):
             put16(packed.room(2), n)
             for a, z in spans or ():
                 put64(put64(packed.room(16), a), z)
-        put16(packed.room(2), 0)
         return 0
 
     cdef int forget_window(self, Session s) except -1:
@@ -331,6 +401,7 @@ cdef class Windows(Answering):
             q = &s.queue[(s.queue_head + i) & (s.queue_cap - 1)]
             if q.number:
                 self.forget_queued(s, q.number)
+        forget_pages(self.store, s)
         self.store.delete(window_key(s))
         self.recorded = self.synced = True
         return 0
@@ -407,6 +478,7 @@ cdef class Windows(Answering):
             if slot.state != FREE and slot.message != NULL and not slot.flags & OWN_RECORD and slot.position:
                 slot.position = self.keep_queued(s, <Message>slot.message, slot.flags, slot.group, slot.identifiers)
                 slot.flags |= OWN_RECORD
+                out_changes(s, slot.packet_id)
                 self.touch(s)
         return 0
 
@@ -440,15 +512,17 @@ cdef class Windows(Answering):
         """Of the last message that was logged."""
         return self.next_position - 1
 
-    def restore(self, Session s not None, bytes window=None, bint has_queue=True):
+    def restore(self, Session s not None, bytes window, dict queued not None, dict messages not None):
         """Put back what the store has of a session: what is in flight, the Packet Identifiers of both directions, and
         how far it has been sent the log. It has its subscriptions again, and no connection. `window`: its record of
-        family V; empty or None: there is none, and it has been sent everything. `has_queue`: it may have records of
-        family Q. ValueError: it is damaged."""
-        cdef dict own = self.stored_queue(s) if has_queue else {}
+        family V; None: there is none, and it has been sent everything. `queued`: {number: `unpack_queued`} of its
+        records of family Q, rising; what is in flight is taken out of it. `messages`: {position: message}, those of
+        `window_positions`. ValueError: the window is damaged, and nothing has happened."""
         cdef uint32_t i
         cdef Membership* e
         cdef LogKey key
+        if window is not None:
+            window_positions(window)
         for i in range(s.own.count):
             e = &s.own.items[i]
             if e.group == NULL:
@@ -456,83 +530,64 @@ cdef class Windows(Answering):
                 key.rests = key.restored = True
         s.behind = True
         s.cursor = self.next_position - 1
-        if window:
-            self.put_back(s, <const uint8_t*><const char*>window, len(window), own)
+        if window is not None:
+            self.put_back(s, <const uint8_t*><const char*>window, queued, messages)
         if self.limits.queue_qos0:
             if s.absences is None:
                 s.absences = []
             if not s.absences or s.absences[len(s.absences) - 1][1] != <uint64_t>-1:
                 s.absences.append((self.next_position - 1, <uint64_t>-1))
-        self.put_back_queue(s, own)
+        self.put_back_queue(s, queued)
         s.kept = True
 
-    def stored_queue(self, Session s not None):
-        """{number: (flags, origin, Subscription Identifiers, message)} of its records of family Q, in order."""
-        cdef dict found = {}
-        cdef bytes prefix = queued_prefix(s), key, value
-        for key, value in self.store.scan(prefix):
-            if len(key) != len(prefix) + 8:
-                continue                        # of a client id that begins with this one and NUL: there is none
-            found[int.from_bytes(key[len(prefix):], "big")] = read_queued(value)
-        return found
-
-    cdef int put_back(self, Session s, const uint8_t* p, size_t n, dict own) except -1:
-        cdef uint32_t count_out, count_in, i, k
-        cdef size_t at
+    cdef int put_back(self, Session s, const uint8_t* p, dict own, dict messages) except -1:
+        # of a window that window_positions has found whole
+        cdef uint32_t count_out, count_in, i, which, many
         cdef Inflight* slot
         cdef Message m
         cdef bytes identifiers
         cdef uint64_t position
         cdef uint32_t group
-        if n < HEAD_BYTES:
-            raise ValueError("a window is cut off")
+        cdef list spans
         s.next_id = <uint16_t>get16(p + 8)
-        count_out = get16(p + 10)
-        count_in = get16(p + 12)
-        at = HEAD_BYTES + count_out * OUT_BYTES + 2 * count_in + 8
-        if n < at:
-            raise ValueError("a window is cut off")
-        s.cursor = get64(p + at - 8)
-        for i in range(count_out):
-            k = HEAD_BYTES + i * OUT_BYTES
-            position = get64(p + k + 4)
+        p += HEAD_BYTES if get64(p) & WINDOW_2 else HEAD_1_BYTES
+        count_out = get16(p - 4)
+        count_in = get16(p - 2)
+        for _ in range(count_out):
+            position = get64(p + 4)
             m = None
             identifiers = None
             group = 0
-            if p[k + 2] & OWN_RECORD:
+            if p[2] & OWN_RECORD:
                 if position in own:
                     _, group, identifiers, m = own.pop(position)
-            elif p[k + 3] != WAIT_PUBCOMP:
-                m = self.store.message_at(position)
+            elif p[3] != WAIT_PUBCOMP:
+                m = messages.get(position)
                 if m is not None:
                     identifiers = self.identifiers_of(s, m)
-            if p[k + 3] == WAIT_PUBCOMP:
+            if p[3] == WAIT_PUBCOMP:
                 m = None
-            elif m is None:
-                continue                        # finished since this window was stored, and forgotten
-            slot = s.place_slot(<uint16_t>get16(p + k))
-            slot.flags = p[k + 2]
-            slot.state = p[k + 3]
-            slot.position = position
-            slot.group = group
-            if m is not None:
-                slot.message = <PyObject*>m
-                Py_INCREF(m)
-                if identifiers is not None:
-                    slot.identifiers = <PyObject*>identifiers
-                    Py_INCREF(identifiers)
-            self.counters.at[count.MATCHED] += 1
-        for i in range(count_in):
-            s.arrive(<uint16_t>get16(p + HEAD_BYTES + count_out * OUT_BYTES + 2 * i))
-        return self.put_back_rest(s, p + at, n - at)
-
-    cdef int put_back_rest(self, Session s, const uint8_t* p, size_t n) except -1:
-        cdef const uint8_t* end = p + n
-        cdef uint32_t which, i, many
-        cdef list spans
+            if m is not None or p[3] == WAIT_PUBCOMP:
+                # else it was finished since this window was stored, and forgotten
+                slot = s.place_slot(<uint16_t>get16(p))
+                slot.flags = p[2]
+                slot.state = p[3]
+                slot.position = position
+                slot.group = group
+                if m is not None:
+                    slot.message = <PyObject*>m
+                    Py_INCREF(m)
+                    if identifiers is not None:
+                        slot.identifiers = <PyObject*>identifiers
+                        Py_INCREF(identifiers)
+                self.counters.at[count.MATCHED] += 1
+            p += OUT_BYTES
+        for _ in range(count_in):
+            s.arrive(<uint16_t>get16(p))
+            p += 2
+        s.cursor = get64(p)
+        p += 8
         for which in range(2):
-            if end - p < 2 or <size_t>(end - p) < 2 + 16 * <size_t>get16(p):
-                raise ValueError("a window is cut off")
             many = get16(p)
             spans = [(get64(p + 2 + 16 * i), get64(p + 10 + 16 * i)) for i in range(many)]
             p += 2 + 16 * many
@@ -540,15 +595,6 @@ cdef class Windows(Answering):
                 s.holes = spans
             elif many:
                 s.absences = spans
-        if end - p < 2:
-            raise ValueError("a window is cut off")
-        # version 1 says here where subscriptions begin that were made while behind: their own records say it as well
-        many = get16(p)
-        p += 2
-        for _ in range(many):
-            if end - p < 2 or <size_t>(end - p) < 10 + <size_t>get16(p):
-                raise ValueError("a window is cut off")
-            p += 10 + get16(p)
         return 0
 
     cdef int put_back_queue(self, Session s, dict own) except -1:

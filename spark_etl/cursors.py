@@ -16,9 +16,10 @@ import plyvel
 
 from leveldb_store import schema
 from leveldb_store.archive_schema import NUMBER_WORKER_BITS
-from leveldb_store.schema import Span, Window, WindowRest
+from leveldb_store.schema import Span
 from leveldb_store.subscription_schema import decode_subscription
-from spark_etl.state import shared
+from leveldb_store.windows import NEVER_SENT, Window
+from spark_etl.state import shared, window_of
 from spark_etl.tables import TABLES
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ _COLUMNS: Final = TABLES["cursors"].names[4:]
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _CACHED: Final = 1024
 _HIGHEST: Final = (1 << 64) - 1
-_NEVER_SENT: Final = Window(0, 1, [], [], schema.encode_rest(WindowRest(0, [], [], [])))
 
 
 class _Lag(NamedTuple):
@@ -53,26 +53,23 @@ def _rows(reading: Reading, start: bytes, stop: bytes) -> Iterator[tuple[Any, ..
     for key, _ in reading.scan(start, stop):
         client = key[1:].decode()
         value = reading.db.get(schema.window_key(client), verify_checksums=True)
-        window = _NEVER_SENT if value is None else schema.decode_window(value)
-        rest = schema.decode_rest(window.rest)
-        since = dict(rest.since)
+        window = NEVER_SENT if value is None else window_of(reading, client, value)
         prefix = schema.subscriptions_of(client)
         for subscribed, options in reading.scan(prefix, schema.prefix_end(prefix) or b""):
             _, text = schema.split_subscription(subscribed)
             if shared(text.decode())[0] is not None:
                 continue  # what its group gives it is kept for it alone
             granted, _, begins, formers = decode_subscription(options)
-            begins = max(begins, since.get(text, 0))
-            formers = [former for former in formers if former[2] > rest.cursor]
+            formers = [former for former in formers if former[2] > window.cursor]
             gaps = [(up_to, later) for (_, _, up_to), (_, later, _) in itertools.pairwise(formers)]
-            if granted & schema.QOS or rest.absences:
+            if granted & schema.QOS or window.absences:
                 gaps += [(up_to, begins) for _, _, up_to in formers[-1:]]
             elif formers:
                 gaps.append((formers[-1][2], _HIGHEST))
             else:
                 continue  # nothing waits for it
-            position = max(rest.cursor, formers[0][1] if formers else begins)
-            lag = logs.lag(text, position, [*rest.holes, *gaps])
+            position = max(window.cursor, formers[0][1] if formers else begins)
+            lag = logs.lag(text, position, [*window.holes, *gaps])
             yield client, text.decode(), position, last, lag.messages, lag.bytes, *_oldest(lag)
         lag = _kept(reading, client, window)
         if lag.messages:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from leveldb_store import replay_schema, schema
+from leveldb_store import replay_schema, schema, windows
 from leveldb_store.archive_schema import first_level
 from leveldb_store.schema import SchemaError
 from leveldb_store.snapshot import LinkFacts
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from spark_etl.reading import Reading
 
-__all__ = ["handoff", "inflight", "replays", "sessions", "shared", "subscriptions"]
+__all__ = ["handoff", "inflight", "replays", "sessions", "shared", "subscriptions", "window_of"]
 
 _NEVER: Final = 0xFFFFFFFF
 _SHARE: Final = "$share/"
@@ -92,7 +92,8 @@ def inflight(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordB
 
 def _inflight(reading: Reading, start: bytes, stop: bytes) -> Iterator[tuple[Any, ...]]:
     for key, value in reading.scan(start, stop):
-        client, window = _decoded(key[1:]), schema.decode_window(value)
+        client = _decoded(key[1:])
+        window = window_of(reading, client, value)
         for packet_id, flags, state, at in window.out:
             if state not in _AWAITS:
                 raise SchemaError(f"a message in flight has state {state}")
@@ -104,6 +105,15 @@ def _inflight(reading: Reading, start: bytes, stop: bytes) -> Iterator[tuple[Any
             )  # fmt: skip
         for packet_id in window.arrived:
             yield client, "in", packet_id, "PUBREL", 2, None, None, None, None
+
+
+def window_of(reading: Reading, client: str, value: bytes) -> windows.Window:
+    """The window of a session whose record of family V this is. Raises SchemaError."""
+    pages: list[windows.Page] = []
+    if windows.has_pages(value):
+        prefix = windows.pages_of(client)
+        pages += reading.scan(prefix, schema.prefix_end(prefix) or b"")
+    return windows.decode_window(value, pages)
 
 
 def _number(reading: Reading, client: str, record: int) -> int | None:

@@ -138,9 +138,9 @@ class KeptStore(MemoryStore):
         """See the contract."""
         return [name for name, index in self._indexes.items() if len(index)]
 
-    def message_at(self, position: int) -> Message | None:
+    def messages_at(self, positions: Iterable[int]) -> dict[int, Message]:
         """See the contract."""
-        return self._at.get(position)
+        return {position: self._at[position] for position in positions if position in self._at}
 
     def trim(self, index: bytes, up_to: int) -> None:
         """See the contract."""

@@ -118,7 +118,8 @@ class Host:
                 link.tick(self.now)
         self.settle()
         for each in recovered:
-            each.begin()
+            for _ in each.begin():
+                pass
         self.settle()
 
     @property

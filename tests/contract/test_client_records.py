@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leveldb_store import schema
+from leveldb_store import schema, windows
 from leveldb_store.schema import SchemaError, StoredMessage, StoredSession, StoredWill
 from leveldb_store.subscription_schema import decode_subscription
 from pyx.placement import group_number
@@ -94,7 +94,7 @@ def test_a_will_of_another_length_is_damaged(data: bytes) -> None:
 @given(data=st.binary(max_size=100))
 def test_any_bytes_are_a_record_or_damaged(data: bytes) -> None:
     for decode in (
-        schema.decode_session, schema.decode_will, decode_subscription, schema.decode_window,
+        schema.decode_session, schema.decode_will, decode_subscription, windows.decode_window,
         schema.decode_queued,
     ):  # fmt: skip
         try:
@@ -120,17 +120,17 @@ def test_what_the_router_stores_of_a_session_is_what_the_schema_says() -> None:
     assert (queued.message.payload, queued.message.publisher) == (b"x", "p")
     assert schema.encode_queued(queued) == value
     ((_, value),) = store.scan(schema.WINDOW)
-    window = schema.decode_window(value)
-    assert schema.encode_window(window._replace(rest=schema.encode_rest(schema.decode_rest(window.rest)))) == value
+    window = windows.decode_window(value)
+    assert windows.encode_window(window) == value
 
 
 def test_windows_and_queued_messages_that_are_cut_off_are_refused() -> None:
-    rest = schema.WindowRest(9, [(1, 2), (4, 5)], [(3, 2**64 - 1)], [(b"a/#", 7)])
-    whole = schema.encode_rest(rest)
-    assert schema.decode_rest(whole) == rest
-    for end in range(len(whole)):
+    window = windows.Window(9, [(7, 1, 1, 4)], [8], 3, [(1, 2), (4, 5)], [(3, 2**64 - 1)])
+    whole = windows.encode_window(window)
+    assert windows.decode_window(whole) == window
+    for wrong in (*(whole[:end] for end in range(len(whole))), whole + b"\0"):
         with pytest.raises(SchemaError):
-            schema.decode_rest(whole[:end])
+            windows.decode_window(wrong)
     queued = schema.StoredQueued(1, 7, b"", StoredMessage(b"t", b"body", 5, 1))
     whole = schema.encode_queued(queued)
     assert schema.decode_queued(whole) == queued

@@ -293,7 +293,7 @@ def test_sessions_that_come_back_together_share_what_is_read(tmp_path: Path) -> 
     batches = [store.read(name, 0, 1000) for name in (b"a", b"b") for _ in range(1000)]
     first = batches[0].items()[0][1]
     assert all(batch.items()[0][1] is first for batch in batches)
-    assert store.reads() == (1, 1998)
+    assert store.reads() == (1, 1998, 0)
     store.close()
 
 

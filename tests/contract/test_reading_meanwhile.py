@@ -34,7 +34,7 @@ def test_a_block_that_is_deleted_while_it_is_read_is_read(tmp_path: Path, monkey
     monkeypatch.setattr("leveldb_store.reading.part_ends", deleted)
     batch, reached = store._reader.batch(1, 0, 3, 1 << 20, 4)
     assert [bytes(message.payload) for _, message in batch.items()] == [b"1", b"2", b"3"]
-    assert (reached, store._reader.damaged) == (3, 0)
+    assert (reached, store._reader.blocks_left_out) == (3, 0)
     store.close()
 
 

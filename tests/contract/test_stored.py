@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leveldb_store import schema
-from leveldb_store.schema import Part, Span, StoredMessage, Window
+from leveldb_store import schema, windows
+from leveldb_store.schema import Part, Span, StoredMessage
 from leveldb_store.subscription_schema import decode_owed, decode_subscription, encode_subscription
+from leveldb_store.windows import Window
 from pyx.message import Message
 from pyx.records import Block, LogKey
 from pyx.router import expiry_offset
@@ -129,10 +130,14 @@ def test_golden_bytes_of_keys_and_small_values() -> None:
     value = encode_subscription(0x2C, 7, 258, [(1, 2, 258)], owed)
     assert decode_subscription(value) == (0x2C, 7, 258, [(1, 2, 258)])
     assert decode_owed(value) == owed
-    window = Window(258, 7, [(5, 2, 3, 259)], [9, 10], b"rest")
-    value = bytes.fromhex("0201000000000000 0700 0100 0200 0500 02 03 0301000000000000 0900 0a00") + b"rest"
-    assert schema.encode_window(window) == value
-    assert schema.decode_window(value) == window
+    window = Window(7, [(5, 2, 3, 259)], [9, 10], 258, [(1, 2)], [(3, 4)])
+    entries = "0500 02 03 0301000000000000 0900 0a00 0201000000000000"
+    spans_1 = "0100 0100000000000000 0200000000000000 0100 0300000000000000 0400000000000000"
+    value = bytes.fromhex(f"0000000000000080 0700 00 0100 0200 {entries} {spans_1}")
+    assert windows.encode_window(window) == value
+    assert windows.decode_window(value) == window
+    value = bytes.fromhex(f"0201000000000000 0700 0100 0200 {entries} {spans_1} 0100 0300 612f23 0700000000000000")
+    assert windows.decode_window(value) == window, "of version 1"
     spans = [Span(1, 2, 3, 4, 5, 6), Span(7, 8, 9, 10, 11, 12)]
     assert schema.decode_spans(schema.encode_spans(spans)) == spans
 
@@ -174,7 +179,7 @@ def test_damaged_bytes_are_an_error_and_nothing_else(data: bytes, first: int) ->
         lambda: list(schema.decode_block(data)),
         lambda: schema.decode_message(data),
         lambda: schema.decode_part(schema.part_key(1, first), data),
-        lambda: schema.decode_window(data),
+        lambda: windows.decode_window(data),
         lambda: decode_subscription(data),
         lambda: schema.decode_spans(data),
         lambda: schema.decode_u32(data),

@@ -14,6 +14,7 @@ from leveldb_store.store import LevelStore
 from pyx.message import Message
 from pyx.records import Block, LogKey
 from tests.unit import records_adapter as adapter
+from tests.waiting import wait_until
 
 NAMES = (b"a", b"b/+", b"\0client")
 Row = tuple[int, bytes]
@@ -77,6 +78,18 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     made.close()
 
 
+def test_messages_by_their_positions(store: Store) -> None:
+    """Once they are durable: any of them, rising, in blocks one behind the other or far apart; others are not there."""
+    writer = Writer(store)
+    for first in range(1, 300, 3):
+        bodies = (b"%d" % (first + at) for at in range(3))
+        ticket = writer.append(*((body, (b"a",)) for body in bodies))
+    wait_until(lambda: store.collect() >= ticket, 15.0, "all is durable")
+    for wanted in ([], [1], [2, 3, 4], [1, 150, 151, 299, 300], [300, 301, 999], range(1, 302), range(3, 300, 7)):
+        found = store.messages_at(wanted)
+        assert {at: bytes(each.payload) for at, each in found.items()} == {at: b"%d" % at for at in wanted if at <= 300}
+
+
 def test_what_was_appended_can_be_read_at_once(store: Store) -> None:
     writer = Writer(store)
     assert store.last_position == 0
@@ -92,10 +105,6 @@ def test_what_was_appended_can_be_read_at_once(store: Store) -> None:
     assert store.position_of_last(b"nobody", 1, 1) == 0
     assert store.last_position == 3
     assert set(store.names()) == {b"a", b"b"}
-    found = store.message_at(2)
-    assert found is not None
-    assert bytes(found.payload) == b"2"
-    assert store.message_at(9) is None
     assert store.failed is None
     assert store.flush() == 2, "nothing was gathered"
 

@@ -505,7 +505,8 @@ class Worker:
         if not self.listening:
             self.listening = True
             if self._recovered is not None:
-                self._recovered.begin()
+                for _ in self._recovered.begin():
+                    pass
                 self._recovered = None
                 self.finish()
             self.wake()

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from leveldb_store import replay_schema, schema
+from leveldb_store import replay_schema, schema, windows
 from leveldb_store.replay_schema import StoredReplay
-from leveldb_store.schema import StoredMessage, StoredQueued, Window
+from leveldb_store.schema import StoredMessage, StoredQueued
 from leveldb_store.subscription_schema import encode_subscription
+from leveldb_store.windows import Window
 from tests.made_snapshot import number_at, snapshot_of
 from tests.spark.conftest import Load
 
@@ -24,18 +25,18 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("state") / "snapshot"
     kept = StoredMessage(b"t", b"x", number_at(T + 7, 3), 1)
     in_flight = Window(
-        0, 9,
+        9,
         [
             (4, 1, PUBACK, 17), (5, 2 | schema.RETAIN | schema.OWN_RECORD, PUBREC, number_at(T + 60)),
             (6, 1 | schema.SHARED_COPY, PUBACK, 18), (7, 2 | schema.OWN_RECORD, PUBCOMP, number_at(T + 61)),
         ],
-        [11, 12], schema.U64.pack(0) + bytes(16),
+        [11, 12],
     )  # fmt: skip
     zero = [
         (schema.subscription_key("c", b"$share/g/a/+"), encode_subscription(OPTIONS, 5, 40)),
         (schema.subscription_key("c", b"b"), encode_subscription(1, 0, 41)),
         (replay_schema.replay_key("c", b"old/#"), replay_schema.encode_replay(StoredReplay(1, 0, 3, number_at(T)))),
-        (schema.window_key("c"), schema.encode_window(in_flight)),
+        (schema.window_key("c"), windows.encode_window(in_flight)),
         # a record has a number of its own: the message's was given when it came
         (schema.queued_key("c", number_at(T + 60)), schema.encode_queued(StoredQueued(2, 0, b"", kept))),
         (schema.handoff_key(1, 0), schema.encode_handoff_head(77, 100)),

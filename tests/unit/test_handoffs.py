@@ -30,14 +30,14 @@ def host_with(store: KeptStore) -> Host:
 def test_a_hand_off_log_is_found_again_as_it_was() -> None:
     store = KeptStore()
     host = host_with(store)
-    log = StoredHandoff(host.node.router, store, 3)
+    log = StoredHandoff(host.node.router, store, 3, host.node.set_aside.take)
     part = pack_messages([Message.create(b"t", b"body", qos=2, number=7)])
     log.reserve(100)
     log.append(101, part, [b"large"], 1)
     log.append(102, memoryview(part), [], -1)
     log.append(103, part, [], 1)
     host.settle()
-    again = StoredHandoff(host.node.router, store.after_crash(), 3)
+    again = StoredHandoff(host.node.router, store.after_crash(), 3, host.node.set_aside.take)
     assert (again.stream, again.reserved, again.acknowledged) == (log.stream, 100, 0)
     size = len(part)
     assert list(again.found()) == [(101, size + 5, 1), (102, size, -1), (103, size, 1)]
@@ -48,14 +48,15 @@ def test_a_hand_off_log_is_found_again_as_it_was() -> None:
     assert again.read(103) == (part, [])
     log.trim(102)
     host.settle()
-    assert [each[0] for each in StoredHandoff(host.node.router, store.after_crash(), 3).found()] == [103]
-    assert not list(StoredHandoff(host.node.router, store, 2).found())  # another peer's
+    again = StoredHandoff(host.node.router, store.after_crash(), 3, host.node.set_aside.take)
+    assert [each[0] for each in again.found()] == [103]
+    assert not list(StoredHandoff(host.node.router, store, 2, host.node.set_aside.take).found())  # another peer's
 
 
 def test_what_is_stored_says_so_when_the_disk_has_it() -> None:
     store = KeptStore(manual=True)
     host = host_with(store)
-    log = StoredHandoff(host.node.router, store, 1)
+    log = StoredHandoff(host.node.router, store, 1, host.node.set_aside.take)
     log.append(1, b"", [], 0)
     called: list[bool] = []
     log.when_stored(lambda: called.append(True))
@@ -76,7 +77,7 @@ def test_words_for_a_siblings_broker_are_not_said_again() -> None:
     before, after = (list(decode_entries(memoryview(each), [])) for each in (part, without_words(part)))
     assert [(each.topic, bytes(each.payload)) for each in before] == [(b"?", b"question")]
     assert [(each.topic, bytes(each.payload)) for each in after] == [(b".", b"question")]
-    log = StoredHandoff(router, KeptStore(), 1)
+    log = StoredHandoff(router, KeptStore(), 1, host.node.set_aside.take)
     assert not log.append(1, part, [], 1), "the link must keep what cannot be read back"
     assert log.append(2, without_words(part), [], 1)
     message = pack_messages([Message.create(b"?", b"no word", qos=1)])

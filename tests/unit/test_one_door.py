@@ -76,7 +76,7 @@ OTHERS = {
     "recording._count_unlisted", "recording._tell_drops", "recording._tell_times", "recording._tell_topics",
     "log.flush",
 }  # fmt: skip
-OF_THE_STORE = "put", "delete", "read", "backlog", "message_at", "record"
+OF_THE_STORE = "put", "delete", "read", "backlog", "record"
 
 
 class Said:

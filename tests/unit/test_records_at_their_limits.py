@@ -10,10 +10,11 @@ import pytest
 
 from broker import inspection
 from leveldb_store import schema
+from leveldb_store.windows import decode_window
 from pyx.wire import refuse_disallowed
 from tests import wire
 from tests.kept_host import lasting, let_go, on_disk
-from tests.sansio import Host
+from tests.sansio import Host, Peer
 from tests.unit.test_repartition import bodies, moved, paths
 
 PACKET_FILTERS = 5000
@@ -147,4 +148,112 @@ def test_characters_that_are_refused_from_now_on_were_stored_before(tmp_path: Pa
     host = restarted(tmp_path, host, 2)
     for name in names:
         assert sorted(bodies(lasting(host, name, 5))) == [b"0", b"1", b"2"]
+    let_go(host)
+
+
+def records(host: Host, family: bytes) -> dict[bytes, bytes]:
+    """Those of a family, when all is written."""
+    host.settle()
+    host.stores[0].collect()
+    return dict(host.stores[0].scan(family))
+
+
+def taken(host: Host, peer: Peer) -> list[wire.Packet]:
+    """What has come, unanswered."""
+    host.settle()
+    packets = list(peer.packets)
+    peer.packets.clear()
+    return packets
+
+
+@pytest.mark.mqtt("5:4.3.3-9", "5:4.4.0-1")
+@pytest.mark.parametrize("count", [128, 129, 65_535])
+def test_packet_identifiers_that_have_arrived(tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int) -> None:
+    """QoS 2 without PUBREL, up to all Packet Identifiers there are: each is stored with a record of some hundred bytes,
+    and after a restart, and with another number of workers, none is taken for a new message.
+    """
+    limits = {"receive_maximum": 65_535}
+    host = on_disk(paths(tmp_path, 1), limits=limits)
+    client = lasting(host, "c", 5)
+    for first in range(1, count, 4000):
+        sent = range(first, min(first + 4000, count))
+        client.send(b"".join(wire.publish(5, "t", b"", qos=2, packet_id=each) for each in sent))
+        taken(host, client)
+    before = {**records(host, schema.WINDOW), **records(host, schema.WINDOW_PAGE)}
+    client.send(wire.publish(5, "t", b"", qos=2, packet_id=count))
+    after = {**records(host, schema.WINDOW), **records(host, schema.WINDOW_PAGE)}
+    written = sum(len(value) for key, value in after.items() if before.get(key) != value)
+    assert written < 500
+    assert (
+        decode_window(after[b"Vc"], [each for each in after.items() if each[0][:1] == b"U"]).arrived
+        == list(range(1, count + 1))
+        or count <= 128
+    )
+    host.lose(client)
+    for workers, directory in ((1, tmp_path), (2, tmp_path / "next")):
+        if workers == 1:
+            host = restarted(tmp_path, host)
+        else:
+            let_go(host)
+            verify(tmp_path, capsys)
+            moved(tmp_path, 1, 2)
+            host = on_disk(paths(directory, 2), start_ms=host.now_ms, limits=limits)
+        again = lasting(host, "c", 5)
+        duplicates = host.counters()["publish_duplicates"]
+        for packet_id in (1, count // 2, count):
+            again.send(wire.publish(5, "t", b"", qos=2, packet_id=packet_id, dup=True))
+            assert again.next("PUBREC").packet_id == packet_id
+        assert host.counters()["publish_duplicates"] == duplicates + 3
+        host.lose(again)
+    again = lasting(host, "c", 5)
+    for first in range(1, count + 1, 4000):
+        sent = range(first, min(first + 4000, count + 1))
+        again.send(b"".join(wire.ack(5, "PUBREL", each) for each in sent))
+        host.settle()
+        again.packets.clear()
+    assert not any(list(store.scan(schema.WINDOW_PAGE)) for store in host.stores if store.collect())
+    host.lose(again)
+    let_go(host)
+
+
+@pytest.mark.mqtt("5:4.4.0-1", "5:4.6.0-6")
+@pytest.mark.parametrize("count", [128, 129, 2000])
+def test_messages_in_flight(tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int) -> None:
+    """As many as that, QoS 1 and 2, some answered by PUBREC: they come again under their Packet Identifiers, in order,
+    after a restart, with another number of workers, and with pages that were written at different times.
+    """
+    limits = {"inflight_max": 65_535, "receive_maximum": 65_535}
+    host = on_disk(paths(tmp_path, 1), limits=limits)
+    properties = {"receive_maximum": 65_535}
+    client = lasting(host, "c", 5, properties=properties)
+    client.subscribe(("t", 2))
+    publisher = host.connect("p", 5)
+    for number in range(count):
+        publisher.publish("t", b"%d" % number, qos=1 + number % 2)
+    got = taken(host, client)
+    assert len(got) == count
+    received = [packet for packet in got if packet.qos == 2][:20]
+    answered = [packet for packet in got if packet.qos == 1][:20]
+    for packet in received:
+        client.send(wire.ack(5, "PUBREC", packet.packet_id))
+    for packet in answered:
+        client.send(wire.ack(5, "PUBACK", packet.packet_id))
+    host.settle()
+    host.pass_time(1)
+    assert bool(records(host, schema.WINDOW_PAGE)) == (count > 128)
+    expected = sorted((each.packet_id, each.payload) for each in got if each not in received and each not in answered)
+    released = [packet.packet_id for packet in received]
+    host.lose(client)
+    for workers in (1, 2):
+        let_go(host)
+        if workers == 2:
+            verify(tmp_path, capsys)
+            moved(tmp_path, 1, 2)
+        directory = tmp_path if workers == 1 else tmp_path / "next"
+        host = on_disk(paths(directory, workers), start_ms=host.now_ms, limits=limits)
+        again = lasting(host, "c", 5, properties=properties)
+        packets = taken(host, again)
+        assert [each.packet_id for each in packets if each.kind == "PUBREL"] == released
+        assert [(each.packet_id, each.payload) for each in packets if each.kind == "PUBLISH"] == expected
+        host.lose(again)
     let_go(host)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from pathlib import Path
 
 import plyvel
@@ -386,7 +387,42 @@ def test_a_damaged_record_is_named_and_nothing_is_changed(tmp_path: Path) -> Non
     with plyvel.DB(str(paths(tmp_path, 2)[1])) as db:
         db.put(b"Vsomebody", b"cut off")
     with pytest.raises(RepartitionError, match=r"2-workers/1, record b'Vsomebody': a window is cut off"):
-        moved(tmp_path, 2, 1)
+        repartition(paths(tmp_path, 2), paths(tmp_path / "strict", 1), "before", "after", strict=True)
+    for path in paths(tmp_path / "strict", 1):
+        shutil.rmtree(path)
+    assert moved(tmp_path, 2, 1).set_aside == 1
+    with plyvel.DB(str(paths(tmp_path / "next", 1)[0])) as db:
+        assert db.get(schema.set_aside_key(b"Vsomebody")) == b"cut off"
+
+
+def test_what_belongs_to_a_session_that_cannot_be_read_is_kept_with_it(tmp_path: Path) -> None:
+    """Set aside in the store of its home, also when it was set aside before; another session serves."""
+    host = on_disk(paths(tmp_path, 2))
+    names = [client_of(1, 2), client_of(0, 2)]
+    for name in names:
+        client = lasting(host, name, 5)
+        client.subscribe(("t", 1), ("$share/g/s", 1))
+        host.lose(client)
+    publisher = host.connect("p")
+    publisher.publish("t", b"x", qos=1)
+    publisher.publish("s", b"y", qos=1)
+    publisher.publish("s", b"z", qos=1)
+    let_go(host)
+    lost = names[0]
+    with plyvel.DB(str(paths(tmp_path, 2)[1])) as db:
+        db.put(schema.session_key(lost), b"cut off")
+        found = {key for key, _ in db if lost.encode() in key[1:] and key[:1] in b"STVQ"}
+        db.put(schema.set_aside_key(b"Tearlier"), b"")
+    assert {key[:1] for key in found} >= {b"S", b"T", b"V"}
+    assert moved(tmp_path, 2, 3).set_aside == len(found) + 1
+    aside = set()
+    for path in paths(tmp_path / "next", 3):
+        with plyvel.DB(str(path)) as db:
+            aside |= {key[1:] for key, _ in db.iterator(prefix=schema.SET_ASIDE)}
+    assert aside == found | {b"Tearlier"}
+    host = on_disk(paths(tmp_path / "next", 3), start_ms=host.now_ms)
+    assert b"x" in bodies(lasting(host, names[1], 5))
+    let_go(host)
 
 
 def test_neither_positions_nor_copies_add_up(tmp_path: Path) -> None:

@@ -1,0 +1,69 @@
+"""What each family of a store's records is checked by: `mqttd store verify` and a repartition read them all by these.
+
+A check takes key and value and raises one of `broker.set_aside.UNREADABLE` when they are no record. What can only be
+told together with other records (blocks and parts of the log, archives, events) is not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from leveldb_store import schema, windows
+from leveldb_store.replay_schema import decode_replay, split_replay
+from leveldb_store.subscription_schema import decode_owed, decode_subscription
+from pyx.topics import parse_share
+from zmq_mesh.envelope import decode_entries
+
+__all__ = ["CHECKS"]
+
+_SHARED: Final = b"$share/"
+
+
+def _subscription(key: bytes, value: bytes) -> None:
+    _, named = schema.split_subscription(key)
+    decode_subscription(value)
+    decode_owed(value)
+    if named.startswith(_SHARED) and parse_share(named) is None:
+        raise ValueError("no Topic Filter")
+
+
+def _retained(key: bytes, value: bytes) -> None:
+    message, end = schema.decode_message(value)
+    if end != len(value) or message.topic != key[1:]:
+        raise ValueError("a retained message is damaged")
+
+
+def _link_position(key: bytes, value: bytes) -> None:
+    if schema.is_refusals(key):
+        schema.decode_refusals(value)
+    else:
+        schema.decode_peer(value)
+
+
+def _handoff(key: bytes, value: bytes) -> None:
+    if schema.key_position(key) == 0:
+        schema.decode_handoff_head(value)
+        return
+    _, part, payloads = schema.decode_handoff(value)
+    for _ in decode_entries(part, payloads):
+        pass
+
+
+CHECKS: Final[dict[bytes, Callable[[bytes, bytes], object]]] = {
+    schema.NAME: lambda _, value: schema.decode_u32(value),
+    schema.TRIMMED: lambda _, value: schema.decode_u64(value),
+    schema.DROPPED: lambda _, value: schema.decode_spans(value),
+    schema.WANTED: lambda _, value: schema.decode_u32(value),
+    schema.SESSION: lambda key, value: (key[1:].decode(), schema.decode_session(value)),
+    schema.SUBSCRIPTION: _subscription,
+    schema.WINDOW: lambda key, value: (key[1:].decode(), windows.decode_window(value)),
+    schema.WINDOW_PAGE: windows.check_page,
+    schema.QUEUED: lambda key, value: (schema.split_queued(key), schema.decode_queued(value)),
+    schema.REPLAY: lambda key, value: (split_replay(key), decode_replay(value)),
+    schema.RETAINED: _retained,
+    schema.WILL: lambda key, value: (key[1:].decode(), schema.decode_will(value)),
+    schema.HANDOFF: _handoff,
+    schema.PEER: _link_position,
+}
+"""By family."""

@@ -1,0 +1,135 @@
+"""A start over a store in which something cannot be read: the rest serves, or `--strict-store` says what it is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import plyvel
+import pytest
+
+from broker import inspection
+from broker.testing import BrokerFailed
+from leveldb_store import schema
+from tests.broker_process import KIND, BrokerProcess
+from tests.wire import Client
+
+pytestmark = pytest.mark.skipif(KIND == "mosquitto", reason="mosquitto has no such stores")
+
+SESSIONS = 40
+Start = Callable[..., BrokerProcess]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """``start(workers, *arguments)``: a broker on the data directory; ended with the test."""
+    opened: list[BrokerProcess] = []
+
+    def run(workers: int = 1, *arguments: str) -> BrokerProcess:
+        settings = ["--store", "leveldb", "--data-dir", str(tmp_path / "data"), "--admin", "127.0.0.1:0"]
+        opened.append(BrokerProcess(workers, ["--log-format", "json", *settings, *arguments]))
+        opened[-1].start()
+        return opened[-1]
+
+    yield run
+    for each in opened:
+        each.kill()
+        each.forget()
+
+
+def fill(broker: BrokerProcess) -> None:
+    """Sessions with a backlog each, retained messages."""
+    for number in range(SESSIONS):
+        with closing(Client(broker.address, 5)) as client:
+            client.connect(f"c{number}", clean=False, properties={"session_expiry_interval": 1000})
+            client.subscribe((f"t/{number}", 1))
+    with closing(Client(broker.address, 5)) as client:
+        client.connect("publisher")
+        for number in range(SESSIONS):
+            client.publish(f"t/{number}", b"%d" % number, qos=1, retain=True)
+
+
+def backlog(broker: BrokerProcess, number: int) -> tuple[bool, bytes | None]:
+    """(whether the session is there, the first message it gets)."""
+    with closing(Client(broker.address, 5)) as client:
+        properties = {"session_expiry_interval": 1000}
+        connack = client.connect(f"c{number}", clean=False, properties=properties)
+        return connack.session_present, client.expect("PUBLISH").payload if connack.session_present else None
+
+
+def named(broker: BrokerProcess, event: str) -> list[str]:
+    """Records that lines of this kind name."""
+    return [line["record"] for line in broker.logged(event)]
+
+
+def ready(broker: BrokerProcess) -> list[int]:
+    """How many records each worker has set aside, as /ready says."""
+    with urllib.request.urlopen("http://{}:{}/ready".format(*broker.admin)) as answer:
+        return [worker["records_set_aside"] for worker in json.load(answer)["workers"]]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_records_that_cannot_be_read_are_set_aside(start: Start, tmp_path: Path, count: int) -> None:
+    """One of each family, also at a start with another number of workers: named once, counted at every start, kept."""
+    broker = start(1)
+    fill(broker)
+    assert broker.stop() == 0
+    store = tmp_path / "data" / "worker-0"
+    with plyvel.DB(str(store)) as db:
+        spoilt = {schema.session_key("c0"), schema.subscription_key("c1", b"t/1"), schema.window_key("c2")}
+        spoilt |= {schema.retained_key(b"t/3"), schema.name_key(b"t/4"), schema.will_key("c5")}
+        for key in spoilt:
+            db.put(key, b"spoilt")
+    with pytest.raises(BrokerFailed) as failed:
+        start(count, "--strict-store")
+    (line,) = [line for line in str(failed.value).splitlines() if line.startswith("mqttd: ")]
+    assert any(repr(key) in line for key in spoilt)
+    broker = start(count)
+    aside = sum(ready(broker))
+    assert aside >= len(spoilt)
+    if count == 1:
+        assert {ascii(key) for key in spoilt} <= set(named(broker, "record_set_aside"))
+        assert len(named(broker, "record_set_aside")) == aside
+    assert [backlog(broker, number) for number in range(6, SESSIONS)] == [(True, b"%d" % i) for i in range(6, SESSIONS)]
+    assert backlog(broker, 0) == (False, None)
+    assert broker.stop() == 0
+    broker = start(count)
+    assert sum(ready(broker)) == aside
+    assert not named(broker, "record_set_aside")
+    assert broker.stop() == 0
+    assert inspection.main(["verify", str(tmp_path / "data")]) == 1
+
+
+def test_a_table_that_is_damaged_is_repaired_when_it_shows(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """LevelDB opens it and finds the flipped bit while sessions are read."""
+    broker = start(1)
+    fill(broker)
+    assert broker.stop() == 0
+    store = tmp_path / "data" / "worker-0"
+    with plyvel.DB(str(store)) as db:
+        db.compact_range()
+    for file in store.glob("*.ldb"):
+        content = bytearray(file.read_bytes())
+        content[len(content) // 3] ^= 4
+        file.write_bytes(content)
+    shutil.copytree(store, tmp_path / "as it was")
+    with pytest.raises(BrokerFailed, match="strict_store"):
+        start(1, "--strict-store")
+    broker = start(1)
+    assert "is repaired" in broker.stderr()
+    with closing(Client(broker.address, 5)) as client:
+        client.connect("new", clean=False, properties={"session_expiry_interval": 1000})
+        client.subscribe(("new", 1))
+        client.publish("new", b"x", qos=1)
+        assert client.expect("PUBLISH").payload == b"x"
+    assert broker.stop() == 0
+    capsys.readouterr()
+    assert inspection.main(["verify", str(tmp_path / "data")]) in (0, 1), capsys.readouterr().out
+    assert "cannot be opened" not in capsys.readouterr().out
+    assert start(1).stop() == 0
