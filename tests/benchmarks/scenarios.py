@@ -259,6 +259,13 @@ SCENARIOS: tuple[Scenario, ...] = (
         remark="each with a filter of its own; slowest PINGRESP of the first 3 s",
     ),
     Scenario(
+        "inflight1m", "start with 1,000,000 messages in flight to 10,000 sessions", "",
+        (Variant("mqttd, fsync", "mqttd/1+fsync", measure=durable.start_in_flight),),
+        (Target("mqttd, fsync", 5, None, "start_s"),),
+        figures=("start_s", "ping_max_ms", "pss_bytes", "store_bytes"), runs_max=1, section=ON_DISK,
+        remark="all different, written in turns; slowest PINGRESP of the first 3 s",
+    ),
+    Scenario(
         "replay1m", "replay of 1,000,000 messages to one subscriber", "",
         (
             Variant("mqttd, fsync", "mqttd/1+fsync", measure=replaying.by_one_worker),
