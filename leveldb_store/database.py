@@ -69,6 +69,7 @@ class Database:
         """
         self.path = path
         self._is_strict = strict
+        self._say = say
         self.lock = threading.Lock()
         """Held while something is read."""
         self.archive_lock = threading.Lock()
@@ -100,11 +101,16 @@ class Database:
             merged.append(batch)
         merged.write()
 
-    def reopen(self) -> None:
-        """After a failed write: what is whole in its log is taken over."""
+    def reopen(self, why: Exception) -> None:
+        """After a write that failed for this reason: what is whole in its log is taken over. LevelDB refuses all writes
+        once it has met a damaged table while it compacted, and would meet it again: that is repaired. Raises StoreError.
+        """
         with self.lock, self.archive_lock:
             self.db.close()
-            self.db = self._open(create=False)
+            if isinstance(why, plyvel.CorruptionError) and not self._is_strict:
+                self.db = self._repaired(told(why), self._say, is_read=True)
+            else:
+                self.db = self._open(create=False)
 
     def get(self, key: bytes) -> bytes | None:
         """A value; plyvel.CorruptionError if it cannot be read."""

@@ -263,6 +263,7 @@ class Writer:
                 return True
             except (plyvel.Error, OSError) as error:
                 self._note_failure(error)
+                why = error
             try:
                 if not (room.release() and is_first) and self._stop.wait(RETRY_SECONDS):
                     return False
@@ -273,7 +274,7 @@ class Writer:
                 self._compactor.join()
                 self._retention.join()
                 self._events.join()
-                self._database.reopen()
+                self._database.reopen(why)
                 room.keep_opening()
                 self._compactor.again()
             except (plyvel.Error, OSError) as error:

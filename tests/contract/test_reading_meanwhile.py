@@ -46,11 +46,11 @@ def test_a_family_is_read_to_its_end_although_the_database_is_opened_anew(tmp_pa
     wait_durable(store, store.flush())
     found = store.scan(schema.SESSION)
     keys = [next(found)[0]]
-    store._database.reopen()
+    store._database.reopen(OSError("refused"))
     for key, _ in found:
         keys.append(key)
         if len(keys) % 700 == 0:
-            store._database.reopen()
+            store._database.reopen(OSError("refused"))
     assert keys == [schema.SESSION + b"%06d" % number for number in range(many)]
     assert list(store.scan(b"Z")) == []
     store.close()
