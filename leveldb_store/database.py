@@ -103,7 +103,9 @@ class Database:
 
     def reopen(self, why: Exception) -> None:
         """After a write that failed for this reason: what is whole in its log is taken over. LevelDB refuses all writes
-        once it has met a damaged table while it compacted, and would meet it again: that is repaired. Raises StoreError.
+        once it has met a damaged table while it compacted, and would meet it again: that is repaired.
+
+        Raises plyvel.Error, OSError and StoreError.
         """
         with self.lock, self.archive_lock:
             self.db.close()

@@ -17,8 +17,8 @@ import plyvel
 import pytest
 
 from leveldb_store import schema
-from leveldb_store.contract import StoreError
-from leveldb_store.database import Database
+from leveldb_store.contract import DamagedStoreError, StoreError
+from leveldb_store.database import Database, Options
 from leveldb_store.store import LevelStore
 from tests.contract.test_stores import Writer, all_rows, rows
 from tests.waiting import wait_until
@@ -534,3 +534,47 @@ def test_a_damaged_table_is_a_clear_refusal_or_left_out(filled: Path, tmp_path: 
                 store.close()
         except StoreError:
             pass
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_a_write_that_fails_for_damage_has_it_repaired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_strict: bool
+) -> None:
+    """As when a compaction has met a damaged table: LevelDB takes no write from then on, also when it is opened anew.
+    What can be read stays, and writes go on; with `strict` nothing is changed.
+    """
+    path, options = tmp_path / "0", Options(write_buffer_bytes=64 << 10)
+    store = LevelStore(path, options=options)
+    for number in range(100):
+        store.put(schema.RETAINED + b"%03d" % number, os.urandom(10_000))
+        wait_durable(store, store.flush())
+    store.close()
+    said: list[str] = []
+    store = LevelStore(path, strict=is_strict, options=options, say=said.append)
+    for file in path.glob("*.ldb"):
+        with file.open("r+b") as table:
+            table.seek(table.seek(0, os.SEEK_END) // 2)
+            byte = table.read(1)[0]
+            table.seek(-1, os.SEEK_CUR)
+            table.write(bytes((byte ^ 0x40,)))
+    write, failures = Database.write, [plyvel.CorruptionError(b"Corruption: block checksum mismatch")]
+
+    def damaged(self: Database, batches: list[plyvel.WriteBatch], fsync: bool) -> None:
+        if failures:
+            raise failures.pop()
+        write(self, batches, fsync)
+
+    monkeypatch.setattr(Database, "write", damaged)
+    store.put(schema.RETAINED + b"new", b"x")
+    wait_durable(store, store.flush())
+    copies = list(tmp_path.glob("0.damaged-*"))
+    if is_strict:
+        assert not copies
+        with pytest.raises(DamagedStoreError):
+            list(store.scan(schema.RETAINED))
+    else:
+        assert len(copies) == 1
+        found = dict(store.scan(schema.RETAINED))
+        assert found[schema.RETAINED + b"new"] == b"x"
+        assert len(found) > 50
+    store.close()

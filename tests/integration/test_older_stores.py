@@ -108,7 +108,7 @@ def test_a_data_directory_of_an_earlier_release_is_gone_on_with(broker: Mqttd, t
     with closing(back(broker, named("away", 1))) as client:
         assert sorted(payloads(client, 5)) == [b"L" * 10_000, b"x0", b"x1", b"x2", b"x3"]
     with closing(back(broker, "replays")) as client:
-        # what was published at QoS 0 was sent, or ended with its connection; a9 is the last one that is archived, and lies
+        # what was published at QoS 0 was sent, or ended with its connection; a9, the last one that is archived, lies
         # behind the position that was stored with a8: it is read again
         assert payloads(client, 7) == [*(b"a%d" % number for number in range(10) if number % 3), b"a9"]
     with closing(Client(broker.address, 5)) as client:
