@@ -34,9 +34,9 @@ class Refusing:
                 raise plyvel.IOError(b"IO error: 000003.log: No space left on device")
             self.write(database, batches, fsync)
 
-        def counted(database: Database) -> None:
+        def counted(database: Database, why: Exception) -> None:
             self.reopened += 1
-            reopen(database)
+            reopen(database, why)
 
         monkeypatch.setattr(Database, "write", write)
         monkeypatch.setattr(Database, "reopen", counted)
