@@ -5,7 +5,8 @@ A store that keeps has of each session that outlives its connection:
 - in the log, every message at QoS 1 and 2 for it, whether it is connected or not;
 - its *window* (family V of `leveldb_store.schema`; a large one has pages as well, `pyx.pages`): up to where it has been
   sent the log, what of that is in flight under which Packet Identifier and in which state, and the Packet Identifiers
-  of its own QoS 2 publishes without PUBREL. So: what lies behind `cursor` was never sent; what lies before and is not in flight is finished;
+  of its own QoS 2 publishes without PUBREL. So: what lies behind `cursor` was never sent; what lies before and is not
+  in flight is finished;
 - a record of its own (family Q) for each message that stands in no index it reads: shares of a group, retained
   messages it asked for, and what is in flight of a subscription that has ended.
 
