@@ -22,7 +22,7 @@ from pyx.records cimport Batch
 from pyx.routing cimport MERGED_MAX, QUOTA_EXCEEDED, READ_BYTES_MAX, SLICE, free_pointers, pointers_push
 from pyx.session cimport is_stored
 from pyx.unread cimport Unread
-from pyx.work cimport INDEX, Mark, OBJECT, SEEK, SWEEP, VISIT, callback_begins, callback_ends, work
+from pyx.work cimport INDEX, Mark, OBJECT, PLACE, SEEK, SWEEP, VISIT, callback_begins, callback_ends, work
 
 cdef enum:
     HOLD_ROOM = 1000            # messages that may be under way when publishers are told to wait
@@ -433,6 +433,8 @@ cdef class Bounding(Holding):
         cdef uint32_t i
         cdef Session s
         cdef bint needed = False
+        if key.restored:
+            self.left -= 8 * SEEK               # its first and last part, where it begins and ends, what is dropped
         key.grown = 0
         key.grown_bytes = 0
         key.rests = self.keeps
@@ -448,6 +450,7 @@ cdef class Bounding(Holding):
             if self.keeps and is_stored(s):
                 needed = True
                 if s.inflight:
+                    self.left -= s.window_cap * <int64_t>PLACE
                     since = self.in_flight_since(s, spans)
                     lowest = min(lowest, since)
                     open_from = min(open_from, since)
