@@ -94,7 +94,8 @@ cdef class Unread:
         cdef uint64_t size, end = 0
         cdef Waiting* e
         work((self.tail - self.head) * (2 * VISIT) + (later.tail - later.head) * VISIT)
-        qsort(self.items + self.head, self.tail - self.head, sizeof(Waiting), by_position)
+        if self.tail > self.head:               # else there may be no array
+            qsort(self.items + self.head, self.tail - self.head, sizeof(Waiting), by_position)
         for i in range(self.head, self.tail):
             e = &self.items[i]
             if kept > self.head and self.items[kept - 1].position == e.position:
