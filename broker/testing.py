@@ -284,7 +284,8 @@ class Mqttd:
         found = {}
         for pid in self.processes():
             try:
-                title = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0")
+                # a title that is being written may still have something of the former one behind it
+                title = Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0]
             except (FileNotFoundError, ProcessLookupError):
                 continue
             if title.startswith(b"mqttd: worker "):
