@@ -358,7 +358,7 @@ def test_a_data_directory_for_another_number_of_workers(mqttd: Mqttd, tmp_path: 
     }
     with plyvel.DB(str(tmp_path / "data" / "worker-0.1")) as db:
         db.put(b"Sclient", b"")
-    command = mqttd("--workers", "3", "--port", "0", environment=environment)
+    command = mqttd("--workers", "3", "--port", "0", "--strict-store", environment=environment)
     assert command.status() == 4
     assert command.err().splitlines()[-1] == (
         "mqttd: the stores of 1 workers cannot be repartitioned for 3: the store "
