@@ -129,6 +129,8 @@ class Watcher:
         """What a well-behaved client still has to send: (kind, Packet Identifier)."""
         self.window: dict[int, int] = {}
         """Packet Identifier -> QoS of messages that came and are not answered to the end."""
+        self._former: set[int] = set()
+        """Of the window: PUBREL came of a former connection, which counts against no Receive Maximum (MQTT 5, 4.9)."""
         self.published: set[tuple[str, bytes]] = set()
         """Topics and payloads of what it sent, its will included."""
         self.received: set[tuple[str, bytes]] = set()
@@ -203,6 +205,7 @@ class Watcher:
             self.wild = True  # it may have guessed an identifier of a message that is under way
         elif kind != "PUBREC" or reason >= 0x80:
             del self.window[packet_id]
+            self._former.discard(packet_id)
 
     # ------------------------------------------------------------ what it is sent
 
@@ -250,8 +253,9 @@ class Watcher:
             asked = self._asked["PUBREC", packet.packet_id] or self._present
             assert asked or self.wild, f"PUBREL {packet.packet_id} without PUBREC"
             self.to_answer.append(("PUBCOMP", packet.packet_id))
-            if self._present:
-                self.window.setdefault(packet.packet_id, 2)
+            if self._present and packet.packet_id not in self.window:
+                self.window[packet.packet_id] = 2
+                self._former.add(packet.packet_id)
         elif packet.kind == "DISCONNECT":
             self.ended = True
         return packet
@@ -308,6 +312,7 @@ class Watcher:
         if not self.wild:
             assert packet_id not in self.window, f"Packet Identifier {packet_id} is in use: {packet}"
             most = self.greeting.properties.get("receive_maximum", 65535)
-            assert len(self.window) < most, f"Receive Maximum {most}: {len(self.window)} open, and {packet}"
+            count = len(self.window) - len(self._former)
+            assert count < most, f"Receive Maximum {most}: {count} open, and {packet}"
         self.window[packet_id] = packet.qos
         self.to_answer.append(("PUBACK" if packet.qos == 1 else "PUBREC", packet_id))
