@@ -164,6 +164,7 @@ class Custody:
             since, formers = self._router.since(session, text)
             key = schema.subscription_key(session.client_id, text)
             self._router.put_record(key, encode_subscription(*terms, since, formers, owed), waited=False)
+            self._router.stored_together(session)  # which says how much of the former stretches it has been sent
 
     def unsubscribed(self, session: Session, named: bytes) -> None:
         """It has it no longer."""

@@ -142,7 +142,7 @@ cdef class Bounding(Holding):
     cdef int seek_begin(self, Session s) except -1:
         # what comes from now on is noted at once, and whoever publishes finds the session among those connected
         cdef uint32_t i
-        cdef uint64_t since
+        cdef const Former* former
         cdef Membership* e
         s.sought_anew = False
         s.sought = []
@@ -159,27 +159,32 @@ cdef class Bounding(Holding):
             if e.group != NULL or e.filter.index == NULL:
                 continue
             self.subscriptions.drop_formers(e, s.cursor)
-            since = e.since
-            if e.formers != NULL:
-                since = e.formers.since
-            elif (e.filter.plain.items[e.index].slot_options >> 24) & 3 == 0 and s.absences is None:
+            # only those stretches for which the index is kept: what lies between stands in another index, or is not
+            # wanted
+            former = e.formers
+            while former != NULL:
+                work(OBJECT)
+                s.sought.append((<object>e.filter.index, max(s.cursor, former.since), former.up_to))
+                former = former.next
+            if (e.filter.plain.items[e.index].slot_options >> 24) & 3 or s.absences is not None:
+                s.sought.append((<object>e.filter.index, max(s.cursor, e.since), s.found_up_to))
+            elif e.formers == NULL:
                 continue
             (<LogKey>e.filter.index).rests = False
-            s.sought.append((<object>e.filter.index, max(s.cursor, since)))
         return 0
 
     cdef bint seek_on(self, Session s) except -1:
         # True: it has come to its end
         cdef Batch b
         cdef LogKey key
-        cdef uint64_t after
+        cdef uint64_t after, up_to
         cdef uint32_t i
         if not s.behind or not s.sought_anew and s.sought is None:
             return True                         # the session has ended meanwhile
         if s.sought_anew:
             self.seek_begin(s)
         while s.sought and self.left > 0:
-            key, after = s.sought.pop()
+            key, after, up_to = s.sought.pop()
             after = behind_span(s.holes, after)
             work(INDEX)
             self.left -= INDEX + (6 * SEEK if self.keeps else 0)
@@ -187,12 +192,12 @@ cdef class Bounding(Holding):
             work(b.count * OBJECT)
             self.left -= b.count * OBJECT
             for i in range(b.count):
-                if b.positions[i] > s.found_up_to:
+                if b.positions[i] > up_to:
                     break
                 if behind_span(s.holes, b.positions[i] - 1) == b.positions[i] - 1:
                     s.found.gather(b.positions[i], content_bytes(&(<Message>b.messages[i]).content), key)
-            if b.count and b.truncated and b.positions[b.count - 1] < s.found_up_to:
-                s.sought.append((key, b.positions[b.count - 1]))
+            if b.count and b.truncated and b.positions[b.count - 1] < up_to:
+                s.sought.append((key, b.positions[b.count - 1], up_to))
         if s.sought:
             return False
         self.left -= (s.found.tail + s.unread.tail) * <int64_t>(2 * VISIT)

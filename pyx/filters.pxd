@@ -101,7 +101,7 @@ cdef inline const char* filter_text(const Filter* f) noexcept nogil:
 cdef inline int options_at(const Membership* e, uint8_t options, uint64_t position) noexcept nogil:
     # under which its subscription has that message of the log, -1: it has not. 0 is no position: the present ones
     cdef const Former* former = e.formers
-    if former is NULL or position == 0:
+    if position == 0:
         return options
     while former is not NULL:
         if position <= former.up_to:

@@ -362,8 +362,8 @@ cdef class Router(Sharing):
             if held >= 0:
                 was = <uint8_t>(f.plain.items[s.own.items[held].index].slot_options >> 24)
                 wanted = was & 3 != 0
-                if wanted and options & 3 == 0 or options & 4 and not was & 4:
-                    s.narrowed(self.subscriptions, &s.own.items[held], was, self.next_position - 1)
+                if wanted != (options & 3 != 0) or options & 4 and not was & 4:
+                    s.keep_former(self.subscriptions, &s.own.items[held], was, self.next_position - 1)
         new = self.subscriptions.add(f, g, <void*>s, &s.own, <uint8_t>options, identifier, s.connection is not None)
         if self.keeps and is_stored(s) and not self.restoring:
             self.touch(s)                   # up to here it has been sent everything, whatever else the log holds

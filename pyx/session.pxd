@@ -167,7 +167,7 @@ cdef class Session:
     cdef bint overtaken(self, uint64_t topic, uint64_t number, uint32_t asked) noexcept
     cdef void watch_no_more(self) noexcept
     # its subscription, of these options, is replaced by one that would not have what is queued: up to `last`
-    cdef int narrowed(self, Subscriptions subscriptions, Membership* e, uint8_t options, uint64_t last) except -1
+    cdef int keep_former(self, Subscriptions subscriptions, Membership* e, uint8_t options, uint64_t last) except -1
     cdef list formers(self, const Membership* e)
     cdef bint wants_formers(self, const Membership* e, set spans) except -1     # adds where they lie to the spans
 

@@ -372,7 +372,7 @@ cdef class Session:
         if self.watching == 0 and self.queue_count == 0:
             self.watch_no_more()
 
-    cdef int narrowed(self, Subscriptions subscriptions, Membership* e, uint8_t options, uint64_t last) except -1:
+    cdef int keep_former(self, Subscriptions subscriptions, Membership* e, uint8_t options, uint64_t last) except -1:
         if not self.behind or last <= self.cursor or last <= e.since or options & 3 == 0 and self.absences is None:
             return 0
         subscriptions.add_former(e, options, e.since, last)

@@ -187,6 +187,12 @@ cdef class Windows(Answering):
         self.recorded = self.synced = True
         return 0
 
+    def stored_together(self, Session s not None):
+        """What the store is told of it in this tick holds with its window of this tick alone: where it has been sent the
+        log, for one."""
+        if self.keeps and is_stored(s) and not s.over:
+            self.touch(s)
+
     cdef int lag(self, Session s) except -1:
         if not s.lagging:
             s.lagging = True

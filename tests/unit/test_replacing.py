@@ -131,6 +131,89 @@ def test_a_subscription_that_has_its_queue_is_stored_without_it() -> None:
     assert store.messages_held() == 0
 
 
+def test_what_was_sent_at_qos_0_is_not_sent_again_for_a_later_subscription() -> None:
+    """Another session holds all of them, so the index that is read for the first two has the third as well."""
+    host = kept()[0]
+    other = lasting(host, "other", 5)
+    other.subscribe((FILTER, 2))
+    host.lose(other)
+    peer = slow(host)
+    subscribe(peer, 2)
+    publish(host, b"1", b"2", b"3", qos=2)
+    subscribe(peer, 0)
+    publish(host, b"4", qos=2)
+    subscribe(peer, 2, "a/b")
+    publish(host, b"5", qos=2)
+    assert got(peer) == [(b"1", 2), (b"4", 0), (b"2", 2), (b"3", 2), (b"5", 2)]
+    host.check_books()
+
+
+def test_a_message_is_found_where_another_filter_keeps_it() -> None:
+    """Of two filters that match it the one at QoS 0 has it in its index only as long as another session wants it."""
+    host = kept()[0]
+    other = lasting(host, "other", 5)
+    other.subscribe(("a/b", 1))
+    peer = slow(host)
+    for number in range(70):
+        subscribe(peer, 1, f"filter/{number}")
+    subscribe(peer, 1)
+    subscribe(peer, 1, "a/b")
+    publish(host, b"1", b"2")
+    subscribe(peer, 0, "a/b")
+    publish(host, b"3", b"4")
+    # nothing is left in flight, which would keep all that lies behind it
+    peer.send(wire.ack(5, "PUBACK", peer.next("PUBLISH").packet_id), wire.disconnect(5))
+    host.pass_time(1)
+    host = host.crash()
+    host.pass_time(2)  # what it has not read is looked for
+    assert [body for body, _ in got(lasting(host, "other", 5))] == [b"1", b"2", b"3", b"4"]
+    host.pass_time(2)  # what nobody wants any more is forgotten
+    assert got(slow(host)) == [(b"2", 1), (b"3", 1), (b"4", 1)]
+
+
+@pytest.mark.parametrize("again", ["owed", "subscribed"])
+def test_a_crash_between_the_subscription_and_the_window(again: str) -> None:
+    """Its record says no more of former stretches than the window says that it has been sent."""
+    host = kept()[0]
+    peer = slow(host)
+    subscribe(peer, 1)
+    publish(host, b"1", b"2", b"3")
+    subscribe(peer, 0)
+    for body in (b"1", b"2"):
+        packet = peer.next("PUBLISH")
+        assert packet.payload == body
+        peer.ack("PUBACK", packet.packet_id)
+    host.settle()
+    if again == "owed":
+        host.node.custody.owes(peer.session, FILTER.encode(), [(0, b"a/c")])
+    else:
+        subscribe(peer, 0)
+    host.settle()
+    peer = slow(host.crash())
+    assert [body for body, _ in got(peer)] == [b"3"]
+
+
+def test_where_messages_at_qos_0_are_queued() -> None:
+    """What was sent at QoS 0 while it was there is not sent again when the subscription is raised to QoS 1."""
+    host = Host(queue_qos0=True)
+    lasting(host, "another", 5).subscribe((FILTER, 1))  # so the index of the filter has them all
+    peer = slow(host)
+    subscribe(peer, 1, "other")
+    subscribe(peer, 0)
+    host.lose(peer)
+    publisher = host.connect("q", 5)
+    for _ in range(2):
+        publisher.publish("other", b"other", 1)
+        publisher.receive()
+    publish(host, b"1")
+    peer = slow(host)
+    publish(host, b"2")
+    subscribe(peer, 1)
+    publish(host, b"3")
+    assert got(peer) == [(b"other", 1), (b"2", 0), (b"other", 1), (b"1", 0), (b"3", 1)]
+    host.check_books()
+
+
 def test_the_log_is_kept_as_long_as_it_is_wanted_and_no_longer() -> None:
     host = Host()
     peer = slow(host)
