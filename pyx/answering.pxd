@@ -12,4 +12,4 @@ cdef class Answering(Routing):
     cdef int release_acks(self) except -1
     cdef int release_packet(self, Connection conn, list waits) except -1
     cdef int owe_less(self, Connection conn) except -1
-    cdef uint64_t unacknowledged_peers(self) noexcept
+    cdef uint64_t unacknowledged_peers(self) except? 0xFFFFFFFFFFFFFFFF

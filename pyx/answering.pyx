@@ -167,7 +167,7 @@ cdef class Answering(Routing):
             self.resumed.append(conn)
         return 0
 
-    cdef uint64_t unacknowledged_peers(self) noexcept:
+    cdef uint64_t unacknowledged_peers(self) except? 0xFFFFFFFFFFFFFFFF:
         cdef int p
         cdef uint64_t mask = 0
         for p in range(self.workers):

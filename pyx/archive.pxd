@@ -46,7 +46,7 @@ cdef class Archiver:
     cdef readonly uint64_t record_bytes     # of their records
 
     # place of the rule that archives this topic, -1 = none; hash_: of the topic, with a key that nobody knows
-    cdef int32_t rule_of(self, const uint8_t* topic, uint32_t length, uint64_t hash_) noexcept
+    cdef int32_t rule_of(self, const uint8_t* topic, uint32_t length, uint64_t hash_) except -2
     cdef int append(self, int32_t rule, const Content* c, object publisher, uint32_t matches) except -1
     cdef int note_level(self, Gathered* g, const uint8_t* topic, uint32_t length, uint32_t at) noexcept
     cdef int seal(self, uint32_t rule) except -1

@@ -51,7 +51,7 @@ cdef class Archiver:
         free(self.gathered)
         free(self.known)
 
-    cdef int32_t rule_of(self, const uint8_t* topic, uint32_t length, uint64_t hash_) noexcept:
+    cdef int32_t rule_of(self, const uint8_t* topic, uint32_t length, uint64_t hash_) except -2:
         cdef Known* known = &self.known[hash_ >> 20 & (KNOWN_TOPICS - 1)]
         cdef uint32_t i
         cdef bytes text

@@ -267,18 +267,19 @@ cdef class Client:
                 flight.packet = bytes(memoryview(self.out)[before:])
         return flight
 
-    cdef void put_payload(
+    cdef int put_payload(
         self, uint8_t* p, bytes payload, uint32_t n, bint stamped, uint64_t since, uint64_t now
-    ) noexcept:
+    ) except -1:
         cdef uint64_t at
         if not stamped:
             memcpy(p, <const char*>payload, n)
-            return
+            return 0
         at = wall_ns() - (now - since) if self.is_wall else since
         put64(put32(put32(p, self.publisher), self.sequence), at)
         memcpy(p + PAYLOAD_HEAD_BYTES, <const char*>payload, n - PAYLOAD_HEAD_BYTES - CHECK_BYTES)
         put32(p + n - CHECK_BYTES, check_of(self.publisher, self.sequence, at, n))
         self.sequence += 1
+        return 0
 
     cdef uint16_t take_id(self) except 0:
         cdef int _tried

@@ -36,14 +36,14 @@ cdef class Holding(Windows):
     # May a SUBSCRIBE or UNSUBSCRIBE with so many Topic Filters be taken now?
     cdef int judge_filters(self, Connection conn, Session s, uint32_t filters) except -1
     cdef int await_answers(self, Connection conn, Session s) except -1
-    cdef bint waits_for(self, PendingAck* a, uint64_t workers) noexcept
+    cdef bint waits_for(self, PendingAck* a, uint64_t workers) except -1
     cdef int refuse_pending(self, Connection conn, PendingAck* a) except -1
     cdef int hold_back(self, Connection conn, Session s, bint* counted, int counter) except -1
     cdef Pace* pace_of(self, Connection conn) except NULL
     cdef bint may_publish(self, Pace* pace) noexcept
     cdef uint64_t met(self, Matches* m) noexcept
     cdef bint meets_memory(self, Matches* m, bint retain) noexcept
-    cdef bint meets_store(self, Session s, uint8_t qos, bint retain, Matches* m) noexcept
+    cdef bint meets_store(self, Session s, uint8_t qos, bint retain, Matches* m) except -1
     cdef int start_timer(self) except -1
     cdef int release_held(self) except -1
     cdef int guard_if(self, uint32_t what, bint on) except -1

@@ -164,7 +164,7 @@ cdef class Holding(Windows):
             workers |= <uint64_t>1 << self.worker
         return workers & self.memory_full != 0
 
-    cdef bint meets_store(self, Session s, uint8_t qos, bint retain, Matches* m) noexcept:
+    cdef bint meets_store(self, Session s, uint8_t qos, bint retain, Matches* m) except -1:
         # (a retained message is stored by whichever worker owns its topic)
         if retain or qos == 2 and s.durable and self.store_full >> self.worker & 1:
             return True
@@ -418,7 +418,7 @@ cdef class Holding(Windows):
             except Exception as error:
                 self.fail(conn, error)
 
-    cdef bint waits_for(self, PendingAck* a, uint64_t workers) noexcept:
+    cdef bint waits_for(self, PendingAck* a, uint64_t workers) except -1:
         cdef uint64_t mask = a.mask & workers
         cdef int p = 0
         if workers >> self.worker & 1 and a.ticket > self.durable_ticket:

@@ -32,7 +32,7 @@ cdef class Merge:
     cdef uint64_t* floors           # by origin: this number and those before it were delivered
     cdef bytes properties           # Subscription Identifier and mqttd-offset up to its number
 
-    cdef uint64_t given(self, uint32_t i) noexcept
+    cdef uint64_t given(self, uint32_t i) except? 0xFFFFFFFFFFFFFFFF
     cdef int deliver(self, Backlog router, Message m, uint64_t position) except -1
     cdef bytes properties_for(self, uint64_t position)
     cdef int settle(self) except -1

@@ -142,7 +142,7 @@ cdef class Merge:
             self.position = lowest
         return 0
 
-    cdef uint64_t given(self, uint32_t i) noexcept:
+    cdef uint64_t given(self, uint32_t i) except? 0xFFFFFFFFFFFFFFFF:
         # up to this number everything of the source has been delivered
         cdef Message m
         if self.pages[i] is None:

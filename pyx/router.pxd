@@ -32,4 +32,4 @@ cdef class Router(Sharing):
     cdef int hand_on_shares(self, list shares) except -1
     cdef int drop_unsubscribed(self, Session s) except -1
     cdef int hand_on_or_drop(self, uint32_t group, Message m, int counter) except -1
-    cdef Group* group_of(self, Filter* f, bytes name) noexcept
+    cdef Group* group_of(self, Filter* f, bytes name) except? NULL

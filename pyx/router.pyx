@@ -415,7 +415,7 @@ cdef class Router(Sharing):
         self.counters.at[count.RETAINED_MESSAGES] = self.retained.count
         self.counters.at[count.RETAINED_BYTES] = self.retained_bytes
 
-    cdef Group* group_of(self, Filter* f, bytes name) noexcept:
+    cdef Group* group_of(self, Filter* f, bytes name) except? NULL:
         cdef Group* g = f.groups if f != NULL else NULL
         while g != NULL and (g.name_length != len(name) or memcmp(g.name, <const char*>name, len(name)) != 0):
             work(VISIT)

@@ -165,6 +165,14 @@ def test_every_compiled_module_that_python_imports_has_its_types() -> None:
     ]
 
 
+def test_no_function_of_cython_swallows_an_exception() -> None:
+    """What is declared noexcept calls nothing that raises: Cython would print the exception, and go on."""
+    generated = sorted(ROOT.glob("build/cython-*/pyx/*.c"))
+    assert generated
+    found = re.findall(r'__Pyx_WriteUnraisable\("([\w.]+)"', "".join(path.read_text() for path in generated))
+    assert not [name for name in found if not name.endswith(".__dealloc__")]
+
+
 def test_tests_wait_in_one_place() -> None:
     """time.sleep makes tests slow and lets them fail now and then: only tests/waiting.py may."""
     call = "time." + "sleep("
