@@ -18,7 +18,7 @@ import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from leveldb_store.clone import CloneError, clone_for_reading, opened_as_it_is
 from leveldb_store.database import told
 from leveldb_store.events import KEY_BYTES, decode_event
 from leveldb_store.moment import decode_moment
+from leveldb_store.queued_messages import message_key, message_of
 from leveldb_store.reachability import unreachable
 from leveldb_store.room import RESERVE_NAMES
 from leveldb_store.snapshot import SnapshotError, StoreFacts
@@ -60,6 +61,7 @@ _FAMILIES = {
     schema.WINDOW: "windows",
     schema.WINDOW_PAGE: "pages of windows",
     schema.QUEUED: "messages of one session",
+    schema.MESSAGE: "messages of several sessions",
     schema.REPLAY: "replays",
     schema.RETAINED: "retained messages",
     schema.WILL: "wills",
@@ -291,6 +293,7 @@ class _Store:
             for prefix, check in self._checks().items():
                 self._family(db, prefix, check)
             self._unknown(db)
+            self._queued(db)
             self._reachable(db)
 
     def say(self, problem: str) -> None:
@@ -351,6 +354,14 @@ class _Store:
                         self.say(f"{_FAMILIES[prefix]}: record {key!r}: {error}")
         except plyvel.Error as error:
             self.say(f"{_FAMILIES[prefix]}: cannot be read behind {key!r}: {told(error)}")
+
+    def _queued(self, db: plyvel.DB) -> None:
+        # what waits for several sessions is there
+        with suppress(plyvel.Error, schema.SchemaError):  # told by now
+            for key, value in db.iterator(prefix=schema.QUEUED):
+                number = message_of(value)
+                if number is not None and db.get(message_key(number)) is None:
+                    self.say(f"{_FAMILIES[schema.QUEUED]}: record {key!r}: message {number} is not there")
 
     def _unknown(self, db: plyvel.DB) -> None:
         for first, behind in _gaps(sorted(_FAMILIES)):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Final
 
 from leveldb_store import schema, windows
+from leveldb_store.queued_messages import decode_own, message_of
 from leveldb_store.replay_schema import decode_replay, split_replay
 from leveldb_store.subscription_schema import decode_owed, decode_subscription
 from pyx.topics import parse_share
@@ -50,6 +51,12 @@ def _handoff(key: bytes, value: bytes) -> None:
         pass
 
 
+def _queued(key: bytes, value: bytes) -> None:
+    schema.split_queued(key)
+    if message_of(value) is None:
+        schema.decode_queued(value)
+
+
 CHECKS: Final[dict[bytes, Callable[[bytes, bytes], object]]] = {
     schema.NAME: lambda _, value: schema.decode_u32(value),
     schema.TRIMMED: lambda _, value: schema.decode_u64(value),
@@ -59,7 +66,8 @@ CHECKS: Final[dict[bytes, Callable[[bytes, bytes], object]]] = {
     schema.SUBSCRIPTION: _subscription,
     schema.WINDOW: lambda key, value: (key[1:].decode(), windows.decode_window(value)),
     schema.WINDOW_PAGE: windows.check_page,
-    schema.QUEUED: lambda key, value: (schema.split_queued(key), schema.decode_queued(value)),
+    schema.QUEUED: _queued,
+    schema.MESSAGE: lambda _, value: decode_own(value),
     schema.REPLAY: lambda key, value: (split_replay(key), decode_replay(value)),
     schema.RETAINED: _retained,
     schema.WILL: lambda key, value: (key[1:].decode(), schema.decode_will(value)),

@@ -31,6 +31,7 @@ from broker.set_aside import UNREADABLE
 from leveldb_store import schema
 from leveldb_store.contract import StoreError
 from leveldb_store.moment import decode_moment
+from leveldb_store.queued_messages import head_of, message_key, message_of
 from leveldb_store.replay_schema import decode_replay, split_replay
 from leveldb_store.subscription_schema import decode_owed, decode_subscription
 from leveldb_store.windows import NEVER_SENT, check_page, decode_window, encode_window, has_pages, split_page
@@ -39,7 +40,7 @@ from pyx.packets import Will
 from pyx.router import expiry_offset
 from pyx.stored import unpack_stored
 from pyx.topics import parse_share
-from pyx.windows import unpack_queued, window_positions
+from pyx.windows import unpack_message, unpack_queued, window_positions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -322,13 +323,32 @@ class _Recovery:
     def _queued(self) -> dict[str, dict[int, tuple[int, int, bytes | None, Message]]]:
         """By client id: its messages of records of their own, by number."""
         queued: dict[str, dict[int, tuple[int, int, bytes | None, Message]]] = {}
+        messages: dict[int, Message] = {}
+        waiting = {message_of(value) for _, value in self._node.store.scan(schema.SET_ASIDE + schema.QUEUED)}
+
+        def message(key: bytes, value: bytes) -> None:
+            messages[schema.key_position(key)] = unpack_message(value)
 
         def found(key: bytes, value: bytes) -> None:
             client_id, number = schema.split_queued(key)
-            if self._session_of(client_id, key, value) is not None:
-                queued.setdefault(client_id, {})[number] = unpack_queued(value)
+            shared = message_of(value)
+            waiting.add(shared)
+            if self._session_of(client_id, key, value) is None:
+                return
+            if shared is None:
+                unpacked = unpack_queued(value)
+            elif shared in messages:
+                flags, origin, identifiers = head_of(value)
+                unpacked = flags, origin, identifiers or None, messages[shared]
+                self._router.restore_queued(number, shared)
+            else:
+                raise schema.SchemaError(f"message {shared}, which is queued, is not there")
+            queued.setdefault(client_id, {})[number] = unpacked
 
+        self._each(schema.MESSAGE, message)
         self._each(schema.QUEUED, found)
+        for number in messages.keys() - waiting:
+            self._router.delete_record(message_key(number))
         return queued
 
     def _retained(self, key: bytes, value: bytes) -> None:

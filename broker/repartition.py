@@ -44,6 +44,7 @@ from broker.stretches import Log, Stretch, Wanted
 from leveldb_store import schema, windows
 from leveldb_store.contract import StoreError
 from leveldb_store.database import Database, told
+from leveldb_store.queued_messages import message_of
 from leveldb_store.replay_schema import split_replay
 from leveldb_store.subscription_schema import decode_owed, decode_subscription, encode_subscription
 from pyx.placement import group_number, owner
@@ -103,6 +104,14 @@ class _Source:
     """By number of an index: who wants it, its name, what of it."""
     listing: dict[int, array[int]] = field(default_factory=dict)
     """By new worker: how many indexes there will list each block."""
+    waiting: dict[int, set[int]] = field(default_factory=dict)
+    """By number of a message that has a record of its own: the new workers where it is queued."""
+
+    def waits_there(self, target: int, queued: bytes) -> None:
+        """A queued message goes to this new worker, and so does its message."""
+        number = message_of(queued)
+        if number is not None:
+            self.waiting.setdefault(number, set()).add(target)
 
 
 def repartition(
@@ -191,6 +200,7 @@ class _Repartition:
             self._copy_wills(source)
             self._copy_retained(source)
             self._copy_set_aside(source)
+            self._copy_messages(source)
         self._finish_retained()
         self.moved.archived = carry_archives(
             [source.database for source in self.sources],
@@ -237,8 +247,11 @@ class _Repartition:
         client_id = key[1:].partition(b"\0")[0].decode(errors="replace")
         if key[:1] == schema.SESSION:
             source.unread_sessions.add(client_id)
-        self.targets[home(client_id, self._workers)].put(schema.set_aside_key(key), value)
+        index = home(client_id, self._workers)
+        self.targets[index].put(schema.set_aside_key(key), value)
         self.moved.set_aside += 1
+        if key[:1] == schema.QUEUED:
+            source.waits_there(index, value)
 
     def _target_of(self, source: _Source, client_id: str, key: bytes, value: bytes) -> int | None:
         # None: it has no session, and its record no place, but beside a session that was set aside
@@ -435,11 +448,20 @@ class _Repartition:
             if index is not None:
                 self.targets[index].put(key, value)
                 self.moved.queued += 1
+                source.waits_there(index, value)
 
     def _copy_set_aside(self, source: _Source) -> None:
+        index = source.index % self._workers
         for key, value in self.scan(source, schema.SET_ASIDE):
-            self.targets[source.index % self._workers].put(key, value)
+            self.targets[index].put(key, value)
             self.moved.set_aside += 1
+            if key.startswith(schema.SET_ASIDE + schema.QUEUED):
+                source.waits_there(index, value)
+
+    def _copy_messages(self, source: _Source) -> None:
+        for key, value in self.scan(source, schema.MESSAGE):
+            for index in source.waiting.get(schema.key_position(key), ()):
+                self.targets[index].put(key, value)
 
     def _copy_wills(self, source: _Source) -> None:
         for key, value in self.scan(source, schema.WILL):

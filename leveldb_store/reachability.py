@@ -6,6 +6,7 @@ a defect, or by an earlier release: it takes room for ever, or comes back to a l
     subscription, window, a page of it,
         queued message, replay                      of a client without a session
     queued message                                  from before its session was made
+    message of its own record                       that is queued for no session
     will                                            that waits for its delay, of a client without a session
     part, trim and spans of an index                whose number no index has, and none that is being deleted
     block                                           that no part lists, or that waits for more parts than there are
@@ -25,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from leveldb_store import schema
+from leveldb_store.queued_messages import message_of
 
 __all__ = ["Stray", "unreachable"]
 
@@ -72,12 +74,17 @@ def _of_clients(scan: Scan, get: Get) -> Iterator[Stray]:
         for key, _ in scan(family):
             if session_of(key[1:].partition(b"\0")[0]) is None:
                 yield Stray(kind, key)
-    for key, _ in scan(schema.QUEUED):
+    waiting = {message_of(value) for _, value in scan(schema.SET_ASIDE + schema.QUEUED)}
+    for key, value in scan(schema.QUEUED):
+        waiting.add(message_of(value))
         found = session_of(key[1:-9])
         if found is None:
             yield Stray("queued message of no session", key)
         elif key[-1] < _DRAWN and schema.key_position(key) >> _NUMBER_WORKER_BITS < found.created * 1000:
             yield Stray("queued message of a former session", key)
+    for key, _ in scan(schema.MESSAGE):
+        if schema.key_position(key) not in waiting:
+            yield Stray("message that is queued for no session", key)
     for key, value in scan(schema.WILL):
         if session_of(key[1:]) is None and schema.decode_will(value).due:
             yield Stray("will of no session", key)

@@ -47,6 +47,7 @@ WILL: Final = b"W"
 HANDOFF: Final = b"H"
 PEER: Final = b"P"
 QUEUED: Final = b"Q"
+MESSAGE: Final = b"J"  # leveldb_store.queued_messages
 # of the archive: leveldb_store.archive_schema
 ARCHIVED: Final = b"A"
 ARCHIVE_RULE: Final = b"C"
@@ -89,6 +90,8 @@ EXPIRES: Final = 0x08
 # Flags of a window's entry and of a queued message: QoS and RETAIN as above, and
 SHARED_COPY: Final = 0x08
 OWN_RECORD: Final = 0x20
+# Flag of a queued message alone: its message has a record of its own, see leveldb_store.queued_messages
+OF_ITS_OWN: Final = 0x20
 
 FORM_2: Final = 0x80
 """In the first byte of flags, or in the protocol version, of a record whose form version 2 has changed."""
@@ -485,6 +488,8 @@ def decode_queued(data: bytes) -> StoredQueued:
     if len(data) < head.size:
         raise SchemaError("a queued message is cut off")
     flags, group, length = head.unpack_from(data)
+    if is_new and flags & OF_ITS_OWN:
+        raise SchemaError("a queued message has its message in another record, or is damaged")
     at = head.size + length
     # a stored message says by no publisher what has a length of its own here: not known
     end = at + _entry_bytes(data, at)

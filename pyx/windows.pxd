@@ -28,6 +28,8 @@ cdef class Windows(Answering):
     cdef Pointers lagging       # sessions whose window is to be stored some time
     cdef Pointers awaiting      # sessions that are ready when their window is durable
     cdef dict moved             # sessions whose window was stored since the log was last swept: the order they came in
+    cdef dict messages          # number of a message that has a record of its own -> how many queued messages it is
+    cdef dict message_of        # number of such a queued message -> number of its message
     cdef uint64_t lag_due       # ms: when the lagging ones are stored
     cdef Departure* departures  # a ring, tickets rising
     cdef uint32_t departures_head
@@ -51,6 +53,9 @@ cdef class Windows(Answering):
     cdef uint64_t keep_queued(self, Session s, Message m, uint8_t flags, uint32_t origin,
                               PyObject* identifiers) except? 0
     cdef int forget_queued(self, Session s, uint64_t number) except -1
+    cdef int put_message(self, Packed packed, Message m) except -1
+    cdef int keep_message(self, Message m) except -1
+    cdef int count_message(self, uint64_t number, uint64_t message) except -1
     cdef int finish_slot(self, Session s, Inflight* slot) except -1
     cdef int keep_unsubscribed(self, Session s) except -1
     cdef int pop_departure(self) except -1

@@ -8,7 +8,8 @@ A store that keeps has of each session that outlives its connection:
   of its own QoS 2 publishes without PUBREL. So: what lies behind `cursor` was never sent; what lies before and is not
   in flight is finished;
 - a record of its own (family Q) for each message that stands in no index it reads: shares of a group, retained
-  messages it asked for, and what is in flight of a subscription that has ended.
+  messages it asked for, and what is in flight of a subscription that has ended. A large one that others may wait for
+  as well is stored once for all of them (family J of `leveldb_store.queued_messages`).
 
 Whatever the client could hold against us after a crash is stored before it leaves: a QoS 2 PUBLISH with its Packet
 Identifier and a PUBREL (*departures*: they wait in one ring, by the ticket of their tick), a PUBREC and a PUBCOMP (in
@@ -26,11 +27,11 @@ from libc.string cimport memcpy
 
 from pyx cimport counters as count
 from pyx.little_endian cimport get16, get32, get64, put16, put32, put64
-from pyx.message cimport message_copy
+from pyx.message cimport content_bytes, message_copy
 from pyx.records cimport Block, ENTRY_EXPIRES, Entry, LogKey, read_entry
 from pyx.routing cimport find_expiry, free_pointers, pointers_push
 from pyx.pages cimport ARRIVED_IN_PAGES, OUT_IN_PAGES, forget_pages, store_pages
-from pyx.session cimport FREE, WAIT_PUBCOMP, is_stored, out_changes
+from pyx.session cimport FREE, SHARED_COPY, WAIT_PUBCOMP, is_stored, out_changes
 from pyx.subscriptions cimport Filter, Membership
 from pyx.work cimport OBJECT, PLACE, PYTHON, VISIT, work
 
@@ -44,6 +45,8 @@ cdef enum:
     QUEUED_HEAD_BYTES = 9       # u8 flags | FORM_2, u32 origin, u32 bytes of Subscription Identifiers
     QUEUED_HEAD_1_BYTES = 7     # of version 1: the last is a u16, and so is the publisher's length
     FORM_2 = 0x80
+    OF_ITS_OWN = 0x20           # flag of a queued message: its message has a record of its own
+    ONCE_BYTES = 1024           # a message of so many bytes is stored once, whoever waits for it
     NO_PUBLISHER_1 = 0xFFFF
 
 
@@ -123,9 +126,19 @@ def window_positions(bytes window not None):
     return positions
 
 
+cdef bytes message_key(uint64_t number):
+    cdef object wide = number
+    return b"J" + wide.to_bytes(8, "big")
+
+
+def unpack_message(bytes value not None):
+    """The message of a record of family J. ValueError: it is damaged."""
+    return unpack_queued(b"\x80" + b"\0" * (QUEUED_HEAD_BYTES - 1) + value)[3]
+
+
 def unpack_queued(bytes value not None):
-    """(flags, origin, Subscription Identifiers or None, message) of a record of family Q, of either version.
-    ValueError: it is damaged."""
+    """(flags, origin, Subscription Identifiers or None, message) of a record of family Q, of either version, that has
+    its message in itself. ValueError: it is damaged."""
     cdef const uint8_t* p = <const uint8_t*><const char*>value
     cdef size_t n = len(value), at, head = QUEUED_HEAD_BYTES if n and p[0] & FORM_2 else QUEUED_HEAD_1_BYTES
     cdef bint is_new = head == QUEUED_HEAD_BYTES
@@ -134,6 +147,8 @@ def unpack_queued(bytes value not None):
     cdef Message m
     if n < head:
         raise ValueError("a queued message is cut off")
+    if is_new and p[0] & OF_ITS_OWN:
+        raise ValueError("a queued message has its message in another record, or is damaged")
     ids = get32(p + 5) if is_new else get16(p + 5)
     if head + ids > n:
         raise ValueError("a queued message is cut off")
@@ -167,6 +182,8 @@ cdef class Windows(Answering):
 
     def __cinit__(self, *_):
         self.moved = {}
+        self.messages = {}
+        self.message_of = {}
 
     def __dealloc__(self):
         while self.departures_count:
@@ -188,8 +205,8 @@ cdef class Windows(Answering):
         return 0
 
     def stored_together(self, Session s not None):
-        """What the store is told of it in this tick holds with its window of this tick alone: where it has been sent the
-        log, for one."""
+        """What the store is told of it in this tick holds only together with its window: how far it has been sent the
+        log."""
         if self.keeps and is_stored(s) and not s.over:
             self.touch(s)
 
@@ -439,14 +456,30 @@ cdef class Windows(Answering):
         # a message that stands in no index; returns its number
         cdef Packed packed = Packed.__new__(Packed)
         cdef uint64_t number = self.next_number()
-        cdef bytes publisher = b""
         cdef uint32_t n = <uint32_t>len(<bytes>identifiers) if identifiers != NULL else 0
         cdef uint8_t* p = packed.room(QUEUED_HEAD_BYTES + n)
+        # a share of a group waits for one member alone
+        cdef bint is_once = not flags & SHARED_COPY and m.content.number and content_bytes(&m.content) >= ONCE_BYTES
         work(3 * PYTHON)
-        p[0] = flags | FORM_2
+        p[0] = flags | FORM_2 | (OF_ITS_OWN if is_once else 0)
         p = put32(put32(p + 1, origin), n)
         if n:
             memcpy(p, <const char*><bytes>identifiers, n)
+        if is_once:
+            put64(packed.room(8), m.content.number)
+            self.keep_message(m)
+            self.count_message(number, m.content.number)
+        else:
+            self.put_message(packed, m)
+        self.store.put(queued_key(s, number), whole(packed))
+        self.recorded = s.kept = True
+        if self.durabilities is not None:
+            self.settle_durability(&m.content)
+        return number
+
+    cdef int put_message(self, Packed packed, Message m) except -1:
+        cdef bytes publisher
+        cdef uint32_t n
         packed.entry(&m.content, 0, NULL)
         if isinstance(m.publisher, str):
             publisher = m.publisher.encode("utf-8", "surrogatepass")
@@ -454,16 +487,38 @@ cdef class Windows(Answering):
             memcpy(put32(packed.room(4 + n), n + 1), <const char*>publisher, n)
         else:
             put32(packed.room(4), 0)
-        self.store.put(queued_key(s, number), whole(packed))
-        self.recorded = s.kept = True
-        if self.durabilities is not None:
-            self.settle_durability(&m.content)
-        return number
+        return 0
+
+    cdef int keep_message(self, Message m) except -1:
+        # in a record of its own, if it is not there yet
+        cdef Packed packed
+        if m.content.number not in self.messages:
+            work(2 * PYTHON)
+            packed = Packed.__new__(Packed)
+            self.put_message(packed, m)
+            self.store.put(message_key(m.content.number), whole(packed))
+        return 0
+
+    cdef int count_message(self, uint64_t number, uint64_t message) except -1:
+        work(2 * OBJECT)
+        self.messages[message] = self.messages.get(message, 0) + 1
+        self.message_of[number] = message
+        return 0
 
     cdef int forget_queued(self, Session s, uint64_t number) except -1:
+        cdef uint64_t left
         work(2 * PYTHON)
         self.store.delete(queued_key(s, number))
         self.recorded = True
+        message = self.message_of.pop(number, None)
+        if message is not None:
+            work(2 * PYTHON)
+            left = self.messages[message] - 1
+            if left:
+                self.messages[message] = left
+            else:
+                del self.messages[message]
+                self.store.delete(message_key(message))
         return 0
 
     cdef int finish_slot(self, Session s, Inflight* slot) except -1:
@@ -505,6 +560,8 @@ cdef class Windows(Answering):
         free_pointers(&self.lagging)
         free_pointers(&self.awaiting)
         self.moved.clear()
+        self.messages.clear()
+        self.message_of.clear()
         Answering.abandon(self)
 
     # ------------------------------------------------------------ putting back
@@ -513,6 +570,10 @@ cdef class Windows(Answering):
         """Before anything is logged: the store has positions up to this one."""
         self.next_position = position + 1
         self.block = Block(self.next_position)
+
+    def restore_queued(self, uint64_t number, uint64_t message):
+        """The queued message with this number has its message in the record of that one, which is there."""
+        self.count_message(number, message)
 
     @property
     def position(self):

@@ -43,6 +43,11 @@ class Reading:
     conditions: Conditions
     frames: Frames
 
+    def get(self, key: bytes) -> bytes | None:
+        """The record with this key."""
+        value: bytes | None = self.db.get(key, verify_checksums=True)
+        return value
+
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Records with these keys."""
         with closing(self.db.iterator(start=start, stop=stop, fill_cache=False, verify_checksums=True)) as found:

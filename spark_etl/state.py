@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from leveldb_store import replay_schema, schema, windows
 from leveldb_store.archive_schema import first_level
+from leveldb_store.queued_messages import whole
 from leveldb_store.schema import SchemaError
 from leveldb_store.snapshot import LinkFacts
 from leveldb_store.subscription_schema import decode_subscription
@@ -119,7 +120,7 @@ def window_of(reading: Reading, client: str, value: bytes) -> windows.Window:
 def _number(reading: Reading, client: str, record: int) -> int | None:
     # of the message: records of one session are numbered by themselves
     value = reading.db.get(schema.queued_key(client, record), verify_checksums=True)
-    return None if value is None else schema.decode_queued(value).message.number
+    return None if value is None else schema.decode_queued(whole(value, reading.get)).message.number
 
 
 def handoff(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordBatch]:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from leveldb_store import replay_schema, schema, windows
+from leveldb_store.queued_messages import message_key
 from leveldb_store.replay_schema import StoredReplay
-from leveldb_store.schema import StoredMessage, StoredQueued
+from leveldb_store.schema import StoredMessage, StoredQueued, StoredSession
 from leveldb_store.subscription_schema import encode_subscription
 from leveldb_store.windows import Window
 from tests.made_snapshot import number_at, snapshot_of
@@ -16,14 +17,37 @@ from tests.spark.conftest import Load
 
 T = 1_790_000_000
 PUBACK, PUBREC, PUBCOMP = 1, 2, 3
+SESSION = StoredSession(3600, 5, None, 1000 * (T + 1), 1000 * T)
 #: QoS 2, No Local, Retain As Published, Retain Handling 1 [MQTT 5.0, 3.8.3.1]
 OPTIONS = 0x1E
+
+
+def named_by(number: int) -> bytes:
+    """A queued message whose message has a record of its own."""
+    return schema.QUEUED_HEAD.pack(1 | schema.FORM_2 | schema.OF_ITS_OWN, 0, 0) + schema.U64.pack(number)
+
+
+def replaced() -> list[tuple[bytes, bytes]]:
+    """Session e was sent the log up to message 1 of 6: of 1 to 3 it had the subscription at QoS 1, of 4 and 5 at QoS 0.
+    Another one holds all of them.
+    """
+    log = [StoredMessage(b"n", b"%d" % number, number_at(T + number), 1) for number in range(1, 7)]
+    part = schema.Part(1, 0, 0, 1, 1, [(number, 2) for number in range(1, 7)])
+    return [
+        (schema.name_key(b"n"), schema.U32.pack(7)),
+        (schema.block_key(1), schema.encode_block(log)),
+        (schema.part_key(7, 1), schema.encode_part(part)),
+        (schema.session_key("e"), schema.encode_session(SESSION)),
+        (schema.subscription_key("e", b"n"), encode_subscription(1, 0, 5, [(1, 0, 3)])),
+        (schema.window_key("e"), windows.encode_window(Window(1, [], [], 1))),
+    ]
 
 
 @pytest.fixture(scope="module")
 def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("state") / "snapshot"
     kept = StoredMessage(b"t", b"x", number_at(T + 7, 3), 1)
+    large = StoredMessage(b"large", b"x" * 2000, number_at(T + 8, 3), 1)
     in_flight = Window(
         9,
         [
@@ -39,18 +63,22 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (schema.window_key("c"), windows.encode_window(in_flight)),
         # a record has a number of its own: the message's was given when it came
         (schema.queued_key("c", number_at(T + 60)), schema.encode_queued(StoredQueued(2, 0, b"", kept))),
+        # of a message that several sessions wait for
+        *((schema.queued_key(client, number_at(T + 62)), named_by(large.number)) for client in ("c", "d")),
+        (message_key(large.number), schema.encode_queued(StoredQueued(0, 0, b"", large))[schema.QUEUED_HEAD.size :]),
+        *((schema.session_key(client), schema.encode_session(SESSION)) for client in ("c", "d")),
         (schema.handoff_key(1, 0), schema.encode_handoff_head(77, 100)),
         *((schema.handoff_key(1, each), schema.encode_handoff(each, b"part", [b"abc"])) for each in (1, 2, 3)),
         (schema.handoff_key(1, 4), schema.encode_handoff(-1, b"", [])),
     ]
+    zero += replaced()
     one = [(schema.peer_key(0), schema.encode_peer(77, 2))]
     snapshot_of(directory, [iter(sorted(zero)), iter(one)])
     return directory
 
 
 def test_subscriptions_and_those_that_replay(load: Load, snapshot: Path) -> None:
-    rows = {row.filter: row for row in load(snapshot, "subscriptions").collect()}
-    assert {row.client for row in rows.values()} == {"c"}
+    rows = {row.filter: row for row in load(snapshot, "subscriptions").where("client = 'c'").collect()}
     shared = rows["$share/g/a/+"]
     assert (shared.share_group, shared.topic_filter, shared.first_level) == ("g", "a/+", "a")
     assert (shared.qos, shared.no_local, shared.retain_as_published, shared.retain_handling) == (2, True, True, 1)
@@ -74,6 +102,20 @@ def test_in_flight_and_the_message_of_a_record_of_its_own(load: Load, snapshot: 
     messages = load(snapshot, "messages")
     joined = rows["out", 5].number
     assert [row.topic for row in messages.where(f"number = {joined}").collect()] == ["t"]
+
+
+def test_a_message_that_several_sessions_wait_for(load: Load, snapshot: Path) -> None:
+    rows = load(snapshot, "messages").where("topic = 'large'").collect()
+    assert sorted((row.session, len(row.payload), row.number) for row in rows) == [
+        ("c", 2000, number_at(T + 8, 3)), ("d", 2000, number_at(T + 8, 3)),
+    ]  # fmt: skip
+    waits = {row.client: (row.lag_messages, row.lag_bytes) for row in load(snapshot, "cursors").collect()}
+    assert (waits["c"], waits["d"]) == ((1, 2005), (1, 2005))
+
+
+def test_what_waits_under_options_that_a_subscription_had_formerly(load: Load, snapshot: Path) -> None:
+    (row,) = load(snapshot, "cursors").where("client = 'e'").collect()
+    assert (row.filter, row.position, row.lag_messages, row.lag_bytes) == ("n", 1, 3, 6)
 
 
 def test_batches_for_siblings_and_which_have_arrived(load: Load, snapshot: Path) -> None:
