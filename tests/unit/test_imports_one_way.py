@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 #: what is pure Python of the store: analysts have no compiler
 PURE = [
-    "archive_schema", "clone", "events", "moment", "replay_schema", "schema", "snapshot", "stored_properties",
-    "subscription_schema", "windows",
+    "archive_schema", "clone", "events", "moment", "queued_messages", "replay_schema", "schema", "snapshot",
+    "stored_properties", "subscription_schema", "windows",
 ]  # fmt: skip
 
 #: folder -> what it may import of ours, besides itself. A dotted name allows that module alone.
