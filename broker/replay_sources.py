@@ -256,15 +256,16 @@ class Sources:
 
     def _read(self, question: Question) -> None:
         # perhaps in a thread of its own; what goes wrong is the question's alone
-        archive, filters = self._archive, [question.filter]
+        with_gaps = False
         try:
-            try:
-                question.page = archive.read(filters, question.after, question.bytes_max)
-            except FallenBehind as fallen:
-                if fallen.earliest > question.start:
-                    question.gone = question.start = fallen.earliest
-                    question.is_damage = fallen.is_damage
-                question.page = archive.read(filters, question.after, question.bytes_max, True)
+            while question.page is None:
+                try:
+                    question.page = self._archive.read([question.filter], question.after, question.bytes_max, with_gaps)
+                except FallenBehind as fallen:  # a second time, if more damage is found behind it
+                    with_gaps = True
+                    if fallen.earliest > question.start:
+                        question.gone = question.start = fallen.earliest
+                        question.is_damage = fallen.is_damage
         except Exception as error:  # noqa: BLE001
             question.failed = error
 

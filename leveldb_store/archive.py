@@ -176,6 +176,7 @@ class Archive:
             except ValueError as error:  # a message in some block is damaged, which is known now
                 if len(self._damaged) == known:
                     raise StoreError(f"the archive of {self._database.path} cannot be merged: {error}") from error
+                with_gaps = False  # a gap that the reader knows of reaches further now, perhaps
 
     def _page(self, topic_filters: Sequence[bytes], after: int, bytes_max: int, with_gaps: bool) -> Page:
         last = self.last  # first of all: of what is durable later nothing is said

@@ -92,8 +92,9 @@ class Archive(Protocol):
     def read(self, topic_filters: Sequence[bytes], after: int, bytes_max: int, with_gaps: bool = False) -> Page:
         """What matches one of the filters and lies behind number `after`, as far as it is durable. Blocks of about
         `bytes_max` are read, one at least. Raises FallenBehind when `after` lies before `start` of a filter, or what
-        follows `after` cannot be read; not `with_gaps`: then what is there is given. (Before `start` there is something
-        when not all workers had to remove equally much, and their archives lie in one store since a repartition.)
+        follows `after` cannot be read; not `with_gaps`: then what is there is given, unless this page shows that more
+        cannot be read than was known. (Before `start` there is something when not all workers had to remove equally
+        much, and their archives lie in one store since a repartition.)
         """
 
 

@@ -1,11 +1,13 @@
 """The archive against a model: tables that overlap, shadow, change, vanish and return, readers that match little,
-damage, retention, restarts in between. What a reader does not get was removed, was never archived, or cannot be read,
-and then it is told: by `start` for a position before it, by `FallenBehind` for a gap behind it.
+damage, retention by bytes and by age, clocks that step, restarts in between. What a reader does not get was removed,
+was never archived, or cannot be read, and then it is told: by `start` for a position before it, by `FallenBehind` for a
+gap behind it. Nothing is removed by age that is younger by every clock there was.
 """
 
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,17 +15,24 @@ import plyvel
 import pytest
 
 from leveldb_store import archive_schema as schema
+from leveldb_store import retention
 from leveldb_store.archive import Options, Table
 from leveldb_store.contract import FallenBehind
 from leveldb_store.filters import covers, overlaps
-from leveldb_store.schema import ARCHIVED
+from leveldb_store.schema import ARCHIVED, NUMBER, U64
 from leveldb_store.store import LevelStore
-from tests.contract.test_archive import Source, matches, table
+from tests.contract.test_archive import HOUR, Source, matches, table
 
 TABLES = [b"#", b"alarms/#", b"a/#", b"a/b/#", b"a/+/c", b"+/b", b"b"]
 FILTERS = [b"alarms/#", b"alarms/1", b"a/#", b"a/b/c", b"a/b/#", b"a/+/c", b"b", b"+/b", b"#", b"none/+", b"a/none"]
 TOPICS = [b"alarms/1", b"alarms/2", b"a/b", b"a/b/c", b"a/x/c", b"b", b"c", b"c/b"]
 SMALL = 1 << 20
+AGES = [1, 24, 1_000_000]
+"""Hours."""
+STEPS = [0, 0, 1, 60, 1800, 3 * 3600, 30 * 3600, -1, -1800, -30 * 3600]
+"""Seconds that the clock steps."""
+BEGIN = 1_700_000_000.0
+MICROSECONDS = 1_000_000
 
 
 @dataclass
@@ -36,12 +45,22 @@ class Model:
     """Filters that some table has covered all the time."""
     limited: set[bytes] = field(default_factory=set)
     """Tables that have been limited at some time."""
+    aged: dict[bytes, int] = field(default_factory=dict)
+    """Tables that have been limited by age at some time -> to how few hours."""
+    clock: float = BEGIN
+    latest: float = BEGIN
+    """The highest that the clock has shown."""
     is_damaged: bool = False
     restarts: int = 0
 
     def choose_tables(self) -> list[Table]:
         names = self.choose.sample(TABLES, self.choose.randint(1, 4))
-        return [table(each, size=self.choose.choice([SMALL, 1 << 40])) for each in names]
+        sizes, ages = [SMALL, 1 << 40, 1 << 40], [*AGES, AGES[-1]]
+        return [table(each, self.choose.choice(ages), self.choose.choice(sizes)) for each in names]
+
+    def step(self) -> None:
+        self.clock += self.choose.choice(STEPS)
+        self.latest = max(self.latest, self.clock)
 
     def open(self) -> Source:
         if self.restarts == 0 or self.choose.random() < 0.6:
@@ -50,19 +69,27 @@ class Model:
         names = [each.topic_filter for each in self.tables]
         self.always = [each for each in self.always if any(covers(name, each) for name in names)]
         self.limited |= {each.topic_filter for each in self.tables if each.bytes_max == SMALL}
-        now = (self.published[-1][0] >> 8) / 1e6 + 0.001 if self.published else 0.0
-        options = Options("e", 0, tuple(self.tables), clock=lambda: now)
+        for each in self.tables:
+            hours = each.age_ms // HOUR
+            if hours < AGES[-1]:
+                self.aged[each.topic_filter] = min(hours, self.aged.get(each.topic_filter, hours))
+        self.step()
+        options = Options("e", 0, tuple(self.tables), clock=lambda: self.clock)
         source = Source(LevelStore(self.path, archive=options))
+        source.number = max(int(self.clock * MICROSECONDS) << 8, source.store.archive.highest)
         if self.published:
-            source.number = max(int(now * 1e6) << 8, source.store.archive.highest)
+            source.number = max(source.number, self.published[-1][0])
         return source
 
     def publish(self, source: Source) -> None:
+        self.step()
+        source.number = max(int(self.clock * MICROSECONDS) << 8, source.number)
         for _ in range(self.choose.randint(5, 25)):
             for _ in range(self.choose.choice([1, 1, 5])):
                 topic = self.choose.choice(TOPICS)
                 source.archive(topic, self.choose.randbytes(self.choose.choice([0, 3_000, 12_000])))
                 self.published.append((source.number, topic))
+            source.store.put(NUMBER, U64.pack(source.number))  # as a worker does: not all of them are archived
             source.commit()
 
     def damage(self) -> None:
@@ -89,7 +116,10 @@ class Model:
                 silent = [n for n in missing if n > start and not any(low < n <= high for low, high in told)]
                 assert not silent, (wanted, after, start, told)
             if wanted in self.always and not any(overlaps(each, wanted) for each in self.limited):
-                assert start == 0, wanted
+                hours = min((hours for each, hours in self.aged.items() if overlaps(each, wanted)), default=None)
+                young = 0 if hours is None else int((self.latest - 3600 * hours) * MICROSECONDS) << 8
+                assert start <= young, wanted
+                assert self.is_damaged or not [number for number in set(expected) - set(got) if number > young], wanted
 
 
 def followed(store: LevelStore, wanted: bytes, after: int, size: int) -> tuple[list[int], list[tuple[int, int]]]:
@@ -98,10 +128,10 @@ def followed(store: LevelStore, wanted: bytes, after: int, size: int) -> tuple[l
     told: list[tuple[int, int]] = []
     while True:
         try:
-            page = store.archive.read([wanted], after, size)
+            page = store.archive.read([wanted], after, size, with_gaps=bool(told) and told[-1][0] == after)
         except FallenBehind as fallen:
             told.append((after, fallen.earliest))
-            page = store.archive.read([wanted], after, size, with_gaps=True)
+            continue
         got += [each.number for each in page.messages]
         if page.is_end:
             return got, told
@@ -109,11 +139,23 @@ def followed(store: LevelStore, wanted: bytes, after: int, size: int) -> tuple[l
         after = page.up_to
 
 
-@pytest.mark.parametrize("seed", [*range(11), 112])
+class Clock:
+    """What the archive takes for the module `time`."""
+
+    monotonic = staticmethod(time.monotonic)
+
+    def __init__(self, model: Model) -> None:
+        self.time = lambda: model.clock
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(20), 112, 1211, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(2000, 2300))]
+)
 def test_nothing_is_missing_in_silence(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     choose = random.Random(seed)
     monkeypatch.setattr(schema, "SUMMARY_BLOCKS", choose.choice([2, 7, 256]))
     model = Model(tmp_path / "0", choose)
+    monkeypatch.setattr(retention, "time", Clock(model))
     for _ in range(choose.randint(2, 7)):
         source = model.open()
         model.check(source.store)
