@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from broker.admission import offers, refusal
 from broker.authenticating import Entrant
-from broker.sessions import NEVER, Details, own_bytes
+from broker.sessions import Details, own_bytes
 from broker.steps import Steps
 from broker.takeovers import Takeovers
 from pyx import counters as count
@@ -103,6 +103,7 @@ class Connecting:
         self._sessions = node.sessions
         self._row = node.counters
         self._room = node.room
+        self._endings = node.endings
         self._takeovers = Takeovers()
         self._plain_connack: dict[tuple[int, bool], bytes] = {}
         self._connected = 0
@@ -140,6 +141,8 @@ class Connecting:
         has waited for another session to end.
         """
         conn, packet, client_id = entrant.conn, entrant.packet, entrant.client_id
+        if self._waits_for_end(entrant, username, authentication, tries):
+            return
         limits = self._node.settings.limits
         version = packet.version
         asked = keep_alive = packet.keep_alive
@@ -170,8 +173,12 @@ class Connecting:
             session = self._sessions.get(client_id)  # it may have ended with its connection
         if session is not None and packet.clean_start:
             self._recording.session_ended(session, "clean start")
-            self.end_session(session)
+            self._endings.end(session)
             session = None
+        if session is None and self._waits_for_end(entrant, username, authentication, tries):
+            self._sessions.release()
+            self._count()
+            return
         before = None
         if session is None:
             session = self._sessions.new(client_id, version)
@@ -189,6 +196,17 @@ class Connecting:
             self._router.when_durable(lambda: self._stored(awaiting), conn)
         else:
             self._admit(awaiting)
+
+    def _waits_for_end(
+        self, entrant: Entrant, username: str | None, authentication: dict[str, Any], tries: int
+    ) -> bool:
+        """Whether something is left of a session of this client that has ended: then it is opened after that."""
+        conn = entrant.conn
+        again = partial(self.open, entrant, username, authentication, tries)
+        if not self._endings.wait(conn, entrant.client_id, again):
+            return False
+        conn.state = _DECIDING
+        return True
 
     def _take_over(self, session: Session, by: Connection) -> None:
         """Close the connection that the session has, if it has one."""
@@ -258,6 +276,7 @@ class Connecting:
         session that was made for it ends, and one that was there is what it was.
         """
         self._room.forget(conn)
+        self._endings.forget(conn)
         awaiting = self._awaiting.pop(conn, None)
         if awaiting is None:
             return
@@ -273,7 +292,7 @@ class Connecting:
         if before is None:
             details.will = None
             self._custody.will_gone(session)
-            self.end_session(session)
+            self._endings.end(session)
             return
         session.durable = True
         session.version = before.version
@@ -289,7 +308,7 @@ class Connecting:
             self._custody.will_waits(session, self._router.wall_ms + left)
             self.start_will_delay(session, left / 1000)
         self._custody.disconnected(session)
-        self.start_expiry(session, details.expiry_interval)
+        self._endings.expire_in(session, details.expiry_interval)
 
     def _awaited(self, conn: Connection) -> str | None:
         """The client id of a connection whose CONNACK waits for the store."""
@@ -559,16 +578,14 @@ class Connecting:
         steps.do(self._recording.closed, conn, session, why, reason, told)
         if session.details.expiry_interval == 0:
             steps.do(self._record_end, session)
-            steps.do(self._custody.ends, session)
-            steps.do(self._router.detach, session)  # ends it
-            steps.do(self._node.ended, session)
+            steps.do(self._endings.bury, session, self._router.detach)
             steps.do(self._sessions.remove, session)
         else:
             steps.do(self._router.detach, session)
             steps.do(self._sessions.left, session)
             steps.do(self._custody.disconnected, session)
             steps.do(self._node.replaying.detached, session)
-            steps.do(self.start_expiry, session, session.details.expiry_interval)
+            steps.do(self._endings.expire_in, session, session.details.expiry_interval)
         steps.do(self._leave_will, session)
         steps.finish()
 
@@ -587,7 +604,7 @@ class Connecting:
             self.start_will_delay(session, delay)
             self._custody.will_waits(session, self._router.wall_ms + delay * 1000)
         else:
-            self._will_due(session)
+            self.will_due(session)
 
     def fail(self, conn: Connection) -> None:
         """An error of ours while something of this connection's was handled: 0x83 to v5, and the end. What was half
@@ -601,21 +618,12 @@ class Connecting:
         else:
             self.give_up(conn, why)
 
-    def start_expiry(self, session: Session, seconds: float) -> None:
-        """An offline session ends when so many have passed (NEVER: it does not)."""
-        details: Details = session.details
-        if details.expiry_handle is not None:
-            details.expiry_handle.cancel()
-            details.expiry_handle = None
-        if seconds != NEVER:
-            details.expiry_handle = self._node.call_later(seconds, lambda: self._expire(session), session)
-
     def start_will_delay(self, session: Session, seconds: float) -> None:
         """The will of an offline session is due when so many have passed."""
         details: Details = session.details
         if details.will_handle is not None:
             details.will_handle.cancel()
-        details.will_handle = self._node.call_later(seconds, lambda: self._will_due(session), session)
+        details.will_handle = self._node.call_later(seconds, lambda: self.will_due(session), session)
 
     def _say_goodbye(self, conn: Connection, reason: int, why: str) -> None:
         """DISCONNECT with its Reason String, and with the other server where it names one."""
@@ -626,7 +634,8 @@ class Connecting:
         packet = encode_disconnect(reason, properties, packet_bytes_max=conn.packet_bytes_max)
         self._router.write(conn, packet if len(packet) <= conn.packet_bytes_max else encode_disconnect(reason))
 
-    def _will_due(self, session: Session) -> None:
+    def will_due(self, session: Session) -> None:
+        """Its will, if it has one, is published now."""
         details: Details = session.details
         will, details.will = details.will, None
         details.will_handle = None
@@ -635,30 +644,6 @@ class Connecting:
             steps.do(self._node.wills.publish, will, session.client_id)
             steps.do(self._custody.will_gone, session)
             steps.finish()
-
-    def _expire(self, session: Session) -> None:
-        session.details.expiry_handle = None
-        self._row.add(count.SESSIONS_EXPIRED)
-        steps = Steps()
-        steps.do(self._recording.session_expired, session)
-        steps.do(self.end_session, session)
-        steps.finish()
-
-    def end_session(self, session: Session) -> None:
-        """An offline session is over: its will, if it still waits for its delay, is due now [MQTT-3.1.2-8]."""
-        details: Details = session.details
-        if details.expiry_handle is not None:
-            details.expiry_handle.cancel()
-            details.expiry_handle = None
-        steps = Steps()
-        steps.do(self._sessions.remove, session)
-        steps.do(self._custody.ends, session)
-        steps.do(self._router.end_session, session)
-        steps.do(self._node.ended, session)
-        if details.will_handle is not None:
-            details.will_handle.cancel()
-            steps.do(self._will_due, session)
-        steps.finish()
 
     def delete(self, client_id: str) -> bool:
         """The operator ends a session, and its connection with it. False: there is none."""
@@ -673,7 +658,7 @@ class Connecting:
         session = self._sessions.get(client_id)  # it may have ended with its connection
         if session is not None:
             self._recording.session_ended(session, why)
-            self.end_session(session)
+            self._endings.end(session)
         self._node.log.info("session_deleted", client=client_id)
         return True
 

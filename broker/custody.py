@@ -126,6 +126,31 @@ class Custody:
             router.delete_record(replay_key(client_id, text))
         self._unsettle(client_id)
 
+    def ends_slowly(self, session: Session) -> None:
+        """The same of a session that has much: its record says that it has ended, until the last of that is gone
+        (`clear`, `ended`). Its window goes at once, with whatever is in flight.
+        """
+        details: Details = session.details
+        client_id = session.client_id
+        record = schema.StoredSession(0, session.version, details.username, self._router.wall_ms, details.created)
+        details.stored_expiry = -1
+        self._router.put_record(schema.session_key(client_id), schema.encode_session(record))
+        self._router.delete_record(schema.window_key(client_id))
+        for text in session.replays or ():
+            self._router.delete_record(replay_key(client_id, text))
+
+    def clear(self, client_id: str, subscriptions: Sequence[bytes]) -> None:
+        """These of a session that has ended are gone."""
+        spend(len(subscriptions) * STEP)
+        for named in subscriptions:
+            self._router.delete_record(schema.subscription_key(client_id, named))
+
+    def ended(self, client_id: str) -> None:
+        """All of them are."""
+        self.sessions -= 1
+        self._router.delete_record(schema.session_key(client_id))
+        self._unsettle(client_id)
+
     def _put_session(self, session: Session, disconnected: int) -> None:
         details: Details = session.details
         if details.stored_expiry < 0:

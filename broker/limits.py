@@ -298,7 +298,8 @@ class Limits(BaseModel):
     )  # fmt: skip
     tick_filters_max: int = _bound(
         64, "filters", "tick_packets_carried",
-        "Topic Filters of the SUBSCRIBEs and UNSUBSCRIBEs of one tick, of all connections; a packet is not divided",
+        "Topic Filters of the SUBSCRIBEs and UNSUBSCRIBEs that begin in one tick, of all connections; of one with more "
+        "than 500, as many are done in a tick",
         "the packet waits for the next tick, its connection with it", ge=1,
     )  # fmt: skip
     tick_peer_bytes_max: int = _bound(

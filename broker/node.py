@@ -18,8 +18,10 @@ from broker.authenticating import Authenticating
 from broker.connecting import Connecting
 from broker.custody import Custody
 from broker.disk import Disk
+from broker.endings import Endings
 from broker.gauges import Gauges
 from broker.peering import Peering
+from broker.piecework import Piecework
 from broker.recording import Recording
 from broker.replay_opening import Opening
 from broker.replaying import Replaying
@@ -127,6 +129,7 @@ class Node:
         self.siblings = [i for i in range(workers) if i != index]
         self.links: Mapping[int, Any] = {}
         self.interest = self.router.interest = Publisher() if workers > 1 else None
+        self.piecework = Piecework(self)
         self.sessions = Sessions()
         self.room = Room(self)
         self.set_aside = SetAside(self)
@@ -135,6 +138,7 @@ class Node:
         self.recording = Recording(self)
         self.wills = Wills(self)
         self.authenticating = Authenticating(self)
+        self.endings = Endings(self)
         self.connecting = Connecting(self)
         self.subscribing = Subscribing(self)
         self.retaining = Retaining(self)
@@ -166,6 +170,7 @@ class Node:
         self.retained_changed = self.custody.retained_changed
         self.unstored = self.disk.unstored
         self.drained = self.replaying.drained
+        self.work_on = self.piecework.run
 
     def reload(self, settings: Settings) -> None:
         """Take over what may change while the worker runs (it concerns what happens from now on)."""

@@ -115,12 +115,12 @@ class Recovered:
                 yield
             node.counters.add(count.SESSIONS_EXPIRED)
             node.recording.session_expired(session)
-            node.connecting.end_session(session)
+            node.endings.end(session)
         expire, self._expire = self._expire, []
         for number, (session, end) in enumerate(expire):
             if number % _AT_ONCE == 0:
                 yield
-            node.connecting.start_expiry(session, max(0.0, (end - now) / 1000))
+            node.endings.expire_in(session, max(0.0, (end - now) / 1000))
 
 
 def identify(node: Node, epoch: str) -> None:

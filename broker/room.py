@@ -143,5 +143,5 @@ class Room:
         node.counters.add(count.SESSIONS_ENDED_FOR_ROOM)
         node.log.warning("session_ended_for_room", client=session.client_id)
         node.recording.session_ended(session, "sessions_max")
-        node.connecting.end_session(session)
+        node.endings.end(session)
         return True

@@ -3,6 +3,9 @@
 A SUBACK leaves when every live sibling routes by the new interest, so that a publish that begins after it, on any
 worker, reaches the subscriber; and when the subscriptions of a session that outlives its connection are stored, as an
 UNSUBACK does. Retained messages follow the SUBACK.
+
+A packet with thousands of Topic Filters is carried out in pieces (`broker.piecework`): each of them takes effect and is
+stored with its piece, the answer comes with the last one, and the client is not read meanwhile.
 """
 
 from __future__ import annotations
@@ -10,22 +13,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from broker.piecework import AT_ONCE
 from broker.queueing import first_rule
 from broker.replay_opening import asked_offsets
 from pyx import counters as count
 from pyx.codec import encode_suback, encode_unsuback
+from pyx.ending import Remains
 from pyx.reasons import MalformedPacket, ReasonCode
 from pyx.topics import contains_wildcard, is_topic_filter, levels, parse_share, wrong_filter
 from pyx.work import STEP, spend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from broker.config import QueueRule
     from broker.node import Node
     from broker.sessions import Details
     from pyx.connection import Connection
-    from pyx.packets import Subscribe, Unsubscribe
+    from pyx.packets import Subscribe, Subscription, Unsubscribe
     from pyx.session import Session
 
 _QOS = 0x03
@@ -84,9 +89,6 @@ class Subscribing:
         Raises MalformedPacket.
         """
         self._check_form(conn.version, (item.filter for item in packet.filters))
-        router, custody = self._router, self._node.custody
-        protocol = self._node.settings.protocol
-        identifier = packet.identifier
         if conn.version == 5 and (missing := self._not_offered(packet)):
             # what CONNACK said that it is not there breaks the protocol (MQTT 5, 3.2.2.3.11 to .13)
             self._node.connecting.protocol_error_reason(conn, missing, f"a subscription {_WHY[missing]}")
@@ -94,52 +96,65 @@ class Subscribing:
         if conn.version == 5 and (offsets := asked_offsets(packet)):
             self._node.opening.subscribe(conn, session, packet, offsets)
             return
-        packet_id = packet.packet_id  # the packet itself is not kept while its answer waits
+        self._node.piecework.answer(conn, self._subscribe(conn, session, packet))
+
+    def _subscribe(self, conn: Connection, session: Session, packet: Subscribe) -> Iterator[None]:
+        filters, identifier, packet_id = packet.filters, packet.identifier, packet.packet_id
+        del packet  # it is not kept while its answer waits
         codes: list[int] = []
         wanted: list[bytes] = []  # filters whose retained messages are to be sent
         made: list[_Named] = []
-        spend(len(packet.filters) * 4 * STEP)
-        for item in packet.filters:
-            named = text = item.filter
-            options = item.options
-            refused = self.check(session, text)
-            if refused:
-                codes.append(refused)
-                continue
-            group = None
-            if text.startswith(_SHARED):
-                share = parse_share(text)
-                assert share is not None  # checked
-                group, text = share
-            if options & _QOS > protocol.maximum_qos:  # [MQTT-3.2.2-10]
-                options = options & ~_QOS | protocol.maximum_qos
-            if group is None:
-                self._end_replay(session, text)
-            new = router.subscribe(session, text, options, identifier, group)
-            handling = options & _RETAIN_HANDLING
-            asks = group is None and handling != _NEVER_RETAINED and (new or handling != _ONLY_IF_NEW)
-            owed = self._node.retaining.owed(session, text, asks) if group is None else []
-            custody.subscribed(session, text, group, options, identifier, named, owed)
-            self._node.recording.subscribed(session, named, options, identifier)
-            if new:
-                made.append((named, text, group))
-                session.details.filter_bytes += len(named)
-                if group is None and self._queue_rules:
-                    self._count_rule(session, text, 1)
-            codes.append(options & _QOS)
-            if asks:
-                wanted.append(text)
+        for first in range(0, len(filters), AT_ONCE):
+            if first:
+                yield
+            piece = filters[first : first + AT_ONCE]
+            spend(len(piece) * 4 * STEP)
+            for item in piece:
+                codes.append(self._subscribe_one(session, item, identifier, wanted, made))
         suback = encode_suback(conn.version, packet_id, codes, self._reason_string(conn, codes), conn.packet_bytes_max)
         # siblings have nothing to learn of filters that were all refused
         interest = self._node.interest_number() if min(codes) <= _QOS else 0
-        retaining = self._node.retaining
+        retaining, asks = self._node.retaining, wanted and self._node.settings.protocol.retain_available
         self._answer(
             conn,
             suback,
             interest,
-            (lambda: retaining.send(session, wanted)) if wanted and protocol.retain_available else None,
+            (lambda: retaining.send(session, wanted)) if asks else None,
             lambda conn: self._take_back(conn, packet_id, codes, made),
         )
+
+    def _subscribe_one(
+        self, session: Session, item: Subscription, identifier: int, wanted: list[bytes], made: list[_Named]
+    ) -> int:
+        """-> its reason code."""
+        named = text = item.filter
+        options, most = item.options, self._node.settings.protocol.maximum_qos
+        refused = self.check(session, text)
+        if refused:
+            return refused
+        group = None
+        if text.startswith(_SHARED):
+            share = parse_share(text)
+            assert share is not None  # checked
+            group, text = share
+        if options & _QOS > most:  # [MQTT-3.2.2-10]
+            options = options & ~_QOS | most
+        if group is None:
+            self._end_replay(session, text)
+        new = self._router.subscribe(session, text, options, identifier, group)
+        handling = options & _RETAIN_HANDLING
+        asks = group is None and handling != _NEVER_RETAINED and (new or handling != _ONLY_IF_NEW)
+        owed = self._node.retaining.owed(session, text, asks) if group is None else []
+        self._node.custody.subscribed(session, text, group, options, identifier, named, owed)
+        self._node.recording.subscribed(session, named, options, identifier)
+        if new:
+            made.append((named, text, group))
+            session.details.filter_bytes += len(named)
+            if group is None and self._queue_rules:
+                self._count_rule(session, text, 1)
+        if asks:
+            wanted.append(text)
+        return options & _QOS
 
     def _take_back(self, conn: Connection, packet_id: int, codes: list[int], made: list[_Named]) -> bytes | None:
         """The SUBACK has waited for a disk that fails: what it would have promised is not so any more, and the SUBACK
@@ -148,12 +163,17 @@ class Subscribing:
         session = conn.session
         if session is None or len(made) < sum(code <= _QOS for code in codes):
             return None
-        spend(len(made) * 2 * STEP)
-        for named, text, group in made:
-            self.remove(session, named, text, group)
+        self._node.piecework.answer(conn, self._remove(session, made))
         refused = [ReasonCode.QUOTA_EXCEEDED if code <= _QOS else code for code in codes]
         properties = self._reason_string(conn, refused)
         return encode_suback(conn.version, packet_id, refused, properties, conn.packet_bytes_max)
+
+    def _remove(self, session: Session, made: list[_Named]) -> Iterator[None]:
+        for number, each in enumerate(made, 1):
+            spend(2 * STEP)
+            self.remove(session, *each)
+            if number % AT_ONCE == 0:
+                yield
 
     def _not_offered(self, packet: Subscribe) -> ReasonCode | None:
         protocol = self._node.settings.protocol
@@ -177,6 +197,7 @@ class Subscribing:
         if self._node.settings.protocol.lenient:
             return
         for number, text in enumerate(filters, 1):
+            spend(STEP // 2)
             if wrong := wrong_filter(text, version):
                 raise MalformedPacket(f"filter {number}: {wrong}")
 
@@ -231,33 +252,60 @@ class Subscribing:
         Raises MalformedPacket.
         """
         self._check_form(conn.version, packet.filters)
+        self._node.piecework.answer(conn, self._unsubscribe(conn, session, packet.filters, packet.packet_id))
+
+    def _unsubscribe(self, conn: Connection, session: Session, filters: list[bytes], packet_id: int) -> Iterator[None]:
         codes: list[int] = []
-        shared = False
-        spend(len(packet.filters) * 2 * STEP)
-        for named in packet.filters:
-            text, group = named, None
-            if text.startswith(_SHARED):
-                share = parse_share(text)
-                if share is None:
-                    codes.append(ReasonCode.TOPIC_FILTER_INVALID)
-                    continue
-                group, text = share
-                shared = True
-            if not is_topic_filter(text):
-                codes.append(ReasonCode.TOPIC_FILTER_INVALID)
-                continue
-            found = self.remove(session, named, text, group)
-            if group is None:
-                found = self._end_replay(session, text) or found
-            codes.append(ReasonCode.SUCCESS if found else ReasonCode.NO_SUBSCRIPTION_EXISTED)
-        packet_id = packet.packet_id
+        for first in range(0, len(filters), AT_ONCE):
+            if first:
+                yield
+            piece, remains = filters[first : first + AT_ONCE], Remains()
+            spend(len(piece) * 2 * STEP)
+            try:
+                for named in piece:
+                    codes.append(self._unsubscribe_one(session, named, remains))
+            finally:  # it is nobody's else
+                self._hand_on(session, remains)
+            while len(remains):
+                yield
         unsuback = self._unsuback(conn, packet_id, codes)
+        shared = any(named.startswith(_SHARED) for named in filters)
         self._answer(
             conn,
             unsuback,
             self._node.interest_number() if shared else 0,
             unstored=lambda conn: self._not_ended(conn, packet_id, codes),
         )
+
+    def _hand_on(self, session: Session, remains: Remains) -> None:
+        """Give shares of groups to others, whatever becomes of who has left them."""
+        if not len(remains):
+            return
+        pieces = self._hand_on_some(session, remains)
+        for _ in pieces:
+            self._node.piecework.add(pieces, lambda error: self._node.defect(session.client_id, error))
+            return
+
+    def _hand_on_some(self, session: Session, remains: Remains) -> Iterator[None]:
+        while len(remains):
+            self._node.guard_session(session, self._router.clear, remains, AT_ONCE)
+            if len(remains):
+                yield
+
+    def _unsubscribe_one(self, session: Session, named: bytes, remains: Remains) -> int:
+        """-> its reason code."""
+        text, group = named, None
+        if text.startswith(_SHARED):
+            share = parse_share(text)
+            if share is None:
+                return ReasonCode.TOPIC_FILTER_INVALID
+            group, text = share
+        if not is_topic_filter(text):
+            return ReasonCode.TOPIC_FILTER_INVALID
+        found = self.remove(session, named, text, group, remains)
+        if group is None:
+            found = self._end_replay(session, text) or found
+        return ReasonCode.SUCCESS if found else ReasonCode.NO_SUBSCRIPTION_EXISTED
 
     def _end_replay(self, session: Session, text: bytes) -> bool:
         self._node.opening.cancel(session, text)
@@ -266,9 +314,11 @@ class Subscribing:
             self._node.recording.unsubscribed(session, text)
         return found
 
-    def remove(self, session: Session, named: bytes, text: bytes, group: bytes | None) -> bool:
-        """End a subscription that is no replay. False: there was none."""
-        found = self._router.unsubscribe(session, text, group)
+    def remove(
+        self, session: Session, named: bytes, text: bytes, group: bytes | None, remains: Remains | None = None
+    ) -> bool:
+        """End a subscription that is no replay. False: there was none. `remains`: as in `Router.unsubscribe`."""
+        found = self._router.unsubscribe(session, text, group, remains)
         if found:
             session.details.filter_bytes -= len(named)
             self._node.custody.unsubscribed(session, named)

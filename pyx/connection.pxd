@@ -64,6 +64,7 @@ cdef class Connection:
     cdef bint want_write                # waits for EPOLLOUT
     cdef bint not_reading               # EPOLLIN is off
     cdef public bint paused             # stopped reading because a peer's outbox is full
+    cdef public uint8_t busy            # so many of its packets are carried out in pieces: the next one waits for that
     cdef bint waiting                   # in the router's list of connections with pending acks
     cdef bint carried                   # part holds whole packets for the next tick
     cdef bint in_turn                   # in the dispatch's list of such connections

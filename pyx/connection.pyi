@@ -15,6 +15,7 @@ class Connection:
     version: int
     state: int
     paused: bool
+    busy: int
     authenticating: bool
     problem_information: bool
     packet_bytes_max: int

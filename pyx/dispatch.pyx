@@ -253,6 +253,9 @@ cdef class Dispatch:
         try:
             self.hold_note(conn, 0, (<Session>conn.session).client_id if conn.session is not None else None)
             while at < n:
+                if conn.busy:
+                    conn.carried = conn.paused = True
+                    break
                 header = fixed_header(p + at, n - at, conn.version == 5, &remaining)
                 if header == 0:
                     if conn.state == OPENING:

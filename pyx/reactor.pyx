@@ -289,7 +289,7 @@ cdef class Reactor:
         if self.router.delivered_since:
             observe(self.router.counters.at, DELIVERY_DURATION, monotonic_ns() - self.router.delivered_since)
             self.router.delivered_since = 0
-        if self.dispatch.carried or self.router.unfinished:
+        if self.dispatch.carried or self.router.unfinished or self.router.divided:
             self.again = True
         if self.graveyard:
             self.graveyard.clear()

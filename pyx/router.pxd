@@ -7,13 +7,12 @@ commit -> serve_ready -> (links take what peers want) -> release_acks -> the rea
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyx.connection cimport Connection
-from pyx.message cimport Message
+from pyx.ending cimport Ending
 from pyx.session cimport Inflight, Session
-from pyx.sharing cimport Sharing
-from pyx.subscriptions cimport Filter, Group, Matches
+from pyx.subscriptions cimport Matches
 
 
-cdef class Router(Sharing):
+cdef class Router(Ending):
     cdef bint restoring             # the subscription in hand comes from the store: it has it
 
     cdef int publish(self, Matches* m) except -1            # 1: somebody matches
@@ -26,10 +25,5 @@ cdef class Router(Sharing):
     cdef int pubrec(self, Session s, Connection conn, uint16_t packet_id, uint8_t reason) except -1
     cdef int pubcomp(self, Session s, Connection conn, uint16_t packet_id) except -1
     cdef int misfit(self, Session s, Inflight* slot, str what) except -1
-    cdef int tell_interest(self, Filter* f, bytes text, bytes group, bint durable) except -1
     cdef int tell_drained(self) except -1
-    cdef int tell_ended(self, list plain, list groups) except -1
-    cdef int hand_on_shares(self, list shares) except -1
     cdef int drop_unsubscribed(self, Session s) except -1
-    cdef int hand_on_or_drop(self, uint32_t group, Message m, int counter) except -1
-    cdef Group* group_of(self, Filter* f, bytes name) except? NULL

@@ -19,11 +19,11 @@ cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.ref cimport Py_XDECREF
 from libc.stdint cimport uint32_t
-from libc.string cimport memcmp
 
 from pyx cimport counters as count
 from pyx.codec cimport put_ack
 from pyx.connection cimport OPEN
+from pyx.ending cimport Remains
 from pyx.message cimport Content, Message, content_bytes
 from pyx.outbox cimport outbox_reserve
 from pyx.packets cimport PUBREL
@@ -31,13 +31,12 @@ from pyx.reasons cimport REASON_PROTOCOL_ERROR, protocol_error
 from pyx.records cimport Block, ENTRY_RETAINED_ONLY, LogKey
 from pyx.routing cimport ABSENCES_MAX, NUMBER_WORKER_BITS, find_expiry, put_identifier
 from pyx.session cimport (
-    FREE, Inflight, Queued, RETAINED_COPY, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC,
-    is_stored, out_changes,
+    Inflight, RETAINED_COPY, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, is_stored, out_changes,
 )
 from pyx.sharing cimport HASH_CLIENT, HASH_TOPIC, LEAST_INFLIGHT, ROUND_ROBIN, STICKY, WAITS
-from pyx.subscriptions cimport Membership, Subscriber, filter_text
+from pyx.subscriptions cimport Filter, Group, Subscriber
 from pyx.work cimport (
-    ACKS, COMMIT, COPY, DEPART, DRAINED, FORWARD, LAG, LOGGED, Mark, OBJECT, PLACE, PYTHON, TICK, VISIT,
+    ACKS, COMMIT, COPY, DEPART, DRAINED, FORWARD, LAG, LOGGED, Mark, OBJECT, PIECE, PYTHON, TICK, VISIT,
     callback_begins, callback_ends, work,
 )
 from pyx.windows cimport OWN_RECORD
@@ -56,7 +55,7 @@ cdef bytes NOTHING = b"\0nothing"              # a key that is never there
 
 
 @cython.final
-cdef class Router(Sharing):
+cdef class Router(Ending):
     """Routes publishes of one worker. `worker` and `workers`: which of how many; `limits`, `counters`, `timers`: shared
     with the rest of the worker; `store` and `handler` are set before the first connection."""
 
@@ -195,6 +194,10 @@ cdef class Router(Sharing):
         cdef Mark mark, part
         callback_begins(&mark)
         self.clock.hear()
+        if self.divided:
+            callback_begins(&part)
+            self.divided = self.handler.work_on()
+            callback_ends(&part, PIECE)
         if self.departures_count or self.awaiting.count:
             callback_begins(&part)
             self.let_depart()
@@ -332,21 +335,6 @@ cdef class Router(Sharing):
             return 0
         return protocol_error(REASON_PROTOCOL_ERROR, what)
 
-    cdef int tell_interest(self, Filter* f, bytes text, bytes group, bint durable) except -1:
-        # siblings learn whether anybody here wants the filter, or how many members the group has
-        cdef Group* g
-        work(2 * PYTHON)
-        if group is None:
-            self.interest.change(text, None, 1 if f != NULL and f.plain.count else 0, durable)
-            self.interest_due = True
-            return 0
-        g = self.group_of(f, group)
-        if g != NULL:
-            return self.tell_group(g, durable)
-        self.interest.change(text, group, 0, False)
-        self.interest_due = True
-        return 0
-
     def subscribe(self, Session s not None, bytes text not None, int options, uint32_t identifier=0, bytes group=None):
         """Add or replace a subscription. `text`: a valid Topic Filter without $share; `options`: the wire byte. True:
         it is new."""
@@ -375,8 +363,7 @@ cdef class Router(Sharing):
                 self.joined(g, s)
             elif self.interest is not None and f.plain.count == 1:
                 self.tell_interest(f, text, None, s.durable)
-        self.counters.at[count.SUBSCRIPTIONS] = self.subscriptions.count
-        self.counters.at[count.FILTERS] = self.subscriptions.filters
+        self.count_filters()
         return bool(new)
 
     def since(self, Session s not None, bytes text not None):
@@ -415,13 +402,6 @@ cdef class Router(Sharing):
         self.counters.at[count.RETAINED_MESSAGES] = self.retained.count
         self.counters.at[count.RETAINED_BYTES] = self.retained_bytes
 
-    cdef Group* group_of(self, Filter* f, bytes name) except? NULL:
-        cdef Group* g = f.groups if f != NULL else NULL
-        while g != NULL and (g.name_length != len(name) or memcmp(g.name, <const char*>name, len(name)) != 0):
-            work(VISIT)
-            g = g.next
-        return g
-
     cdef int drop_unsubscribed(self, Session s) except -1:
         # count what has not been sent of the only subscription of a session, before that ends. (With others, what is
         # not sent for this one may still be for them; what is for none was never counted as matched)
@@ -433,13 +413,13 @@ cdef class Router(Sharing):
             self.drops.add(s, count.DROPPED_UNSUBSCRIBED, messages)
         return 0
 
-    def unsubscribe(self, Session s not None, bytes text not None, bytes group=None):
-        """Remove a subscription; False: there was none. What waits for this member of a group goes to another one; what
-        is in flight is completed."""
+    def unsubscribe(self, Session s not None, bytes text not None, bytes group=None, Remains remains=None):
+        """Remove a subscription; False: there was none. What waits for this member of a group goes to another one (what
+        of that takes long is left in `remains`, for `clear`); what is in flight is completed."""
         cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
         cdef Group* g = NULL
         cdef uint32_t number = 0
-        cdef Message m
+        cdef list shares
         cdef int i
         if f == NULL:
             return False
@@ -471,14 +451,16 @@ cdef class Router(Sharing):
         s.batch = None                  # read again without it
         s.batch_at = 0
         if number:
-            for m, record in s.take_queued(number, SHARED_COPY):
-                if record:
-                    self.forget_queued(s, record)
-                self.hand_on_or_drop(number, m, count.DROPPED_UNSUBSCRIBED)
+            shares = [(number, *share) for share in s.take_queued(number, SHARED_COPY)]
+            if remains is None:
+                self.hand_on_shares(s, shares, count.DROPPED_UNSUBSCRIBED)
+            elif shares:
+                remains.session = s
+                remains.counter = count.DROPPED_UNSUBSCRIBED
+                remains.shares.extend(shares)
             if s.behind and s.connection is not None:
                 self.set_ready(s)
-        self.counters.at[count.SUBSCRIPTIONS] = self.subscriptions.count
-        self.counters.at[count.FILTERS] = self.subscriptions.filters
+        self.count_filters()
         return True
 
     def queue_retained(self, Session s not None, list messages not None, bytes text not None, uint32_t asked):
@@ -536,8 +518,8 @@ cdef class Router(Sharing):
         if s.behind:
             self.set_ready(s)
 
-    def detach(self, Session s not None):
-        """The session has no connection any more. One that is not durable ends."""
+    def detach(self, Session s not None, Remains remains=None):
+        """The session has no connection any more. One that is not durable ends: `remains` as in `end_session`."""
         s.connection = None
         s.releases = s.resend = None
         s.batch = None
@@ -559,97 +541,7 @@ cdef class Router(Sharing):
             if self.keeps:
                 self.touch(s)
         else:
-            self.end_session(s)
-
-    def end_session(self, Session s not None):
-        """Forget the session: its subscriptions, what it waits for. Shares of a group that it had not acknowledged go
-        to others."""
-        cdef list shares = []
-        cdef uint32_t i, dropped = 0
-        cdef Queued* q
-        cdef list groups = [], plain = []
-        cdef Membership* e
-        work(s.own.count * (VISIT + OBJECT) + s.window_cap * PLACE + s.queue_count * VISIT)
-        for i in range(s.own.count):
-            e = &s.own.items[i]
-            if e.group != NULL:
-                groups.append((filter_text(e.filter)[:e.filter.length], e.group.name[:e.group.name_length]))
-            elif self.interest is not None and e.filter.plain.count == 1:
-                plain.append(filter_text(e.filter)[:e.filter.length])
-        for i in range(s.window_cap):
-            if s.window[i].state == FREE:
-                continue
-            if s.window[i].flags & SHARED_COPY and s.window[i].state == WAIT_PUBACK and s.window[i].message != NULL:
-                shares.append((s.window[i].order, s.window[i].group, <object>s.window[i].message))
-            else:
-                dropped += 1
-        shares.sort(key=order_of)
-        for i in range(s.queue_count):
-            q = &s.queue[(s.queue_head + i) & (s.queue_cap - 1)]
-            if q.flags & SHARED_COPY:
-                shares.append((0, q.origin, <object>q.message))
-            else:
-                dropped += 1
-        try:
-            for i in range(s.own.count):
-                e = &s.own.items[i]
-                if e.group != NULL:
-                    self.strike(e.group, s)
-            if s.behind:
-                unread = self.backlog(s)[0]
-                dropped += unread
-                self.counters.at[count.MATCHED] += unread
-            if s.hold:
-                self.end_hold(s)
-            if self.keeps:
-                self.forget_window(s)
-                self.wake(s)
-        finally:                            # the filters point to the session: they must not, whatever fails
-            self.counters.at[count.DROPPED_SESSION_ENDED] += dropped
-            self.drops.add(s, count.DROPPED_SESSION_ENDED, dropped)
-            s.connection = None
-            s.releases = s.resend = None
-            self.subscriptions.remove_all(&s.own)
-            s.clear()
-            s.behind = False
-            try:
-                self.counters.at[count.SUBSCRIPTIONS] = self.subscriptions.count
-                self.counters.at[count.FILTERS] = self.subscriptions.filters
-                self.tell_ended(plain, groups)
-            finally:
-                self.hand_on_shares(shares)
-
-    cdef int tell_ended(self, list plain, list groups) except -1:
-        # siblings learn that a session's subscriptions are no more
-        cdef Filter* f
-        cdef bytes text, name
-        if self.interest is None:
-            return 0
-        for text in plain:
-            self.tell_interest(NULL, text, None, False)
-        for text, name in groups:
-            f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
-            self.tell_interest(f, text, name, False)
-        return 0
-
-    cdef int hand_on_shares(self, list shares) except -1:
-        # each, or it is counted as lost
-        cdef Message m
-        failed = None
-        for _, number, m in shares:
-            try:
-                self.hand_on_or_drop(number, m, count.DROPPED_NO_MEMBER)
-            except Exception as error:
-                self.counters.at[count.DROPPED_NO_MEMBER] += 1
-                failed = error
-        if failed is not None:
-            raise failed
-        return 0
-
-    cdef int hand_on_or_drop(self, uint32_t group, Message m, int counter) except -1:
-        if not self.hand_on(group, m):
-            self.counters.at[counter] += 1
-        return 0
+            self.end_session(s, remains)
 
     def publish_message(self, Message m not None, Session origin=None):
         """Route a message of the broker itself (a will). Returns the peers that were given it."""
@@ -692,7 +584,3 @@ def expiry_offset(bytes properties not None):
     c.props_len = <uint32_t>len(properties)
     return find_expiry(&c)
 
-
-def order_of(tuple copy):
-    """Sort key: the order in which copies were sent."""
-    return copy[0]

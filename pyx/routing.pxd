@@ -12,6 +12,7 @@ A Router is made in layers, each a file of its own that knows only those below i
     pyx.fanout      FanOut      from a match to its subscribers; what is retained
     pyx.siblings    Siblings    the other workers: entries for them, entries from them
     pyx.sharing     Sharing     share groups: which worker, which member, and who next when that one is gone
+    pyx.ending      Ending      how sessions end
     pyx.router      Router      a publish; subscriptions and sessions; the tick
 """
 from cpython.ref cimport PyObject
@@ -168,6 +169,7 @@ cdef class Routing:
     cdef object after_acks              # deque of (connection, what to call when the acks of this round are out)
     cdef list keys                      # LogKeys of all indexes
     cdef bint acks_due
+    cdef public bint divided            # the handler has work that it goes on with at the end of each tick
     cdef public object forward_now      # called at the end of a tick with entries for peers or new interest
     cdef public bint interest_due
 

@@ -64,7 +64,8 @@ cdef class Subscriptions:
     cdef int add_former(self, Membership* member, uint8_t options, uint64_t since, uint64_t up_to) except -1
     cdef void drop_formers(self, Membership* member, uint64_t up_to) noexcept      # those that end at or before
     cdef int remove(self, Memberships* own, uint32_t i) except -1       # swaps the last membership into place i
-    cdef int remove_all(self, Memberships* own) except -1               # and frees own.items
+    # and frees own.items. drop: what nobody needs any more, or else `drop_if_unused` is for the caller
+    cdef int remove_all(self, Memberships* own, bint drop=*) except -1
     # plain, groups: which of its subscriptions
     cdef void set_online(self, Memberships* own, bint plain, bint groups) noexcept
     # plain: of its groups and its plain subscriptions, else of its groups alone

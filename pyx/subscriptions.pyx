@@ -411,7 +411,7 @@ cdef class Subscriptions:
         self.drop_if_unused(gone.filter)
         return 0
 
-    cdef int remove_all(self, Memberships* own) except -1:
+    cdef int remove_all(self, Memberships* own, bint drop=True) except -1:
         cdef Membership* member
         while own.count:
             work(3 * VISIT)
@@ -422,7 +422,8 @@ cdef class Subscriptions:
                 self.shared -= 1
             self.drop_formers(member, <uint64_t> -1)
             self.leave_list(member.filter, member.group, member.index)
-            self.drop_if_unused(member.filter)
+            if drop:
+                self.drop_if_unused(member.filter)
         free(own.items)
         own.items = NULL
         own.capacity = 0

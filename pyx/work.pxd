@@ -75,6 +75,7 @@ cdef enum Callback:             # their names: work.pyx
     STORED                      # what has become durable
     HANDOFF                     # connections of other workers
     CONTROL                     # the supervisor's word
+    PIECE                       # of what the broker does in several
     WATCHED                     # other descriptors
     REPLAY
     TICK                        # the end of a round, without its parts

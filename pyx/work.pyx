@@ -5,7 +5,7 @@ import functools
 NAMES = (
     "packets", "connect", "carried", "closed", "asked_to_close", "logged", "serve", "sweep", "depart", "lag", "commit",
     "forward", "acks", "drained", "send", "resume", "accept", "expire", "timer", "mesh", "stored", "handoff", "control",
-    "watched", "replay", "tick", "round",
+    "piece", "watched", "replay", "tick", "round",
 )
 #: whether this is a test build
 COUNTED = bool(IS_COUNTED)

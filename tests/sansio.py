@@ -195,7 +195,7 @@ class Host:
                     work.run()
                     moved = True
             node.router.finish_tick()
-            moved = node.router.unfinished or self._close_asked(node) or moved
+            moved = self._close_asked(node) or node.router.unfinished or node.router.divided or moved
             moved = self._commit(node) or moved
             self._resume(node)
             if node.peering.commit():
