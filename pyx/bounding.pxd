@@ -13,6 +13,7 @@ from pyx.session cimport Session
 cdef class Bounding(Holding):
     cdef Pointers seekers           # sessions whose unread messages are looked for in the log
     cdef Pointers crowded           # sessions whose bounds are to be looked at
+    cdef Pointers tellers           # sessions with many groups, of whose members siblings are to be told
     cdef int64_t left               # ns of work that the slice in hand may still do
     cdef readonly bint unfinished   # there is work that goes on in the next tick
     cdef bint sweeping
@@ -31,6 +32,7 @@ cdef class Bounding(Holding):
     cdef bint seek_on(self, Session s) except -1
     cdef int crowd(self, Session s) except -1
     cdef int go_on(self) except -1
+    cdef bint tell_on(self, Session s) except -1                # True: it has come to its end. See Sharing
     cdef int bound(self, Session s) except -1
     cdef uint64_t move_cursor(self, Session s, const QueueRule* rule, uint64_t total) except? 0xFFFFFFFFFFFFFFFF
     cdef uint64_t make_hole(self, Session s, const QueueRule* rule, uint64_t total,

@@ -48,11 +48,13 @@ cdef class Bounding(Holding):
     def __dealloc__(self):
         free_pointers(&self.seekers)
         free_pointers(&self.crowded)
+        free_pointers(&self.tellers)
 
     def abandon(self):
         """See Routing."""
         free_pointers(&self.seekers)
         free_pointers(&self.crowded)
+        free_pointers(&self.tellers)
         Holding.abandon(self)
 
     def backlog(self, Session s not None):
@@ -245,11 +247,19 @@ cdef class Bounding(Holding):
             except Exception as error:
                 self.fail_session(s, error)
             Py_DECREF(s)
+        while self.tellers.count and self.left > 0:
+            s = <Session>self.tellers.items[self.tellers.count - 1]
+            if self.tell_on(s):
+                self.tellers.count -= 1
+                Py_DECREF(s)
         if self.sweeping and self.left > 0:
             self.sweep_on()
-        self.unfinished = self.seekers.count or self.crowded.count or self.sweeping
+        self.unfinished = self.seekers.count or self.crowded.count or self.tellers.count or self.sweeping
         callback_ends(&mark, SWEEP)
         return 0
+
+    cdef bint tell_on(self, Session s) except -1:
+        raise NotImplementedError
 
     cdef int bound(self, Session s) except -1:
         # the session's backlog over its bound: the cursor moves (drop_oldest), a hole is made (drop_newest), or its

@@ -15,7 +15,7 @@ and at QoS 2 where it never left. Copies that belong to a group carry its number
 and what was sent to it at QoS 1 and not acknowledged when its session ends, is handed on.
 """
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memcmp, memset
 
 from pyx import counters as count
@@ -24,7 +24,7 @@ from pyx.message cimport Content
 from pyx.placement cimport fixed_hash, mixed
 from pyx.records cimport ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Choice, read_entry
 from pyx.rosters cimport roster_put, roster_strike
-from pyx.routing cimport REFUSED_NO_MEMBER, REFUSED_OFFLINE, put_identifier
+from pyx.routing cimport REFUSED_NO_MEMBER, REFUSED_OFFLINE, pointers_push, put_identifier
 from pyx.session cimport SHARED_COPY, has_slot
 from pyx.subscriptions cimport Filter, Membership, SubscriberList, filter_text
 from pyx.tables cimport Walk, table_walk
@@ -36,6 +36,8 @@ cdef enum:
     NOBODY = -2
     LEAST_OF = 32                   # least_inflight compares so many members at once
     LOOK_AGAIN_MS = 100             # after so long a group that was full is looked at again
+    TOLD_AT_ONCE = 500              # subscriptions of a session that comes or goes
+    TELL = 4 * PYTHON               # a change that siblings are told of, with its bytes
 
 
 cdef inline bint has_room(Session s, uint8_t qos, uint32_t outbox_bytes_max) noexcept:
@@ -564,18 +566,36 @@ cdef class Sharing(Siblings):
         return 0
 
     cdef int tell_online(self, Session s) except -1:
-        # it came online or went offline: one change per group, gathered with the others of the tick
-        cdef uint32_t i
+        # it came online or went offline: one change per group, gathered with the others of the tick. Of a session with
+        # many subscriptions in slices: a sibling that does not know yet is refused, and chooses again
+        cdef bint waits = s.told_left != 0
+        cdef int64_t left = self.left
+        s.told_left = s.own.count
+        if s.own.count <= TOLD_AT_ONCE:
+            self.left = s.own.count * <int64_t>(PLACE + TELL) + 1
+            self.tell_on(s)
+            self.left = left
+        elif not waits:
+            pointers_push(&self.tellers, s)
+            self.unfinished = True
+        return 0
+
+    cdef bint tell_on(self, Session s) except -1:
+        # (one that is removed meanwhile leaves its place to the last one, which has had its turn)
         cdef Membership* e
-        work(s.own.count * PLACE)
-        for i in range(s.own.count):
-            e = &s.own.items[i]
+        s.told_left = min(s.told_left, s.own.count)
+        while s.told_left and self.left > 0:
+            s.told_left -= 1
+            work(PLACE)
+            self.left -= PLACE
+            e = &s.own.items[s.told_left]
             if e.group == NULL:
                 continue
+            self.left -= TELL
             self.tell_group(e.group, s.durable)
             if e.group.strategy >= HASH_TOPIC:
                 self.enroll(e.group, s)
-        return 0
+        return s.told_left == 0
 
     cdef int note_full(self, Group* g) except -1:
         # no online member here can take a message: siblings pass this worker over, until it is looked at again

@@ -3,7 +3,8 @@
 Every state of the table has a number, rising by one per sealed delta and starting at 1 (the table as it is at start). A
 peer that has been told of number n is told of the rest by deltas n+1, n+2, ...; one that has been told nothing, or of a
 number whose deltas are no longer kept, gets a snapshot. Changes are collected until `seal`, once per tick: a storm of
-SUBSCRIBEs costs one delta, and its bytes are made once for all peers.
+SUBSCRIBEs costs one delta (or a few: none has more than DELTA_CHANGES_MAX changes), whose bytes are made once for all
+peers.
 
     change      u16 filter bytes | u16 group bytes (0xFFFF = no group) | u32 members, 0 = withdrawn | u32 online
                 | u8 flags (1 = durable, 2 = full, 4 = of one member) | u64 member | u64 since, if 4 | filter | group
@@ -16,7 +17,7 @@ and says since when it is online; so a member that comes or goes costs a change 
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import Final, NamedTuple
 
 from pyx.work import STEP, spend
@@ -30,6 +31,8 @@ FULL: Final = 0x02
 OF_MEMBER: Final = 0x04
 # Deltas above this are not worth keeping: a peer that missed so much takes a snapshot.
 HISTORY_BYTES_MAX: Final = 1024 * 1024
+# Of one delta: it is taken in at once.
+DELTA_CHANGES_MAX: Final = 1000
 # What Python takes for a delta beside its bytes: connections that come and go make millions of very small ones.
 TOLD_BYTES: Final = 256
 # A part of a snapshot; one frame each.
@@ -151,7 +154,7 @@ class Publisher:
             else:
                 self._table.pop(key, None)
         self._pending[key] = change
-        return self.number + 1
+        return self.next
 
     def withdraw(self, filter: bytes, group: bytes | None = None) -> int:
         """Nobody here wants (filter, group) any more. -> as `change`."""
@@ -160,18 +163,19 @@ class Publisher:
     @property
     def next(self) -> int:
         """The number under which peers know everything that was changed until now."""
-        return self.number + 1 if self._pending else self.number
+        return self.number - (-len(self._pending) // DELTA_CHANGES_MAX)
 
     def seal(self) -> int:
-        """Give the changes since the last seal the next number. -> the number of the table now."""
+        """Give the changes since the last seal the next number, or numbers. -> the number of the table now."""
         if self._pending:
             spend(len(self._pending) * STEP)
-            delta = b"".join(map(encode_change, self._pending.values()))
-            self._pending.clear()
-            self.number += 1
+            changes = iter(self._pending.values())
             self._snapshot = None
-            self._history.append(Told(self.number, False, [delta]))
-            self._history_bytes += len(delta) + TOLD_BYTES
+            while delta := b"".join(map(encode_change, islice(changes, DELTA_CHANGES_MAX))):
+                self.number += 1
+                self._history.append(Told(self.number, False, [delta]))
+                self._history_bytes += len(delta) + TOLD_BYTES
+            self._pending.clear()
             while self._history_bytes > HISTORY_BYTES_MAX and len(self._history) > 1:
                 self._history_bytes -= len(self._history.popleft().parts[0]) + TOLD_BYTES
         return self.number
