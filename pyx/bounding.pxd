@@ -15,6 +15,7 @@ cdef class Bounding(Holding):
     cdef Pointers crowded           # sessions whose bounds are to be looked at
     cdef Pointers tellers           # sessions with many groups, of whose members siblings are to be told
     cdef int64_t left               # ns of work that the slice in hand may still do
+    cdef uint64_t charged           # what the store has spent before: it says itself what a look into it has cost
     cdef readonly bint unfinished   # there is work that goes on in the next tick
     cdef bint sweeping
     cdef bint sweeps_all            # those that rest as well
@@ -31,6 +32,8 @@ cdef class Bounding(Holding):
     cdef int seek_begin(self, Session s) except -1
     cdef bint seek_on(self, Session s) except -1
     cdef int crowd(self, Session s) except -1
+    cdef int begin_slice(self) noexcept
+    cdef bint slice_left(self) noexcept
     cdef int go_on(self) except -1
     cdef bint tell_on(self, Session s) except -1                # True: it has come to its end. See Sharing
     cdef int bound(self, Session s) except -1

@@ -22,7 +22,7 @@ from pyx.records cimport Batch
 from pyx.routing cimport MERGED_MAX, QUOTA_EXCEEDED, READ_BYTES_MAX, SLICE, free_pointers, pointers_push
 from pyx.session cimport is_stored
 from pyx.unread cimport Unread
-from pyx.work cimport INDEX, Mark, OBJECT, PLACE, SEEK, SWEEP, VISIT, callback_begins, callback_ends, work
+from pyx.work cimport INDEX, Mark, OBJECT, PLACE, SWEEP, VISIT, callback_begins, callback_ends, state, work
 
 cdef enum:
     HOLD_ROOM = 1000            # messages that may be under way when publishers are told to wait
@@ -185,11 +185,11 @@ cdef class Bounding(Holding):
             return True                         # the session has ended meanwhile
         if s.sought_anew:
             self.seek_begin(s)
-        while s.sought and self.left > 0:
+        while s.sought and self.slice_left():
             key, after, up_to = s.sought.pop()
             after = behind_span(s.holes, after)
             work(INDEX)
-            self.left -= INDEX + (6 * SEEK if self.keeps else 0)
+            self.left -= INDEX
             b = self.store.read(key.name, after, READ_BYTES_MAX)
             work(b.count * OBJECT)
             self.left -= b.count * OBJECT
@@ -220,13 +220,23 @@ cdef class Bounding(Holding):
             self.unfinished = True
         return 0
 
+    cdef int begin_slice(self) noexcept:
+        self.charged = state.spent
+        self.left = SLICE
+        return 0
+
+    cdef bint slice_left(self) noexcept:
+        self.left -= <int64_t>(state.spent - self.charged)
+        self.charged = state.spent
+        return self.left > 0
+
     cdef int go_on(self) except -1:
         # a slice of what is too much for one callback. After what was logged can be read
         cdef Mark mark
         cdef Session s
         callback_begins(&mark)
-        self.left = SLICE
-        while self.seekers.count and self.left > 0:
+        self.begin_slice()
+        while self.seekers.count and self.slice_left():
             s = <Session>self.seekers.items[self.seekers.count - 1]
             try:
                 if not self.seek_on(s):
@@ -237,7 +247,7 @@ cdef class Bounding(Holding):
                 self.fail_session(s, error)
             self.seekers.count -= 1
             Py_DECREF(s)
-        while self.crowded.count and self.left > 0:
+        while self.crowded.count and self.slice_left():
             self.crowded.count -= 1
             s = <Session>self.crowded.items[self.crowded.count]
             s.crowded = False
@@ -247,12 +257,12 @@ cdef class Bounding(Holding):
             except Exception as error:
                 self.fail_session(s, error)
             Py_DECREF(s)
-        while self.tellers.count and self.left > 0:
+        while self.tellers.count and self.slice_left():
             s = <Session>self.tellers.items[self.tellers.count - 1]
             if self.tell_on(s):
                 self.tellers.count -= 1
                 Py_DECREF(s)
-        if self.sweeping and self.left > 0:
+        if self.sweeping and self.slice_left():
             self.sweep_on()
         self.unfinished = self.seekers.count or self.crowded.count or self.tellers.count or self.sweeping
         callback_ends(&mark, SWEEP)
@@ -405,12 +415,12 @@ cdef class Bounding(Holding):
     cdef int sweep_on(self) except -1:
         cdef LogKey key
         cdef Session s
-        while self.moved and self.left > 0:
+        while self.moved and self.slice_left():
             s, _ = self.moved.popitem()
             work(OBJECT)
             self.left -= OBJECT + s.own.count * <int64_t>VISIT
             self.wake(s)
-        while self.sweep_at and self.left > 0:
+        while self.sweep_at and self.slice_left():
             self.sweep_at -= 1
             if self.sweep_at >= <uint32_t>len(self.keys):
                 self.sweep_at = <uint32_t>len(self.keys)
@@ -434,10 +444,10 @@ cdef class Bounding(Holding):
         cdef LogKey key
         cdef uint64_t many = self.limits.queue_messages_least // 32 + 1, much = self.limits.queue_bytes_least // 32 + 1
         work(<uint64_t>len(keys) * OBJECT)
-        self.left = SLICE
+        self.begin_slice()
         for key in keys:
             # (what does not fit into this slice will have grown more in the next one)
-            if self.left > 0 and (key.grown >= many or key.grown_bytes >= much):
+            if self.slice_left() and (key.grown >= many or key.grown_bytes >= much):
                 self.sweep_key(key)
         return 0
 
@@ -448,8 +458,6 @@ cdef class Bounding(Holding):
         cdef uint32_t i
         cdef Session s
         cdef bint needed = False
-        if key.restored:
-            self.left -= 8 * SEEK               # its first and last part, where it begins and ends, what is dropped
         key.grown = 0
         key.grown_bytes = 0
         key.rests = self.keeps
@@ -477,7 +485,7 @@ cdef class Bounding(Holding):
                 continue
             if s.cursor < over or s.own.count > 1 and s.cursor < self.block.first - 1 and s.swept != self.sweeps:
                 s.swept = self.sweeps           # its other filters will come to it as well
-                if self.left > 0:
+                if self.slice_left():
                     self.bound(s)
                 else:
                     self.crowd(s)

@@ -86,6 +86,7 @@ cdef enum Callback:             # their names: work.pyx
 cdef struct State:
     uint64_t total              # ns of work since the process began
     uint64_t inner              # in callbacks that have ended within the one that runs
+    uint64_t spent              # by what Python does, in a release as well: slices go by it (pyx.bounding)
     uint64_t[CALLBACKS] own     # the most of a callback of that kind
     uint64_t[CALLBACKS] whole   # with those within it
     uint64_t[CALLBACKS] longest     # ns that it took, with those within it

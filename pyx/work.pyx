@@ -31,6 +31,7 @@ cdef int callback_ends_named(Mark* mark, int kind, object what) except -1:
 
 def spend(uint64_t ns):
     """So much work is being done."""
+    state.spent += ns
     work(ns)
 
 
