@@ -2,7 +2,7 @@
 """How much waits for sessions that are behind: see the .pyx."""
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from pyx.filters cimport Membership
+from pyx.filters cimport Filter, Membership
 from pyx.holding cimport Holding
 from pyx.limits cimport QueueRule
 from pyx.records cimport LogKey
@@ -10,7 +10,22 @@ from pyx.routing cimport Pointers
 from pyx.session cimport Session
 
 
+cdef class Sweep:
+    cdef LogKey key
+    cdef list askers                # [(session, does it read the index)] that are still to be asked, the next one last
+    cdef uint64_t over              # whoever is before this position may have more than its bound
+    cdef uint64_t lowest            # nobody wants what lies at or before this position
+    cdef uint64_t open_from         # somebody wants all that lies behind this one
+    cdef set spans                  # (from behind, up to) which somebody wants, before that
+    cdef list runs                  # the same, each list sorted
+    cdef object parts               # all of these, rising, as far as they are not looked at; None: not all were asked
+    cdef uint64_t at                # up to here it is done
+    cdef bint needed
+    cdef bint is_old                # others may have come since it was begun
+
+
 cdef class Bounding(Holding):
+    cdef Sweep swept_now            # the index that is too much for one slice, or None
     cdef Pointers seekers           # sessions whose unread messages are looked for in the log
     cdef Pointers crowded           # sessions whose bounds are to be looked at
     cdef Pointers tellers           # sessions with many groups, of whose members siblings are to be told
@@ -44,4 +59,8 @@ cdef class Bounding(Holding):
     cdef int sweep_grown(self, list keys) except -1
     cdef int sweep_key(self, LogKey key) except -1
     cdef uint64_t wanted(self, Session s, set spans) except? 0xFFFFFFFFFFFFFFFF
-    cdef int drop_unwanted(self, LogKey key, uint64_t lowest, set spans, uint64_t open_from) except -1
+    cdef int find_askers(self, Sweep w, Filter* f) except -1
+    cdef bint sweep_some(self, Sweep w) except -1              # True: it has come to its end
+    cdef int ask(self, Sweep w, Session s, bint reads) except -1
+    cdef int gather_run(self, Sweep w) except -1
+    cdef bint drop_unwanted(self, Sweep w) except -1           # likewise

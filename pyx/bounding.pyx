@@ -9,12 +9,15 @@ yet, it is *sought*: its filters' indexes are gone through, and what comes meanw
 
 All of this is done in slices: a callback does about SLICE of it, and what is left goes on at the end of the next tick.
 """
+from heapq import merge
+
+cimport cython
 from cpython.ref cimport Py_DECREF
 from libc.stdint cimport int64_t, uint8_t
 
 from pyx cimport counters as count
 from pyx.connection cimport Connection
-from pyx.filters cimport Filter, Former, Membership
+from pyx.filters cimport Filter, Former, Membership, Subscriber
 from pyx.holding cimport HOLDING, NO_HOLD
 from pyx.limits cimport DISCONNECT_WHEN_FULL, DROP_OLDEST, HOLD
 from pyx.message cimport Message, content_bytes
@@ -28,7 +31,7 @@ cdef enum:
     HOLD_ROOM = 1000            # messages that may be under way when publishers are told to wait
     RESTORED_SWEPT = 100        # in one sweep: what is known of them must be read first
     HOLES_MERGED_MAX = 256      # times filters: beyond, they are not counted index by index
-    SPANS_MAX = 4096            # parts of an index that sessions with full queues want; beyond, all behind them is held
+    RUN = 1024                  # parts of an index that sessions want, sorted at once
 
 
 cdef uint64_t behind_span(list spans, uint64_t position) except? 0xFFFFFFFFFFFFFFFF:
@@ -40,6 +43,11 @@ cdef uint64_t behind_span(list spans, uint64_t position) except? 0xFFFFFFFFFFFFF
             if a <= position < z:
                 position = z
     return position
+
+
+@cython.final
+cdef class Sweep:
+    """An index in which is looked for what nobody wants any more: in slices, where those who might are many."""
 
 
 cdef class Bounding(Holding):
@@ -262,9 +270,12 @@ cdef class Bounding(Holding):
             if self.tell_on(s):
                 self.tellers.count -= 1
                 Py_DECREF(s)
+        if self.swept_now is not None and self.slice_left() and self.sweep_some(self.swept_now):
+            self.swept_now = None
         if self.sweeping and self.slice_left():
             self.sweep_on()
-        self.unfinished = self.seekers.count or self.crowded.count or self.tellers.count or self.sweeping
+        self.unfinished = self.seekers.count or self.crowded.count or self.tellers.count or self.sweeping or \
+            self.swept_now is not None
         callback_ends(&mark, SWEEP)
         return 0
 
@@ -453,58 +464,118 @@ cdef class Bounding(Holding):
 
     cdef int sweep_key(self, LogKey key) except -1:
         cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>key.name, len(key.name))
-        cdef uint64_t lowest, over, open_from, since
-        cdef set spans = set()
-        cdef uint32_t i
-        cdef Session s
-        cdef bint needed = False
+        cdef Sweep w
         key.grown = 0
         key.grown_bytes = 0
         key.rests = self.keeps
         key.restored = False
         if f == NULL:
             return self.drop_key(key)
-        lowest = open_from = self.block.first - 1
-        work(2 * INDEX + f.plain.count * VISIT)
-        self.left -= 5 * INDEX + f.plain.count * <int64_t>(3 * VISIT)
-        over = self.store.position_of_last(key.name, self.limits.queue_messages_least, self.limits.queue_bytes_least)
+        w = Sweep.__new__(Sweep)
+        w.key = key
+        w.lowest = w.open_from = self.block.first - 1
+        w.spans = set()
+        w.runs = []
+        self.find_askers(w, f)
+        work(INDEX)
+        self.left -= 5 * INDEX
+        w.over = self.store.position_of_last(key.name, self.limits.queue_messages_least, self.limits.queue_bytes_least)
+        if self.sweep_some(w):
+            return 0
+        if self.swept_now is None:
+            self.swept_now = w
+            self.unfinished = True
+        else:
+            key.rests = False                   # in the next sweep again
+        return 0
+
+    cdef int find_askers(self, Sweep w, Filter* f) except -1:
+        # who may want something of what is there: later it can only be less. Who comes later wants what comes later
+        cdef uint32_t i
+        cdef Session s
+        cdef Subscriber* sub
+        cdef Membership* e
+        cdef bint reads
+        w.askers = []
         for i in range(f.plain.count):
-            s = <Session>f.plain.items[i].session
+            sub = &f.plain.items[i]
+            s = <Session>sub.session
             if self.keeps and is_stored(s):
-                needed = True
-                if s.inflight:
-                    self.left -= s.window_cap * <int64_t>PLACE
-                    since = self.in_flight_since(s, spans)
-                    lowest = min(lowest, since)
-                    open_from = min(open_from, since)
-            if not s.behind:
+                w.needed = True
+            elif not s.behind:
                 continue
-            if s.wants_formers(&s.own.items[f.plain.items[i].slot_options & 0xFFFFFF], spans):
-                needed = True
-            if (f.plain.items[i].slot_options >> 24) & 3 == 0 and s.absences is None:
-                continue
-            if s.cursor < over or s.own.count > 1 and s.cursor < self.block.first - 1 and s.swept != self.sweeps:
+            reads = False
+            if s.behind:
+                e = &s.own.items[sub.slot_options & 0xFFFFFF]
+                if e.formers != NULL and s.wants_formers(e, w.spans):
+                    w.needed = True
+                reads = (sub.slot_options >> 24) & 3 != 0 or s.absences is not None
+            if reads or s.inflight:
+                w.askers.append((s, reads))
+        w.askers.reverse()
+        work(f.plain.count * VISIT + len(w.askers) * OBJECT)
+        self.left -= f.plain.count * <int64_t>VISIT + <int64_t>len(w.askers) * OBJECT
+        return 0
+
+    cdef bint sweep_some(self, Sweep w) except -1:
+        # True: it has come to its end
+        cdef Filter* f
+        while w.askers and self.slice_left():
+            s, reads = w.askers.pop()
+            self.ask(w, s, reads)
+        if w.askers:
+            w.is_old = True
+            return False
+        f = self.subscriptions.find(<const uint8_t*><const char*>w.key.name, len(w.key.name))
+        if f == NULL or f.index != <void*>w.key:
+            return True                         # it was dropped meanwhile
+        if w.parts is None:
+            if w.key.count or w.is_old:
+                w.needed = True                 # by whoever has come since
+            if not w.needed:
+                self.drop_key(w.key)
+                f.index = NULL
+                self.subscriptions.drop_if_unused(f)
+                return True
+            self.gather_run(w)
+            w.at = w.lowest
+            self.store.trim(w.key.name, w.lowest)
+            w.parts = merge(*w.runs)
+        return self.drop_unwanted(w)
+
+    cdef int ask(self, Sweep w, Session s, bint reads) except -1:
+        # what is in flight is asked for last: until then it is still behind the cursor
+        cdef uint64_t since
+        cdef int64_t spans = len(w.spans)
+        if reads and s.behind:
+            if s.cursor < w.over or s.own.count > 1 and s.cursor < self.block.first - 1 and s.swept != self.sweeps:
                 s.swept = self.sweeps           # its other filters will come to it as well
                 if self.slice_left():
                     self.bound(s)
                 else:
                     self.crowd(s)
-            needed = True
-            if s.cursor < lowest:
-                lowest = s.cursor
-            open_from = min(open_from, self.wanted(s, spans))
-        if key.count:
-            needed = True
-        if needed:
-            work(<uint64_t>len(spans) * OBJECT)
-            for span in spans:                  # of messages in flight for long, which lie before all else
-                lowest = min(lowest, <uint64_t>span[0])
-            self.store.trim(key.name, lowest)
-            self.drop_unwanted(key, lowest, spans, open_from)
-        else:
-            self.drop_key(key)
-            f.index = NULL
-            self.subscriptions.drop_if_unused(f)
+            w.needed = True
+            if s.cursor < w.lowest:
+                w.lowest = s.cursor
+            w.open_from = min(w.open_from, self.wanted(s, w.spans))
+        if self.keeps and is_stored(s) and s.inflight:
+            self.left -= s.window_cap * <int64_t>PLACE
+            since = self.in_flight_since(s, w.spans)
+            w.lowest = min(w.lowest, since)
+            w.open_from = min(w.open_from, since)
+        self.left -= (<int64_t>len(w.spans) - spans) * (4 * OBJECT)
+        if len(w.spans) >= RUN:
+            self.gather_run(w)
+        return 0
+
+    cdef int gather_run(self, Sweep w) except -1:
+        cdef list run
+        if w.spans:
+            work(<uint64_t>len(w.spans) * (2 * OBJECT))
+            run = sorted(w.spans)
+            w.spans.clear()
+            w.lowest = min(w.lowest, <uint64_t>run[0][0])       # of messages in flight for long: before all else
+            w.runs.append(run)
         return 0
 
     cdef uint64_t wanted(self, Session s, set spans) except? 0xFFFFFFFFFFFFFFFF:
@@ -512,7 +583,7 @@ cdef class Bounding(Holding):
         # behind, up to). What it drops at its limit (drop_newest) is not wanted: it would else be held until the
         # session has read the rest, however long it stays away
         cdef uint64_t at = s.cursor, a, z
-        if not s.holes or len(spans) >= SPANS_MAX:
+        if not s.holes:
             return at
         work(<uint64_t>len(s.holes) * (2 * OBJECT))
         for a, z in s.holes:
@@ -522,19 +593,20 @@ cdef class Bounding(Holding):
                 at = z
         return at
 
-    cdef int drop_unwanted(self, LogKey key, uint64_t lowest, set spans, uint64_t open_from) except -1:
+    cdef bint drop_unwanted(self, Sweep w) except -1:
         # everything behind `lowest` that lies in none of the spans and not behind open_from
-        cdef uint64_t at = lowest, a, z
-        work(<uint64_t>len(spans) * (8 * OBJECT))
-        self.left -= <int64_t>len(spans) * (8 * OBJECT + INDEX)
-        for a, z in sorted(spans):
-            if a >= open_from:
-                break
-            if a > at:
-                work(INDEX)
-                self.store.drop(key.name, at, a)
-            if z > at:
-                at = z
-        if at < open_from:
-            self.store.drop(key.name, at, open_from)
-        return 0
+        cdef uint64_t a, z
+        while self.slice_left():
+            span = next(w.parts, None)
+            if span is None or span[0] >= w.open_from:
+                if w.at < w.open_from:
+                    self.store.drop(w.key.name, w.at, w.open_from)
+                return True
+            a, z = span
+            work(8 * OBJECT + INDEX)
+            self.left -= 8 * OBJECT + INDEX
+            if a > w.at:
+                self.store.drop(w.key.name, w.at, a)
+            if z > w.at:
+                w.at = z
+        return False

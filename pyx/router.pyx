@@ -583,4 +583,3 @@ def expiry_offset(bytes properties not None):
     c.props = <const uint8_t*><const char*>properties
     c.props_len = <uint32_t>len(properties)
     return find_expiry(&c)
-

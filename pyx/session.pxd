@@ -97,7 +97,7 @@ cdef class Session:
     cdef uint64_t found_up_to
     cdef bint sought_anew               # it is to begin, or to begin again
     cdef bint crowded                   # in the router's list of sessions whose bounds are to be looked at
-    cdef uint32_t told_left             # so many of its first subscriptions are still to be told of, being on- or offline
+    cdef uint32_t told_left             # siblings are still to be told of so many of its first subscriptions
     cdef uint64_t swept                 # in which sweep they were
     # [(order, packet_id)] still to be sent again after a resumption, last first; or None
     cdef object releases                # PUBRELs: all of them before anything else, whatever is in flight
