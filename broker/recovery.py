@@ -26,6 +26,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from broker.piecework import AT_ONCE
 from broker.sessions import NEVER, own_bytes
 from broker.set_aside import UNREADABLE
 from leveldb_store import schema
@@ -55,7 +56,9 @@ __all__ = ["Recovered", "identify", "recover"]
 _SHARED = b"$share/"
 _NEVER_SENT = encode_window(NEVER_SENT)
 _AT_ONCE = 100
-"""Wills published, and sessions ended, in one step of `Recovered.begin`."""
+"""Wills published, and expiries begun, in one step of `Recovered.begin`."""
+_ENDING = 5
+"""What the end of a session takes, in subscriptions, beside those it has."""
 
 
 class Recovered:
@@ -110,9 +113,12 @@ class Recovered:
                 node.router.delete_record(schema.will_key(client_id))
             node.wills.publish(will, client_id)
         over, self._over = self._over, []
-        for number, session in enumerate(over):
-            if number % _AT_ONCE == 0:
+        done = AT_ONCE
+        for session in over:
+            if done >= AT_ONCE:
                 yield
+                done = 0
+            done += _ENDING + min(session.subscriptions, AT_ONCE)
             node.counters.add(count.SESSIONS_EXPIRED)
             node.recording.session_expired(session)
             node.endings.end(session)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from broker.piecework import AT_ONCE
 from pyx import claims
 from pyx import counters as count
 from pyx.claims import Claims
@@ -129,11 +130,16 @@ class Room:
             self._end_some(over // workers + (place < over % workers))
 
     def _end_some(self, left: int) -> None:
+        subscriptions = self._node.router.subscriptions
+        before = subscriptions.count
         for _ in range(min(left, _ENDED_AT_ONCE)):
             if not self._end_oldest():
                 return
-        if left > _ENDED_AT_ONCE:
-            self._node.soon(partial(self._end_some, left - _ENDED_AT_ONCE))
+            left -= 1
+            if before - subscriptions.count >= AT_ONCE:
+                break
+        if left:
+            self._node.soon(partial(self._end_some, left))
 
     def _end_oldest(self) -> bool:
         node = self._node
