@@ -12,16 +12,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from broker.offsets import EARLIEST_NAME, NAME, Asked, OffsetError, asked
+from broker.piecework import AT_ONCE
 from broker.replay_sources import probe_of, starts_of
 from pyx import counters as count
 from pyx.codec import encode_suback
 from pyx.reasons import ReasonCode
 from pyx.replay import write_position
+from pyx.work import STEP, spend
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from broker.node import Node
     from pyx.connection import Connection
-    from pyx.packets import Subscribe
+    from pyx.packets import Subscribe, Subscription
     from pyx.session import Session
 
 __all__ = ["Opening", "asked_offsets"]
@@ -53,7 +57,7 @@ class _Wanted:
 class _Waiting:
     """A SUBSCRIBE whose SUBACK is to come."""
 
-    __slots__ = ("answer", "asked", "conn", "identifier", "last", "peers", "session", "packet_id", "wanted")  # noqa: RUF023
+    __slots__ = ("answer", "asked", "conn", "identifier", "last", "peers", "possible", "session", "packet_id", "wanted")  # noqa: RUF023
 
     def __init__(self, conn: Connection, session: Session, packet: Subscribe, wanted: list[_Wanted]) -> None:
         self.conn = conn
@@ -61,6 +65,8 @@ class _Waiting:
         self.packet_id = packet.packet_id
         self.identifier = packet.identifier
         self.wanted = wanted
+        self.possible: list[_Wanted] = []
+        """Those of them that can be, as far as this worker knows: not many."""
         self.asked = Asked()
         self.answer: list[Any] | None = None
         self.peers: set[int] = set()
@@ -81,8 +87,10 @@ class Opening:
 
     def subscribe(self, conn: Connection, session: Session, packet: Subscribe, values: list[str]) -> None:
         """Answer it with a SUBACK, now or when siblings have said what they have."""
-        node, replaying = self._node, self._replaying
-        most = node.settings.protocol.maximum_qos
+        self._node.piecework.answer(conn, self._subscribe(conn, session, packet, values))
+
+    def _subscribe(self, conn: Connection, session: Session, packet: Subscribe, values: list[str]) -> Iterator[None]:
+        replaying = self._replaying
         number = self._router.next_number()
         waiting = _Waiting(conn, session, packet, [])
         wrong = ""
@@ -94,15 +102,33 @@ class Opening:
             except OffsetError as error:
                 wrong = str(error)
         made = 0
-        for item in packet.filters:
-            options = item.options if item.options & _QOS <= most else item.options & ~_QOS | most
-            code, why = self._judge(session, item.filter, made) if not wrong else (int(_CANNOT), wrong)
-            made += not code
-            waiting.wanted.append(_Wanted(item.filter, options, code or options & _QOS, why))
+        for first in range(0, len(packet.filters), AT_ONCE):
+            if first:
+                yield
+            made += self._judge_all(waiting, packet.filters[first : first + AT_ONCE], made, wrong)
         if made == 0:
             self._finish(waiting)
-            return
+        else:
+            self._begin(waiting, number)
+
+    def _judge_all(self, waiting: _Waiting, filters: list[Subscription], made: int, wrong: str) -> int:
+        """-> how many of them can be; `made`: of those before."""
+        most = self._node.settings.protocol.maximum_qos
+        before = made
+        spend(len(filters) * 4 * STEP)
+        for item in filters:
+            options = item.options if item.options & _QOS <= most else item.options & ~_QOS | most
+            code, why = (int(_CANNOT), wrong) if wrong else self._judge(waiting.session, item.filter, made)
+            made += not code
+            waiting.wanted.append(_Wanted(item.filter, options, code or options & _QOS, why))
+        return made - before
+
+    def _begin(self, waiting: _Waiting, number: int) -> None:
+        """At least one of them can be."""
+        node = self._node
         waiting.last = [number] * node.workers
+        spend(len(waiting.wanted) * STEP // 4)
+        waiting.possible = [wanted for wanted in waiting.wanted if wanted.code <= _QOS]
         self._look_here(waiting)
         if waiting.asked.is_position or waiting.asked.is_latest:
             waiting.peers = {peer for peer in node.siblings if node.is_ready(peer)}
@@ -111,8 +137,8 @@ class Opening:
             return
         self._number += 1
         self._waiting[self._number] = waiting
-        waiting.answer = self._router.answer_later(conn)
-        probe = probe_of(self._number, [wanted.text for wanted in waiting.wanted])
+        waiting.answer = self._router.answer_later(waiting.conn)
+        probe = probe_of(self._number, [wanted.text for wanted in waiting.possible])
         for peer in waiting.peers:
             self._router.tell(peer, b"o", probe)
 
@@ -137,9 +163,8 @@ class Opening:
     def _look_here(self, waiting: _Waiting) -> None:
         archive = self._replaying.archive
         assert archive is not None
-        for wanted in waiting.wanted:
-            if wanted.code <= _QOS:
-                wanted.start = archive.start(wanted.text)
+        for wanted in waiting.possible:
+            wanted.start = archive.start(wanted.text)
 
     # ------------------------------------------------------------ siblings
 
@@ -150,7 +175,7 @@ class Opening:
         if waiting is None or peer not in waiting.peers:
             return
         waiting.last[peer] = last
-        for wanted, start in zip(waiting.wanted, starts, strict=True):
+        for wanted, start in zip(waiting.possible, starts, strict=True):
             wanted.start = max(wanted.start, start)
         self._answered(number, waiting, peer)
 
@@ -169,8 +194,10 @@ class Opening:
     def cancel(self, session: Session, text: bytes) -> None:
         """The client has subscribed or unsubscribed it otherwise, since."""
         for waiting in self._waiting.values():
-            for wanted in waiting.wanted:
-                if waiting.session is session and wanted.text == text:
+            if waiting.session is not session:
+                continue
+            for wanted in waiting.possible:
+                if wanted.text == text:
                     wanted.text = b""
 
     # ------------------------------------------------------------ the answer
@@ -181,6 +208,7 @@ class Opening:
             return  # whoever asked has gone, and is told nothing
         asked_for = waiting.asked
         made: list[bytes] = []
+        spend(len(waiting.wanted) * STEP // 2)
         earliest = 0
         replaced = False
         for wanted in waiting.wanted:

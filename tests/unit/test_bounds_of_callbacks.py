@@ -18,6 +18,7 @@ from shards.placement import home
 from tests import wire
 from tests.kept_host import OnDisk, let_go
 from tests.sansio import Host, Peer
+from tests.unit.test_replaying import archived
 
 LIMITS = Limits()
 OF_PACKET = LIMITS.filters_per_packet_max
@@ -25,6 +26,7 @@ OF_SESSION = LIMITS.filters_per_session_max
 CLIENT = "gateway"
 EXPIRY = 1000
 PLAIN, SHARED = "t/{}", "$share/g/t/{}"
+OPEN = {"filters_per_second_max": 0}
 _NEVER_RETAINED = 0x20  # Retain Handling
 Made = Callable[..., Host]
 
@@ -39,7 +41,7 @@ def make(tmp_path: Path) -> Iterator[Made]:
             let_go(made[-1])
         stores = [OnDisk(tmp_path / str(worker), fsync=False) for worker in range(workers)]
         start_ms = made[-1].now_ms + seconds_later * 1000 if made else 1_000_000
-        made.append(Host(workers, {"filters_per_second_max": 0}, stores, start_ms=start_ms))
+        made.append(Host(workers, OPEN, stores, start_ms=start_ms))
         return made[-1]
 
     yield host
@@ -119,6 +121,20 @@ def test_subscribing(make: Made, named: str) -> None:
     bounded(host, "as many as a session may have")
     peer.send(wire.unsubscribe(5, peer.packet_id(), *names(named, OF_PACKET)))
     bounded(host, "UNSUBSCRIBE of some of these")
+
+
+def test_subscribing_to_the_archive() -> None:
+    host = archived(2, (b"t/#",), limits=OPEN)
+    peer = gateway(host)
+    replay = {"user_property": [("mqttd-offset", "latest")]}
+    work.forget()
+    peer.send(wire.subscribe(5, 1, *((text, 1) for text in names(PLAIN, OF_PACKET)), properties=replay))
+    peer.send(wire.subscribe(5, 2, *((text, 1) for text in names(PLAIN, OF_PACKET))))
+    bounded(host, "SUBSCRIBE")
+    codes = peer.next("SUBACK").codes
+    assert len(codes) == OF_PACKET
+    assert codes.count(1) == LIMITS.replays_per_session_max
+    assert set(peer.next("SUBACK").codes) == {1}
 
 
 @pytest.mark.parametrize("named", [PLAIN, SHARED])
