@@ -1,6 +1,6 @@
 # cython: language_level=3
 """How sessions end: see the .pyx."""
-from libc.stdint cimport uint8_t, uint32_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from pyx.filters cimport Filter, Group, Memberships
 from pyx.message cimport Message
@@ -21,6 +21,8 @@ cdef class Remains:
 
 
 cdef class Ending(Sharing):
+    cdef readonly uint64_t shares_left      # of all `Remains`
+
     cdef int tell_interest(self, Filter* f, bytes text, bytes group, bint durable) except -1
     cdef Group* group_of(self, Filter* f, bytes name) except? NULL
     cdef int tell_ended(self, list plain, list groups) except -1

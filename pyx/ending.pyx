@@ -162,6 +162,7 @@ cdef class Ending(Sharing):
             finally:
                 if remains is not None:
                     remains.shares = shares
+                    self.shares_left += len(shares)
                 else:
                     self.hand_on_shares(s, shares, count.DROPPED_NO_MEMBER)
 
@@ -247,6 +248,7 @@ cdef class Ending(Sharing):
         if n < most and remains.shares:
             shares = remains.shares[:most - n]
             del remains.shares[:most - n]
+            self.shares_left -= len(shares)
             self.hand_on_shares(remains.session, shares, remains.counter)
         return names
 

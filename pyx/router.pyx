@@ -458,6 +458,7 @@ cdef class Router(Ending):
                 remains.session = s
                 remains.counter = count.DROPPED_UNSUBSCRIBED
                 remains.shares.extend(shares)
+                self.shares_left += len(shares)
             if s.behind and s.connection is not None:
                 self.set_ready(s)
         self.count_filters()

@@ -313,10 +313,11 @@ class Host:
 
     def waiting(self) -> int:
         """Copies counted as matched that are neither delivered nor dropped: in windows, in sessions' own queues, and
-        those of QoS 0 in outboxes.
+        those of QoS 0 in outboxes, and shares that a session has left.
         """
         of_sessions = sum(session.unacknowledged + session.queued for node in self.nodes for session in node.sessions)
-        return int(of_sessions) + sum(peer.conn.pending_qos0 for peer in self.peers)
+        of_nobody = sum(node.router.shares_left for node in self.nodes)
+        return int(of_sessions + of_nobody) + sum(peer.conn.pending_qos0 for peer in self.peers)
 
     def check_books(self) -> None:
         """matched = delivered + dropped + waiting [protocol.md, Counting]."""

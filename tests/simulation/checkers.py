@@ -71,6 +71,7 @@ def check_counters(worker: Worker) -> None:
     sessions = list(worker.node.sessions)
     waiting = sum(session.unacknowledged + session.queued for session in sessions)
     waiting += sum(conn.pending_qos0 for conn in worker.lines)
+    waiting += worker.node.router.shares_left
     delivered = row.get(count.DELIVERED_QOS0) + row.get(count.DELIVERED_QOS1) + row.get(count.DELIVERED_QOS2)
     dropped = sum(row.get(each) for each in DROPS)
     matched = row.get(count.MATCHED)

@@ -464,7 +464,7 @@ class Worker:
                     self._flush(line)
         router.finish_tick()  # what _flush made ready; its output leaves with the next round
         self._write()
-        if router.closing:
+        if router.closing or router.divided or router.unfinished:
             self._again = True
             self.wake()
 
