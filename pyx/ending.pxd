@@ -12,7 +12,7 @@ cdef class Remains:
     cdef uint8_t* names             # of subscriptions, each with its lengths
     cdef size_t at                  # the next one
     cdef uint32_t count             # so many are left
-    cdef list shares                # [(number of the group, Message, number of its record or 0)]: others are to get them
+    cdef list shares                # [(number of the group, Message, number of its record or 0)]: others get them
     cdef Session session            # whose they were
     cdef int counter                # of shares that nobody else can get
 
