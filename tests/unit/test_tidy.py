@@ -167,7 +167,7 @@ def test_every_compiled_module_that_python_imports_has_its_types() -> None:
 
 def test_no_function_of_cython_swallows_an_exception() -> None:
     """What is declared noexcept calls nothing that raises: Cython would print the exception, and go on."""
-    generated = sorted(ROOT.glob("build/cython-*/pyx/*.c"))
+    generated = sorted(ROOT.glob("build/cython-release/pyx/*.c"))
     assert generated
     found = re.findall(r'__Pyx_WriteUnraisable\("([\w.]+)"', "".join(path.read_text() for path in generated))
     assert not [name for name in found if not name.endswith(".__dealloc__")]
