@@ -8,7 +8,7 @@ import pytest
 
 from tests import wire
 from tests.conformance.conftest import Everywhere
-from tests.waiting import let_pass
+from tests.waiting import let_pass, wait_until
 from tests.wire import Client, Connect, Will
 
 WITH_WILL = 0x04
@@ -20,6 +20,15 @@ def watcher(connect: Connect, version: int, topic: str) -> Client:
     client = connect(version)
     client.subscribe(topic, qos=2)
     return client
+
+
+def is_cleared(client: Client, topic: str) -> bool:
+    """Nothing is retained there: a message that comes after what is retained is the first."""
+    client.subscribe(topic)
+    client.publish(topic, b"marker", qos=1)
+    first = client.expect("PUBLISH")
+    client.disconnect()
+    return not first.retain
 
 
 @pytest.mark.mqtt("5:3.1.2-7", "5:3.1.2-8", "5:3.1.2-12", "311:3.1.2-8", "311:3.1.2-9", "311:3.1.2-14")
@@ -234,4 +243,5 @@ def test_an_empty_will(connect: Connect, version: int, name: str) -> None:
     watching.receive(name, b"kept", retain=True)
     connect(version, will=Will(name, b"", qos=1, retain=True)).close()
     watching.receive(name, b"")
-    wire.expect_nothing_more(watcher(connect, version, name), watching, f"{name}/marker")
+    # nobody waits for a will: the owner of the topic may hear of it after the subscriber
+    wait_until(lambda: is_cleared(connect(version), name), 10.0, "the topic is cleared")
