@@ -22,6 +22,8 @@ __all__ = ["Peering"]
 
 _CHOOSE_AGAIN = (Refusal.NO_MEMBER, Refusal.OFFLINE)
 _REFUSED_MAX = 0xFFFF
+_HEARD_SECONDS = 5.0
+"""So long a worker that has just started waits to hear from all siblings which members their share groups have."""
 
 
 def _apply(router: Router, peer: int, change: Change) -> None:
@@ -45,6 +47,10 @@ class Peering:
         self._refused: dict[int, deque[int]] = {}
         """By peer: numbers of batches of which the store has refusals."""
         self._interest_came = False
+        self._unheard = set(node.siblings)
+        """Siblings whose interest is not known since this worker began; empty as well when it waits no longer."""
+        self._early: list[tuple[int, Undelivered, list[tuple[int, int]]]] = []
+        """What `refused` was told meanwhile."""
 
     @callback("mesh")
     def batch(
@@ -122,12 +128,25 @@ class Peering:
         else:
             again = [each for each in refusals if each[1] in _CHOOSE_AGAIN]
             lost = len(refusals) - len(again)
-            if again:
-                part, payloads = memoryview(batch.part), list(batch.payloads)
-                self._router.choose_again(peer, max(batch.ticket, 0), part, payloads, again)
+            if again and self._unheard and batch.ticket < 0:  # of a former worker: no publisher waits
+                if not self._early:
+                    self._node.call_later(_HEARD_SECONDS, self._all_heard)
+                self._early.append((peer, batch, again))
+            elif again:
+                self._choose_again(peer, batch, again)
         if lost:
             self._drop(count.DROPPED_PEER_LOST, lost)
             self._node.log.warning("peer_refused", peer=peer, messages=lost, reason=refusals[-1][1])
+
+    def _choose_again(self, peer: int, batch: Undelivered, refusals: list[tuple[int, int]]) -> None:
+        part, payloads = memoryview(batch.part), list(batch.payloads)
+        self._router.choose_again(peer, max(batch.ticket, 0), part, payloads, refusals)
+
+    def _all_heard(self) -> None:
+        self._unheard.clear()
+        early, self._early = self._early, []
+        for peer, batch, refusals in early:
+            self._choose_again(peer, batch, refusals)
 
     def _again(self, peer: int, batch: Undelivered) -> int:
         """Choose another member for shares of a group. -> how many copies nobody gets."""
@@ -165,6 +184,10 @@ class Peering:
         for change in entries:
             spend(STEP)
             _apply(router, peer, change)
+        if self._unheard:
+            self._unheard.discard(peer)
+            if not self._unheard:
+                self._all_heard()
 
     def interest_taken(self, peer: int, number: int) -> None:
         """SUBACKs that waited for this peer may leave."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from broker import subscribing
 from tests.simulation.seeds import alternate, failures
 from tests.simulation.world import EVENTS, World
 
@@ -16,6 +17,14 @@ from tests.simulation.world import EVENTS, World
 def test_promises_hold(first: int, seeds: int) -> None:
     """Nothing acknowledged is lost, QoS 2 once, order, one session, SUBACK promise, limits, books."""
     found = failures(alternate(first, seeds), say=print)
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("seeds", [range(60, 120), pytest.param(range(1000, 3000), marks=pytest.mark.soak)], ids=len)
+def test_promises_hold_where_packets_are_divided(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A SUBSCRIBE or UNSUBSCRIBE of two filters is carried out in two ticks."""
+    monkeypatch.setattr(subscribing, "AT_ONCE", 1)
+    found = failures(alternate(seeds.start, len(seeds)), say=print)
     assert not found, "\n".join(found)
 
 
