@@ -1,8 +1,9 @@
 """The brokers of our own tests: `broker.testing.Mqttd` with what only we look at.
 
 By default that is the broker of this tree. ``MQTTD_TEST_BROKER=mosquitto`` takes Debian's mosquitto instead, to find
-out whether it is the broker or the test that is wrong. With one worker its store is in memory, with several it is on
-the disk, as users have it; ``MQTTD_TEST_STORE=memory`` and ``leveldb`` say which for all.
+out whether it is the broker or the test that is wrong. Where a test does not say which store it means, that of one
+worker is in memory and that of several on the disk, as users have it; ``MQTTD_TEST_STORE=memory`` and ``leveldb`` say
+which for all.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from typing import Any
 
 from broker.testing import READY_SECONDS_MAX, BrokerFailed, Mqttd, processes_of_session, wait_until
 
-__all__ = ["KIND", "ROOT", "BrokerProcess", "processes_of_session"]
+__all__ = ["KIND", "ROOT", "STORES", "BrokerProcess", "processes_of_session"]
 
 ROOT = Path(__file__).resolve().parent.parent
 KIND = os.environ.get("MQTTD_TEST_BROKER", "mqttd")
 STORE = os.environ.get("MQTTD_TEST_STORE", "")
+
+#: The stores that a suite runs on which runs on every store
+STORES = ("",) if KIND == "mosquitto" else (STORE,) if STORE else ("memory", "leveldb")
 
 MOSQUITTO = """\
 listener {port} 127.0.0.1
@@ -38,10 +42,14 @@ class BrokerProcess(Mqttd):
     """A running broker; its settings are given as arguments and environment, as an operator gives them."""
 
     def __init__(
-        self, workers: int = 1, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
+        self,
+        workers: int = 1,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        store: str = "",
     ) -> None:
         # reserves for full disks would fill that of the machine: pytest keeps the directories of its last runs
-        store = STORE or ("leveldb" if workers > 1 else "memory")
+        store = store or STORE or ("leveldb" if workers > 1 else "memory")
         environment = {"MQTTD_LEVELDB__RESERVE_BYTES": "0", "MQTTD_STORE": store, **(environment or {})}
         super().__init__(workers, arguments=arguments, environment=environment)
 

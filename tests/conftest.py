@@ -17,6 +17,8 @@ WORKERS = (1,) if KIND == "mosquitto" else (1, 4)
 #: the shared brokers log completely, and let a test take over as often as it likes
 SHARED = {"MQTTD_LIMITS__LOG_LINES_PER_SECOND_MAX": "1000000", "MQTTD_LIMITS__TAKEOVERS_PER_MINUTE_MAX": "0"}
 
+SharedBroker = Callable[[int, str], BrokerProcess]
+
 _numbers = itertools.count(1)
 
 
@@ -26,6 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # how long an example takes is the machine's affair: on a busy one, or under a sanitizer, it proves nothing
     settings.register_profile("mqttd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("mqttd")
+    config.addinivalue_line("markers", "one_store: what the test waits for comes before any store, one is enough")
     config.addinivalue_line("markers", "mosquitto_differs(how): mosquitto 2.0.11 does not do as the standard says here")
 
 
@@ -52,9 +55,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 @pytest.fixture(scope="session")
-def running_brokers() -> Iterator[dict[int, BrokerProcess]]:
-    """Broker processes by number of workers, shared by all tests that do not kill them."""
-    running: dict[int, BrokerProcess] = {}
+def running_brokers() -> Iterator[dict[tuple[int, str], BrokerProcess]]:
+    """Broker processes by number of workers and store, shared by all tests that do not kill them."""
+    running: dict[tuple[int, str], BrokerProcess] = {}
     yield running
     for broker in running.values():
         status = broker.stop()
@@ -65,24 +68,31 @@ def running_brokers() -> Iterator[dict[int, BrokerProcess]]:
 
 
 @pytest.fixture
-def shared_broker(running_brokers: dict[int, BrokerProcess]) -> Callable[[int], BrokerProcess]:
-    """``shared_broker(workers)``: a broker that other tests use too: do not kill it, use names of your own."""
+def shared_broker(running_brokers: dict[tuple[int, str], BrokerProcess]) -> SharedBroker:
+    """``shared_broker(workers, store)``: a broker that other tests use too: do not kill it, use names of your own."""
 
-    def with_workers(workers: int) -> BrokerProcess:
-        found = running_brokers.get(workers)
+    def with_workers(workers: int, store: str) -> BrokerProcess:
+        key = workers, store
+        found = running_brokers.get(key)
         if found is None or not found.alive():
-            found = running_brokers[workers] = BrokerProcess(workers, ["--log-format", "json"], SHARED).start()
+            found = running_brokers[key] = BrokerProcess(workers, ["--log-format", "json"], SHARED, store).start()
         return found
 
     return with_workers
 
 
 @pytest.fixture
+def store() -> str:
+    """The store of the `broker`: that of its number of workers, where a suite does not run on every store."""
+    return ""
+
+
+@pytest.fixture
 def broker(
-    workers: int, shared_broker: Callable[[int], BrokerProcess], request: pytest.FixtureRequest
+    workers: int, store: str, shared_broker: SharedBroker, request: pytest.FixtureRequest
 ) -> Iterator[BrokerProcess]:
-    """The `shared_broker` with this many workers."""
-    found = shared_broker(workers)
+    """The `shared_broker` with this many workers and this store."""
+    found = shared_broker(workers, store)
     request.node.stderr_before = found.stderr_size()
     yield found
     assert found.alive(), "the broker has ended during this test"

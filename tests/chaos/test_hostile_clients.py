@@ -7,15 +7,17 @@ attack: p50 at most doubled, p99 under the larger of twice and 20 ms.
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from tests.broker_process import ROOT, BrokerProcess
+from tests.broker_process import ROOT, STORES, BrokerProcess
 from tests.chaos.conftest import Record
 from tests.chaos.crowd import Crowd, Publisher, Subscriber, ids_on, in_order, missing, repeated
 from tests.chaos.hostile import ATTACKS
@@ -24,15 +26,24 @@ WORKERS = 2
 MB = 1 << 20
 KB = 1 << 10
 OUTBOX_BYTES = MB
-QUEUE_BYTES = 2 * MB
 P99_SECONDS = 0.020
 
 RESULTS_BYTES = 8 * MB  # a worker remembers what matched for the last topics, in blocks of so much (pyx.results)
 
-#: attack -> what it may cost in all, from the limits below and the numbers of its clients in tests.chaos.hostile
+#: what an operator may set, and what is so where nobody set anything
+LIMITS: dict[str, dict[str, int]] = {
+    "tight": {
+        "outbox_bytes_max": OUTBOX_BYTES, "queue_bytes_max": 2 * MB, "queue_messages_max": 1000,
+        "connect_seconds_max": 2, "filters_per_session_max": 10_000,
+    },
+    "defaults": {},
+}  # fmt: skip
+
+#: attack -> what it may cost in all, from the limits above and the numbers of its clients in tests.chaos.hostile
 BOUNDS = {
-    # each its outbox, where answers stop the reading at twice that, and its queue
-    "never_reads": 20 * (2 * OUTBOX_BYTES + QUEUE_BYTES + 100 * KB),
+    # each its outbox, where answers stop the reading at twice that, and its queue: the messages of a few seconds, which
+    # fill no queue of whatever length
+    "never_reads": 20 * (2 * OUTBOX_BYTES + 2 * MB + 100 * KB),
     "drips": 300 * 16 * KB,
     "announces": 200 * 16 * KB,  # what came, and not what was announced
     "subscribes": 100_000 * 800,  # each is held by its worker, by the sibling, and in the table of what siblings know
@@ -53,13 +64,11 @@ DEFENCES = {"deep": {"connections_per_address_per_second_max": 20}}
 
 @pytest.fixture(scope="module")
 def besieged(request: pytest.FixtureRequest) -> Iterator[BrokerProcess]:
-    """One broker for all attacks with the same limits: what one leaves behind shows in the next."""
-    limits = {
-        "outbox_bytes_max": OUTBOX_BYTES, "queue_bytes_max": QUEUE_BYTES, "queue_messages_max": 1000,
-        "connect_seconds_max": 2, "filters_per_session_max": 10_000, **DEFENCES.get(request.param, {}),
-    }  # fmt: skip
+    """One broker for all attacks with the same store and limits: what one leaves behind shows in the next."""
+    store, kind, attack = request.param
+    limits = {**LIMITS[kind], **DEFENCES.get(attack, {})}
     environment = {f"MQTTD_LIMITS__{name.upper()}": str(value) for name, value in limits.items()}
-    broker = BrokerProcess(WORKERS, ["--log-format", "json", "--store", "memory"], environment).start()
+    broker = BrokerProcess(WORKERS, ["--log-format", "json"], environment, store).start()
     try:
         yield broker
         status, said = broker.stop(), broker.stderr()
@@ -106,13 +115,22 @@ class Pair:
         assert in_order(self.subscriber, self.publisher)
 
 
-@pytest.mark.parametrize("seconds", [1.5, pytest.param(20.0, marks=pytest.mark.soak)], ids=["short", "long"])
-@pytest.mark.parametrize(
-    ("besieged", "attack"),
-    [(attack if attack in DEFENCES else "", attack) for attack in ATTACKS],
-    ids=list(ATTACKS),
-    indirect=["besieged"],
-)
+def sieges() -> list[Any]:
+    """(store, limits and attack of the broker; attack; seconds): each store and each kind of limits in the short
+    version, all together in the long one.
+    """
+    found = []
+    short = dict(zip(STORES, ("tight", "defaults"), strict=False))
+    for store, kind, attack in itertools.product(STORES, LIMITS, ATTACKS):
+        broker = store, kind, attack if attack in DEFENCES else ""
+        if short[store] == kind:
+            found.append(pytest.param(broker, attack, 1.5, id=f"{store}-{kind}-{attack}-short"))
+        named = f"{store}-{kind}-{attack}-long"
+        found.append(pytest.param(broker, attack, 20.0, id=named, marks=pytest.mark.soak))
+    return found
+
+
+@pytest.mark.parametrize(("besieged", "attack", "seconds"), sieges(), indirect=["besieged"])
 def test_an_attack_costs_its_bound_and_others_nothing(
     besieged: BrokerProcess, attack: str, seconds: float, request: pytest.FixtureRequest, record_property: Record
 ) -> None:

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
+
 from tests import wire
-from tests.broker_process import BrokerProcess
+from tests.broker_process import STORES, BrokerProcess
 from tests.chaos.conftest import Record, StartBroker
 from tests.waiting import wait_until
 from tests.wire import Client
@@ -19,6 +21,7 @@ LIMITS = {
     "outbox_bytes_max": MIB,
     "packet_bytes_max": 5 * MIB,
     "filters_per_session_max": 10_000,
+    "filters_per_second_max": 0,
     "user_property_bytes_max": 4096,
 }
 ROUNDS = 2
@@ -80,8 +83,11 @@ class Burden:
             client.close()
 
 
-def test_what_was_held_up_to_the_bounds_is_given_back(start_broker: StartBroker, record_property: Record) -> None:
-    broker = start_broker(1, **LIMITS)
+@pytest.mark.parametrize("store", STORES)
+def test_what_was_held_up_to_the_bounds_is_given_back(
+    store: str, start_broker: StartBroker, record_property: Record
+) -> None:
+    broker = start_broker(1, "--store", store, **LIMITS)
     after: list[int] = []
     for _ in range(ROUNDS + 1):
         before = broker.pss_bytes()

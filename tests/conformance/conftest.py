@@ -1,10 +1,11 @@
 """The versions of MQTT a scenario runs with, and brokers that are configured for one file of scenarios.
 
 ``version`` is what most want; ``any_version`` adds v3.1. A file whose scenarios need settings of their own has a
-fixture ``broker`` that returns ``configured(workers, {...})``: ``connect`` and ``open_connection`` go there.
+fixture ``broker`` that returns ``configured(workers, {...})``: ``connect`` and ``open_connection`` go there. Both that
+broker and the shared one have each scenario on every ``store``, if it is not marked ``one_store``.
 
 A scenario that lets seconds pass, because MQTT counts in them, is a function that ``everywhere`` runs with all brokers
-and versions at the same time: it waits once and not four times.
+and versions at the same time: it waits once and not eight times.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from tests.broker_process import BrokerProcess
-from tests.conftest import WORKERS
+from tests.broker_process import STORES, BrokerProcess
+from tests.conftest import WORKERS, SharedBroker
 from tests.wire import Client, Connect
 
 Configured = Callable[[int, Mapping[str, object]], BrokerProcess]
@@ -28,9 +29,15 @@ NAMES = {3: "v3.1", 4: "v3.1.1", 5: "v5"}
 
 
 class Everywhere(Protocol):
-    """Runs a scenario with these versions, and with each number of workers, all at the same time."""
+    """Runs a scenario with these versions, each number of workers and each store, all at the same time."""
 
     def __call__(self, scenario: Scenario, versions: Sequence[int] = ...) -> None: ...
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "store" in metafunc.fixturenames:
+        anyone = metafunc.definition.get_closest_marker("one_store")
+        metafunc.parametrize("store", STORES[:1] if anyone else STORES)
 
 
 @pytest.fixture(params=[4, 5], ids=NAMES.get)
@@ -47,21 +54,11 @@ def any_version(request: pytest.FixtureRequest) -> int:
     return chosen
 
 
-@pytest.fixture(scope="session")
-def configured() -> Iterator[Callable[[int, Mapping[str, object]], BrokerProcess]]:
-    """``configured(workers, settings)``: a running broker with these settings, by the names they have in the
-    environment without their prefix (PROTOCOL__MAXIMUM_QOS). Scenarios that want the same share it.
-    """
+@pytest.fixture(scope="module")
+def configured_brokers() -> Iterator[dict[tuple[object, ...], BrokerProcess]]:
+    """Those of ``configured``, until the scenarios of the file are through."""
     running: dict[tuple[object, ...], BrokerProcess] = {}
-
-    def start(workers: int, settings: Mapping[str, object]) -> BrokerProcess:
-        key = (workers, *sorted(settings.items()))
-        if key not in running or not running[key].alive():
-            environment = {f"MQTTD_{name}": str(value) for name, value in settings.items()}
-            running[key] = BrokerProcess(workers, ["--log-format", "json"], environment).start()
-        return running[key]
-
-    yield start
+    yield running
     for broker in running.values():
         status = broker.stop()
         said = broker.stderr()
@@ -71,28 +68,47 @@ def configured() -> Iterator[Callable[[int, Mapping[str, object]], BrokerProcess
 
 
 @pytest.fixture
-def everywhere(shared_broker: Callable[[int], BrokerProcess], open_to: OpenTo, name: str) -> Everywhere:
+def configured(store: str, configured_brokers: dict[tuple[object, ...], BrokerProcess]) -> Configured:
+    """``configured(workers, settings)``: a running broker with these settings, by the names they have in the
+    environment without their prefix (PROTOCOL__MAXIMUM_QOS). Scenarios that want the same share it.
+    """
+
+    def start(workers: int, settings: Mapping[str, object]) -> BrokerProcess:
+        key = (workers, store, *sorted(settings.items()))
+        running = configured_brokers.get(key)
+        if running is None or not running.alive():
+            environment = {f"MQTTD_{name}": str(value) for name, value in settings.items()}
+            running = BrokerProcess(workers, ["--log-format", "json"], environment, store).start()
+            configured_brokers[key] = running
+        return running
+
+    return start
+
+
+@pytest.fixture
+def everywhere(shared_broker: SharedBroker, open_to: OpenTo, name: str) -> Everywhere:
     """See the top of this file."""
 
     def run(scenario: Scenario, versions: Sequence[int] = (4, 5)) -> None:
-        def one(workers: int, version: int) -> None:
+        def one(workers: int, store: str, version: int) -> None:
             numbers = itertools.count(1)
             own = f"{name}{'abc'[version - 3]}{workers}"
+            broker = brokers[workers, store]
 
             def connect(version: int, client_id: str | None = None, **options: Any) -> Client:
-                client = open_to(brokers[workers], version)
+                client = open_to(broker, version)
                 client.connect(f"{own}x{next(numbers)}" if client_id is None else client_id, **options)
                 return client
 
             try:
                 scenario(connect, version, own)
             except BaseException as error:
-                error.add_note(f"with {workers} workers and {NAMES[version]}")
+                error.add_note(f"with {workers} workers, store {store!r} and {NAMES[version]}")
                 raise
-            assert brokers[workers].alive(), "the broker has ended during this test"
+            assert broker.alive(), "the broker has ended during this test"
 
-        brokers = {workers: shared_broker(workers) for workers in WORKERS}
-        cases = list(itertools.product(WORKERS, versions))
+        brokers = {case: shared_broker(*case) for case in itertools.product(WORKERS, STORES)}
+        cases = [(*broker, version) for broker in brokers for version in versions]
         with ThreadPoolExecutor(len(cases)) as pool:
             for done in [pool.submit(one, *case) for case in cases]:
                 done.result()

@@ -239,6 +239,7 @@ def test_cve_2017_7650_wildcards_in_client_ids(connect: Connect, version: int, n
 
 
 @pytest.mark.mqtt("5:3.1.4-1", "311:3.1.4-1")
+@pytest.mark.one_store
 def test_cve_2020_13849_slow_connect(
     configured: Configured, open_to: OpenTo, workers: int, version: int, name: str
 ) -> None:
@@ -265,6 +266,7 @@ def test_cve_2020_13849_slow_connect(
 
 
 @pytest.mark.mqtt("5:3.1.2-22", "311:3.1.2-24")
+@pytest.mark.one_store
 def test_cve_2020_13849_keep_alive_without_end(
     configured: Configured, open_to: OpenTo, workers: int, version: int, name: str
 ) -> None:

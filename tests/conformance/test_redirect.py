@@ -14,7 +14,7 @@ from tests.broker_process import KIND, BrokerProcess
 from tests.waiting import wait_until
 from tests.wire import Client, OpenConnection
 
-pytestmark = pytest.mark.skipif(KIND != "mqttd", reason="these are settings of mqttd")
+pytestmark = [pytest.mark.skipif(KIND != "mqttd", reason="these are settings of mqttd"), pytest.mark.one_store]
 
 QUOTA_EXCEEDED, USE_ANOTHER_SERVER, SERVER_MOVED = 0x97, 0x9C, 0x9D
 V3_UNAVAILABLE = 3

@@ -25,16 +25,16 @@ pytestmark = pytest.mark.skipif(KIND != "mqttd", reason="configured by mqttd's o
 
 
 @pytest.fixture(scope="module")
-def configured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, BrokerProcess]]:
-    """Brokers with these rules, by number of workers."""
+def ruled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[int, str], BrokerProcess]]:
+    """Brokers with these rules, by number of workers and store."""
     file = tmp_path_factory.mktemp("shared") / "mqttd.toml"
     file.write_text("".join(f'[[shared]]\ngroup = "{name}-*"\nstrategy = "{name}"\n' for name in STRATEGIES))
-    running: dict[int, BrokerProcess] = {}
 
-    class Starting(dict[int, BrokerProcess]):
-        def __missing__(self, workers: int) -> BrokerProcess:
-            self[workers] = BrokerProcess(workers, ["--config", str(Path(file))]).start()
-            return self[workers]
+    class Starting(dict[tuple[int, str], BrokerProcess]):
+        def __missing__(self, key: tuple[int, str]) -> BrokerProcess:
+            workers, store = key
+            self[key] = BrokerProcess(workers, ["--config", str(Path(file))], store=store).start()
+            return self[key]
 
     running = Starting()
     yield running
@@ -47,13 +47,13 @@ def configured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, B
 
 
 @pytest.fixture
-def join(configured: dict[int, BrokerProcess], workers: int, name: str) -> Iterator[Join]:
+def join(ruled: dict[tuple[int, str], BrokerProcess], workers: int, store: str, name: str) -> Iterator[Join]:
     """``join(client_id=..., **options)``: a v5 client with its CONNACK; ``share=(group, qos)`` subscribes it."""
     opened: list[Client] = []
     numbers = itertools.count(1)
 
     def open_one(client_id: str = "", share: tuple[str, int] | None = None, **options: Any) -> Client:
-        client = Client(configured[workers].address, 5)
+        client = Client(ruled[workers, store].address, 5)
         opened.append(client)
         client.connect(client_id or f"{name}x{next(numbers)}", **options)
         if share is not None:

@@ -3,16 +3,18 @@ goes on.
 
 One scenario per field. A field without one, or with one that no longer exists, fails (tests/unit/test_config.py).
 There stand, too, the tests for bounds that only a disturbed host reaches (a worker that is stopped, hangs, or cannot
-follow).
+follow). Bounds are made small here; test_limits_at_their_defaults.py has them as they are.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
 import struct
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +24,7 @@ import pytest
 from broker.limits import Limits
 from shards.placement import home
 from tests import wire
-from tests.broker_process import KIND
+from tests.broker_process import KIND, STORES, BrokerProcess
 from tests.counted import CountedBroker
 from tests.waiting import wait_until
 from tests.wire import Client, Closed
@@ -122,13 +124,16 @@ def reaches(
 
 
 def cases() -> list[Any]:
-    """(bound, version, workers)."""
-    return [
-        pytest.param(limit, version, workers, id=f"{limit}-v{version}-{workers}")
-        for limit, scenario in SCENARIOS.items()
-        for workers in scenario.workers
-        for version in scenario.versions
-    ]
+    """(bound, version, workers, store): each bound is reached on every store, and TIGHT ones in every pair of these."""
+    found = []
+    for limit, scenario in SCENARIOS.items():
+        many = list(itertools.product(enumerate(scenario.workers), enumerate(scenario.versions)))
+        for (odd, workers), (odder, version) in many:
+            chosen = STORES[(odd + odder * (scenario.limits is TIGHT)) % len(STORES)]
+            fixed = scenario.environment.get("MQTTD_STORE")
+            for store in [fixed] if fixed else STORES if len(scenario.workers) == 1 else [chosen]:
+                found.append(pytest.param(limit, version, workers, store, id=f"{limit}-v{version}-{workers}-{store}"))
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------- packets
@@ -641,23 +646,23 @@ def _log_lines(scene: Scene) -> None:
 
 
 @pytest.fixture(scope="module")
-def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Scenario, int], CountedBroker]]:
+def brokers() -> Iterator[Callable[[Scenario, int, str], CountedBroker]]:
     """The broker of a scenario; scenarios with the same bounds share one."""
     running: dict[Any, CountedBroker] = {}
 
-    def find(scenario: Scenario, workers: int) -> CountedBroker:
-        key = (workers, *sorted(scenario.limits.items()), *sorted(scenario.environment.items()))
+    def find(scenario: Scenario, workers: int, store: str) -> CountedBroker:
+        key = (workers, store, *sorted(scenario.limits.items()), *sorted(scenario.environment.items()))
         if key not in running:
-            environment = dict(scenario.environment)
-            if "MQTTD_STORE" in environment:
-                environment["MQTTD_DATA_DIR"] = str(tmp_path_factory.mktemp("data") / "data")
+            environment = {**scenario.environment, "MQTTD_STORE": store}
             broker = CountedBroker(workers, environment=environment, **scenario.limits)
             running[key] = broker.start()
         return running[key]
 
     yield find
-    for broker in running.values():
-        status, said = broker.stop(), broker.stderr()
+    with ThreadPoolExecutor(8) as pool:
+        ended = list(pool.map(BrokerProcess.stop, running.values()))
+    for broker, status in zip(running.values(), ended, strict=True):
+        said = broker.stderr()
         broker.forget()
         assert status == 0, said[-20000:]
         assert "Traceback" not in said, said[-20000:]
@@ -671,12 +676,12 @@ def counter_of(limit: str) -> str:
     return "" if kind == "log" else name
 
 
-@pytest.mark.parametrize(("limit", "version", "many"), cases())
+@pytest.mark.parametrize(("limit", "version", "many", "on"), cases())
 def test_a_bound_is_reached_counted_and_survived(
-    limit: str, version: int, many: int, name: str, brokers: Callable[[Scenario, int], CountedBroker]
+    limit: str, version: int, many: int, on: str, name: str, brokers: Callable[[Scenario, int, str], CountedBroker]
 ) -> None:
     scenario = SCENARIOS[limit]
-    broker = brokers(scenario, many)
+    broker = brokers(scenario, many, on)
     counter = counter_of(limit)
     before = broker.counter(counter) if counter else 0
     scene = Scene(broker, version, name)
