@@ -98,6 +98,7 @@ FORM_2: Final = 0x80
 # "not known" in records of version 1, which so take the longest username and client id for none
 _NO_USERNAME_1: Final = 0xFFFF
 _NO_PUBLISHER_1: Final = 0xFFFF
+_NOT_COUNTED: Final = 0xFFFFFFFF
 
 
 class SchemaError(Exception):
@@ -470,7 +471,12 @@ def _text(data: bytes, errors: str = "strict") -> str:
 
 
 def encode_queued(queued: StoredQueued) -> bytes:
-    """Value of a message of one session."""
+    """Value of a message of one session; SchemaError if its flags are those of a form.
+
+    One that has its message in another record is made by `pyx.windows` alone.
+    """
+    if queued.flags & (FORM_2 | OF_ITS_OWN):
+        raise SchemaError(f"a queued message has flags {queued.flags:#x}")
     message = queued.message
     entry = encode_message(replace(message, publisher=None))[: -U16.size]
     publisher = U32.pack(0)
@@ -531,8 +537,14 @@ def decode_handoff_head(data: bytes) -> tuple[int, int]:
 
 
 def encode_handoff(entries: int, part: bytes, payloads: list[bytes]) -> bytes:
-    """A batch for a peer: how many entries it has (-1 = not counted), packed, and the payloads that travel beside."""
-    pieces = [HANDOFF_ENTRY.pack(entries & 0xFFFFFFFF, len(part), len(payloads)), part]
+    """A batch for a peer: how many entries it has (-1 = not counted), packed, and the payloads that travel beside.
+
+    SchemaError for as many entries as say that they are not counted.
+    """
+    if entries >= _NOT_COUNTED:
+        raise SchemaError(f"a batch of {entries} entries")
+    counted = _NOT_COUNTED if entries < 0 else entries
+    pieces = [HANDOFF_ENTRY.pack(counted, len(part), len(payloads)), part]
     for payload in payloads:
         pieces += (U32.pack(len(payload)), payload)
     return b"".join(pieces)
@@ -552,7 +564,7 @@ def decode_handoff(data: bytes) -> tuple[int, bytes, list[bytes]]:
         raise SchemaError(f"an entry of a hand-off log is cut off: {error}") from None
     if at != len(data):
         raise SchemaError("an entry of a hand-off log is damaged")
-    return -1 if entries == 0xFFFFFFFF else entries, part, payloads
+    return -1 if entries == _NOT_COUNTED else entries, part, payloads
 
 
 def encode_peer(stream: int, number: int) -> bytes:

@@ -61,8 +61,10 @@ class Change(NamedTuple):
 
 
 def encode_change(change: Change) -> bytes:
-    """The change's bytes (see the top of this file)."""
+    """The change's bytes (see the top of this file); EnvelopeError for a group whose length says that it is none."""
     group = change.group
+    if group is not None and len(group) >= NO_GROUP:
+        raise EnvelopeError(f"a share group of {len(group)} bytes")
     group_bytes = NO_GROUP if group is None else len(group)
     flags = (DURABLE if change.durable else 0) | (FULL if change.full else 0) | (OF_MEMBER if change.member else 0)
     head = CHANGE.pack(len(change.filter), group_bytes, change.members, change.online, flags)

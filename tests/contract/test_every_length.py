@@ -1,0 +1,184 @@
+"""Every field of every record at every length (tests/record_forms.py): it is read as it was written, or refused when it
+is written; never cut, and never taken for another. The compiled code reads and writes the same bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leveldb_store import snapshot
+from leveldb_store.archive_schema import ArchivedMessage, decode_block, encode_head
+from leveldb_store.schema import StoredMessage, StoredQueued, encode_message, encode_queued
+from leveldb_store.snapshot import ArchiveFacts, FileFacts, LinkFacts, Manifest, StoreFacts, read_manifest
+from pyx.archive import Archiver
+from pyx.message import Message
+from pyx.records import Packed
+from pyx.stored import pack_stored, unpack_stored
+from pyx.windows import unpack_queued
+from tests import record_forms
+from tests.record_forms import FORMS, MODULES, REFUSALS, Case, Form, at_every_length, fields_of
+from tests.unit import records_adapter as adapter
+from zmq_mesh.envelope import Entry, encode_entry
+
+#: Classes of these modules that are no sample of a form: why
+OTHERS = {
+    "Part": "its form, Reach, has what lies between its numbers",
+    "StoredSubscription": "its form, Subscription, has what is owed as well",
+    "Kind": "each has a form of its own",
+    "Event": "likewise",
+    "Told": "what a peer is told: changes",
+}
+
+
+def classes_of(module: Any) -> set[str]:
+    """Records that a module defines."""
+    return {
+        name
+        for name, found in inspect.getmembers(module, inspect.isclass)
+        if found.__module__ == module.__name__
+        and (dataclasses.is_dataclass(found) or (issubclass(found, tuple) and hasattr(found, "_fields")))
+    }
+
+
+def test_every_record_has_a_form() -> None:
+    """A new encoder, class or field is in the table, or this says so."""
+    encoders = {
+        f"{module.__name__.rpartition('.')[2]}.{name}"
+        for module in MODULES
+        for name, found in inspect.getmembers(module, inspect.isfunction)
+        if name.startswith("encode_") and found.__module__ == module.__name__
+    }
+    # many entries in one part: entries one behind the other
+    assert {form.writes for form in FORMS} - {""} == encoders - {"envelope.encode_entries"}
+    known = {type(form.sample).__name__ for form in FORMS} | OTHERS.keys()
+    assert set().union(*map(classes_of, MODULES)) <= known
+    for form in FORMS:
+        assert set(fields_of(form.sample)) == form.most.keys(), form.name
+
+
+def cases(form: Form) -> list[Case]:
+    return list(at_every_length(form))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_what_is_written_is_read(form: Form) -> None:
+    for case in cases(form):
+        try:
+            data = form.encode(case.record)
+        except REFUSALS:
+            assert case.beyond, f"{case.what} is refused"
+            continue
+        if case.beyond and case.cut:
+            continue
+        try:
+            found = form.decode(data)
+        except REFUSALS:
+            assert case.beyond, f"{case.what} is written and not read"
+            continue
+        assert found == case.record, f"{case.what} is read as another"
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form.name.startswith("event ")], ids=lambda form: form.name)
+def test_an_event_keeps_the_beginning_of_a_longer_text(form: Form) -> None:
+    for case in cases(form):
+        if case.beyond and case.cut:
+            name = case.what.partition(" ")[0]
+            whole, found = getattr(case.record, name), getattr(form.decode(form.encode(case.record)), name)
+            assert found == whole[: len(found)]
+            assert len(found) == form.most[name].value  # type: ignore[union-attr]
+
+
+# ------------------------------------------------------------------------------------------ the compiled code
+
+
+def made(message: StoredMessage) -> Message:
+    return Message.create(
+        message.topic, message.payload, message.qos, message.retain, message.properties, message.number,
+        message.expires or 0, publisher=message.publisher,
+    )  # fmt: skip
+
+
+def found_in(message: Message) -> StoredMessage:
+    return StoredMessage(
+        message.topic, bytes(message.payload), message.number, message.qos, message.retain, message.properties,
+        message.expires or None, message.publisher,
+    )  # fmt: skip
+
+
+def fitting(form: Form) -> list[Case]:
+    """Those that hold what they may."""
+    return [case for case in cases(form) if not case.beyond]
+
+
+@pytest.mark.parametrize("form", record_forms.STORE[:2], ids=lambda form: form.name)
+def test_compiled_messages(form: Form) -> None:
+    for case in fitting(form):
+        message: StoredMessage = case.record
+        data = encode_message(message)
+        assert pack_stored([made(message)]) == data, case.what
+        assert [found_in(each) for each in unpack_stored(data, lambda _: -1)] == [message], case.what
+
+
+def test_compiled_queued_messages() -> None:
+    (form,) = (form for form in FORMS if form.name == "queued message")
+    for case in fitting(form):
+        queued: StoredQueued = case.record
+        if case.what.startswith("message.properties"):  # its interval would be looked for in them
+            queued = queued._replace(message=dataclasses.replace(queued.message, expires=None))
+        flags, group, identifiers, message = unpack_queued(encode_queued(queued))
+        assert StoredQueued(flags, group, identifiers or b"", found_in(message)) == queued, case.what
+
+
+def test_compiled_archived_messages() -> None:
+    for case in fitting(record_forms.ARCHIVED):
+        archived: ArchivedMessage = case.record
+        archiver = Archiver([b"#"])
+        assert archiver.add(made(archived.message), archived.matches)
+        ((_, count, first, _, levels, records),) = archiver.take()
+        assert list(decode_block(encode_head(count, first, 0, 0, levels) + records)) == [archived], case.what
+
+
+def test_compiled_entries() -> None:
+    (form,) = (form for form in FORMS if form.name == "entry")
+    for case in fitting(form):
+        entry: Entry = dataclasses.replace(case.record, control=False)
+        data, packed = encode_entry(entry), Packed()
+        adapter.pack(
+            packed, entry.topic, entry.payload, entry.number, entry.qos, entry.retain, entry.properties, entry.expires,
+            entry.shared, entry.insist, entry.key, entry.own_frame, entry.retained_only,
+        )  # fmt: skip
+        assert bytes(memoryview(packed)) == data, case.what
+        ((topic, payload, number, _, _, properties, _, shared, *_),) = adapter.unpack(data)
+        assert (topic, payload, number, properties, shared) == (
+            entry.topic, entry.payload, entry.number, entry.properties, entry.shared,
+        ), case.what  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------------------- the manifest
+
+
+def facts_with(value: int) -> StoreFacts:
+    numbers = {each.name: value for each in dataclasses.fields(LinkFacts)}
+    archived = {each.name: value for each in dataclasses.fields(ArchiveFacts)}
+    name = "x" * value if value < 256 else "x" * 255
+    return StoreFacts(
+        0, name or "worker-0", value, value, value, {"S": value}, {"position": value}, {1: LinkFacts(**numbers)},
+        {"x" * min(value, 0xFFFF): ArchiveFacts(**archived)}, {name or "file": FileFacts(value, "xxh3_128:" + name)},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [0, 1, 0xFFFE, 0xFFFF, 0x10000, 2**32, 2**64 - 1])
+def test_the_manifest_of_a_snapshot(tmp_path: Path, value: int) -> None:
+    facts = facts_with(value)
+    rules = [{"filter": "x" * min(value, 0xFFFF), "age_ms": value, "bytes_max": value}]
+    manifest = Manifest(
+        snapshot.FORMAT, 2, "1", value, 1, "epoch", value, "archive", rules, [facts], (value, value)
+    )  # fmt: skip
+    (tmp_path / snapshot.NAME).write_text(json.dumps(dataclasses.asdict(manifest)))
+    assert read_manifest(tmp_path) == manifest
