@@ -1,0 +1,690 @@
+"""Two clients and their state, as rules of a state machine (hypothesis) over two workers in this process.
+
+Each client lives on a worker of its own and both publish, so that messages, retained messages and wills cross the mesh.
+There are no sockets, and the stores keep: a crash leaves what was durable. What is sure of sessions, windows, retained
+messages, subscriptions and wills is known after each step:
+
+    a session is there or not     Session Present, over resumption, take-over, expiry and crash
+    QoS 1 comes at least once     what was published while a subscription of QoS 1 or 2 was there is owed until it is
+                                  acknowledged, whatever becomes of the connection and of the subscription's options
+    QoS 2 comes exactly once      also when it is sent again, by whoever, after whatever
+    retained messages come        on SUBSCRIBE, as Retain Handling says, whatever passes on the topic meanwhile
+    windows have their bound      the Receive Maximum of this connection, and a client may use all of ours on each
+    No Local holds                for live and for retained messages
+    a will comes                  once, when its delay or its session ends, and never else
+
+Limits are small where that makes steps meet sooner: a Receive Maximum of 1, a Maximum Packet Size that some messages
+exceed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
+
+from shards.placement import home
+from tests import wire
+from tests.kept_store import KeptStore
+from tests.sansio import Host, Peer
+from tests.wire import Packet
+
+__all__ = ["States"]
+
+WORKERS = 2
+NAMES = [next(f"{letter}{number}" for number in range(99) if home(f"{letter}{number}", WORKERS) == worker)
+         for worker, letter in enumerate("ab")]  # fmt: skip
+TOPICS = ["t/0", "t/1", "u"]
+FILTERS = ["t/0", "t/+", "t/#", "u", "+"]
+WITNESS = "witness"
+OUR_RECEIVE_MAXIMUM = 3
+LARGE_BYTES = 300
+PACKET_BYTES = 200
+"""A Maximum Packet Size that a large message exceeds and no other packet does."""
+LASTING = 600
+
+Filters = st.sampled_from(FILTERS)
+Topics = st.sampled_from(TOPICS)
+Clients = st.sampled_from(NAMES)
+QoS = st.sampled_from([0, 1, 2])
+
+
+def matches(topic_filter: str, topic: str) -> bool:
+    """Of FILTERS and TOPICS."""
+    return topic_filter == topic or topic_filter in (("+",) if topic == "u" else ("t/+", "t/#"))
+
+
+@dataclass(frozen=True)
+class Published:
+    """A message. Its Content Type is its number."""
+
+    number: int
+    topic: str
+    qos: int
+    publisher: str
+    is_large: bool
+    is_empty: bool
+
+
+@dataclass(frozen=True)
+class Subscribed:
+    """A subscription."""
+
+    qos: int
+    no_local: bool
+    handling: int
+
+    @property
+    def options(self) -> int:
+        """The byte of SUBSCRIBE."""
+        return self.qos | self.no_local << 2 | self.handling << 4
+
+
+@dataclass
+class Copy:
+    """What a session is owed of a message."""
+
+    filters: set[str]
+    qoses: set[int]
+    is_sure: bool = True
+    """It must come; else it may."""
+    is_sent: bool = False
+
+
+@dataclass
+class Sent:
+    """Under a Packet Identifier: to a client, who has not answered it to its end."""
+
+    number: int
+    qos: int
+    is_retained: bool
+    is_released: bool = False
+    on_connection: int = 0
+
+
+@dataclass
+class Will:
+    """A will that is to be sent between these times; None: it waits for the end of a connection."""
+
+    number: int
+    delay: int
+    earliest: int | None = None
+    latest: int | None = None
+
+
+@dataclass
+class State:
+    """Of a client id."""
+
+    peer: Peer | None = None
+    connection: int = 0
+    is_there: bool = False
+    expiry: int = 0
+    expires: int | None = None
+    receive_maximum: int = 65_535
+    is_small: bool = False
+    filters: dict[str, Subscribed] = field(default_factory=dict)
+    copies: dict[int, Copy] = field(default_factory=dict)
+    retained: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """(number, QoS) of retained messages that must come."""
+    may_retained: set[int] = field(default_factory=set)
+    sent: dict[int, Sent] = field(default_factory=dict)
+    """By Packet Identifier."""
+    done: set[int] = field(default_factory=set)
+    """Numbers whose live copy was answered."""
+    again: set[int] = field(default_factory=set)
+    """Of QoS 1 and answered; a crash may bring them back."""
+    unreleased: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """QoS 2 publishes of its own without PUBREL: Packet Identifier -> (message, connection)."""
+    released: set[int] = field(default_factory=set)
+    """Packet Identifiers of QoS 2 messages that came to their end."""
+    released_again: set[int] = field(default_factory=set)
+    """Likewise, before a crash, which may have lost the PUBCOMP."""
+    answers: list[Packet] = field(default_factory=list)
+    will: Will | None = None
+
+
+class States(RuleBasedStateMachine):
+    """See the top."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        stores = [KeptStore() for _ in range(WORKERS)]
+        self.host = Host(WORKERS, stores=stores, limits={"receive_maximum": OUR_RECEIVE_MAXIMUM})
+        self.states = {name: State() for name in NAMES}
+        self.messages: dict[int, Published] = {}
+        self.retained: dict[str, int] = {}
+        self.wills: list[Will] = []
+        self.may_wills: set[int] = set()
+        self.seen_wills: set[int] = set()
+        self.numbers = 0
+        self._connect_witness()
+        for name in NAMES:
+            self._there(name)
+
+    def _there(self, name: str) -> tuple[State, Peer]:
+        # who is away comes back
+        state = self.states[name]
+        if state.peer is None:
+            self.connect(name=name, clean=False, expiry=LASTING, receive_maximum=1, is_small=False, will=None)
+        assert state.peer is not None
+        return state, state.peer
+
+    def _connect_witness(self) -> None:
+        self.witness = self.host.connect(WITNESS, 5, clean=False, expiry=LASTING * 1000)
+        if not self.witness.session_present:
+            self.witness.subscribe(("will/#", 2))
+
+    def _next(self) -> int:
+        self.numbers += 1
+        return self.numbers
+
+    # ------------------------------------------------------------ connections
+
+    @rule(
+        name=Clients,
+        clean=st.booleans(),
+        expiry=st.sampled_from([0, 5, LASTING, LASTING]),
+        receive_maximum=st.sampled_from([1, 1, 2, 65_535]),
+        is_small=st.booleans(),
+        will=st.sampled_from([None, 0, 2, 8]),
+    )
+    def connect(
+        self, name: str, clean: bool, expiry: int, receive_maximum: int, is_small: bool, will: int | None
+    ) -> None:
+        """A session begins, goes on, or is taken over."""
+        state = self.states[name]
+        is_sure = state.peer is None or state.expiry > 0
+        goes_on = state.is_there and not clean
+        number = self._next()
+        self._close(state)
+        peer = self.host.open(5, home(name, WORKERS))
+        peer.client_id = name
+        properties: dict[str, Any] = {"receive_maximum": receive_maximum, "session_expiry_interval": expiry}
+        if is_small:
+            properties["maximum_packet_size"] = PACKET_BYTES
+        said = None
+        if will is not None:
+            said = wire.Will(f"will/{name}", b"%d" % number, 2, properties={"will_delay_interval": will})
+        peer.send(wire.connect(5, name, clean=clean, properties=properties, will=said))
+        self.host.settle()
+        connack = peer.next("CONNACK")
+        assert connack.reason == 0
+        if is_sure:
+            assert connack.session_present == goes_on, f"Session Present {connack.session_present} for {name}"
+        self._opened(state, peer, connack.session_present)
+        state.expiry, state.receive_maximum, state.is_small = expiry, receive_maximum, is_small
+        state.will = None if will is None else Will(number, will)
+        if is_small:
+            self._too_large(state)
+        self._look()
+
+    def _close(self, state: State) -> None:
+        # the connection is taken over: the end of it is seen before what comes on the new one
+        if state.peer is not None:
+            self._look()
+            self._ended(state)
+
+    def _opened(self, state: State, peer: Peer, goes_on: bool) -> None:
+        will = self._pending(state)
+        if will is not None:
+            if not goes_on or (will.earliest is not None and will.earliest <= self.host.now_ms):
+                will.earliest = will.latest = self.host.now_ms
+            elif will.delay == 0:
+                will.latest = self.host.now_ms
+            else:
+                self.wills.remove(will)
+                if will.latest != will.earliest:
+                    self.may_wills.add(will.number)
+        if not goes_on:
+            self._forget(state)
+        state.peer, state.is_there, state.expires = peer, True, None
+        state.connection += 1
+
+    def _too_large(self, state: State) -> None:
+        # what this connection may not be sent is dropped
+        for number, copy in state.copies.items():
+            copy.is_sure = copy.is_sure and not self.messages[number].is_large
+        for number, qos in list(state.retained):
+            if self.messages[number].is_large:
+                state.may_retained.add(number)
+                del state.retained[number, qos]
+        state.sent = {each: sent for each, sent in state.sent.items() if not self.messages[sent.number].is_large}
+
+    def _pending(self, state: State) -> Will | None:
+        return state.will if state.will in self.wills else None
+
+    def _forget(self, state: State) -> None:
+        state.filters, state.copies, state.retained = {}, {}, Counter()
+        state.sent, state.done, state.again, state.may_retained = {}, set(), set(), set()
+        state.unreleased = {}
+        state.is_there = False
+
+    def _ended(self, state: State) -> None:
+        """Its connection is gone, not by DISCONNECT."""
+        state.peer = None
+        state.expires = self.host.now_ms + state.expiry * 1000
+        for number, qos in list(state.retained):
+            if qos == 0:
+                state.may_retained.add(number)
+                del state.retained[number, qos]
+        if state.will is not None:
+            state.will.earliest = self.host.now_ms + min(state.will.delay, state.expiry) * 1000
+            state.will.latest = state.will.earliest
+            self.wills.append(state.will)
+        if not state.expiry:
+            self._forget(state)
+
+    @rule(name=Clients)
+    def lose(self, name: str) -> None:
+        """The connection breaks."""
+        state = self.states[name]
+        if state.peer is not None:
+            self._look()
+            self.host.lose(state.peer)
+            self._ended(state)
+            self._look()
+
+    @rule(name=Clients)
+    def leave(self, name: str) -> None:
+        """DISCONNECT: the will goes."""
+        state = self.states[name]
+        if state.peer is not None:
+            self._look()
+            state.peer.disconnect()
+            state.will = None
+            self._ended(state)
+            self._look()
+
+    @rule(seconds=st.sampled_from([1, 3, 6]))
+    def wait(self, seconds: int) -> None:
+        """Time passes: wills and sessions come to their end."""
+        self.host.pass_time(seconds)
+        for state in self.states.values():
+            if state.is_there and state.peer is None and state.expires is not None:
+                if state.expires <= self.host.now_ms - 1000:
+                    self._forget(state)
+                elif state.expires <= self.host.now_ms + 1000:
+                    state.expires = None
+                    self._close_call(state)
+        self._look()
+
+    def _close_call(self, state: State) -> None:
+        # whether it is over depends on less than the timers' own step: it is, when another second has passed
+        self.host.pass_time(2)
+        self._forget(state)
+
+    @rule()
+    def crash(self) -> None:
+        """All workers are killed, and begin again with what was durable."""
+        self._look()
+        self.host = self.host.crash()
+        for state in self.states.values():
+            pending = self._pending(state)
+            connected = state.peer is not None
+            for number in state.done:
+                if self.messages[number].qos >= 1:
+                    state.again.add(number)
+            if connected:
+                self._ended(state)
+            self._unsure_of_qos_1(state)
+            state.released_again |= state.released
+            if state.will is not None and (connected or pending is not None):
+                state.will.latest = self.host.now_ms + state.will.delay * 1000
+        self._connect_witness()
+        self._look()
+
+    def _unsure_of_qos_1(self, state: State) -> None:
+        # it may be sent before it is durable: then it comes as if it had never been sent
+        for packet_id, sent in list(state.sent.items()):
+            if sent.qos == 1:
+                del state.sent[packet_id]
+                if sent.is_retained:
+                    state.may_retained.add(sent.number)
+                    if self.retained.get(self.messages[sent.number].topic) == sent.number:
+                        state.retained[sent.number, 1] += 1
+
+    # ------------------------------------------------------------ subscriptions
+
+    @rule(
+        name=Clients,
+        text=Filters,
+        subscribed=st.builds(Subscribed, QoS, st.booleans(), st.sampled_from([0, 1, 2])),
+        passing=st.lists(st.tuples(Clients, Topics, QoS), max_size=4),
+        turns=st.integers(0, 2),
+    )
+    def subscribe(
+        self, name: str, text: str, subscribed: Subscribed, passing: Sequence[tuple[str, str, int]], turns: int
+    ) -> None:
+        """SUBSCRIBE, while messages that are not retained pass."""
+        state, peer = self._there(name)
+        is_new = text not in state.filters
+        peer.send(wire.subscribe(5, peer.packet_id(), (text, subscribed.options)))
+        former = state.filters.get(text)
+        state.filters[text] = subscribed
+        for (
+            number,
+            copy,
+        ) in state.copies.items():  # options are those in force when it is sent; no queue is lost by them
+            message = self.messages[number]
+            if not copy.is_sent and matches(text, message.topic) and (qos := min(message.qos, subscribed.qos)):
+                copy.qoses.add(qos)
+        if subscribed.handling == 0 or (subscribed.handling == 1 and is_new):
+            for topic, number in self.retained.items():
+                message = self.messages[number]
+                if matches(text, topic) and not (subscribed.no_local and message.publisher == name):
+                    self._owe_retained(state, number, min(message.qos, subscribed.qos))
+        for publisher, topic, qos in passing:
+            for _ in range(turns):
+                self.host.turn()
+            other = self.states[publisher]
+            if other.peer is not None and qos < 2 and not (qos and self._own_window_is_full(other)):
+                number = self._publish(publisher, topic, qos, False, False)
+                self._unsure(state, number, former)
+        self._look()
+        for each in self.states.values():
+            each.answers = [packet for packet in each.answers if packet.kind != "PUBACK"]
+        assert self._answer(state, "SUBACK").codes == (subscribed.qos,)
+
+    def _unsure(self, state: State, number: int, former: Subscribed | None) -> None:
+        # it passes while the SUBSCRIBE is on its way to the other worker: by the old options, or by the new ones
+        copy = state.copies.get(number)
+        if copy is None:
+            return
+        message = self.messages[number]
+        copy.qoses |= {min(message.qos, qos) for qos in range(3)}
+        copy.is_sure = False
+        if former is not None and not former.no_local and former.qos and message.qos:
+            copy.is_sure = all(each.qos and not each.no_local for each in state.filters.values())
+
+    def _owe_retained(self, state: State, number: int, qos: int) -> None:
+        if state.is_small and self.messages[number].is_large:
+            state.may_retained.add(number)
+        else:
+            state.retained[number, qos] += 1
+
+    @rule(name=Clients, text=Filters)
+    def unsubscribe(self, name: str, text: str) -> None:
+        """What was not sent of it may not come any more."""
+        state, peer = self._there(name)
+        if text not in state.filters:
+            return
+        peer.send(wire.unsubscribe(5, peer.packet_id(), text))
+        self._look()
+        self._answer(state, "UNSUBACK")
+        del state.filters[text]
+        for copy in state.copies.values():
+            if not copy.is_sent and text in copy.filters:
+                copy.qoses.add(0)
+                copy.is_sure = False
+        for number, qos in list(state.retained):
+            if matches(text, self.messages[number].topic):
+                state.may_retained.add(number)
+                del state.retained[number, qos]
+
+    # ------------------------------------------------------------ publishing
+
+    @rule(name=Clients, topic=Topics, qos=QoS, retain=st.booleans(), is_large=st.booleans(), again=st.booleans())
+    def publish(self, name: str, topic: str, qos: int, retain: bool, is_large: bool, again: bool) -> None:
+        """A message, answered to its end. `again`: the client sends it twice before it goes on."""
+        state, peer = self._there(name)
+        if qos and self._own_window_is_full(state):
+            return
+        number = self._publish(name, topic, qos, retain, is_large)
+        if again and qos == 2:
+            self.host.settle()
+            peer.send(self._packet(number, peer._packet_id, retain, dup=True))
+        self._look()
+        if qos == 1:
+            self._answer(state, "PUBACK")
+        elif qos == 2:
+            for _ in range(1 + again):
+                assert self._answer(state, "PUBREC").reason < 0x80
+            peer.ack("PUBREL", peer._packet_id)
+            self._look()
+            assert self._answer(state, "PUBCOMP").reason == 0
+
+    @rule(name=Clients, topic=Topics)
+    def publish_without_end(self, name: str, topic: str) -> None:
+        """QoS 2, without PUBREL."""
+        state, peer = self._there(name)
+        if self._own_window_is_full(state):
+            return
+        number = self._publish(name, topic, 2, False, False)
+        state.unreleased[peer._packet_id] = number, state.connection
+        self._look()
+        assert self._answer(state, "PUBREC").reason < 0x80
+
+    @rule(name=Clients, again=st.booleans())
+    def release(self, name: str, again: bool) -> None:
+        """PUBREL of the oldest one, or of all of a former connection. `again`: the PUBLISH comes first once more."""
+        state, peer = self._there(name)
+        if not state.unreleased:
+            return
+        packet_id = next(iter(state.unreleased))
+        number, connection = state.unreleased.pop(packet_id)
+        if again and (connection == state.connection or not self._own_window_is_full(state)):
+            peer.send(self._packet(number, packet_id, False, dup=True))
+            self._look()
+            assert self._answer(state, "PUBREC").reason < 0x80
+        peer.ack("PUBREL", packet_id)
+        self._look()
+        assert self._answer(state, "PUBCOMP").reason == 0
+
+    @rule(topic=Topics, name=Clients)
+    def clear(self, topic: str, name: str) -> None:
+        """The retained message goes."""
+        state, _ = self._there(name)
+        if self._own_window_is_full(state):
+            return
+        self._publish(name, topic, 1, True, False, is_empty=True)
+        self._look()
+        self._answer(state, "PUBACK")
+
+    def _own_window_is_full(self, state: State) -> bool:
+        own = sum(connection == state.connection for _, connection in state.unreleased.values())
+        return own >= OUR_RECEIVE_MAXIMUM
+
+    def _packet(self, number: int, packet_id: int, retain: bool, dup: bool = False) -> bytes:
+        message = self.messages[number]
+        body = b"" if message.is_empty else b"x" * (LARGE_BYTES if message.is_large else 1)
+        properties = {"content_type": str(number)}
+        flags: dict[str, Any] = {"qos": message.qos, "packet_id": packet_id, "retain": retain, "dup": dup}
+        return wire.publish(5, message.topic, body, properties=properties, **flags)
+
+    def _publish(self, name: str, topic: str, qos: int, retain: bool, is_large: bool, is_empty: bool = False) -> int:
+        # sent, not settled
+        number = self._next()
+        message = self.messages[number] = Published(number, topic, qos, name, is_large, is_empty)
+        peer = self.states[name].peer
+        assert peer is not None
+        packet_id = peer.packet_id() if qos else 0
+        while packet_id in self.states[name].unreleased:
+            packet_id = peer.packet_id()
+        for other, state in self.states.items():
+            self._owe(state, other, message)
+        if retain:
+            self._overtaken(topic)
+            self.retained[topic] = number
+            if is_empty:
+                del self.retained[topic]
+        peer.send(self._packet(number, packet_id, retain))
+        return number
+
+    def _owe(self, state: State, name: str, message: Published) -> None:
+        found = {
+            text: each
+            for text, each in state.filters.items()
+            if matches(text, message.topic) and not (each.no_local and name == message.publisher)
+        }
+        if not state.is_there or not found:
+            return
+        qoses = {min(message.qos, each.qos) for each in found.values()}
+        too_large = state.is_small and message.is_large
+        is_sure = max(qoses) > 0 and not too_large
+        state.copies[message.number] = Copy(set(found), {max(qoses)}, is_sure)
+
+    def _overtaken(self, topic: str) -> None:
+        # a retained copy that has not come yet need not come: a newer one has
+        for state in self.states.values():
+            for number, qos in list(state.retained):
+                if self.messages[number].topic == topic:
+                    state.may_retained.add(number)
+                    del state.retained[number, qos]
+
+    # ------------------------------------------------------------ what comes
+
+    @rule(name=Clients, count=st.integers(1, 3))
+    def answer(self, name: str, count: int) -> None:
+        """Some of what was sent is acknowledged, in order."""
+        self._acknowledge(self.states[name], count)
+
+    @rule(name=Clients)
+    def take_all(self, name: str) -> None:
+        """Everything is acknowledged until nothing comes: then nothing is owed."""
+        state = self.states[name]
+        if state.peer is None:
+            return
+        for _ in range(1000):
+            if not self._acknowledge(state, 100):
+                break
+        missing = [number for number, copy in state.copies.items() if copy.is_sure]
+        assert not missing, f"{name} never got {[self.messages[number] for number in missing]}"
+        assert not +state.retained, f"{name} never got the retained {state.retained}"
+        state.copies.clear()
+        state.may_retained.clear()
+
+    def _acknowledge(self, state: State, count: int) -> int:
+        self._look()
+        if state.peer is None:
+            return 0
+        answered = 0
+        for packet_id, sent in list(state.sent.items()):
+            if answered == count:
+                break
+            if sent.on_connection != state.connection:
+                continue
+            answered += 1
+            if sent.qos == 1:
+                state.peer.ack("PUBACK", packet_id)
+                self._answered(state, packet_id)
+            elif not sent.is_released:
+                state.peer.ack("PUBREC", packet_id)
+                self.host.settle()
+        self._look()
+        return answered
+
+    def _answered(self, state: State, packet_id: int) -> None:
+        sent = state.sent.pop(packet_id)
+        if sent.qos == 2:
+            state.released.add(packet_id)
+        if not sent.is_retained:
+            state.done.add(sent.number)
+            state.copies.pop(sent.number, None)
+
+    def _answer(self, state: State, kind: str) -> Packet:
+        assert state.answers, f"no {kind} came"
+        packet = state.answers.pop(0)
+        assert packet.kind == kind, f"{kind} expected: {packet}"
+        return packet
+
+    def _look(self) -> None:
+        """All that has come is looked at."""
+        self.host.settle()
+        moved = True
+        while moved:
+            moved = False
+            for name, state in self.states.items():
+                while state.peer is not None and state.peer.packets:
+                    moved = True
+                    self._came(name, state, state.peer.packets.popleft())
+            self.host.settle()
+        for packet in self.witness.receive():
+            self._will_came(int(packet.payload))
+        now = self.host.now_ms
+        for will in list(self.wills):
+            if will.latest is not None and will.latest < now - 200:
+                assert will.number in self.seen_wills, f"the will {will} never came"
+                self.wills.remove(will)
+        for name, state in self.states.items():
+            own = [each for each in state.sent.values() if each.on_connection == state.connection]
+            assert len(own) <= state.receive_maximum, f"{name}: {len(own)} unanswered"
+            assert state.peer is None or not state.peer.closed, f"{name} was closed"
+
+    def _will_came(self, number: int) -> None:
+        assert number not in self.seen_wills, f"the will {number} came twice"
+        self.seen_wills.add(number)
+        if number in self.may_wills:
+            return
+        (will,) = (each for each in self.wills if each.number == number)
+        assert will.earliest is not None
+        assert will.earliest <= self.host.now_ms, f"{will} came too soon"
+
+    def _came(self, name: str, state: State, packet: Packet) -> None:
+        if packet.kind == "PUBREL":
+            assert state.peer is not None
+            state.peer.ack("PUBCOMP", packet.packet_id)
+            if packet.packet_id in state.sent:
+                self._answered(state, packet.packet_id)
+            else:
+                assert packet.packet_id in state.released_again, f"{name}: {packet} of nothing"
+        elif packet.kind == "PUBLISH":
+            self._published(name, state, packet)
+        else:
+            state.answers.append(packet)
+
+    def _published(self, name: str, state: State, packet: Packet) -> None:
+        number = int(packet.properties["content_type"])
+        message = self.messages[number]
+        assert packet.topic == message.topic
+        assert not (state.is_small and message.is_large), f"{name}: {packet} is too large"
+        if packet.qos and packet.packet_id in state.sent:
+            self._sent_again(name, state, packet, number)
+        elif packet.retain:
+            self._came_retained(name, state, packet, number)
+        else:
+            self._came_live(name, state, packet, number)
+
+    def _sent_again(self, name: str, state: State, packet: Packet, number: int) -> None:
+        before = state.sent[packet.packet_id]
+        assert before.on_connection != state.connection, f"{name}: {packet} came twice on one connection"
+        assert (before.number, before.qos) == (number, packet.qos), f"{name}: {packet} in the place of {before}"
+        assert packet.dup, f"{name}: {packet} comes again without DUP"
+        before.on_connection = state.connection
+
+    def _came_retained(self, name: str, state: State, packet: Packet, number: int) -> None:
+        if state.retained[number, packet.qos] > 0:
+            state.retained[number, packet.qos] -= 1
+        else:
+            assert number in state.may_retained, f"{name}: {packet} was not asked for"
+        self._keep(state, packet, number, True)
+
+    def _came_live(self, name: str, state: State, packet: Packet, number: int) -> None:
+        copy = state.copies.get(number)
+        if copy is None and number in state.again and packet.qos == 1:
+            state.again.discard(number)
+        else:
+            assert copy is not None, f"{name}: {packet} is not for it, or came before"
+            assert packet.qos in copy.qoses, f"{name}: {packet} instead of QoS {copy.qoses}"
+            copy.is_sent = True
+        if packet.qos == 0:
+            state.copies.pop(number, None)
+            state.done.add(number)
+            return
+        self._keep(state, packet, number, False)
+
+    def _keep(self, state: State, packet: Packet, number: int, is_retained: bool) -> None:
+        if packet.qos:
+            held = [each for each in state.sent.values() if each.number == number and not each.is_retained]
+            assert is_retained or not held, f"{packet} is in flight already"
+            state.sent[packet.packet_id] = Sent(number, packet.qos, is_retained, False, state.connection)
+
+    def teardown(self) -> None:
+        """Who is there takes all, and the books are right."""
+        for name in NAMES:
+            self.take_all(name=name)
+        self.host.check_books()
