@@ -156,7 +156,8 @@ class Worker:
         self._tell_reactor()
         refuse_disallowed(settings.refuse_disallowed_characters)
         self.reactor.stays = True
-        self.reactor.schedule = lambda: self.loop.call_soon(self._poll)
+        self.reactor.schedule = self._poll_soon
+        self._polls_soon = False
         self.node.opened = self.reactor.start_keep_alive
         self.node.peers_changed = self._peers_changed
         self.hashes = HashPool(settings.limits.auth_threads_max)
@@ -260,6 +261,7 @@ class Worker:
             drain_bytes_max=limits.tick_peer_bytes_max,
         )
         self.node.links = self.mesh.links
+        self.mesh.is_busy = self.node.router.is_round_over
         self.node.router.forward_now = self._forward_soon
         self.node.flush_mesh = self._flush_mesh
         for fd in self.mesh.filenos():
@@ -414,6 +416,16 @@ class Worker:
             self._on_mesh(self.mesh.fileno)
             return
         self.reactor.poll()
+
+    def _poll_soon(self) -> None:
+        """Once, however often it is asked for: the loop does all that is due before it looks at its timers again."""
+        if not self._polls_soon:
+            self._polls_soon = True
+            self.loop.call_soon(self._poll_on)
+
+    def _poll_on(self) -> None:
+        self._polls_soon = False
+        self._poll()
 
     @callback("timer")
     def _on_timer(self) -> None:

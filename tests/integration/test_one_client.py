@@ -4,8 +4,11 @@ are when nobody sets them.
 
 from __future__ import annotations
 
+import itertools
 import os
+import select
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +20,7 @@ from broker.testing import wait_until
 from shards.placement import home
 from tests import wire
 from tests.broker_process import KIND, BrokerProcess
+from tests.integration.test_admin import report
 from tests.wire import Client
 
 pytestmark = pytest.mark.skipif(KIND == "mosquitto", reason="the processes and settings of mqttd")
@@ -94,3 +98,28 @@ def killed_by_a_packet(broker: BrokerProcess, client_id: str, times: int) -> dic
 def logged(broker: BrokerProcess, event: str, times: int) -> None:
     """Wait for so many lines of it."""
     wait_until(lambda: len(broker.logged(event)) == times, SECONDS_MAX, f"{event} {times} times")
+
+
+def test_publishes_that_cost_much_keep_no_timer_from_running() -> None:
+    """A publish walks all the filters that differ from its topic at their end; pings wake the worker in between. What
+    is left over makes it come again, but once: its heartbeat goes on.
+    """
+    filters = ["/".join(levels) + "/x" * 40 for levels in itertools.product("x+", repeat=12)]
+    environment = {"MQTTD_LIMITS__FILTERS_PER_SECOND_MAX": "0"}
+    broker = BrokerProcess(1, ["--admin", "127.0.0.1:0"], environment)
+    with broker, closing(Client(broker.address, 5)) as wide, closing(Client(broker.address, 5)) as other:
+        wide.connect()
+        for end in "ab":
+            for at in range(0, len(filters), 512):
+                wide.subscribe(*[f"{each}/{end}" for each in filters[at : at + 512]])
+        other.connect()
+        topic = "/".join("x" * 52) + "/"
+        wide.send(*[wire.publish(5, f"{topic}{number}") for number in range(600)], wire.PINGREQ)
+        oldest, until = 0.0, time.monotonic() + SECONDS_MAX
+        while not select.select([wide.socket], [], [], 0)[0]:
+            for _ in range(5):
+                other.expect_silence()
+            oldest = max(oldest, report(broker, "/health")["workers"][0]["heartbeat_age_seconds"])
+            assert time.monotonic() < until
+        wide.expect("PINGRESP")
+    assert oldest < 1.5
