@@ -139,7 +139,7 @@ class Retaining:
         found, at = self._retained.page(text, after or None, _PAGE, _STEPS)
         size = 0
         for number, (topic, message) in enumerate(found, 1):
-            size += len(message.payload)
+            size += len(topic) + len(message.properties) + len(message.payload)
             if size > _PAGE_BYTES and number < len(found):
                 del found[number:]
                 at = topic

@@ -191,6 +191,24 @@ def all_of(peer: Peer, enough: int) -> list[str]:
     return got
 
 
+def test_a_page_is_bounded_with_the_properties_of_its_messages() -> None:
+    """Their payloads are the smaller part of these."""
+    host = Host()
+    publisher, subscriber = host.connect("publisher", 5), host.connect("subscriber", 5)
+    for number in range(200):
+        publisher.publish(f"r/{number}", b"x", retain=True, properties={"content_type": "t" * 60_000})
+    host.settle()
+    subscriber.stalled = True
+    subscriber.send(wire.subscribe(5, 1, ("r/#", 1)))
+    for _ in range(50):
+        host.turn()
+    assert 0 < subscriber.session.queued + subscriber.session.unacknowledged < 60
+    subscriber.stalled = False
+    subscriber.take()
+    assert len(all_of(subscriber, 200)) == 200
+    host.check_books()
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_many_filters_over_many_retained_messages_are_looked_up_in_pieces(count: int) -> None:
     """However many a SUBSCRIBE has, and how little they find: nothing takes long, and others have their turn."""
