@@ -248,7 +248,7 @@ cdef class Dispatch:
         # handles whole packets at p; returns the bytes they took
         cdef uint32_t at = 0, remaining = 0, packets = 0, most = self.router.limits.tick_connection_packets_max
         cdef int header
-        cdef uint64_t total, spent = self.router.spent + TURN
+        cdef uint64_t total, until = min(self.router.effort() + TURN, self.router.round_until)
         conn.part_want = 0
         try:
             self.hold_note(conn, 0, (<Session>conn.session).client_id if conn.session is not None else None)
@@ -274,7 +274,7 @@ cdef class Dispatch:
                 if total > n - at:
                     conn.part_want = <uint32_t>total
                     break
-                if packets == most or self.router.spent > spent or \
+                if packets == most or p[at] >> 4 == PUBLISH and self.router.effort() > until or \
                         p[at] & 0xD0 == SUBSCRIBE << 4 and self.filters_spent():
                     self.router.counters.at[count.TICK_PACKETS_CARRIED] += 1
                     self.carry(conn)

@@ -13,7 +13,7 @@ cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memcpy
 
 from pyx cimport counters as count
 from pyx.filters cimport Membership, filter_text
@@ -104,11 +104,11 @@ cdef class Ending(Sharing):
         return 0
 
     cdef Group* group_of(self, Filter* f, bytes name) except? NULL:
-        cdef Group* g = f.groups if f != NULL else NULL
-        while g != NULL and (g.name_length != len(name) or memcmp(g.name, <const char*>name, len(name)) != 0):
-            work(VISIT)
-            g = g.next
-        return g
+        cdef bytes label
+        if f == NULL or f.groups == NULL:
+            return NULL
+        label = name + b"/" + filter_text(f)[:f.length]
+        return self.subscriptions.find_group(<const uint8_t*><const char*>label, len(label))
 
     cdef int tell_ended(self, list plain, list groups) except -1:
         # siblings learn that a session's subscriptions are no more
@@ -262,7 +262,7 @@ cdef class Ending(Sharing):
             self.interest.member(text, group, s.identity, False, 0)
             self.interest_due = True
         if f != NULL:
-            self.subscriptions.drop_if_unused(f)
+            self.subscriptions.drop_if_unused(f, g)
         if self.interest is None:
             return 0
         f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))

@@ -42,7 +42,9 @@ cdef struct Member:             # of a group whose strategy must know its member
 
 
 cdef struct Group:              # one ShareName on one Filter
+    uint64_t hash               # of name/filter, in Subscriptions.named
     Group* next
+    Group* previous
     Filter* filter
     SubscriberList members
     uint32_t turn               # which worker is next, used by the router

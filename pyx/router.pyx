@@ -29,14 +29,14 @@ from pyx.outbox cimport outbox_reserve
 from pyx.packets cimport PUBREL
 from pyx.reasons cimport REASON_PROTOCOL_ERROR, protocol_error
 from pyx.records cimport Block, ENTRY_RETAINED_ONLY, LogKey
-from pyx.routing cimport ABSENCES_MAX, NUMBER_WORKER_BITS, find_expiry, put_identifier
+from pyx.routing cimport ABSENCES_MAX, NUMBER_WORKER_BITS, ROUND, SHARE, find_expiry, put_identifier
 from pyx.session cimport (
     Inflight, RETAINED_COPY, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, is_stored, out_changes,
 )
 from pyx.sharing cimport HASH_CLIENT, HASH_TOPIC, LEAST_INFLIGHT, ROUND_ROBIN, STICKY, WAITS
 from pyx.subscriptions cimport Filter, Group, Subscriber
 from pyx.work cimport (
-    ACKS, COMMIT, COPY, DEPART, DRAINED, FORWARD, LAG, LOGGED, Mark, OBJECT, PIECE, PYTHON, TICK, VISIT,
+    ACKS, COMMIT, DEPART, DRAINED, FORWARD, LAG, LOGGED, Mark, OBJECT, PIECE, PYTHON, TICK, VISIT,
     callback_begins, callback_ends, work,
 )
 from pyx.windows cimport OWN_RECORD
@@ -75,16 +75,14 @@ cdef class Router(Ending):
         cdef uint32_t i
         cdef uint64_t siblings = self.unsure_peers if c.qos else 0
         cdef bint groups = False
-        cdef uint32_t local = 0
+        cdef uint32_t local = <uint32_t>self.count_effort(m)
         cdef Group* g
         cdef int owner
         work(m.count * VISIT)
         for i in range(m.count):
             siblings |= m.filters[i].siblings
-            local += m.filters[i].plain.count
             if m.filters[i].groups != NULL:
                 groups = True
-        self.spent += m.count * <uint64_t>(2 * VISIT) + local * <uint64_t>(VISIT + COPY)
         if m.count == 1:
             self.fan_out(m.filters[0])
         elif m.count:
@@ -100,6 +98,7 @@ cdef class Router(Ending):
                 g = m.filters[i].groups
                 while g != NULL:
                     work(2 * VISIT)
+                    self.spent += SHARE
                     local += g.members.count != 0
                     self.share(g, &siblings)
                     g = g.next
@@ -218,6 +217,7 @@ cdef class Router(Ending):
         if self.dirty_peers or self.interest_due:
             self.forward_all()
         self.tick += 1
+        self.round_until = self.effort() + ROUND
         if self.acks_due and self.waiting.count:
             callback_begins(&part)
             self.release_acks()

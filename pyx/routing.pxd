@@ -38,6 +38,8 @@ cdef enum:
     MERGED_MAX = 64                 # filters of a session that reads their indexes merged
     SLICE = 5_000_000               # ns of work, nominal: long work is done so much at a time
     TURN = 2 * SLICE                # ... after which a connection's publishes leave the turn to others
+    ROUND = 5 * TURN                # ... and those of all connections and siblings wait for the next tick
+    SHARE = 500                     # ns of work, nominal: a share group that a publish is for
     OWN_FRAME_BYTES = 8192          # mesh payloads from here on travel in a frame of their own
     IDENTIFIER_BYTES_MAX = 5        # of a Subscription Identifier as a property
     NUMBER_WORKER_BITS = 8
@@ -132,6 +134,7 @@ cdef class Routing:
     cdef uint64_t here                  # arrival position it gets if it is logged
     cdef bint logged
     cdef uint64_t spent                 # ns of work, nominal, that publishes have cost by their subscribers: only rises
+    cdef uint64_t round_until           # `effort` with which the publishes of this tick end
     cdef uint64_t matched_peers         # peers that were given it, acknowledged or not
     cdef uint64_t mask                  # peers whose acknowledgement the publisher's ack waits for
     cdef uint64_t stamp
@@ -197,6 +200,8 @@ cdef class Routing:
     cdef int drop_key(self, LogKey key) except -1
     cdef int log(self, Filter* f) except -1
     cdef uint64_t next_ticket(self) noexcept
+    cdef uint64_t effort(self) noexcept
+    cdef uint64_t count_effort(self, const Matches* m) noexcept
     cdef int archive(self, const Matches* m, uint32_t matches, bint is_full) except -1
     cdef int settle_durability(self, const Content* c) except -1
     cdef int pause(self, Connection conn) except -1

@@ -24,7 +24,7 @@ from pyx.subscriptions cimport filter_text
 from pyx.topics cimport topic_matches
 from pyx.unread cimport Unread
 from pyx.wire cimport varint_size
-from pyx.work cimport Mark, OBJECT, PYTHON, RECORD, STORED, VISIT, callback_begins, callback_ends, work
+from pyx.work cimport COPY, Mark, OBJECT, PYTHON, RECORD, STORED, VISIT, callback_begins, callback_ends, work
 
 cdef enum:
     NUMBER_KEPT = 1_000_000 << NUMBER_WORKER_BITS       # a second
@@ -95,6 +95,7 @@ cdef class Routing:
         self.worker = worker
         self.workers = workers
         self.subscriptions = subscriptions
+        self.round_until = ROUND
         subscriptions.counters = counters
         self.limits = limits
         self.counters = counters
@@ -237,6 +238,23 @@ cdef class Routing:
         self.counters.at[count.INTERNAL_ERRORS] += 1
         self.handler.defect(s.client_id, error)
         return 0
+
+    cdef uint64_t effort(self) noexcept:
+        # ns of work, nominal, that publishes have cost: only rises
+        return self.spent + self.subscriptions.trie.walked
+
+    cdef uint64_t count_effort(self, const Matches* m) noexcept:
+        # before a publish goes to its plain subscribers: how many they are
+        cdef uint64_t local = 0
+        cdef uint32_t i
+        for i in range(m.count):
+            local += m.filters[i].plain.count
+        self.spent += m.count * <uint64_t>(2 * VISIT) + local * <uint64_t>(VISIT + COPY)
+        return local
+
+    def is_round_over(self):
+        """Whether publishes have cost so much in this tick that the next ones wait for the next."""
+        return self.effort() > self.round_until
 
     cdef int begin(self, const Content* c, Session origin, object publisher, const uint8_t* raw, uint32_t raw_len,
                    int raw_kind,

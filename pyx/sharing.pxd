@@ -46,7 +46,6 @@ cdef class Sharing(Siblings):
     cdef int give(self, Subscriber* sub, Session s) except -1
     cdef bint wait_for(self, Subscriber* sub, Session s) except -1
     cdef uint64_t key_for(self, Group* g) except? 0
-    cdef Group* named(self, const uint8_t* label, uint32_t n) noexcept
     cdef bint again(self, Entry* e, list payloads, int used, uint64_t offline, uint64_t without,
                     uint64_t* others) except -1
     cdef bint again_guarded(self, Entry* e, list payloads, int used, uint64_t offline, uint64_t without,

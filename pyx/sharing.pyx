@@ -16,7 +16,7 @@ and what was sent to it at QoS 1 and not acknowledged when its session ends, is 
 """
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint64_t
-from libc.string cimport memcmp, memset
+from libc.string cimport memset
 
 from pyx import counters as count
 from pyx.connection cimport OPEN, Connection, PendingAck
@@ -343,7 +343,7 @@ cdef class Sharing(Siblings):
 
     cdef int chosen(self, Entry* e) except -1:
         # a sibling chose this worker for a group: we choose the member. 0, or why it is refused
-        cdef Group* g = self.named(e.group, e.group_len)
+        cdef Group* g = self.subscriptions.find_group(e.group, e.group_len)
         if g == NULL or g.members.count == 0:
             return REFUSED_NO_MEMBER
         if g.strategy == 0:
@@ -353,20 +353,6 @@ cdef class Sharing(Siblings):
             if self.held is not None:
                 self.held.publisher = self.publisher
         return 0 if self.choose_here(g, e.key, e.insist) else REFUSED_OFFLINE
-
-    cdef Group* named(self, const uint8_t* label, uint32_t n) noexcept:
-        # the group of b"group/filter": a ShareName has no slash
-        cdef uint32_t slash = 0
-        cdef Filter* f
-        cdef Group* g
-        while slash < n and label[slash] != c'/':
-            slash += 1
-        f = self.subscriptions.find(label + slash + 1, n - slash - 1) if slash < n else NULL
-        g = f.groups if f != NULL else NULL
-        while g != NULL and (g.name_length != slash or memcmp(g.name, label, slash) != 0):
-            work(VISIT)
-            g = g.next
-        return g
 
     # ------------------------------------------------------------ again
 
@@ -437,7 +423,7 @@ cdef class Sharing(Siblings):
     cdef bint again(self, Entry* e, list payloads, int used, uint64_t offline, uint64_t without,
                     uint64_t* others) except -1:
         # choose another one than that peer; others: workers whose word is to be waited for
-        cdef Group* g = self.named(e.group, e.group_len)
+        cdef Group* g = self.subscriptions.find_group(e.group, e.group_len)
         cdef bint taken
         if g == NULL:
             return False

@@ -12,7 +12,7 @@ from pyx.message cimport message_borrow
 from pyx.placement cimport owner_of
 from pyx.records cimport ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Packed, read_entry
 from pyx.rosters cimport roster_put, roster_strike
-from pyx.routing cimport OWN_FRAME_BYTES, Peer, find_expiry
+from pyx.routing cimport OWN_FRAME_BYTES, Peer, SHARE, find_expiry
 from pyx.subscriptions cimport Filter, Group, Matches
 from pyx.work cimport FILTER, work
 
@@ -132,7 +132,7 @@ cdef class Siblings(FanOut):
         if f != NULL:
             g = self.subscriptions.hold_group(f, <const uint8_t*><const char*>group, len(group))
             roster_strike(g, identity, NULL, <uint32_t>peer)
-            self.subscriptions.drop_if_unused(f)
+            self.subscriptions.drop_if_unused(f, g)
 
     def forget_interest(self, int peer):
         """No interest of a sibling is known, or in doubt, any more."""
@@ -274,11 +274,13 @@ cdef class Siblings(FanOut):
             m = self.subscriptions.cached(e.content.topic, e.content.topic_len)
             if m == NULL:
                 m = self.subscriptions.match(e.content.topic, e.content.topic_len)
+            self.count_effort(m)
             if m.count == 1:
                 self.fan_out(m.filters[0])
             elif m.count:
                 self.fan_out_merged(m)
         if e.group != NULL:
+            self.spent += SHARE
             reason = self.chosen(e)
         if self.prefixes.levels:
             self.prefixes.add(&e.content, self.counters.at[count.PUBLISH_SENT] - sent, self.all_dropped() - dropped)

@@ -43,6 +43,7 @@ cdef class Subscriptions:
     cdef Table table                    # every Filter, by its text
     cdef Trie trie
     cdef Results results
+    cdef Table named                    # every Group, by ShareName and Topic Filter
     cdef dict groups                    # number -> address of the Group
     cdef Matches simple                 # the result while there are no wildcard filters
     cdef Filter* only                   # what simple.filters points to
@@ -51,8 +52,10 @@ cdef class Subscriptions:
     # find or create; follow with add / set_sibling, or drop_if_unused. The text is a valid Topic Filter, without $share
     cdef Filter* hold(self, const uint8_t* text, size_t length) except NULL
     cdef Group* hold_group(self, Filter* f, const uint8_t* name, size_t length) except NULL
+    cdef Group* find_group(self, const uint8_t* label, size_t length) noexcept     # b"ShareName/Topic Filter", or NULL
     cdef Group* group_numbered(self, uint32_t number) except? NULL      # NULL: it is no more
-    cdef int drop_if_unused(self, Filter* f) except -1      # its groups without members as well
+    # this group of it (or NULL) as well, if it has no members
+    cdef int drop_if_unused(self, Filter* f, Group* g=*) except -1
 
     # 1 = new, 0 = replaced (options and identifier overwritten). online: is the session connected
     cdef int add(

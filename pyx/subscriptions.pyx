@@ -113,6 +113,7 @@ cdef class Subscriptions:
         memcpy(&self.key, <const char*> seed, sizeof(HashKey))
         self.generation = 1
         table_init(&self.table)
+        table_init(&self.named)
         self.groups = {}
         self.trie = Trie()
         self.results = Results()
@@ -134,6 +135,7 @@ cdef class Subscriptions:
                 free(f.plain.items - 1)
             free(f)
         table_free(&self.table)
+        table_free(&self.named)
 
     # ------------------------------------------------------------------ Filters and Groups
 
@@ -179,14 +181,10 @@ cdef class Subscriptions:
         return f
 
     cdef Group* hold_group(self, Filter* f, const uint8_t* name, size_t length) except NULL:
-        cdef Group* g = f.groups
+        cdef Group* g
+        cdef Group* other
         if length == 0 or length > FILTER_BYTES_MAX:
             raise ValueError("a ShareName has 1 to 65535 bytes")
-        while g is not NULL:
-            work(VISIT)
-            if g.name_length == length and memcmp(g.name, name, length) == 0:
-                return g
-            g = g.next
         g = <Group*> calloc(1, sizeof(Group) + length + 1 + f.length)
         if g is NULL:
             raise MemoryError()
@@ -197,13 +195,34 @@ cdef class Subscriptions:
         g.name[length] = c'/'
         memcpy(g.name + length + 1, filter_text(f), f.length)
         g.label_length = <uint32_t> length + 1 + f.length
+        other = self.find_group(<const uint8_t*> g.name, g.label_length)
+        if other is not NULL:
+            free(g)
+            return other
+        g.hash = hash_bytes(&self.key, <const uint8_t*> g.name, g.label_length)
         # by its name: a group that vanishes and comes back has copies that belong to it
         g.number = <uint32_t> fixed_hash(<const uint8_t*> g.name, g.label_length)
         while g.number == 0 or g.number in self.groups:
             g.number += 1
+        try:
+            table_insert(&self.named, g)
+        except MemoryError:
+            free(g)
+            raise
         self.groups[g.number] = <size_t> g
         g.next = f.groups
+        if g.next is not NULL:
+            g.next.previous = g
         f.groups = g
+        return g
+
+    cdef Group* find_group(self, const uint8_t* label, size_t length) noexcept:
+        cdef uint64_t hash_ = hash_bytes(&self.key, label, length)
+        cdef Probe probe
+        cdef Group* g = <Group*> table_first(&self.named, hash_, &probe)
+        work(FILTER)
+        while g is not NULL and (g.label_length != length or memcmp(g.name, label, length) != 0):
+            g = <Group*> table_next(&probe)
         return g
 
     cdef Group* group_numbered(self, uint32_t number) except? NULL:
@@ -218,12 +237,14 @@ cdef class Subscriptions:
         free(g)
 
     cdef int drop_group(self, Group* g) except -1:
-        cdef Group** link = &g.filter.groups
         del self.groups[g.number]
-        while link[0] != g:
-            work(VISIT)
-            link = &link[0].next
-        link[0] = g.next
+        table_remove(&self.named, g)
+        if g.previous is NULL:
+            g.filter.groups = g.next
+        else:
+            g.previous.next = g.next
+        if g.next is not NULL:
+            g.next.previous = g.previous
         self.free_group(g)
         return 0
 
@@ -237,15 +258,9 @@ cdef class Subscriptions:
         self.generation += 1
         free(f)
 
-    cdef int drop_if_unused(self, Filter* f) except -1:
-        cdef Group* g = f.groups
-        cdef Group* following
-        while g is not NULL:
-            work(VISIT)
-            following = g.next
-            if g.members.count == 0 and g.siblings == 0 and g.roster_count == 0:
-                self.drop_group(g)
-            g = following
+    cdef int drop_if_unused(self, Filter* f, Group* g=NULL) except -1:
+        if g is not NULL and g.members.count == 0 and g.siblings == 0 and g.roster_count == 0:
+            self.drop_group(g)
         if f.plain.count == 0 and f.groups is NULL and f.siblings == 0 and f.index is NULL:
             self.drop(f)
         return 0
@@ -408,7 +423,7 @@ cdef class Subscriptions:
             if items is not NULL:
                 own.items = items
                 own.capacity >>= 1
-        self.drop_if_unused(gone.filter)
+        self.drop_if_unused(gone.filter, gone.group)
         return 0
 
     cdef int remove_all(self, Memberships* own, bint drop=True) except -1:
@@ -423,7 +438,7 @@ cdef class Subscriptions:
             self.drop_formers(member, <uint64_t> -1)
             self.leave_list(member.filter, member.group, member.index)
             if drop:
-                self.drop_if_unused(member.filter)
+                self.drop_if_unused(member.filter, member.group)
         free(own.items)
         own.items = NULL
         own.capacity = 0
@@ -508,7 +523,7 @@ cdef class Subscriptions:
             g.siblings_full = g.siblings_full | bit if full else g.siblings_full & ~bit
         else:
             self.leave_group(g, sibling)
-            self.drop_if_unused(f)
+            self.drop_if_unused(f, g)
         return 0
 
     cdef void leave_group(self, Group* g, int sibling) noexcept:
@@ -530,6 +545,7 @@ cdef class Subscriptions:
         cdef Filter** wanted
         cdef Filter* f
         cdef Group* g
+        cdef Group* following
         cdef Walk walk
         cdef uint64_t bit, i, n = 0
         if sibling < 0 or sibling >= SIBLINGS_MAX:
@@ -554,9 +570,14 @@ cdef class Subscriptions:
             g = f.groups
             while g is not NULL:
                 work(VISIT)
+                following = g.next
                 self.leave_group(g, sibling)
-                g = g.next
-            self.drop_if_unused(f)
+                if following is not NULL:
+                    self.drop_if_unused(f, g)
+                    g = following
+                else:
+                    break
+            self.drop_if_unused(f, g)
         free(wanted)
         return 0
 

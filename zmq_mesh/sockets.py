@@ -147,6 +147,8 @@ class Mesh:
             )
         self._awake_at = now
         self.frames_malformed = 0
+        self.is_busy: Callable[[], bool] = lambda: False
+        """Whether what came has cost so much that the rest waits for the next tick."""
 
     def filenos(self) -> list[int]:
         """Descriptors to watch for reading (never for writing): the bound socket's, then one per sibling."""
@@ -160,7 +162,8 @@ class Mesh:
         return False
 
     def receive(self, now: float) -> bool:
-        """Drain what came, until drain_bytes_max of any one sibling. -> True: there may be more, call again next tick.
+        """Drain what came, until drain_bytes_max of any one sibling, or `is_busy`. -> True: there may be more, call
+        again next tick.
 
         PULL takes one message of each sibling in turn and cannot leave one out: so a sibling with more than its part
         ends the round for all, and the next round goes on behind it.
@@ -188,7 +191,7 @@ class Mesh:
                 except EnvelopeError:
                     self.frames_malformed += 1
                 drained[link] = size = drained.get(link, 0) + size
-                if size >= self.drain_bytes_max:
+                if size >= self.drain_bytes_max or self.is_busy():
                     return True
                 if not looked:
                     # One message per wake-up is the common case without load: EVENTS costs half of an Again.

@@ -86,7 +86,7 @@ cdef class SubscriptionsAdapter:
         g = self.group(f, group)
         place = self.subscriptions.membership(f, g, <void*> session, &session.own)
         if place < 0:
-            self.subscriptions.drop_if_unused(f)
+            self.subscriptions.drop_if_unused(f, g)
             return False
         self.subscriptions.remove(&session.own, place)
         return True
