@@ -14,6 +14,7 @@ from typing import Any
 
 from broker import config
 from broker.asking import Asking, NoAnswer
+from broker.logs import shown as printable
 from shards.placement import home
 
 __all__ = ["main"]
@@ -76,8 +77,8 @@ def _show(broker: Asking, client_id: str, as_json: bool) -> int:
         print(json.dumps(shown, indent=2))
         return 0
     for name, value in shown.items():
-        text = _expiry(value) if name == "expiry_seconds" else value
-        print(f"{name:16} {', '.join(value) if isinstance(value, list) else text}")
+        texts = value if isinstance(value, list) else [_expiry(value) if name == "expiry_seconds" else value]
+        print(f"{name:16} {', '.join(_printable(each) for each in texts)}")
     return 0
 
 
@@ -92,7 +93,13 @@ def _delete(broker: Asking, client_id: str) -> int:
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     known = {**row, "connected": "yes" if row["connected"] else "no", "expiry": _expiry(row["expiry_seconds"])}
-    return tuple(str(known[name]) for name in _COLUMNS)
+    return tuple(_printable(known[name]) for name in _COLUMNS)
+
+
+def _printable(value: object) -> str:
+    """What a client has chosen never reaches a terminal as a control sequence."""
+    text = str(value)
+    return text if text.isprintable() else printable(text)
 
 
 def _expiry(seconds: int) -> str:

@@ -65,6 +65,19 @@ def filled(broker: Mqttd) -> None:
             client.publish(f"t/{number % 3}", b"body %d" % number, qos=1 + number % 2, retain=number < 3)
 
 
+def test_no_control_sequence_of_a_client_reaches_the_terminal(start: Start, mqttd: Command, tmp_path: Path) -> None:
+    broker = start(1)
+    data = ["--data-dir", str(tmp_path / "data")]
+    with closing(Client(broker.address, 5)) as client:
+        client.connect("\x1b[31mred", username="\x1b[2J", clean=False, properties={"session_expiry_interval": 60})
+        client.subscribe("a\n\x1b[5m")
+        for command in (("list",), ("show", "\x1b[31mred")):
+            status, out, _ = mqttd("sessions", *command, *data)
+            assert status == 0
+            assert all(line.isprintable() for line in out.split("\n"))
+            assert '"\\u001b[31mred"' in out
+
+
 def test_sessions_are_listed_shown_and_deleted(start: Start, mqttd: Command, tmp_path: Path) -> None:
     broker = start(2)
     data = ["--data-dir", str(tmp_path / "data")]
