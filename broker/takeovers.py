@@ -30,7 +30,8 @@ class Takeovers:
     """The take-overs of one worker's client ids. Times are seconds of any monotonic clock."""
 
     def __init__(self) -> None:
-        self._fights: dict[str, _Fight] = {}
+        self._fights: dict[int, _Fight] = {}
+        """By the hash of a client id, which may have 65,535 bytes."""
 
     def __len__(self) -> int:
         return len(self._fights)
@@ -39,12 +40,13 @@ class Takeovers:
         """A take-over is asked for: 0.0, it may take place; else for how much longer it is refused."""
         if not per_minute:
             return 0.0
-        fight = self._fights.pop(client_id, None)
+        key = hash(client_id)
+        fight = self._fights.pop(key, None)
         if fight is None:
             if len(self._fights) >= _FIGHTS_MAX:
                 del self._fights[next(iter(self._fights))]
             fight = _Fight(per_minute, now)
-        self._fights[client_id] = fight  # the last one in order
+        self._fights[key] = fight  # the last one in order
         if now < fight.until:
             return fight.until - now
         if now - fight.until > max(_MINUTE, fight.wait):
@@ -60,9 +62,9 @@ class Takeovers:
 
     def forget_old(self, per_minute: int, now: float) -> None:
         """Called now and then: fights that have ended take no memory."""
-        for client_id, fight in list(self._fights.items()):
+        for key, fight in list(self._fights.items()):
             if now < fight.until + fight.wait or now - fight.at < _MINUTE:
                 break  # those behind it are younger
-            del self._fights[client_id]
+            del self._fights[key]
         if not per_minute:
             self._fights.clear()

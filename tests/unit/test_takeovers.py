@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from broker.takeovers import Takeovers
@@ -59,3 +61,15 @@ def test_the_older_keeps_its_connection_and_the_newer_comes_later(version: int) 
     host.pass_time(100)
     assert host.counters()["takeovers_refused"] == 1
     assert host.counters()["sessions_taken_over"] == 3
+
+
+def test_long_client_ids_are_not_kept() -> None:
+    takeovers = Takeovers()
+    tracemalloc.start()
+    try:
+        for number in range(100):
+            takeovers.refused_seconds("x" * 65_530 + f"{number:05}", 60, 0.0)
+        assert len(takeovers) == 100
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()
