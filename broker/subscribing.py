@@ -204,36 +204,42 @@ class Subscribing:
     def check(self, session: Session, text: bytes) -> int:
         """0, or the reason code with which this filter is refused."""
         limits, protocol = self._node.settings.limits, self._node.settings.protocol
-        size = len(text)
+        size, group = len(text), None
         if text.startswith(_SHARED):
             share = parse_share(text)
             if share is None:
                 return ReasonCode.TOPIC_FILTER_INVALID
             if not protocol.shared_subscription_available:
                 return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
-            name, text = share
-            if len(name) > limits.share_name_bytes_max:
+            group, text = share
+            if len(group) > limits.share_name_bytes_max:
                 self._node.counters.add(count.SHARE_NAMES_TOO_LONG)
                 return ReasonCode.TOPIC_FILTER_INVALID
         if not is_topic_filter(text) or not self._fits(text):
             return ReasonCode.TOPIC_FILTER_INVALID
         if not protocol.wildcard_subscription_available and contains_wildcard(text):
             return ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
-        details: Details = session.details
-        if details.own_bytes + details.filter_bytes + size > limits.session_bytes_max:
-            self._node.counters.add(count.SESSIONS_TOO_LARGE)
-            return ReasonCode.QUOTA_EXCEEDED
-        full = session.subscriptions + len(session.replays or ()) >= limits.filters_per_session_max
-        if full or self._router.subscriptions.count >= limits.filters_max:
-            self._node.counters.add(count.FILTERS_REFUSED)
-            return ReasonCode.QUOTA_EXCEEDED
-        if self._router.is_memory_full:
-            self._node.counters.add(count.MEMORY_REFUSED)
+        full = self._full(session, size)
+        if full is not None and not self._has(session, text, group):  # replacing one takes nothing [MQTT-3.8.4-3]
+            self._node.counters.add(full)
             return ReasonCode.QUOTA_EXCEEDED
         custody = self._node.custody
         if custody.stores(session) and custody.refuses():
             return ReasonCode.QUOTA_EXCEEDED
         return 0
+
+    def _full(self, session: Session, size: int) -> int | None:
+        """What counts that there is no room for one more filter of so many bytes, or None."""
+        limits, details = self._node.settings.limits, session.details
+        if details.own_bytes + details.filter_bytes + size > limits.session_bytes_max:
+            return count.SESSIONS_TOO_LARGE
+        full = session.subscriptions + len(session.replays or ()) >= limits.filters_per_session_max
+        if full or self._router.subscriptions.count >= limits.filters_max:
+            return count.FILTERS_REFUSED
+        return count.MEMORY_REFUSED if self._router.is_memory_full else None
+
+    def _has(self, session: Session, text: bytes, group: bytes | None) -> bool:
+        return self._router.has(session, text, group) or (group is None and text in (session.replays or ()))
 
     def _fits(self, text: bytes) -> bool:
         limits, row = self._node.settings.limits, self._node.counters

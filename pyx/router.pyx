@@ -380,6 +380,14 @@ cdef class Router(Ending):
         cdef Subscriber* sub = &f.plain.items[s.own.items[held].index] if held >= 0 else NULL
         return (sub.slot_options >> 24, sub.identifier) if sub != NULL else None
 
+    def has(self, Session s not None, bytes text not None, bytes group=None):
+        """Whether it has a subscription to this Topic Filter, or a share of it in this group."""
+        cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
+        cdef Group* g = self.group_of(f, group) if group is not None else NULL
+        if f == NULL or group is not None and g == NULL:
+            return False
+        return self.subscriptions.membership(f, g, <void*>s, &s.own) >= 0
+
     def restore_subscription(self, Session s not None, bytes text not None, int options, uint32_t identifier,
                              bytes group, uint64_t since, formers=()):
         """A subscription that an earlier worker has stored, of a session without a connection."""

@@ -233,6 +233,16 @@ def test_the_log_is_kept_as_long_as_it_is_wanted_and_no_longer() -> None:
     assert host.stores[0].messages_held() == 0
 
 
+@pytest.mark.parametrize("limit", ["filters_per_session_max", "filters_max"])
+@pytest.mark.parametrize("text", [FILTER, "$share/group/t"])
+def test_where_there_is_no_room_for_another_one(limit: str, text: str) -> None:
+    """[MQTT-3.8.4-3]: the same subscription is replaced."""
+    host = Host(limits={limit: 1})
+    peer = lasting(host, "s", 5)
+    assert peer.subscribe((text, 1)) == [1]
+    assert peer.subscribe(("another", 1), (text, 2), ("$share/other/t", 1)) == [0x97, 2, 0x97]
+
+
 def test_what_waits_is_counted_when_the_subscription_ends() -> None:
     host = Host()
     peer = slow(host)
