@@ -89,8 +89,9 @@ RETAIN: Final = 0x04
 EXPIRES: Final = 0x08
 # Flags of a window's entry and of a queued message: QoS and RETAIN as above, and
 SHARED_COPY: Final = 0x08
+# of a window's entry: there is a record of family Q
 OWN_RECORD: Final = 0x20
-# Flag of a queued message alone: its message has a record of its own, see leveldb_store.queued_messages
+# of a queued message: its message has a record of its own, see leveldb_store.queued_messages
 OF_ITS_OWN: Final = 0x20
 
 FORM_2: Final = 0x80
