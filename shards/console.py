@@ -21,12 +21,13 @@ from pathlib import Path
 
 from shards.seat import Message
 
-__all__ = ["LINE_BYTES_MAX", "Console", "Written"]
+__all__ = ["QUESTION_BYTES_MAX", "Console", "Written"]
 
-LINE_BYTES_MAX = 65536
-"""Of a question or an answer."""
+ANSWER_BYTES_MAX = 65536
+QUESTION_BYTES_MAX = 512 << 10
+"""It may have a client id of 65,535 bytes, which JSON makes six times as long."""
 
-_QUESTION_BYTES_MAX = 60_000  # with what is put around it, it is one packet
+_READ_BYTES = 65536
 _CLIENTS_MAX = 16
 _NAME = "console"
 _FILE = "broker.json"
@@ -104,7 +105,7 @@ class Console:
                 if len(self._clients) >= _CLIENTS_MAX:
                     accepted.close()
                 else:
-                    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * LINE_BYTES_MAX)
+                    accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * ANSWER_BYTES_MAX)
                     self._clients[accepted.fileno()] = _Client(accepted)
 
     def answered(self, number: int, answer: object) -> None:
@@ -127,13 +128,13 @@ class Console:
 
     def _read(self, client: _Client) -> None:
         try:
-            data = client.socket.recv(LINE_BYTES_MAX)
+            data = client.socket.recv(_READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
             data = b""
         client.unread += data
-        if not data or len(client.unread) > LINE_BYTES_MAX:
+        if not data or len(client.unread) > QUESTION_BYTES_MAX:
             self._drop(client)
             return
         self._next(client)
@@ -143,8 +144,6 @@ class Console:
             return
         line, _, client.unread = client.unread.partition(b"\n")
         try:
-            if len(line) > _QUESTION_BYTES_MAX:
-                raise ValueError
             asked = json.loads(line)
             worker, ask = int(asked["worker"]), asked["ask"]
         except (ValueError, KeyError, TypeError):

@@ -86,6 +86,11 @@ def test_sessions_are_listed_shown_and_deleted(start: Start, mqttd: Command, tmp
         client.subscribe(("a/+", 1))
         with closing(Client(broker.address, 4)) as other:
             other.connect("elsewhere", clean=False)
+        longest = "n" * 65_535
+        with closing(Client(broker.address, 4)) as other:
+            other.connect(longest, clean=False)
+        assert f"{longest}\n" in mqttd("sessions", "show", longest, *data)[1]
+        assert mqttd("sessions", "delete", longest, *data)[0] == 0
         status, out, err = mqttd("sessions", "list", "--json", *data)
         assert (status, err) == (0, "")
         rows = {row["client"]: row for row in map(json.loads, out.splitlines())}

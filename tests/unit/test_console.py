@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from shards import console as module
-from shards.console import LINE_BYTES_MAX, Console, Written
+from shards.console import QUESTION_BYTES_MAX, Console, Written
 from shards.seat import Message
 
 SECONDS_MAX = 5.0
+PIECE_BYTES = 65_536
 
 
 @pytest.fixture
@@ -99,11 +100,28 @@ def test_a_worker_that_is_down_or_dies_is_told(console: Console, asked: list[tup
         assert line(other) == {"worker": 4, "answer": 1}
 
 
-@pytest.mark.parametrize("said", [b"hello\n", b"[]\n", b'{"worker": 1}\n', b"x" * (LINE_BYTES_MAX + 1)])
+def say(console: Console, client: socket.socket, said: bytes) -> None:
+    """All of it, as fast as it is taken."""
+    for at in range(0, len(said), PIECE_BYTES):
+        client.sendall(said[at : at + PIECE_BYTES])
+        turn(console)
+
+
+def test_the_longest_client_id_is_asked_for(console: Console, asked: list[tuple[int, Message]]) -> None:
+    """Each of its characters takes six in JSON."""
+    ask = {"session": "\x01" * 65_535}
+    with connected(console) as client:
+        say(console, client, json.dumps({"worker": 1, "ask": ask}).encode() + b"\n")
+        ((_, message),) = asked
+        assert message["ask"] == ask
+        console.answered(message["number"], None)
+        assert line(client) == {"worker": 1, "answer": None}
+
+
+@pytest.mark.parametrize("said", [b"hello\n", b"[]\n", b'{"worker": 1}\n', b"x" * (QUESTION_BYTES_MAX + 1)])
 def test_what_is_no_question_ends_it(console: Console, asked: list[tuple[int, Message]], said: bytes) -> None:
     with connected(console) as client:
-        client.sendall(said)
-        turn(console)
+        say(console, client, said)
         assert client.recv(1) == b""
     assert not asked
     assert len(console.sockets()) == 1
