@@ -89,7 +89,7 @@ def test_sessions_are_listed_shown_and_deleted(start: Start, mqttd: Command, tmp
         longest = "n" * 65_535
         with closing(Client(broker.address, 4)) as other:
             other.connect(longest, clean=False)
-        assert f"{longest}\n" in mqttd("sessions", "show", longest, *data)[1]
+        assert longest[:1000] in mqttd("sessions", "show", longest, *data)[1]  # it is shown shortened
         assert mqttd("sessions", "delete", longest, *data)[0] == 0
         status, out, err = mqttd("sessions", "list", "--json", *data)
         assert (status, err) == (0, "")
