@@ -20,6 +20,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import plyvel
@@ -358,9 +359,9 @@ class _Store:
     def _queued(self, db: plyvel.DB) -> None:
         # what waits for several sessions is there
         with suppress(plyvel.Error, schema.SchemaError):  # told by now
-            for key, value in db.iterator(prefix=schema.QUEUED):
+            for key, value in db.iterator(prefix=schema.QUEUED, verify_checksums=True):
                 number = message_of(value)
-                if number is not None and db.get(message_key(number)) is None:
+                if number is not None and db.get(message_key(number), verify_checksums=True) is None:
                     self.say(f"{_FAMILIES[schema.QUEUED]}: record {key!r}: message {number} is not there")
 
     def _unknown(self, db: plyvel.DB) -> None:
@@ -377,7 +378,8 @@ class _Store:
         # one line for each kind
         strays: dict[str, list[bytes]] = {}
         try:
-            for stray in unreachable(lambda prefix: db.iterator(prefix=prefix), db.get):
+            records = partial(db.iterator, verify_checksums=True)
+            for stray in unreachable(lambda prefix: records(prefix=prefix), partial(db.get, verify_checksums=True)):
                 known = strays.setdefault(stray.kind, [])
                 known.append(stray.key)
         except (plyvel.Error, schema.SchemaError, ValueError, LookupError):

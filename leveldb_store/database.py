@@ -227,7 +227,7 @@ class Database:
         try:
             value = self.db.get(schema.SCHEMA, verify_checksums=True)
             if value is None:
-                with self.db.iterator(include_value=False) as keys:
+                with self.db.iterator(include_value=False, verify_checksums=True) as keys:
                     if next(keys, None) is not None:
                         raise StoreError(f"the store {self.path} does not say its schema: it is not ours")
                 self.db.put(schema.SCHEMA, schema.U32.pack(schema.VERSION), sync=True)

@@ -56,7 +56,7 @@ def restore(
 def _settle(manifest: Manifest, store: StoreFacts, path: Path, epoch: str) -> None:
     with closing(opened(path)) as db:
         identity = {"worker": store.worker, "workers": manifest.workers, "epoch": manifest.epoch}
-        named = db.get(schema.STORE)
+        named = db.get(schema.STORE, verify_checksums=True)
         if named is not None and json.loads(named) != identity:
             raise SnapshotError(f"{path}: says that it is another store: {named.decode(errors='replace')}")
         with db.write_batch(sync=True) as batch:
@@ -64,7 +64,7 @@ def _settle(manifest: Manifest, store: StoreFacts, path: Path, epoch: str) -> No
             for other in manifest.stores:
                 taken = other.links.get(store.worker, LinkFacts())
                 key = schema.handoff_key(other.worker, 0)
-                head = None if other is store else db.get(key)
+                head = None if other is store else db.get(key, verify_checksums=True)
                 if head is None:
                     continue
                 stream, begins = schema.decode_handoff_head(head)

@@ -370,7 +370,7 @@ class Taking:
         path = self._path(worker)
         size = self.clones[worker].table_bytes + self.clones[worker].log_bytes or 1
         with opened_as_it_is(path) as db:
-            version = db.get(schema.SCHEMA)
+            version = db.get(schema.SCHEMA, verify_checksums=True)
             if version is None or schema.unread_version(schema.decode_u32(version)):
                 raise SnapshotError(f"the store of worker {worker} is of no schema version that is read here")
             _handoffs(db, links)

@@ -618,7 +618,9 @@ class LevelStore:
                 continue
             self._logs[key[1:]] = number
             highest = max(highest, number)
-        with self._database.db.iterator(prefix=schema.PART, reverse=True, include_value=False) as parts:
+        with self._database.db.iterator(
+            prefix=schema.PART, reverse=True, include_value=False, verify_checksums=True
+        ) as parts:
             return max(highest, *(schema.key_number(key) for key in itertools.islice(parts, 1)), 0)
 
     def _find_last_position(self) -> int:

@@ -360,7 +360,7 @@ class Writer:
     def _deleted_up_to(self, number: int) -> int:
         known = self.deleted_up_to.get(number)
         if known is None:
-            value = self._database.db.get(schema.trimmed_key(number))
+            value = self._database.db.get(schema.trimmed_key(number), verify_checksums=True)
             known = self.deleted_up_to[number] = 0 if value is None else schema.decode_u64(value)
         return known
 
@@ -370,7 +370,7 @@ class Writer:
         # parts that lie wholly behind `after` and not behind `up_to`; (room left, last position deleted)
         last = after
         with self._database.db.iterator(
-            start=schema.part_key(number, after + 1), stop=schema.part_key(number, up_to + 1)
+            start=schema.part_key(number, after + 1), stop=schema.part_key(number, up_to + 1), verify_checksums=True
         ) as parts:
             for key, value in parts:
                 end, block, indexes = part_ends(value, schema.key_position(key))
@@ -397,7 +397,7 @@ class Writer:
         for block, (fewer, indexes) in released.items():
             had = self._counts.pop(block, None)
             if had is None and fewer < indexes:
-                value = self._database.db.get(schema.wanted_key(block))
+                value = self._database.db.get(schema.wanted_key(block), verify_checksums=True)
                 had = None if value is None else schema.decode_u32(value)
             remain = (indexes if had is None else had) - fewer
             if remain > 0:

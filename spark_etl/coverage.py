@@ -199,7 +199,7 @@ def _archived(db: plyvel.DB, store: int, sequence: Sequence, rule: int) -> Run:
 
 
 def _events(db: plyvel.DB, store: int, sequence: Sequence) -> Run | None:
-    deleted = db.get(schema.EVENTS_DELETED)
+    deleted = db.get(schema.EVENTS_DELETED, verify_checksums=True)
     found = _next(db, events.event_key(schema.decode_u64(deleted) + 1 if deleted else 0), schema.EVENT)
     if found is None:
         return None

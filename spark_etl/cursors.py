@@ -129,7 +129,12 @@ class _Logs:
     def _number(self, position: int) -> int | None:
         # of the message there
         with self._db.iterator(
-            start=schema.BLOCK, stop=schema.block_key(position), include_stop=True, reverse=True, include_value=False
+            start=schema.BLOCK,
+            stop=schema.block_key(position),
+            include_stop=True,
+            reverse=True,
+            include_value=False,
+            verify_checksums=True,
         ) as keys:
             key = next(keys, None)
         numbers = () if key is None else self.numbers(key)

@@ -92,7 +92,9 @@ def _divided(db: plyvel.DB, whole: list[Span], conditions: Conditions, bytes_max
 def _sequences(db: plyvel.DB, family: Span, conditions: Conditions) -> list[Span]:
     # of the archive: what may have the numbers that are wanted, by rule and origin
     found = []
-    with db.iterator(start=family.start, stop=family.stop, include_value=False, fill_cache=False) as keys:
+    with db.iterator(
+        start=family.start, stop=family.stop, include_value=False, fill_cache=False, verify_checksums=True
+    ) as keys:
         key = next(keys, None)
         while key is not None:
             rule, origin, _ = archive_schema.split_block(key)
@@ -132,7 +134,12 @@ def _ends(db: plyvel.DB, span: Span) -> tuple[bytes, bytes]:
     ends = []
     for reverse in (False, True):
         with db.iterator(
-            start=span.start, stop=span.stop, reverse=reverse, include_value=False, fill_cache=False
+            start=span.start,
+            stop=span.stop,
+            reverse=reverse,
+            include_value=False,
+            fill_cache=False,
+            verify_checksums=True,
         ) as keys:
             ends.append(next(keys, span.start))
     return ends[0], ends[1]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import plyvel
@@ -16,11 +17,13 @@ from broker import inspection
 from broker.testing import BrokerFailed
 from leveldb_store import schema
 from tests.broker_process import KIND, BrokerProcess
+from tests.waiting import wait_until
 from tests.wire import Client
 
 pytestmark = pytest.mark.skipif(KIND == "mosquitto", reason="mosquitto has no such stores")
 
 SESSIONS = 40
+STEP_BYTES = 101
 Start = Callable[..., BrokerProcess]
 
 
@@ -67,9 +70,44 @@ def named(broker: BrokerProcess, event: str) -> list[str]:
 
 
 def ready(broker: BrokerProcess) -> list[int]:
-    """How many records each worker has set aside, as /ready says."""
-    with urllib.request.urlopen("http://{}:{}/ready".format(*broker.admin)) as answer:
-        return [worker["records_set_aside"] for worker in json.load(answer)["workers"]]
+    """How many records each worker has set aside, as /ready says when they are."""
+    said: list[int] = []
+
+    def is_ready() -> bool:
+        with suppress(urllib.error.HTTPError), urllib.request.urlopen(page) as answer:  # 503 before
+            said[:] = [worker["records_set_aside"] for worker in json.load(answer)["workers"]]
+        return bool(said)
+
+    page = "http://{}:{}/ready".format(*broker.admin)
+    wait_until(is_ready, 10.0, "it is ready")
+    return said
+
+
+def spoil_sessions(store: Path, scratch: Path) -> None:
+    """Flip a bit of a table so that LevelDB opens it, and does not read the sessions in it."""
+    (file,) = store.glob("*.ldb")
+    whole = file.read_bytes()
+    for at in range(STEP_BYTES, len(whole), STEP_BYTES):
+        file.write_bytes(whole[:at] + bytes((whole[at] ^ 4,)) + whole[at + 1 :])
+        shutil.copytree(store, scratch)
+        try:
+            with plyvel.DB(str(scratch)) as db:
+                if is_damaged(db):
+                    return
+        except plyvel.Error:
+            continue  # it is not even opened
+        finally:
+            shutil.rmtree(scratch)
+    raise AssertionError("no bit of it does that")
+
+
+def is_damaged(db: plyvel.DB) -> bool:
+    """Whether its sessions cannot be read."""
+    try:
+        list(db.iterator(prefix=schema.SESSION, verify_checksums=True))
+    except plyvel.CorruptionError:
+        return True
+    return False
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -114,11 +152,7 @@ def test_a_table_that_is_damaged_is_repaired_when_it_shows(
     store = tmp_path / "data" / "worker-0"
     with plyvel.DB(str(store)) as db:
         db.compact_range()
-    for file in store.glob("*.ldb"):
-        content = bytearray(file.read_bytes())
-        content[len(content) // 3] ^= 4
-        file.write_bytes(content)
-    shutil.copytree(store, tmp_path / "as it was")
+    spoil_sessions(store, tmp_path / "scratch")
     with pytest.raises(BrokerFailed, match="strict_store"):
         start(1, "--strict-store")
     broker = start(1)
