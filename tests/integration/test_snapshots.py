@@ -68,7 +68,9 @@ def filled(broker: Mqttd) -> None:
 
 
 def received(broker: Mqttd) -> dict[str, list[tuple[str, bytes, int]]]:
-    """What every session is sent when it comes back, retained messages included."""
+    """What every session is sent when it comes back: its queue, in its order; then what is retained, which comes from
+    both workers in any order.
+    """
     found: dict[str, list[tuple[str, bytes, int]]] = {}
     for number in range(6):
         if number % 3 == 0:
@@ -81,6 +83,7 @@ def received(broker: Mqttd) -> dict[str, list[tuple[str, bytes, int]]]:
                 packet = client.read()
                 if packet.kind == "PUBLISH":
                     got.append((packet.topic, packet.payload, packet.qos))
+            got.sort(key=lambda each: (each[0].startswith("kept/"), each if each[0].startswith("kept/") else ()))
     return found
 
 
