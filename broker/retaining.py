@@ -174,10 +174,11 @@ class Retaining:
         asked = session.ask(self._router.position)
         details: Details = session.details
         spend(len(filters) * STEP)
+        all_of_it = asked, None  # one for all: they may be a hundred thousand
         for text in filters:
             if details.walks_waiting.pop(text, None) is None:  # else it is asked for once, the last time
                 session.watch()
-            details.walks_waiting[text] = asked, None
+            details.walks_waiting[text] = all_of_it
         self._begin_waiting(session)
         self._node.counters.add(count.RETAINED_WALKS_DEFERRED, len(details.walks_waiting))
 
