@@ -201,10 +201,10 @@ class Connecting:
         self, entrant: Entrant, username: str | None, authentication: dict[str, Any], tries: int
     ) -> bool:
         """Whether something is left of a session of this client that has ended: then it is opened after that."""
-        conn = entrant.conn
-        again = partial(self.open, entrant, username, authentication, tries)
-        if not self._endings.wait(conn, entrant.client_id, again):
+        if not self._endings.is_ending(entrant.client_id):
             return False
+        conn = entrant.conn
+        self._endings.wait(conn, entrant.client_id, partial(self.open, entrant, username, authentication, tries))
         conn.state = _DECIDING
         return True
 

@@ -115,18 +115,19 @@ class Endings:
 
     # ------------------------------------------------------------ who waits
 
-    def wait(self, conn: Connection, client_id: str, again: Callable[[], None]) -> bool:
-        """Whether something of a former session of this client is left: `again` is called when it is not. Who has
-        waited for that before is told nothing [MQTT-3.2.0-1].
+    def is_ending(self, client_id: str) -> bool:
+        """Whether something of a former session of this client is left."""
+        return client_id in self._ending
+
+    def wait(self, conn: Connection, client_id: str, again: Callable[[], None]) -> None:
+        """`again` is called when nothing of it is left. Who has waited for that before is told nothing
+        [MQTT-3.2.0-1].
         """
-        waiting = self._ending.get(client_id)
-        if waiting is None:
-            return False
+        waiting = self._ending[client_id]
         for other in list(waiting):
             if other is not conn:
                 self._node.connecting.give_up(other, "a newer connection of this client id was faster")
         waiting[conn] = again
-        return True
 
     def forget(self, conn: Connection) -> None:
         """It waits no longer."""
