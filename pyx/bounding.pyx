@@ -279,9 +279,6 @@ cdef class Bounding(Holding):
         callback_ends(&mark, SWEEP)
         return 0
 
-    cdef bint tell_on(self, Session s) except -1:
-        raise NotImplementedError
-
     cdef int bound(self, Session s) except -1:
         # the session's backlog over its bound: the cursor moves (drop_oldest), a hole is made (drop_newest), or its
         # publishers are made to wait (hold)
@@ -610,3 +607,8 @@ cdef class Bounding(Holding):
             if z > w.at:
                 w.at = z
         return False
+
+    # ------------------------------------------------------------ implemented by Sharing
+
+    cdef bint tell_on(self, Session s) except -1:
+        raise NotImplementedError
