@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from leveldb_store import schema
 from leveldb_store.contract import StoreError
 from leveldb_store.queued_messages import decode_own, message_key, message_of, whole
 from leveldb_store.reachability import unreachable
-from tests.kept_host import kept, lasting, let_go, on_disk
+from tests import wire
+from tests.kept_host import NEVER, kept, lasting, let_go, on_disk, sent
 from tests.kept_store import KeptStore
 from tests.sansio import Host, Peer
 from tests.unit.test_repartition import client_of, go_on, paths
@@ -21,6 +23,7 @@ from tests.unit.test_repartition import client_of, go_on, paths
 ONCE_BYTES = 1024
 LARGE = b"x" * 100_000
 SESSIONS = 5
+SLOW = {"receive_maximum": 2, "session_expiry_interval": NEVER}
 
 
 def family(store: KeptStore, prefix: bytes) -> dict[bytes, bytes]:
@@ -149,6 +152,49 @@ def test_in_flight_of_a_subscription_that_ends() -> None:
     host = host.crash()
     for name in "ab":
         assert [packet.payload for packet in lasting(host, name, 5).receive()] == [LARGE]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_killed_between_any_two_writes(seed: int) -> None:
+    """What the disk has is whole at every moment: each message that is named is there, and no other; and who asked for
+    them is given all of them in the end.
+    """
+    dice = random.Random(seed)
+    host, store = kept(manual=True)
+    peers: dict[str, Peer] = {}
+    publisher = host.connect("p", 5)
+    for number in range(40):
+        name = f"c{dice.randrange(4)}"
+        match dice.randrange(6):
+            case 0:
+                topic = f"r/{dice.randrange(3)}"
+                publisher.publish(topic, b"%d" % number + LARGE, 1, retain=True)
+            case 1:
+                peers[name] = sent(host, name, 5, clean=dice.random() < 0.2, properties=SLOW)
+            case 2 if name in peers:
+                peers[name].send(wire.subscribe(5, peers[name].packet_id(), ("r/#", dice.randrange(1, 3))))
+            case 3 if name in peers:
+                for packet in [packet for packet in peers[name].packets if packet.kind == "PUBLISH"][-1:]:
+                    peers[name].ack("PUBACK" if packet.qos == 1 else "PUBREC", packet.packet_id)
+            case 4 if name in peers:
+                peers.pop(name).send(wire.disconnect(5))
+            case _:
+                host.node.router.durable(store.sync(dice.randrange(4)))
+        host.settle()
+        check_whole(store.after_crash(manual=False))
+
+
+def check_whole(store: KeptStore) -> None:
+    """A host starts with it and sets nothing aside; nothing is left when all sessions have taken what they wait for."""
+    named = {message_of(value) for value in family(store, schema.QUEUED).values()} - {None}
+    assert named == {schema.key_position(key) for key in family(store, schema.MESSAGE)}
+    host = Host(stores=[store])
+    assert not host.counters()["records_set_aside"]
+    for name in [session.client_id for session in host.node.sessions]:
+        lasting(host, name, 5).receive()
+    host.pass_time(1)
+    assert not family(store, schema.QUEUED)
+    assert not family(store, schema.MESSAGE)
 
 
 @pytest.mark.parametrize("damaged", [None, b"", b"\0" * 7])
