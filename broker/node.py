@@ -10,7 +10,7 @@ The links are anything with the faces of `zmq_mesh.links.Link` (submit, commit, 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -128,8 +128,8 @@ class Node:
         self.dispatch = Dispatch(self.router)
         self.siblings = [i for i in range(workers) if i != index]
         self.links: Mapping[int, Any] = {}
-        self.interest = self.router.interest = Publisher() if workers > 1 else None
         self.piecework = Piecework(self)
+        self.interest = self.router.interest = Publisher(in_pieces=self._tell_in_pieces) if workers > 1 else None
         self.sessions = Sessions()
         self.room = Room(self)
         self.set_aside = SetAside(self)
@@ -239,6 +239,15 @@ class Node:
         if self.interest is None:
             return 0
         return self.interest.next
+
+    def _tell_in_pieces(self, pieces: Iterator[None]) -> None:
+        # a snapshot for siblings: they are told in the tick of the last piece
+        def telling() -> Iterator[None]:
+            for _ in pieces:
+                self.router.interest_due = True
+                yield
+
+        self.piecework.add(telling(), lambda error: self.defect(None, error))
 
     def is_ready(self, peer: int) -> bool:
         """Can that sibling be asked now."""

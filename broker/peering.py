@@ -14,6 +14,7 @@ from zmq_mesh.envelope import Refusal
 
 if TYPE_CHECKING:
     from broker.node import Node
+    from pyx.interest import WholeInterest
     from pyx.router import Router
     from zmq_mesh.contract import Undelivered
     from zmq_mesh.interest import Change
@@ -43,6 +44,8 @@ class Peering:
         self._router = node.router
         self._row = node.counters
         self._commits: list[tuple[int, int, Any]] = []
+        self._told_anew: dict[int, WholeInterest] = {}
+        """By peer: of which not all parts have come."""
         self._keeps: bool = node.store.keeps
         self._refused: dict[int, deque[int]] = {}
         """By peer: numbers of batches of which the store has refusals."""
@@ -176,18 +179,26 @@ class Peering:
         for change in changes:
             _apply(router, peer, change)
 
-    def interest_snapshot(self, peer: int, entries: Iterator[Change]) -> None:
-        """All that the peer wants."""
-        self._interest_came = True
-        router = self._router
-        router.forget_interest(peer)
-        for change in entries:
-            spend(STEP)
-            _apply(router, peer, change)
-        if self._unheard:
-            self._unheard.discard(peer)
-            if not self._unheard:
-                self._all_heard()
+    def interest_snapshot(self, peer: int, entries: list[Change], first: bool, last: bool) -> None:
+        """All that the peer wants, in parts. What it does not want any more is forgotten after the last one."""
+        if first:
+            self._told_anew[peer] = self._router.begin_interest(peer)
+        self.interest(peer, entries)
+        if last:
+            self._forget(self._told_anew.pop(peer))
+            if self._unheard:
+                self._unheard.discard(peer)
+                if not self._unheard:
+                    self._all_heard()
+
+    def _forget(self, whole: WholeInterest) -> None:
+        """What was not named in it: some now, the rest in pieces."""
+        if self._router.forget_unnamed(whole):
+            self._node.piecework.add(self._forget_rest(whole), lambda error: self._node.defect(None, error))
+
+    def _forget_rest(self, whole: WholeInterest) -> Iterator[None]:
+        while self._router.forget_unnamed(whole):
+            yield
 
     def interest_taken(self, peer: int, number: int) -> None:
         """SUBACKs that waited for this peer may leave."""
@@ -229,6 +240,6 @@ class Peering:
         self._node.opening.peer_away(peer)
         self._node.replaying.peer_gone(peer)
         if not self._keeps:
-            self._router.forget_interest(peer)
+            self._forget(self._router.begin_interest(peer))
             self._node.submit(peer)  # what this tick has for it is told as lost together with the rest
         self._node.peers_changed()

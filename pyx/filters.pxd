@@ -39,6 +39,7 @@ cdef struct Member:             # of a group whose strategy must know its member
     uint64_t since              # rises with the time at which it came online; 0 = offline
     void* session               # borrowed, of a local one that is enrolled; NULL = a sibling's
     uint32_t worker             # where it lives
+    uint32_t told               # number of the snapshot in which a sibling named it last; 0 = in none
 
 
 cdef struct Group:              # one ShareName on one Filter
@@ -61,6 +62,7 @@ cdef struct Group:              # one ShareName on one Filter
     Member* roster              # or NULL
     uint32_t roster_count
     uint32_t roster_cap
+    uint32_t* roster_places     # of members by their hash, 2 * roster_cap; NULL while they are few
     uint32_t label_length
     uint16_t name_length
     char* name                  # name/filter, label_length bytes: what a mesh entry calls it

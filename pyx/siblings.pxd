@@ -1,15 +1,20 @@
 # cython: language_level=3
 """The other workers: see the .pyx."""
-from libc.stdint cimport uint8_t
+from libc.stdint cimport uint8_t, uint32_t
 
 from pyx.fanout cimport FanOut
+from pyx.interest cimport WholeInterest
 from pyx.message cimport Content, Message
 from pyx.records cimport Choice, Entry, Packed
 from pyx.routing cimport Peer
 
 
 cdef class Siblings(FanOut):
+    cdef dict interests                 # sibling -> WholeInterest, while it is told; None: of nobody
+    cdef uint32_t interest_number       # of the last one
+
     cdef int entry(self, int peer, uint8_t flags, const Choice* choice) except -1
+    cdef WholeInterest whole_interest(self, int peer)
     cdef tuple whole(self, Peer p)
     cdef int check_frame(self, Entry* e, list payloads, int used) except -1
     cdef int name_publisher(self, Packed packed) except -1

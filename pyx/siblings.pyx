@@ -8,6 +8,7 @@ from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from pyx cimport counters as count
+from pyx.interest cimport WholeInterest
 from pyx.message cimport message_borrow
 from pyx.placement cimport owner_of
 from pyx.records cimport ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Packed, read_entry
@@ -106,6 +107,7 @@ cdef class Siblings(FanOut):
         of them are online, and whether none of those can take a message now."""
         cdef Filter* f
         cdef Group* g
+        cdef WholeInterest whole = self.whole_interest(peer)
         if members == 0:
             f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
             if f == NULL:
@@ -113,9 +115,13 @@ cdef class Siblings(FanOut):
         else:
             f = self.subscriptions.hold(<const uint8_t*><const char*>text, len(text))
         if group is None:
+            if whole is not None and members:
+                whole.name_filter(f)
             self.subscriptions.set_sibling(f, peer, members > 0)
         else:
             g = self.subscriptions.hold_group(f, <const uint8_t*><const char*>group, len(group))
+            if whole is not None and members:
+                whole.name_group(g)
             self.subscriptions.set_sibling_members(f, g, peer, <uint32_t>members, <uint32_t>online, full)
 
     def set_member(self, int peer, bytes text not None, bytes group not None, uint64_t identity, bint present,
@@ -123,10 +129,11 @@ cdef class Siblings(FanOut):
         """One member that a sibling has of a group: since when it is online (0: offline), or that it has left."""
         cdef Filter* f
         cdef Group* g
+        cdef WholeInterest whole = self.whole_interest(peer)
         if present:
             f = self.subscriptions.hold(<const uint8_t*><const char*>text, len(text))
             g = self.subscriptions.hold_group(f, <const uint8_t*><const char*>group, len(group))
-            roster_put(g, identity, since, NULL, <uint32_t>peer)
+            roster_put(g, identity, since, NULL, <uint32_t>peer, 0 if whole is None else whole.number)
             return
         f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
         if f != NULL:
@@ -134,10 +141,35 @@ cdef class Siblings(FanOut):
             roster_strike(g, identity, NULL, <uint32_t>peer)
             self.subscriptions.drop_if_unused(f, g)
 
-    def forget_interest(self, int peer):
-        """No interest of a sibling is known, or in doubt, any more."""
-        self.unsure_peers &= ~(<uint64_t>1 << peer)
-        self.subscriptions.forget_sibling(peer)
+    cdef WholeInterest whole_interest(self, int peer):
+        # while it is told
+        if self.interests is None:
+            return None
+        return self.interests.get(peer)
+
+    def begin_interest(self, int peer):
+        """All that a sibling wants is told from now on, by `set_interest` and `set_member`; what was known before stays
+        in force, until it is told and `forget_unnamed` was called. Whoever begins again has the former one in vain."""
+        self.interest_number += 1
+        if self.interests is None:
+            self.interests = {}
+        self.interests[peer] = whole = WholeInterest(peer, self.interest_number)
+        return whole
+
+    def forget_unnamed(self, WholeInterest whole not None):
+        """All of it was told: forget some of what a sibling wanted before and was not named. True: there may be more,
+        call it again. No interest is in doubt any more."""
+        if self.whole_interest(whole.sibling) is not whole:
+            return False
+        if not whole.told:
+            whole.told = True
+            self.unsure_peers &= ~(<uint64_t>1 << whole.sibling)
+        if whole.forget_some(self.subscriptions):
+            return True
+        del self.interests[whole.sibling]
+        if not self.interests:
+            self.interests = None
+        return False
 
     def take(self, int peer):
         """(volatile, sequenced, volatile payloads, sequenced payloads, tick) for a link to send, one batch after the

@@ -79,7 +79,6 @@ cdef class Subscriptions:
     cdef int set_sibling_members(
         self, Filter* f, Group* g, int sibling, uint32_t members, uint32_t online, bint full
     ) except -1
-    cdef int forget_sibling(self, int sibling) except -1                # every interest of it
 
     # A cached or fresh result for a topic. The topic must be valid (topic_name_valid) unless it is found in the cache.
     # NULL: not in the cache (then validate and call match). A result may be empty
@@ -89,7 +88,8 @@ cdef class Subscriptions:
     cdef Filter* find_hashed(self, uint64_t hash_, const uint8_t* text, size_t length) noexcept
     cdef void drop(self, Filter* f) noexcept
     cdef int drop_group(self, Group* g) except -1
-    cdef void leave_group(self, Group* g, int sibling) noexcept
+    cdef void leave_group(self, Group* g, int sibling, uint32_t told) noexcept
+    cdef void leave_roster(self, Group* g, int sibling, uint32_t told) noexcept
     cdef void free_group(self, Group* g) noexcept
     cdef void moved(self, Subscriber* subscriber, uint32_t index) noexcept
     cdef void leave_list(self, Filter* f, Group* g, uint32_t index) noexcept

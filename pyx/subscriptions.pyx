@@ -10,7 +10,7 @@ from os import urandom
 
 cimport cython
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
 from pyx.counters cimport MATCH_DURATION, observe
@@ -522,15 +522,14 @@ cdef class Subscriptions:
             g.siblings_online = g.siblings_online | bit if online else g.siblings_online & ~bit
             g.siblings_full = g.siblings_full | bit if full else g.siblings_full & ~bit
         else:
-            self.leave_group(g, sibling)
+            self.leave_group(g, sibling, 0)
             self.drop_if_unused(f, g)
         return 0
 
-    cdef void leave_group(self, Group* g, int sibling) noexcept:
-        """A sibling has no members of the group any more."""
+    cdef void leave_group(self, Group* g, int sibling, uint32_t told) noexcept:
+        """A sibling has no members of the group any more, but for those that were told with this number (0: none)."""
         cdef uint64_t bit = <uint64_t> 1 << sibling
-        if g.roster is not NULL:
-            roster_forget(g, <uint32_t> sibling)
+        self.leave_roster(g, sibling, told)
         if g.siblings & bit == 0:
             return
         g.siblings &= ~bit
@@ -541,45 +540,9 @@ cdef class Subscriptions:
             free(g.elsewhere)
             g.elsewhere = NULL
 
-    cdef int forget_sibling(self, int sibling) except -1:
-        cdef Filter** wanted
-        cdef Filter* f
-        cdef Group* g
-        cdef Group* following
-        cdef Walk walk
-        cdef uint64_t bit, i, n = 0
-        if sibling < 0 or sibling >= SIBLINGS_MAX:
-            raise ValueError("a sibling is numbered 0 to 63")
-        bit = <uint64_t> 1 << sibling
-        wanted = <Filter**> malloc((self.filters + 1) * sizeof(Filter*))    # a table does not change while it is walked
-        if wanted is NULL:
-            raise MemoryError()
-        memset(&walk, 0, sizeof(Walk))
-        while True:
-            f = <Filter*> table_walk(&self.table, &walk)
-            work(VISIT)
-            if f is NULL:
-                break
-            if f.siblings & bit or f.groups is not NULL:
-                wanted[n] = f
-                n += 1
-        for i in range(n):
-            f = wanted[i]
-            work(VISIT)
-            f.siblings &= ~bit
-            g = f.groups
-            while g is not NULL:
-                work(VISIT)
-                following = g.next
-                self.leave_group(g, sibling)
-                if following is not NULL:
-                    self.drop_if_unused(f, g)
-                    g = following
-                else:
-                    break
-            self.drop_if_unused(f, g)
-        free(wanted)
-        return 0
+    cdef void leave_roster(self, Group* g, int sibling, uint32_t told) noexcept:
+        if g.roster is not NULL:
+            roster_forget(g, <uint32_t> sibling, told)
 
     # ------------------------------------------------------------------ matching
 

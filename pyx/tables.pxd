@@ -30,6 +30,10 @@ from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from pyx.hashing cimport prefetch
 
 
+cdef enum:
+    PAGE_ENTRIES_MAX = 512
+
+
 cdef struct Page:
     uint16_t slots
     uint16_t used
@@ -55,11 +59,19 @@ cdef struct Walk:               # zeroed = at the beginning; valid until the tab
     uint32_t slot
 
 
+cdef struct Paging:             # zeroed = at the beginning; valid whatever happens to the table
+    uint64_t first              # the least hash that was not looked at
+    bint over
+
+
 cdef int table_init(Table* t) except -1
 cdef void table_free(Table* t) noexcept
 cdef int table_insert(Table* t, void* entry) except -1          # raises MemoryError, the table unchanged
 cdef void table_remove(Table* t, const void* entry) noexcept    # does nothing when it is not there
 cdef void* table_walk(const Table* t, Walk* walk) noexcept      # every entry once, in no order; NULL at the end
+# The entries of the next page, at most PAGE_ENTRIES_MAX -> how many. Who calls until it is over has seen every entry
+# once that was there from the beginning to the end
+cdef uint32_t table_page(const Table* t, Paging* paging, void** entries) noexcept
 
 
 cdef inline uint64_t* page_slots(const Page* page) noexcept nogil:

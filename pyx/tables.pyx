@@ -5,7 +5,7 @@ from libc.stdlib cimport calloc, free, malloc
 
 cdef enum:
     SLOTS_MIN = 8
-    SLOTS_MAX = 512             # a page of 4 KB
+    SLOTS_MAX = PAGE_ENTRIES_MAX        # a page of 4 KB
     SLOTS_STEP = 64             # above 256 slots a page grows by this, so that pages are full on the average
 
 
@@ -199,3 +199,20 @@ cdef void* table_walk(const Table* t, Walk* walk) noexcept:
         walk.slot = 0
         walk.position += <uint64_t> 1 << (t.depth - page.depth)
     return NULL
+
+
+cdef uint32_t table_page(const Table* t, Paging* paging, void** entries) noexcept:
+    # by the hash and not by the place: a page is split where its hashes are, and never joined to another
+    cdef Page* page = page_of(t, paging.first)
+    cdef uint64_t behind
+    cdef uint32_t i, n = 0
+    for i in range(page.slots):
+        if page_slots(page)[i] != 0:
+            entries[n] = <void*> (page_slots(page)[i] & 0xFFFFFFFFFFFFULL)
+            n += 1
+    behind = 0
+    if page.depth:
+        behind = ((paging.first >> (64 - page.depth)) + 1) << (64 - page.depth)
+    paging.over = behind == 0
+    paging.first = behind
+    return n

@@ -23,6 +23,7 @@ from broker.recovery import recover
 from leveldb_store.memory import MemoryStore
 from pyx.connection import Connection
 from pyx.session import Session
+from pyx.work import callback
 from shards.placement import home
 from tests import wire
 from tests.kept_store import KeptStore
@@ -154,6 +155,7 @@ class Host:
             refusals=kept.refusals.get(peer, ()),
         )
 
+    @callback("forward")
     def _flush(self, node: Node) -> None:
         assert node.interest is not None
         node.interest.seal()

@@ -71,8 +71,10 @@ class Events(Protocol):
     def interest(self, peer: int, changes: list[Change]) -> None:
         """Changes of the peer's interest; they count as taken when this returns."""
 
-    def interest_snapshot(self, peer: int, entries: Iterator[Change]) -> None:
-        """The peer's interest: replaces all that was known of it. Decoded as it is read; counts as taken on return."""
+    def interest_snapshot(self, peer: int, entries: list[Change], first: bool, last: bool) -> None:
+        """A part of all that the peer wants. After the last one it counts as taken, and what none of them has named is
+        not wanted any more. A first one may come before the last one of the snapshot before: of that nothing counts.
+        """
 
     def interest_taken(self, peer: int, number: int) -> None:
         """The peer routes by our interest table up to this number."""

@@ -3,8 +3,10 @@
 Every state of the table has a number, rising by one per sealed delta and starting at 1 (the table as it is at start). A
 peer that has been told of number n is told of the rest by deltas n+1, n+2, ...; one that has been told nothing, or of a
 number whose deltas are no longer kept, gets a snapshot. Changes are collected until `seal`, once per tick: a storm of
-SUBSCRIBEs costs one delta (or a few: none has more than DELTA_CHANGES_MAX changes), whose bytes are made once for all
-peers.
+SUBSCRIBEs costs one delta (or a few: none has more than CHANGES_MAX changes), whose bytes are made once for all peers.
+
+A snapshot of a large table is made in pieces, and is of the number at which it was begun: the deltas since then follow.
+Its parts are no larger than deltas, so that whoever takes them in does so one by one.
 
     change      u16 filter bytes | u16 group bytes (0xFFFF = no group) | u32 members, 0 = withdrawn | u32 online
                 | u8 flags (1 = durable, 2 = full, 4 = of one member) | u64 member | u64 since, if 4 | filter | group
@@ -17,7 +19,7 @@ and says since when it is online; so a member that comes or goes costs a change 
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice
+from itertools import islice
 from typing import Final, NamedTuple
 
 from pyx.work import STEP, spend
@@ -31,12 +33,14 @@ FULL: Final = 0x02
 OF_MEMBER: Final = 0x04
 # Deltas above this are not worth keeping: a peer that missed so much takes a snapshot.
 HISTORY_BYTES_MAX: Final = 1024 * 1024
-# Of one delta: it is taken in at once.
-DELTA_CHANGES_MAX: Final = 1000
+# Of one delta, and of one part of a snapshot: each is taken in at once.
+CHANGES_MAX: Final = 1000
 # What Python takes for a delta beside its bytes: connections that come and go make millions of very small ones.
 TOLD_BYTES: Final = 256
 # A part of a snapshot; one frame each.
 SNAPSHOT_PART_BYTES_MAX: Final = 1024 * 1024
+# Parts that are made at once.
+PARTS_AT_ONCE: Final = 4
 
 
 class Change(NamedTuple):
@@ -99,11 +103,6 @@ def decode_changes(part: Buffer) -> Iterator[Change]:
         )  # fmt: skip
 
 
-def decode_snapshot(parts: Iterable[Buffer]) -> Iterator[Change]:
-    """The entries of a snapshot, decoded as they are asked for."""
-    return chain.from_iterable(decode_changes(part) for part in parts)
-
-
 class Told(NamedTuple):
     """One step for a peer: it is at `number` after these parts (a delta has one; those of a snapshot may be empty)."""
 
@@ -117,17 +116,27 @@ class Publisher:
 
     source: where the entries of a snapshot come from. By default the table is kept here (about 300 bytes per filter); a
     router that can enumerate its filters hands a callable in, and only the deltas are kept.
+
+    in_pieces: takes the rest of a snapshot whose first piece is made, an iterator of which each step is another piece.
+    The last step forgets the snapshot: whoever asks (`since`) before that gets it. None: the rest is made at once.
     """
 
-    def __init__(self, source: Callable[[], Iterable[Change]] | None = None) -> None:
+    def __init__(
+        self,
+        source: Callable[[], Iterable[Change]] | None = None,
+        in_pieces: Callable[[Iterator[None]], None] | None = None,
+    ) -> None:
         self.number = 1
         self._table: dict[tuple[bytes, bytes | None, int], Change] = {}
         self._source: Callable[[], Iterable[Change]] = self._table.values if source is None else source
         self._keeps_table = source is None
+        self._in_pieces = in_pieces
         self._pending: dict[tuple[bytes, bytes | None, int], Change] = {}
         self._history: deque[Told] = deque()  # numbers without gaps, the last is self.number
         self._history_bytes = 0
-        self._snapshot: Told | None = None  # of self.number, while several peers ask for it
+        self._asked = False  # anybody, for anything: nobody needs deltas before that
+        self._snapshot: Told | None = None  # while several peers ask for it
+        self._being_made = False  # a snapshot: the deltas since its number are kept, however many come
 
     def change(
         self,
@@ -165,46 +174,83 @@ class Publisher:
     @property
     def next(self) -> int:
         """The number under which peers know everything that was changed until now."""
-        return self.number - (-len(self._pending) // DELTA_CHANGES_MAX)
+        return self.number - (-len(self._pending) // CHANGES_MAX)
 
     def seal(self) -> int:
         """Give the changes since the last seal the next number, or numbers. -> the number of the table now."""
+        if not self._asked:  # all that a start finds is for the first snapshot
+            self.number = self.next
+            self._pending.clear()
         if self._pending:
             spend(len(self._pending) * STEP)
             changes = iter(self._pending.values())
-            self._snapshot = None
-            while delta := b"".join(map(encode_change, islice(changes, DELTA_CHANGES_MAX))):
+            if not self._being_made:
+                self._snapshot = None
+            while delta := b"".join(map(encode_change, islice(changes, CHANGES_MAX))):
                 self.number += 1
                 self._history.append(Told(self.number, False, [delta]))
                 self._history_bytes += len(delta) + TOLD_BYTES
             self._pending.clear()
-            while self._history_bytes > HISTORY_BYTES_MAX and len(self._history) > 1:
-                self._history_bytes -= len(self._history.popleft().parts[0]) + TOLD_BYTES
+            self._trim()
         return self.number
 
+    def _trim(self) -> None:
+        while self._history_bytes > HISTORY_BYTES_MAX and len(self._history) > 1 and not self._being_made:
+            self._history_bytes -= len(self._history.popleft().parts[0]) + TOLD_BYTES
+
     def since(self, number: int) -> list[Told]:
-        """What a peer that was told of `number` (0 = nothing) must be told now, in order: deltas, or one snapshot."""
+        """What a peer that was told of `number` (0 = nothing) must be told now, in order: deltas, or one snapshot and
+        the deltas behind it. Nothing while the snapshot is being made.
+        """
         if number == self.number:
             return []
         behind = self.number - number
         if number and 0 < behind <= len(self._history):
-            return [self._history[i] for i in range(len(self._history) - behind, len(self._history))]
+            return self._last(behind)
+        if self._snapshot is None and not self._being_made:
+            self._make_snapshot()
+            self._asked = True
         if self._snapshot is None:
-            self.seal()  # a source cannot be asked for its state of the last seal
-            self._snapshot = Told(self.number, True, self._snapshot_parts())
-        return [self._snapshot]
+            return []
+        return [self._snapshot, *self._last(self.number - self._snapshot.number)]
 
-    def _snapshot_parts(self) -> list[bytes]:
+    def _last(self, deltas: int) -> list[Told]:
+        return [self._history[i] for i in range(len(self._history) - deltas, len(self._history))]
+
+    def _make_snapshot(self) -> None:
+        self.seal()  # a source cannot be asked for its state of the last seal
         parts: list[bytes] = []
+        pieces = self._make_parts(self.number, parts)
+        for _ in pieces:
+            if self._in_pieces is not None:
+                self._being_made = True
+                self._in_pieces(self._make_rest(pieces))
+                return
+
+    def _make_rest(self, pieces: Iterator[None]) -> Iterator[None]:
+        try:
+            yield from pieces
+            yield  # who waits for it has it now
+        finally:
+            self._being_made = False
+            self._snapshot = None
+            self._trim()
+
+    def _make_parts(self, number: int, parts: list[bytes]) -> Iterator[None]:
+        """Each step makes some. Behind the last of them the snapshot is there."""
         part: list[bytes] = []
         size = 0
-        for entry in self._source():
+        entries = list(self._source())
+        spend(len(entries) * STEP // 100)
+        for entry in entries:
             spend(STEP)
             encoded = encode_change(entry)
-            if size + len(encoded) > SNAPSHOT_PART_BYTES_MAX and part:
+            if part and (size + len(encoded) > SNAPSHOT_PART_BYTES_MAX or len(part) == CHANGES_MAX):
                 parts.append(b"".join(part))
                 part, size = [], 0
+                if len(parts) % PARTS_AT_ONCE == 0:
+                    yield
             part.append(encoded)
             size += len(encoded)
         parts.append(b"".join(part))
-        return parts
+        self._snapshot = Told(number, True, parts)

@@ -54,7 +54,7 @@ from zmq_mesh.envelope import (
     Refusal,
     take_apart,
 )
-from zmq_mesh.interest import decode_changes, decode_snapshot
+from zmq_mesh.interest import decode_changes
 from zmq_mesh.outgoing import BATCH, HELLO, INTEREST, REFUSED, U64, VOID, WELCOME, WORD, Outgoing, pack_refused
 
 __all__ = ["WHOLE_BATCH", "Events", "HandoffLog", "Link", "LinkLimits", "Payload"]
@@ -299,14 +299,15 @@ class Link(Outgoing):
             self._take_interest(number, flags, part[U64.size :])
 
     def _take_interest(self, number: int, flags: int, part: memoryview) -> None:
+        changes = list(decode_changes(part))
         if flags & SNAPSHOT:
-            self._snapshot_parts.append(part)
-            if not flags & LAST:
+            first, last = not self._in_snapshot, bool(flags & LAST)
+            self._in_snapshot = not last
+            self._events.interest_snapshot(self.peer, changes, first, last)
+            if not last:
                 return
-            parts, self._snapshot_parts = self._snapshot_parts, []
-            self._events.interest_snapshot(self.peer, decode_snapshot(parts))
         else:
-            self._events.interest(self.peer, list(decode_changes(part)))
+            self._events.interest(self.peer, changes)
         self._interest_heard = number
         self._check_ready()
 
@@ -462,7 +463,7 @@ class Link(Outgoing):
         self._prefix = envelope.pack_prefix(self.own, self.peer, self.incarnation, 0)
         self._drop_volatile()
         self._interest_sent = self._taken = self._interest_heard = self._interest_wanted = 0
-        self._snapshot_parts.clear()
+        self._in_snapshot = False
         self._owe = self._owe_hello = False
         self._owe_welcome = 0
         spend(len(self._kept) * STEP)

@@ -198,7 +198,7 @@ class Outgoing:
         self._acknowledged_in = 0
         self._unsaid_bytes = 0
         self._interest_heard = 0
-        self._snapshot_parts: list[Buffer] = []
+        self._in_snapshot = False  # its last part has not come
         self._refusals = deque((number, pack_refused(refused)) for number, refused in refusals)  # of batches
 
         # Counters.

@@ -74,7 +74,9 @@ class Node:
     def interest(self, peer: int, changes: list[Change]) -> None:
         self.wants[peer] |= {change.filter for change in changes if change.members}
 
-    def interest_snapshot(self, peer: int, entries: Iterator[Change]) -> None:
+    def interest_snapshot(self, peer: int, entries: list[Change], first: bool, last: bool) -> None:
+        assert first
+        assert last
         self.wants[peer] = {entry.filter for entry in entries}
 
     def interest_taken(self, peer: int, number: int) -> None:

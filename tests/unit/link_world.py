@@ -2,7 +2,7 @@
 
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from zmq_mesh import envelope
@@ -117,6 +117,7 @@ class Worker:
         self.losses: list[tuple[int, int, int]] = []
         self.log: list[tuple[Any, ...]] = []
         self.wants: dict[int, dict[tuple[bytes, bytes | None], Change]] = defaultdict(dict)
+        self.told_anew: dict[int, dict[tuple[bytes, bytes | None], Change]] = {}
         self.taken: dict[int, int] = defaultdict(int)
         self.refuse: Callable[[int], list[tuple[int, int]]] = lambda _: []
         self.links = {
@@ -176,8 +177,12 @@ class Worker:
             else:
                 self.wants[peer].pop((change.filter, change.group), None)
 
-    def interest_snapshot(self, peer: int, entries: Iterator[Change]) -> None:
-        self.wants[peer] = {(entry.filter, entry.group): entry for entry in entries}
+    def interest_snapshot(self, peer: int, entries: list[Change], first: bool, last: bool) -> None:
+        if first:
+            self.told_anew[peer] = {}
+        self.told_anew[peer] |= {(entry.filter, entry.group): entry for entry in entries}
+        if last:
+            self.wants[peer] = self.told_anew.pop(peer)
 
     def interest_taken(self, peer: int, number: int) -> None:
         assert number > self.taken[peer]

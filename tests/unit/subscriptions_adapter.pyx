@@ -3,6 +3,8 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 
+from pyx.interest cimport WholeInterest
+from pyx.rosters cimport roster_forget, roster_put, roster_strike
 from pyx.subscriptions cimport (
     Filter, Group, Matches, Membership, Memberships, SubscriberList, Subscriptions, filter_text,
 )
@@ -109,8 +111,36 @@ cdef class SubscriptionsAdapter:
         cdef Filter* f = self.filter(text)
         self.subscriptions.set_sibling_members(f, self.group(f, group), sibling, members, members, False)
 
-    def forget_sibling(self, int sibling):
-        self.subscriptions.forget_sibling(sibling)
+    def name_sibling(self, WholeInterest whole, bytes text, bytes group=None, uint32_t members=1):
+        """As Siblings.set_interest does it while all of a sibling's interest is told."""
+        cdef Filter* f = self.filter(text)
+        cdef Group* g = self.group(f, group)
+        if g is NULL:
+            whole.name_filter(f)
+            self.subscriptions.set_sibling(f, whole.sibling, True)
+        else:
+            whole.name_group(g)
+            self.subscriptions.set_sibling_members(f, g, whole.sibling, members, members, False)
+
+    def forget_some(self, WholeInterest whole):
+        return bool(whole.forget_some(self.subscriptions))
+
+    def put_member(self, bytes text, bytes group, uint64_t identity, uint64_t since, uint32_t worker, uint32_t told):
+        roster_put(self.group(self.filter(text), group), identity, since, NULL, worker, told)
+
+    def strike_member(self, bytes text, bytes group, uint64_t identity, uint32_t worker):
+        roster_strike(self.group(self.filter(text), group), identity, NULL, worker)
+
+    def forget_members(self, bytes text, bytes group, uint32_t worker, uint32_t told):
+        roster_forget(self.group(self.filter(text), group), worker, told)
+
+    def roster(self, bytes text, bytes group):
+        """[(identity, worker, since, told)]"""
+        cdef Group* g = self.group(self.filter(text), group)
+        return [
+            (g.roster[i].identity, g.roster[i].worker, g.roster[i].since, g.roster[i].told)
+            for i in range(g.roster_count)
+        ]
 
     def set_index(self, bytes text, bint wanted):
         cdef Filter* f = self.filter(text)

@@ -14,11 +14,13 @@ import pytest
 from broker.limits import Limits
 from broker.recovery import Recovered
 from pyx import work
+from pyx.work import callback
 from shards.placement import home
 from tests import wire
 from tests.kept_host import OnDisk, let_go
 from tests.sansio import Host, Peer
 from tests.unit.test_replaying import archived
+from zmq_mesh.interest import CHANGES_MAX, Change
 
 LIMITS = Limits()
 OF_PACKET = LIMITS.filters_per_packet_max
@@ -170,6 +172,39 @@ def test_how_it_ends(make: Made, named: str) -> None:
     assert node.connecting.delete(CLIENT)
     bounded(host, "deleted by the operator")
     assert node.router.subscriptions.filters == 0
+
+
+@pytest.mark.parametrize("named", [PLAIN, SHARED, "+/{}/#"])
+def test_a_sibling_begins_again(make: Made, named: str) -> None:
+    """Both workers tell each other all that they want; then what one of them had wanted is over."""
+    host = make()
+    host.lose(full(host, named))
+    work.forget()
+    host = make()
+    bounded(host, "told anew")
+    other = next(node for node in host.nodes if node.index != home(CLIENT, 2))
+    assert other.router.subscriptions.filters == OF_SESSION
+    callback("mesh")(other.peering.interest_snapshot)(1 - other.index, [], first=True, last=True)
+    bounded(host, "wants nothing any more")
+    assert other.router.subscriptions.filters == 0
+
+
+def test_a_sibling_names_many_members_of_a_group(make: Made) -> None:
+    host = make()
+    router, peering = host.node.router, host.node.peering
+    changes, snapshot = callback("mesh")(peering.interest), callback("mesh")(peering.interest_snapshot)
+    identities = [1 + number * 0x9E3779B97F4A7C15 % 2**64 for number in range(50_000)]
+    members = [Change(b"t", b"g", 1, True, member=identity) for identity in identities]
+    work.forget()
+    for again in range(2):
+        for first in range(0, len(members), CHANGES_MAX):
+            part = members[first : first + CHANGES_MAX]
+            snapshot(1, part, first=first == 0, last=first + CHANGES_MAX >= len(members))
+        bounded(host, f"named, {again} times before")
+    for first in range(0, len(members), CHANGES_MAX):
+        changes(1, [change._replace(members=0) for change in members[first : first + CHANGES_MAX]])
+    bounded(host, "left")
+    assert router.subscriptions.filters == 0
 
 
 def test_sessions_that_have_expired_when_the_broker_starts(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:

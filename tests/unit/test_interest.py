@@ -1,6 +1,8 @@
 """Interest: numbered deltas and snapshots, held against a plain dictionary; whoever follows has the same table."""
 
 import tracemalloc
+from collections.abc import Iterator
+from itertools import chain
 
 import pytest
 from hypothesis import given
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from zmq_mesh import interest
 from zmq_mesh.envelope import EnvelopeError
-from zmq_mesh.interest import Change, Publisher, Told, decode_changes, decode_snapshot, encode_change
+from zmq_mesh.interest import CHANGES_MAX, PARTS_AT_ONCE, Change, Publisher, Told, decode_changes, encode_change
 
 
 class Follower:
@@ -22,7 +24,8 @@ class Follower:
         steps = publisher.since(self.number)
         for told in steps:
             if told.snapshot:
-                self.table = {(*entry[:2], entry.member): entry for entry in decode_snapshot(told.parts)}
+                entries = chain.from_iterable(map(decode_changes, told.parts))
+                self.table = {(*entry[:2], entry.member): entry for entry in entries}
             else:
                 assert told.number == self.number + 1
                 for change in decode_changes(told.parts[0]):
@@ -143,8 +146,37 @@ def test_big_snapshot_has_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     told = publisher.since(0)[0]
     assert len(told.parts) > 5
     assert max(map(len, told.parts)) <= 100
-    assert len(list(decode_snapshot(told.parts))) == 50
+    assert sum(len(list(decode_changes(part))) for part in told.parts) == 50
     assert publisher.since(0)[0] is told  # made once for all who ask
+
+
+def test_a_large_snapshot_is_made_in_pieces_while_the_table_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is of the number at which it was begun; all deltas since are kept, however many, for those who wait for it."""
+    monkeypatch.setattr(interest, "HISTORY_BYTES_MAX", 10 * interest.TOLD_BYTES)
+    rest: list[Iterator[None]] = []
+    publisher = Publisher(in_pieces=rest.append)
+    table = {b"filter/%d" % i for i in range(3 * PARTS_AT_ONCE * CHANGES_MAX)}
+    for text in sorted(table):
+        publisher.change(text)
+    publisher.seal()
+    early = [Follower(), Follower()]
+    assert [follower.follow(publisher) for follower in early] == [[], []]
+    for piece, _ in enumerate(rest[0]):
+        for number in range(20):
+            gone, new = b"filter/%d" % (20 * piece + number), b"new/%d/%d" % (piece, number)
+            publisher.withdraw(gone)
+            publisher.change(new)
+            publisher.seal()
+            table = table - {gone} | {new}
+        told = [[step.snapshot for step in follower.follow(publisher)] for follower in early]
+        assert told == [[[True] + [False] * 40] * 2, [[]] * 2][piece == 0]
+    late = Follower()
+    assert late.follow(publisher) == []  # nobody keeps the first one for it
+    for _ in rest[1]:
+        late.follow(publisher)
+    assert len(rest) == 2
+    for follower in (*early, late):
+        assert {text for text, _, _ in follower.table} == table
 
 
 def test_source_is_asked_for_snapshots() -> None:

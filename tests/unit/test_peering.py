@@ -15,7 +15,7 @@ def test_a_sibling_is_told_at_once_that_its_interest_is_known() -> None:
     peering.interest(1, [Change(b"a/+", None, 1, durable=False)])
     assert peering.commit()
     assert not peering.commit()
-    peering.interest_snapshot(1, iter([]))
+    peering.interest_snapshot(1, [], first=True, last=True)
     assert peering.commit()
 
 

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from pyx.interest import WholeInterest
 from tests.unit.subscriptions_adapter import Session, SubscriptionsAdapter
 
 
@@ -136,13 +137,22 @@ class Against(RuleBasedStateMachine):
             del elsewhere[sibling]
         self.settle()
 
-    @rule(sibling=SIBLINGS)
-    def forget_sibling(self, sibling: int) -> None:
-        self.real.forget_sibling(sibling)
+    @rule(sibling=SIBLINGS, wants=st.dictionaries(st.tuples(FILTERS | TOPICS, GROUPS), st.integers(1, 3), max_size=5))
+    def tell_anew(self, sibling: int, wants: dict[tuple[bytes, bytes | None], int]) -> None:
+        whole = WholeInterest(sibling, 1)
+        for (text, group), members in wants.items():
+            self.real.name_sibling(whole, text, group, members)
+        while self.real.forget_some(whole):
+            pass
         for entry in self.model.values():
             entry.siblings.discard(sibling)
             for elsewhere in entry.members.values():
                 elsewhere.pop(sibling, None)
+        for (text, group), members in wants.items():
+            if group is None:
+                self.entry(text).siblings.add(sibling)
+            else:
+                self.entry(text).members.setdefault(group, {})[sibling] = members
         self.settle()
 
     @rule(text=FILTERS | TOPICS, wanted=st.booleans())
@@ -352,6 +362,65 @@ def test_time_of_a_match_is_bounded_by_the_filters_and_not_by_their_combinations
     assert time.process_time() - started < 1
 
 
+def test_what_a_sibling_wants_is_told_anew_while_filters_come_and_go() -> None:
+    """The table grows, and shrinks, between the pieces: what was named stays, the rest goes, each of it."""
+    real, chance = SubscriptionsAdapter(), random.Random(3)
+    session = real.session("s")
+    former = WholeInterest(1, 1)
+    for i in range(20_000):
+        real.name_sibling(former, b"%d/%d" % (i % 7, i), b"g" if i % 5 == 0 else None)
+    whole, pieces = WholeInterest(1, 2), 0
+    for i in range(10_000, 20_000):
+        real.name_sibling(whole, b"%d/%d" % (i % 7, i), b"g" if i % 5 == 0 else None)
+    others = set[bytes]()
+    while real.forget_some(whole):
+        pieces += 1
+        for _ in range(2_000 if pieces < 8 else 0):
+            other = b"other/%d" % chance.randrange(100_000)
+            others.add(other)
+            real.add(session, other)
+        if pieces == 8:
+            for other in sorted(others)[1000:]:
+                real.remove(session, other)
+                others.remove(other)
+        # a delta that comes meanwhile
+        real.name_sibling(whole, b"late/%d" % pieces)
+    assert pieces > 8
+    assert real.filters == 10_000 + len(others) + pieces
+    assert real.count == len(others)
+    real.check()
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["put", "put", "put", "strike", "forget"]),
+            st.integers(0, 90).map(lambda n: n | n % 3 << 7 | n % 2 << 60),
+            st.integers(0, 2),
+            st.integers(0, 2),
+        ),
+        max_size=400,
+    )
+)
+@settings(max_examples=200, deadline=None)
+def test_a_roster_of_any_size_is_a_table_of_its_members(steps: list[tuple[str, int, int, int]]) -> None:
+    real, model = SubscriptionsAdapter(), dict[tuple[int, int], tuple[int, int]]()
+    real.add(real.session("s"), b"f", b"g")  # so that the group stays
+    for since, (what, identity, worker, told) in enumerate(steps):
+        if what == "put":
+            real.put_member(b"f", b"g", identity, since, worker, told)
+            model[identity, worker] = (since, told)
+        elif what == "strike":
+            real.strike_member(b"f", b"g", identity, worker)
+            model.pop((identity, worker), None)
+        elif identity % 10 == 0:
+            real.forget_members(b"f", b"g", worker, told)
+            model = {
+                member: state for member, state in model.items() if member[1] != worker or (told and state[1] == told)
+            }
+        assert sorted(real.roster(b"f", b"g")) == sorted((*member, *state) for member, state in model.items())
+
+
 def resident_bytes() -> int:
     with open("/proc/self/statm", encoding="ascii") as fields:
         return int(fields.read().split()[1]) * resource.getpagesize()
@@ -368,7 +437,9 @@ def test_everything_is_given_back() -> None:
             text = b"device/%d/%s/state" % (i // 2, b"+" if i & 1 else b"x")
             real.add(sessions[i % 100], text, b"g" if i % 7 == 0 else None)
         real.set_sibling_members(b"device/1/+/state", b"g", 3, 7)
-        real.forget_sibling(3)
+        whole = WholeInterest(3, 1)
+        while real.forget_some(whole):
+            pass
         for session in sessions:
             real.remove_all(session)
         assert (real.filters, real.count) == (0, 0)

@@ -1,0 +1,13 @@
+"""All that a sibling wants, while it is told anew: see the .pxd."""
+
+from typing import final
+
+@final
+class WholeInterest:
+    """Made by `Router.begin_interest`."""
+
+    def __new__(cls, sibling: int, number: int) -> WholeInterest: ...
+    @property
+    def sibling(self) -> int: ...
+    @property
+    def number(self) -> int: ...
