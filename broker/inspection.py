@@ -83,7 +83,11 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="mqttd store", description="Look into the stores of a stopped broker, or of a snapshot."
     )
-    parser.add_argument("what", choices=["stats", "verify"], help="what they hold, or whether all of it can be read")
+    parser.add_argument(
+        "what",
+        choices=["stats", "verify", "discard"],
+        help="what they hold; whether all of it can be read; or delete the records that were set aside as unreadable",
+    )
     parser.add_argument(
         "directory", nargs="?", metavar="DIR", help="data directory or snapshot (default: as configured)"
     )
@@ -103,6 +107,8 @@ def main(arguments: Sequence[str]) -> int:
             return _CANNOT_USE_DATA
         if given.what == "verify":
             return verify(stores)
+        if given.what == "discard":
+            return _discard(stores)
         try:
             return _stats(stores, given.json)
         except (CloneError, OSError) as error:
@@ -204,6 +210,30 @@ def _as_text(store: dict[str, object]) -> str:
     assert isinstance(archive, list)
     lines += map(archive_inspection.archive_as_text, archive)
     return "\n".join(lines)
+
+
+def _discard(stores: list[Place]) -> int:
+    if any(store.facts is not None for store in stores):
+        print("mqttd: nothing is discarded of a snapshot", file=sys.stderr)
+        return _BAD_USAGE
+    for store in stores:
+        try:
+            with _opened(store.path) as db:
+                count = _discard_set_aside(db)
+        except plyvel.Error as error:
+            print(f"mqttd: {store.path}: {told(error)} (mqttd store verify says more)", file=sys.stderr)
+            return _PROBLEMS
+        print(f"{store.path}: {count} records set aside are deleted")
+    return 0
+
+
+def _discard_set_aside(db: plyvel.DB) -> int:
+    count = 0
+    with db.write_batch(sync=True) as batch, db.iterator(prefix=schema.SET_ASIDE, include_value=False) as keys:
+        for key in keys:
+            batch.delete(key)
+            count += 1
+    return count
 
 
 def _opened(path: Path) -> plyvel.DB:

@@ -14,7 +14,7 @@ from leveldb_store import schema
 from leveldb_store.database import Database, Options, sync_directory
 from pyx.stored import part_before, part_running
 
-__all__ = ["Moved", "NewStore", "opened"]
+__all__ = ["Moved", "NewStore", "empty", "opened"]
 
 _WRITE_BYTES: Final = 1 << 20  # of one write batch
 _WRITE_BUFFER_BYTES: Final = 4 << 20
@@ -129,6 +129,14 @@ class NewStore:
         sync_directory(self.path)
 
 
-def opened(path: Path, say: Callable[[str], None] = lambda _: None) -> Database:
-    """A store as a repartition reads or writes it. Raises StoreError."""
-    return Database(path, Options(write_buffer_bytes=_WRITE_BUFFER_BYTES), say)
+def opened(
+    path: Path, say: Callable[[str], None] = lambda _: None, strict: bool = False, repair: str | None = None
+) -> Database:
+    """A store as a repartition reads or writes it; `strict`, `repair`: as of Database. Raises StoreError."""
+    return Database(path, Options(write_buffer_bytes=_WRITE_BUFFER_BYTES), say, strict, repair)
+
+
+def empty(path: Path) -> None:
+    """Remove all that has been written to a store. It is closed."""
+    for file in path.iterdir():
+        file.unlink()

@@ -36,7 +36,7 @@ import plyvel
 
 from broker.archive_carrying import carry_archives
 from broker.filter_tree import FilterTree
-from broker.new_store import Moved, NewStore, opened
+from broker.new_store import Moved, NewStore, empty, opened
 from broker.record_checks import CHECKS
 from broker.repartition_events import carry_events
 from broker.set_aside import UNREADABLE
@@ -125,27 +125,35 @@ def repartition(
 ) -> Moved:
     """Make the stores `new`, in empty directories, of what is in `old`: a path for each worker. All of it is on the
     disk when this returns. `progress` is told how many records were handled; `say` is given lines about damage. What
-    cannot be read is set aside in a new store, unless `strict`.
+    cannot be read is set aside in a new store, and an old one that shows to be damaged is repaired, unless `strict`.
 
     Raises RepartitionError.
     """
-    work = _Repartition(old_epoch, len(old), epoch, len(new), progress, say, strict)
-    with ExitStack() as stack:
-        try:
-            for index, path in enumerate(old):
-                work.sources.append(_Source(index, opened(path, say)))
-                stack.callback(work.sources[-1].database.close)
-            for index, path in enumerate(new):
-                work.targets.append(NewStore(index, path, work.moved))
-                stack.callback(work.targets[-1].database.close)
-            work.run()
-        except StoreError as error:
-            raise RepartitionError(str(error)) from None
-        except (plyvel.Error, schema.SchemaError, EnvelopeError, ValueError) as error:
-            raise RepartitionError(f"{work.where}: {told(error)}") from None
-        except OSError as error:
-            raise RepartitionError(f"{error.filename or new[0].parent}: {error.strerror or error}") from None
-    return work.moved
+    repair: dict[Path, str] = {}
+    while True:
+        work = _Repartition(old_epoch, len(old), epoch, len(new), progress, say, strict)
+        with ExitStack() as stack:
+            try:
+                for index, path in enumerate(old):
+                    work.sources.append(_Source(index, opened(path, say, strict, repair.get(path))))
+                    stack.callback(work.sources[-1].database.close)
+                for index, path in enumerate(new):
+                    work.targets.append(NewStore(index, path, work.moved))
+                    stack.callback(work.targets[-1].database.close)
+                work.run()
+            except StoreError as error:
+                raise RepartitionError(str(error)) from None
+            except plyvel.CorruptionError as error:
+                if strict or repair or not (repair := work.damaged()):
+                    raise RepartitionError(f"{work.where}: {told(error)}") from None
+            except (plyvel.Error, schema.SchemaError, EnvelopeError, ValueError) as error:
+                raise RepartitionError(f"{work.where}: {told(error)}") from None
+            except OSError as error:
+                raise RepartitionError(f"{error.filename or new[0].parent}: {error.strerror or error}") from None
+            else:
+                return work.moved
+        for path in new:  # once more, with what the repair leaves
+            empty(path)
 
 
 class _Repartition:
@@ -176,6 +184,17 @@ class _Repartition:
         """What hand-off logs have for their owners; an empty payload: none is to be retained."""
         self._turn = 0
         self._number = 0
+
+    def damaged(self) -> dict[Path, str]:
+        """The old stores in which LevelDB cannot read something, and what it says."""
+        found = {}
+        for source in self.sources:
+            try:
+                for _ in source.database.scan(b""):
+                    pass
+            except plyvel.CorruptionError as error:
+                found[source.database.path] = told(error)
+        return found
 
     def run(self) -> None:
         """All of it."""

@@ -111,7 +111,9 @@ def is_damaged(db: plyvel.DB) -> bool:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_records_that_cannot_be_read_are_set_aside(start: Start, tmp_path: Path, count: int) -> None:
+def test_records_that_cannot_be_read_are_set_aside(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int
+) -> None:
     """One of each family, also at a start with another number of workers: named once, counted at every start, kept."""
     broker = start(1)
     fill(broker)
@@ -140,12 +142,19 @@ def test_records_that_cannot_be_read_are_set_aside(start: Start, tmp_path: Path,
     assert not named(broker, "record_set_aside")
     assert broker.stop() == 0
     assert inspection.main(["verify", str(tmp_path / "data")]) == 1
+    capsys.readouterr()
+    assert inspection.main(["discard", str(tmp_path / "data")]) == 0
+    assert sum(int(line.rpartition(": ")[2].split()[0]) for line in capsys.readouterr().out.splitlines()) == aside
+    broker = start(count)
+    assert sum(ready(broker)) == 0
+    assert broker.stop() == 0
 
 
+@pytest.mark.parametrize("count", [1, 2])
 def test_a_table_that_is_damaged_is_repaired_when_it_shows(
-    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int
 ) -> None:
-    """LevelDB opens it and finds the flipped bit while sessions are read."""
+    """LevelDB opens it and finds the flipped bit while sessions are read: by the worker, or to be given to others."""
     broker = start(1)
     fill(broker)
     assert broker.stop() == 0
@@ -153,9 +162,9 @@ def test_a_table_that_is_damaged_is_repaired_when_it_shows(
     with plyvel.DB(str(store)) as db:
         db.compact_range()
     spoil_sessions(store, tmp_path / "scratch")
-    with pytest.raises(BrokerFailed, match="strict_store"):
-        start(1, "--strict-store")
-    broker = start(1)
+    with pytest.raises(BrokerFailed, match="strict_store" if count == 1 else "as they were: start with --workers 1"):
+        start(count, "--strict-store")
+    broker = start(count)
     assert "is repaired" in broker.stderr()
     with closing(Client(broker.address, 5)) as client:
         client.connect("new", clean=False, properties={"session_expiry_interval": 1000})
@@ -166,4 +175,4 @@ def test_a_table_that_is_damaged_is_repaired_when_it_shows(
     capsys.readouterr()
     assert inspection.main(["verify", str(tmp_path / "data")]) in (0, 1), capsys.readouterr().out
     assert "cannot be opened" not in capsys.readouterr().out
-    assert start(1).stop() == 0
+    assert start(count).stop() == 0
