@@ -54,7 +54,7 @@ mqttd sessions list        ask a running broker about sessions, or delete one (m
 mqttd events               what a broker has recorded of connections, sessions, drops (mqttd events --help)
 mqttd snapshot --out DIR   copy the stores of a broker that may be running (mqttd snapshot --help)
 mqttd restore              make a data directory of a snapshot (mqttd restore --help)
-mqttd store stats|verify|discard   look into the stores of a broker that is stopped, or of a snapshot (mqttd store --help)
+mqttd store stats|verify   look into the stores of a broker that is stopped, or of a snapshot (mqttd store --help)
 mqttd passwd FILE USER     set the password of a user in a password file; --help says more
 
 Settings come from defaults, then the file, then the environment (MQTTD_PORT, MQTTD_LIMITS__PACKET_BYTES_MAX, ...),

@@ -229,7 +229,10 @@ def _discard(stores: list[Place]) -> int:
 
 def _discard_set_aside(db: plyvel.DB) -> int:
     count = 0
-    with db.write_batch(sync=True) as batch, db.iterator(prefix=schema.SET_ASIDE, include_value=False) as keys:
+    with (
+        db.write_batch(sync=True) as batch,
+        db.iterator(prefix=schema.SET_ASIDE, include_value=False, verify_checksums=True) as keys,
+    ):
         for key in keys:
             batch.delete(key)
             count += 1

@@ -21,7 +21,7 @@ from broker.disk import Disk
 from broker.endings import Endings
 from broker.gauges import Gauges
 from broker.peering import Peering
-from broker.piecework import Piecework
+from broker.piecework import AT_ONCE, Piecework
 from broker.recording import Recording
 from broker.replay_opening import Opening
 from broker.replaying import Replaying
@@ -180,7 +180,7 @@ class Node:
         self.authenticating.reload()
         self.sys_topics.reload()
         if changed:
-            self.router.strategies_changed()
+            self.in_pieces(self.router.strategies_changed())
         self.router.limits_changed()
         self.subscribing.set_queue_rules(settings.queue)
 
@@ -248,6 +248,20 @@ class Node:
                 yield
 
         self.piecework.add(telling(), lambda error: self.defect(None, error))
+
+    def in_pieces(self, pieces: Iterator[None]) -> None:
+        """Do the first one, and the rest in later ticks."""
+        for _ in pieces:
+            self.piecework.add(pieces, lambda error: self.defect(None, error))
+            break
+
+    def _tell_holds(self, peer: int, texts: list[bytes]) -> Iterator[None]:
+        for number, text in enumerate(texts, 1):
+            if self.router.holds_publishers(text):
+                spend(STEP)
+                self.router.tell(peer, b"h", b"\1" + text)
+            if number % AT_ONCE == 0:
+                yield
 
     def is_ready(self, peer: int) -> bool:
         """Can that sibling be asked now."""
@@ -338,9 +352,7 @@ class Node:
 
     def greet(self, peer: int) -> None:
         """A sibling is heard (again): what it cannot know of this worker by now."""
-        for text in self.router.held_filters():
-            spend(STEP)
-            self.router.tell(peer, b"h", b"\1" + text)
+        self.in_pieces(self._tell_holds(peer, self.router.held_filters()))
         if self.router.is_memory_full:
             self.router.tell(peer, b"m", b"\1")
         self.disk.greet(peer)

@@ -62,13 +62,30 @@ class Subscribing:
 
     def set_queue_rules(self, rules: Sequence[QueueRule]) -> None:
         """Those of the configuration: every session has the first one that covers one of its subscriptions."""
-        self._queue_rules = [rule.filter.encode() for rule in rules]
-        for session in self._node.sessions:
-            spend((1 + session.subscriptions * (1 + len(rules))) * STEP)
+        filters = [rule.filter.encode() for rule in rules]
+        if filters != self._queue_rules:
+            self._queue_rules = filters
+            self._node.in_pieces(self._count_rules(filters))
+
+    def _count_rules(self, rules: list[bytes]) -> Iterator[None]:
+        # until a session's turn it has the rule of its old number
+        done = 0
+        for session in list(self._node.sessions):
+            spend(STEP)
             session.queue_rule = 0
             session.details.queue_rules = None
-            for text in session.filters():
+            texts = session.filters()
+            spend(len(texts) * STEP // 20)
+            for text in texts:
+                spend((1 + len(rules)) * STEP)
+                done += 1 + len(rules)
                 self._count_rule(session, text, 1)
+                if done >= 4 * AT_ONCE:
+                    done = 0
+                    yield
+                    if self._queue_rules is not rules:  # they were set anew
+                        return
+            done += 1
 
     def _count_rule(self, session: Session, text: bytes, one: int) -> None:
         number = first_rule(self._queue_rules, text)

@@ -27,6 +27,7 @@ cdef class Holding(Windows):
     cdef object held_timer          # TimerCall or None
     cdef dict holds                 # filter text -> bits of the workers that have a full session with that filter
     cdef dict own_holds             # filter text -> number of such sessions here
+    cdef dict sibling_texts         # sibling -> filters of which it has said so
     cdef dict full_sessions         # sessions with a hold, given up or not, in order: Session -> None
     cdef uint64_t memory_full       # bits of the workers at worker_memory_bytes_max
     cdef bint stirred               # a sweep must look at every index
@@ -52,6 +53,9 @@ cdef class Holding(Windows):
     cdef int give_up(self, Session s, uint64_t messages, uint64_t size) except -1
     cdef int end_hold(self, Session s) except -1
     cdef int unflag(self, Session s) except -1
+    cdef int raise_flags(self, Session s, uint32_t first) except -1
+    cdef int lower_flags(self, list texts) except -1
+    cdef int forget_some(self, int peer, set texts) except -1
 
     # implemented by Bounding
     cdef int check_hold(self, Session s) except -1

@@ -41,6 +41,7 @@ cdef enum:
     GUARD_MEMORY = 4
     GUARD_STORE = 8
     LOOK_AGAIN_MS = 100
+    AT_ONCE = 1000                      # Topic Filters that are flagged, or no longer
 
 
 cdef class Holding(Windows):
@@ -51,6 +52,7 @@ cdef class Holding(Windows):
         self.held_timer = None
         self.holds = {}
         self.own_holds = {}
+        self.sibling_texts = {}
         self.full_sessions = {}
         self.limits_changed()
 
@@ -236,40 +238,69 @@ cdef class Holding(Windows):
         return 0
 
     cdef int begin_hold(self, Session s) except -1:
-        cdef uint32_t i
-        cdef Membership* e
-        cdef bytes text
-        cdef list texts = []
         s.hold = HOLDING
         s.hold_since = self.now_ms
         self.full_sessions[s] = None
         self.counters.at[count.QUEUES_HELD] += 1
-        work(s.own.count * (VISIT + 4 * OBJECT))
-        for i in range(s.own.count):
-            e = &s.own.items[i]
-            if e.group == NULL and (e.filter.plain.items[e.index].slot_options >> 24) & 3:
-                text = PyBytes_FromStringAndSize(filter_text(e.filter), e.filter.length)
-                texts.append(text)
-                self.own_holds[text] = self.own_holds.get(text, 0) + 1
-                if self.own_holds[text] == 1:
-                    self.flag(self.worker, text, True)
-                    self.handler.hold_changed(text, True)
-        s.hold_filters = texts
+        s.hold_filters = []
+        self.raise_flags(s, 0)
+        if s.own.count > AT_ONCE:
+            self.handler.in_pieces(self.raise_others(s, s.hold_filters))
         self.start_timer()
         self.handler.queue_held(s)
         return 0
 
-    cdef int unflag(self, Session s) except -1:
+    cdef int raise_flags(self, Session s, uint32_t first) except -1:
+        cdef uint32_t i
+        cdef Membership* e
         cdef bytes text
-        for text in s.hold_filters or ():
+        for i in range(first, min(first + AT_ONCE, s.own.count)):
+            e = &s.own.items[i]
+            work(VISIT)
+            if e.group == NULL and (e.filter.plain.items[e.index].slot_options >> 24) & 3:
+                work(4 * OBJECT)
+                text = PyBytes_FromStringAndSize(filter_text(e.filter), e.filter.length)
+                s.hold_filters.append(text)
+                self.own_holds[text] = self.own_holds.get(text, 0) + 1
+                if self.own_holds[text] == 1:
+                    self.flag(self.worker, text, True)
+                    self.handler.hold_changed(text, True)
+        return 0
+
+    def raise_others(self, Session s not None, list texts not None):
+        # subscriptions that come or go meanwhile may be passed over: for these the queue has twice its room
+        cdef uint32_t first = AT_ONCE
+        while s.hold_filters is texts and first < s.own.count:
+            self.raise_flags(s, first)
+            first += AT_ONCE
+            yield
+
+    cdef int unflag(self, Session s) except -1:
+        cdef list texts = s.hold_filters
+        s.hold_filters = None
+        if texts:
+            self.lower_flags(texts)
+            if texts:
+                self.handler.in_pieces(self.lower_others(texts))
+        return 0
+
+    cdef int lower_flags(self, list texts) except -1:
+        # those at the end of the list, which is shorter then
+        cdef bytes text
+        for text in texts[-AT_ONCE:]:
             work(4 * OBJECT)
             self.own_holds[text] -= 1
             if self.own_holds[text] == 0:
                 del self.own_holds[text]
                 self.flag(self.worker, text, False)
                 self.handler.hold_changed(text, False)
-        s.hold_filters = None
+        del texts[-AT_ONCE:]
         return 0
+
+    def lower_others(self, list texts not None):
+        while texts:
+            self.lower_flags(texts)
+            yield
 
     cdef int give_up(self, Session s, uint64_t messages, uint64_t size) except -1:
         # what it has by now it may keep
@@ -300,21 +331,47 @@ cdef class Holding(Windows):
 
     def held_filters(self):
         """The Topic Filters of the sessions of this worker whose publishers wait: for a sibling that comes back."""
-        work(len(self.own_holds) * OBJECT)
+        work(len(self.own_holds) * (10 * PLACE))
         return list(self.own_holds)
+
+    def holds_publishers(self, bytes text not None):
+        """Whether it still is one of these."""
+        return text in self.own_holds
 
     def sibling_holds(self, int peer, bytes text not None, bint held):
         """A sibling has, or no longer has, a session with that filter whose queue is full."""
+        cdef set texts = self.sibling_texts.setdefault(peer, set())
+        if held:
+            texts.add(text)
+        else:
+            texts.discard(text)
         self.flag(peer, text, held)
 
     def forget_holds(self, int peer):
         """A sibling is away or gone: nobody waits for it here."""
-        work(len(self.holds) * (2 * OBJECT))
-        for text in list(self.holds):
-            if self.holds[text] >> peer & 1:
-                self.flag(peer, text, False)
+        cdef set texts = self.sibling_texts.pop(peer, None)
+        if texts:
+            self.forget_some(peer, texts)
+            if texts:
+                self.handler.in_pieces(self.forget_others(peer, texts))
         self.set_memory_full(peer, False)
         self.set_store_full(peer, False)
+
+    cdef int forget_some(self, int peer, set texts) except -1:
+        anew = self.sibling_texts.get(peer, ())     # it may be back
+        cdef int left = AT_ONCE
+        while texts and left:
+            left -= 1
+            work(4 * OBJECT)
+            text = texts.pop()
+            if text not in anew:
+                self.flag(peer, text, False)
+        return 0
+
+    def forget_others(self, int peer, set texts not None):
+        while texts:
+            self.forget_some(peer, texts)
+            yield
 
     # ------------------------------------------------------------ memory, and the disk
 

@@ -27,6 +27,7 @@ cdef enum Who:              # may be chosen
 
 cdef class Sharing(Siblings):
     cdef public object strategy_of      # (group, filter) -> Strategy, | WAITS; None: round robin
+    cdef uint32_t strategy_turn         # of `strategies_changed`
     cdef list full_groups               # numbers of groups that siblings were told are full
 
     cdef int share(self, Group* g, uint64_t* plain) except -1
@@ -52,7 +53,10 @@ cdef class Sharing(Siblings):
                             uint64_t* others) except -1
     cdef int wait_longer(self, int peer, uint64_t tick, uint64_t others) except -1
     cdef bint hand_on(self, uint32_t group, Message m) except -1
+    cdef int ask_rule(self, Group* g) except -1
     cdef int ask_strategy(self, Group* g) except -1
+    cdef list ask_again(self, number)
+    cdef uint32_t name_members(self, number, list members, Py_ssize_t most) except? 0
     cdef int enroll(self, Group* g, Session s) except -1
     cdef int joined(self, Group* g, Session s) except -1
     cdef int strike(self, Group* g, Session s) except -1

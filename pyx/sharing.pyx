@@ -16,7 +16,6 @@ and what was sent to it at QoS 1 and not acknowledged when its session ends, is 
 """
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint64_t
-from libc.string cimport memset
 
 from pyx import counters as count
 from pyx.connection cimport OPEN, Connection, PendingAck
@@ -26,10 +25,9 @@ from pyx.records cimport ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Ch
 from pyx.rosters cimport roster_put, roster_strike
 from pyx.routing cimport REFUSED_NO_MEMBER, REFUSED_OFFLINE, pointers_push, put_identifier
 from pyx.session cimport SHARED_COPY, has_slot
-from pyx.subscriptions cimport Filter, Membership, SubscriberList, filter_text
-from pyx.tables cimport Walk, table_walk
+from pyx.subscriptions cimport Membership, SubscriberList, filter_text
 from pyx.topics cimport topic_matches
-from pyx.work cimport PLACE, PYTHON, VISIT, work
+from pyx.work cimport OBJECT, PLACE, PYTHON, VISIT, work
 
 cdef enum:
     HERE = -1                       # instead of a sibling
@@ -478,38 +476,78 @@ cdef class Sharing(Siblings):
 
     # ------------------------------------------------------------ members come and go
 
+    cdef int ask_rule(self, Group* g) except -1:
+        # for its strategy, and whether it waits
+        work(PYTHON)
+        if self.strategy_of is None:
+            return ROUND_ROBIN
+        return self.strategy_of(g.name[:g.name_length], filter_text(g.filter)[:g.filter.length])
+
     cdef int ask_strategy(self, Group* g) except -1:
-        # once in the life of a group, and after a reload
-        cdef int answer = ROUND_ROBIN
+        # once in the life of a group, when its first member has come
+        cdef int answer = self.ask_rule(g)
         cdef uint32_t i
-        if self.strategy_of is not None:
-            answer = self.strategy_of(g.name[:g.name_length], filter_text(g.filter)[:g.filter.length])
         g.strategy = answer & STRATEGY_MASK
         g.waits = answer & WAITS != 0
-        work(PYTHON)
         if g.strategy >= HASH_TOPIC:
             for i in range(g.members.count):
                 self.enroll(g, <Session>g.members.items[i].session)
         return 0
 
     def strategies_changed(self):
-        """The configuration has other strategies now: every group asks for its own anew."""
-        cdef Walk walk
-        cdef Filter* f
-        cdef Group* g
-        cdef uint32_t i
-        memset(&walk, 0, sizeof(Walk))
-        while True:
-            f = <Filter*>table_walk(&self.subscriptions.table, &walk)
-            work(VISIT)
-            if f == NULL:
-                return
-            g = f.groups
-            while g != NULL:
-                for i in range(g.members.count):
-                    self.strike(g, <Session>g.members.items[i].session)
-                self.ask_strategy(g)
-                g = g.next
+        """The configuration has other strategies now: every group asks for its own anew, some with each step of the
+        iterator. Called again it takes over from the former one."""
+        cdef uint32_t done = 0
+        self.strategy_turn += 1
+        turn = self.strategy_turn
+        for number in list(self.subscriptions.groups):
+            members = self.ask_again(number)
+            done += 1
+            while members or done >= TOLD_AT_ONCE:
+                if done >= TOLD_AT_ONCE:
+                    done = 0
+                    yield
+                    if turn != self.strategy_turn:
+                        return
+                if members:
+                    done += self.name_members(number, members, TOLD_AT_ONCE - done)
+                    members = members or self.ask_again(number)
+
+    cdef list ask_again(self, number):
+        # members that are to be enrolled, or struck, before it has its strategy or is done; None: there are none
+        cdef Group* g = self.subscriptions.group_numbered(number)
+        cdef int answer
+        cdef uint32_t i, enrolled = 0
+        if g == NULL:
+            return None
+        answer = self.ask_rule(g)
+        work(g.roster_count * PLACE)
+        for i in range(g.roster_count):
+            enrolled += g.roster[i].session != NULL
+        if answer & STRATEGY_MASK >= HASH_TOPIC or enrolled == 0:
+            g.strategy = answer & STRATEGY_MASK
+            g.waits = answer & WAITS != 0
+        if enrolled == (g.members.count if g.strategy >= HASH_TOPIC else 0) and g.strategy == answer & STRATEGY_MASK:
+            return None
+        work(g.members.count * OBJECT)
+        return [<Session>g.members.items[i].session for i in range(g.members.count)]
+
+    cdef uint32_t name_members(self, number, list members, Py_ssize_t most) except? 0:
+        # the last ones of the list, which is shorter then: how many. Some of them may have left
+        cdef Group* g = self.subscriptions.group_numbered(number)
+        cdef bint is_named = g != NULL and self.ask_rule(g) & STRATEGY_MASK >= HASH_TOPIC
+        cdef Session s
+        most = min(most, len(members))
+        if g != NULL:
+            for s in members[len(members) - most:]:
+                if self.subscriber(g, s) == NULL:
+                    continue
+                if is_named:
+                    self.enroll(g, s)
+                else:
+                    self.strike(g, s)
+        del members[len(members) - most:]
+        return <uint32_t>most
 
     cdef int enroll(self, Group* g, Session s) except -1:
         # this member is known by name from now on, here and to the siblings

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from broker.config import QueueRule
 from broker.limits import Limits
 from broker.recovery import Recovered
+from broker.sharing import Shared
 from pyx import work
 from pyx.work import callback
 from shards.placement import home
@@ -38,12 +41,12 @@ def make(tmp_path: Path) -> Iterator[Made]:
     """A host on the disk; again: with what the one before has left there."""
     made: list[Host] = []
 
-    def host(workers: int = 2, seconds_later: int = 0) -> Host:
+    def host(workers: int = 2, seconds_later: int = 0, limits: dict[str, int] = OPEN, **settings: Any) -> Host:
         if made:
             let_go(made[-1])
         stores = [OnDisk(tmp_path / str(worker), fsync=False) for worker in range(workers)]
         start_ms = made[-1].now_ms + seconds_later * 1000 if made else 1_000_000
-        made.append(Host(workers, OPEN, stores, start_ms=start_ms))
+        made.append(Host(workers, limits, stores, start_ms=start_ms, **settings))
         return made[-1]
 
     yield host
@@ -319,3 +322,71 @@ def test_sweeping_what_is_in_flight_of_many(make: Made, common: bool) -> None:
         peer.receive()
     bounded(host, "all of their acks, and sweeps", seconds=5)
     assert host.stores[0].held() == (0, 0)
+
+
+# ---------------------------------------------------------------- what is not a packet
+
+
+@pytest.mark.parametrize("end", ["read", "given up", "ended", "sibling lost"])
+def test_a_full_session_that_makes_its_publishers_wait(make: Made, end: str) -> None:
+    """The filters are flagged here and at the sibling, and told anew to one that comes back."""
+    host = make(2, limits={**OPEN, "queue_messages_max": 100, "hold_seconds_max": 3}, queue_full="hold")
+    peer = full(host, PLAIN)
+    here, there = host.nodes[home(CLIENT, 2)], host.nodes[1 - home(CLIENT, 2)]
+    publisher = host.connect("publisher", 5)
+    host.lose(peer)
+    for number in range(110):
+        publisher.publish(f"t/{number}", b"x", 1)
+        host.settle()
+    host.settle()
+    bounded(host, "full")
+    for node in (here, there):
+        assert node.router.guarded
+    assert len(here.router.held_filters()) == OF_SESSION
+    callback("mesh")(there.peering.away)(here.index)
+    assert len(here.router.held_filters()) == OF_SESSION
+    callback("mesh")(here.peering.ready)(there.index)
+    bounded(host, "told again")
+    if end == "read":
+        gateway(host).receive()
+    elif end == "given up":
+        host.pass_time(4)
+    elif end == "ended":
+        assert here.connecting.delete(CLIENT)
+    else:
+        callback("mesh")(there.peering.away)(here.index)
+    bounded(host, end, seconds=1)
+    assert not there.router.guarded
+    assert bool(here.router.guarded) == (end == "sibling lost")
+
+
+@pytest.mark.parametrize("strategies", [("hash_topic", "sticky"), ("round_robin", "sticky"), ("sticky", "round_robin")])
+def test_a_reload(make: Made, strategies: tuple[str, str]) -> None:
+    """Rules for queues and share groups that cover everything: 100,000 groups, and one of many members."""
+    before, after = (
+        {
+            "shared": [Shared.model_validate({"group": "*", "strategy": strategy})],
+            "queue": [QueueRule.model_validate({"filter": text, "full": "drop_newest", "messages_max": 5000})],
+        }
+        for strategy, text in zip(strategies, ("t/1/#", "t/2/#"), strict=True)
+    )
+    host = make(2, **before)
+    peer = full(host, "$share/g/t/{}")
+    full_of_plain = host.connect("other", 5, clean=True, expiry=EXPIRY)
+    subscribe(full_of_plain, "t/{}/x", 50_000, retained=False)
+    members = [host.connect(f"m{number}", 5) for number in range(3000)]
+    for member in members:
+        member.subscribe(("$share/g/t/1", 1), ("t/2/#", 1))
+    work.forget()
+    for node in host.nodes:
+        callback("control")(node.reload)(node.settings.model_copy(update=after))
+    bounded(host, "reload")
+    assert {member.session.queue_rule for member in members} == {1}
+    assert peer.session.queue_rule == 0
+    named = strategies[1] != "round_robin"
+    publisher = host.connect("publisher", 5)
+    for _ in range(10):
+        publisher.publish("t/1", b"x", 1)
+    host.settle()
+    got = [member for member in (peer, *members) if member.receive()]
+    assert (len(got) == 1) == named
