@@ -141,7 +141,8 @@ class Connecting:
         has waited for another session to end.
         """
         conn, packet, client_id = entrant.conn, entrant.packet, entrant.client_id
-        if self._waits_for_end(entrant, username, authentication, tries):
+        if self._endings.is_ending(client_id):
+            self._wait_for_end(entrant, username, authentication, tries)
             return
         limits = self._node.settings.limits
         version = packet.version
@@ -159,14 +160,19 @@ class Connecting:
             self.refuse(conn, ReasonCode.PACKET_TOO_LARGE, why, client=client_id)
             return
         session = self._sessions.get(client_id)
-        if not self._may_open(entrant, username, session):
+        size = own_bytes(client_id, username, packet.will)
+        if not self._may_open(entrant, size, session):
             return
         waits = self._custody.promises(client_id, session, expiry, packet.clean_start, packet.will is not None)
         if waits and self._custody.refuses(frees=expiry == 0 and packet.will is None):
             self.unavailable(conn, "nothing can be stored at present", client=client_id)
             return
-        again = partial(self.open, entrant, username, authentication, tries + 1)
-        if not self._finds_room(entrant, session, tries, again):
+        if not self._finds_connection_room(entrant, session):
+            return
+        if session is not None:
+            self._sessions.reserve(0)  # should it end and begin anew, its place is kept
+        elif not self._room.for_session(client_id):
+            self._wait_for_room(entrant, tries, partial(self.open, entrant, username, authentication, tries + 1))
             return
         if session is not None:
             self._take_over(session, conn)
@@ -175,7 +181,8 @@ class Connecting:
             self._recording.session_ended(session, "clean start")
             self._endings.end(session)
             session = None
-        if session is None and self._waits_for_end(entrant, username, authentication, tries):
+        if session is None and self._endings.is_ending(client_id):
+            self._wait_for_end(entrant, username, authentication, tries)
             self._sessions.release()
             self._count()
             return
@@ -189,7 +196,7 @@ class Connecting:
         awaiting = _Awaiting(entrant, session, before, granted, keep_alive)
         session.details.awaiting = conn  # until its CONNACK: whatever fails, `_withdraw` takes all of it back
         self._awaiting[conn] = awaiting
-        self._equip(session, entrant, expiry, username)
+        self._equip(session, entrant, expiry, username, size)
         self._custody.connected(session)
         if waits:
             conn.state = _DECIDING
@@ -197,16 +204,11 @@ class Connecting:
         else:
             self._admit(awaiting)
 
-    def _waits_for_end(
-        self, entrant: Entrant, username: str | None, authentication: dict[str, Any], tries: int
-    ) -> bool:
-        """Whether something is left of a session of this client that has ended: then it is opened after that."""
-        if not self._endings.is_ending(entrant.client_id):
-            return False
+    def _wait_for_end(self, entrant: Entrant, username: str | None, authentication: dict[str, Any], tries: int) -> None:
+        """Something is left of a session of this client that has ended: it is opened after that."""
         conn = entrant.conn
         self._endings.wait(conn, entrant.client_id, partial(self.open, entrant, username, authentication, tries))
         conn.state = _DECIDING
-        return True
 
     def _take_over(self, session: Session, by: Connection) -> None:
         """Close the connection that the session has, if it has one."""
@@ -220,7 +222,7 @@ class Connecting:
         elif awaiting is not None:
             self.give_up(awaiting, "taken over before its session was stored")
 
-    def _equip(self, session: Session, entrant: Entrant, expiry: int, username: str | None) -> None:
+    def _equip(self, session: Session, entrant: Entrant, expiry: int, username: str | None, size: int) -> None:
         """What CONNECT says of the session is so from now on."""
         conn, packet = entrant.conn, entrant.packet
         limits = self._node.settings.limits
@@ -237,7 +239,7 @@ class Connecting:
         session.slots_max = limits.inflight_max
         details.username = username
         details.will = packet.will
-        details.own_bytes = own_bytes(entrant.client_id, username, packet.will)
+        details.own_bytes = size
         if packet.version == 5:
             properties = packet.properties
             session.inflight_max = min(properties.get("receive_maximum", 65535), limits.inflight_max)
@@ -337,41 +339,34 @@ class Connecting:
                 username=session.details.username,
             )
 
-    def _finds_room(self, entrant: Entrant, session: Session | None, tries: int, again: Callable[[], None]) -> bool:
-        """Whether connections_max and sessions_max let it in: then it is counted. Else it is refused, or `again` is
-        called when another session may have ended.
-        """
-        conn, room = entrant.conn, self._room
-        if not room.for_connection(taking_over=self._occupant(session) is not None):
-            self._node.too_many_connections()
-            self.refuse(conn, ReasonCode.QUOTA_EXCEEDED, "too many connections", client=entrant.client_id)
-            return False
-        if session is not None:
-            self._sessions.reserve(0)  # should it end and begin anew, its place is kept
+    def _finds_connection_room(self, entrant: Entrant, session: Session | None) -> bool:
+        """Whether connections_max lets it in: then it is counted. Else it is refused."""
+        if self._room.for_connection(taking_over=session is not None and self._occupant(session) is not None):
             return True
-        if room.for_session(entrant.client_id):
-            return True
-        self._count()
-        if room.wait(entrant, tries, again):
-            conn.state = _DECIDING
-        else:
-            room.refuse(entrant)
+        self._node.too_many_connections()
+        self.refuse(entrant.conn, ReasonCode.QUOTA_EXCEEDED, "too many connections", client=entrant.client_id)
         return False
+
+    def _wait_for_room(self, entrant: Entrant, tries: int, again: Callable[[], None]) -> None:
+        """There are sessions_max: it is refused, or `again` is called when another session may have ended."""
+        self._count()
+        if self._room.wait(entrant, tries, again):
+            entrant.conn.state = _DECIDING
+        else:
+            self._room.refuse(entrant)
 
     def _count(self) -> None:
         self._room.connections(self._connected + len(self._awaiting))
 
-    def _occupant(self, session: Session | None) -> Connection | None:
+    def _occupant(self, session: Session) -> Connection | None:
         """The connection that a newer one of this client id would take the place of."""
-        if session is None:
-            return None
         return session.connection or session.details.awaiting
 
-    def _may_open(self, entrant: Entrant, username: str | None, session: Session | None) -> bool:
-        # the bounds that concern a client and not its packet
+    def _may_open(self, entrant: Entrant, size: int, session: Session | None) -> bool:
+        # the bounds that concern a client and not its packet; `size`: what session_bytes_max counts
         conn, packet, client_id = entrant.conn, entrant.packet, entrant.client_id
         limits = self._node.settings.limits
-        if own_bytes(client_id, username, packet.will) > limits.session_bytes_max:
+        if size > limits.session_bytes_max:
             self._row.add(count.SESSIONS_TOO_LARGE)
             self.refuse(conn, ReasonCode.QUOTA_EXCEEDED, "session_bytes_max", client=client_id)
             return False
@@ -379,7 +374,7 @@ class Connecting:
             self._row.add(count.MEMORY_REFUSED)
             self.refuse(conn, ReasonCode.QUOTA_EXCEEDED, "worker_memory_bytes_max", client=client_id)
             return False
-        occupant = self._occupant(session)
+        occupant = None if session is None else self._occupant(session)
         if occupant is None:
             return True
         now = self._router.now_ms / 1000
@@ -577,7 +572,8 @@ class Connecting:
         steps.do(self._log_closed, conn, session, why, told)
         steps.do(self._recording.closed, conn, session, why, reason, told)
         if session.details.expiry_interval == 0:
-            steps.do(self._record_end, session)
+            if self._custody.keeps:
+                steps.do(self._record_end, session)
             steps.do(self._endings.bury, session, self._router.detach)
             steps.do(self._sessions.remove, session)
         else:
@@ -586,7 +582,8 @@ class Connecting:
             steps.do(self._custody.disconnected, session)
             steps.do(self._node.replaying.detached, session)
             steps.do(self._endings.expire_in, session, session.details.expiry_interval)
-        steps.do(self._leave_will, session)
+        if self._custody.keeps or session.details.will is not None:
+            steps.do(self._leave_will, session)
         steps.finish()
 
     def _record_end(self, session: Session) -> None:

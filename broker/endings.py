@@ -80,6 +80,9 @@ class Endings:
 
     def bury(self, session: Session, let_go: Callable[[Session, Remains | None], None]) -> None:
         """Delete and forget what it has; `let_go` is the router's part."""
+        if not self._custody.keeps and not self._node.works_for(session) and not is_large(session):
+            let_go(session, None)  # the common case: nobody else has anything of it
+            return
         remains = Remains() if is_large(session) else None
         kept = remains is not None and self._custody.stores(session)
         steps = Steps()

@@ -211,8 +211,14 @@ class Node:
 
     def attached(self, session: Session) -> None:
         """It has a connection: what is done for it in pieces goes on."""
-        self.replaying.attached(session)
-        self.retaining.resumed(session)
+        if self.works_for(session):
+            self.replaying.attached(session)
+            self.retaining.resumed(session)
+
+    def works_for(self, session: Session) -> bool:
+        """Whether something is done for it in pieces."""
+        details = session.details
+        return bool(session.replays or details.walks or details.walks_waiting)
 
     def ended(self, session: Session) -> None:
         """It is no more, and nothing is done for it."""

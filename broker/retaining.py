@@ -14,10 +14,11 @@ filters are asked for, and all sessions and siblings take turns.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
+from broker.sessions import NO_WALKS
 from broker.sys_topics import is_sys
 from pyx import counters as count
 from pyx.router import expiry_offset
@@ -175,12 +176,38 @@ class Retaining:
         details: Details = session.details
         spend(len(filters) * STEP)
         all_of_it = asked, None  # one for all: they may be a hundred thousand
+        steps = _STEPS
         for text in filters:
-            if details.walks_waiting.pop(text, None) is None:  # else it is asked for once, the last time
+            waits = text in details.walks_waiting
+            if not waits and steps > 0:
+                before = self._retained.spent
+                nothing = self._finds_nothing(text, steps)
+                steps -= self._retained.spent - before
+                if nothing:
+                    self._note_all(session, text)
+                    continue
+            if waits:  # it is asked for once, the last time
+                del details.walks_waiting[text]
+            else:
                 session.watch()
-            details.walks_waiting[text] = all_of_it
+            self._wait(session, text, all_of_it)
         self._begin_waiting(session)
         self._node.counters.add(count.RETAINED_WALKS_DEFERRED, len(details.walks_waiting))
+
+    def _finds_nothing(self, text: bytes, steps: int) -> bool:
+        """Whether it is known at once that nothing is retained for this filter: mostly there is not."""
+        if self._node.workers > 1 or is_sys(text):
+            return False
+        if not self._retained.count:
+            return True
+        found, at = self._retained.page(text, None, 1, steps)
+        return not found and at is None
+
+    def _wait(self, session: Session, text: bytes, what: tuple[int, dict[int, bytes] | None]) -> None:
+        details: Details = session.details
+        if details.walks_waiting is NO_WALKS:
+            details.walks_waiting = OrderedDict()
+        details.walks_waiting[text] = what
 
     def _parts(self, text: bytes) -> dict[int, bytes]:
         return dict.fromkeys((self._node.index,) if is_sys(text) else range(self._node.workers), b"")
@@ -200,22 +227,28 @@ class Retaining:
     def restore(self, session: Session, text: bytes, owed: list[tuple[int, bytes]]) -> None:
         """An earlier worker has stored it; goes on when the client is back."""
         session.watch()
-        session.details.walks_waiting[text] = session.ask(), dict(owed)
+        self._wait(session, text, (session.ask(), dict(owed)))
 
     def _note(self, walk: Walk) -> None:
         """A page was queued, or there are no more: as the store is to have it, together with what was queued."""
         if self._node.custody.keeps and walk.session.durable and not is_sys(walk.filter):
             self._node.custody.owes(walk.session, walk.filter, self.owed(walk.session, walk.filter, False))
 
+    def _note_all(self, session: Session, text: bytes) -> None:
+        """There was nothing for this filter."""
+        if self._node.custody.keeps and session.durable:
+            self._node.custody.owes(session, text, self.owed(session, text, False))
+
     def _begin_waiting(self, session: Session) -> None:
         details: Details = session.details
         most = self._node.settings.limits.retained_walks_per_session_max
         while session.connection is not None and details.walks_waiting and len(details.walks) < most:
-            text = next(iter(details.walks_waiting))
-            asked, parts = details.walks_waiting.pop(text)
+            text, (asked, parts) = details.walks_waiting.popitem(last=False)
             walk = Walk(session, text, asked, parts or self._parts(text))
             details.walks.append(walk)
             self._go(walk)
+        if not details.walks_waiting:
+            details.walks_waiting = NO_WALKS  # its memory is given back
 
     def _go(self, walk: Walk) -> None:
         spend(len(walk.parts) * 2 * STEP)
@@ -243,7 +276,7 @@ class Retaining:
     def ended(self, session: Session) -> None:
         """The session is no more."""
         details: Details = session.details
-        details.walks_waiting.clear()
+        details.walks_waiting = NO_WALKS
         for walk in list(details.walks):
             self._end(walk)
 

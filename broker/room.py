@@ -73,10 +73,11 @@ class Room:
         """There is room for a new session, by the end of an offline one of this worker if need be: it is counted."""
         settings = self._node.settings
         most = settings.limits.sessions_max
-        for conn, (other, _) in list(self._waiting.items()):
-            if other == client_id:  # it was told nothing yet [MQTT-3.2.0-1]
-                self._node.connecting.give_up(conn, "a newer connection of this client id was faster")
-        spend(len(self._waiting) * STEP)
+        if self._waiting:
+            spend(len(self._waiting) * STEP)
+            for conn, (other, _) in list(self._waiting.items()):
+                if other == client_id:  # it was told nothing yet [MQTT-3.2.0-1]
+                    self._node.connecting.give_up(conn, "a newer connection of this client id was faster")
         if self._sessions.reserve(most):
             return True
         return settings.sessions_full == "end_oldest" and self._end_oldest() and self._sessions.reserve(most)

@@ -6,7 +6,8 @@ closed, or when its client asks for a clean start [MQTT-3.1.2-4]. Stored interva
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final
 
 from pyx import claims
 from pyx.claims import Claims
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from pyx.packets import Will
 
 NEVER = 0xFFFFFFFF
+
+WalksWaiting = OrderedDict[bytes, tuple[int, "dict[int, bytes] | None"]]
+NO_WALKS: Final[WalksWaiting] = OrderedDict()
+"""Of all sessions that have none: nobody puts anything there."""
 
 
 class Details:
@@ -65,7 +70,7 @@ class Details:
         """Number of a [[queue]] table -> subscriptions under it."""
         self.walks: list[Walk] = []
         """Topic Filters whose retained messages are being looked up."""
-        self.walks_waiting: dict[bytes, tuple[int, dict[int, bytes] | None]] = {}
+        self.walks_waiting: WalksWaiting = NO_WALKS
         """Those whose turn has not come, in order, each with the number of its SUBSCRIBE (`Session.ask`) and with
         `Walk.parts` (None: all of every worker): none that the session is not subscribed to, each once.
         """
@@ -102,7 +107,10 @@ class Sessions:
         session = Session(client_id, version)
         session.details = Details()
         self._by_client[client_id] = session
-        self.release()
+        if self._reserved:
+            self._reserved -= 1  # it is counted
+        else:
+            self._count()
         return session
 
     def remove(self, session: Session) -> None:
