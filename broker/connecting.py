@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from broker.admission import offers, refusal
 from broker.authenticating import Entrant
 from broker.sessions import Details, own_bytes
-from broker.steps import Steps
 from broker.takeovers import Takeovers
 from pyx import counters as count
 from pyx.codec import encode_connack, encode_disconnect
 from pyx.reasons import ReasonCode
+from pyx.steps import Steps
 from pyx.work import callback
 from shards.placement import home
 
@@ -268,7 +268,7 @@ class Connecting:
         self._router.attach(session, conn)
         self._node.attached(session)
         self._node.opened(conn)
-        self._log_opened(conn, packet, session, awaiting.present, awaiting.keep_alive)
+        self._recording.log_opened(conn, packet, session, awaiting.present, awaiting.keep_alive)
         self._recording.opened(conn, packet, session, awaiting.present, awaiting.keep_alive)
         if session.durable and not awaiting.present:
             self._recording.session_created(session)
@@ -277,8 +277,10 @@ class Connecting:
         """If a CONNACK waits for the store: it will not be sent. The client was told nothing, so its will is none, a
         session that was made for it ends, and one that was there is what it was.
         """
-        self._room.forget(conn)
-        self._endings.forget(conn)
+        if self._room.waiting:
+            self._room.forget(conn)
+        if self._endings.clients:
+            self._endings.forget(conn)
         awaiting = self._awaiting.pop(conn, None)
         if awaiting is None:
             return
@@ -322,22 +324,6 @@ class Connecting:
         for conn, awaiting in list(self._awaiting.items()):
             why, client = "nothing can be stored at present", awaiting.session.client_id
             self._node.guard(conn, partial(self.unavailable, conn, why, client=client))
-
-    def _log_opened(self, conn: Connection, packet: Connect, session: Session, present: bool, keep_alive: int) -> None:
-        log = self._node.log
-        if log.allows("connection_opened"):
-            log.write(
-                "info",
-                "connection_opened",
-                client=session.client_id,
-                address=conn.address,
-                version=packet.version,
-                keep_alive=keep_alive,
-                clean_start=packet.clean_start,
-                session_present=present,
-                session_expiry=session.details.expiry_interval,
-                username=session.details.username,
-            )
 
     def _finds_connection_room(self, entrant: Entrant, session: Session | None) -> bool:
         """Whether connections_max lets it in: then it is counted. Else it is refused."""
@@ -569,7 +555,7 @@ class Connecting:
         steps.do(self._count)
         if reason and conn.version == 5:
             steps.do(self._say_goodbye, conn, reason, why)
-        steps.do(self._log_closed, conn, session, why, told)
+        steps.do(self._recording.log_closed, conn, session, why, told)
         steps.do(self._recording.closed, conn, session, why, reason, told)
         if session.details.expiry_interval == 0:
             if self._custody.keeps:
@@ -658,24 +644,6 @@ class Connecting:
             self._endings.end(session)
         self._node.log.info("session_deleted", client=client_id)
         return True
-
-    def _log_closed(self, conn: Connection, session: Session, why: str, told: int | None) -> None:
-        log = self._node.log
-        if log.allows("connection_closed"):
-            log.write(
-                "info",
-                "connection_closed",
-                client=session.client_id,
-                address=conn.address,
-                reason=why,
-                code=told,
-                seconds=round((self._router.now_ms - conn.opened) / 1000, 3),
-                messages_in=conn.messages_in,
-                messages_out=conn.messages_out,
-                bytes_in=conn.bytes_in,
-                bytes_out=conn.bytes_out,
-                drops=conn.drops,
-            )
 
     def _client(self, conn: Connection) -> str | None:
         return conn.session.client_id if conn.session is not None else None

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from broker.piecework import AT_ONCE
 from broker.sessions import NEVER
-from broker.steps import Steps
 from pyx import counters as count
 from pyx.ending import Remains
+from pyx.steps import Steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,8 +38,8 @@ class Endings:
         self._node = node
         self._router = node.router
         self._custody = node.custody
-        self._ending: dict[str, dict[Connection, Callable[[], None]]] = {}
-        """Clients of whose former session something is left: their connections that wait for it, and what is called
+        self.clients: dict[str, dict[Connection, Callable[[], None]]] = {}
+        """Those of whose former session something is left: their connections that wait for it, and what is called
         then.
         """
 
@@ -95,7 +95,7 @@ class Endings:
 
     def _clear(self, session: Session, remains: Remains, kept: bool) -> None:
         client_id = session.client_id
-        self._ending[client_id] = {}
+        self.clients[client_id] = {}
         self._node.piecework.add(
             self._pieces(session, remains, kept), lambda error: self._node.defect(client_id, error)
         )
@@ -107,7 +107,7 @@ class Endings:
             yield
         if kept:
             self._custody.ended(client_id)
-        for conn, again in self._ending.pop(client_id).items():
+        for conn, again in self.clients.pop(client_id).items():
             self._node.guard(conn, again)
             self._node.dispatch.resume(conn)
 
@@ -120,13 +120,13 @@ class Endings:
 
     def is_ending(self, client_id: str) -> bool:
         """Whether something of a former session of this client is left."""
-        return client_id in self._ending
+        return client_id in self.clients
 
     def wait(self, conn: Connection, client_id: str, again: Callable[[], None]) -> None:
         """`again` is called when nothing of it is left. Who has waited for that before is told nothing
         [MQTT-3.2.0-1].
         """
-        waiting = self._ending[client_id]
+        waiting = self.clients[client_id]
         for other in list(waiting):
             if other is not conn:
                 self._node.connecting.give_up(other, "a newer connection of this client id was faster")
@@ -134,7 +134,7 @@ class Endings:
 
     def forget(self, conn: Connection) -> None:
         """It waits no longer."""
-        for waiting in self._ending.values():
+        for waiting in self.clients.values():
             waiting.pop(conn, None)
 
 

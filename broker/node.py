@@ -30,7 +30,6 @@ from broker.room import Room
 from broker.sessions import Sessions
 from broker.set_aside import SetAside
 from broker.sharing import rule_of
-from broker.steps import Steps
 from broker.subscribing import Subscribing
 from broker.sys_topics import SysTopics
 from broker.wills import Wills
@@ -41,6 +40,7 @@ from pyx.limits import Limits
 from pyx.reasons import ReasonCode
 from pyx.retained import Retained
 from pyx.router import STRATEGIES, WAITS_FLAG, Router
+from pyx.steps import Steps
 from pyx.subscriptions import Subscriptions
 from pyx.timers import TimerWheel
 from pyx.work import STEP, spend

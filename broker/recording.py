@@ -52,6 +52,7 @@ class Recording:
         settings = node.settings.events
         self._router = node.router
         self._store = node.store
+        self._node = node
         self._row = node.counters
         self.on: bool = settings.enabled and node.store.keeps
         """Whether anything is recorded."""
@@ -100,6 +101,42 @@ class Recording:
                 conn.messages_in, conn.messages_out, conn.bytes_in, conn.bytes_out, conn.drops,
             ),
         )  # fmt: skip
+
+    def log_opened(self, conn: Connection, packet: Connect, session: Session, present: bool, keep_alive: int) -> None:
+        """A log line of the same."""
+        log = self._node.log
+        if log.allows("connection_opened"):
+            log.write(
+                "info",
+                "connection_opened",
+                client=session.client_id,
+                address=conn.address,
+                version=packet.version,
+                keep_alive=keep_alive,
+                clean_start=packet.clean_start,
+                session_present=present,
+                session_expiry=session.details.expiry_interval,
+                username=session.details.username,
+            )
+
+    def log_closed(self, conn: Connection, session: Session, why: str, told: int | None) -> None:
+        """A log line of the same."""
+        log = self._node.log
+        if log.allows("connection_closed"):
+            log.write(
+                "info",
+                "connection_closed",
+                client=session.client_id,
+                address=conn.address,
+                reason=why,
+                code=told,
+                seconds=round((self._router.now_ms - conn.opened) / 1000, 3),
+                messages_in=conn.messages_in,
+                messages_out=conn.messages_out,
+                bytes_in=conn.bytes_in,
+                bytes_out=conn.bytes_out,
+                drops=conn.drops,
+            )
 
     def refused(
         self, conn: Connection, reason: int, why: str, client: str | None = None, username: str | None = None

@@ -45,7 +45,7 @@ class Room:
         self._node = node
         self._sessions = node.sessions
         self._connections = Claims([bytearray(ROW_BYTES)], 0, claims.CONNECTIONS)
-        self._waiting: dict[Connection, tuple[str, int]] = {}
+        self.waiting: dict[Connection, tuple[str, int]] = {}
         """Client ids of those that wait for another session to end, and how often they have looked."""
         self._asked = 0
         self._sweeps = 0
@@ -73,9 +73,9 @@ class Room:
         """There is room for a new session, by the end of an offline one of this worker if need be: it is counted."""
         settings = self._node.settings
         most = settings.limits.sessions_max
-        if self._waiting:
-            spend(len(self._waiting) * STEP)
-            for conn, (other, _) in list(self._waiting.items()):
+        if self.waiting:
+            spend(len(self.waiting) * STEP)
+            for conn, (other, _) in list(self.waiting.items()):
                 if other == client_id:  # it was told nothing yet [MQTT-3.2.0-1]
                     self._node.connecting.give_up(conn, "a newer connection of this client id was faster")
         if self._sessions.reserve(most):
@@ -92,18 +92,18 @@ class Room:
         self._asked += 1
         node.router.tell(node.siblings[self._asked % len(node.siblings)], b"e", b"")
         conn = entrant.conn
-        self._waiting[conn] = entrant.client_id, tries + 1
+        self.waiting[conn] = entrant.client_id, tries + 1
         node.call_later(_ASKED_AGAIN, partial(node.guard, conn, self._again, conn, again))
         return True
 
     def _again(self, conn: Connection, again: Callable[[], None]) -> None:
-        if self._waiting.pop(conn, None) is not None:
+        if self.waiting.pop(conn, None) is not None:
             again()
             self._node.dispatch.resume(conn)
 
     def forget(self, conn: Connection) -> None:
         """It waits no longer."""
-        self._waiting.pop(conn, None)
+        self.waiting.pop(conn, None)
 
     def refuse(self, entrant: Entrant) -> None:
         """There is no room for its session."""
