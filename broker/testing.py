@@ -83,6 +83,9 @@ class Mqttd:
     MQTTD_... variables of this process's environment are not handed on, those in `environment` are.
     """
 
+    ready_seconds_max = READY_SECONDS_MAX
+    """How long a start may take: one that repartitions gigabytes takes minutes."""
+
     def __init__(
         self,
         workers: int = 1,
@@ -205,11 +208,11 @@ class Mqttd:
         assert process.stdout is not None
         poll = select.poll()
         poll.register(process.stdout, select.POLLIN)
-        deadline = time.monotonic() + READY_SECONDS_MAX
+        deadline = time.monotonic() + self.ready_seconds_max
         line = b""
         while not line.endswith(b"\n"):
             if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise BrokerFailed(f"mqttd is not ready after {READY_SECONDS_MAX} s:\n{self.logs}")
+                raise BrokerFailed(f"mqttd is not ready after {self.ready_seconds_max} s:\n{self.logs}")
             said = os.read(process.stdout.fileno(), 4096)
             if not said:
                 status = process.wait(STOP_SECONDS_MAX)

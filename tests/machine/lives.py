@@ -28,6 +28,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from broker.testing import READY_SECONDS_MAX
 from tests import wire
 from tests.broker_process import BrokerProcess
 from tests.mqttd_command import mqttd
@@ -93,6 +94,7 @@ class Lives(RuleBasedStateMachine):
 
     deep_filters = 1_500
     """Filters of a session that match one topic; at most MANY."""
+    ready_seconds_max = READY_SECONDS_MAX
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,6 +103,8 @@ class Lives(RuleBasedStateMachine):
         environment = {"MQTTD_STORE": "leveldb", "MQTTD_LIMITS__FILTERS_PER_SECOND_MAX": "0"}
         arguments = ["--data-dir", str(self.data), "--log-format", "json"]
         self.broker = BrokerProcess(2, arguments, environment)
+        # a client id of 65,535 bytes stands in each of its subscriptions' records: 400 MB for 6,000 of them
+        self.broker.ready_seconds_max = self.ready_seconds_max
         self.broker.start()
         self.lives: dict[str, Life] = {}
         self.answered: dict[int, bool] = {}
