@@ -277,6 +277,9 @@ class Node:
     def forward(self) -> None:
         """End of a tick with something for siblings: give it to the links, then let them send."""
         router = self.router
+        if router.is_laying:  # some of it may have to be stored first: when that can be, all of it leaves
+            router.interest_due = True
+            return
         dirty = router.dirty_peers
         peer = 0
         while dirty:

@@ -133,9 +133,12 @@ class Store(Protocol):
         state records need. What is flushed all the same is written as long as there is room.
         """
 
-    def append(self, block: Block) -> int:
+    def append(self, block: Block, most: int = 0) -> int:
         """Take the records of one tick into the batch that is being gathered; readable at once. Returns the ticket
         that `flush` will return for this batch.
+
+        `most`: of a block that is sealed so many of its indexes (0: all that are left). Until none is left nothing is
+        read of it, no other block is appended and the batch is not flushed.
         """
 
     def append_archived(self) -> None:

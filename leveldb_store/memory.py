@@ -32,10 +32,10 @@ class MemoryStore:
         self._bytes = 0
         self._nothing = Index()
 
-    def append(self, block: Block) -> int:
+    def append(self, block: Block, most: int = 0) -> int:
         """See the contract."""
         indexes = self._indexes
-        for name, batch in block.batches():
+        for name, batch in block.batches(most):
             index = indexes.get(name)
             if index is None:
                 index = indexes[name] = Index()

@@ -165,6 +165,8 @@ class LevelStore:
         # blocks in tails: (last position, ticket, bytes, the logs that list it)
         self._recent: deque[tuple[int, int, int, list[Log]]] = deque()
         self._recent_bytes = 0
+        self._laid: list[Log] = []  # the logs that list the block that is being appended, as far as it is
+        self._is_partial = False  # some are still to come
         if self.archive.changes:
             for record, new in self.archive.changes:
                 if new is None:
@@ -175,24 +177,26 @@ class LevelStore:
 
     # ------------------------------------------------------------ writing
 
-    def append(self, block: Block) -> int:
+    def append(self, block: Block, most: int = 0) -> int:
         """See the contract."""
         first = block.first
-        self.last_position = max(self.last_position, first + block.count - 1)
-        batches = block.batches()
+        is_begun = block.taken > 0
+        batches = block.batches(most)
         ticket = self._ticket + 1
         self._is_flush_due = True
         batch = self._batch()
-        if not batches:
-            # nobody needs them any more, but their positions are never given again: records may name them
-            batch.put(schema.POSITION, schema.U64.pack(self.last_position))
-            return ticket
-        packed = pack_block(block)
-        batch.put(schema.block_key(first), packed)
-        self._work.size += len(packed)
-        self._work.blocks += 1
-        indexes = len(batches)
-        logs = []
+        if not is_begun:
+            self.last_position = max(self.last_position, first + block.count - 1)
+            if not batches:
+                # nobody needs them any more, but their positions are never given again: records may name them
+                batch.put(schema.POSITION, schema.U64.pack(self.last_position))
+                return ticket
+            packed = pack_block(block)
+            batch.put(schema.block_key(first), packed)
+            self._work.size += len(packed)
+            self._work.blocks += 1
+            self._laid = []
+        indexes, logs = block.indexes, self._laid
         for name, added in batches:
             spend(4 * STEP)
             log = self._log(name) or self._new_log(name, batch)
@@ -206,6 +210,9 @@ class LevelStore:
             self._messages += added.count
             self._bytes += size
             logs.append(log)
+        self._is_partial = block.left > 0
+        if self._is_partial:
+            return ticket
         size = block.bytes + TAIL_BLOCK_BYTES + TAIL_MESSAGE_BYTES * block.count
         self._recent.append((self.last_position, ticket, size, logs))
         self._recent_bytes += size
@@ -231,7 +238,7 @@ class LevelStore:
 
     def flush(self, sync: bool = True) -> int:
         """See the contract."""
-        if self._is_flush_due:
+        if self._is_flush_due and not self._is_partial:
             self._is_flush_due = False
             self._ticket += 1
             self._work.ticket = self._ticket

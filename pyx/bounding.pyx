@@ -242,6 +242,8 @@ cdef class Bounding(Holding):
         # a slice of what is too much for one callback. After what was logged can be read
         cdef Mark mark
         cdef Session s
+        if self.laid is not None:
+            return 0
         callback_begins(&mark)
         self.begin_slice()
         while self.seekers.count and self.slice_left():

@@ -281,7 +281,8 @@ cdef class Reactor:
                 self.resume()
             self.flush_all()
             tries += 1
-            if self.router.ready.count == 0 and not self.router.closing and not self.router.drained:
+            if self.router.laid is not None or \
+                    self.router.ready.count == 0 and not self.router.closing and not self.router.drained:
                 break
             if tries == 4:
                 self.again = True

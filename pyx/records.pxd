@@ -16,23 +16,33 @@ cdef class LogKey:
     cdef bint restored              # it was there at the start, and was not swept yet
 
 
-cdef class Block:
-    """The records of one tick: what the store appends."""
-    cdef readonly uint64_t first    # arrival position of the first record; the others follow without gap
-    cdef readonly uint64_t bytes
-    cdef list messages
-    cdef list keys                  # LogKeys with records
-
-    cdef uint32_t add(self, Message m) except? 0xFFFFFFFF
-    cdef int index(self, LogKey key, uint32_t record) except -1
-
-
 cdef class Batch:
     """Messages with their arrival positions, rising."""
     cdef uint64_t* positions
     cdef list messages
     cdef readonly uint32_t count
     cdef readonly bint truncated    # more lies behind the last one
+
+
+cdef struct Laid:                   # what an index gets of a block that is appended in pieces
+    uint32_t* records               # owned
+    uint32_t count
+
+
+cdef class Block:
+    """The records of one tick: what the store appends."""
+    cdef readonly uint64_t first    # arrival position of the first record; the others follow without gap
+    cdef readonly uint64_t bytes
+    cdef list messages
+    cdef list keys                  # LogKeys with records
+    cdef Laid* laid                 # by key, when it is sealed; else NULL
+    cdef uint32_t laid_count
+    cdef readonly uint32_t taken    # of these
+
+    cdef int seal(self) except -1   # it is to be appended in pieces: the keys are ready for the next block
+    cdef Batch batch_of(self, const uint32_t* records, uint32_t n)
+    cdef uint32_t add(self, Message m) except? 0xFFFFFFFF
+    cdef int index(self, LogKey key, uint32_t record) except -1
 
 
 cdef class Index:

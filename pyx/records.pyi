@@ -22,8 +22,20 @@ class Block:
     def bytes(self) -> int: ...
     @property
     def count(self) -> int: ...
+    @property
+    def indexes(self) -> int:
+        """How many indexes name it."""
+    @property
+    def taken(self) -> int:
+        """How many of them `batches` has given."""
+    @property
+    def left(self) -> int:
+        """Of a block in pieces: how many indexes `batches` has still to give."""
     def __new__(cls, first: int) -> Block: ...
-    def batches(self) -> list[tuple[builtins.bytes, Batch]]: ...
+    def batches(self, most: int = 0) -> list[tuple[builtins.bytes, Batch]]:
+        """[(index name, Batch)], and the keys are ready for the next block. Of one that is sealed so many of them (0:
+        all that are left): the next call goes on.
+        """
 
 @final
 class Batch:

@@ -12,7 +12,7 @@ from libc.string cimport memcpy, memmove
 
 from pyx.little_endian cimport get16, get32, get64, put16, put32, put64
 from pyx.message cimport content_bytes, message_copy
-from pyx.work cimport INDEX, KIBI, OBJECT, PLACE, RECORD, work
+from pyx.work cimport INDEX, KIBI, OBJECT, PLACE, RECORD, VISIT, work
 
 cdef enum:
     READ_MESSAGES_MAX = 1024        # per batch
@@ -37,9 +37,25 @@ cdef class Block:
         self.messages = []
         self.keys = []
 
+    def __dealloc__(self):
+        cdef uint32_t i
+        for i in range(self.taken, self.laid_count):
+            free(self.laid[i].records)
+        free(self.laid)
+
     @property
     def count(self):
         return len(self.messages)
+
+    @property
+    def indexes(self):
+        """How many indexes name it."""
+        return len(self.keys)
+
+    @property
+    def left(self):
+        """Of a block in pieces: how many indexes `batches` has still to give."""
+        return self.laid_count - self.taken if self.laid != NULL else 0
 
     cdef uint32_t add(self, Message m) except? 0xFFFFFFFF:
         self.messages.append(m)
@@ -66,30 +82,54 @@ cdef class Block:
         key.grown_bytes += content_bytes(&(<Message>self.messages[record]).content)
         return 0
 
-    def batches(self):
-        """[(index name, Batch)], and the keys are ready for the next block."""
+    cdef int seal(self) except -1:
         cdef LogKey key
-        cdef Batch b
-        cdef uint32_t i
-        out = []
+        cdef uint32_t n = <uint32_t>len(self.keys)
+        work(n * VISIT)
+        self.laid = <Laid*>malloc((n if n else 1) * sizeof(Laid))
+        if self.laid == NULL:
+            raise MemoryError
         for key in self.keys:
-            work(INDEX)
-            if key.count == 0:              # its session ended in this tick
-                continue
-            b = batch_new(key.count)
-            work(key.count * OBJECT)
-            for i in range(key.count):
-                b.positions[i] = self.first + key.records[i]
-                b.messages.append(self.messages[key.records[i]])
-            b.count = key.count
+            self.laid[self.laid_count].records = key.records
+            self.laid[self.laid_count].count = key.count
+            self.laid_count += 1
+            key.records = NULL
+            key.count = key.cap = 0
+        return 0
+
+    def batches(self, uint32_t most=0):
+        """[(index name, Batch)], and the keys are ready for the next block. Of one that is sealed so many of them
+        (0: all that are left): the next call goes on."""
+        cdef LogKey key
+        cdef uint32_t n
+        out = []
+        if self.laid != NULL:
+            n = self.laid_count - self.taken
+            for _ in range(n if most == 0 else min(n, most)):
+                key = self.keys[self.taken]
+                out.append((key.name, self.batch_of(self.laid[self.taken].records, self.laid[self.taken].count)))
+                free(self.laid[self.taken].records)
+                self.taken += 1
+            return out
+        for key in self.keys:
+            out.append((key.name, self.batch_of(key.records, key.count)))
             key.count = 0
             if key.cap > 256:
                 free(key.records)
                 key.records = NULL
                 key.cap = 0
-            out.append((key.name, b))
-        self.keys = []
+        self.taken = <uint32_t>len(self.keys)
         return out
+
+    cdef Batch batch_of(self, const uint32_t* records, uint32_t n):
+        cdef Batch b = batch_new(n)
+        cdef uint32_t i
+        work(INDEX + n * OBJECT)
+        for i in range(n):
+            b.positions[i] = self.first + records[i]
+            b.messages.append(self.messages[records[i]])
+        b.count = n
+        return b
 
 
 @cython.final

@@ -19,6 +19,8 @@ cdef class Router(Ending):
     cdef int route(self, Matches* m) except -1
     cdef int forward(self, uint64_t mask) except -1
     cdef int append_block(self) except -1
+    cdef int lay(self) except -1
+    cdef int finish_log(self) except -1
     cdef int hand_off(self) except -1
     cdef int forward_all(self) except -1
     cdef int puback(self, Session s, uint16_t packet_id, uint8_t reason) except -1

@@ -141,6 +141,9 @@ class Router:
         then: Callable[[], object] | None = None,
         unstored: Callable[[Connection], bytes | None] | None = None,
     ) -> None: ...
+    @property
+    def is_laying(self) -> bool:
+        """A block of very many indexes is being appended: nothing can be given to the disk."""
     def finish_tick(self) -> None: ...
     def serve_ready(self) -> None: ...
     def subscribe(

@@ -29,7 +29,7 @@ from pyx.outbox cimport outbox_reserve
 from pyx.packets cimport PUBREL
 from pyx.reasons cimport REASON_PROTOCOL_ERROR, protocol_error
 from pyx.records cimport Block, ENTRY_RETAINED_ONLY, LogKey
-from pyx.routing cimport ABSENCES_MAX, NUMBER_WORKER_BITS, ROUND, SHARE, find_expiry, put_identifier
+from pyx.routing cimport ABSENCES_MAX, LAID, NUMBER_WORKER_BITS, ROUND, SHARE, SLICE, find_expiry, put_identifier
 from pyx.session cimport (
     Inflight, RETAINED_COPY, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, is_stored, out_changes,
 )
@@ -131,6 +131,8 @@ cdef class Router(Ending):
         cdef bint synced, waited
         cdef Mark mark
         self.append_block()
+        while self.laid is not None:
+            self.append_block()
         callback_begins(&mark)
         waited = self.recorded or self.archive_awaited
         if self.archive_due and \
@@ -173,17 +175,49 @@ cdef class Router(Ending):
         return 0
 
     cdef int append_block(self) except -1:
-        # what was logged can be read from now on
+        # what was logged can be read from now on; of very many indexes with the last piece
         cdef list keys
         cdef Mark mark
+        cdef bint meanwhile = self.laid is not None
+        if meanwhile:
+            self.lay()
+            if self.laid is not None:
+                return 0
+        self.takes_none = False
         if self.next_position == self.block.first:
             return 0
+        if len(self.block.keys) > LAID:
+            self.block.seal()
+            self.laid = self.block
+            self.block = Block(self.next_position)
+            self.takes_none = meanwhile     # else it might have no end
+            return self.lay()
         callback_begins(&mark)
         keys = self.block.keys
         self.store.append(self.block)
         self.block = Block(self.next_position)
         self.recorded = self.keeps
         self.sweep_grown(keys)
+        callback_ends(&mark, LOGGED)
+        return 0
+
+    @property
+    def is_laying(self):
+        """A block of very many indexes is being appended: nothing can be given to the disk."""
+        return self.laid is not None
+
+    cdef int lay(self) except -1:
+        # a piece
+        cdef list keys
+        cdef Mark mark
+        callback_begins(&mark)
+        self.store.append(self.laid, LAID)
+        self.recorded = self.keeps
+        self.unfinished = True
+        if self.laid.left == 0:
+            keys = self.laid.keys
+            self.laid = None
+            self.sweep_grown(keys)
         callback_ends(&mark, LOGGED)
         return 0
 
@@ -201,8 +235,36 @@ cdef class Router(Ending):
             callback_begins(&part)
             self.let_depart()
             callback_ends(&part, DEPART)
-        if self.next_position != self.block.first:
+        if self.next_position != self.block.first or self.laid is not None:
             self.append_block()
+        if self.laid is None:
+            self.finish_log()
+        self.tick += 1
+        if self.laid is None:
+            self.round_until = self.effort() + ROUND
+        else:
+            self.round_until = 0 if self.takes_none else self.effort() + SLICE
+        if self.acks_due and self.waiting.count:
+            callback_begins(&part)
+            self.release_acks()
+            callback_ends(&part, ACKS)
+            if self.laid is None:
+                if self.ready.count:
+                    self.serve_ready()
+                if self.dirty_peers:
+                    self.forward_all()      # questions for retained messages, which follow their SUBACK
+        if self.drained:
+            callback_begins(&part)
+            self.tell_drained()
+            callback_ends(&part, DRAINED)
+        if self.recorded and self.laid is None:
+            self.commit()                   # what was decided since
+        self.clock.tell()
+        callback_ends(&mark, TICK)
+
+    cdef int finish_log(self) except -1:
+        # all of the log can be read
+        cdef Mark part
         if self.unfinished:
             self.go_on()
         if self.ready.count:
@@ -216,24 +278,7 @@ cdef class Router(Ending):
         self.clock.tell()
         if self.dirty_peers or self.interest_due:
             self.forward_all()
-        self.tick += 1
-        self.round_until = self.effort() + ROUND
-        if self.acks_due and self.waiting.count:
-            callback_begins(&part)
-            self.release_acks()
-            callback_ends(&part, ACKS)
-            if self.ready.count:
-                self.serve_ready()
-            if self.dirty_peers:
-                self.forward_all()          # questions for retained messages, which follow their SUBACK
-        if self.drained:
-            callback_begins(&part)
-            self.tell_drained()
-            callback_ends(&part, DRAINED)
-        if self.recorded:
-            self.commit()                   # what was decided since
-        self.clock.tell()
-        callback_ends(&mark, TICK)
+        return 0
 
     cdef int forward_all(self) except -1:
         cdef Mark mark

@@ -40,6 +40,8 @@ cdef enum:
     TURN = 2 * SLICE                # ... after which a connection's publishes leave the turn to others
     ROUND = 5 * TURN                # ... and those of all connections and siblings wait for the next tick
     SHARE = 500                     # ns of work, nominal: a share group that a publish is for
+    NAMED = 6000                    # ... an index of the log that is told what a tick has for it
+    LAID = 1000                     # indexes that are told so at a time
     OWN_FRAME_BYTES = 8192          # mesh payloads from here on travel in a frame of their own
     IDENTIFIER_BYTES_MAX = 5        # of a Subscription Identifier as a property
     NUMBER_WORKER_BITS = 8
@@ -149,6 +151,10 @@ cdef class Routing:
     # the tick
     cdef readonly uint64_t tick
     cdef Block block
+    # one of very many indexes, appended in pieces; or None. Until the last one is in nothing is read of the log and
+    # nothing is given to the disk: then all that has been decided meanwhile is, with it
+    cdef Block laid
+    cdef bint takes_none                # what came while another one was: no PUBLISH is taken until it is in
     cdef uint64_t next_position
     cdef public uint64_t durable_ticket
     cdef uint64_t last_ticket

@@ -388,6 +388,7 @@ cdef class Routing:
     cdef int log(self, Filter* f) except -1:
         cdef LogKey key = self.key_of(f)
         work(RECORD)
+        self.spent += RECORD if key.count else NAMED
         if not self.logged:
             self.block.add(self.hold())
             self.next_position += 1

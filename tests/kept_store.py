@@ -86,9 +86,9 @@ class KeptStore(MemoryStore):
 
     # ------------------------------------------------------------ the contract
 
-    def append(self, block: Block) -> int:
+    def append(self, block: Block, most: int = 0) -> int:
         """See the contract."""
-        parts = [(name, batch) for name, batch in block.batches()]
+        parts = [(name, batch) for name, batch in block.batches(most)]
         last = block.first + block.count - 1
         self._do(_Appended(parts, last))
         return len(self.batches) + 1
