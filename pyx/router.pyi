@@ -40,6 +40,8 @@ class Router:
     drops: Drops
     prefixes: Prefixes
     interest_due: bool
+    laid_at_once: int
+    """Indexes that are told in a tick what it has logged."""
     on_durable: Callable[[], object] | None
     @property
     def subscriptions(self) -> Subscriptions: ...

@@ -29,7 +29,7 @@ from pyx.outbox cimport outbox_reserve
 from pyx.packets cimport PUBREL
 from pyx.reasons cimport REASON_PROTOCOL_ERROR, protocol_error
 from pyx.records cimport Block, ENTRY_RETAINED_ONLY, LogKey
-from pyx.routing cimport ABSENCES_MAX, LAID, NUMBER_WORKER_BITS, ROUND, SHARE, SLICE, find_expiry, put_identifier
+from pyx.routing cimport ABSENCES_MAX, NUMBER_WORKER_BITS, ROUND, SHARE, SLICE, find_expiry, put_identifier
 from pyx.session cimport (
     Inflight, RETAINED_COPY, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, is_stored, out_changes,
 )
@@ -186,7 +186,7 @@ cdef class Router(Ending):
         self.takes_none = False
         if self.next_position == self.block.first:
             return 0
-        if len(self.block.keys) > LAID:
+        if len(self.block.keys) > self.laid_at_once:
             self.block.seal()
             self.laid = self.block
             self.block = Block(self.next_position)
@@ -211,7 +211,7 @@ cdef class Router(Ending):
         cdef list keys
         cdef Mark mark
         callback_begins(&mark)
-        self.store.append(self.laid, LAID)
+        self.store.append(self.laid, self.laid_at_once)
         self.recorded = self.keeps
         self.unfinished = True
         if self.laid.left == 0:

@@ -154,6 +154,7 @@ cdef class Routing:
     # one of very many indexes, appended in pieces; or None. Until the last one is in nothing is read of the log and
     # nothing is given to the disk: then all that has been decided meanwhile is, with it
     cdef Block laid
+    cdef public uint32_t laid_at_once   # indexes in a piece
     cdef bint takes_none                # what came while another one was: no PUBLISH is taken until it is in
     cdef uint64_t next_position
     cdef public uint64_t durable_ticket

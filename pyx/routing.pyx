@@ -116,6 +116,7 @@ cdef class Routing:
         self.prefixes = Prefixes(0, 0)
         self.next_position = 1
         self.block = Block(1)
+        self.laid_at_once = LAID
         self.tick = 1
 
     def __dealloc__(self):
