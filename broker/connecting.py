@@ -319,9 +319,14 @@ class Connecting:
         awaiting = self._awaiting.get(conn)
         return None if awaiting is None else awaiting.entrant.client_id
 
-    def refuse_unstored(self) -> None:
-        """The disk has failed for store_error_seconds_max: who waits for it waits no longer."""
-        for conn, awaiting in list(self._awaiting.items()):
+    def awaiting(self) -> list[Connection]:
+        """Those whose CONNACK waits for the disk."""
+        return list(self._awaiting)
+
+    def refuse_unstored(self, conn: Connection) -> None:
+        """The disk has failed for store_error_seconds_max: one that waits for it waits no longer."""
+        awaiting = self._awaiting.get(conn)
+        if awaiting is not None:
             why, client = "nothing can be stored at present", awaiting.session.client_id
             self._node.guard(conn, partial(self.unavailable, conn, why, client=client))
 

@@ -26,6 +26,8 @@ from pyx import counters as count
 from pyx.reasons import ReasonCode
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from broker.node import Node
     from pyx.connection import Connection
 
@@ -33,6 +35,8 @@ __all__ = ["Disk"]
 
 _KIND = b"d"
 _ROOM, _FULL, _GIVEN_UP = b"\0", b"\1", b"\2"
+_AT_ONCE = 100
+"""Connections of which a piece looks through the answers that wait."""
 
 
 class Disk:
@@ -44,6 +48,8 @@ class Disk:
         self._full: str | None = None
         self._failed_at = 0
         """Monotonic ms."""
+        self._refusing: set[int] = set()
+        """The workers for whose disks nobody waits any longer: that is being said."""
 
     def look(self) -> None:
         """The store may have something new to say."""
@@ -72,8 +78,7 @@ class Disk:
         if self._failed is None:
             return
         if self._node.router.now_ms - self._failed_at >= self._node.settings.limits.store_error_seconds_max * 1000:
-            self._node.router.refuse_unstored(1 << self._node.index)
-            self._node.connecting.refuse_unstored()
+            self._refuse(self._node.index)
             self._tell(_GIVEN_UP)
 
     def _tell(self, state: bytes) -> None:
@@ -90,7 +95,29 @@ class Disk:
         router = self._node.router
         router.set_store_full(peer, state != _ROOM)
         if state == _GIVEN_UP:
-            router.refuse_unstored(1 << peer)
+            self._refuse(peer)
+
+    def _refuse(self, worker: int) -> None:
+        if worker not in self._refusing:
+            self._refusing.add(worker)
+            self._node.in_pieces(self._refusals(worker))
+
+    def _refusals(self, worker: int) -> Iterator[None]:
+        # in pieces: whoever has got its answer meanwhile waits no longer
+        router, connecting = self._node.router, self._node.connecting
+        try:
+            for number, conn in enumerate(router.awaiting_answers(), 1):
+                router.refuse_unstored(conn, 1 << worker)
+                if number % _AT_ONCE == 0:
+                    yield
+            if worker == self._node.index:
+                for number, conn in enumerate(connecting.awaiting(), 1):
+                    if self._failed is not None:
+                        connecting.refuse_unstored(conn)
+                    if number % _AT_ONCE == 0:
+                        yield
+        finally:
+            self._refusing.discard(worker)
 
     def unstored(self, conn: Connection) -> None:
         """A client that cannot be told that what it asked for is not stored has waited for store_error_seconds_max."""

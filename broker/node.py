@@ -182,7 +182,7 @@ class Node:
         if changed:
             self.in_pieces(self.router.strategies_changed())
         self.router.limits_changed()
-        self.subscribing.set_queue_rules(settings.queue)
+        self.in_pieces(self.subscribing.set_queue_rules(settings.queue))
 
     def _strategy_of(self, group: bytes, topic_filter: bytes) -> int:
         rule = rule_of(self.settings.shared, group, topic_filter)
@@ -256,18 +256,8 @@ class Node:
         self.piecework.add(telling(), lambda error: self.defect(None, error))
 
     def in_pieces(self, pieces: Iterator[None]) -> None:
-        """Do the first one, and the rest in later ticks."""
-        for _ in pieces:
-            self.piecework.add(pieces, lambda error: self.defect(None, error))
-            break
-
-    def _tell_holds(self, peer: int, texts: list[bytes]) -> Iterator[None]:
-        for number, text in enumerate(texts, 1):
-            if self.router.holds_publishers(text):
-                spend(STEP)
-                self.router.tell(peer, b"h", b"\1" + text)
-            if number % AT_ONCE == 0:
-                yield
+        """Nobody's in particular: the first one is done now, the others in later ticks."""
+        self.piecework.begin(pieces, partial(self.defect, None))
 
     def is_ready(self, peer: int) -> bool:
         """Can that sibling be asked now."""
@@ -361,10 +351,19 @@ class Node:
 
     def greet(self, peer: int) -> None:
         """A sibling is heard (again): what it cannot know of this worker by now."""
-        self.in_pieces(self._tell_holds(peer, self.router.held_filters()))
+        self.in_pieces(self._tell_held(peer, self.router.held_filters()))
         if self.router.is_memory_full:
             self.router.tell(peer, b"m", b"\1")
         self.disk.greet(peer)
+
+    def _tell_held(self, peer: int, texts: list[bytes]) -> Iterator[None]:
+        # what changes meanwhile is told by itself
+        for number, text in enumerate(texts, 1):
+            spend(STEP)
+            if self.router.holds_own(text):
+                self.router.tell(peer, b"h", b"\1" + text)
+            if number % AT_ONCE == 0:
+                yield
 
     def _no_home(self, conn: Connection, _worker: int, _raw: bytes) -> None:
         self.connecting.unavailable(conn, "its worker cannot be reached")

@@ -36,6 +36,12 @@ class Piecework:
         self._works.append((pieces, failed))
         self._router.divided = True
 
+    def begin(self, pieces: Iterator[None], failed: Callable[[Exception], object]) -> None:
+        """As `add`, and the first piece is done now."""
+        for _ in pieces:
+            self.add(pieces, failed)
+            return
+
     def answer(self, conn: Connection, pieces: Iterator[None]) -> None:
         """A packet of this connection: the first piece now. Until the last one no further packet of it is read; with
         the connection the rest ends as well.

@@ -190,7 +190,8 @@ class _Recovery:
         self._forget_logs()  # not before what is in flight was taken out of them
         self._each(schema.RETAINED, self._retained)
         self._each(schema.WILL, self._will)
-        self._node.subscribing.set_queue_rules(self._node.settings.queue)
+        for _ in self._node.subscribing.set_queue_rules(self._node.settings.queue):
+            pass
         self._router.commit()
 
     def _each(self, family: bytes, restore: Callable[[bytes, bytes], None]) -> None:

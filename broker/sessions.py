@@ -37,6 +37,7 @@ class Details:
         "filter_bytes",
         "own_bytes",
         "queue_rules",
+        "ruling",
         "stored_expiry",
         "username",
         "walks",
@@ -46,7 +47,7 @@ class Details:
         "will_stored",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, ruling: int) -> None:
         self.expiry_interval = 0
         """Seconds; 0 = ends with the connection, NEVER."""
         self.filter_bytes = 0
@@ -68,6 +69,8 @@ class Details:
         self.username: str | None = None
         self.queue_rules: dict[int, int] | None = None
         """Number of a [[queue]] table -> subscriptions under it."""
+        self.ruling = ruling
+        """Which of the configurations that there were has these tables."""
         self.walks: list[Walk] = []
         """Topic Filters whose retained messages are being looked up."""
         self.walks_waiting: WalksWaiting = NO_WALKS
@@ -91,6 +94,8 @@ class Sessions:
         """Longest first."""
         self._claims = Claims([bytearray(ROW_BYTES)], 0, claims.SESSIONS)
         self._reserved = 0
+        self.ruling = 0
+        """The present one of `Details`."""
 
     def __len__(self) -> int:
         return len(self._by_client)
@@ -105,7 +110,7 @@ class Sessions:
     def new(self, client_id: str, version: int) -> Session:
         """Make and keep one; the former one of that client must have been removed."""
         session = Session(client_id, version)
-        session.details = Details()
+        session.details = Details(self.ruling)
         self._by_client[client_id] = session
         if self._reserved:
             self._reserved -= 1  # it is counted

@@ -21,7 +21,7 @@ from pyx.codec import encode_suback, encode_unsuback
 from pyx.ending import Remains
 from pyx.reasons import MalformedPacket, ReasonCode
 from pyx.topics import contains_wildcard, is_topic_filter, levels, parse_share, wrong_filter
-from pyx.work import STEP, spend
+from pyx.work import HELD, STEP, spend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,6 +38,8 @@ _RETAIN_HANDLING = 0x30
 _NEVER_RETAINED = 0x20
 _ONLY_IF_NEW = 0x10
 _SHARED = b"$share/"
+_PIECE = AT_ONCE * 10 * STEP
+"""ns of work that a piece of what a configuration changes takes."""
 _Named = tuple[bytes, bytes, bytes | None]
 """A subscription as the client calls it; its Topic Filter; its share group."""
 _WHY = {
@@ -57,48 +59,76 @@ class Subscribing:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._router = node.router
-        self._queue_rules: list[bytes] = []
-        self.set_queue_rules(node.settings.queue)
+        self._queue_rules = [rule.filter.encode() for rule in node.settings.queue]
+        self._ruled: Session | None = None
+        self._unruled: set[bytes] = set()
+        """Of the session for which the rules are looked through anew, the Topic Filters that have not been yet."""
 
-    def set_queue_rules(self, rules: Sequence[QueueRule]) -> None:
-        """Those of the configuration: every session has the first one that covers one of its subscriptions."""
-        filters = [rule.filter.encode() for rule in rules]
-        if filters != self._queue_rules:
-            self._queue_rules = filters
-            self._node.in_pieces(self._count_rules(filters))
+    def set_queue_rules(self, rules: Sequence[QueueRule]) -> Iterator[None]:
+        """Those of the configuration: every session has the first one that covers one of its subscriptions. In pieces;
+        a session has its former rule until it has been looked through. Another configuration ends what is left of it.
+        """
+        sessions = self._node.sessions
+        self._queue_rules = [rule.filter.encode() for rule in rules]
+        sessions.ruling += 1
+        return self._rule_anew(sessions.ruling, (1 + len(rules)) * STEP)
 
-    def _count_rules(self, rules: list[bytes]) -> Iterator[None]:
-        # until a session's turn it has the rule of its old number
+    def _rule_anew(self, ruling: int, each: int) -> Iterator[None]:
         done = 0
-        for session in list(self._node.sessions):
-            spend(STEP)
-            session.queue_rule = 0
-            session.details.queue_rules = None
-            texts = session.filters()
-            spend(len(texts) * STEP // 20)
-            for text in texts:
-                spend((1 + len(rules)) * STEP)
-                done += 1 + len(rules)
-                self._count_rule(session, text, 1)
-                if done >= 4 * AT_ONCE:
-                    done = 0
-                    yield
-                    if self._queue_rules is not rules:  # they were set anew
-                        return
-            done += 1
+        for session in self._node.sessions:
+            if session.subscriptions > AT_ONCE and done:  # the list of its filters is a piece of its own
+                yield
+                done = 0
+            if ruling != self._node.sessions.ruling:
+                return
+            details: Details = session.details
+            if details.ruling != ruling:
+                details.ruling = ruling
+                details.queue_rules = None
+                self._ruled, self._unruled = session, set(session.filters() if self._queue_rules else ())
+                spend(STEP + len(self._unruled) * HELD)
+                done += STEP + len(self._unruled) * HELD
+                while self._unruled:
+                    if done > _PIECE:
+                        yield
+                        done = 0
+                        if ruling != self._node.sessions.ruling:
+                            return
+                        continue
+                    self._count_under(details, self._unruled.pop(), 1)
+                    spend(each)
+                    done += each
+                self._ruled = None
+                self._router.set_rule(session, min(details.queue_rules or (), default=0))
+            if done > _PIECE:
+                yield
+                done = 0
 
     def _count_rule(self, session: Session, text: bytes, one: int) -> None:
+        details: Details = session.details
+        if details.ruling != self._node.sessions.ruling:
+            return  # it will be
+        if session is self._ruled:
+            if one > 0:
+                self._unruled.add(text)
+            elif text in self._unruled:
+                self._unruled.remove(text)
+            else:
+                self._count_under(details, text, one)
+            return
+        self._count_under(details, text, one)
+        self._router.set_rule(session, min(details.queue_rules or (), default=0))
+
+    def _count_under(self, details: Details, text: bytes, one: int) -> None:
         number = first_rule(self._queue_rules, text)
         if not number:
             return
-        details: Details = session.details
         counts = details.queue_rules
         if counts is None:
             counts = details.queue_rules = {}
         counts[number] = counts.get(number, 0) + one
         if not counts[number]:
             del counts[number]
-        session.queue_rule = min(counts, default=0)
 
     def subscribe(self, conn: Connection, session: Session, packet: Subscribe) -> None:
         """Add or replace each subscription, in order [MQTT-3.8.4-5]; then SUBACK, then retained messages.

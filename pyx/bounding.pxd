@@ -29,9 +29,7 @@ cdef class Bounding(Holding):
     cdef Pointers seekers           # sessions whose unread messages are looked for in the log
     cdef Pointers crowded           # sessions whose bounds are to be looked at
     cdef Pointers tellers           # sessions with many groups, of whose members siblings are to be told
-    cdef int64_t left               # ns of work that the slice in hand may still do
     cdef uint64_t charged           # what the store has spent before: it says itself what a look into it has cost
-    cdef readonly bint unfinished   # there is work that goes on in the next tick
     cdef bint sweeping
     cdef bint sweeps_all            # those that rest as well
     cdef uint64_t sweeps            # how many there were
@@ -51,6 +49,7 @@ cdef class Bounding(Holding):
     cdef bint slice_left(self) noexcept
     cdef int go_on(self) except -1
     cdef bint tell_on(self, Session s) except -1                # True: it has come to its end. See Sharing
+    cdef const QueueRule* rule_of(self, Session s) noexcept
     cdef int bound(self, Session s) except -1
     cdef uint64_t move_cursor(self, Session s, const QueueRule* rule, uint64_t total) except? 0xFFFFFFFFFFFFFFFF
     cdef uint64_t make_hole(self, Session s, const QueueRule* rule, uint64_t total,

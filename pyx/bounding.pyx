@@ -267,6 +267,14 @@ cdef class Bounding(Holding):
             except Exception as error:
                 self.fail_session(s, error)
             Py_DECREF(s)
+        while self.flaggers.count and self.slice_left():
+            s = <Session>self.flaggers.items[self.flaggers.count - 1]
+            if self.flag_on(s):
+                self.flaggers.count -= 1
+                s.flagging = False
+                Py_DECREF(s)
+        if self.forgotten and self.slice_left():
+            self.forget_on()
         while self.tellers.count and self.slice_left():
             s = <Session>self.tellers.items[self.tellers.count - 1]
             if self.tell_on(s):
@@ -277,14 +285,22 @@ cdef class Bounding(Holding):
         if self.sweeping and self.slice_left():
             self.sweep_on()
         self.unfinished = self.seekers.count or self.crowded.count or self.tellers.count or self.sweeping or \
-            self.swept_now is not None
+            self.swept_now is not None or self.flaggers.count or len(self.forgotten) != 0
         callback_ends(&mark, SWEEP)
         return 0
+
+    def set_rule(self, Session s not None, int number):
+        """Its backlog is bounded by the [[queue]] table of that number from now on; 0: by the defaults."""
+        s.queue_rule = <uint8_t>number
+        s.rule = self.limits.rules[number]
+
+    cdef const QueueRule* rule_of(self, Session s) noexcept:
+        return &s.rule if s.queue_rule else &self.limits.rules[0]
 
     cdef int bound(self, Session s) except -1:
         # the session's backlog over its bound: the cursor moves (drop_oldest), a hole is made (drop_newest), or its
         # publishers are made to wait (hold)
-        cdef QueueRule rule = self.limits.rules[s.queue_rule]
+        cdef QueueRule rule = self.rule_of(s)[0]
         cdef uint64_t total, size, gone, gone_bytes = 0, dropped
         cdef uint64_t holes = len(s.holes) if s.holes is not None else 0
         if s.sought_anew or s.sought is not None:
@@ -343,7 +359,7 @@ cdef class Bounding(Holding):
 
     cdef int check_hold(self, Session s) except -1:
         # has its queue shrunk by a quarter, or have its publishers waited for long enough
-        cdef QueueRule* rule = &self.limits.rules[s.queue_rule]
+        cdef const QueueRule* rule = self.rule_of(s)
         cdef uint64_t messages, size
         messages, size = self.backlog(s)
         if rule.full != HOLD or messages <= rule.messages_max - rule.messages_max // 4 \

@@ -1,8 +1,9 @@
 # cython: language_level=3
 """Publishers that are made to wait: see the .pyx."""
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from pyx.connection cimport Connection, Pace, PendingAck
+from pyx.routing cimport Pointers
 from pyx.session cimport Session
 from pyx.subscriptions cimport Matches
 from pyx.windows cimport Windows
@@ -27,8 +28,11 @@ cdef class Holding(Windows):
     cdef object held_timer          # TimerCall or None
     cdef dict holds                 # filter text -> bits of the workers that have a full session with that filter
     cdef dict own_holds             # filter text -> number of such sessions here
-    cdef dict sibling_texts         # sibling -> filters of which it has said so
     cdef dict full_sessions         # sessions with a hold, given up or not, in order: Session -> None
+    cdef Pointers flaggers          # sessions of which filters are still to be flagged, or to be so no more
+    cdef dict forgotten             # sibling -> filters that it has flagged and that are still to be so no more
+    cdef int64_t left               # ns of work that the slice in hand may still do (pyx.bounding)
+    cdef readonly bint unfinished   # there is work that goes on in the next tick
     cdef uint64_t memory_full       # bits of the workers at worker_memory_bytes_max
     cdef bint stirred               # a sweep must look at every index
     cdef uint64_t store_full        # bits of those whose disk takes no message
@@ -53,9 +57,11 @@ cdef class Holding(Windows):
     cdef int give_up(self, Session s, uint64_t messages, uint64_t size) except -1
     cdef int end_hold(self, Session s) except -1
     cdef int unflag(self, Session s) except -1
-    cdef int raise_flags(self, Session s, uint32_t first) except -1
-    cdef int lower_flags(self, list texts) except -1
-    cdef int forget_some(self, int peer, set texts) except -1
+    cdef int flag_first(self, Session s) except -1
+    cdef int flag_some(self, Session s) except -1
+    cdef bint flag_on(self, Session s) except -1                # True: it has come to its end
+    cdef int flag_own(self, bytes text, int one) except -1
+    cdef int forget_on(self) except -1
 
     # implemented by Bounding
     cdef int check_hold(self, Session s) except -1

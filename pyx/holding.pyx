@@ -30,10 +30,10 @@ from libc.string cimport memset
 from pyx cimport counters as count
 from pyx.connection cimport OPEN, PendingAck
 from pyx.packets cimport PUBCOMP, PUBREC
-from pyx.routing cimport Peer, QUOTA_EXCEEDED, pointers_push
+from pyx.routing cimport Peer, QUOTA_EXCEEDED, free_pointers, pointers_push
 from pyx.session cimport is_stored
 from pyx.subscriptions cimport Filter, Membership, filter_text
-from pyx.work cimport OBJECT, PLACE, VISIT, work
+from pyx.work cimport FILTER, OBJECT, PLACE, PYTHON, VISIT, work
 
 cdef enum:
     GUARD_RATE = 1
@@ -41,7 +41,8 @@ cdef enum:
     GUARD_MEMORY = 4
     GUARD_STORE = 8
     LOOK_AGAIN_MS = 100
-    AT_ONCE = 1000                      # Topic Filters that are flagged, or no longer
+    FLAG = PYTHON + FILTER + 4 * OBJECT     # a filter that is flagged, or no longer
+    FLAGGED_AT_ONCE = 500
 
 
 cdef class Holding(Windows):
@@ -52,9 +53,17 @@ cdef class Holding(Windows):
         self.held_timer = None
         self.holds = {}
         self.own_holds = {}
-        self.sibling_texts = {}
         self.full_sessions = {}
+        self.forgotten = {}
         self.limits_changed()
+
+    def __dealloc__(self):
+        free_pointers(&self.flaggers)
+
+    def abandon(self):
+        """See Routing."""
+        free_pointers(&self.flaggers)
+        Windows.abandon(self)
 
     def limits_changed(self):
         """After the limits were set anew."""
@@ -242,65 +251,75 @@ cdef class Holding(Windows):
         s.hold_since = self.now_ms
         self.full_sessions[s] = None
         self.counters.at[count.QUEUES_HELD] += 1
-        s.hold_filters = []
-        self.raise_flags(s, 0)
-        if s.own.count > AT_ONCE:
-            self.handler.in_pieces(self.raise_others(s, s.hold_filters))
+        if not s.unflagging:
+            self.flag_first(s)
+        self.flag_some(s)
         self.start_timer()
         self.handler.queue_held(s)
         return 0
 
-    cdef int raise_flags(self, Session s, uint32_t first) except -1:
-        cdef uint32_t i
-        cdef Membership* e
-        cdef bytes text
-        for i in range(first, min(first + AT_ONCE, s.own.count)):
-            e = &s.own.items[i]
-            work(VISIT)
-            if e.group == NULL and (e.filter.plain.items[e.index].slot_options >> 24) & 3:
-                work(4 * OBJECT)
-                text = PyBytes_FromStringAndSize(filter_text(e.filter), e.filter.length)
-                s.hold_filters.append(text)
-                self.own_holds[text] = self.own_holds.get(text, 0) + 1
-                if self.own_holds[text] == 1:
-                    self.flag(self.worker, text, True)
-                    self.handler.hold_changed(text, True)
+    cdef int flag_first(self, Session s) except -1:
+        s.hold_filters = []
+        s.hold_left = s.own.count
         return 0
-
-    def raise_others(self, Session s not None, list texts not None):
-        # subscriptions that come or go meanwhile may be passed over: for these the queue has twice its room
-        cdef uint32_t first = AT_ONCE
-        while s.hold_filters is texts and first < s.own.count:
-            self.raise_flags(s, first)
-            first += AT_ONCE
-            yield
 
     cdef int unflag(self, Session s) except -1:
-        cdef list texts = s.hold_filters
-        s.hold_filters = None
-        if texts:
-            self.lower_flags(texts)
-            if texts:
-                self.handler.in_pieces(self.lower_others(texts))
+        s.hold_left = 0
+        s.unflagging = s.hold_filters is not None
+        return self.flag_some(s)
+
+    cdef int flag_some(self, Session s) except -1:
+        # at once if they are few, else in slices: what a publisher gets through meanwhile was under way
+        cdef int64_t left = self.left
+        if s.flagging:
+            return 0
+        self.left = FLAGGED_AT_ONCE * <int64_t>FLAG
+        if not self.flag_on(s):
+            s.flagging = True
+            pointers_push(&self.flaggers, s)
+            self.unfinished = True
+        self.left = left
         return 0
 
-    cdef int lower_flags(self, list texts) except -1:
-        # those at the end of the list, which is shorter then
-        cdef bytes text
-        for text in texts[-AT_ONCE:]:
-            work(4 * OBJECT)
-            self.own_holds[text] -= 1
-            if self.own_holds[text] == 0:
-                del self.own_holds[text]
-                self.flag(self.worker, text, False)
-                self.handler.hold_changed(text, False)
-        del texts[-AT_ONCE:]
-        return 0
+    cdef bint flag_on(self, Session s) except -1:
+        # True: it has come to its end
+        cdef Membership* e
+        while self.left > 0:
+            if s.unflagging:
+                if s.hold_filters:
+                    self.flag_own(<bytes>s.hold_filters.pop(), -1)
+                    continue
+                s.unflagging = False
+                s.hold_filters = None
+                if s.hold == HOLDING:           # again
+                    self.flag_first(s)
+            # (one that is removed meanwhile leaves its place to the last one, which has had its turn)
+            s.hold_left = min(s.hold_left, s.own.count)
+            if s.hold_left == 0:
+                return True
+            s.hold_left -= 1
+            work(VISIT)
+            self.left -= VISIT
+            e = &s.own.items[s.hold_left]
+            if e.group == NULL and (e.filter.plain.items[e.index].slot_options >> 24) & 3:
+                text = PyBytes_FromStringAndSize(filter_text(e.filter), e.filter.length)
+                s.hold_filters.append(text)
+                self.flag_own(text, 1)
+        return False
 
-    def lower_others(self, list texts not None):
-        while texts:
-            self.lower_flags(texts)
-            yield
+    cdef int flag_own(self, bytes text, int one) except -1:
+        # a session more, or less, that wants it held
+        cdef int wanted = self.own_holds.get(text, 0) + one
+        work(FLAG)
+        self.left -= FLAG
+        if wanted:
+            self.own_holds[text] = wanted
+        else:
+            del self.own_holds[text]
+        if wanted == (one > 0):
+            self.flag(self.worker, text, one > 0)
+            self.handler.hold_changed(text, one > 0)
+        return 0
 
     cdef int give_up(self, Session s, uint64_t messages, uint64_t size) except -1:
         # what it has by now it may keep
@@ -312,9 +331,10 @@ cdef class Holding(Windows):
         return 0
 
     cdef int end_hold(self, Session s) except -1:
-        if s.hold == HOLDING:
-            self.unflag(s)
+        cdef bint flagged = s.hold == HOLDING
         s.hold = NO_HOLD
+        if flagged:
+            self.unflag(s)
         s.hold_messages = s.hold_bytes = 0
         self.full_sessions.pop(s, None)
         return 0
@@ -331,47 +351,45 @@ cdef class Holding(Windows):
 
     def held_filters(self):
         """The Topic Filters of the sessions of this worker whose publishers wait: for a sibling that comes back."""
-        work(len(self.own_holds) * (10 * PLACE))
+        work(len(self.own_holds) * OBJECT)
         return list(self.own_holds)
 
-    def holds_publishers(self, bytes text not None):
-        """Whether it still is one of these."""
+    def holds_own(self, bytes text not None):
+        """Whether one of these is, now."""
         return text in self.own_holds
 
     def sibling_holds(self, int peer, bytes text not None, bint held):
         """A sibling has, or no longer has, a session with that filter whose queue is full."""
-        cdef set texts = self.sibling_texts.setdefault(peer, set())
-        if held:
-            texts.add(text)
-        else:
-            texts.discard(text)
+        if peer in self.forgotten:
+            self.forgotten[peer].discard(text)
         self.flag(peer, text, held)
 
-    def forget_holds(self, int peer):
-        """A sibling is away or gone: nobody waits for it here."""
-        cdef set texts = self.sibling_texts.pop(peer, None)
-        if texts:
-            self.forget_some(peer, texts)
-            if texts:
-                self.handler.in_pieces(self.forget_others(peer, texts))
-        self.set_memory_full(peer, False)
-        self.set_store_full(peer, False)
-
-    cdef int forget_some(self, int peer, set texts) except -1:
-        anew = self.sibling_texts.get(peer, ())     # it may be back
-        cdef int left = AT_ONCE
-        while texts and left:
-            left -= 1
-            work(4 * OBJECT)
-            text = texts.pop()
-            if text not in anew:
-                self.flag(peer, text, False)
+    cdef int forget_on(self) except -1:
+        # a slice of what siblings that are away or gone have flagged
+        cdef int peer
+        while self.forgotten and self.left > 0:
+            peer = next(iter(self.forgotten))
+            texts = self.forgotten[peer]
+            while texts and self.left > 0:
+                work(FILTER + OBJECT)
+                self.left -= FILTER + OBJECT
+                self.flag(peer, texts.pop(), False)
+            if not texts:
+                del self.forgotten[peer]
         return 0
 
-    def forget_others(self, int peer, set texts not None):
-        while texts:
-            self.forget_some(peer, texts)
-            yield
+    def forget_holds(self, int peer):
+        """A sibling is away or gone: nobody waits for it here, soon."""
+        cdef int64_t left = self.left
+        work(len(self.holds) * OBJECT)
+        if self.holds:
+            self.forgotten[peer] = {text for text, workers in self.holds.items() if workers >> peer & 1}
+            self.left = FLAGGED_AT_ONCE * <int64_t>FLAG
+            self.forget_on()
+            self.left = left
+            self.unfinished |= len(self.forgotten) != 0
+        self.set_memory_full(peer, False)
+        self.set_store_full(peer, False)
 
     # ------------------------------------------------------------ memory, and the disk
 
@@ -427,53 +445,54 @@ cdef class Holding(Windows):
                 a.ticket = self.last_ticket + 1 if self.recorded else 0
         self.acks_due = True
 
-    def refuse_unstored(self, uint64_t workers):
-        """Publishes whose acks wait for the disks of these workers (bits) wait no longer: v5 clients are told that they
-        were refused, others are closed (`handler.unstored`). What was logged of them may be delivered all the same. Of
-        SUBACK and UNSUBACK whoever answered them decides (`answer_packet`)."""
-        cdef uint32_t i, k
-        cdef Connection conn
+    def awaiting_answers(self):
+        """The connections with answers that wait."""
+        cdef uint32_t i
+        work(self.waiting.count * OBJECT)
+        return [<object>self.waiting.items[i] for i in range(self.waiting.count)]
+
+    def refuse_unstored(self, Connection conn not None, uint64_t workers):
+        """Publishes of this connection whose acks wait for the disks of these workers (bits) wait no longer: a v5
+        client is told that they were refused, another is closed (`handler.unstored`). What was logged of them may be
+        delivered all the same. Of SUBACK and UNSUBACK whoever answered them decides (`answer_packet`)."""
+        cdef uint32_t k
         cdef PendingAck* a
-        cdef dict closed = {}               # an ordered set
+        cdef bint closed = False
         cdef list packets = [], waits
         cdef object instead
-        for i in range(self.waiting.count):
-            conn = <Connection>self.waiting.items[i]
-            work(VISIT + conn.ack_count * (4 * PLACE))
-            if conn.state != OPEN:
+        work(PYTHON + conn.ack_count * (4 * PLACE))
+        if conn.state != OPEN:
+            return
+        for k in range(conn.ack_count):
+            a = &conn.acks[(conn.ack_head + k) & (conn.ack_cap - 1)]
+            if a.packet_type == PUBCOMP or not self.waits_for(a, workers):
                 continue
-            for k in range(conn.ack_count):
-                a = &conn.acks[(conn.ack_head + k) & (conn.ack_cap - 1)]
-                if a.packet_type == PUBCOMP or not self.waits_for(a, workers):
-                    continue
-                self.counters.at[count.STORE_REFUSED] += 1
-                if a.packet != NULL:
-                    a.ticket = a.interest = 0
-                    self.acks_due = True
-                    packets.append((conn, <list>a.packet))
-                    continue
-                if conn.version != 5:
-                    closed[conn] = None
-                    break
-                self.refuse_pending(conn, a)
-        for conn, waits in packets:         # what they undo changes no ack
-            if waits[2] is None:
+            self.counters.at[count.STORE_REFUSED] += 1
+            if a.packet != NULL:
+                a.ticket = a.interest = 0
+                self.acks_due = True
+                packets.append(<list>a.packet)
                 continue
-            try:
+            if conn.version != 5:
+                closed = True
+                break
+            self.refuse_pending(conn, a)
+        try:
+            for waits in packets:           # what they undo changes no ack
+                work(10 * PYTHON)
+                if waits[2] is None:
+                    continue
                 instead = waits[2](conn)
-            except Exception as error:
-                self.fail(conn, error)
-                continue
-            if instead is None:
-                closed[conn] = None
-            else:
-                waits[0] = instead
-                waits[1] = None
-        for conn in closed:
-            try:
+                if instead is None:
+                    closed = True
+                else:
+                    waits[0] = instead
+                    waits[1] = None
+            if closed:
+                work(10 * PYTHON)
                 self.handler.unstored(conn)
-            except Exception as error:
-                self.fail(conn, error)
+        except Exception as error:
+            self.fail(conn, error)
 
     cdef bint waits_for(self, PendingAck* a, uint64_t workers) except -1:
         cdef uint64_t mask = a.mask & workers

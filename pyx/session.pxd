@@ -13,6 +13,7 @@ from cpython.ref cimport PyObject
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyx.connection cimport Connection
+from pyx.limits cimport QueueRule
 from pyx.message cimport Message
 from pyx.subscriptions cimport Membership, Memberships, Subscriptions
 from pyx.unread cimport Unread
@@ -111,12 +112,16 @@ cdef class Session:
     cdef bint kept                      # something is stored of it
     cdef bint over                      # it has ended: nothing is stored of it any more
     cdef uint64_t committing            # ticket of its last window that something waits for
-    cdef public uint8_t queue_rule      # 0: the default's, else the number of a [[queue]] table
+    cdef readonly uint8_t queue_rule    # 0: the default's, else the number of a [[queue]] table (Router.set_rule)
+    cdef QueueRule rule                 # what that table says, also while the configuration has others already
     cdef uint8_t hold                   # pyx.holding.SessionHold
     cdef uint64_t hold_since            # ms
     cdef uint64_t hold_messages         # what its queue held when its publishers were let go
     cdef uint64_t hold_bytes
     cdef list hold_filters              # the filters it has flagged, or None
+    cdef uint32_t hold_left             # so many of its first subscriptions are still to be flagged
+    cdef bint unflagging                # those that are flagged are to be so no more: before any is again
+    cdef bint flagging                  # in the router's list of sessions for which either goes on
     cdef Pages* pages                   # NULL: the window is one record
     cdef uint32_t* arrived              # packet_id | 1 << 16, 0 = free
     cdef uint32_t arrived_cap

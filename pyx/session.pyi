@@ -15,7 +15,8 @@ class Session:
     connection: Connection | None
     inflight_max: int
     slots_max: int
-    queue_rule: int
+    @property
+    def queue_rule(self) -> int: ...
     version: int
     durable: bool
     replays: dict[bytes, Any] | None

@@ -15,7 +15,7 @@ from pyx.records cimport ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Pa
 from pyx.rosters cimport roster_put, roster_strike
 from pyx.routing cimport OWN_FRAME_BYTES, Peer, SHARE, find_expiry
 from pyx.subscriptions cimport Filter, Group, Matches
-from pyx.work cimport FILTER, work
+from pyx.work cimport FILTER, PYTHON, work
 
 # kinds of control entries that are read here (others are for the broker)
 cdef char SAMPLED = c'~'
@@ -264,6 +264,8 @@ cdef class Siblings(FanOut):
                     publisher = e.content.payload[:e.content.payload_len].decode("utf-8", "surrogatepass")
                     position += 1
                     continue
+                work(PYTHON)
+                self.spent += PYTHON
                 self.handler.told(peer, PyBytes_FromStringAndSize(<const char*>e.content.topic, e.content.topic_len),
                                   PyBytes_FromStringAndSize(<const char*>e.content.payload, e.content.payload_len))
                 position += 1

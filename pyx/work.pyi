@@ -23,6 +23,8 @@ FOUND: Final[int]
 """ns of a Topic Filter that is found, planted or uprooted."""
 PACKED: Final[int]
 """ns of a message that is packed or unpacked."""
+HELD: Final[int]
+"""ns of a Python object that is made, looked up or let go of by compiled code."""
 
 def spend(ns: int) -> None: ...
 def callback(name: str) -> Callable[[_F], _F]: ...

@@ -11,8 +11,8 @@ NAMES = (
 COUNTED = bool(IS_COUNTED)
 BOUND = <int>BOUND_NS
 
-STEP, SOUGHT, BLOCK_READ, INDEXED, FOUND, PACKED = \
-    <int>PYTHON, <int>SEEK, <int>BLOCK, <int>INDEX, <int>FILTER, <int>RECORD
+STEP, SOUGHT, BLOCK_READ, INDEXED, FOUND, PACKED, HELD = \
+    <int>PYTHON, <int>SEEK, <int>BLOCK, <int>INDEX, <int>FILTER, <int>RECORD, <int>OBJECT
 
 cdef dict most = {}                     # kind -> what it was that took the most
 

@@ -298,6 +298,47 @@ def test_retained_messages(make: Made) -> None:
     bounded(host, "a walk over all of them")
 
 
+def test_a_full_queue_that_holds_publishers(make: Made) -> None:
+    """All of its filters are flagged, here and at the sibling, and are so no more when it has room."""
+    host = make()
+    for node in host.nodes:
+        node.reload(host.settings.model_copy(update={"queue_full": "hold"}))
+    peer, publisher = full(host, PLAIN), host.connect("publisher", 5)
+    router = peer.node.router
+    sibling = next(node for node in host.nodes if node.router is not router)
+    host.lose(peer)
+    bounded(host, "DISCONNECT")
+    publish(host, publisher, names("t/{}", LIMITS.queue_messages_max + 1))
+    bounded(host, "its queue is full", seconds=1)
+    assert host.counters()["queues_held"] == 1
+    assert len(router.held_filters()) == OF_SESSION
+    sibling.router.forget_holds(peer.node.index)
+    bounded(host, "it was away for its sibling")
+    assert sibling.router.guarded == 0
+    peer.node.greet(sibling.index)
+    bounded(host, "it greets its sibling")
+    assert sibling.router.guarded
+    peer = gateway(host)
+    peer.receive()
+    bounded(host, "it has room", seconds=1)
+    assert all(node.router.guarded == 0 for node in host.nodes)
+    assert router.held_filters() == []
+
+
+def test_a_reload_of_the_rules_for_queues(make: Made) -> None:
+    """Each session has the first rule that covers one of its subscriptions: all are looked through."""
+    host = make(1)
+    peer = full(host, PLAIN)
+    for number in range(2000):
+        host.connect(f"c{number}", 5, clean=True).subscribe((f"c/{number}", 1))
+    work.forget()
+    others = [QueueRule(filter=f"{number}/#", full="hold") for number in range(9)]
+    for rules in ([*others, QueueRule(filter="t/99999", full="hold")], []):
+        host.node.reload(host.settings.model_copy(update={"queue": rules}))
+        bounded(host, "a reload")
+        assert peer.session.queue_rule == len(rules)
+
+
 # ---------------------------------------------------------------- the log
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pyx import work
 from tests import wire
 from tests.kept_host import VERSIONS, WILL, commit, kept, lasting, sent, store_of
 from tests.kept_store import KeptStore
@@ -370,3 +371,34 @@ def test_the_end_of_it_is_told_to_siblings_that_were_away() -> None:
     assert other.router.guarded
     set_full(subscriber, host, None)
     assert other.router.guarded == 0
+
+
+@pytest.mark.parametrize("well_again", [False, True])
+def test_thousands_that_wait_are_answered_in_pieces(well_again: bool) -> None:
+    """Of those whose turn has not come when the disk is well again nobody is refused what is stored."""
+    host = Host(stores=[store := KeptStore()], limits={**LIMITS, "filters_per_second_max": 0})
+    lasting(host, "s", 5).subscribe(("t/#", 1))
+    publishers = [host.connect(f"p{number}", 4 if number == 1999 else 5) for number in range(2000)]
+    store.manual = True
+    for publisher in publishers:
+        publisher.publish("t/a", b"x", 1)
+    host.settle()
+    store.failed = REFUSES
+    host.pass_time(WAIT - 0.2)
+    assert not any(publisher.packets or publisher.closed for publisher in publishers)
+    work.forget()
+    while not publishers[0].packets:
+        host.now_ms += 100
+        host.node.router.set_time(host.now_ms)
+        host.node.timers.advance(host.now_ms)
+        host.turn()
+    assert not publishers[-2].packets
+    if well_again:
+        store.failed = None
+        store.manual = False
+    host.settle()
+    assert publishers[0].next("PUBACK").reason == 0x97
+    assert publishers[-2].next("PUBACK").reason == (0 if well_again else 0x97)
+    assert publishers[-1].closed != well_again
+    assert work.over() == {}
+    assert max(work.highest().values()) < work.BOUND // 2

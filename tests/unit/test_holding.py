@@ -188,6 +188,137 @@ def test_a_rule_leaves_with_the_last_subscription_under_it() -> None:
     assert subscriber.session.queue_rule == 0
 
 
+MANY = 20_000
+"""Filters of a session: what concerns each of them is done in pieces."""
+
+
+def many_filters(host: Host, named: str = "t/{}", client_id: str = "many") -> Peer:
+    peer = host.connect(client_id, 5, clean=False, expiry=1000)
+    for first in range(0, MANY, 10_000):
+        peer.send(wire.subscribe(5, peer.packet_id(), *((named.format(n), 1) for n in range(first, first + 10_000))))
+        host.settle()
+        peer.next("SUBACK")
+    return peer
+
+
+def becomes_full(host: Host, publisher: Peer) -> None:
+    """The first of its filters are flagged, the others not yet."""
+    while not host.node.router.held_filters():
+        publisher.publish("t/0", b"x", 1)
+        host.turn()
+    assert len(host.node.router.held_filters()) < MANY
+
+
+OF_MANY = {"filters_per_second_max": 0, "queue_messages_max": LIMIT, "inflight_max": 1, "hold_seconds_max": 5.0}
+
+
+@pytest.mark.parametrize("end", ["room", "UNSUBSCRIBE", "end", "taken over", "gives up"])
+def test_a_hold_that_ends_while_its_filters_are_flagged(end: str) -> None:
+    host = Host(limits=OF_MANY, queue_full="hold")
+    peer, publisher = many_filters(host), host.connect("p", 5)
+    becomes_full(host, publisher)
+    if end == "room":
+        peer.receive()
+    elif end == "UNSUBSCRIBE":
+        peer.send(wire.unsubscribe(5, peer.packet_id(), *(f"t/{n}" for n in range(5000, 15_000))))
+        peer.receive()
+    elif end == "end":
+        peer.send(wire.disconnect(5, properties={"session_expiry_interval": 0}))
+    elif end == "taken over":
+        peer = host.connect("many", 5, clean=False, expiry=1000)
+        peer.receive()
+    host.settle()
+    host.pass_time(6)
+    assert host.node.router.held_filters() == []
+    assert host.node.router.guarded == 0
+    assert host.counters()["dropped_queue_full"] == 0
+    assert len([packet for packet in publisher.packets if packet.kind == "PUBACK"]) == publisher.packet_id() - 1
+    host.check_books()
+
+
+def test_a_hold_that_begins_again_while_its_filters_are_unflagged() -> None:
+    host = Host(limits=OF_MANY, queue_full="hold")
+    peer, publisher = many_filters(host), host.connect("p", 5)
+    becomes_full(host, publisher)
+    while len(host.node.router.held_filters()) < MANY:
+        host.turn()
+    for _ in range(LIMIT):  # room, and full again, in as many ticks
+        peer.take()
+        packet = next((each for each in peer.packets if each.kind == "PUBLISH"), None)
+        peer.packets.clear()
+        if packet is not None:
+            peer.ack("PUBACK", packet.packet_id)
+        host.turn()
+    for _ in range(2 * LIMIT):
+        publisher.publish("t/1", b"x", 1)
+        host.turn()
+    host.settle()
+    assert len(host.node.router.held_filters()) == MANY
+    host.pass_time(6)
+    assert host.node.router.held_filters() == []
+    peer.receive()
+    host.pass_time(1)
+    assert host.node.router.guarded == 0
+    host.check_books()
+
+
+def reload(host: Host, *rules: QueueRule) -> None:
+    host.node.reload(host.settings.model_copy(update={"queue": list(rules)}))
+
+
+@pytest.mark.parametrize("meanwhile", ["SUBSCRIBE", "UNSUBSCRIBE", "end", "reload", "new session"])
+def test_rules_that_are_looked_through_while_something_changes(meanwhile: str) -> None:
+    host = Host(limits=OF_MANY)
+    peer = many_filters(host)
+    one, other = QueueRule(filter="t/7", full="hold"), QueueRule(filter="u/#", full="drop_oldest")
+    reload(host, other, one)
+    router, expected = host.node.router, 2
+    assert router.divided
+    assert peer.session.queue_rule == 0
+    if meanwhile == "SUBSCRIBE":
+        peer.send(wire.subscribe(5, peer.packet_id(), ("u/1", 1)))
+        expected = 1
+    elif meanwhile == "UNSUBSCRIBE":
+        peer.send(wire.unsubscribe(5, peer.packet_id(), "t/7", "t/8"))
+        expected = 0
+    elif meanwhile == "end":
+        peer.send(wire.disconnect(5, properties={"session_expiry_interval": 0}))
+    elif meanwhile == "reload":
+        host.turn()
+        reload(host, one)
+        expected = 1
+    else:
+        peer = host.connect("new", 5)
+        peer.subscribe(("u/1", 1))
+        expected = 1
+    host.settle()
+    assert not host.node.router.divided
+    if meanwhile == "end":
+        peer = many_filters(host)
+        expected = 2
+    assert peer.session.queue_rule == expected
+    reload(host)
+    host.settle()
+    assert all(session.queue_rule == 0 for session in host.node.sessions)
+
+
+def test_a_session_has_its_former_rule_until_the_new_ones_are_looked_through() -> None:
+    """Of two tables the second one covers it; of the new ones, whose second one is another, the first one does."""
+    large = QueueRule(filter="t/#", full="drop_newest", messages_max=200)
+    rules = QueueRule(filter="x/#", full="hold", messages_max=1), large
+    host = Host(limits=OF_MANY, queue=list(rules))
+    peer, publisher = many_filters(host), host.connect("p", 5)
+    host.lose(peer)
+    assert fill(host, publisher, 100, "t/0") == 100
+    reload(host, large, QueueRule(filter="x/#", full="hold", messages_max=1))
+    assert host.node.router.divided
+    host.node.router.sweep()
+    host.settle()
+    host.node.router.sweep()
+    host.settle()
+    assert host.node.router.backlog(peer.session)[0] == 100
+
+
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_a_publisher_that_is_too_fast_is_read_more_slowly(qos: int) -> None:
     host = Host(limits={"publish_per_second_max": 10})
