@@ -177,12 +177,13 @@ class Retaining:
         spend(len(filters) * STEP)
         all_of_it = asked, None  # one for all: they may be a hundred thousand
         steps = _STEPS
+        each = _MESSAGE_STEPS if self._node.custody.keeps and session.durable else 1
         for text in filters:
             waits = text in details.walks_waiting
             if not waits and steps > 0:
                 before = self._retained.spent
                 nothing = self._finds_nothing(text, steps)
-                steps -= self._retained.spent - before
+                steps -= self._retained.spent - before + each
                 if nothing:
                     self._note_all(session, text)
                     continue

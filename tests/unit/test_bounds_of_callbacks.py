@@ -128,6 +128,19 @@ def test_subscribing(make: Made, named: str) -> None:
     bounded(host, "UNSUBSCRIBE of some of these")
 
 
+@pytest.mark.parametrize("retained", [0, 1])
+def test_subscribing_where_nothing_is_retained_for_it(make: Made, retained: int) -> None:
+    """With one worker that is known at once; the store is told for each filter."""
+    host = make(1)
+    publish(host, host.connect("publisher", 5), names("other/{}", retained), retain=True)
+    peer = gateway(host)
+    work.forget()
+    for named in ("t/{}", "+/{}/#"):
+        subscribe(peer, named, OF_PACKET)
+        bounded(host, f"SUBSCRIBE to {named}")
+    assert not peer.session.details.walks_waiting
+
+
 def test_subscribing_to_the_archive() -> None:
     host = archived(2, (b"t/#",), limits=OPEN)
     peer = gateway(host)
