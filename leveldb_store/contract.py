@@ -211,7 +211,9 @@ class Store(Protocol):
         """Nobody needs the index's entries at or before `up_to` any more."""
 
     def drop(self, index: bytes, after: int, up_to: int) -> None:
-        """Nobody needs the index's entries behind `after` up to and with `up_to` any more."""
+        """Nobody needs the index's entries behind `after` up to and with `up_to` any more. Where thousands of such
+        parts lie apart, this one may be kept until it is trimmed.
+        """
 
     def forget(self, index: bytes) -> None:
         """Nobody needs the index any more."""

@@ -43,6 +43,7 @@ TAIL_BYTES_MAX: Final = 32 << 20  # of messages in memory that are durable, for 
 TAIL_MESSAGE_BYTES: Final = 200  # what a message costs beside its content
 TAIL_BLOCK_BYTES: Final = 300  # what a block costs
 EVENTS_BYTES_MAX: Final = 64 << 20  # of events on the disk; then the oldest are deleted
+SPANS_MAX: Final = 4096  # dropped parts of an index that is not trimmed: each costs whenever the index is asked
 BLOCK_POSITIONS_MAX: Final = 1 << 32  # a block counts its messages in 32 bits
 
 
@@ -440,6 +441,8 @@ class LevelStore:
         last = bisect.bisect_right(log.spans, up_to, key=lambda span: span.after)
         touched = log.spans[first:last]
         begin, end = after, up_to
+        if not touched and len(log.spans) >= SPANS_MAX:
+            return
         if touched:
             begin, end = min(after, touched[0].after), max(up_to, touched[-1].up_to)
         known = sum(span.messages_up_to - span.messages_after for span in touched)

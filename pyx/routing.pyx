@@ -550,10 +550,11 @@ cdef class Routing:
         self.sample_ms = self.now_ms + SAMPLE_MS
         if answered:
             self.finished_since = self.tick_ns
-        work(m.count * VISIT)
         for i in range(m.count):
+            work(VISIT)
             if m.filters[i].plain.online or m.filters[i].groups != NULL:
                 self.delivered_since = self.tick_ns
+                break
         if not peers or not self.tick_ns:
             return 0
         memset(&c, 0, sizeof(c))

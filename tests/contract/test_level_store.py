@@ -217,6 +217,32 @@ def test_a_part_that_nobody_needs_for_two_reasons_counts_once(tmp_path: Path) ->
     store.close()
 
 
+def test_of_very_many_parts_the_later_ones_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until what is trimmed makes room, or they touch each other."""
+    monkeypatch.setattr("leveldb_store.store.SPANS_MAX", 3)
+    store = LevelStore(tmp_path, fsync=False)
+    writer = Writer(store)
+    for number in range(20):
+        writer.append((b"%d" % number, (b"a",)))
+    for after in range(1, 19, 2):
+        store.drop(b"a", after, after + 1)
+    dropped = {2, 4, 6}
+    assert {position for position, _ in all_rows(store, b"a")} == set(range(1, 21)) - dropped
+    store.drop(b"a", 2, 3)
+    store.drop(b"a", 9, 10)
+    dropped |= {3, 10}
+    assert {position for position, _ in all_rows(store, b"a")} == set(range(1, 21)) - dropped
+    store.trim(b"a", 6)
+    store.drop(b"a", 11, 12)
+    left = set(range(7, 21)) - {10, 12}
+    assert {position for position, _ in all_rows(store, b"a")} == left
+    assert store.held()[0] == len(left)
+    store.close()
+    store = LevelStore(tmp_path, fsync=False)
+    assert {position for position, _ in all_rows(store, b"a")} == left
+    store.close()
+
+
 def test_dropped_parts_are_deleted_too(tmp_path: Path) -> None:
     store = LevelStore(tmp_path / "0", tail_bytes_max=1)
     writer = Writer(store)
