@@ -56,7 +56,7 @@ class Walk:
     ended (b"": there was none yet).
     """
 
-    __slots__ = ("asked", "filter", "is_queued", "numbers", "over", "parts", "session")
+    __slots__ = ("asked", "filter", "is_queued", "numbers", "over", "parts", "session", "waits")
 
     def __init__(self, session: Session, filter: bytes, asked: int, parts: dict[int, bytes]) -> None:
         self.session = session
@@ -65,6 +65,8 @@ class Walk:
         self.parts = parts
         self.numbers: dict[int, int] = {}
         """Sibling -> number of the question that it has not answered."""
+        self.waits: set[int] = set()
+        """Workers whose next page waits for room in the session's queue: one timer for each."""
         self.is_queued = False
         self.over = False
 
@@ -309,10 +311,10 @@ class Retaining:
 
     def _send_own(self, walk: Walk) -> None:
         session, here = walk.session, self._node.index
-        if walk.over or self._rests(walk):
+        if walk.over or here not in walk.parts or self._rests(walk):
             return
         if self._is_full(session):
-            self._node.call_later(_LATER_SECONDS, lambda: self._due(walk), session)
+            self._later(walk, here)
             return
         if is_sys(walk.filter):  # every worker has these itself
             self._node.sys_topics.send(session, walk.filter, walk.asked)
@@ -326,6 +328,20 @@ class Retaining:
             walk.parts[here] = at
             self._note(walk)
             self._due(walk)
+
+    def _later(self, walk: Walk, worker: int) -> None:
+        """There is no room; whoever has tried before has set the timer."""
+        if worker not in walk.waits:
+            walk.waits.add(worker)
+            self._node.call_later(_LATER_SECONDS, lambda: self._try_again(walk, worker), walk.session)
+
+    def _try_again(self, walk: Walk, worker: int) -> None:
+        # the client may have been away and come back meanwhile, and the walk gone on, or come to its end here
+        walk.waits.discard(worker)
+        if worker == self._node.index:
+            self._due(walk)
+        elif worker in walk.numbers:
+            self._go_on(walk.numbers[worker])
 
     def _queue(self, walk: Walk, messages: list[Message]) -> None:
         if messages:
@@ -354,7 +370,7 @@ class Retaining:
             self._questions.pop(number, None)
             walk.numbers.pop(peer, None)
         elif self._is_full(walk.session):
-            self._node.call_later(_LATER_SECONDS, lambda: self._go_on(number), walk.session)
+            self._later(walk, peer)
         else:
             self._put(number)
 

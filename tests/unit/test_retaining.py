@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from broker import retaining
 from leveldb_store import schema
 from leveldb_store.subscription_schema import decode_owed
 from pyx import work
 from pyx.message import Message
 from pyx.placement import owner
+from shards.placement import home
 from tests import wire
 from tests.kept_host import on_disk
 from tests.kept_store import KeptStore
@@ -381,3 +383,33 @@ def test_what_is_owed_by_another_number_of_workers(tmp_path: Path) -> None:
         if len(set(got)) == 2500:
             break
     assert sorted(set(got)) == sorted(f"r/{i}/x" for i in range(2500))
+
+
+def test_a_page_that_waits_for_room_is_asked_for_once_although_the_client_goes_and_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The client comes back with a large window, and takes all before the former connection's timer has run out."""
+    monkeypatch.setattr(retaining, "_PAGE", 2)
+    monkeypatch.setattr(retaining, "_QUEUED_MAX", 2)
+    topics = [f"r/{number}" for number in range(6)]
+    host = Host(2)
+    publisher = host.connect("publisher")
+    for topic in topics:
+        publisher.publish(topic, b"x", 1, retain=True)
+        host.settle()
+    subscriber = host.connect("subscriber", 5, clean=False, expiry=600, properties={"receive_maximum": 1})
+    subscriber.send(wire.subscribe(5, 9, ("r/+", 1)))
+    host.settle()
+    host.lose(subscriber)
+    here = home("subscriber", 2)
+    host.held.add((1 - here, here))  # the sibling's part is not done when the timer runs out
+    again = host.connect("subscriber", 5, clean=False, expiry=600)
+    got = again.receive()
+    host.pass_time(0.2)
+    host.held.clear()
+    for _ in range(20):
+        host.pass_time(0.1)
+        got += again.receive()
+    assert not again.closed
+    assert sorted(packet.topic for packet in got) == sorted(topics)
+    host.check_books()
