@@ -13,8 +13,8 @@ Of a callback its *own* work counts, without that of callbacks within it (a time
 bounded by BOUND_NS. `whole` is with them. An exception leaves a callback open: its work is then counted with the one
 around it.
 
-A step that is forgotten is found by `longest`, the time that was measured beside the work, on a machine that does nothing
-else.
+A step that is forgotten is found by `longest`, the time that was measured beside the work, on a machine that does
+nothing else.
 """
 from libc.stdint cimport uint64_t
 

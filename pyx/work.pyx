@@ -85,6 +85,6 @@ def over():
 def forget():
     """Count the highest anew."""
     cdef int kind
-    for kind in range(CALLBACKS):
+    for kind in range(<int> CALLBACKS):
         state.own[kind] = state.whole[kind] = state.longest[kind] = 0
     most.clear()
