@@ -248,7 +248,7 @@ class Retaining:
         while session.connection is not None and details.walks_waiting and len(details.walks) < most:
             text, (asked, parts) = details.walks_waiting.popitem(last=False)
             walk = Walk(session, text, asked, parts or self._parts(text))
-            details.walks.append(walk)
+            details.walks += (walk,)
             self._go(walk)
         if not details.walks_waiting:
             details.walks_waiting = NO_WALKS  # its memory is given back
@@ -273,14 +273,15 @@ class Retaining:
         details: Details = session.details
         if details.walks_waiting.pop(text, None) is not None:
             session.unwatch()
-        for walk in [each for each in details.walks if each.filter == text]:
-            self._end(walk)
+        for walk in details.walks:
+            if walk.filter == text:
+                self._end(walk)
 
     def ended(self, session: Session) -> None:
         """The session is no more."""
         details: Details = session.details
         details.walks_waiting = NO_WALKS
-        for walk in list(details.walks):
+        for walk in details.walks:
             self._end(walk)
 
     def _end(self, walk: Walk) -> None:
@@ -288,7 +289,8 @@ class Retaining:
         for number in walk.numbers.values():
             self._questions.pop(number, None)
         walk.numbers.clear()
-        walk.session.details.walks.remove(walk)
+        details: Details = walk.session.details
+        details.walks = tuple(each for each in details.walks if each is not walk)
         walk.session.unwatch()
         self._begin_waiting(walk.session)
 

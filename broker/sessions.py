@@ -71,7 +71,7 @@ class Details:
         """Number of a [[queue]] table -> subscriptions under it."""
         self.ruling = ruling
         """Which of the configurations that there were has these tables."""
-        self.walks: list[Walk] = []
+        self.walks: tuple[Walk, ...] = ()
         """Topic Filters whose retained messages are being looked up."""
         self.walks_waiting: WalksWaiting = NO_WALKS
         """Those whose turn has not come, in order, each with the number of its SUBSCRIBE (`Session.ask`) and with

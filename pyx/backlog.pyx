@@ -74,7 +74,7 @@ cdef class Backlog(Bounding):
             s.ready = False
             try:
                 self.serve(s)
-                if s.hold:
+                if s.hold_state:
                     self.check_hold(s)
             except Exception as error:
                 self.fail_session(s, error)
@@ -110,7 +110,7 @@ cdef class Backlog(Bounding):
                 return 0
             b = <Batch>s.batch
             if b is None or s.batch_at >= b.count:
-                if s.sought_anew or s.sought is not None:
+                if s.search is not None:
                     return 0
                 if s.own.count > MERGED_MAX and s.unread is None:
                     return self.seek(s)
@@ -182,11 +182,11 @@ cdef class Backlog(Bounding):
             e = &s.own.items[i]
             if e.group != NULL or e.filter.index == NULL:
                 continue
-            if e.formers != NULL:
+            if e.former:
                 self.subscriptions.drop_formers(e, s.cursor)
             since = e.since
-            if e.formers != NULL:
-                since = e.formers.since
+            if e.former:
+                since = self.subscriptions.formers.items[e.former].since
             elif (e.filter.plain.items[e.index].slot_options >> 24) & 3 == 0 and s.absences is None:
                 continue
             (<LogKey>e.filter.index).rests = False
@@ -288,7 +288,7 @@ cdef class Backlog(Bounding):
                         int* ids_len) except -1:
         # of one of those that match; False: it does not want that message
         cdef Subscriber* sub = &e.filter.plain.items[e.index]
-        cdef int o = options_at(e, <uint8_t>(sub.slot_options >> 24), position)
+        cdef int o = options_at(&self.subscriptions.formers, e, <uint8_t>(sub.slot_options >> 24), position)
         cdef uint8_t* ids
         if o < 0 or o & 4 and m.publisher is not None and m.publisher == s.client_id:
             return False

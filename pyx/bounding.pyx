@@ -14,6 +14,7 @@ from heapq import merge
 cimport cython
 from cpython.ref cimport Py_DECREF
 from libc.stdint cimport int64_t, uint8_t
+from libc.stdlib cimport calloc
 
 from pyx cimport counters as count
 from pyx.connection cimport Connection
@@ -24,7 +25,7 @@ from pyx.message cimport Message, content_bytes
 from pyx.records cimport Batch
 from pyx.routing cimport MERGED_MAX, QUOTA_EXCEEDED, READ_BYTES_MAX, SLICE, free_pointers, pointers_push
 from pyx.session cimport is_stored
-from pyx.unread cimport Unread
+from pyx.unread cimport Search, Unread
 from pyx.work cimport INDEX, Mark, OBJECT, PLACE, SWEEP, VISIT, callback_begins, callback_ends, state, work
 
 cdef enum:
@@ -97,15 +98,17 @@ cdef class Bounding(Holding):
                        uint64_t* size) except -1:
         # adds what one subscription has behind `position`
         cdef bytes name = (<LogKey>e.filter.index).name
-        cdef const Former* former = e.formers
-        while former != NULL:
+        cdef const Former* former
+        cdef uint32_t i = e.former
+        while i:
+            former = &self.subscriptions.formers.items[i]
             if former.up_to > position:
                 work(2 * INDEX)
                 x = self.store.backlog(name, max(position, former.since))
                 y = self.store.backlog(name, former.up_to)
                 messages[0] += <uint64_t>x[0] - <uint64_t>y[0]
                 size[0] += <uint64_t>x[1] - <uint64_t>y[1]
-            former = former.next
+            i = former.next
         if (e.filter.plain.items[e.index].slot_options >> 24) & 3 == 0 and s.absences is None:
             return 0
         work(INDEX)
@@ -142,25 +145,26 @@ cdef class Bounding(Holding):
 
     cdef int seek(self, Session s) except -1:
         # its filters are many, and what it has not read must be looked for in their indexes: in slices
-        if not s.sought_anew:
-            if s.sought is None:
-                pointers_push(&self.seekers, s)
-            s.sought_anew = True
+        if s.search is None:
+            s.search = Search()
+            pointers_push(&self.seekers, s)
             self.unfinished = True
+        s.search.anew = True
         return 0
 
     cdef int seek_begin(self, Session s) except -1:
         # what comes from now on is noted at once, and whoever publishes finds the session among those connected
-        cdef uint32_t i
+        cdef uint32_t i, at
         cdef const Former* former
         cdef Membership* e
-        s.sought_anew = False
-        s.sought = []
-        s.found = Unread()
+        cdef Search search = s.search
+        search.anew = False
+        search.places = []
+        search.found = Unread()
         s.unread = Unread()
         s.batch = None
         s.batch_at = 0
-        s.found_up_to = self.next_position - 1
+        search.up_to = self.next_position - 1
         self.subscriptions.set_online(&s.own, True, False)
         work(s.own.count * (VISIT + 2 * OBJECT))
         self.left -= s.own.count * <int64_t>(3 * VISIT + 2 * OBJECT)
@@ -171,30 +175,32 @@ cdef class Bounding(Holding):
             self.subscriptions.drop_formers(e, s.cursor)
             # only those stretches for which the index is kept: what lies between stands in another index, or is not
             # wanted
-            former = e.formers
-            while former != NULL:
+            at = e.former
+            while at:
+                former = &self.subscriptions.formers.items[at]
                 work(OBJECT)
-                s.sought.append((<object>e.filter.index, max(s.cursor, former.since), former.up_to))
-                former = former.next
+                search.places.append((<object>e.filter.index, max(s.cursor, former.since), former.up_to))
+                at = former.next
             if (e.filter.plain.items[e.index].slot_options >> 24) & 3 or s.absences is not None:
-                s.sought.append((<object>e.filter.index, max(s.cursor, e.since), s.found_up_to))
-            elif e.formers == NULL:
+                search.places.append((<object>e.filter.index, max(s.cursor, e.since), search.up_to))
+            elif e.former == 0:
                 continue
             (<LogKey>e.filter.index).rests = False
         return 0
 
     cdef bint seek_on(self, Session s) except -1:
         # True: it has come to its end
+        cdef Search search = s.search
         cdef Batch b
         cdef LogKey key
         cdef uint64_t after, up_to
         cdef uint32_t i
-        if not s.behind or not s.sought_anew and s.sought is None:
+        if not s.behind or search is None:
             return True                         # the session has ended meanwhile
-        if s.sought_anew:
+        if search.anew:
             self.seek_begin(s)
-        while s.sought and self.slice_left():
-            key, after, up_to = s.sought.pop()
+        while search.places and self.slice_left():
+            key, after, up_to = search.places.pop()
             after = behind_span(s.holes, after)
             work(INDEX)
             self.left -= INDEX
@@ -205,16 +211,15 @@ cdef class Bounding(Holding):
                 if b.positions[i] > up_to:
                     break
                 if behind_span(s.holes, b.positions[i] - 1) == b.positions[i] - 1:
-                    s.found.gather(b.positions[i], content_bytes(&(<Message>b.messages[i]).content), key)
+                    search.found.gather(b.positions[i], content_bytes(&(<Message>b.messages[i]).content), key)
             if b.count and b.truncated and b.positions[b.count - 1] < up_to:
-                s.sought.append((key, b.positions[b.count - 1], up_to))
-        if s.sought:
+                search.places.append((key, b.positions[b.count - 1], up_to))
+        if search.places:
             return False
-        self.left -= (s.found.tail + s.unread.tail) * <int64_t>(2 * VISIT)
-        s.found.settle(s.unread)
-        s.unread = s.found
-        s.found = None
-        s.sought = None
+        self.left -= (search.found.tail + s.unread.tail) * <int64_t>(2 * VISIT)
+        search.found.settle(s.unread)
+        s.unread = search.found
+        s.search = None
         self.crowd(s)
         if s.connection is not None:
             self.set_ready(s)
@@ -252,8 +257,7 @@ cdef class Bounding(Holding):
                 if not self.seek_on(s):
                     continue
             except Exception as error:
-                s.sought = s.found = None
-                s.sought_anew = False
+                s.search = None
                 self.fail_session(s, error)
             self.seekers.count -= 1
             Py_DECREF(s)
@@ -291,11 +295,16 @@ cdef class Bounding(Holding):
 
     def set_rule(self, Session s not None, int number):
         """Its backlog is bounded by the [[queue]] table of that number from now on; 0: by the defaults."""
+        if number and s.rule == NULL:
+            s.rule = <QueueRule*>calloc(1, sizeof(QueueRule))
+            if s.rule == NULL:
+                raise MemoryError()
+        if number:
+            s.rule[0] = self.limits.rules[number]
         s.queue_rule = <uint8_t>number
-        s.rule = self.limits.rules[number]
 
     cdef const QueueRule* rule_of(self, Session s) noexcept:
-        return &s.rule if s.queue_rule else &self.limits.rules[0]
+        return s.rule if s.queue_rule else &self.limits.rules[0]
 
     cdef int bound(self, Session s) except -1:
         # the session's backlog over its bound: the cursor moves (drop_oldest), a hole is made (drop_newest), or its
@@ -303,7 +312,7 @@ cdef class Bounding(Holding):
         cdef QueueRule rule = self.rule_of(s)[0]
         cdef uint64_t total, size, gone, gone_bytes = 0, dropped
         cdef uint64_t holes = len(s.holes) if s.holes is not None else 0
-        if s.sought_anew or s.sought is not None:
+        if s.search is not None:
             return 0                            # what it has is not known yet: then it is asked for again
         if s.unread is None:
             if s.own.count > MERGED_MAX or holes * s.own.count > HOLES_MERGED_MAX:
@@ -325,17 +334,17 @@ cdef class Bounding(Holding):
             gone = self.in_holes(s, &gone_bytes)
             if total - gone <= rule.messages_max and size - gone_bytes <= rule.bytes_max:
                 return 0
-            if s.hold == NO_HOLD:
+            if s.hold_state == NO_HOLD:
                 self.begin_hold(s)
-            if s.hold == HOLDING and s.connection is not None and (<Connection>s.connection).paused:
+            if s.hold_state == HOLDING and s.connection is not None and (<Connection>s.connection).paused:
                 self.give_up(s, total - gone, size - gone_bytes)
-            if s.hold == HOLDING:
+            if s.hold_state == HOLDING:
                 # what is under way
                 rule.messages_max = rule.messages_max * 2 + HOLD_ROOM
                 rule.bytes_max *= 2
             else:
-                rule.messages_max = max(rule.messages_max, <uint32_t>min(s.hold_messages, 0xFFFFFFFFull))
-                rule.bytes_max = max(rule.bytes_max, s.hold_bytes)
+                rule.messages_max = max(rule.messages_max, <uint32_t>min(s.hold.messages, 0xFFFFFFFFull))
+                rule.bytes_max = max(rule.bytes_max, s.hold.bytes)
             if total <= rule.messages_max and size <= rule.bytes_max:
                 return 0
         if rule.full == DROP_OLDEST:
@@ -365,7 +374,7 @@ cdef class Bounding(Holding):
         if rule.full != HOLD or messages <= rule.messages_max - rule.messages_max // 4 \
                 and size <= rule.bytes_max - rule.bytes_max // 4:
             return self.end_hold(s)
-        if s.hold == HOLDING and self.now_ms - s.hold_since >= self.limits.hold_ms_max:
+        if s.hold_state == HOLDING and self.now_ms - s.hold.since >= self.limits.hold_ms_max:
             return self.give_up(s, messages, size)
         return 0
 
@@ -522,7 +531,7 @@ cdef class Bounding(Holding):
             reads = False
             if s.behind:
                 e = &s.own.items[sub.slot_options & 0xFFFFFF]
-                if e.formers != NULL and s.wants_formers(e, w.spans):
+                if e.former and s.wants_formers(&self.subscriptions.formers, e, w.spans):
                     w.needed = True
                 reads = (sub.slot_options >> 24) & 3 != 0 or s.absences is not None
             if reads or s.inflight:

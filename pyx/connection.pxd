@@ -11,6 +11,7 @@ from cpython.ref cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyx.aliases cimport Aliases
+from pyx.flag cimport flag
 from pyx.outbox cimport Outbox
 from pyx.timers cimport TimerNode
 
@@ -60,18 +61,18 @@ cdef class Connection:
     cdef public int fd                  # -1: none (tests, simulation, after close)
     cdef public uint8_t version         # 3, 4, 5; 0 before CONNECT
     cdef public uint8_t state
-    cdef bint dirty                     # in the router's list of connections with output
-    cdef bint want_write                # waits for EPOLLOUT
-    cdef bint not_reading               # EPOLLIN is off
-    cdef public bint paused             # stopped reading because a peer's outbox is full
+    cdef flag dirty                     # in the router's list of connections with output
+    cdef flag want_write                # waits for EPOLLOUT
+    cdef flag not_reading               # EPOLLIN is off
+    cdef public flag paused             # stopped reading because a peer's outbox is full
     cdef public uint8_t busy            # so many of its packets are carried out in pieces: the next one waits for that
-    cdef bint waiting                   # in the router's list of connections with pending acks
-    cdef bint carried                   # part holds whole packets for the next tick
-    cdef bint in_turn                   # in the dispatch's list of such connections
-    cdef bint dropping                  # drops have begun and were logged
-    cdef bint lingering                 # our FIN is out; what comes is thrown away until theirs or the timer
-    cdef public bint authenticating     # CONNECT has come, AUTH goes to and fro until the CONNACK (MQTT 5, 4.12)
-    cdef public bint problem_information
+    cdef flag waiting                   # in the router's list of connections with pending acks
+    cdef flag carried                   # part holds whole packets for the next tick
+    cdef flag in_turn                   # in the dispatch's list of such connections
+    cdef flag dropping                  # drops have begun and were logged
+    cdef flag lingering                 # our FIN is out; what comes is thrown away until theirs or the timer
+    cdef public flag authenticating     # CONNECT has come, AUTH goes to and fro until the CONNACK (MQTT 5, 4.12)
+    cdef public flag problem_information
     cdef uint8_t* part
     cdef uint32_t part_len
     cdef uint32_t part_cap

@@ -143,7 +143,7 @@ cdef class Ending(Sharing):
                 unread = self.backlog(s)[0]
                 dropped += unread
                 self.counters.at[count.MATCHED] += unread
-            if s.hold:
+            if s.hold_state:
                 self.end_hold(s)
             if self.keeps:
                 self.forget_window(s)

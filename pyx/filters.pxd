@@ -69,18 +69,24 @@ cdef struct Group:              # one ShareName on one Filter
 
 
 cdef struct Former:             # what was queued while a subscription had other options [MQTT-3.8.4-4]
-    Former* next                # a later one
     uint64_t since              # behind this position of the log
     uint64_t up_to              # up to and with this one
+    uint32_t next               # the place of a later one, or of the next free one; 0 = none
     uint8_t options             # of the wire; QoS and No Local count
+
+
+cdef struct Formers:            # of all subscriptions, of which very few have any. [0] is none
+    Former* items
+    uint32_t capacity
+    uint32_t free               # the first place that is free, 0 = none
 
 
 cdef struct Membership:         # one entry of a session's own list
     Filter* filter
     Group* group                # NULL: plain
     uint32_t index              # where it stands in the SubscriberList
+    uint32_t former             # plain: the first of the stretches before `since`, rising; 0 = none. Its own
     uint64_t since              # plain: the log position behind which it counts
-    Former* formers             # plain: stretches before that, rising; or NULL. Owned
 
 
 cdef struct Memberships:        # owned by the session, a field of it; zeroed = empty
@@ -102,13 +108,14 @@ cdef inline const char* filter_text(const Filter* f) noexcept nogil:
     return <const char*> (f + 1)
 
 
-cdef inline int options_at(const Membership* e, uint8_t options, uint64_t position) noexcept nogil:
+cdef inline int options_at(const Formers* formers, const Membership* e, uint8_t options,
+                           uint64_t position) noexcept nogil:
     # under which its subscription has that message of the log, -1: it has not. 0 is no position: the present ones
-    cdef const Former* former = e.formers
+    cdef uint32_t i = e.former
     if position == 0:
         return options
-    while former is not NULL:
-        if position <= former.up_to:
-            return options & ~7 | former.options & 7 if position > former.since else -1
-        former = former.next
+    while i:
+        if position <= formers.items[i].up_to:
+            return options & ~7 | formers.items[i].options & 7 if position > formers.items[i].since else -1
+        i = formers.items[i].next
     return options if position > e.since else -1

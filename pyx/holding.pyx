@@ -31,7 +31,7 @@ from pyx cimport counters as count
 from pyx.connection cimport OPEN, PendingAck
 from pyx.packets cimport PUBCOMP, PUBREC
 from pyx.routing cimport Peer, QUOTA_EXCEEDED, free_pointers, pointers_push
-from pyx.session cimport is_stored
+from pyx.session cimport Hold, is_stored
 from pyx.subscriptions cimport Filter, Membership, filter_text
 from pyx.work cimport FILTER, OBJECT, PLACE, PYTHON, VISIT, work
 
@@ -193,7 +193,7 @@ cdef class Holding(Windows):
             conn.pace.listed = True
             self.made_to_wait.append(conn)
         self.start_timer()
-        if s.hold == HOLDING:
+        if s.hold_state == HOLDING:
             # it cannot answer what it was sent while we do not read it
             self.let_go(s)
         return HELD
@@ -209,9 +209,9 @@ cdef class Holding(Windows):
         self.held_timer = None
         work(len(self.full_sessions) * OBJECT)
         for s in list(self.full_sessions):
-            if s.hold == HOLDING:
+            if s.hold_state == HOLDING:
                 self.check_hold(s)
-                if s.hold == HOLDING:
+                if s.hold_state == HOLDING:
                     self.start_timer()
         self.release_held()
 
@@ -247,8 +247,10 @@ cdef class Holding(Windows):
         return 0
 
     cdef int begin_hold(self, Session s) except -1:
-        s.hold = HOLDING
-        s.hold_since = self.now_ms
+        s.hold_state = HOLDING
+        if s.hold is None:
+            s.hold = Hold()
+        s.hold.since = self.now_ms
         self.full_sessions[s] = None
         self.counters.at[count.QUEUES_HELD] += 1
         if not s.unflagging:
@@ -259,13 +261,13 @@ cdef class Holding(Windows):
         return 0
 
     cdef int flag_first(self, Session s) except -1:
-        s.hold_filters = []
-        s.hold_left = s.own.count
+        s.hold.filters = []
+        s.hold.left = s.own.count
         return 0
 
     cdef int unflag(self, Session s) except -1:
-        s.hold_left = 0
-        s.unflagging = s.hold_filters is not None
+        s.hold.left = 0
+        s.unflagging = s.hold.filters is not None
         return self.flag_some(s)
 
     cdef int flag_some(self, Session s) except -1:
@@ -284,26 +286,27 @@ cdef class Holding(Windows):
     cdef bint flag_on(self, Session s) except -1:
         # True: it has come to its end
         cdef Membership* e
+        cdef Hold hold = s.hold
         while self.left > 0:
             if s.unflagging:
-                if s.hold_filters:
-                    self.flag_own(<bytes>s.hold_filters.pop(), -1)
+                if hold.filters:
+                    self.flag_own(<bytes>hold.filters.pop(), -1)
                     continue
                 s.unflagging = False
-                s.hold_filters = None
-                if s.hold == HOLDING:           # again
+                hold.filters = None
+                if s.hold_state == HOLDING:           # again
                     self.flag_first(s)
             # (one that is removed meanwhile leaves its place to the last one, which has had its turn)
-            s.hold_left = min(s.hold_left, s.own.count)
-            if s.hold_left == 0:
+            hold.left = min(hold.left, s.own.count)
+            if hold.left == 0:
                 return True
-            s.hold_left -= 1
+            hold.left -= 1
             work(VISIT)
             self.left -= VISIT
-            e = &s.own.items[s.hold_left]
+            e = &s.own.items[hold.left]
             if e.group == NULL and (e.filter.plain.items[e.index].slot_options >> 24) & 3:
                 text = PyBytes_FromStringAndSize(filter_text(e.filter), e.filter.length)
-                s.hold_filters.append(text)
+                hold.filters.append(text)
                 self.flag_own(text, 1)
         return False
 
@@ -323,19 +326,20 @@ cdef class Holding(Windows):
 
     cdef int give_up(self, Session s, uint64_t messages, uint64_t size) except -1:
         # what it has by now it may keep
-        s.hold = GIVEN_UP
-        s.hold_messages = messages
-        s.hold_bytes = size
+        s.hold_state = GIVEN_UP
+        s.hold.messages = messages
+        s.hold.bytes = size
         self.counters.at[count.HOLDS_GIVEN_UP] += 1
         self.unflag(s)
         return 0
 
     cdef int end_hold(self, Session s) except -1:
-        cdef bint flagged = s.hold == HOLDING
-        s.hold = NO_HOLD
+        cdef bint flagged = s.hold_state == HOLDING
+        s.hold_state = NO_HOLD
         if flagged:
             self.unflag(s)
-        s.hold_messages = s.hold_bytes = 0
+        if s.hold is not None:
+            s.hold.messages = s.hold.bytes = 0
         self.full_sessions.pop(s, None)
         return 0
 

@@ -13,10 +13,12 @@ from cpython.ref cimport PyObject
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyx.connection cimport Connection
+from pyx.filters cimport Formers
+from pyx.flag cimport flag
 from pyx.limits cimport QueueRule
 from pyx.message cimport Message
 from pyx.subscriptions cimport Membership, Memberships, Subscriptions
-from pyx.unread cimport Unread
+from pyx.unread cimport Search, Unread
 
 
 cdef enum:
@@ -73,7 +75,15 @@ cdef struct Pages:              # of a window that is too large for one record (
     bint is_arrived_paged
 
 
-cdef class Session:
+cdef class Hold:                # of a session whose publishers wait, or have waited (pyx.holding)
+    cdef uint64_t since         # ms
+    cdef uint64_t messages      # what its queue held when its publishers were let go
+    cdef uint64_t bytes
+    cdef list filters           # those it has flagged, or None
+    cdef uint32_t left          # so many of its first subscriptions are still to be flagged
+
+
+cdef class Session:             # one for each client: it has no gaps, and what few sessions have lies elsewhere
     cdef public str client_id
     cdef readonly uint64_t identity     # fixed hash of the client id: names it in share groups
     cdef public Connection connection   # None while offline
@@ -84,45 +94,33 @@ cdef class Session:
     cdef public uint32_t inflight_max   # the lesser of the client's Receive Maximum and ours
     cdef public uint32_t slots_max      # ours
     cdef uint32_t released              # slots of PUBRELs of former connections
+    cdef uint32_t told_left             # siblings are still to be told of so many of its first subscriptions
     cdef uint64_t order
     cdef uint16_t next_id
     cdef public uint8_t version
-    cdef public bint durable            # outlives its connection
-    cdef bint behind
-    # what it has not read, while it is behind and has too many filters to merge their indexes; or None
-    cdef Unread unread
-    # while that is looked for in the log: (LogKey, behind which position) that are still to be read, last first; what
-    # was found; the position behind which `unread` has everything
-    cdef list sought
-    cdef Unread found
-    cdef uint64_t found_up_to
-    cdef bint sought_anew               # it is to begin, or to begin again
-    cdef bint crowded                   # in the router's list of sessions whose bounds are to be looked at
-    cdef uint32_t told_left             # siblings are still to be told of so many of its first subscriptions
-    cdef uint64_t swept                 # in which sweep they were
+    cdef readonly uint8_t queue_rule    # 0: the default's, else the number of a [[queue]] table (Router.set_rule)
+    cdef uint8_t hold_state             # pyx.holding.SessionHold
+    cdef public flag durable            # outlives its connection
+    cdef flag behind
+    cdef flag crowded                   # in the router's list of sessions whose bounds are to be looked at
+    cdef flag ready                     # in the router's list of sessions to be served
+    cdef flag closing
+    cdef flag unflagging                # filters that are flagged are to be so no more: before any is again
+    cdef flag flagging                  # in the router's list of sessions for which either goes on
+    cdef flag watched                   # retained messages are on their way: which topics are retained anew is noted
+    cdef flag awaits_outbox             # a replay has more for it than its outbox should hold
+    # of a session whose store keeps (pyx.windows):
+    cdef flag touched                   # in the router's list of windows to be stored with this tick
+    cdef flag lagging                   # in its list of those to be stored some time
+    cdef flag awaiting                  # in its list of sessions that wait for their window to be durable
+    cdef flag kept                      # something is stored of it
+    cdef flag over                      # it has ended: nothing is stored of it any more
+    cdef uint32_t watching              # questions for retained messages that are open
+    cdef uint64_t committing            # ticket of its last window that something waits for
+    cdef Pages* pages                   # NULL: the window is one record
     # [(order, packet_id)] still to be sent again after a resumption, last first; or None
     cdef object releases                # PUBRELs: all of them before anything else, whatever is in flight
     cdef object resend                  # PUBLISHes
-    cdef bint ready                     # in the router's list of sessions to be served
-    cdef bint closing
-    # of a session whose store keeps (pyx.windows):
-    cdef bint touched                   # in the router's list of windows to be stored with this tick
-    cdef bint lagging                   # in its list of those to be stored some time
-    cdef bint awaiting                  # in its list of sessions that wait for their window to be durable
-    cdef bint kept                      # something is stored of it
-    cdef bint over                      # it has ended: nothing is stored of it any more
-    cdef uint64_t committing            # ticket of its last window that something waits for
-    cdef readonly uint8_t queue_rule    # 0: the default's, else the number of a [[queue]] table (Router.set_rule)
-    cdef QueueRule rule                 # what that table says, also while the configuration has others already
-    cdef uint8_t hold                   # pyx.holding.SessionHold
-    cdef uint64_t hold_since            # ms
-    cdef uint64_t hold_messages         # what its queue held when its publishers were let go
-    cdef uint64_t hold_bytes
-    cdef list hold_filters              # the filters it has flagged, or None
-    cdef uint32_t hold_left             # so many of its first subscriptions are still to be flagged
-    cdef bint unflagging                # those that are flagged are to be so no more: before any is again
-    cdef bint flagging                  # in the router's list of sessions for which either goes on
-    cdef Pages* pages                   # NULL: the window is one record
     cdef uint32_t* arrived              # packet_id | 1 << 16, 0 = free
     cdef uint32_t arrived_cap
     cdef uint32_t arrived_count
@@ -130,24 +128,27 @@ cdef class Session:
     cdef uint32_t queue_head
     cdef uint32_t queue_count
     cdef uint32_t queue_cap
+    cdef uint32_t batch_at
     cdef uint64_t queue_bytes
+    cdef object batch                   # pyx.records.Batch being read, or None
     cdef uint64_t cursor
     cdef uint64_t stamp                 # of the router's last merge this session was in
     cdef uint32_t merged                # where
-    cdef object batch                   # pyx.records.Batch being read, or None
-    cdef uint32_t batch_at
-    cdef bint watched                   # retained messages are on their way: which topics are retained anew is noted
+    cdef uint32_t asked                 # SUBSCRIBEs that asked for retained messages
+    cdef uint64_t asked_behind          # the last position of the log when the last of them did
     cdef Seen* seen                     # an open table: linear probing, at most half full
     cdef uint32_t seen_cap
     cdef uint32_t seen_count
-    cdef uint32_t asked                 # SUBSCRIBEs that asked for retained messages
-    cdef uint64_t asked_behind          # the last position of the log when the last of them did
-    cdef uint32_t watching              # questions for retained messages that are open
+    cdef uint64_t swept                 # in which sweep siblings were told of it
     # [(from, to)] positions logged while it was offline and queue_qos0 was on, or None
     cdef list absences
     cdef list holes                     # [(from, to)] positions that were dropped because the queue was full, or None
+    # what it has not read, while it is behind and has too many filters to merge their indexes; or None
+    cdef Unread unread
+    cdef Search search                  # while that is looked for in the log; or None
+    cdef Hold hold                      # None: its publishers have never waited
+    cdef QueueRule* rule                # what its table says, also while the configuration has others; NULL: the default's
     cdef uint64_t* drops                # of this minute, by reason (pyx.tallies); NULL: none
-    cdef bint awaits_outbox             # a replay has more for it than its outbox should hold
     cdef public object replays          # broker's own: {Topic Filter: subscription that reads the archive}, or None
     cdef public object details          # broker's own: expiry, will, ...
 
@@ -174,8 +175,9 @@ cdef class Session:
     cdef void watch_no_more(self) noexcept
     # its subscription, of these options, is replaced by one that would not have what is queued: up to `last`
     cdef int keep_former(self, Subscriptions subscriptions, Membership* e, uint8_t options, uint64_t last) except -1
-    cdef list formers(self, const Membership* e)
-    cdef bint wants_formers(self, const Membership* e, set spans) except -1     # adds where they lie to the spans
+    cdef list formers(self, const Formers* formers, const Membership* e)
+    # adds where they lie to the spans
+    cdef bint wants_formers(self, const Formers* formers, const Membership* e, set spans) except -1
 
 
 cdef inline bint has_slot(Session s) noexcept:

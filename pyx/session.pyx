@@ -4,7 +4,7 @@ from cpython.ref cimport Py_INCREF, Py_XDECREF, Py_XINCREF
 from libc.stdlib cimport calloc, free, malloc
 
 
-from pyx.filters cimport Former, Membership, filter_text
+from pyx.filters cimport Former, Formers, Membership, filter_text
 from pyx.message cimport content_bytes
 from pyx.placement cimport fixed_hash
 from pyx.work cimport PLACE, OBJECT, VISIT, work
@@ -14,6 +14,11 @@ cdef enum:
     WINDOW_LAST = 65536
 
 cdef uint64_t seen_all = 0                     # topics that all sessions of the process remember
+
+
+@cython.final
+cdef class Hold:
+    pass
 
 
 @cython.final
@@ -33,11 +38,10 @@ cdef class Session:
         self.holes = None
         self.absences = None
         self.unread = None
-        self.sought = None
-        self.found = None
+        self.search = None
         self.releases = None
         self.resend = None
-        self.hold_filters = None
+        self.hold = None
         self.replays = None
         self.details = None
 
@@ -46,6 +50,7 @@ cdef class Session:
         self.clear()
         free(self.drops)
         free(self.pages)
+        free(self.rule)
 
     cdef Inflight* open_slot(self) except NULL:
         # a free slot with the next Packet Identifier; the caller has seen `has_slot`: inflight < slots_max <= 65,535
@@ -286,9 +291,7 @@ cdef class Session:
         self.batch = None
         self.batch_at = 0
         self.unread = None
-        self.sought = None
-        self.found = None
-        self.sought_anew = False
+        self.search = None
         self.holes = None
         self.absences = None
         self.watch_no_more()
@@ -379,26 +382,30 @@ cdef class Session:
         e.since = last
         return 0
 
-    cdef list formers(self, const Membership* e):
+    cdef list formers(self, const Formers* formers, const Membership* e):
         # [(options, position behind which it begins, and with which it ends)] of the stretches of the log that it is to
         # get under options it had formerly
-        cdef const Former* former = e.formers
+        cdef const Former* former
+        cdef uint32_t i = e.former
         cdef list found = []
-        while former != NULL:
+        while i:
+            former = &formers.items[i]
             if self.behind and former.up_to > self.cursor:
                 found.append((former.options, former.since, former.up_to))
-            former = former.next
+            i = former.next
         return found
 
-    cdef bint wants_formers(self, const Membership* e, set spans) except -1:
-        cdef const Former* former = e.formers
+    cdef bint wants_formers(self, const Formers* formers, const Membership* e, set spans) except -1:
+        cdef const Former* former
+        cdef uint32_t i = e.former
         cdef bint wanted = False
-        while former != NULL:
+        while i:
+            former = &formers.items[i]
             if former.up_to > self.cursor:
                 work(OBJECT)
                 spans.add((max(self.cursor, former.since), former.up_to))
                 wanted = True
-            former = former.next
+            i = former.next
         return wanted
 
     def filters(self):

@@ -20,7 +20,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from pyx.counters cimport Row
 from pyx.filters cimport (
-    Filter, Former, Group, Matches, Membership, Memberships, Subscriber, SubscriberList, filter_text,
+    Filter, Formers, Group, Matches, Membership, Memberships, Subscriber, SubscriberList, filter_text,
 )
 from pyx.hashing cimport HashKey
 from pyx.results cimport Results
@@ -45,6 +45,7 @@ cdef class Subscriptions:
     cdef Results results
     cdef Table named                    # every Group, by ShareName and Topic Filter
     cdef dict groups                    # number -> address of the Group
+    cdef Formers formers
     cdef Matches simple                 # the result while there are no wildcard filters
     cdef Filter* only                   # what simple.filters points to
 
@@ -65,6 +66,7 @@ cdef class Subscriptions:
     cdef int membership(self, Filter* f, Group* g, void* session, Memberships* own) noexcept
     # behind the others it has; FORMERS_MAX are kept, then the last one grows
     cdef int add_former(self, Membership* member, uint8_t options, uint64_t since, uint64_t up_to) except -1
+    cdef uint32_t former_place(self) except 0           # a free one
     cdef void drop_formers(self, Membership* member, uint64_t up_to) noexcept      # those that end at or before
     cdef int remove(self, Memberships* own, uint32_t i) except -1       # swaps the last membership into place i
     # and frees own.items. drop: what nobody needs any more, or else `drop_if_unused` is for the caller

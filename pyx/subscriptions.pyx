@@ -15,7 +15,7 @@ from libc.string cimport memchr, memcmp, memcpy, memset
 
 from pyx.counters cimport MATCH_DURATION, observe
 from pyx.filters cimport (
-    Elsewhere, Filter, Former, Group, Matches, Membership, Memberships, Subscriber, SubscriberList, filter_text,
+    Elsewhere, Filter, Former, Formers, Group, Matches, Membership, Memberships, Subscriber, SubscriberList, filter_text,
 )
 from pyx.hashing cimport HashKey, hash_bytes
 from pyx.kernel cimport monotonic_ns
@@ -136,6 +136,7 @@ cdef class Subscriptions:
             free(f)
         table_free(&self.table)
         table_free(&self.named)
+        free(self.formers.items)
 
     # ------------------------------------------------------------------ Filters and Groups
 
@@ -320,7 +321,7 @@ cdef class Subscriptions:
                 g.offline_durable += 1
         member = &own.items[own.count]
         member.since = 0
-        member.formers = NULL
+        member.former = 0
         member.filter = f
         member.group = g
         member.index = place
@@ -347,30 +348,50 @@ cdef class Subscriptions:
         return -1
 
     cdef int add_former(self, Membership* member, uint8_t options, uint64_t since, uint64_t up_to) except -1:
-        cdef Former** link = &member.formers
-        cdef Former* last = NULL
-        cdef uint32_t n = 0
-        while link[0] is not NULL:
-            last = link[0]
-            link = &last.next
+        cdef uint32_t place, i = member.former, last = 0, n = 0
+        cdef Former* former
+        while i:
+            last = i
+            i = self.formers.items[i].next
             n += 1
         if n >= FORMERS_MAX:                # rather what was not for it than nothing of what was
-            last.up_to = up_to
-            last.options = max(last.options & 3, options & 3) | last.options & options & 4
+            former = &self.formers.items[last]
+            former.up_to = up_to
+            former.options = max(former.options & 3, options & 3) | former.options & options & 4
             return 0
-        last = <Former*> calloc(1, sizeof(Former))
-        if last is NULL:
-            raise MemoryError()
-        last.options, last.since, last.up_to = options, since, up_to
-        link[0] = last
+        place = self.former_place()
+        former = &self.formers.items[place]
+        former.options, former.since, former.up_to, former.next = options, since, up_to, 0
+        if last:
+            self.formers.items[last].next = place
+        else:
+            member.former = place
         return 0
 
+    cdef uint32_t former_place(self) except 0:
+        cdef Formers* all_ = &self.formers
+        cdef uint32_t i, capacity, place
+        if all_.free == 0:
+            capacity = all_.capacity * 2 if all_.capacity else 16
+            items = <Former*> realloc(all_.items, capacity * sizeof(Former))
+            if items is NULL:
+                raise MemoryError()
+            all_.items = items
+            for i in range(capacity - 1, max(all_.capacity, 1) - 1, -1):
+                items[i].next = all_.free
+                all_.free = i
+            all_.capacity = capacity
+        place = all_.free
+        all_.free = all_.items[place].next
+        return place
+
     cdef void drop_formers(self, Membership* member, uint64_t up_to) noexcept:
-        cdef Former* first = member.formers
-        while first is not NULL and first.up_to <= up_to:
-            member.formers = first.next
-            free(first)
-            first = member.formers
+        cdef uint32_t first = member.former
+        while first and self.formers.items[first].up_to <= up_to:
+            member.former = self.formers.items[first].next
+            self.formers.items[first].next = self.formers.free
+            self.formers.free = first
+            first = member.former
 
     cdef void leave_list(self, Filter* f, Group* g, uint32_t index) noexcept:
         cdef SubscriberList* members = &f.plain if g is NULL else &g.members

@@ -33,3 +33,10 @@ cdef class Unread:
     # what was gathered in any order, once for each position, in front of what `later` has
     cdef int gather(self, uint64_t position, uint64_t size, LogKey key) except -1
     cdef int settle(self, Unread later) except -1
+
+
+cdef class Search:              # for what a session has not read, in the indexes of the log (pyx.bounding)
+    cdef list places            # (LogKey, behind which position, up to which) that are still to be read, last first
+    cdef Unread found
+    cdef uint64_t up_to         # behind this position its `Unread` has everything
+    cdef bint anew              # it is to begin, or to begin again

@@ -174,3 +174,9 @@ cdef class Unread:
                 i += 1
         found.truncated = i < self.tail
         return found
+
+
+@cython.final
+cdef class Search:
+    def __cinit__(self):
+        self.anew = True
