@@ -333,8 +333,12 @@ class _Recovery:
         messages: dict[int, Message] = {}
         waiting = {message_of(value) for _, value in self._node.store.scan(schema.SET_ASIDE + schema.QUEUED)}
 
+        # a record is named by its number: one that is given from now on is none of these, should the clock have been
+        # put back
         def message(key: bytes, value: bytes) -> None:
-            messages[schema.key_position(key)] = unpack_message(value)
+            number = schema.key_position(key)
+            messages[number] = unpack_message(value)
+            self._router.numbers_behind(number)
 
         def found(key: bytes, value: bytes) -> None:
             client_id, number = schema.split_queued(key)
@@ -351,6 +355,7 @@ class _Recovery:
             else:
                 raise schema.SchemaError(f"message {shared}, which is queued, is not there")
             queued.setdefault(client_id, {})[number] = unpacked
+            self._router.numbers_behind(number)
 
         self._each(schema.MESSAGE, message)
         self._each(schema.QUEUED, found)

@@ -230,7 +230,7 @@ class Retaining:
     def restore(self, session: Session, text: bytes, owed: list[tuple[int, bytes]]) -> None:
         """An earlier worker has stored it; goes on when the client is back."""
         session.watch()
-        self._wait(session, text, (session.ask(), dict(owed)))
+        self._wait(session, text, (session.ask(self._router.position), dict(owed)))
 
     def _note(self, walk: Walk) -> None:
         """A page was queued, or there are no more: as the store is to have it, together with what was queued."""

@@ -413,3 +413,42 @@ def test_a_page_that_waits_for_room_is_asked_for_once_although_the_client_goes_a
     assert not again.closed
     assert sorted(packet.topic for packet in got) == sorted(topics)
     host.check_books()
+
+
+def test_what_was_queued_is_still_there_after_a_crash_with_the_clock_put_back() -> None:
+    """Records are named by numbers that come from the clock: one that is given later is none of those that wait."""
+    host = Host(stores=[KeptStore()])
+    publisher = host.connect("publisher")
+    for i in range(8):
+        publisher.publish(f"r/{i}", f"{i}".encode(), 1, retain=True)
+    for filters in (0, 1, 2, 3), (4, 5), (6, 7):
+        subscriber = host.connect("subscriber", 5, clean=False, expiry=100, properties={"receive_maximum": 1})
+        subscriber.send(wire.subscribe(5, 9, *((f"r/{i}", 1) for i in filters)))
+        host.settle()
+        host = host.crash()
+    again = host.connect("subscriber", 5, clean=False, expiry=100)
+    assert sorted(all_of(again, 8)) == [f"r/{i}" for i in range(8)]
+
+
+def test_what_came_before_a_subscribe_is_no_answer_to_it_after_a_crash() -> None:
+    """[MQTT-3.3.1-9]: the log has a message from before the SUBSCRIBE, and its retained copy is sent all the same."""
+    host = Host(stores=[KeptStore()])
+    fill_stored(host, 1100)
+    publisher = host.connect("publisher")
+    subscriber = host.connect("subscriber", 5, clean=False, expiry=100, properties={"receive_maximum": 1})
+    subscriber.subscribe(("z", 1), ("first", 1))
+    publisher.publish("first", b"takes its only slot", 1)
+    publisher.publish("z", b"waits in the log", 1, retain=True)
+    subscriber.send(wire.subscribe(5, 9, ("+/#", 1)))
+    host.settle()
+    assert owed(host)
+    host = host.crash()
+    again = host.connect("subscriber", 5, clean=False, expiry=100)
+    came: list[tuple[str, bool]] = []
+    for _ in range(200):
+        came += [(packet.topic, packet.retain) for packet in again.receive()]
+        if len(came) >= 1103:
+            break
+        host.pass_time(0.1)
+    assert came.count(("z", False)) == 1
+    assert came.count(("z", True)) == 1
