@@ -12,40 +12,60 @@ messages, subscriptions and wills is known after each step:
     windows have their bound      the Receive Maximum of this connection, and a client may use all of ours on each
     No Local holds                for live and for retained messages
     a will comes                  once, when its delay or its session ends, and never else
+    a share comes to one member   of its group: it waits while a member lasts, and goes on when one leaves; at QoS 1
+                                  another one may get what was not acknowledged, at QoS 2 never
+    packets have their bound      the Maximum Packet Size of this connection, for all that is sent
+
+A client is of another version of MQTT at each connection, if it likes. 3.1 and 3.1.1 have Clean Session instead of an
+expiry, no Receive Maximum and no Maximum Packet Size, and 3.1 has no Session Present.
 
 Limits are small where that makes steps meet sooner: a Receive Maximum of 1, a Maximum Packet Size that some messages
-exceed.
+exceed, pages of retained messages that hold two, one look-up of them at a time.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
+from broker import retaining
 from shards.placement import home
 from tests import wire
 from tests.kept_store import KeptStore
+from tests.machine.expected import (
+    FILTERS,
+    GROUP,
+    LARGE_BYTES,
+    LASTING,
+    LIMITS,
+    MANY,
+    NAMES,
+    PACKET_BYTES,
+    PAGE,
+    QUEUED,
+    SHARED_TOPIC,
+    TOPICS,
+    WITNESS,
+    WORKERS,
+    Copy,
+    Published,
+    Sent,
+    Share,
+    Shares,
+    State,
+    Subscribed,
+    Will,
+    Wills,
+    matches,
+)
 from tests.sansio import Host, Peer
 from tests.wire import Packet
 
 __all__ = ["States"]
-
-WORKERS = 2
-NAMES = [next(f"{letter}{number}" for number in range(99) if home(f"{letter}{number}", WORKERS) == worker)
-         for worker, letter in enumerate("ab")]  # fmt: skip
-TOPICS = ["t/0", "t/1", "u"]
-FILTERS = ["t/0", "t/+", "t/#", "u", "+"]
-WITNESS = "witness"
-OUR_RECEIVE_MAXIMUM = 3
-LARGE_BYTES = 300
-PACKET_BYTES = 200
-"""A Maximum Packet Size that a large message exceeds and no other packet does."""
-LASTING = 600
 
 Filters = st.sampled_from(FILTERS)
 Topics = st.sampled_from(TOPICS)
@@ -53,114 +73,20 @@ Clients = st.sampled_from(NAMES)
 QoS = st.sampled_from([0, 1, 2])
 
 
-def matches(topic_filter: str, topic: str) -> bool:
-    """Of FILTERS and TOPICS."""
-    return topic_filter == topic or topic_filter in (("+",) if topic == "u" else ("t/+", "t/#"))
-
-
-@dataclass(frozen=True)
-class Published:
-    """A message. Its Content Type is its number."""
-
-    number: int
-    topic: str
-    qos: int
-    publisher: str
-    is_large: bool
-    is_empty: bool
-
-
-@dataclass(frozen=True)
-class Subscribed:
-    """A subscription."""
-
-    qos: int
-    no_local: bool
-    handling: int
-
-    @property
-    def options(self) -> int:
-        """The byte of SUBSCRIBE."""
-        return self.qos | self.no_local << 2 | self.handling << 4
-
-
-@dataclass
-class Copy:
-    """What a session is owed of a message."""
-
-    filters: set[str]
-    qoses: set[int]
-    is_sure: bool = True
-    """It must come; else it may."""
-    is_sent: bool = False
-
-
-@dataclass
-class Sent:
-    """Under a Packet Identifier: to a client, who has not answered it to its end."""
-
-    number: int
-    qos: int
-    is_retained: bool
-    is_released: bool = False
-    on_connection: int = 0
-
-
-@dataclass
-class Will:
-    """A will that is to be sent between these times; None: it waits for the end of a connection."""
-
-    number: int
-    delay: int
-    earliest: int | None = None
-    latest: int | None = None
-
-
-@dataclass
-class State:
-    """Of a client id."""
-
-    peer: Peer | None = None
-    connection: int = 0
-    is_there: bool = False
-    expiry: int = 0
-    expires: int | None = None
-    receive_maximum: int = 65_535
-    is_small: bool = False
-    filters: dict[str, Subscribed] = field(default_factory=dict)
-    copies: dict[int, Copy] = field(default_factory=dict)
-    retained: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """(number, QoS) of retained messages that must come."""
-    may_retained: set[int] = field(default_factory=set)
-    sent: dict[int, Sent] = field(default_factory=dict)
-    """By Packet Identifier."""
-    done: set[int] = field(default_factory=set)
-    """Numbers whose live copy was answered."""
-    again: set[int] = field(default_factory=set)
-    """Of QoS 1 and answered; a crash may bring them back."""
-    unreleased: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """QoS 2 publishes of its own without PUBREL: Packet Identifier -> (message, connection)."""
-    released: set[int] = field(default_factory=set)
-    """Packet Identifiers of QoS 2 messages that came to their end."""
-    released_again: set[int] = field(default_factory=set)
-    """Likewise, before a crash, which may have lost the PUBCOMP."""
-    answers: list[Packet] = field(default_factory=list)
-    will: Will | None = None
-
-
 class States(RuleBasedStateMachine):
     """See the top."""
 
     def __init__(self) -> None:
         super().__init__()
+        self._former = retaining._PAGE, retaining._QUEUED_MAX
+        retaining._PAGE, retaining._QUEUED_MAX = PAGE, QUEUED
         stores = [KeptStore() for _ in range(WORKERS)]
-        self.host = Host(WORKERS, stores=stores, limits={"receive_maximum": OUR_RECEIVE_MAXIMUM})
+        self.host = Host(WORKERS, stores=stores, limits=LIMITS)
         self.states = {name: State() for name in NAMES}
         self.messages: dict[int, Published] = {}
+        self.shares = Shares()
         self.retained: dict[str, int] = {}
-        self.wills: list[Will] = []
-        self.may_wills: set[int] = set()
-        self.seen_wills: set[int] = set()
+        self.wills = Wills()
         self.numbers = 0
         self._connect_witness()
         for name in NAMES:
@@ -170,7 +96,9 @@ class States(RuleBasedStateMachine):
         # who is away comes back
         state = self.states[name]
         if state.peer is None:
-            self.connect(name=name, clean=False, expiry=LASTING, receive_maximum=1, is_small=False, will=None)
+            self.connect(
+                name=name, version=5, clean=False, expiry=LASTING, receive_maximum=1, is_small=False, will=None
+            )
         assert state.peer is not None
         return state, state.peer
 
@@ -187,6 +115,7 @@ class States(RuleBasedStateMachine):
 
     @rule(
         name=Clients,
+        version=st.sampled_from([5, 5, 5, 4, 3]),
         clean=st.booleans(),
         expiry=st.sampled_from([0, 5, LASTING, LASTING]),
         receive_maximum=st.sampled_from([1, 1, 2, 65_535]),
@@ -194,33 +123,41 @@ class States(RuleBasedStateMachine):
         will=st.sampled_from([None, 0, 2, 8]),
     )
     def connect(
-        self, name: str, clean: bool, expiry: int, receive_maximum: int, is_small: bool, will: int | None
+        self, name: str, version: int, clean: bool, expiry: int, receive_maximum: int, is_small: bool, will: int | None
     ) -> None:
         """A session begins, goes on, or is taken over."""
         state = self.states[name]
+        if version < 5:
+            expiry, receive_maximum, is_small = 0 if clean else LASTING, 65_535, False
+            will = None if will is None else 0
+        if version == 3 and not state.expiry:
+            self.lose(name=name)  # whether a session goes on that ends with its connection is not told
         is_sure = state.peer is None or state.expiry > 0
         goes_on = state.is_there and not clean
         number = self._next()
         self._close(state)
-        peer = self.host.open(5, home(name, WORKERS))
+        peer = self.host.open(version, home(name, WORKERS))
         peer.client_id = name
         properties: dict[str, Any] = {"receive_maximum": receive_maximum, "session_expiry_interval": expiry}
         if is_small:
             properties["maximum_packet_size"] = PACKET_BYTES
         said = None
         if will is not None:
-            said = wire.Will(f"will/{name}", b"%d" % number, 2, properties={"will_delay_interval": will})
-        peer.send(wire.connect(5, name, clean=clean, properties=properties, will=said))
+            said = wire.Will(
+                f"will/{name}", b"%d" % number, 2, properties={"will_delay_interval": will} if version == 5 else {}
+            )
+        peer.send(wire.connect(version, name, clean=clean, properties=properties if version == 5 else {}, will=said))
         self.host.settle()
         connack = peer.next("CONNACK")
         assert connack.reason == 0
+        is_present = connack.session_present if version > 3 else goes_on
         if is_sure:
-            assert connack.session_present == goes_on, f"Session Present {connack.session_present} for {name}"
-        self._opened(state, peer, connack.session_present)
+            assert is_present == goes_on, f"Session Present {is_present} for {name}"
+        self._opened(state, peer, is_present)
         state.expiry, state.receive_maximum, state.is_small = expiry, receive_maximum, is_small
         state.will = None if will is None else Will(number, will)
         if is_small:
-            self._too_large(state)
+            state.drop_too_large(self.messages)
         self._look()
 
     def _close(self, state: State) -> None:
@@ -232,37 +169,29 @@ class States(RuleBasedStateMachine):
     def _opened(self, state: State, peer: Peer, goes_on: bool) -> None:
         will = self._pending(state)
         if will is not None:
-            if not goes_on or (will.earliest is not None and will.earliest <= self.host.now_ms):
-                will.earliest = will.latest = self.host.now_ms
-            elif will.delay == 0:
-                will.latest = self.host.now_ms
-            else:
-                self.wills.remove(will)
-                if will.latest != will.earliest:
-                    self.may_wills.add(will.number)
+            self.wills.came_back(will, goes_on, self.host.now_ms)
         if not goes_on:
             self._forget(state)
         state.peer, state.is_there, state.expires = peer, True, None
         state.connection += 1
 
-    def _too_large(self, state: State) -> None:
-        # what this connection may not be sent is dropped
-        for number, copy in state.copies.items():
-            copy.is_sure = copy.is_sure and not self.messages[number].is_large
-        for number, qos in list(state.retained):
-            if self.messages[number].is_large:
-                state.may_retained.add(number)
-                del state.retained[number, qos]
-        state.sent = {each: sent for each, sent in state.sent.items() if not self.messages[sent.number].is_large}
-
     def _pending(self, state: State) -> Will | None:
-        return state.will if state.will in self.wills else None
+        return state.will if state.will in self.wills.pending else None
 
     def _forget(self, state: State) -> None:
+        for sent in state.sent.values():
+            if sent.number in self.shares:
+                self.shares.given_back(sent)
+        state.joined = None
         state.filters, state.copies, state.retained = {}, {}, Counter()
         state.sent, state.done, state.again, state.may_retained = {}, set(), set(), set()
-        state.unreleased = {}
+        state.unreleased, state.live = {}, {}
         state.is_there = False
+        self._left()
+
+    def _left(self) -> None:
+        if all(state.joined is None for state in self.states.values()):
+            self.shares.without_members()
 
     def _ended(self, state: State) -> None:
         """Its connection is gone, not by DISCONNECT."""
@@ -273,9 +202,7 @@ class States(RuleBasedStateMachine):
                 state.may_retained.add(number)
                 del state.retained[number, qos]
         if state.will is not None:
-            state.will.earliest = self.host.now_ms + min(state.will.delay, state.expiry) * 1000
-            state.will.latest = state.will.earliest
-            self.wills.append(state.will)
+            self.wills.left(state.will, state.expiry, self.host.now_ms)
         if not state.expiry:
             self._forget(state)
 
@@ -303,6 +230,10 @@ class States(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1, 3, 6]))
     def wait(self, seconds: int) -> None:
         """Time passes: wills and sessions come to their end."""
+        self._pass(seconds)
+        self._look()
+
+    def _pass(self, seconds: float) -> None:
         self.host.pass_time(seconds)
         for state in self.states.values():
             if state.is_there and state.peer is None and state.expires is not None:
@@ -311,7 +242,6 @@ class States(RuleBasedStateMachine):
                 elif state.expires <= self.host.now_ms + 1000:
                     state.expires = None
                     self._close_call(state)
-        self._look()
 
     def _close_call(self, state: State) -> None:
         # whether it is over depends on less than the timers' own step: it is, when another second has passed
@@ -322,6 +252,9 @@ class States(RuleBasedStateMachine):
     def crash(self) -> None:
         """All workers are killed, and begin again with what was durable."""
         self._look()
+        self._unsure_of_walks()
+        loses = any(state.is_there and not state.expiry for state in self.states.values())
+        self.shares.crashed(loses, self.messages)
         self.host = self.host.crash()
         for state in self.states.values():
             pending = self._pending(state)
@@ -338,11 +271,32 @@ class States(RuleBasedStateMachine):
         self._connect_witness()
         self._look()
 
+    def _unsure_of_walks(self) -> None:
+        # a look-up that has not ended begins anew, with what is retained by then
+        for name, state in self.states.items():
+            self._asks(state)
+            if state.is_there and self._is_looking(name):
+                for topic, number in self.retained.items():
+                    if any(matches(text, topic) for text in state.filters):
+                        state.may_retained.add(number)
+
+    def _asks(self, state: State) -> None:
+        # what came as it was until now is no answer
+        state.asked, state.live = max(self.messages, default=0), {}
+
+    def _is_looking(self, name: str) -> bool:
+        session = self.host.nodes[home(name, WORKERS)].sessions.get(name)
+        return session is not None and bool(session.details.walks or session.details.walks_waiting)
+
     def _unsure_of_qos_1(self, state: State) -> None:
         # it may be sent before it is durable: then it comes as if it had never been sent
         for packet_id, sent in list(state.sent.items()):
             if sent.qos == 1:
                 del state.sent[packet_id]
+                if sent.number in self.shares:
+                    self.shares[sent.number].holder = None
+                if sent.number in state.copies and not sent.is_retained:
+                    state.copies[sent.number].is_sent = False
                 if sent.is_retained:
                     state.may_retained.add(sent.number)
                     if self.retained.get(self.messages[sent.number].topic) == sent.number:
@@ -363,17 +317,20 @@ class States(RuleBasedStateMachine):
         """SUBSCRIBE, while messages that are not retained pass."""
         state, peer = self._there(name)
         is_new = text not in state.filters
-        peer.send(wire.subscribe(5, peer.packet_id(), (text, subscribed.options)))
+        if peer.version < 5:
+            subscribed = Subscribed(subscribed.qos, False, 0)
+        if self._is_looking(name):
+            state.asked_again(text, self.messages)
+        peer.send(wire.subscribe(peer.version, peer.packet_id(), (text, subscribed.options)))
         former = state.filters.get(text)
         state.filters[text] = subscribed
-        for (
-            number,
-            copy,
-        ) in state.copies.items():  # options are those in force when it is sent; no queue is lost by them
+        # options are those in force when it is sent; no queue is lost by them
+        for number, copy in state.copies.items():
             message = self.messages[number]
             if not copy.is_sent and matches(text, message.topic) and (qos := min(message.qos, subscribed.qos)):
                 copy.qoses.add(qos)
         if subscribed.handling == 0 or (subscribed.handling == 1 and is_new):
+            self._asks(state)
             for topic, number in self.retained.items():
                 message = self.messages[number]
                 if matches(text, topic) and not (subscribed.no_local and message.publisher == name):
@@ -382,7 +339,7 @@ class States(RuleBasedStateMachine):
             for _ in range(turns):
                 self.host.turn()
             other = self.states[publisher]
-            if other.peer is not None and qos < 2 and not (qos and self._own_window_is_full(other)):
+            if other.peer is not None and qos < 2 and not (qos and other.own_window_is_full()):
                 number = self._publish(publisher, topic, qos, False, False)
                 self._unsure(state, number, former)
         self._look()
@@ -413,18 +370,49 @@ class States(RuleBasedStateMachine):
         state, peer = self._there(name)
         if text not in state.filters:
             return
-        peer.send(wire.unsubscribe(5, peer.packet_id(), text))
+        peer.send(wire.unsubscribe(peer.version, peer.packet_id(), text))
         self._look()
         self._answer(state, "UNSUBACK")
         del state.filters[text]
-        for copy in state.copies.values():
+        for number, copy in state.copies.items():
             if not copy.is_sent and text in copy.filters:
-                copy.qoses.add(0)
-                copy.is_sure = False
-        for number, qos in list(state.retained):
-            if matches(text, self.messages[number].topic):
-                state.may_retained.add(number)
-                del state.retained[number, qos]
+                left = {
+                    min(self.messages[number].qos, state.filters[each].qos)
+                    for each in copy.filters
+                    if each in state.filters
+                }
+                copy.qoses |= left | {0}
+                copy.is_sure = copy.is_sure and max(left, default=0) > 0
+        state.asked_again(text, self.messages)
+
+    # ------------------------------------------------------------ the group
+
+    @rule(name=Clients, qos=st.sampled_from([1, 2]))
+    def join(self, name: str, qos: int) -> None:
+        """A shared subscription."""
+        state, peer = self._there(name)
+        peer.send(wire.subscribe(peer.version, peer.packet_id(), (GROUP, qos)))
+        self._look()
+        assert self._answer(state, "SUBACK").codes == (qos,)
+        state.joined = qos
+
+    @rule(name=Clients)
+    def part(self, name: str) -> None:
+        """What was not sent to it goes to another member."""
+        state, peer = self._there(name)
+        if state.joined is None:
+            return
+        state.joined = None
+        peer.send(wire.unsubscribe(peer.version, peer.packet_id(), GROUP))
+        self._left()
+        self._look()
+        self._answer(state, "UNSUBACK")
+
+    @rule(name=Clients, qoses=st.lists(QoS, min_size=1, max_size=4))
+    def share(self, name: str, qoses: Sequence[int]) -> None:
+        """Messages to the group."""
+        for qos in qoses:
+            self.publish(name=name, topic=SHARED_TOPIC, qos=qos, retain=False, is_large=False, again=False)
 
     # ------------------------------------------------------------ publishing
 
@@ -432,32 +420,36 @@ class States(RuleBasedStateMachine):
     def publish(self, name: str, topic: str, qos: int, retain: bool, is_large: bool, again: bool) -> None:
         """A message, answered to its end. `again`: the client sends it twice before it goes on."""
         state, peer = self._there(name)
-        if qos and self._own_window_is_full(state):
+        if qos and state.own_window_is_full():
             return
         number = self._publish(name, topic, qos, retain, is_large)
         if again and qos == 2:
             self.host.settle()
-            peer.send(self._packet(number, peer._packet_id, retain, dup=True))
+            peer.send(self._packet(peer, number, peer._packet_id, retain, dup=True))
         self._look()
         if qos == 1:
             self._answer(state, "PUBACK")
         elif qos == 2:
             for _ in range(1 + again):
-                assert self._answer(state, "PUBREC").reason < 0x80
-            peer.ack("PUBREL", peer._packet_id)
-            self._look()
-            assert self._answer(state, "PUBCOMP").reason == 0
+                self._received(state)
+            self._release(state, peer._packet_id)
+
+    @rule(name=Clients)
+    def retain_many(self, name: str) -> None:
+        """More retained messages than a page has."""
+        for topic in MANY:
+            self.publish(name=name, topic=topic, qos=1, retain=True, is_large=False, again=False)
 
     @rule(name=Clients, topic=Topics)
     def publish_without_end(self, name: str, topic: str) -> None:
         """QoS 2, without PUBREL."""
         state, peer = self._there(name)
-        if self._own_window_is_full(state):
+        if state.own_window_is_full():
             return
         number = self._publish(name, topic, 2, False, False)
         state.unreleased[peer._packet_id] = number, state.connection
         self._look()
-        assert self._answer(state, "PUBREC").reason < 0x80
+        self._received(state)
 
     @rule(name=Clients, again=st.booleans())
     def release(self, name: str, again: bool) -> None:
@@ -467,11 +459,18 @@ class States(RuleBasedStateMachine):
             return
         packet_id = next(iter(state.unreleased))
         number, connection = state.unreleased.pop(packet_id)
-        if again and (connection == state.connection or not self._own_window_is_full(state)):
-            peer.send(self._packet(number, packet_id, False, dup=True))
+        if again and (connection == state.connection or not state.own_window_is_full()):
+            peer.send(self._packet(peer, number, packet_id, False, dup=True))
             self._look()
-            assert self._answer(state, "PUBREC").reason < 0x80
-        peer.ack("PUBREL", packet_id)
+            self._received(state)
+        self._release(state, packet_id)
+
+    def _received(self, state: State) -> None:
+        assert self._answer(state, "PUBREC").reason < 0x80
+
+    def _release(self, state: State, packet_id: int) -> None:
+        assert state.peer is not None
+        state.peer.ack("PUBREL", packet_id)
         self._look()
         assert self._answer(state, "PUBCOMP").reason == 0
 
@@ -479,27 +478,24 @@ class States(RuleBasedStateMachine):
     def clear(self, topic: str, name: str) -> None:
         """The retained message goes."""
         state, _ = self._there(name)
-        if self._own_window_is_full(state):
+        if state.own_window_is_full():
             return
         self._publish(name, topic, 1, True, False, is_empty=True)
         self._look()
         self._answer(state, "PUBACK")
 
-    def _own_window_is_full(self, state: State) -> bool:
-        own = sum(connection == state.connection for _, connection in state.unreleased.values())
-        return own >= OUR_RECEIVE_MAXIMUM
-
-    def _packet(self, number: int, packet_id: int, retain: bool, dup: bool = False) -> bytes:
+    def _packet(self, peer: Peer, number: int, packet_id: int, retain: bool, dup: bool = False) -> bytes:
         message = self.messages[number]
-        body = b"" if message.is_empty else b"x" * (LARGE_BYTES if message.is_large else 1)
-        properties = {"content_type": str(number)}
+        body = b"" if message.is_empty else b"%d" % number
+        if message.is_large:
+            body = body.ljust(LARGE_BYTES)
         flags: dict[str, Any] = {"qos": message.qos, "packet_id": packet_id, "retain": retain, "dup": dup}
-        return wire.publish(5, message.topic, body, properties=properties, **flags)
+        return wire.publish(peer.version, message.topic, body, **flags)
 
     def _publish(self, name: str, topic: str, qos: int, retain: bool, is_large: bool, is_empty: bool = False) -> int:
         # sent, not settled
         number = self._next()
-        message = self.messages[number] = Published(number, topic, qos, name, is_large, is_empty)
+        message = self.messages[number] = Published(number, topic, qos, name, is_large, is_empty, retain)
         peer = self.states[name].peer
         assert peer is not None
         packet_id = peer.packet_id() if qos else 0
@@ -507,12 +503,15 @@ class States(RuleBasedStateMachine):
             packet_id = peer.packet_id()
         for other, state in self.states.items():
             self._owe(state, other, message)
+        if topic == SHARED_TOPIC:
+            is_sure = qos > 0 and any(state.joined is not None for state in self.states.values())
+            self.shares[number] = Share(is_sure)
         if retain:
-            self._overtaken(topic)
+            self._overtaken(topic, number)
             self.retained[topic] = number
             if is_empty:
                 del self.retained[topic]
-        peer.send(self._packet(number, packet_id, retain))
+        peer.send(self._packet(peer, number, packet_id, retain))
         return number
 
     def _owe(self, state: State, name: str, message: Published) -> None:
@@ -528,9 +527,12 @@ class States(RuleBasedStateMachine):
         is_sure = max(qoses) > 0 and not too_large
         state.copies[message.number] = Copy(set(found), {max(qoses)}, is_sure)
 
-    def _overtaken(self, topic: str) -> None:
+    def _overtaken(self, topic: str, newer: int) -> None:
         # a retained copy that has not come yet need not come: a newer one has
-        for state in self.states.values():
+        for name, state in self.states.items():
+            # a look-up that goes on may find it, too
+            if self._is_looking(name) and any(matches(text, topic) for text in state.filters):
+                state.may_retained.add(newer)
             for number, qos in list(state.retained):
                 if self.messages[number].topic == topic:
                     state.may_retained.add(number)
@@ -551,7 +553,9 @@ class States(RuleBasedStateMachine):
             return
         for _ in range(1000):
             if not self._acknowledge(state, 100):
-                break
+                if not self._is_looking(name):
+                    break
+                self._pass(0.1)
         missing = [number for number, copy in state.copies.items() if copy.is_sure]
         assert not missing, f"{name} never got {[self.messages[number] for number in missing]}"
         assert not +state.retained, f"{name} never got the retained {state.retained}"
@@ -582,7 +586,9 @@ class States(RuleBasedStateMachine):
         sent = state.sent.pop(packet_id)
         if sent.qos == 2:
             state.released.add(packet_id)
-        if not sent.is_retained:
+        if sent.number in self.shares:
+            self.shares.answered(sent.number)
+        elif not sent.is_retained:
             state.done.add(sent.number)
             state.copies.pop(sent.number, None)
 
@@ -604,27 +610,16 @@ class States(RuleBasedStateMachine):
                     self._came(name, state, state.peer.packets.popleft())
             self.host.settle()
         for packet in self.witness.receive():
-            self._will_came(int(packet.payload))
-        now = self.host.now_ms
-        for will in list(self.wills):
-            if will.latest is not None and will.latest < now - 200:
-                assert will.number in self.seen_wills, f"the will {will} never came"
-                self.wills.remove(will)
+            self.wills.came(int(packet.payload), self.host.now_ms)
+        self.wills.due(self.host.now_ms)
         for name, state in self.states.items():
             own = [each for each in state.sent.values() if each.on_connection == state.connection]
             assert len(own) <= state.receive_maximum, f"{name}: {len(own)} unanswered"
-            assert state.peer is None or not state.peer.closed, f"{name} was closed"
-
-    def _will_came(self, number: int) -> None:
-        assert number not in self.seen_wills, f"the will {number} came twice"
-        self.seen_wills.add(number)
-        if number in self.may_wills:
-            return
-        (will,) = (each for each in self.wills if each.number == number)
-        assert will.earliest is not None
-        assert will.earliest <= self.host.now_ms, f"{will} came too soon"
+            assert state.peer is None or not state.peer.closed, f"{name} was closed: {state.answers}"
 
     def _came(self, name: str, state: State, packet: Packet) -> None:
+        size = len(packet.body) + 2 + (len(packet.body) > 127)
+        assert not state.is_small or size <= PACKET_BYTES, f"{name}: {packet} has {size} bytes"
         if packet.kind == "PUBREL":
             assert state.peer is not None
             state.peer.ack("PUBCOMP", packet.packet_id)
@@ -638,12 +633,15 @@ class States(RuleBasedStateMachine):
             state.answers.append(packet)
 
     def _published(self, name: str, state: State, packet: Packet) -> None:
-        number = int(packet.properties["content_type"])
+        number = int(packet.payload) if packet.payload else state.without_payload(packet, self.messages)
         message = self.messages[number]
         assert packet.topic == message.topic
-        assert not (state.is_small and message.is_large), f"{name}: {packet} is too large"
         if packet.qos and packet.packet_id in state.sent:
             self._sent_again(name, state, packet, number)
+        elif number in self.shares:
+            self.shares.came(name, packet, message)
+            if packet.qos:
+                self._keep(state, packet, number, False)
         elif packet.retain:
             self._came_retained(name, state, packet, number)
         else:
@@ -657,6 +655,8 @@ class States(RuleBasedStateMachine):
         before.on_connection = state.connection
 
     def _came_retained(self, name: str, state: State, packet: Packet, number: int) -> None:
+        live = state.live.get(packet.topic, 0)
+        assert number > live, f"{name}: {packet} is no newer than {live}, which came as it was"
         if state.retained[number, packet.qos] > 0:
             state.retained[number, packet.qos] -= 1
         else:
@@ -671,6 +671,8 @@ class States(RuleBasedStateMachine):
             assert copy is not None, f"{name}: {packet} is not for it, or came before"
             assert packet.qos in copy.qoses, f"{name}: {packet} instead of QoS {copy.qoses}"
             copy.is_sent = True
+        if self.messages[number].is_to_retain and number > state.asked:
+            state.live[packet.topic] = max(number, state.live.get(packet.topic, 0))
         if packet.qos == 0:
             state.copies.pop(number, None)
             state.done.add(number)
@@ -685,6 +687,13 @@ class States(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Who is there takes all, and the books are right."""
-        for name in NAMES:
-            self.take_all(name=name)
-        self.host.check_books()
+        try:
+            for name in [name for name in NAMES if self.states[name].is_there]:
+                self._there(name)
+            for name in NAMES * 2:
+                self.take_all(name=name)
+            missing = [number for number, share in self.shares.items() if share.is_sure and not share.is_done]
+            assert not missing, f"no member got {[self.messages[number] for number in missing]}"
+            self.host.check_books()
+        finally:
+            retaining._PAGE, retaining._QUEUED_MAX = self._former

@@ -13,7 +13,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.machine.states import States
 
 SETTINGS = settings(
-    max_examples=700,
+    max_examples=1500,
     stateful_step_count=40,
     deadline=None,
     database=None,
