@@ -8,10 +8,13 @@ import dataclasses
 import inspect
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from broker import replay_sources
+from broker.replay_sources import Sources
+from broker.retaining import Retaining
 from leveldb_store import snapshot
 from leveldb_store.archive_schema import ArchivedMessage, decode_block, encode_head
 from leveldb_store.schema import StoredMessage, StoredQueued, encode_message, encode_queued
@@ -22,7 +25,7 @@ from pyx.records import Packed
 from pyx.stored import pack_stored, unpack_stored
 from pyx.windows import unpack_queued
 from tests import record_forms
-from tests.record_forms import FORMS, MODULES, REFUSALS, Case, Form, at_every_length, fields_of
+from tests.record_forms import FORMS, MESSAGE, MODULES, REFUSALS, Case, Form, at_every_length, fields_of
 from tests.unit import records_adapter as adapter
 from zmq_mesh.envelope import Entry, encode_entry
 
@@ -182,3 +185,83 @@ def test_the_manifest_of_a_snapshot(tmp_path: Path, value: int) -> None:
     )  # fmt: skip
     (tmp_path / snapshot.NAME).write_text(json.dumps(dataclasses.asdict(manifest)))
     assert read_manifest(tmp_path) == manifest
+
+
+# -------------------------------------------------------------------------------------- words between workers
+
+NUMBERS = (0, 1, 2**64 - 2, 2**64 - 1)
+LENGTHS = (1, 65_534, 65_535)
+
+
+class Heard:
+    """Stands for what is around a part of the broker: calls are noted, and nothing happens."""
+
+    def __init__(self, **known: Any) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.__dict__.update(known)
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: self.calls.append((name, arguments))
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("number", NUMBERS)
+def test_questions_of_replays(number: int, length: int) -> None:
+    for bytes_max in (0, 1, 2**32 - 2, 2**32 - 1):
+        question = replay_sources.Question(1, number, b"f" * length, number, number, bytes_max)
+        for at_once in (False, True):
+            heard = Heard()
+            Sources.asked(cast(Any, heard), 1, replay_sources.read_of(question, at_once))
+            ((_, (found, once)),) = heard.calls
+            assert once is at_once
+            for name in ("peer", "number", "filter", "after", "start", "bytes_max"):
+                assert getattr(found, name) == getattr(question, name)
+    with pytest.raises(REFUSALS):
+        replay_sources.read_of(replay_sources.Question(1, 2**64, b"f", 0, 0, 0), False)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("number", NUMBERS)
+def test_where_replays_may_begin(number: int, length: int) -> None:
+    filters = [b"f" * length, b"g", b"h" * length]
+    asked: list[bytes] = []
+
+    def start(text: bytes) -> int:
+        asked.append(text)
+        return number
+
+    router, archive = Heard(next_number=lambda: number), Heard(start=start)
+    Sources.probed(cast(Any, Heard(_archive=archive, _router=router)), 1, replay_sources.probe_of(number, filters))
+    assert asked == filters
+    ((_, (peer, word, answer)),) = router.calls
+    assert (peer, word) == (1, b"O")
+    assert replay_sources.starts_of(answer) == (number, number, [number] * 3)
+    with pytest.raises(REFUSALS):
+        replay_sources.probe_of(number, [b"f" * 65_536])
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("number", NUMBERS)
+def test_questions_for_retained_messages(number: int, length: int) -> None:
+    text, at, message = b"f" * length, b"t" * length, made(MESSAGE.sample)
+    router, queued = Heard(), Heard()
+    for after in (b"", at):
+        walk = Heard(parts={1: after}, filter=text)
+        questions = {number: (walk, 1)}
+        asking = Heard(_questions=questions, _node=Heard(is_ready=bool), _router=router)
+        Retaining._put(cast(Any, asking), number)
+        _, (_, word, question) = router.calls.pop()
+        assert word == b"?"
+        Retaining.asked(cast(Any, queued), 1, question)
+        _, (asked,) = queued.calls.pop()
+        assert (asked.peer, asked.number, asked.filter, asked.after) == (1, number, text, after)
+        for further in (None, at):
+            page = Heard(_page=lambda *_, further=further: ([message], further), _router=router)
+            Retaining._answer(cast(Any, page), asked)
+            _, (_, word, answer) = router.calls.pop()
+            assert word == b"!"
+            node = Heard()
+            Retaining.answered(cast(Any, Heard(_questions=questions, _node=node, _take_page=None)), 1, answer)
+            ((_, (_, _, found, goes_on, messages)),) = node.calls
+            assert (found, goes_on) == (number, further)
+            assert [found_in(each) for each in unpack_stored(messages, lambda _: -1)] == [MESSAGE.sample]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import socket
+import struct
 from collections.abc import Iterator
 
 import pytest
@@ -54,6 +55,23 @@ def test_unread_bytes_of_any_size_arrive_with_the_connection(pair: Pair, connect
         home.sendall(b"hello")
     assert connection[1].recv(10) == b"hello"
     assert handoff.receive(receive) is None
+
+
+@pytest.mark.parametrize("host", [0, 1, 254, 255, 256])
+@pytest.mark.parametrize("number", [0, 1, 65_534, 65_535, 65_536])
+def test_each_field_at_each_of_its_lengths(pair: Pair, connection: Pair, number: int, host: int) -> None:
+    send, receive = pair
+    arguments = connection[0].fileno(), b"x", 1e9, ("h" * host, number), number
+    if number > 65_535:
+        with pytest.raises(struct.error):
+            handoff.send(send, *arguments)
+        return
+    assert handoff.send(send, *arguments)
+    got = handoff.receive(receive)
+    assert got is not None
+    os.close(got.fd)
+    assert (got.unread, got.peer, got.listener) == (b"x", ("h" * min(host, 255), number), number)
+    assert got.remaining_seconds > 9e8
 
 
 def test_time_spent_waiting_counts(pair: Pair, connection: Pair) -> None:
