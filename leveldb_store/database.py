@@ -36,6 +36,9 @@ from leveldb_store.room import RESERVE_NAMES, Room
 from leveldb_store.wal import cut_at_damage, cut_torn_end
 
 _NO_ROOM = os.strerror(errno.ENOSPC)
+OPEN_SECONDS: Final = 5.0
+"""So long a database is tried to be opened that finds no room: a compaction of another one may have it for a moment."""
+_AGAIN_SECONDS = 0.5
 PAGE_RECORDS_MAX: Final = 1000
 PAGE_BYTES_MAX: Final = 1 << 20
 
@@ -168,7 +171,7 @@ class Database:
             raise
         return db
 
-    def _open_or_repair(self, say: Callable[[str], None]) -> plyvel.DB:
+    def _open_or_repair(self, say: Callable[[str], None], until: float | None = None) -> plyvel.DB:
         files = {entry.name for entry in self.path.iterdir()}
         is_there = any(name.startswith("MANIFEST-") or name.endswith((".ldb", ".sst", ".log")) for name in files)
         if is_there and "CURRENT" not in files:
@@ -180,7 +183,13 @@ class Database:
                 raise StoreError(f"the store {self.path} is in use by another process") from None
             if _NO_ROOM in str(error) and self.room.release():
                 say(f"the disk of the store {self.path} is full: it is opened with the room of its reserve")
-                return self._open_or_repair(say)
+                return self._open_or_repair(say, until)
+            if _NO_ROOM in str(error) and is_there and (until is None or time.monotonic() < until):
+                if until is None:
+                    until = time.monotonic() + OPEN_SECONDS
+                    say(f"the disk of the store {self.path} is full: it is tried again for {OPEN_SECONDS:.0f} s")
+                time.sleep(_AGAIN_SECONDS)
+                return self._open_or_repair(say, until)
             if "No such file" not in str(error) and "NotFound" not in str(error):
                 raise StoreError(f"the store {self.path} cannot be opened: {told(error)}") from None
             return self._repaired(told(error), say)

@@ -12,6 +12,8 @@ from pathlib import Path
 import plyvel
 import pytest
 
+from leveldb_store import database
+from leveldb_store.contract import StoreError
 from leveldb_store.database import Database, Options
 from leveldb_store.room import RESERVE_NAMES
 from leveldb_store.store import LevelStore
@@ -107,6 +109,7 @@ def test_a_full_disk_is_waited_for(small_disk: Path) -> None:
 
 
 SMALL = Options(write_buffer_bytes=256 << 10, reserve_bytes=50 << 20)
+PLAIN = Options(write_buffer_bytes=256 << 10)
 
 
 def has_reserve(disk: Path) -> bool:
@@ -212,3 +215,30 @@ def test_it_closes_while_the_disk_refuses(tmp_path: Path, monkeypatch: pytest.Mo
     store = LevelStore(tmp_path / "0")
     assert all_rows(store, b"a") == []
     store.close()
+
+
+def test_a_store_without_a_reserve_waits_for_room_that_somebody_gives_back(small_disk: Path) -> None:
+    """Another store's compaction had the last of it."""
+    store = LevelStore(small_disk / "0", options=PLAIN, say=pytest.fail)
+    wait_durable(store, Writer(store).append((os.urandom(100_000), (b"a",))))
+    store.close()
+    others = fill(small_disk)
+    said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        others.unlink()
+
+    store = LevelStore(small_disk / "0", options=PLAIN, say=say)
+    assert len(all_rows(store, b"a")) == 1
+    store.close()
+    (line,) = said
+    assert "is full: it is tried again for 5 s" in line
+
+
+def test_a_store_for_which_there_is_no_room_is_named(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "OPEN_SECONDS", 0.6)
+    LevelStore(small_disk / "0", options=PLAIN, say=pytest.fail).close()
+    fill(small_disk)
+    with pytest.raises(StoreError, match=r"cannot be opened: .*No space left on device"):
+        LevelStore(small_disk / "0", options=PLAIN, say=lambda _: None)

@@ -242,6 +242,8 @@ def test_a_full_disk_refuses_another_number_of_workers(tmp_path: Path, name: str
                 assert "Traceback" not in broker.stderr(said)
                 assert settled(str(data)).generation == 0
                 assert {path.name for path in data.iterdir()} == files
+            others.unlink()
+            os.truncate(fill(disk), others.stat().st_size - (20 << 20))  # (there is no room for a reserve)
             broker.workers = 2
             broker.start()
             sleeper = client(sleepers[0])
