@@ -416,7 +416,9 @@ cdef class Router(Ending):
         earlier, or not wanted; the stretches before that which it is to get all the same, as `Session.formers`)."""
         cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
         cdef int held = self.subscriptions.membership(f, NULL, <void*>s, &s.own) if f != NULL else -1
-        return (s.own.items[held].since, s.formers(&self.subscriptions.formers, &s.own.items[held])) if held >= 0 else (0, [])
+        if held < 0:
+            return 0, []
+        return s.own.items[held].since, s.formers(&self.subscriptions.formers, &s.own.items[held])
 
     def terms(self, Session s not None, bytes text not None):
         """(options, Subscription Identifier) of its subscription to this Topic Filter, or None."""

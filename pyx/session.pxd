@@ -147,7 +147,8 @@ cdef class Session:             # one for each client: it has no gaps, and what 
     cdef Unread unread
     cdef Search search                  # while that is looked for in the log; or None
     cdef Hold hold                      # None: its publishers have never waited
-    cdef QueueRule* rule                # what its table says, also while the configuration has others; NULL: the default's
+    # what its table says, also while the configuration has others already; NULL: it has none
+    cdef QueueRule* rule
     cdef uint64_t* drops                # of this minute, by reason (pyx.tallies); NULL: none
     cdef public object replays          # broker's own: {Topic Filter: subscription that reads the archive}, or None
     cdef public object details          # broker's own: expiry, will, ...

@@ -15,7 +15,8 @@ from libc.string cimport memchr, memcmp, memcpy, memset
 
 from pyx.counters cimport MATCH_DURATION, observe
 from pyx.filters cimport (
-    Elsewhere, Filter, Former, Formers, Group, Matches, Membership, Memberships, Subscriber, SubscriberList, filter_text,
+    Elsewhere, Filter, Former, Formers, Group, Matches, Membership, Memberships, Subscriber, SubscriberList,
+    filter_text,
 )
 from pyx.hashing cimport HashKey, hash_bytes
 from pyx.kernel cimport monotonic_ns
