@@ -18,7 +18,7 @@ from collections import OrderedDict, deque
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
-from broker.sessions import NO_WALKS
+from broker.sessions import NO_WALKS, NONE_WAITING
 from broker.sys_topics import is_sys
 from pyx import counters as count
 from pyx.router import expiry_offset
@@ -208,7 +208,7 @@ class Retaining:
 
     def _wait(self, session: Session, text: bytes, what: tuple[int, dict[int, bytes] | None]) -> None:
         details: Details = session.details
-        if details.walks_waiting is NO_WALKS:
+        if details.walks_waiting is NONE_WAITING:
             details.walks_waiting = OrderedDict()
         details.walks_waiting[text] = what
 
@@ -248,10 +248,12 @@ class Retaining:
         while session.connection is not None and details.walks_waiting and len(details.walks) < most:
             text, (asked, parts) = details.walks_waiting.popitem(last=False)
             walk = Walk(session, text, asked, parts or self._parts(text))
-            details.walks += (walk,)
+            if details.walks is NO_WALKS:
+                details.walks = {}
+            details.walks[walk] = None
             self._go(walk)
         if not details.walks_waiting:
-            details.walks_waiting = NO_WALKS  # its memory is given back
+            details.walks_waiting = NONE_WAITING  # its memory is given back
 
     def _go(self, walk: Walk) -> None:
         spend(len(walk.parts) * 2 * STEP)
@@ -264,7 +266,7 @@ class Retaining:
     def resumed(self, session: Session) -> None:
         """It has a connection again: its walks go on."""
         details: Details = session.details
-        for walk in details.walks:
+        for walk in list(details.walks):
             self._go(walk)
         self._begin_waiting(session)
 
@@ -273,15 +275,14 @@ class Retaining:
         details: Details = session.details
         if details.walks_waiting.pop(text, None) is not None:
             session.unwatch()
-        for walk in details.walks:
-            if walk.filter == text:
-                self._end(walk)
+        for walk in [each for each in details.walks if each.filter == text]:
+            self._end(walk)
 
     def ended(self, session: Session) -> None:
         """The session is no more."""
         details: Details = session.details
-        details.walks_waiting = NO_WALKS
-        for walk in details.walks:
+        details.walks_waiting = NONE_WAITING
+        for walk in list(details.walks):
             self._end(walk)
 
     def _end(self, walk: Walk) -> None:
@@ -290,7 +291,9 @@ class Retaining:
             self._questions.pop(number, None)
         walk.numbers.clear()
         details: Details = walk.session.details
-        details.walks = tuple(each for each in details.walks if each is not walk)
+        del details.walks[walk]
+        if not details.walks:
+            details.walks = NO_WALKS
         walk.session.unwatch()
         self._begin_waiting(walk.session)
 

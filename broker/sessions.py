@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 NEVER = 0xFFFFFFFF
 
 WalksWaiting = OrderedDict[bytes, tuple[int, "dict[int, bytes] | None"]]
-NO_WALKS: Final[WalksWaiting] = OrderedDict()
+NONE_WAITING: Final[WalksWaiting] = OrderedDict()
+NO_WALKS: Final[dict[Walk, None]] = {}
 """Of all sessions that have none: nobody puts anything there."""
 
 
@@ -71,9 +72,9 @@ class Details:
         """Number of a [[queue]] table -> subscriptions under it."""
         self.ruling = ruling
         """Which of the configurations that there were has these tables."""
-        self.walks: tuple[Walk, ...] = ()
-        """Topic Filters whose retained messages are being looked up."""
-        self.walks_waiting: WalksWaiting = NO_WALKS
+        self.walks: dict[Walk, None] = NO_WALKS
+        """Topic Filters whose retained messages are being looked up, in order."""
+        self.walks_waiting: WalksWaiting = NONE_WAITING
         """Those whose turn has not come, in order, each with the number of its SUBSCRIBE (`Session.ask`) and with
         `Walk.parts` (None: all of every worker): none that the session is not subscribed to, each once.
         """

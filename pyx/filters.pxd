@@ -78,7 +78,9 @@ cdef struct Former:             # what was queued while a subscription had other
 cdef struct Formers:            # of all subscriptions, of which very few have any. [0] is none
     Former* items
     uint32_t capacity
-    uint32_t free               # the first place that is free, 0 = none
+    uint32_t begun              # places that were ever given
+    uint32_t count              # places in use: when there is none, the memory is given back
+    uint32_t free               # the first place that was given back, 0 = none
 
 
 cdef struct Membership:         # one entry of a session's own list

@@ -139,7 +139,7 @@ cdef class Session:             # one for each client: it has no gaps, and what 
     cdef Seen* seen                     # an open table: linear probing, at most half full
     cdef uint32_t seen_cap
     cdef uint32_t seen_count
-    cdef uint64_t swept                 # in which sweep siblings were told of it
+    cdef uint64_t swept                 # in which sweep its bounds were looked at
     # [(from, to)] positions logged while it was offline and queue_qos0 was on, or None
     cdef list absences
     cdef list holes                     # [(from, to)] positions that were dropped because the queue was full, or None

@@ -371,28 +371,34 @@ cdef class Subscriptions:
 
     cdef uint32_t former_place(self) except 0:
         cdef Formers* all_ = &self.formers
-        cdef uint32_t i, capacity, place
-        if all_.free == 0:
-            capacity = all_.capacity * 2 if all_.capacity else 16
-            items = <Former*> realloc(all_.items, capacity * sizeof(Former))
-            if items is NULL:
-                raise MemoryError()
-            all_.items = items
-            for i in range(capacity - 1, max(all_.capacity, 1) - 1, -1):
-                items[i].next = all_.free
-                all_.free = i
-            all_.capacity = capacity
-        place = all_.free
-        all_.free = all_.items[place].next
+        cdef uint32_t capacity, place = all_.free
+        if place:
+            all_.free = all_.items[place].next
+        else:
+            if all_.begun + 1 >= all_.capacity:         # 0 is no place
+                capacity = all_.capacity * 2 if all_.capacity else 16
+                items = <Former*> realloc(all_.items, capacity * sizeof(Former))
+                if items is NULL:
+                    raise MemoryError()
+                all_.items = items
+                all_.capacity = capacity
+            all_.begun += 1
+            place = all_.begun
+        all_.count += 1
         return place
 
     cdef void drop_formers(self, Membership* member, uint64_t up_to) noexcept:
+        cdef Formers* all_ = &self.formers
         cdef uint32_t first = member.former
-        while first and self.formers.items[first].up_to <= up_to:
-            member.former = self.formers.items[first].next
-            self.formers.items[first].next = self.formers.free
-            self.formers.free = first
+        while first and all_.items[first].up_to <= up_to:
+            member.former = all_.items[first].next
+            all_.items[first].next = all_.free
+            all_.free = first
+            all_.count -= 1
             first = member.former
+        if all_.count == 0 and all_.items is not NULL:
+            free(all_.items)
+            memset(all_, 0, sizeof(Formers))
 
     cdef void leave_list(self, Filter* f, Group* g, uint32_t index) noexcept:
         cdef SubscriberList* members = &f.plain if g is NULL else &g.members

@@ -286,3 +286,30 @@ def test_replaced_more_often_than_is_remembered() -> None:
     assert len(host.node.router.since(session, FILTER.encode())[1]) == 16
     assert got(peer) == [(b"first", 1), *((body, 1) for body in wanted)]
     host.check_books()
+
+
+def test_many_sessions_replace_at_a_time_and_more_than_once() -> None:
+    """What they had is remembered in one table, which grows while they do, and is given back in between."""
+    host = Host()
+    for _ in range(2):
+        peers = [slow(host, f"s{number}") for number in range(60)]
+        for peer in peers:
+            subscribe(peer, 1)
+        publish(host, b"1", b"2")
+        for peer in peers:
+            subscribe(peer, 0)
+        for peer in peers[:40]:
+            subscribe(peer, 1)
+        publish(host, b"3")
+        for peer in peers[20:]:
+            subscribe(peer, 0)
+        host.lose(peers[0])
+        assert host.node.connecting.delete("s0")
+        for number, peer in enumerate(peers[1:], 1):
+            expected = [(b"1", 1), (b"2", 1), (b"3", 1)]
+            assert got(peer) == (expected if number < 40 else [(b"1", 1), (b"3", 0), (b"2", 1)]), number
+            peer.disconnect()
+        for peer in peers[1:]:
+            lasting(host, peer.client_id, 5).send(wire.unsubscribe(5, 9, FILTER))
+        host.settle()
+    host.check_books()

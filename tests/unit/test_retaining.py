@@ -250,7 +250,7 @@ def test_what_waits_is_bounded_by_the_subscriptions() -> None:
         if subscriber.session.subscriptions == 0:
             break
     details = subscriber.session.details
-    assert (details.walks, details.walks_waiting) == ((), {})
+    assert (details.walks, details.walks_waiting) == ({}, {})
     subscriber.receive()
     assert not subscriber.session.is_watching
 
@@ -277,7 +277,7 @@ def test_a_lasting_session_gets_the_rest_when_it_is_back(count: int) -> None:
     got += all_of(again, 3002 - len(got))
     assert sorted(set(got)) == sorted(f"r/{i}/x" for i in range(3000))
     assert not again.session.is_watching
-    assert again.session.details.walks == ()
+    assert again.session.details.walks == {}
     host.check_books()
 
 
