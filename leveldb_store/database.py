@@ -188,7 +188,8 @@ class Database:
                 if until is None:
                     until = time.monotonic() + OPEN_SECONDS
                     say(f"the disk of the store {self.path} is full: it is tried again for {OPEN_SECONDS:.0f} s")
-                time.sleep(_AGAIN_SECONDS)  # (nothing else can be done before it is open; another thread beats the heart)
+                # nothing else can be done before it is open; another thread beats the heart
+                time.sleep(_AGAIN_SECONDS)
                 return self._open_or_repair(say, until)
             if "No such file" not in str(error) and "NotFound" not in str(error):
                 raise StoreError(f"the store {self.path} cannot be opened: {told(error)}") from None
