@@ -224,6 +224,7 @@ class Peering:
         self._router.peer_away(peer)
         self._router.forget_holds(peer)
         self._node.opening.peer_away(peer)
+        self._node.retaining.peer_away(peer)
         self._node.peers_changed()
 
     def unconfirmed(self, peer: int) -> None:
@@ -238,6 +239,7 @@ class Peering:
         self._router.peer_live(peer, False)
         self._router.forget_holds(peer)
         self._node.opening.peer_away(peer)
+        self._node.retaining.peer_away(peer)
         self._node.replaying.peer_gone(peer)
         if not self._keeps:
             self._forget(self._router.begin_interest(peer))

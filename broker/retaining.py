@@ -4,10 +4,16 @@ Each topic has one owner among the workers (pyx.placement). After a SUBACK every
 itself in pages, siblings are sent a question over the link and answer in pages. A sibling that is away is asked when it
 is back, as long as the session still wants it. A walk of a session that lasts rests while that is offline.
 
+A message that was published after the SUBACK comes twice: live, from its publisher's worker, and with the answer of the
+owner of its topic, which may be the faster one. The copy that came live is the one to be sent [MQTT-3.3.1-12]. So an
+answer with such messages waits until the workers that they were published at have told this one all that they had to
+tell before (`_Held`).
+
 All of it is done in pieces (`run`, at the pace of `broker.pace`): a piece looks at a bounded number of topics, whatever
 filters are asked for, and all sessions and siblings take turns.
 
     question    topic b"?"      payload: u64 number | Topic Filter | NUL + where the last page ended, or nothing
+                                (no Topic Filter: nothing is asked for but an answer)
     answer      topic b"!"      payload: u64 number | u8 1 = more | u16 length | where the page ends
                                 | messages as a store has them, with their publishers
 """
@@ -56,12 +62,14 @@ class Walk:
     ended (b"": there was none yet).
     """
 
-    __slots__ = ("asked", "filter", "is_queued", "numbers", "over", "parts", "session", "waits")
+    __slots__ = ("asked", "filter", "is_queued", "numbers", "over", "parts", "session", "since", "waits")
 
-    def __init__(self, session: Session, filter: bytes, asked: int, parts: dict[int, bytes]) -> None:
+    def __init__(self, session: Session, filter: bytes, asked: int, since: int, parts: dict[int, bytes]) -> None:
         self.session = session
         self.filter = filter
         self.asked = asked
+        self.since = since
+        """Messages with higher numbers were published after the SUBACK."""
         self.parts = parts
         self.numbers: dict[int, int] = {}
         """Sibling -> number of the question that it has not answered."""
@@ -86,6 +94,16 @@ class _Asked(NamedTuple):
     after: bytes
 
 
+class _Held(NamedTuple):
+    """An answer to the question `number` that waits until these siblings have told what they had to tell before."""
+
+    number: int
+    siblings: set[int]
+    after: bytes
+    at: bytes | None
+    messages: list[Message]
+
+
 class Retaining:
     """Finds retained messages here and at the siblings, and answers the siblings' questions."""
 
@@ -94,6 +112,8 @@ class Retaining:
         self._router = node.router
         self._retained = node.retained
         self._questions: dict[int, tuple[Walk, int]] = {}
+        self._held: dict[int, _Held] = {}
+        """By the number under which its siblings were asked."""
         # not a number that a former incarnation of this worker has used: its answer may still come
         self._number = node.router.wall_ms * 1000
         self._swept: bytes | None = None
@@ -177,7 +197,7 @@ class Retaining:
         asked = session.ask(self._router.position)
         details: Details = session.details
         spend(len(filters) * STEP)
-        all_of_it = asked, None  # one for all: they may be a hundred thousand
+        all_of_it = asked, self._router.next_number(), None  # one for all: they may be a hundred thousand
         steps = _STEPS
         each = _MESSAGE_STEPS if self._node.custody.keeps and session.durable else 1
         for text in filters:
@@ -206,7 +226,7 @@ class Retaining:
         found, at = self._retained.page(text, None, 1, steps)
         return not found and at is None
 
-    def _wait(self, session: Session, text: bytes, what: tuple[int, dict[int, bytes] | None]) -> None:
+    def _wait(self, session: Session, text: bytes, what: tuple[int, int, dict[int, bytes] | None]) -> None:
         details: Details = session.details
         if details.walks_waiting is NONE_WAITING:
             details.walks_waiting = OrderedDict()
@@ -223,14 +243,15 @@ class Retaining:
             return list(self._parts(text).items())
         details: Details = session.details
         if text in details.walks_waiting:
-            return list((details.walks_waiting[text][1] or self._parts(text)).items())
+            return list((details.walks_waiting[text][2] or self._parts(text)).items())
         walks = [walk for walk in details.walks if walk.filter == text]
         return list(walks[-1].parts.items()) if walks else []
 
     def restore(self, session: Session, text: bytes, owed: list[tuple[int, bytes]]) -> None:
         """An earlier worker has stored it; goes on when the client is back."""
         session.watch()
-        self._wait(session, text, (session.ask(self._router.position), dict(owed)))
+        since = self._router.next_number()
+        self._wait(session, text, (session.ask(self._router.position), since, dict(owed)))
 
     def _note(self, walk: Walk) -> None:
         """A page was queued, or there are no more: as the store is to have it, together with what was queued."""
@@ -246,8 +267,8 @@ class Retaining:
         details: Details = session.details
         most = self._node.settings.limits.retained_walks_per_session_max
         while session.connection is not None and details.walks_waiting and len(details.walks) < most:
-            text, (asked, parts) = details.walks_waiting.popitem(last=False)
-            walk = Walk(session, text, asked, parts or self._parts(text))
+            text, (asked, since, parts) = details.walks_waiting.popitem(last=False)
+            walk = Walk(session, text, asked, since, parts or self._parts(text))
             if details.walks is NO_WALKS:
                 details.walks = {}
             details.walks[walk] = None
@@ -393,13 +414,16 @@ class Retaining:
         self._put_work(_Asked(peer, number, text, after))
 
     def _answer(self, asked: _Asked) -> None:
-        found, at = self._page(asked.filter, asked.after)
+        found, at = self._page(asked.filter, asked.after) if asked.filter else ([], None)
         head = _ANSWER.pack(asked.number, at is not None, len(at or b"")) + (at or b"")
         self._router.tell(asked.peer, b"!", head + pack_stored(found))
 
     def answered(self, peer: int, payload: bytes) -> None:
         """A page of a sibling's answer: queue it, and ask for the next."""
         number, more, length = _ANSWER.unpack_from(payload)
+        if number in self._held:
+            self._told_before(number, peer)
+            return
         walk, whom = self._questions.get(number, (None, -1))
         if walk is None or whom != peer:
             return  # asked before this worker or the link started anew, or nobody wants it any more
@@ -407,12 +431,43 @@ class Retaining:
         at = payload[_ANSWER.size : begin] if more else None
         self._node.guard_session(walk.session, self._take_page, number, at, payload[begin:])
 
-    def _take_page(self, number: int, at: bytes | None, messages: bytes) -> None:
+    def _take_page(self, number: int, at: bytes | None, payload: bytes) -> None:
+        walk, peer = self._questions[number]
+        messages = unpack_stored(payload, expiry_offset)
+        # of a message that the sibling itself published the live copy came before this answer
+        siblings = {message.number & 0xFF for message in messages if message.number > walk.since}
+        siblings = {each for each in siblings - {peer, self._node.index} if self._node.is_ready(each)}
+        if not siblings or walk.session.connection is None:
+            self._queue_page(number, at, messages)
+            return
+        self._number += 1
+        self._held[self._number] = _Held(number, siblings, walk.parts[peer], at, messages)
+        for each in siblings:
+            self._router.tell(each, b"?", _QUESTION.pack(self._number))
+
+    def _told_before(self, number: int, peer: int) -> None:
+        """The sibling has told all that it had to tell before it was asked, or tells nothing any more."""
+        held = self._held[number]
+        held.siblings.discard(peer)
+        if held.siblings:
+            return
+        del self._held[number]
+        walk, whom = self._questions.get(held.number, (None, -1))
+        if walk is not None and walk.parts[whom] == held.after:  # or the same page was asked for, and came, once more
+            self._node.guard_session(walk.session, self._queue_page, held.number, held.at, held.messages)
+
+    def peer_away(self, peer: int) -> None:
+        """What waits for a word of this sibling waits no longer: it may be long, and then its messages come twice."""
+        spend(len(self._held) * STEP)
+        for number in [number for number, held in self._held.items() if peer in held.siblings]:
+            self._told_before(number, peer)
+
+    def _queue_page(self, number: int, at: bytes | None, messages: list[Message]) -> None:
         walk, peer = self._questions[number]
         if walk.session.connection is None:
             self._go_on(number)
             return
-        self._queue(walk, unpack_stored(messages, expiry_offset))
+        self._queue(walk, messages)
         if at is None:
             del self._questions[number], walk.numbers[peer]
             self._part_done(walk, peer)

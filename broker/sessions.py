@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 NEVER = 0xFFFFFFFF
 
-WalksWaiting = OrderedDict[bytes, tuple[int, "dict[int, bytes] | None"]]
+WalksWaiting = OrderedDict[bytes, tuple[int, int, "dict[int, bytes] | None"]]
 NONE_WAITING: Final[WalksWaiting] = OrderedDict()
 NO_WALKS: Final[dict[Walk, None]] = {}
 """Of all sessions that have none: nobody puts anything there."""

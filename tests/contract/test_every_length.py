@@ -261,7 +261,7 @@ def test_questions_for_retained_messages(number: int, length: int) -> None:
             _, (_, word, answer) = router.calls.pop()
             assert word == b"!"
             node = Heard()
-            Retaining.answered(cast(Any, Heard(_questions=questions, _node=node, _take_page=None)), 1, answer)
+            Retaining.answered(cast(Any, Heard(_questions=questions, _held={}, _node=node, _take_page=None)), 1, answer)
             ((_, (_, _, found, goes_on, messages)),) = node.calls
             assert (found, goes_on) == (number, further)
             assert [found_in(each) for each in unpack_stored(messages, lambda _: -1)] == [MESSAGE.sample]

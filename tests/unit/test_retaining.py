@@ -132,6 +132,79 @@ def test_the_late_answer_to_an_earlier_subscribe_is_not_sent_a_second_time() -> 
     host.check_books()
 
 
+class Overtaken:
+    """Three workers: a subscriber's, a publisher's, and the topic's owner, who tells of a message that was published after
+    the SUBACK before what the publisher's worker has sent is there.
+    """
+
+    def __init__(self, qos: int, published: int) -> None:
+        self.host = Host(3)
+        self.subscriber = self.host.connect("subscriber", 5, expiry=60)
+        self.here = here = self.subscriber.node.index
+        self.topic = next(f"r/{i}" for i in range(100) if owner(b"r/%d" % i, 3) != here)
+        asked = owner(self.topic.encode(), 3)
+        self.there = 3 - here - asked
+        self.publisher = self.host.connect(client_at(self.there, 3))
+        self.publisher.publish(self.topic, b"before", 1, retain=True)
+        self.subscriber.subscribe((self.topic, qos))  # all know what is wanted: the next SUBACK comes at once
+        self.subscriber.receive()
+        self.host.held.add((here, asked))
+        assert self.subscriber.subscribe((self.topic, qos)) == [qos]
+        self.host.held.add((self.there, here))
+        self.publisher.publish(self.topic, b"after", published, retain=True)
+        self.host.settle()
+        self.host.held.remove((here, asked))
+
+    def received(self) -> list[tuple[bytes, bool]]:
+        return [(packet.payload, packet.retain) for packet in self.subscriber.receive()]
+
+    def check(self) -> None:
+        """Nothing waits any more."""
+        assert self.host.nodes[self.here].retaining.open_questions == 0
+        assert not self.subscriber.node.works_for(self.subscriber.session)
+        assert not self.subscriber.session.is_watching
+        self.host.check_books()
+
+
+@pytest.mark.parametrize("published", [0, 1])
+@pytest.mark.parametrize("granted", [0, 1])
+def test_the_owners_answer_does_not_overtake_what_was_published_after_the_suback(granted: int, published: int) -> None:
+    """[MQTT-3.3.1-12]"""
+    case = Overtaken(granted, published)
+    assert case.received() == []
+    case.host.held.clear()
+    assert case.received() == [(b"after", False)]
+    case.check()
+
+
+def test_the_owners_answer_does_not_wait_for_a_worker_that_is_dead() -> None:
+    case = Overtaken(1, 0)
+    assert case.received() == []
+    case.host.kill(case.there)
+    assert case.received() == [(b"after", True)]
+    case.check()
+
+
+def test_the_client_goes_and_comes_while_the_owners_answer_waits() -> None:
+    case = Overtaken(1, 1)
+    assert case.received() == []
+    case.host.lose(case.subscriber)
+    case.host.held.clear()
+    case.host.settle()
+    case.subscriber = case.host.connect("subscriber", 5, clean=False, expiry=60)
+    assert case.received() == [(b"after", False)]
+    case.check()
+
+
+def test_the_subscription_ends_while_the_owners_answer_waits() -> None:
+    case = Overtaken(1, 0)
+    assert case.received() == []
+    case.subscriber.unsubscribe(case.topic)
+    case.host.held.clear()
+    assert case.received() == []
+    case.check()
+
+
 def test_topics_are_remembered_only_while_retained_messages_are_under_way() -> None:
     """What watches for live messages must end, or it grows with every topic."""
     host = Host(limits={"inflight_max": 1})
