@@ -196,8 +196,9 @@ class Limits(BaseModel):
     )  # fmt: skip
     session_bytes_max: int = _bound(
         16 * _MIB, "bytes", "sessions_too_large",
-        "What a session has of its client's bytes, whether it is connected or not: client id, user name, will, Topic "
-        "Filters (messages that wait for it have bounds of their own)",
+        "What a session has of its client's bytes, whether it is connected or not: client id, user name, will, and of "
+        "each subscription the Topic Filter and once more the client id, as its record in the store has them (messages "
+        "that wait for it have bounds of their own)",
         "SUBACK 0x97 (v3: 0x80), CONNACK 0x97 (v3: 3)", ge=64,
     )  # fmt: skip
     filters_per_session_max: int = _bound(

@@ -81,7 +81,7 @@ class Details:
 
 
 def own_bytes(client_id: str, username: str | None, will: Will | None) -> int:
-    """What session_bytes_max counts of a session beside its Topic Filters."""
+    """What session_bytes_max counts of a session beside its subscriptions."""
     size = len(client_id.encode()) + len((username or "").encode())
     return size if will is None else size + len(will.topic) + len(will.payload) + len(will.properties)
 

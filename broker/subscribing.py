@@ -278,9 +278,12 @@ class Subscribing:
     def _full(self, session: Session, size: int) -> int | None:
         """What counts that there is no room for one more filter of so many bytes, or None."""
         limits, details = self._node.settings.limits, session.details
-        if details.own_bytes + details.filter_bytes + size > limits.session_bytes_max:
+        subscriptions = session.subscriptions + len(session.replays or ())
+        # the record of each subscription has the client id in its key
+        named = details.filter_bytes + size + (subscriptions + 1) * session.client_id_bytes
+        if details.own_bytes + named > limits.session_bytes_max:
             return count.SESSIONS_TOO_LARGE
-        full = session.subscriptions + len(session.replays or ()) >= limits.filters_per_session_max
+        full = subscriptions >= limits.filters_per_session_max
         if full or self._router.subscriptions.count >= limits.filters_max:
             return count.FILTERS_REFUSED
         return count.MEMORY_REFUSED if self._router.is_memory_full else None

@@ -1,6 +1,7 @@
 """The mechanics of a session: see the .pxd. Decisions (who may resume, when it ends) are broker's."""
 cimport cython
 from cpython.ref cimport Py_INCREF, Py_XDECREF, Py_XINCREF
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdlib cimport calloc, free, malloc
 
 
@@ -432,6 +433,13 @@ cdef class Session:
                 text = b"$share/" + e.group.name[:e.group.name_length] + b"/" + text
             found.append(text)
         return found
+
+    @property
+    def client_id_bytes(self):
+        """The length of its client id in UTF-8."""
+        cdef Py_ssize_t size
+        PyUnicode_AsUTF8AndSize(self.client_id, &size)
+        return size
 
     @property
     def subscriptions(self):

@@ -32,7 +32,6 @@ class ManyFilters(Lives):
     """With more filters than a callback should ever meet at once."""
 
     deep_filters = MANY
-    ready_seconds_max = 300.0
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,30 @@ def test_more_subscriptions_made_while_behind_than_16_bits_count(
     assert client.session.subscriptions == 66_001
 
 
+@pytest.mark.mqtt("5:3.8.4-3")
+@pytest.mark.parametrize("client_id", ["c", "\u20ac" * 1000, "c" * 0xFFFF], ids=["short", "not ASCII", "longest"])
+def test_a_subscription_is_counted_with_the_client_id_of_its_record(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], client_id: str
+) -> None:
+    """session_bytes_max bounds what the subscriptions of one client have on the disk, however long its client id is."""
+    size, most = len(client_id.encode()), 2_000_000
+    host = on_disk(paths(tmp_path, 1), limits={"session_bytes_max": most})
+    client = lasting(host, client_id, 5)
+    text = "{:05}".ljust(1000, "x")
+    codes: list[int] = []
+    while len(codes) * (1000 + size) < most:
+        codes += client.subscribe(*((text.format(number), 1) for number in range(len(codes), len(codes) + 50)))
+        host.pass_time(1)
+    fit = (most - size) // (1000 + size)
+    assert codes == [1] * fit + [0x97] * (len(codes) - fit)
+    host = restarted(tmp_path, host)
+    verified = lasting(host, client_id, 5)
+    assert verified.session.subscriptions == fit
+    assert verified.subscribe((text.format(0), 1), (text.format(fit), 1)) == [1, 1]  # the default has room for more
+    let_go(host)
+    verify(tmp_path, capsys)
+
+
 @pytest.mark.mqtt("5:3.1.3-12")
 def test_usernames_of_every_length(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """None, empty and up to the longest that MQTT has: sessions outlive a restart and another number of workers."""
