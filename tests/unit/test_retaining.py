@@ -133,8 +133,8 @@ def test_the_late_answer_to_an_earlier_subscribe_is_not_sent_a_second_time() -> 
 
 
 class Overtaken:
-    """Three workers: a subscriber's, a publisher's, and the topic's owner, who tells of a message that was published after
-    the SUBACK before what the publisher's worker has sent is there.
+    """Three workers: a subscriber's, a publisher's, and that of the topic's owner, which tells of a message that was
+    published after the SUBACK before what the publisher's worker has sent is there.
     """
 
     def __init__(self, qos: int, published: int) -> None:
