@@ -161,6 +161,7 @@ cdef class Bounding(Holding):
         search.anew = False
         search.places = []
         search.found = Unread()
+        search.positions = set()
         s.unread = Unread()
         s.batch = None
         s.batch_at = 0
@@ -205,11 +206,15 @@ cdef class Bounding(Holding):
             work(INDEX)
             self.left -= INDEX
             b = self.store.read(key.name, after, READ_BYTES_MAX)
-            work(b.count * OBJECT)
-            self.left -= b.count * OBJECT
+            work(b.count * (2 * OBJECT))
+            self.left -= b.count * (2 * OBJECT)
             for i in range(b.count):
                 if b.positions[i] > up_to:
                     break
+                position = b.positions[i]
+                if position in search.positions:
+                    continue
+                search.positions.add(position)
                 if behind_span(s.holes, b.positions[i] - 1) == b.positions[i] - 1:
                     search.found.gather(b.positions[i], content_bytes(&(<Message>b.messages[i]).content), key)
             if b.count and b.truncated and b.positions[b.count - 1] < up_to:

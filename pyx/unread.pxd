@@ -38,5 +38,6 @@ cdef class Unread:
 cdef class Search:              # for what a session has not read, in the indexes of the log (pyx.bounding)
     cdef list places            # (LogKey, behind which position, up to which) that are still to be read, last first
     cdef Unread found
+    cdef set positions          # of what it has found: a message stands in the index of each filter that matched it
     cdef uint64_t up_to         # behind this position its `Unread` has everything
     cdef bint anew              # it is to begin, or to begin again

@@ -119,6 +119,27 @@ def test_over_filters_of_thousands_of_sessions_that_are_away(tmp_path: Path) -> 
     let_go(host)
 
 
+def test_what_waits_under_thousands_of_filters_is_found_in_pieces_after_a_restart(tmp_path: Path) -> None:
+    """Each message stands in the index of each filter, and is listed once."""
+    store = OnDisk(tmp_path, fsync=False)
+    host = Host(limits=OPEN, stores=[store])
+    away(host, MANY)
+    publisher = host.connect("publisher", 5)
+    messages = [b"%d" % number for number in range(200)]
+    for body in messages:
+        publisher.publish(TOPIC, body, 1)
+        if len(publisher.packets) % 50 == 0:
+            host.settle()
+    let_go(host)
+    work.forget()
+    host = Host(limits=OPEN, stores=[OnDisk(tmp_path, fsync=False)], start_ms=host.now_ms)
+    host.pass_time(5)
+    assert bodies(lasting(host)) == messages
+    assert work.over() == {}
+    assert max(work.highest().values()) < work.BOUND * 3 // 4
+    let_go(host)
+
+
 # ---------------------------------------------------------------- between the pieces
 
 
