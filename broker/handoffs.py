@@ -139,11 +139,13 @@ def _take_position(
     if schema.is_refusals(key):
         refused[schema.key_position(key)] = schema.decode_refusals(value)
         return
-    stream, number, inside = schema.decode_peer(value)
-    kept.received[peer] = stream, number
-    if inside:  # of version 1: the next position that is stored has none of them
-        for at, position, reason in inside:
+    taken = schema.decode_peer(value)
+    kept.received[peer] = taken.stream, taken.number
+    if taken.taken:
+        node.peering.began(peer, taken)
+    if taken.inside:  # of version 1: the next position that is stored has none of them
+        for at, position, reason in taken.inside:
             refused.setdefault(at, []).append((position, reason))
         for at, each in refused.items():
             node.router.put_record(schema.refusals_key(peer, at), schema.encode_refusals(each))
-        node.router.put_record(key, schema.encode_peer(stream, number))
+        node.router.put_record(key, schema.encode_peer(taken.stream, taken.number))

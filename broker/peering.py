@@ -23,6 +23,7 @@ __all__ = ["Peering"]
 
 _CHOOSE_AGAIN = (Refusal.NO_MEMBER, Refusal.OFFLINE)
 _REFUSED_MAX = 0xFFFF
+_WAITING_BYTES_MAX = 1 << 20
 _HEARD_SECONDS = 5.0
 """So long a worker that has just started waits to hear from all siblings which members their share groups have."""
 
@@ -34,6 +35,36 @@ def _apply(router: Router, peer: int, change: Change) -> None:
         router.set_member(peer, text, group, member, members > 0, since)
     else:
         router.set_interest(peer, text, members, group, online, full)
+
+
+class _Batch:
+    """One that was not taken in whole: what is left of it."""
+
+    __slots__ = ("at", "parts", "payloads", "peer", "place", "position", "refused", "sequence", "size", "taken", "used")
+
+    def __init__(
+        self, peer: int, volatile: memoryview | None, sequenced: memoryview | None, payloads: list[Any], sequence: int
+    ) -> None:
+        self.peer = peer
+        self.parts: list[tuple[bool, memoryview]] = []
+        """(is it sequenced, its entries), the next one last."""
+        if sequenced is not None:
+            self.parts.append((True, sequenced))
+        if volatile is not None:
+            self.parts.append((False, volatile))
+        self.payloads = payloads
+        self.used = 0
+        """Payloads."""
+        self.at = self.position = 0
+        """Of the next part: bytes, and entries."""
+        self.taken = 0
+        """Entries of the sequenced part that an earlier worker has taken."""
+        self.refused: list[tuple[int, int]] = []
+        """Of the sequenced part."""
+        self.sequence = sequence
+        self.place: tuple[int, int] | None = None
+        """(stream, number) as the store has it; None: it has none of it."""
+        self.size = sum(len(part) for _, part in self.parts) + sum(len(each) for each in payloads)
 
 
 class Peering:
@@ -54,38 +85,151 @@ class Peering:
         """Siblings whose interest is not known since this worker began; empty as well when it waits no longer."""
         self._early: list[tuple[int, Undelivered, list[tuple[int, int]]]] = []
         """What `refused` was told meanwhile."""
+        self._waiting: dict[int, deque[_Batch]] = {}
+        """By peer: a batch that is taken in pieces, and those behind it."""
+        self._waiting_bytes = 0
+        self._begun: dict[int, schema.PeerPosition] = {}
+        """By peer: of a batch an earlier worker has taken the first entries."""
 
     @callback("mesh")
     def batch(
         self, peer: int, volatile: memoryview | None, sequenced: memoryview | None, payloads: list[Any], sequence: int
     ) -> None:
-        """Route a batch. Its ack leaves when the tick's log is committed (`commit`)."""
+        """Route a batch. Its ack leaves when the tick's log is committed (`commit`). Where that is much work it is done
+        in pieces, and those that come behind it wait.
+        """
         router = self._router
         used = 0
         self._row.add(count.MESH_BATCHES_RECEIVED)
+        if (self._waiting and peer in self._waiting) or (self._begun and sequence and peer in self._begun):
+            self._wait(_Batch(peer, volatile, sequenced, payloads, sequence))
+            return
+        refused = left = None
         if volatile is not None:
-            used, refused = router.ingest(peer, volatile, payloads, 0)
+            used, refused, left = router.ingest(peer, volatile, payloads, 0)
             if refused:  # QoS 0 is not chosen again
                 self._drop(count.DROPPED_NO_MEMBER, len(refused))
-        refused = None
+            refused = None
+            if left is not None:
+                self._wait(_Batch(peer, volatile, sequenced, payloads, sequence), used, left)
+                return
         if sequenced is not None:
-            _, refused = router.ingest(peer, sequenced, payloads, used)
+            used, refused, left = router.ingest(peer, sequenced, payloads, used)
+            if left is not None:
+                self._wait(_Batch(peer, None, sequenced, payloads, sequence), used, left, refused)
+                return
+        if sequence:
+            self._taken(peer, sequence, refused)
+
+    def _taken(
+        self, peer: int, sequence: int, refused: list[tuple[int, int]] | None, place: tuple[int, int] | None = None
+    ) -> None:
+        """All of the batch was. `place`: what the link has said of the sequence, if that was asked before."""
         if refused and len(refused) > _REFUSED_MAX:  # more than a message can say; only of a log from earlier releases
             self._drop(count.DROPPED_NO_MEMBER, len(refused) - _REFUSED_MAX)
             del refused[_REFUSED_MAX:]
-        if sequence:
-            self._commits.append((peer, sequence, refused or ()))
-            if self._keeps:
-                self._record_position(peer, sequence, refused or [])
+        self._commits.append((peer, sequence, refused or ()))
+        if self._keeps:
+            self._record_position(peer, place or self._node.links[peer].position(sequence), refused or [])
 
-    def _record_position(self, peer: int, sequence: int, refused: list[tuple[int, int]]) -> None:
+    def _record_position(self, peer: int, place: tuple[int, int], refused: list[tuple[int, int]]) -> None:
         # stored together with what the batch brought: a worker that comes back takes neither again nor misses any
-        stream, number = self._node.links[peer].position(sequence)
+        stream, number = place
         self._router.put_record(schema.peer_key(peer), schema.encode_peer(stream, number), waited=False)
         if refused:
             record = schema.encode_refusals(refused)
             self._router.put_record(schema.refusals_key(peer, number), record, waited=False)
             self._refused.setdefault(peer, deque()).append(number)
+
+    # ------------------------------------------------------------ batches in pieces
+
+    def is_full(self) -> bool:
+        """Whether so much has come, and is not taken in whole, that siblings are not read."""
+        return self._waiting_bytes >= _WAITING_BYTES_MAX
+
+    def began(self, peer: int, taken: schema.PeerPosition) -> None:
+        """At the start: of the batch behind this one the store has the first entries."""
+        self._begun[peer] = taken
+
+    def _wait(
+        self,
+        batch: _Batch,
+        used: int = 0,
+        left: tuple[int, int] = (0, 0),
+        refused: list[tuple[int, int]] | None = None,
+    ) -> None:
+        batch.used, (batch.at, batch.position), batch.refused = used, left, refused or []
+        if batch.sequence and self._keeps:
+            batch.place = self._node.links[batch.peer].position(batch.sequence)  # the link may start anew meanwhile
+            begun = self._begun.pop(batch.peer, None)
+            if begun is not None and (begun.stream, begun.number + 1) == batch.place:
+                batch.taken, batch.refused = begun.taken, list(begun.refused)
+        self._waiting_bytes += batch.size
+        waiting = self._waiting.get(batch.peer)
+        if waiting is not None:
+            waiting.append(batch)
+            return
+        self._waiting[batch.peer] = deque((batch,))
+        self._note_entries(batch)
+        self._go_on(batch.peer)
+
+    def _go_on(self, peer: int) -> None:
+        self._node.piecework.add(self._rest(peer), lambda error: self._failed(peer, error))
+
+    def _rest(self, peer: int) -> Iterator[None]:
+        waiting = self._waiting[peer]
+        until = self._router.turn_ends
+        while waiting:
+            while not self._take_piece(waiting[0], until):
+                yield
+                until = self._router.turn_ends
+            self._end_batch(peer)
+
+    def _end_batch(self, peer: int) -> None:
+        waiting = self._waiting[peer]
+        self._waiting_bytes -= waiting.popleft().size
+        if not waiting:
+            del self._waiting[peer]
+
+    def _failed(self, peer: int, error: Exception) -> None:
+        """Of this batch no more is taken; the others are not to blame."""
+        self._node.defect(None, error)
+        self._end_batch(peer)
+        if peer in self._waiting:
+            self._go_on(peer)
+
+    def _take_piece(self, batch: _Batch, until: int) -> bool:
+        """False: some of it is left."""
+        while batch.parts:
+            if self._router.worked >= until:
+                return False
+            is_sequenced, part = batch.parts[-1]
+            batch.used, refused, left = self._router.ingest(
+                batch.peer, part, batch.payloads, batch.used, batch.at, batch.position, batch.taken, until
+            )
+            if is_sequenced:
+                batch.refused += refused or ()
+            elif refused:
+                self._drop(count.DROPPED_NO_MEMBER, len(refused))
+            if left is not None:
+                batch.at, batch.position = left
+                self._note_entries(batch)
+                return False
+            batch.parts.pop()
+            batch.at = batch.position = 0
+        if batch.sequence:
+            self._taken(batch.peer, batch.sequence, batch.refused, batch.place)
+        return True
+
+    def _note_entries(self, batch: _Batch) -> None:
+        """As the store is to have it, together with what they brought."""
+        if batch.place is None or not batch.position or not batch.parts[-1][0]:
+            return
+        stream, number = batch.place
+        record = schema.encode_peer(stream, number - 1, batch.position, batch.refused)
+        self._router.put_record(schema.peer_key(batch.peer), record, waited=False)
+
+    # ------------------------------------------------------------ acks
 
     def refusals_kept(self, peer: int, numbers: list[int]) -> None:
         """At the start: of these batches the store has refusals, rising."""

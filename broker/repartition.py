@@ -75,6 +75,22 @@ class _Member(NamedTuple):
     identifier: int
 
 
+@dataclass
+class _Taken:
+    """What an old worker has taken of the stream of a sibling."""
+
+    stream: int = 0
+    number: int = 0
+    """Of the last batch taken in whole."""
+    entries: int = 0
+    """Of the next one."""
+    refused: set[tuple[int, int]] = field(default_factory=set)
+    """(number, position) of entries that count as taken, and were refused."""
+
+    def has(self, number: int, position: int) -> bool:
+        return number <= self.number or (number == self.number + 1 and position < self.entries)
+
+
 @dataclass(slots=True)
 class _Source:
     """An old store."""
@@ -98,8 +114,8 @@ class _Source:
     """Keys of records that nobody can read."""
     unread_sessions: set[str] = field(default_factory=set)
     """Client ids whose session nobody can read: what belongs to it is set aside with it."""
-    taken: dict[int, tuple[int, int, set[tuple[int, int]]]] = field(default_factory=dict)
-    """By sibling: stream, highest number taken of it, and (number, position) of what was refused."""
+    taken: dict[int, _Taken] = field(default_factory=dict)
+    """By sibling."""
     listed: dict[int, list[tuple[NewStore, bytes, Wanted]]] = field(default_factory=dict)
     """By number of an index: who wants it, its name, what of it."""
     listing: dict[int, array[int]] = field(default_factory=dict)
@@ -301,10 +317,12 @@ class _Repartition:
         for key, value in self.scan(source, schema.PEER):
             if schema.is_refusals(key):  # behind the position of its peer
                 at = schema.key_position(key)
-                source.taken[key[1]][2].update((at, position) for position, _ in schema.decode_refusals(value))
+                source.taken[key[1]].refused.update((at, position) for position, _ in schema.decode_refusals(value))
                 continue
-            stream, number, refused = schema.decode_peer(value)
-            source.taken[key[1]] = stream, number, {(at, position) for at, position, _ in refused}
+            found = schema.decode_peer(value)
+            refused = {(at, position) for at, position, _ in found.inside}
+            refused.update((found.number + 1, position) for position, _ in found.refused)
+            source.taken[key[1]] = _Taken(found.stream, found.number, found.taken, refused)
         for key, value in self.scan(source, schema.HANDOFF):
             if schema.key_position(key) and key[1] < len(self.sources):
                 entries, part, payloads = schema.decode_handoff(value)
@@ -557,12 +575,12 @@ class _HandOff:
         self._put_block()
 
     def _from(self, other: _Source) -> None:
-        stream, taken, refused = self._source.taken.get(other.index, (0, 0, set()))
+        taken = self._source.taken.get(other.index, _Taken())
         for key, value in self._work.scan(other, schema.HANDOFF + bytes((self._source.index,))):
             sequence = schema.key_position(key)
             if sequence == 0:
-                if schema.decode_handoff_head(value)[0] != stream:
-                    taken, refused = 0, set()
+                if schema.decode_handoff_head(value)[0] != taken.stream:
+                    taken = _Taken()
                 continue
             _, part, payloads = schema.decode_handoff(value)
             publisher: str | None = None
@@ -571,9 +589,9 @@ class _HandOff:
                     if entry.topic == PUBLISHER:
                         publisher = entry.payload.decode("utf-8", "surrogatepass")
                     continue
-                if sequence > taken:
+                if not taken.has(sequence, position):
                     self._take(entry, publisher)
-                elif (sequence, position) in refused:
+                elif (sequence, position) in taken.refused:
                     self._share(entry)
                 publisher = None
 

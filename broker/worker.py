@@ -262,6 +262,7 @@ class Worker:
         )
         self.node.links = self.mesh.links
         self.mesh.is_busy = self.node.router.is_round_over
+        self.mesh.is_full = self.node.peering.is_full
         self.node.router.forward_now = self._forward_soon
         self.node.flush_mesh = self._flush_mesh
         for fd in self.mesh.filenos():

@@ -16,7 +16,7 @@ from then on an older release refuses it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -67,7 +67,7 @@ SPAN: Final = struct.Struct("<QQQQQQ")
 HANDOFF_HEAD: Final = struct.Struct("<QQ")
 HANDOFF_ENTRY: Final = struct.Struct("<III")
 PEER_FORMAT: Final = 2
-PEER_HEAD: Final = struct.Struct("<QQH")  # the last is the format, and then it is all; of version 1: how many follow
+PEER_HEAD: Final = struct.Struct("<QQH")  # the last is the format; of version 1: how many refusals follow
 PEER_REFUSAL: Final = struct.Struct("<QIB")
 REFUSED: Final = struct.Struct("<IB")
 SESSION_HEAD_1: Final = struct.Struct("<IBQQH")
@@ -568,23 +568,43 @@ def decode_handoff(data: bytes) -> tuple[int, bytes, list[bytes]]:
     return -1 if entries == _NOT_COUNTED else entries, part, payloads
 
 
-def encode_peer(stream: int, number: int) -> bytes:
-    """The highest number taken of a peer's stream."""
-    return PEER_HEAD.pack(stream, number, PEER_FORMAT)
+class PeerPosition(NamedTuple):
+    """What was taken of a peer's stream."""
+
+    stream: int
+    number: int
+    """Of the last batch that was taken in whole."""
+    taken: int = 0
+    """Entries of the next one that were taken, too."""
+    refused: Sequence[tuple[int, int]] = ()
+    """(position, reason) of those of them that were refused."""
+    inside: Sequence[tuple[int, int, int]] = ()
+    """As version 1 has it: (number, position, reason) of entries refused of which the peer may not know yet; since
+    version 2 they are records of their own (`decode_refusals`)."""
 
 
-def decode_peer(data: bytes) -> tuple[int, int, list[tuple[int, int, int]]]:
-    """(stream, number, [(number, position, reason)]); SchemaError if it is damaged. The last as version 1 has it: the
-    entries refused of which the peer may not know yet, since version 2 records of their own (`decode_refusals`).
-    """
+def encode_peer(stream: int, number: int, taken: int = 0, refused: Sequence[tuple[int, int]] = ()) -> bytes:
+    """See PeerPosition."""
+    head = PEER_HEAD.pack(stream, number, PEER_FORMAT)
+    return head + U32.pack(taken) + encode_refusals(refused) if taken else head
+
+
+def decode_peer(data: bytes) -> PeerPosition:
+    """SchemaError if it is damaged."""
     if len(data) < PEER_HEAD.size:
         raise SchemaError("a link's position is cut off")
     stream, number, count = PEER_HEAD.unpack_from(data)
-    if count == PEER_FORMAT and len(data) == PEER_HEAD.size:
-        return stream, number, []
-    if len(data) != PEER_HEAD.size + count * PEER_REFUSAL.size:
+    rest = data[PEER_HEAD.size :]
+    if count == PEER_FORMAT and len(rest) != count * PEER_REFUSAL.size:  # no entries taken and refused are so long
+        if not rest:
+            return PeerPosition(stream, number)
+        if len(rest) < U32.size:
+            raise SchemaError("a link's position is cut off")
+        refused = decode_refusals(rest[U32.size :]) if len(rest) > U32.size else []
+        return PeerPosition(stream, number, U32.unpack_from(rest)[0], refused)
+    if len(rest) != count * PEER_REFUSAL.size:
         raise SchemaError(f"a link's position says {count} refusals and has {len(data)} bytes")
-    return stream, number, [(a, b, c) for a, b, c in PEER_REFUSAL.iter_unpack(data[PEER_HEAD.size :])]
+    return PeerPosition(stream, number, inside=[(a, b, c) for a, b, c in PEER_REFUSAL.iter_unpack(rest)])
 
 
 def encode_refusals(refused: Iterable[tuple[int, int]]) -> bytes:

@@ -329,8 +329,8 @@ class Taking:
                 for key, value in _scan(db, schema.PEER):
                     if schema.is_refusals(key):
                         continue
-                    stream, number, _ = schema.decode_peer(value)
-                    links[key[1]] = LinkFacts(stream, number)
+                    taken = schema.decode_peer(value)
+                    links[key[1]] = LinkFacts(taken.stream, taken.number)
         except CloneError as error:
             raise SnapshotError(
                 f"the store {self._sources[worker]} is damaged (mqttd repairs it when it starts): {error}"

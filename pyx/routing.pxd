@@ -155,6 +155,7 @@ cdef class Routing:
     # nothing is given to the disk: then all that has been decided meanwhile is, with it
     cdef Block laid
     cdef public uint32_t laid_at_once   # indexes in a piece
+    cdef public uint64_t batch_turn     # ns of work, nominal, after which what is left of a sibling's batch waits
     cdef bint takes_none                # what came while another one was: no PUBLISH is taken until it is in
     cdef uint64_t next_position
     cdef public uint64_t durable_ticket

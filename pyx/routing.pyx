@@ -117,6 +117,7 @@ cdef class Routing:
         self.next_position = 1
         self.block = Block(1)
         self.laid_at_once = LAID
+        self.batch_turn = TURN
         self.tick = 1
 
     def __dealloc__(self):
@@ -252,6 +253,17 @@ cdef class Routing:
             local += m.filters[i].plain.count
         self.spent += m.count * <uint64_t>(2 * VISIT) + local * <uint64_t>(VISIT + COPY)
         return local
+
+    @property
+    def worked(self):
+        """What publishes have cost, in nanoseconds of work, nominal: only rises."""
+        return self.effort()
+
+    @property
+    def turn_ends(self):
+        """What `worked` has reached when the turn of a batch that begins now is over; it is over at once while no
+        publish is taken."""
+        return self.effort() + (0 if self.takes_none else self.batch_turn)
 
     def is_round_over(self):
         """Whether publishes have cost so much in this tick that the next ones wait for the next."""

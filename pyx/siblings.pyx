@@ -15,7 +15,7 @@ from pyx.records cimport ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Pa
 from pyx.rosters cimport roster_put, roster_strike
 from pyx.routing cimport OWN_FRAME_BYTES, Peer, SHARE, find_expiry
 from pyx.subscriptions cimport Filter, Group, Matches
-from pyx.work cimport FILTER, PYTHON, work
+from pyx.work cimport FILTER, PLACE, PYTHON, work
 
 # kinds of control entries that are read here (others are for the broker)
 cdef char SAMPLED = c'~'
@@ -240,19 +240,31 @@ cdef class Siblings(FanOut):
             self.resumed.extend(self.paused)
             self.paused = []
 
-    def ingest(self, int peer, const uint8_t[::1] entries not None, list payloads not None, int used=0):
+    def ingest(self, int peer, const uint8_t[::1] entries not None, list payloads not None, int used=0, size_t at=0,
+               uint32_t position=0, uint32_t taken=0, uint64_t until=0):
         """Route a batch of a sibling: `entries` packed, `payloads` the frames of large ones, of which `used` are taken
-        already. Returns (payloads taken, [(position, reason)] of entries refused)."""
-        cdef size_t at = 0, n = <size_t>entries.shape[0]
+        already. It begins behind `at` bytes with the entry `position`, and passes over those before `taken`. It stops
+        when publishes have cost more than `until` (see `worked`; 0: a turn from now), but not before the first one.
+        Returns (payloads taken, [(position, reason)] of entries refused or None, (at, position) to go on or None)."""
+        cdef size_t n = <size_t>entries.shape[0]
         cdef Entry e
-        cdef uint32_t position = 0
         cdef int reason
         cdef list refused = None
         cdef object publisher = None
         self.adoptable = None
         self.clock.hear()
+        if at > n:
+            raise ValueError("the batch has no such place")
+        if until == 0:
+            until = self.effort() + self.batch_turn
         while at < n:
             at += read_entry(&entries[at], n - at, &e)
+            if position < taken:
+                work(PLACE)
+                if e.flags & ENTRY_OWN_FRAME:
+                    used += 1
+                position += 1
+                continue
             if e.flags & ENTRY_CONTROL:
                 if e.content.topic_len == 1 and e.content.topic[0] == SAMPLED:
                     # a sampled publish: those of the sequenced part, which comes second, are of this tick too
@@ -289,7 +301,9 @@ cdef class Siblings(FanOut):
             self.held = None
             publisher = None
             position += 1
-        return used, refused
+            if self.effort() > until and at < n:
+                return used, refused, (at, position)
+        return used, refused, None
 
     cdef int take_entry(self, Entry* e, object publisher, list payloads, int used) except -1:
         # 0, or why it is refused

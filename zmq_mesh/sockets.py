@@ -149,6 +149,8 @@ class Mesh:
         self.frames_malformed = 0
         self.is_busy: Callable[[], bool] = lambda: False
         """Whether what came has cost so much that the rest waits for the next tick."""
+        self.is_full: Callable[[], bool] = lambda: False
+        """Whether so much of what came is still to be done that nothing more is to come."""
 
     def filenos(self) -> list[int]:
         """Descriptors to watch for reading (never for writing): the bound socket's, then one per sibling."""
@@ -168,6 +170,10 @@ class Mesh:
         PULL takes one message of each sibling in turn and cannot leave one out: so a sibling with more than its part
         ends the round for all, and the next round goes on behind it.
         """
+        if self.is_full():
+            for each in self.links.values():
+                each.heard_at = now  # who is not read is not silent
+            return True
         socket = self._inlet
         recv: Callable[[int], bytes] = socket.recv  # small frames: a copy is cheaper than a zmq.Frame
         routes = self._routes
@@ -191,7 +197,7 @@ class Mesh:
                 except EnvelopeError:
                     self.frames_malformed += 1
                 drained[link] = size = drained.get(link, 0) + size
-                if size >= self.drain_bytes_max or self.is_busy():
+                if size >= self.drain_bytes_max or self.is_busy() or self.is_full():
                     return True
                 if not looked:
                     # One message per wake-up is the common case without load: EVENTS costs half of an Again.

@@ -391,3 +391,35 @@ def test_a_round_takes_its_part_of_each_sibling() -> None:
 def test_socket_path_too_long() -> None:
     with pytest.raises(ValueError, match="shorter"):
         endpoint("/tmp/" + "x" * SOCKET_PATH_BYTES_MAX, 0)
+
+
+def test_a_worker_that_has_enough_to_do_reads_nothing_and_takes_nobody_for_silent() -> None:
+    count, size = 16 * 20, 64
+    with tempfile.TemporaryDirectory(prefix="mesh") as runtime_dir:
+        nodes = [Node(index, 2, runtime_dir, 1) for index in range(2)]
+        target, source = nodes
+
+        def after_a_round(so: Callable[[], bool]) -> bool:
+            now = time.monotonic()
+            for node in nodes:
+                node.mesh.receive(now)
+                for fileno in node.mesh.filenos():
+                    node.mesh.readable(fileno, now)
+                node.flow()
+                node.mesh.tick(now)
+                node.mesh.flush(now)
+            return so()
+
+        try:
+            wait_until(lambda: after_a_round(lambda: all(node.mesh.ready for node in nodes)), 10, "meshes ready")
+            target.mesh.is_full = lambda: True
+            source.flows[0] = (0, count, size)
+            until = time.monotonic() + 3 * LIMITS.link_silence_seconds_max
+            wait_until(lambda: after_a_round(lambda: time.monotonic() > until), 30, "a sibling would be silent")
+            assert target.got[1] == []
+            assert ("away", 1) not in target.log
+            target.mesh.is_full = lambda: False
+            wait_until(lambda: after_a_round(lambda: target.got[1] == list(range(count))), 10, "all has come")
+        finally:
+            for node in nodes:
+                node.mesh.close()

@@ -96,6 +96,8 @@ class SimulatedNode(Node):
         )  # fmt: skip
         if world.seed % 2:  # what is logged under more filters is appended in pieces
             self.router.laid_at_once = 1 + world.seed // 2 % 3
+        if world.seed % 3:  # ... and of a sibling's batch one message is taken after the other
+            self.router.batch_turn = 1
 
     def queue_full(self, session: Any, dropped: int) -> None:
         self.worker.world.queue_dropped(session.client_id, dropped)

@@ -108,7 +108,7 @@ def test_refusals_of_version_1_stand_in_the_record_of_the_position() -> None:
     host = Host(workers=2, stores=[store, KeptStore()])
     inside = [(3, 9, 1), (4, 0, 1), (4, 2, 4)]
     record = PEER_OF_VERSION_1.pack(77, 5, len(inside)) + b"".join(REFUSAL_OF_VERSION_1.pack(*each) for each in inside)
-    assert schema.decode_peer(record) == (77, 5, inside)
+    assert schema.decode_peer(record) == (77, 5, 0, (), inside)
     host.node.router.put_record(schema.peer_key(1), record)
     host.settle()
     for _ in range(2):
@@ -128,9 +128,11 @@ def test_the_records_of_links_are_decoded_or_refused() -> None:
     entry = schema.encode_handoff(-1, b"part", [b"a", b""])
     assert schema.decode_handoff(entry) == (-1, b"part", [b"a", b""])
     peer = schema.encode_peer(1, 2)
-    assert schema.decode_peer(peer) == (1, 2, [])
+    assert schema.decode_peer(peer) == (1, 2, 0, (), ())
+    begun = schema.encode_peer(1, 2, 9, [(3, 4), (8, 1)])
+    assert schema.decode_peer(begun) == (1, 2, 9, [(3, 4), (8, 1)], ())
     old = PEER_OF_VERSION_1.pack(1, 2, 1) + REFUSAL_OF_VERSION_1.pack(3, 4, 5)
-    assert schema.decode_peer(old) == (1, 2, [(3, 4, 5)])
+    assert schema.decode_peer(old) == (1, 2, 0, (), [(3, 4, 5)])
     refusals = schema.encode_refusals([(0xFFFFFFFF, 1)])
     assert schema.decode_refusals(refusals) == [(0xFFFFFFFF, 1)]
     for decode, record in (

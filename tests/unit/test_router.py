@@ -619,7 +619,7 @@ def test_payload_frames_of_the_wrong_size_are_refused() -> None:
     host = Host(2)
     part, frames = envelope.encode_entries([envelope.Entry(b"t", b"x" * 9000, 1, own_frame=True)])
     router = host.node.router
-    assert router.ingest(1, part, frames) == (1, None)
+    assert router.ingest(1, part, frames) == (1, None, None)
     for wrong in ([], [b"x" * 8999], [b"x" * 9001]):
         with pytest.raises(ValueError):
             router.ingest(1, part, wrong)
