@@ -47,6 +47,8 @@ DEEP = "d" + "/x" * 13
 MANY = 6_000
 AT_ONCE = 500
 """Filters of one SUBSCRIBE, which is not divided."""
+WILLS = "w"
+"""Their topics begin so; nobody counts them."""
 TOPICS = ["m/0", "m/1", DEEP, "l" * 4096]
 FILTERS = ["m/0", "m/1", "m/+", "m/#", "#", "l" * 4096, "$share/g/m/#", f"$share/{'s' * 1024}/m/0"]
 IDS = ["a", "b", "c", "d", "e" * LONGEST, "f" * 23]
@@ -133,7 +135,7 @@ class Lives(RuleBasedStateMachine):
             options["username"] = "u" * name
         if will is not None:
             properties = {"will_delay_interval": delay} if version == 5 else {}
-            options["will"] = wire.Will("w" * max(1, min(will, 4096)), b"w" * will, 1, properties=properties)
+            options["will"] = wire.Will(WILLS * max(1, min(will, 4096)), b"w" * will, 1, properties=properties)
         former = self.lives.get(client_id)
         life = Life(version, lasting, len(self.answered))
         if former is not None and not clean and (former.lasting or former.client is None):
@@ -262,11 +264,14 @@ class Lives(RuleBasedStateMachine):
         return taken
 
     def _came(self, life: Life, packet: wire.Packet, acknowledges: bool) -> None:
-        number = int(packet.payload.partition(b"|")[0])
-        assert number >= life.born or not self.answered[number], f"#{number}, and the session began at #{life.born}"
         assert life.client is not None
         if acknowledges and packet.qos:
             life.client.ack("PUBACK" if packet.qos == 1 else "PUBREC", packet.packet_id)
+        if packet.topic.startswith(WILLS):
+            return
+        number = int(packet.payload.partition(b"|")[0])
+        assert number >= life.born or not self.answered[number], f"#{number}, and the session began at #{life.born}"
+        if acknowledges and packet.qos:
             life.owed.discard(number)
 
     # ------------------------------------------------------------ the broker
