@@ -57,11 +57,15 @@ class Scene:
         assert [each["number"] for each in found] == sorted({each["number"] for each in found})
         return found
 
-    def await_events(self, count: int, *arguments: str) -> list[dict[str, Any]]:
+    def moments(self, *arguments: str) -> list[dict[str, Any]]:
+        """The events without the sums of a minute: these come by the wall clock, in the middle of any test."""
+        return [each for each in self.events(*arguments) if "minute" not in each]
+
+    def await_moments(self, count: int, *arguments: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
 
         def are_there() -> bool:
-            found[:] = self.events(*arguments)
+            found[:] = self.moments(*arguments)
             return len(found) >= count
 
         wait_until(are_there, SECONDS, f"{count} events of {arguments}")
@@ -100,7 +104,7 @@ def test_every_kind_is_recorded_and_printed(scene: Scene, mqttd: Command, many: 
     first = scene.connected(broker, name, **LASTING)
     first.unsubscribe("$share/g/x")
     scene.client(broker, 4).send(b"\x10\x00")
-    scene.await_events(1, "--kind", "connection_refused")
+    scene.await_moments(1, "--kind", "connection_refused")
     publisher = scene.connected(broker, next(ids))
     for number in range(5):
         publisher.publish("t/x", b"body", qos=number % 2)
@@ -109,7 +113,7 @@ def test_every_kind_is_recorded_and_printed(scene: Scene, mqttd: Command, many: 
     short = next(ids)
     properties = {"session_expiry_interval": 1}
     scene.connected(broker, short, clean=False, properties=properties).disconnect()
-    scene.await_events(1, "--kind", "session_expired", "--client", short)
+    scene.await_moments(1, "--kind", "session_expired", "--client", short)
     scene.connected(broker, name, clean=True)
     for _ in range(40):
         scene.connected(broker, next(ids)).disconnect()
@@ -151,16 +155,16 @@ def test_since_until_and_client_choose(scene: Scene, mqttd: Command) -> None:
     broker = scene.start()
     for number in range(3):
         scene.connected(broker, f"c{number}").disconnect()
-    everything = scene.await_events(7)
+    everything = scene.await_moments(7)
     times = [each["time"] for each in everything]
-    assert scene.events("--since", times[3]) == everything[3:]
-    assert scene.events("--until", times[3]) == everything[:3]
-    assert scene.events("--since", times[1], "--until", times[5]) == everything[1:5]
+    assert scene.moments("--since", times[3]) == everything[3:]
+    assert scene.moments("--until", times[3]) == everything[:3]
+    assert scene.moments("--since", times[1], "--until", times[5]) == everything[1:5]
     assert [each["kind"] for each in scene.events("--client", "c1")] == ["connection_opened", "connection_closed"]
-    assert scene.events("--since", "1h") == everything
-    assert scene.events("--since", "9999-01-01T00:00:00Z") == []
+    assert scene.moments("--since", "1h") == everything
+    assert scene.moments("--since", "9999-01-01T00:00:00Z") == []
     assert broker.stop() == 0
-    assert scene.events("--since", times[1], "--until", times[5]) == everything[1:5]
+    assert scene.moments("--since", times[1], "--until", times[5]) == everything[1:5]
     for wrong in (["--since", "yesterday"], ["--since", "2026-01-01T00:00:00"], ["--kind", "nothing"], ["--x"]):
         with pytest.raises(SystemExit) as ended:
             mqttd("events", "--data-dir", str(scene.data), *wrong)
@@ -182,15 +186,15 @@ def test_sigkill_takes_a_second_at_most_and_the_next_start_says_so(scene: Scene,
     ids = [next(ids_of(worker, 2)) for worker in range(2)]
     for name in ids:
         scene.connected(broker, name, **LASTING)
-    scene.await_events(2, "--kind", "session_created")
+    scene.await_moments(2, "--kind", "session_created")
     broker.kill()
     assert len(scene.events("--kind", "connection_opened")) == 2
     broker = scene.start(2)
-    found = scene.await_events(4, "--kind", "worker_started")
+    found = scene.await_moments(4, "--kind", "worker_started")
     assert len({each["incarnation"] for each in found}) == 4
     assert scene.events("--kind", "connection_closed") == []
     broker.kill_worker(0)
-    scene.await_events(5, "--kind", "worker_started")
+    scene.await_moments(5, "--kind", "worker_started")
     assert broker.stop() == 0
     assert [line.partition(" records, ")[2] for line in mqttd("store", "verify", str(scene.data))[1].splitlines()] == [
         "no problems", "no problems",
@@ -203,21 +207,21 @@ def test_a_snapshot_has_them_and_a_restored_broker_goes_on(scene: Scene, mqttd: 
     broker = scene.start(2)
     for number in range(6):
         scene.connected(broker, f"c{number}", **LASTING)
-    before = scene.await_events(2 + 12)
+    before = scene.await_moments(2 + 12)
     status, _, err = mqttd("snapshot", "--data-dir", str(scene.data), "--out", str(tmp_path / "out"))
     assert status == 0, err
     scene.connected(broker, "later")
-    scene.await_events(7, "--kind", "connection_opened")
+    scene.await_moments(7, "--kind", "connection_opened")
     assert broker.stop() == 0
     scene.data = tmp_path / "out"
-    assert scene.events() == before
-    assert scene.events() == before, "reading changes nothing"
+    assert scene.moments() == before
+    assert scene.moments() == before, "reading changes nothing"
     scene.data = tmp_path / "restored"
     status, _, err = mqttd("restore", "--from", str(tmp_path / "out"), "--data-dir", str(scene.data))
     assert status == 0, err
-    assert scene.events() == before
+    assert scene.moments() == before
     broker = scene.start(2)
-    assert scene.await_events(4, "--kind", "worker_started")[:2] == [
+    assert scene.await_moments(4, "--kind", "worker_started")[:2] == [
         each for each in before if each["kind"] == "worker_started"
     ]
 
@@ -232,7 +236,7 @@ def test_a_replay_is_a_subscription(scene: Scene) -> None:
     for number in range(3):
         client.receive("a/x", b"%d" % number, qos=1)
     client.unsubscribe("a/#")
-    found = scene.await_events(3, "--client", "c")
+    found = scene.await_moments(3, "--client", "c")
     assert [(each["kind"], each.get("filter")) for each in found[1:]] == [
         ("subscription_made", "a/#"), ("subscription_removed", "a/#"),
     ]  # fmt: skip
@@ -280,7 +284,7 @@ def test_a_full_disk_takes_events_last_and_it_is_over_by_itself(scene: Scene, tm
         scene.data = disk / "data"
         broker = scene.start()
         scene.connected(broker, "before")
-        scene.await_events(1, "--client", "before")
+        scene.await_moments(1, "--client", "before")
         others = fill(disk)
         scene.connected(broker, "notices")
         wait_until(lambda: " store_full " in broker.logs, SECONDS, "the disk is full")
@@ -289,8 +293,8 @@ def test_a_full_disk_takes_events_last_and_it_is_over_by_itself(scene: Scene, tm
         others.unlink()
         wait_until(lambda: " store_has_room" in broker.logs, SECONDS, "there is room")
         scene.connected(broker, "after")
-        scene.await_events(1, "--client", "after")
-        (lost,) = scene.await_events(1, "--kind", "events_suppressed")
+        scene.await_moments(1, "--client", "after")
+        (lost,) = scene.await_moments(1, "--kind", "events_suppressed")
         assert lost["reason"] == "the store is full or fails"
         assert lost["events"] | {"connection_opened": 5, "connection_closed": 5} == lost["events"]
         assert not [each for each in scene.events() if (each.get("client") or "").startswith("during")]
