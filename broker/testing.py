@@ -36,7 +36,11 @@ from typing import Any, Self
 
 HOST = "127.0.0.1"
 READY_SECONDS_MAX = 20.0
-"""Deadline of a start. It takes less than a second on a free machine; this is for a loaded one."""
+"""A start that logs nothing for so long has failed. It takes less than a second on a free machine; this is for a loaded
+one."""
+_START_SECONDS_MAX = 600.0
+"""However much it logs: one whose workers die again and again must not be waited for without end."""
+_LOOK_MILLISECONDS = 200
 STOP_SECONDS_MAX = 15.0
 """Deadline of an orderly end, after which everything is killed: above `limits.stop_seconds_max`."""
 
@@ -84,7 +88,7 @@ class Mqttd:
     """
 
     ready_seconds_max = READY_SECONDS_MAX
-    """How long a start may take: one that repartitions gigabytes takes minutes."""
+    """How long a start may log nothing: one that recovers or repartitions gigabytes logs its progress for minutes."""
 
     def __init__(
         self,
@@ -208,11 +212,19 @@ class Mqttd:
         assert process.stdout is not None
         poll = select.poll()
         poll.register(process.stdout, select.POLLIN)
-        deadline = time.monotonic() + self.ready_seconds_max
+        begun = logged = time.monotonic()
+        log_bytes = 0
         line = b""
         while not line.endswith(b"\n"):
-            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise BrokerFailed(f"mqttd is not ready after {self.ready_seconds_max} s:\n{self.logs}")
+            if not poll.poll(_LOOK_MILLISECONDS):
+                now = time.monotonic()
+                size = self._log.stat().st_size
+                if size > log_bytes:
+                    log_bytes, logged = size, now
+                if now - logged > self.ready_seconds_max or now - begun > _START_SECONDS_MAX:
+                    silent = f"{now - logged:.0f} s after its last log line"
+                    raise BrokerFailed(f"mqttd is not ready after {now - begun:.0f} s, {silent}:\n{self.logs}")
+                continue
             said = os.read(process.stdout.fileno(), 4096)
             if not said:
                 status = process.wait(STOP_SECONDS_MAX)

@@ -1,14 +1,19 @@
-"""The broker for somebody's tests: which store it has."""
+"""The broker for somebody's tests: which store it has, and how long a start may take."""
 
 from __future__ import annotations
 
 import itertools
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from broker.testing import Mqttd
+from broker import testing
+from broker.testing import BrokerFailed, Mqttd
 
 MEMORY = ("--store", "memory")
 
@@ -45,3 +50,61 @@ def test_what_nobody_says_is_a_store_in_memory(
         mqttd.forget()
     assert (MEMORY in itertools.pairwise(command)) == has_memory
     assert ("--data-dir" in command) == has_directory
+
+
+class Starting(Mqttd):
+    """Is ready when its standard input says so; each look at the clock calls `looked`, and 15 s have passed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, looked: Callable[[Starting, int], None]) -> None:
+        super().__init__()
+        looks = itertools.count()
+
+        def monotonic() -> float:
+            number = next(looks)
+            looked(self, number)
+            return number * 15.0
+
+        monkeypatch.setattr(testing, "time", SimpleNamespace(monotonic=monotonic, sleep=time.sleep))
+
+    def _command(self) -> list[str]:
+        return [sys.executable, "-c", "input(); print('mqttd ready', flush=True); input()"]
+
+    def log_progress(self) -> None:
+        with self._log.open("a") as log:
+            log.write("recovering\n")
+
+    def let_be_ready(self) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"\n")
+        self._process.stdin.flush()
+
+
+def test_a_start_may_take_as_long_as_it_logs_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """READY_SECONDS_MAX bounds the silence, not the start: one that repartitions gigabytes takes minutes."""
+
+    def looked(broker: Starting, number: int) -> None:
+        broker.log_progress()
+        if number == 10:
+            broker.let_be_ready()
+
+    with Starting(monkeypatch, looked) as broker:
+        assert broker.alive()
+        broker.kill()
+
+
+def test_a_silent_start_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it runs any more."""
+    broker = Starting(monkeypatch, lambda _broker, _number: None)
+    with pytest.raises(BrokerFailed, match="not ready after 30 s, 30 s after its last log line"):
+        broker.start()
+    assert not broker.alive()
+    broker.forget()
+
+
+def test_a_start_that_only_logs_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker whose workers die again and again logs that for ever."""
+    broker = Starting(monkeypatch, lambda broker, _number: broker.log_progress())
+    with pytest.raises(BrokerFailed, match="not ready after 615 s, 0 s after its last log line"):
+        broker.start()
+    broker.forget()
