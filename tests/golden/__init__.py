@@ -1,1 +1,1 @@
-"""Data directories and snapshots as earlier releases wrote them, and what is in them."""
+"""Data directories and snapshots as this and earlier releases wrote them, and what is in them."""
