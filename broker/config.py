@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 from broker.addresses import is_loopback, split_address
 from broker.archiving import ARCHIVE_RULES_MAX, ArchiveRule, archive_errors
@@ -30,6 +31,7 @@ from broker.auth import BACKENDS
 from broker.auth.contract import Backend, CredentialsError
 from broker.events import Events
 from broker.leveldb import LevelDB
+from broker.limits import BYTES_MAX, COUNT_MAX
 from broker.limits import Limits as Limits
 from broker.protocol import Protocol
 from broker.queueing import wrong_with
@@ -74,8 +76,12 @@ class QueueRule(BaseModel):
 
     filter: str = Field(min_length=1, description="Topic Filter; it decides for subscriptions that it covers.")
     full: QueueFull = Field(description="As `queue_full`.")
-    messages_max: int | None = Field(default=None, ge=1, description="Instead of `limits.queue_messages_max`.")
-    bytes_max: int | None = Field(default=None, ge=1024, description="Instead of `limits.queue_bytes_max`.")
+    messages_max: int | None = Field(
+        default=None, ge=1, le=COUNT_MAX, description="Instead of `limits.queue_messages_max`."
+    )
+    bytes_max: int | None = Field(
+        default=None, ge=1024, le=BYTES_MAX, description="Instead of `limits.queue_bytes_max`."
+    )
 
 
 class TopicRule(BaseModel):
@@ -89,12 +95,21 @@ class TopicRule(BaseModel):
     durability: Literal["fsync", "buffered"] = Field(description="As `durability`.")
 
 
+def _workers(value: object) -> object:
+    """More than there can be are refused by their reason."""
+    if type(value) is int and value > WORKERS_MAX:
+        raise PydanticCustomError(
+            "workers", f"should be at most {WORKERS_MAX}, because a set of workers is a word of 64 bits"
+        )
+    return value
+
+
 class Settings(BaseModel):
     """What a broker is started with. Immutable; a reload makes a new one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    workers: int = Field(
+    workers: Annotated[int, BeforeValidator(_workers)] = Field(
         default=0,
         ge=0,
         le=WORKERS_MAX,

@@ -1,8 +1,8 @@
 """Every bound of the broker: its default, its unit, what happens at it, and the counter that says how often it did.
 
 The table of docs/configuration.md is generated from this model (`python -m broker.config --markdown`), the data path
-reads its part as `pyx.limits.Limits`, and tests/integration/test_limits.py has a scenario that reaches each of them: a
-field without one fails a test.
+reads its part as `pyx.limits.Limits`, whose fields `broker.data_path` fills by their names, and
+tests/integration/test_limits.py has a scenario that reaches each of them: a field without one fails a test.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
 
-__all__ = ["Limits", "Seconds"]
+__all__ = ["BYTES_MAX", "COUNT_MAX", "Limits", "Seconds"]
 
 _KIB = 1024
 _MIB = 1024 * _KIB
 _DAY = 86400
 _PACKET_BYTES_MAX = 5 + 268_435_455  # fixed header and the largest Remaining Length (MQTT 5.0, 1.5.5)
 _NEVER_EXPIRES = 0xFFFFFFFF
+COUNT_MAX = 2**32 - 1
+BYTES_MAX = 2**63 - 1
+"""The largest number of TOML."""
 
 Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 
@@ -35,8 +38,11 @@ def _bound(
     restart: bool = False,
 ) -> Any:
     """A field. `counter`: its name in pyx.counters, or `log NAME` for an event that only the log has, or "" for a
-    threshold, at which nothing is refused. `restart`: read once, a reload keeps the old value.
+    threshold, at which nothing is refused. `restart`: read once, a reload keeps the old value. `le`: of a number
+    COUNT_MAX where nothing is said, which is what the data path counts with.
     """
+    if le is None and isinstance(default, int):
+        le = COUNT_MAX
     extra: JsonDict = {"unit": unit, "counter": counter, "beyond": beyond, "restart": restart}
     return Field(default=default, ge=ge, le=le, description=what, json_schema_extra=extra)
 
@@ -199,7 +205,7 @@ class Limits(BaseModel):
         "What a session has of its client's bytes, whether it is connected or not: client id, user name, will, and of "
         "each subscription the Topic Filter and once more the client id, as its record in the store has them (messages "
         "that wait for it have bounds of their own)",
-        "SUBACK 0x97 (v3: 0x80), CONNACK 0x97 (v3: 3)", ge=64,
+        "SUBACK 0x97 (v3: 0x80), CONNACK 0x97 (v3: 3)", ge=64, le=BYTES_MAX,
     )  # fmt: skip
     filters_per_session_max: int = _bound(
         100_000, "subscriptions", "filters_refused", "Subscriptions of a session", "SUBACK 0x97 (v3: 0x80)", ge=1
@@ -221,7 +227,7 @@ class Limits(BaseModel):
     queue_bytes_max: int = _bound(
         16 * _MIB, "bytes", "dropped_queue_full",
         "Bytes that wait for a session; a [[queue]] rule may say otherwise",
-        "queue_full decides", ge=1024,
+        "queue_full decides", ge=1024, le=BYTES_MAX,
     )  # fmt: skip
     hold_seconds_max: Seconds = _bound(
         5.0, "seconds", "holds_given_up",
@@ -265,7 +271,7 @@ class Limits(BaseModel):
     )  # fmt: skip
     retained_bytes_max: int = _bound(
         256 * _MIB, "bytes", "retained_refused",
-        "Bytes of retained messages a worker owns", "as for retained_messages_max", ge=0,
+        "Bytes of retained messages a worker owns", "as for retained_messages_max", ge=0, le=BYTES_MAX,
     )  # fmt: skip
     archive_gather_milliseconds_max: int = _bound(
         10, "milliseconds", "archived_messages",
@@ -276,14 +282,14 @@ class Limits(BaseModel):
     archive_pending_bytes_max: int = _bound(
         64 * _MIB, "bytes", "archive_dropped",
         "Bytes of archived messages that a worker has in memory because the disk has not taken them yet",
-        "messages of QoS 0 are not archived (they are delivered)", ge=_MIB, restart=True,
+        "messages of QoS 0 are not archived (they are delivered)", ge=_MIB, le=BYTES_MAX, restart=True,
     )  # fmt: skip
     worker_memory_bytes_max: int = _bound(
         0, "bytes", "memory_refused",
         "Anonymous resident memory of a worker, looked at every second. 0: any amount",
         "until it is 5 % below: new clients are refused with CONNACK 0x97 (v3: 3; those whose session is kept here "
         "may come), new subscriptions with 0x97, new retained messages are not kept; who publishes at QoS 1 or 2 "
-        "to this worker is not read for hold_seconds_max, then refused with 0x97 (v3: closed)", ge=0,
+        "to this worker is not read for hold_seconds_max, then refused with 0x97 (v3: closed)", ge=0, le=BYTES_MAX,
     )  # fmt: skip
 
     # -- fairness: what one source may use of a tick
@@ -336,7 +342,7 @@ class Limits(BaseModel):
     peer_outbox_bytes_max: int = _bound(
         64 * _MIB, "bytes", "reading_paused",
         "Bytes waiting for a sibling",
-        "publishers with messages for it are not read (peer_stall_seconds_max)", ge=_MIB, restart=True,
+        "publishers with messages for it are not read (peer_stall_seconds_max)", ge=_MIB, le=BYTES_MAX, restart=True,
     )  # fmt: skip
     handoff_log_bytes_max: int = _bound(
         256 * _MIB,
@@ -345,6 +351,7 @@ class Limits(BaseModel):
         "Bytes kept in memory for a sibling that is away (not with a store on disk)",
         "dropped",
         ge=0,
+        le=BYTES_MAX,
         restart=True,
     )
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from broker.authenticating import Authenticating
 from broker.connecting import Connecting
 from broker.custody import Custody
+from broker.data_path import fill
 from broker.disk import Disk
 from broker.endings import Endings
 from broker.gauges import Gauges
@@ -58,30 +59,6 @@ __all__ = ["Node"]
 _EVERY_SWEEP_MS = 1000
 
 
-def fill_limits(limits: Limits, settings: Settings) -> Limits:
-    """Put the data path's part of the settings into the struct it reads."""
-    bounds = settings.limits
-    for name in type(bounds).model_fields:
-        if hasattr(limits, name):
-            setattr(limits, name, getattr(bounds, name))
-    limits.hold_ms_max = int(bounds.hold_seconds_max * 1000)
-    limits.store_error_ms_max = int(bounds.store_error_seconds_max * 1000)
-    limits.archive_gather_ms = bounds.archive_gather_milliseconds_max
-    limits.queue_qos0 = settings.queue_qos0
-    limits.maximum_qos = settings.protocol.maximum_qos
-    limits.retain_available = settings.protocol.retain_available
-    limits.validate_payload_format = settings.protocol.validate_payload_format
-    limits.lenient = settings.protocol.lenient
-    limits.settle(
-        settings.queue_full,
-        [
-            (rule.full, rule.messages_max or bounds.queue_messages_max, rule.bytes_max or bounds.queue_bytes_max)
-            for rule in settings.queue
-        ],
-    )
-    return limits
-
-
 class Node:
     """One worker's broker. `now_ms`: monotonic ms at start; `wall_ms`: the broker's time (`shards.clock`);
     `clock_cell`: of its host (`pyx.clock`).
@@ -109,7 +86,7 @@ class Node:
         self.timers = TimerWheel(now_ms)
         self.retained = Retained()
         self.router = Router(
-            index, workers, Subscriptions(), fill_limits(Limits(), settings), self.counters, self.timers, self.retained
+            index, workers, Subscriptions(), fill(Limits(), settings), self.counters, self.timers, self.retained
         )
         if clock_cell is not None:
             self.router.clock.share(clock_cell)
@@ -176,7 +153,7 @@ class Node:
         """Take over what may change while the worker runs (it concerns what happens from now on)."""
         changed = settings.shared != self.settings.shared
         self.settings = settings
-        fill_limits(self.router.limits, settings)
+        fill(self.router.limits, settings)
         self.authenticating.reload()
         self.sys_topics.reload()
         if changed:

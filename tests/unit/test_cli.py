@@ -167,7 +167,9 @@ def test_more_than_64_workers_are_refused_when_asked_for(mqttd: Mqttd, asked: st
         assert command.wait_ready().end() == 0
         return
     assert command.status() == 2
-    assert command.err() == ("mqttd: workers: input should be less than or equal to 64, not 65 (from --workers)\n")
+    assert command.err() == (
+        "mqttd: workers: should be at most 64, because a set of workers is a word of 64 bits, not 65 (from --workers)\n"
+    )
 
 
 def test_logs_in_json_are_json_from_the_first_line(mqttd: Mqttd) -> None:
