@@ -24,6 +24,7 @@ import broker
 from broker import config, passwd
 from broker.config import WORKERS_MAX, ConfigError, Settings
 from broker.logs import Log
+from leveldb_store.schema import VERSION
 from shards import listening
 from shards.clock import HostClock
 from shards.console import Console, Written
@@ -239,14 +240,16 @@ def _serve(file: str | None, flags: Mapping[str, Any]) -> int:
 
 
 def _data_dir(settings: Settings, log: Log) -> DataDir | None:
-    """The data directory, locked and for this number of workers; None with a store in memory."""
+    """The data directory, locked, of this release and for this number of workers; None with a store in memory."""
     if settings.store == "memory":
         return None
     repartitioning = importlib.import_module("broker.repartitioning")  # not where there is no LevelDB
+    upgrading = importlib.import_module("broker.upgrading")
     try:
         work = repartitioning.Repartitioning(log, settings.leveldb, settings.strict_store)
-        return DataDir(settings.data_dir, settings.workers, work)
-    except (DataDirError, repartitioning.Refused) as error:
+        upgrade = upgrading.Upgrading(log, settings.strict_store)
+        return DataDir(settings.data_dir, settings.workers, work, upgrade, VERSION)
+    except (DataDirError, repartitioning.Refused, upgrading.UpgradeRefused) as error:
         raise _CannotStart(_CANNOT_USE_DATA, str(error)) from None
 
 

@@ -9,10 +9,9 @@ would take no message, and a compaction could fill the disk with nothing left to
 
 from __future__ import annotations
 
-import sys
-import time
 from typing import TYPE_CHECKING
 
+from broker.start_progress import StartProgress
 from leveldb_store.room import Room
 from shards.apart import ApartFailed, apart
 
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Refused", "Repartitioning"]
 
-_PROGRESS_SECONDS = 1.0
-_PROGRESS_SECONDS_TERMINAL = 0.1
 _STAT_BLOCK_BYTES = 512
 
 
@@ -60,7 +57,7 @@ class Repartitioning:
 def _work(change: Change, settings: LevelDB, log: Log, strict: bool) -> None:
     from broker.repartition import repartition  # with LevelDB
 
-    progress = _Progress(len(change.old), len(change.new), log)
+    progress = StartProgress(f"mqttd: stores of {len(change.old)} workers for {len(change.new)}", "repartitioning", log)
     moved = repartition(
         change.old,
         change.new,
@@ -103,31 +100,3 @@ def _check_room(change: Change, settings: LevelDB) -> None:
         raise RepartitionError(
             f"the disk would have {there >> 20} MB of room behind it, and the new stores want {wanted >> 20} MB"
         )
-
-
-class _Progress:
-    def __init__(self, before: int, after: int, log: Log) -> None:
-        self._began = self._said = time.monotonic()
-        self._text = f"mqttd: stores of {before} workers for {after}"
-        self._log = log
-        self._is_terminal = sys.stderr.isatty()
-        self._every = _PROGRESS_SECONDS_TERMINAL if self._is_terminal else _PROGRESS_SECONDS
-
-    def __call__(self, records: int) -> None:
-        now = time.monotonic()
-        if now - self._said < self._every:
-            return
-        self._said = now
-        if self._is_terminal:
-            print(f"\r{self._text}: {records} records, {self.seconds():.1f} s", end="", file=sys.stderr, flush=True)
-        else:
-            self._log.info("repartitioning", records=records, seconds=self.seconds())
-
-    def seconds(self) -> float:
-        """Since it began."""
-        return round(time.monotonic() - self._began, 3)
-
-    def end(self) -> None:
-        """The line is complete."""
-        if self._is_terminal:
-            print(f"\r{self._text}: done in {self.seconds():.1f} s\033[K", file=sys.stderr, flush=True)

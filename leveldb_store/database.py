@@ -66,9 +66,11 @@ class Database:
         say: Callable[[str], None],
         strict: bool = False,
         repair: str | None = None,
+        *,
+        any_version: bool = False,
     ) -> None:
-        """`strict`: what is damaged is not repaired; `repair`: it is repaired first of all, for that reason. Raises
-        StoreError.
+        """`strict`: what is damaged is not repaired; `repair`: it is repaired first of all, for that reason.
+        `any_version`: the caller looks at its schema. Raises StoreError.
         """
         self.path = path
         self._is_strict = strict
@@ -85,7 +87,8 @@ class Database:
         except OSError as error:
             raise StoreError(f"the store {path} cannot be used: {error.strerror or error}") from None
         try:
-            self._check_schema(say)
+            if not any_version:
+                self._check_schema()
         except BaseException:
             self.db.close()
             raise
@@ -233,7 +236,7 @@ class Database:
         say(f"the store {self.path} is repaired, {lost} bytes of its logs were lost; as it was: {copy}")
         return db
 
-    def _check_schema(self, say: Callable[[str], None]) -> None:
+    def _check_schema(self) -> None:
         try:
             value = self.db.get(schema.SCHEMA, verify_checksums=True)
             if value is None:
@@ -248,9 +251,10 @@ class Database:
         if (wrong := schema.unread_version(version)) is not None:
             raise StoreError(f"the store {self.path} has {wrong}")
         if version != schema.VERSION:
-            # before anything is written in a form that an older release would misread
-            self.db.put(schema.SCHEMA, schema.U32.pack(schema.VERSION), sync=True)
-            say(f"the store {self.path} was of schema version {version} and is of version {schema.VERSION} from now on")
+            raise StoreError(
+                f"the store {self.path} has schema version {version}, and is upgraded to {schema.VERSION} when a "
+                "broker starts on its data directory"
+            )
 
 
 def make_directory(path: Path) -> None:

@@ -268,6 +268,7 @@ class Taking:
         self._directory = directory
         self._told = progress
         self._is_given_up = False
+        self._versions: list[int] = []
 
     def clone(self) -> None:
         """The databases, as they are now."""
@@ -296,7 +297,7 @@ class Taking:
                 self._is_given_up = True
                 raise
         manifest = Manifest(
-            FORMAT, schema.VERSION, version, self.taken_ms, len(stores), epoch, generation, archive_epoch,
+            FORMAT, min(self._versions), version, self.taken_ms, len(stores), epoch, generation, archive_epoch,
             _rules(stores), stores, clock,
         )  # fmt: skip
         write_manifest(self._directory, manifest)
@@ -370,9 +371,11 @@ class Taking:
         path = self._path(worker)
         size = self.clones[worker].table_bytes + self.clones[worker].log_bytes or 1
         with opened_as_it_is(path) as db:
-            version = db.get(schema.SCHEMA, verify_checksums=True)
-            if version is None or schema.unread_version(schema.decode_u32(version)):
+            value = db.get(schema.SCHEMA, verify_checksums=True)
+            version = 0 if value is None else schema.decode_u32(value)
+            if schema.unread_version(version):
                 raise SnapshotError(f"the store of worker {worker} is of no schema version that is read here")
+            self._versions.append(version)
             _handoffs(db, links)
             found = count(db, lambda done: self._progress(f"worker {worker}: counting", done / size))
         closed_for_good(path)

@@ -2,8 +2,8 @@
 
     mqttd.lock      locked by every process of the broker that uses the directory, as long as one of them lives
     clock.json      what the broker's time was, see shards.clock
-    store.json      {"format": 1, "workers": N, "epoch": "...", "generation": G, "archive": "..."}: which these
-                    stores are
+    store.json      {"format": 1, "workers": N, "epoch": "...", "generation": G, "archive": "...", "schema": V}: which
+                    these stores are
     worker-I        the store of worker I, a LevelDB; of generation G > 0: worker-I.G
 
 Which worker has a session or a retained message depends on the number of workers. For another number new stores are
@@ -12,6 +12,9 @@ in that moment they are the stores; then the old ones are removed. Whoever opens
 another generation than store.json says: half of the new stores, or the rest of the old ones. The epoch is drawn with
 each generation: it names these stores and no others. That of the archive is drawn once and kept: positions in the
 archive that were given out stay good.
+
+Stores of an older schema are upgraded in the same way, before anything else: new ones are made beside them, by another
+function that is given here. They are the same stores in another form, and keep their epoch.
 
 A broker that was killed leaves nothing behind that must be removed. Its workers die with it, a moment later: whoever
 starts at once waits for them.
@@ -28,7 +31,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shards import clock
@@ -58,6 +61,8 @@ class Settled:
     generation: int = 0
     archive: str = ""
     """The epoch of the archive: drawn once, and kept by all that follows."""
+    schema: int = 0
+    """Version of the schema of all stores; 0: not known. An earlier release, or a restored snapshot."""
 
     def path(self, data_dir: str, worker: int) -> str:
         """Where the store of a worker is."""
@@ -67,7 +72,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """From the stores of one number of workers to those of another."""
+    """From the stores of one number of workers, or of one schema, to those of another."""
 
     old: list[Path]
     new: list[Path]
@@ -83,12 +88,12 @@ def settled(data_dir: str) -> Settled:
         known, workers, epoch, generation = (
             found["format"], found["workers"], found["epoch"], found.get("generation", 0),
         )  # fmt: skip
-        archive = found.get("archive", epoch)
+        archive, schema = found.get("archive", epoch), int(found.get("schema", 0))
     except (ValueError, KeyError, TypeError, AttributeError):
         raise DataDirError(f"data_dir {data_dir}: {_STORE} is damaged") from None
     if known != FORMAT:
         raise DataDirError(f"data_dir {data_dir}: has format {known}, this is mqttd for format {FORMAT}")
-    return Settled(workers, epoch, generation, archive)
+    return Settled(workers, epoch, generation, archive, schema)
 
 
 def store_path(data_dir: str, worker: int) -> str:
@@ -109,13 +114,23 @@ def archive_epoch_of(data_dir: str) -> str:
 class DataDir:
     """An open data directory; the lock is inherited by whoever is forked, and goes with the last of them."""
 
-    def __init__(self, path: str, workers: int, repartition: Callable[[Change], None] | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        workers: int,
+        repartition: Callable[[Change], None] | None = None,
+        upgrade: Callable[[Change], bool] | None = None,
+        schema: int = 0,
+    ) -> None:
         """`path` is made (0700) when it is not there, its parents are not. `repartition` fills the stores for another
         number of workers than the directory was made for; when it returns they are on the disk. Without it, another
-        number is refused. Raises DataDirError, and what `repartition` raises.
+        number is refused. `upgrade` does the same for stores that may be older than `schema`, or returns False: none
+        is, and it has made none. Raises DataDirError, and what `repartition` and `upgrade` raise.
         """
         self.path = os.path.abspath(path)
         self._repartition = repartition
+        self._upgrade = upgrade
+        self._schema = schema
         try:
             self._open(workers)
         except OSError as error:
@@ -148,13 +163,40 @@ class DataDir:
         except FileNotFoundError:
             if any(name.startswith(_WORKER) for name in os.listdir(self.path)):
                 raise DataDirError(f"data_dir {self.path}: has stores, and no {_STORE} that says of how many") from None
-            now = Settled(workers, secrets.token_hex(8), archive=secrets.token_hex(8))
+            now = Settled(workers, secrets.token_hex(8), archive=secrets.token_hex(8), schema=self._schema)
             self._replace(self._write_part(now))
+        if now.schema > self._schema > 0:
+            raise DataDirError(
+                f"data_dir {self.path}: has schema version {now.schema}, which a newer mqttd has written: this one "
+                f"knows version {self._schema}"
+            )
         self._remove_others(now)
+        if now.schema < self._schema and self._upgrade is not None:
+            now = self._upgraded(now, self._upgrade)
         if now.workers != workers:
             now = self._change(now, workers)
         self.epoch = now.epoch
         self._make(now)
+
+    def _upgraded(self, now: Settled, upgrade: Callable[[Change], bool]) -> Settled:
+        new = replace(now, generation=now.generation + 1, schema=self._schema)
+        change = Change(*self._stores_of(now, new), now.epoch, now.epoch)
+        self._make(now)
+        try:
+            self._make(new)
+            if not upgrade(change):
+                new = replace(now, schema=self._schema)
+            part = self._write_part(new)
+        except BaseException:
+            self._remove_others(now)
+            raise
+        self._replace(part)  # an error behind this is no reason to remove either
+        self._remove_others(new)
+        return new
+
+    def _stores_of(self, now: Settled, new: Settled) -> tuple[list[Path], list[Path]]:
+        old, beside = ([Path(each.path(self.path, i)) for i in range(each.workers)] for each in (now, new))
+        return old, beside
 
     def _change(self, now: Settled, workers: int) -> Settled:
         if self._repartition is None:
@@ -162,12 +204,12 @@ class DataDir:
                 f"data_dir {self.path}: was made for {now.workers} workers, not for {workers}: start with "
                 f"--workers {now.workers}, or with another --data-dir"
             )
-        new = Settled(workers, secrets.token_hex(8), now.generation + 1, now.archive)
-        old, beside = ([Path(each.path(self.path, i)) for i in range(each.workers)] for each in (now, new))
+        new = Settled(workers, secrets.token_hex(8), now.generation + 1, now.archive, now.schema)
+        change = Change(*self._stores_of(now, new), now.epoch, new.epoch)
         self._make(now)
         try:
             self._make(new)
-            self._repartition(Change(old, beside, now.epoch, new.epoch))
+            self._repartition(change)
             part = self._write_part(new)
         except BaseException:
             self._remove_others(now)
@@ -238,7 +280,7 @@ def making(path: str, workers: int, archive: str) -> Iterator[tuple[list[Path], 
 def _content(now: Settled) -> str:
     content = {
         "format": FORMAT, "workers": now.workers, "epoch": now.epoch, "generation": now.generation,
-        "archive": now.archive,
+        "archive": now.archive, "schema": now.schema,
     }  # fmt: skip
     return json.dumps(content) + "\n"
 

@@ -8,7 +8,6 @@ only, the index that is being deleted (G), is not there.
 
 from __future__ import annotations
 
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -144,7 +143,7 @@ def _until(data: Path, family: bytes) -> None:
                     if next(found, None) is not None:
                         return True
             except CloneError:
-                time.sleep(0.1)  # it is being written
+                continue  # it is being written
         return False
 
     wait_until(is_there, SECONDS_MAX, f"a record of family {family!r}")

@@ -14,7 +14,9 @@ import pytest
 
 from broker import cli
 from broker.testing import Mqttd
+from leveldb_store.schema import VERSION
 from leveldb_store.snapshot import read_manifest
+from shards.data_dir import settled
 from tests.broker_process import KIND
 from tests.golden.whole import ARRIVED, IN_FLIGHT, LARGE, NO_LOCAL, SUMMARISED
 from tests.golden.written import CONFIG, LONG, WORKERS, named
@@ -124,7 +126,12 @@ def discard(directory: Path) -> None:
 
 @pytest.mark.parametrize("schema", SCHEMAS)
 def test_a_data_directory_of_an_earlier_release_is_gone_on_with(broker: Mqttd, schema: str, tmp_path: Path) -> None:
-    """Every session gets what its client had not answered, once, with its options; after a restart nothing."""
+    """Every session gets what its client had not answered, once, with its options; after a restart nothing. Stores of
+    an older schema are upgraded, once.
+    """
+    is_old = schema != f"schema-{VERSION}"
+    assert broker.logs.count('"event":"upgraded"') == is_old
+    assert settled(str(tmp_path / "data")).schema == VERSION
     with closing(back(broker, "with-user")) as client:
         got = received(client, 5)
         assert [each.payload for each in got] == [b"q%d" % number for number in range(5)]
@@ -173,6 +180,7 @@ def test_a_data_directory_of_an_earlier_release_is_gone_on_with(broker: Mqttd, s
         with closing(back(broker, "will-waits")), closing(back(broker, "will-connected")):
             client.expect_silence()
     broker.restart()
+    assert broker.logs.count('"event":"upgraded"') == is_old
     for name, version in (("with-user", 5), ("of-3-1-1", 4), ("in-flight", 5), ("one-of-group", 5), ("late", 5)):
         with closing(back(broker, name, version)) as client:
             client.expect_silence()

@@ -1,0 +1,169 @@
+"""Upgrades the stores of an earlier release: a copy of each is made, converted, and takes the place of the old one.
+
+`STEPS` says for each version what becomes of the records of a family in the next one. A family that is not named there
+keeps its bytes: its readers tell by the record which form it has. The copy is a clone (`leveldb_store.clone`): hard
+links of tables, so that it costs what its conversion writes. The old store is opened once, which takes its log over and
+repairs what is damaged, and is not written to: until the copy of each store is on the disk and named by store.json
+(`shards.data_dir`) it is what an earlier release starts with, and what the next attempt begins with.
+
+A new version of the schema is a row of `STEPS` and a store of the version before in tests/golden.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import plyvel
+
+from leveldb_store import schema
+from leveldb_store.clone import CloneError, clone, opened
+from leveldb_store.contract import StoreError
+from leveldb_store.database import Database, Options, sync_directory, told
+
+__all__ = ["STEPS", "Convert", "Steps", "UpgradeError", "Upgraded", "upgrade"]
+
+Convert: TypeAlias = Callable[[bytes, bytes], Iterable[tuple[bytes, bytes]]]
+"""The records that replace a record. SchemaError: it cannot be read, and is set aside."""
+Steps: TypeAlias = Mapping[int, Mapping[bytes, Convert]]
+
+STEPS: Final[Steps] = {1: {}}
+"""Version -> family -> what becomes of its records in the next version."""
+
+_BATCH_BYTES: Final = 1 << 20
+_EVERY: Final = 1000  # records between two calls of `progress`
+
+
+class UpgradeError(Exception):
+    """It cannot be done; the old stores are as they were. One line."""
+
+
+@dataclass(slots=True)
+class Upgraded:
+    """What was done."""
+
+    versions: list[int]
+    """Those that were found, rising."""
+    records: int = 0
+    """That were converted."""
+    set_aside: int = 0
+    """Of these: nobody can read them."""
+
+
+def upgrade(
+    old: Sequence[Path],
+    new: Sequence[Path],
+    progress: Callable[[int], None] = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
+    *,
+    strict: bool = False,
+    version: int = schema.VERSION,
+    steps: Steps | None = None,
+) -> Upgraded | None:
+    """Make the stores `new`, in empty directories, of what is in `old`, if any of these is older than `version`; all of
+    it is on the disk when this returns. None: nothing is, and nothing was made. `progress` is told how many records
+    were converted, `say` is given lines about damage, which is repaired unless `strict`.
+
+    Raises UpgradeError.
+    """
+    try:
+        found = {path: at for path in old if (at := _version_of(path, say, strict, None)) is not None}
+        for path, at in found.items():
+            if not schema.OLDEST_VERSION <= at <= version:
+                wrong = f"schema version {at}, this mqttd reads versions {schema.OLDEST_VERSION} to {version}"
+                raise UpgradeError(f"the store {path} has {wrong}")
+        if all(at == version for at in found.values()):
+            return None
+        work = _Upgrade(
+            version, STEPS if steps is None else steps, progress, say, strict, Upgraded(sorted(set(found.values())))
+        )
+        for source, target in zip(old, new, strict=True):
+            if source in found:
+                work.run(source, target, found[source])
+            sync_directory(target)
+    except (StoreError, CloneError) as error:
+        raise UpgradeError(str(error)) from None
+    except plyvel.Error as error:
+        raise UpgradeError(told(error)) from None
+    except OSError as error:
+        raise UpgradeError(f"{error.filename or new[0].parent}: {error.strerror or error}") from None
+    return work.done
+
+
+def _version_of(path: Path, say: Callable[[str], None], strict: bool, repair: str | None) -> int | None:
+    # None: nobody has opened it yet
+    if not any(path.iterdir()):
+        return None
+    with closing(Database(path, Options(), say, strict, repair, any_version=True)) as database:
+        value = database.get(schema.SCHEMA)
+    return schema.VERSION if value is None else schema.decode_u32(value)
+
+
+@dataclass(slots=True)
+class _Upgrade:
+    version: int
+    steps: Steps
+    progress: Callable[[int], None]
+    say: Callable[[str], None]
+    strict: bool
+    done: Upgraded
+
+    def run(self, source: Path, target: Path, at: int) -> None:
+        try:
+            self._convert(source, target, at)
+        except plyvel.CorruptionError as error:
+            if self.strict:
+                raise
+            for each in target.iterdir():
+                each.unlink()
+            _version_of(source, self.say, self.strict, told(error))
+            self._convert(source, target, at)  # once more, with what the repair leaves
+
+    def _convert(self, source: Path, target: Path, at: int) -> None:
+        clone(source, target)
+        with closing(opened(target)) as db:
+            for step in range(at, self.version):
+                for family, convert in self.steps[step].items():
+                    self._convert_family(db, family, convert)
+            db.put(schema.SCHEMA, schema.U32.pack(self.version))
+        for file in target.iterdir():
+            _sync(file)
+
+    def _convert_family(self, db: plyvel.DB, family: bytes, convert: Convert) -> None:
+        batch, size = db.write_batch(), 0
+        # what is written meanwhile is not seen: an iterator reads the database as it was
+        with closing(db.iterator(prefix=family, fill_cache=False, verify_checksums=True)) as records:
+            for key, value in records:
+                batch.delete(key)
+                for new in self._converted(key, value, convert):
+                    batch.put(*new)
+                    size += len(new[0]) + len(new[1])
+                self.done.records += 1
+                if self.done.records % _EVERY == 0:
+                    self.progress(self.done.records)
+                if size >= _BATCH_BYTES:
+                    batch.write()
+                    batch, size = db.write_batch(), 0
+        batch.write()
+
+    def _converted(self, key: bytes, value: bytes, convert: Convert) -> Iterable[tuple[bytes, bytes]]:
+        try:
+            return list(convert(key, value))
+        except schema.SchemaError as error:
+            if self.strict:
+                raise UpgradeError(f"record {key!r} cannot be read: {error}") from None
+            self.done.set_aside += 1
+            self.say(f"record {key!r} cannot be read, and is set aside: {error}")
+            return [(schema.set_aside_key(key), value)]
+
+
+def _sync(file: Path) -> None:
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
