@@ -10,7 +10,7 @@ from leveldb_store import schema
 from pyx import counters as count
 from pyx.work import STEP, callback, spend
 from zmq_mesh.contract import WHOLE_BATCH
-from zmq_mesh.envelope import Refusal
+from zmq_mesh.envelope import OLDEST_VERSION, VERSION, Refusal
 
 if TYPE_CHECKING:
     from broker.node import Node
@@ -374,6 +374,11 @@ class Peering:
     def unconfirmed(self, peer: int) -> None:
         """What it wants may have grown while this worker was paused: it gets everything until it has told us."""
         self._router.peer_unsure(peer)
+
+    def incompatible(self, peer: int, oldest: int, newest: int) -> None:
+        """Another release, with which this one cannot speak."""
+        spoken = f"{OLDEST_VERSION} to {VERSION}"
+        self._node.log.error("peer_incompatible", peer=peer, versions=f"{oldest} to {newest}", spoken_here=spoken)
 
     def gone(self, peer: int, incarnation: int) -> None:
         """That incarnation is dead; with the memory store its sessions, and with them its interest, are gone. With a

@@ -95,6 +95,9 @@ class Events(Protocol):
         not wait for us, so it may want more than is known here. Until it is `ready`, or `gone`.
         """
 
+    def incompatible(self, peer: int, oldest: int, newest: int) -> None:
+        """It speaks these versions of the mesh and none of ours: it counts as not there. Once per incarnation."""
+
     def gone(self, peer: int, incarnation: int) -> None:
         """That incarnation is dead; once per incarnation. With the memory store its interest ends here."""
 

@@ -15,6 +15,10 @@ A message is a list of frames (one ZeroMQ multipart message):
     refusal     u64 sequence | u32 position | u8 reason
     greeting    u64 stream | u64 your stream | u64 interest | u32 greeting
 
+Two releases may speak with each other: a greeting (HELLO, WELCOME) is the same in all versions, and says which ones its
+sender speaks, in `volatile bytes`, because it has no such part: u8 oldest | u8 newest. Everything else is of the newest
+version that both speak. 0: a release that did not say it, which speaks version 2.
+
 The prefix is the same for every message between two incarnations: a receiver compares it as a whole (magic, version,
 who, which incarnations) instead of taking it apart. Every message carries the whole state of the opposite direction, so
 any one of them acknowledges everything; what the numbers mean is told in zmq_mesh.links.
@@ -43,6 +47,10 @@ Buffer = bytes | bytearray | memoryview
 
 MAGIC: Final = 0xB5
 VERSION: Final = 2
+OLDEST_VERSION: Final = 2
+"""A release speaks the version of the one before it."""
+VERSION_OF_GREETINGS: Final = 2
+_NOT_SAID: Final = (2, 2)
 # Up to here a part is copied behind the head instead of having a frame of its own. Measured, CPU of both processes with
 # all threads, inline / own frame copied / own frame by reference: 8 KB 24 / 27 / 37 us, 16 KB 29 / 31 / 48, 32 KB 52 /
 # 52 / 59, 64 KB 70 / 97 / 76, 256 KB 297 / 241 / 167.
@@ -101,7 +109,7 @@ HEAD_END: Final = PREFIX.size + HEAD.size
 
 
 class EnvelopeError(Exception):
-    """The bytes are not a message or an entry of this version."""
+    """The bytes are not a message or an entry of ours."""
 
 
 class Prefix(NamedTuple):
@@ -146,23 +154,40 @@ class Greeting(NamedTuple):
     greeting: int
 
 
+def pack_versions(oldest: int, newest: int) -> int:
+    """What a greeting says where other messages have the size of their volatile part."""
+    return oldest | newest << 8
+
+
+def unpack_versions(said: int) -> tuple[int, int]:
+    """(oldest, newest) that the sender of a greeting speaks."""
+    return (said & 0xFF, said >> 8 & 0xFF) if said else _NOT_SAID
+
+
 def pack_prefix(
-    sender: int, receiver: int, sender_incarnation: int, receiver_incarnation: int, your_stream: int = 0
+    sender: int,
+    receiver: int,
+    sender_incarnation: int,
+    receiver_incarnation: int,
+    your_stream: int = 0,
+    version: int = VERSION_OF_GREETINGS,
 ) -> bytes:
-    """The first PREFIX_BYTES bytes of every message between two incarnations.
+    """The first PREFIX_BYTES bytes of every message between two incarnations, or of their greetings.
 
     your_stream: the receiver's stream that the acks refer to: a receiver that numbers anew refuses acks of the old
     numbers.
     """
-    return PREFIX.pack(MAGIC, VERSION, your_stream & 0xFFFF, sender, receiver, sender_incarnation, receiver_incarnation)
+    return PREFIX.pack(MAGIC, version, your_stream & 0xFFFF, sender, receiver, sender_incarnation, receiver_incarnation)
 
 
 def unpack_prefix(frame: Buffer) -> Prefix:
-    """Raises EnvelopeError when the frame is too short for a message or is not of this version."""
+    """Who speaks to whom, whichever version it is. Raises EnvelopeError when the frame is too short for a message or is
+    not ours.
+    """
     if len(frame) < HEAD_END:
         raise EnvelopeError(f"{len(frame)} bytes are too few for a mesh message")
     magic, version, _, sender, receiver, sender_incarnation, receiver_incarnation = PREFIX.unpack_from(frame)
-    if magic != MAGIC or version != VERSION:
+    if magic != MAGIC or version < OLDEST_VERSION:
         raise EnvelopeError(f"mesh message of magic {magic:#x}, version {version}; here {MAGIC:#x}, {VERSION}")
     return Prefix(sender, receiver, sender_incarnation, receiver_incarnation)
 

@@ -14,8 +14,10 @@ lost has a number in the *stream* towards the peer and is kept until the peer's 
   frame numbers too.
 - `committed` is the cumulative ack. Refused entries are repeated until the peer's `acknowledged` has passed their
   batch, and are read before the ack of the same message: an entry is never acked by a lost refusal.
-- HELLO introduces an incarnation, WELCOME answers it; both say what was received of which stream. A message of or for
-  another incarnation is refused and counted. Interest starts with a snapshot for each new incarnation.
+- HELLO introduces an incarnation, WELCOME answers it; both say what was received of which stream, and which versions
+  of the mesh its sender speaks: a rolling restart mixes two releases. The newest that both speak is that of everything
+  else; a peer that speaks none of ours counts as one that is not there. A message of or for another incarnation is
+  refused and counted. Interest starts with a snapshot for each new incarnation.
 - ready: the peer answered a greeting of ours made now, and all its interest as of then was taken.
 - away: silent for too long (stopped), or too long too full. Its interest stays in force; what was kept and what comes
   is logged here (bounded, publishers are acked at the next flush) and goes out in order when it is back: until then
@@ -60,6 +62,7 @@ from zmq_mesh.outgoing import BATCH, HELLO, INTEREST, REFUSED, U64, VOID, WELCOM
 __all__ = ["WHOLE_BATCH", "Events", "HandoffLog", "Link", "LinkLimits", "Payload"]
 
 _HIGHEST: Final = (1 << 64) - 1
+VERSION_AT: Final = 1  # in a prefix
 
 
 class Link(Outgoing):
@@ -70,8 +73,10 @@ class Link(Outgoing):
     transport for a new connection now instead of after its back-off (the peer has just been restarted). handoff: a log
     that outlives the worker; None = memory. received: (stream, sequence) the store of this worker has committed of the
     peer's stream, (0, 0) = nothing (see `position`). refusals: what that store has of `refusals`,
-    as (number, [(position, reason), ...]) of each batch.
+    as (number, [(position, reason), ...]) of each batch. versions: the oldest and the newest that are spoken here.
     """
+
+    _foreign = 0  # incarnation of the peer that speaks no version of ours
 
     def commit(self, sequence: int, refused: Sequence[tuple[int, int]] = ()) -> None:
         """The last record of the batch with this number (from events.batch), and of all before it, is committed.
@@ -343,7 +348,10 @@ class Link(Outgoing):
             raise EnvelopeError(
                 f"message of {prefix.sender} for {prefix.receiver} came to {self.own}, link {self.peer}"
             )
-        if head.kind == HELLO or (head.kind == WELCOME and prefix.receiver_incarnation == self.incarnation):
+        is_greeting = first[VERSION_AT] == envelope.VERSION_OF_GREETINGS and (
+            head.kind == HELLO or (head.kind == WELCOME and prefix.receiver_incarnation == self.incarnation)
+        )
+        if is_greeting:
             self._greeted(prefix.sender_incarnation, first, now)
         else:
             self.frames_refused += 1
@@ -356,6 +364,11 @@ class Link(Outgoing):
         if sender_incarnation <= self._dead or sender_incarnation < self.peer_incarnation:
             self.frames_refused += 1
             return
+        oldest, newest = envelope.unpack_versions(head.volatile_bytes)
+        version = min(newest, self.versions[1])
+        if version < max(oldest, self.versions[0]):
+            self._refuse_version(sender_incarnation, oldest, newest)
+            return
         new = sender_incarnation != self.peer_incarnation
         # After a restart the transport's own back-off would cost up to half a second.
         reconnect = new and (self._blocked or self.peer_incarnation != 0)
@@ -363,7 +376,7 @@ class Link(Outgoing):
             if self.peer_incarnation:
                 self._gone()
                 self._tell_done()
-            self._adopt(sender_incarnation)
+            self._adopt(sender_incarnation, version)
         self.heard_at = self.now = now
         self._frames_seen = max(self._frames_seen, head.frame)
         if greeting.stream != self._stream_in:
@@ -397,22 +410,34 @@ class Link(Outgoing):
             self._say_hello()  # it speaks again: ask now, not at the next heartbeat
         self.flush(now)
 
+    def _refuse_version(self, sender_incarnation: int, oldest: int, newest: int) -> None:
+        self.frames_refused += 1
+        if sender_incarnation != self._foreign:
+            self._foreign = sender_incarnation
+            self._events.incompatible(self.peer, oldest, newest)
+
     def _begin_stream(self, stream: int, acknowledged: int) -> None:
         """The peer numbers anew, or we know nothing of its numbering: it keeps what follows `acknowledged`."""
         self._floor = self._received + self._offset
         self._offset = self._floor - acknowledged
         self._stream_in = stream
-        self._prefix = envelope.pack_prefix(self.own, self.peer, self.incarnation, self.peer_incarnation, stream)
+        self._prefix = self._prefix_of(self.version)
         self._received = self._committed = self._highest = self._last_batch = acknowledged
         self._acknowledged_in = acknowledged
         if self._refusals:
             self._refusals.clear()
             self._events.refusals_known(self.peer, _HIGHEST)
 
-    def _adopt(self, incarnation: int) -> None:
+    def _prefix_of(self, version: int) -> bytes:
+        return envelope.pack_prefix(
+            self.own, self.peer, self.incarnation, self.peer_incarnation, self._stream_in, version
+        )
+
+    def _adopt(self, incarnation: int, version: int) -> None:
         self.peer_incarnation = incarnation
-        self._prefix = envelope.pack_prefix(self.own, self.peer, self.incarnation, incarnation, self._stream_in)
-        self._expected = envelope.pack_prefix(self.peer, self.own, incarnation, self.incarnation, self._stream)
+        self.version = version
+        self._prefix = self._prefix_of(version)
+        self._expected = envelope.pack_prefix(self.peer, self.own, incarnation, self.incarnation, self._stream, version)
         self._frames_seen = 0
         self._blocked = False
 
@@ -524,4 +549,11 @@ class Link(Outgoing):
 
     def _say_greeting(self, kind: int, greeting: int) -> bool:
         body = GREETING.pack(self._stream, self._stream_in, self._publisher.number, greeting)
-        return self._transmit(kind, 0, None, (body,), (), 0, 0, 0, 0, 0)
+        versions = envelope.pack_versions(*self.versions)
+        prefix = self._prefix
+        if self.peer_incarnation:
+            self._prefix = self._prefix_of(envelope.VERSION_OF_GREETINGS)
+        try:
+            return self._transmit(kind, 0, None, (body,), (), versions, 0, 0, 0, 0)
+        finally:
+            self._prefix = prefix

@@ -128,11 +128,14 @@ class Outgoing:
         handoff: HandoffLog | None = None,
         received: tuple[int, int] = (0, 0),
         refusals: Iterable[tuple[int, list[tuple[int, int]]]] = (),
+        versions: tuple[int, int] = (envelope.OLDEST_VERSION, envelope.VERSION),
     ) -> None:
         self.own = own
         self.peer = peer
         self.incarnation = incarnation
         self.peer_incarnation = 0  # 0 = none alive is known
+        self.versions = versions
+        self.version = 0  # in which the two speak; 0 = not agreed yet
         self.limits = limits
         self._publisher = publisher
         self._events = events

@@ -94,6 +94,9 @@ class Node:
     def unconfirmed(self, peer: int) -> None:
         self.log.append(("unconfirmed", peer))
 
+    def incompatible(self, peer: int, oldest: int, newest: int) -> None:
+        raise AssertionError(f"{peer} speaks {oldest} to {newest}")
+
     def gone(self, peer: int, incarnation: int) -> None:
         self.log.append(("gone", peer))
 

@@ -99,6 +99,8 @@ class Worker:
         handoffs: dict[int, HandoffLog] | None = None,
         received: dict[int, tuple[int, int]] | None = None,
         kept_refusals: dict[int, list[tuple[int, list[tuple[int, int]]]]] | None = None,
+        versions: tuple[int, int] = (envelope.OLDEST_VERSION, envelope.VERSION),
+        link: type[Link] = Link,
     ) -> None:
         self.network = network
         self.index = index
@@ -121,7 +123,7 @@ class Worker:
         self.taken: dict[int, int] = defaultdict(int)
         self.refuse: Callable[[int], list[tuple[int, int]]] = lambda _: []
         self.links = {
-            peer: Link(
+            peer: link(
                 index,
                 peer,
                 incarnation,
@@ -133,6 +135,7 @@ class Worker:
                 handoff=(handoffs or {}).get(peer),
                 received=(received or {}).get(peer, (0, 0)),
                 refusals=(kept_refusals or {}).get(peer, ()),
+                versions=versions,
             )
             for peer in peers
         }
@@ -199,6 +202,9 @@ class Worker:
 
     def unconfirmed(self, peer: int) -> None:
         self.log.append(("unconfirmed", peer))
+
+    def incompatible(self, peer: int, oldest: int, newest: int) -> None:
+        self.log.append(("incompatible", peer, oldest, newest))
 
     def gone(self, peer: int, incarnation: int) -> None:
         self.log.append(("gone", peer, incarnation))
