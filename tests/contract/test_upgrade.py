@@ -219,9 +219,6 @@ def test_killed_in_the_middle_it_begins_anew(data: Path, monkeypatch: pytest.Mon
 
     with monkeypatch.context() as patched:
         patched.setattr(upgrades, "STEPS", {1: {schema.RETAINED: die}})
-        patched.setattr(
-            upgrades.upgrade, "__kwdefaults__", {**upgrades.upgrade.__kwdefaults__, "steps": upgrades.STEPS}
-        )
         with pytest.raises(ApartFailed, match="exit status 9"):
             # the supervisor goes with it, as the kernel would have it: nothing of it tidies up
             apart(lambda: os._exit(9) if killed(data) else None, DataDirError)
