@@ -99,7 +99,6 @@ class _Held(NamedTuple):
 
     number: int
     siblings: set[int]
-    after: bytes
     at: bytes | None
     messages: list[Message]
 
@@ -144,7 +143,7 @@ class Retaining:
             elif isinstance(work, _Asked):
                 self._answer(work)
             elif work.number in self._questions:
-                self._node.guard_session(self._questions[work.number][0].session, self._go_on, work.number)
+                self._node.guard_session(self._questions[work.number][0].session, self._put_anew, work.number)
             steps -= self._retained.spent - before
 
     def _put_work(self, work: Walk | _Put | _Asked) -> None:
@@ -400,6 +399,13 @@ class Retaining:
         else:
             self._put(number)
 
+    def _put_anew(self, number: int) -> None:
+        """The sibling may have been asked, and its answer be under way: by another number, so that it counts once."""
+        self._number += 1
+        walk, peer = self._questions[self._number] = self._questions.pop(number)
+        walk.numbers[peer] = self._number
+        self._go_on(self._number)
+
     def peer_ready(self, peer: int) -> None:
         """A sibling is back: what it did not answer is asked again."""
         spend(len(self._questions) * STEP)
@@ -441,7 +447,7 @@ class Retaining:
             self._queue_page(number, at, messages)
             return
         self._number += 1
-        self._held[self._number] = _Held(number, siblings, walk.parts[peer], at, messages)
+        self._held[self._number] = _Held(number, siblings, at, messages)
         for each in siblings:
             self._router.tell(each, b"?", _QUESTION.pack(self._number))
 
@@ -452,8 +458,8 @@ class Retaining:
         if held.siblings:
             return
         del self._held[number]
-        walk, whom = self._questions.get(held.number, (None, -1))
-        if walk is not None and walk.parts[whom] == held.after:  # or the same page was asked for, and came, once more
+        walk, _ = self._questions.get(held.number, (None, -1))
+        if walk is not None:  # else it was asked for anew, or nobody wants it any more
             self._node.guard_session(walk.session, self._queue_page, held.number, held.at, held.messages)
 
     def peer_away(self, peer: int) -> None:

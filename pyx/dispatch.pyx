@@ -578,6 +578,10 @@ cdef class Dispatch:
         # v5 is told in the ack, at QoS 0 in no way [MQTT 5, 4.13.2]. v3 cannot be told: a message for a topic that is
         # not the client's is answered as if all were well, any other closes the connection [MQTT-3.3.5-2]
         cdef uint8_t kind = PUBACK if pub.qos == 1 else PUBREC
+        if pub.qos == 2 and self.known(s, pub.packet_id):
+            # sent again: the first one was taken, whatever the settings were then, and its identifier is in use
+            self.router.counters.at[count.PUBLISH_DUPLICATES] += 1
+            return self.answer_again(conn, s, pub.packet_id)
         if conn.version != 5 and reason != NOT_AUTHORIZED:
             protocol_error(reason, why)
         self.router.counters.at[count.PUBLISH_REFUSED] += 1

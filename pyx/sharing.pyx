@@ -427,6 +427,11 @@ cdef class Sharing(Siblings):
             return False
         self.adoptable = None
         self.begin_entry(e, payloads, used)
+        if e.content.expires and self.wall_ms >= e.content.expires:
+            self.held = None
+            self.counters.at[count.MATCHED] += 1
+            self.counters.at[count.DROPPED_EXPIRED] += 1
+            return True
         if g.strategy == 0:
             self.ask_strategy(g)
         if g.strategy == HASH_CLIENT:

@@ -5,7 +5,7 @@ here and never forwarded. An entry for a share group names the group: see pyx.sh
 """
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 
 from pyx cimport counters as count
 from pyx.interest cimport WholeInterest
@@ -14,16 +14,60 @@ from pyx.placement cimport owner_of
 from pyx.records cimport ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Packed, read_entry
 from pyx.rosters cimport roster_put, roster_strike
 from pyx.routing cimport OWN_FRAME_BYTES, Peer, SHARE, find_expiry
-from pyx.subscriptions cimport Filter, Group, Matches
-from pyx.work cimport FILTER, PLACE, PYTHON, work
+from pyx.session cimport Session
+from pyx.subscriptions cimport Filter, Group, Matches, SubscriberList
+from pyx.work cimport FILTER, PLACE, PYTHON, VISIT, work
 
 # kinds of control entries that are read here (others are for the broker)
 cdef char SAMPLED = c'~'
 cdef char PUBLISHER = c'^'             # client id of the publisher of the next entry, which is to be retained
 
+cdef const char* NO_SECONDS = "\0\0\0\0"
+
 cdef enum:
     # sequenced entries of one batch: what the sibling refuses of them is told with one ack, and looked through at once
     BATCH_ENTRIES_MAX = 4096
+    AT_ONCE_MS = 1000           # so long the way to a sibling may take what is to be sent at once, or not at all
+
+
+cdef Matches* matches_of(Siblings self, Entry* e) except NULL:
+    cdef Matches* m = self.subscriptions.cached(e.content.topic, e.content.topic_len)
+    return m if m != NULL else self.subscriptions.match(e.content.topic, e.content.topic_len)
+
+
+cdef bint is_too_late(const Content* c, uint64_t wall_ms) noexcept:
+    # Its Message Expiry Interval has passed on the way. One of 0 is for those who can have it at once: a way that
+    # nothing holds up does not count
+    cdef uint64_t until = c.expires
+    if c.expiry_offset >= 0 and memcmp(c.props + c.expiry_offset, NO_SECONDS, 4) == 0:
+        until += AT_ONCE_MS
+    return wall_ms >= until
+
+
+cdef int expire_entry(Siblings self, Entry* e) except -1:
+    # nobody is sent it [MQTT-3.3.2-5]; a copy of each session that would have been is counted
+    cdef Matches* m
+    cdef SubscriberList* l
+    cdef Session s
+    cdef uint32_t i, k, copies = 1 if e.group != NULL else 0
+    if not e.flags & ENTRY_RETAINED_ONLY:
+        m = matches_of(self, e)
+        self.count_effort(m)
+        self.stamp += 1
+        for i in range(m.count):
+            l = &m.filters[i].plain
+            work(VISIT + l.count * VISIT)
+            for k in range(l.count):
+                s = <Session>l.items[k].session
+                if s.stamp != self.stamp:
+                    s.stamp = self.stamp
+                    copies += 1
+                    self.drops.add(s, count.DROPPED_EXPIRED, 1)
+    self.counters.at[count.MATCHED] += copies
+    self.counters.at[count.DROPPED_EXPIRED] += copies
+    if copies:
+        self.tally(&e.content, 0, copies)
+    return 0
 
 
 cdef class Siblings(FanOut):
@@ -318,10 +362,10 @@ cdef class Siblings(FanOut):
             self.keep()                     # else another entry has brought it, or it was chosen again
         if self.prefixes.levels:
             sent, dropped = self.counters.at[count.PUBLISH_SENT], self.all_dropped()
+        if e.content.expires and is_too_late(&e.content, self.wall_ms):
+            return expire_entry(self, e)
         if not e.flags & ENTRY_RETAINED_ONLY:
-            m = self.subscriptions.cached(e.content.topic, e.content.topic_len)
-            if m == NULL:
-                m = self.subscriptions.match(e.content.topic, e.content.topic_len)
+            m = matches_of(self, e)
             self.count_effort(m)
             if m.count == 1:
                 self.fan_out(m.filters[0])

@@ -123,6 +123,30 @@ def test_publisher_repeats_qos_2_after_reconnection(connect: Connect, version: i
     wire.expect_nothing_more(subscriber, publisher, f"{name}/marker", qos=2)
 
 
+@pytest.mark.mqtt("5:4.3.3-10", "5:4.3.3-11", "311:4.3.3-2")
+@pytest.mark.parametrize("topic", ["{}/other", "$SYS/refused", "{}" + "/x" * 300], ids=["other", "refused", "long"])
+def test_an_identifier_in_use_is_no_new_message(connect: Connect, version: int, name: str, topic: str) -> None:
+    """A PUBLISH with the identifier of one without PUBREL is that one again, whatever is in it, even what would be
+    refused: PUBREC as before. A refusal would free an identifier that the broker still takes for used.
+    """
+    subscriber = connect(version)
+    subscriber.subscribe(f"{name}/#", qos=2)
+    publisher = connect(version, name, **durable(version))
+    publisher.send(wire.publish(version, name, b"once", qos=2, packet_id=7))
+    publisher.expect("PUBREC", packet_id=7)
+    publisher.close()
+    publisher = connect(version, name, **durable(version))
+    publisher.send(wire.publish(version, topic.format(name), b"again", qos=2, packet_id=7, dup=True))
+    publisher.expect("PUBREC", packet_id=7, reason=0)
+    publisher.ack("PUBREL", 7)
+    publisher.expect("PUBCOMP", packet_id=7, reason=0)
+    publisher.send(wire.publish(version, name, b"new", qos=2, packet_id=7))
+    publisher.expect("PUBREC", packet_id=7, reason=0)
+    subscriber.receive(name, b"once")
+    subscriber.receive(name, b"new")
+    wire.expect_nothing_more(subscriber, publisher, f"{name}/marker", qos=2)
+
+
 @pytest.mark.mqtt("5:4.3.3-11", "311:4.3.3-2")
 def test_publisher_repeats_pubrel_after_reconnection(connect: Connect, version: int, name: str) -> None:
     """A publisher loses its connection after PUBREC and goes on with PUBREL: PUBCOMP, and one delivery."""

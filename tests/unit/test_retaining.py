@@ -205,6 +205,27 @@ def test_the_subscription_ends_while_the_owners_answer_waits() -> None:
     case.check()
 
 
+@pytest.mark.parametrize("keeps", [False, True])
+def test_what_a_sibling_was_asked_before_it_was_away_is_answered_once(keeps: bool) -> None:
+    """It has several pages, and is asked anew when it is back: whatever it answers, each message is sent once."""
+    host = Host(2, stores=[KeptStore(), KeptStore()] if keeps else None)
+    subscriber, publisher = host.connect(client_at(0, 2), 5), host.connect(client_at(1, 2))
+    topics = [topic for topic in (f"r/{i}" for i in range(2400)) if owner(topic.encode(), 2) == 1]
+    for topic in topics:
+        publisher.publish(topic, b"x", 1, retain=True)
+    subscriber.subscribe(("r/#", 1))
+    assert sorted(packet.topic for packet in subscriber.receive()) == sorted(topics)
+    host.held |= {(0, 1), (1, 0)}
+    assert subscriber.subscribe(("r/#", 1)) == [1]
+    host.pass_time(3)
+    assert host.logs[0].named("peer_away")
+    host.held.clear()
+    host.pass_time(3)
+    assert sorted(packet.topic for packet in subscriber.receive()) == sorted(topics)
+    assert host.node.retaining.open_questions == 0
+    host.check_books()
+
+
 def test_topics_are_remembered_only_while_retained_messages_are_under_way() -> None:
     """What watches for live messages must end, or it grows with every topic."""
     host = Host(limits={"inflight_max": 1})
