@@ -11,6 +11,7 @@ from tests.kept_store import KeptStore
 from tests.sansio import Host, Peer
 from tests.unit.test_router import client_at
 
+pytestmark = pytest.mark.mqtt("5:3.3.2-5")
 EXPIRES = {"message_expiry_interval": 1}
 
 
