@@ -1,12 +1,13 @@
 # Everything that is done to this repository has one command here, and .ci/run calls exactly these.
 #
 #   make run      virtual environment, compile, start on 127.0.0.1:1883
-#   make test     install what the tests need (Debian packages too), compile, run them
+#   make test     install what the tests need (Debian packages too), compile, run them: what a change can break
+#   make test-all the tests that take long: more seeds, more power cuts, longer histories of what `make test` has
 #   make check    ruff, mypy --strict, cython-lint, performance hints, import directions, tidiness
 #   make asan     the tests without sockets, under AddressSanitizer and UndefinedBehaviorSanitizer
 #   make fuzz     SECONDS=60 of mutated packets, and of whole sessions of several clients
 #   make fuzz-asan  the same under both sanitizers
-#   make soak     the long runs (by hand): everything marked soak, and SOAK_FUZZ_SECONDS of fuzz-asan
+#   make soak     the longest runs (by hand): everything marked soak, and SOAK_FUZZ_SECONDS of fuzz-asan
 #   make demo     SECONDS=60 of a broker with a fleet, snapshots of it, Spark's answers: mqttd-demo/report.html
 #   make bench    the measurements (by hand); RULER=../shared/ruler has the comparison with other brokers
 #
@@ -18,16 +19,19 @@ VENV   ?= .venv
 RULER  ?= ../shared/ruler
 SECONDS ?= 60
 SOAK_FUZZ_SECONDS ?= 1800
+JOBS ?= $(shell nproc)
 ARGS   ?=
 
 BIN  = $(VENV)/bin
 ASAN = build/asan
 # cython-lint calls pycodestyle by its name
 export PATH := $(abspath $(BIN)):$(PATH)
+# tests start thousands of interpreters: without its bytecode each would compile all of mqttd
+unexport PYTHONDONTWRITEBYTECODE
 
 PACKAGES = $(wildcard broker shards zmq_mesh leveldb_store loadtest spark_etl)
 
-.PHONY: run compile compile-tests compile-bench test check asan asan-tree fuzz fuzz-asan soak bench demo clean debian debian-test
+.PHONY: run compile compile-tests compile-bench test test-all check asan asan-tree fuzz fuzz-asan soak bench demo clean debian debian-test
 
 run: compile
 	$(BIN)/python -m broker $(ARGS)
@@ -64,8 +68,12 @@ compile-bench: $(VENV)/made
 
 # -- tests
 
+# in several processes at a time, then what has to be alone: tests/run.py
 test: debian-test compile-tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m tests.run $(ARGS)
+
+test-all: debian-test compile-tests
+	$(BIN)/python -m tests.run --long $(ARGS)
 
 check: $(VENV)/made
 	$(BIN)/ruff check .
@@ -91,8 +99,8 @@ asan-tree: $(VENV)/made
 	cp -r pyproject.toml docs deploy $(ASAN)/
 
 asan: asan-tree
-	cd $(ASAN) && $(SANITIZED) $(abspath $(BIN))/python -m pytest -p no:cacheprovider -m "not whole_tree and not soak" \
-	    tests/unit tests/fuzz tests/contract $(ARGS)
+	cd $(ASAN) && $(SANITIZED) $(abspath $(BIN))/python -m pytest -p no:cacheprovider -m "not whole_tree and not long and not soak" \
+	    -n $(JOBS) --dist loadscope --no-loadscope-reorder tests/unit tests/fuzz tests/contract $(ARGS)
 
 fuzz: compile
 	$(BIN)/python -m tests.fuzz.run --seconds $(SECONDS) $(ARGS)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.broker_process import KIND, BrokerProcess
+from tests.groups import GroupScheduling, arrange
 from tests.wire import Client, Connect, OpenConnection
 
 #: Every wire-level scenario runs with one worker and over the mesh of four.
@@ -32,7 +33,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "mosquitto_differs(how): mosquitto 2.0.11 does not do as the standard says here")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:
+    return GroupScheduling(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # one of several processes
+        arrange(items)
     for item in items:
         differs = item.get_closest_marker("mosquitto_differs")
         if differs is not None and KIND == "mosquitto":

@@ -220,7 +220,7 @@ def test_no_page_tells_pip_of_another_project() -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize("target", ["test", "soak", "bench"])
+@pytest.mark.parametrize("target", ["test", "test-all", "soak", "bench"])
 def test_what_runs_tests_compiles_their_adapters(target: str) -> None:
     """On a fresh clone, that is: a tree in which `make test` has run has them already."""
     dry = run("make", "--dry-run", "VENV=none", target, cwd=ROOT).stdout.splitlines()

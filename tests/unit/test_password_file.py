@@ -40,6 +40,7 @@ def errors(data: str | bytes) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "password"),
     [(PBKDF2, b"secret"), (SHA512, b"secret2"), (ARGON2ID, b"secret3"), (REFERENCE, b"password")],
+    ids=["pbkdf2", "sha512", "argon2id", "reference"],  # the same in every process: a hash has a salt
 )
 def test_a_password_is_right_or_wrong(line: str, password: bytes) -> None:
     file = users(f"alice:{line}")

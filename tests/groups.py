@@ -1,0 +1,60 @@
+"""Which tests stay together when several processes run them (pytest-xdist), and which begin first.
+
+A file is a group: what its fixtures start is started once. Spark's files are one group, because each process that runs
+one of them has a JVM. In folders whose tests start what they need each test is by itself, but for the files that have
+fixtures for all their tests. What a session's fixtures start (tests/conftest.py) is there once for each process.
+
+Long groups begin first, so that none is left when all others are done. pytest-xdist looks for marks in a way that
+pytest 9.2 no longer has, so groups are made of the tests' names.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TOGETHER = ("spark",)
+"""Folders that are one group."""
+
+APART = ("chaos", "integration", "simulation", "machine")
+"""Folders whose tests are by themselves."""
+
+WITH_FIXTURES = ("chaos/test_hostile_clients", "integration/test_limits", "integration/test_limits_at_their_defaults")
+"""Their files that are groups."""
+
+FIRST: Sequence[str] = ("spark",)
+"""How the names of the long ones begin, the longest first. What is not here begins in the order of the files."""
+
+
+def group_of(nodeid: str) -> str:
+    """The group of a test, by its name."""
+    path, _, _ = nodeid.partition("::")
+    folder, _, file = path.removeprefix("tests/").removesuffix(".py").rpartition("/")
+    folder = folder.partition("/")[0]
+    if folder in TOGETHER:
+        return folder
+    if folder in APART and f"{folder}/{file}" not in WITH_FIXTURES:
+        return nodeid
+    return f"{folder}/{file}"
+
+
+def arrange(items: list[pytest.Item]) -> None:
+    """Long groups first."""
+
+    def rank(item: pytest.Item) -> int:
+        name = item.nodeid.removeprefix("tests/")
+        return next((number for number, first in enumerate(FIRST) if name.startswith(first)), len(FIRST))
+
+    items.sort(key=rank)
+
+
+class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """Gives whole groups to processes, in the order in which they were collected."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(nodeid)
