@@ -19,6 +19,7 @@ VENV   ?= .venv
 RULER  ?= ../shared/ruler
 SECONDS ?= 60
 SOAK_FUZZ_SECONDS ?= 1800
+# processes of `make asan`; `make test` takes more than there are cores: tests/run.py
 JOBS ?= $(shell nproc)
 ARGS   ?=
 
@@ -98,9 +99,13 @@ asan-tree: $(VENV)/made
 	cp -r tests/{fuzz,contract,conformance,integration} $(ASAN)/tests/
 	cp -r pyproject.toml docs deploy $(ASAN)/
 
+# those marked `alone` afterwards, as in `make test`
 asan: asan-tree
-	cd $(ASAN) && $(SANITIZED) $(abspath $(BIN))/python -m pytest -p no:cacheprovider -m "not whole_tree and not long and not soak" \
-	    -n $(JOBS) --dist loadscope --no-loadscope-reorder tests/unit tests/fuzz tests/contract $(ARGS)
+	cd $(ASAN) && $(SANITIZED) $(abspath $(BIN))/python -m pytest -p no:cacheprovider \
+	    -m "not whole_tree and not soak and not alone" -n $(JOBS) --dist loadscope --no-loadscope-reorder \
+	    tests/unit tests/fuzz tests/contract $(ARGS)
+	cd $(ASAN) && $(SANITIZED) $(abspath $(BIN))/python -m pytest -p no:cacheprovider \
+	    -m "not whole_tree and not soak and alone" tests/unit tests/fuzz tests/contract $(ARGS)
 
 fuzz: compile
 	$(BIN)/python -m tests.fuzz.run --seconds $(SECONDS) $(ARGS)

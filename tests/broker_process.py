@@ -20,7 +20,7 @@ from typing import Any
 
 from broker.testing import READY_SECONDS_MAX, BrokerFailed, Mqttd, processes_of_session, wait_until
 
-__all__ = ["KIND", "ROOT", "STORES", "BrokerProcess", "processes_of_session"]
+__all__ = ["KIND", "ROOT", "STORES", "BrokerProcess", "processes_of_session", "usual_store"]
 
 ROOT = Path(__file__).resolve().parent.parent
 KIND = os.environ.get("MQTTD_TEST_BROKER", "mqttd")
@@ -28,6 +28,12 @@ STORE = os.environ.get("MQTTD_TEST_STORE", "")
 
 #: The stores that a suite runs on which runs on every store
 STORES = ("",) if KIND == "mosquitto" else (STORE,) if STORE else ("memory", "leveldb")
+
+
+def usual_store(workers: int) -> str:
+    """The store that users have with so many workers."""
+    return "leveldb" if workers > 1 else "memory"
+
 
 MOSQUITTO = """\
 listener {port} 127.0.0.1
@@ -49,7 +55,7 @@ class BrokerProcess(Mqttd):
         store: str = "",
     ) -> None:
         # reserves for full disks would fill that of the machine: pytest keeps the directories of its last runs
-        store = store or STORE or ("leveldb" if workers > 1 else "memory")
+        store = store or STORE or usual_store(workers)
         environment = {"MQTTD_LEVELDB__RESERVE_BYTES": "0", "MQTTD_STORE": store, **(environment or {})}
         super().__init__(workers, arguments=arguments, environment=environment)
 

@@ -27,7 +27,7 @@ APART = ("chaos", "integration", "simulation", "machine")
 WITH_FIXTURES = ("chaos/test_hostile_clients", "integration/test_limits", "integration/test_limits_at_their_defaults")
 """Their files that are groups."""
 
-FIRST: Sequence[str] = ("spark",)
+FIRST: Sequence[str] = ()
 """How the names of the long ones begin, the longest first. What is not here begins in the order of the files."""
 
 

@@ -192,7 +192,7 @@ class Load:
         self.crowd = crowd
         self._seen: dict[tuple[str, int], Seen] = {}
         self.patience = patience
-        """Seconds that it waits for what must come."""
+        """Seconds that it waits for what must come, and for the next of what comes."""
         self.moment = moment
         self.subscribers: list[DurableSubscriber] = []
         self.publishers: list[DurablePublisher] = []
@@ -254,21 +254,24 @@ class Load:
             for publisher in self.publishers
         ]
 
-        def all_came() -> bool:
+        def left() -> tuple[int, int]:
+            """What has not come yet: of so many pairs, and so many messages of the last of them."""
             while waiting:
                 subscriber, publisher, told = waiting[-1]
-                got = subscriber.received[publisher.number]
-                if len(got) < len(told) or told - set(got):
-                    return False
+                if lacking := len(told.difference(subscriber.received[publisher.number])):
+                    return len(waiting), lacking
                 waiting.pop()
-            return True
+            return 0, 0
 
-        try:
-            self.crowd.until(all_came, what, self.patience)
-        except TimeoutError:
-            lost = [(s.client_id, p.client_id, sorted(told - set(s.received[p.number]))) for s, p, told in waiting]
-            shown = [f"{to}: {by} {numbers[:5]} of {len(numbers)}" for to, by, numbers in lost if numbers]
-            raise AssertionError(f"{what}: acknowledged and not delivered to {shown}") from None
+        before, moved = left(), time.monotonic()
+        while before != (0, 0):
+            self.crowd.turn()
+            if (now := left()) != before:
+                before, moved = now, time.monotonic()
+            elif time.monotonic() - moved > self.patience:
+                lost = [(s.client_id, p.client_id, sorted(told - set(s.received[p.number]))) for s, p, told in waiting]
+                shown = [f"{to}: {by} {numbers[:5]} of {len(numbers)}" for to, by, numbers in lost if numbers]
+                raise AssertionError(f"{what}: acknowledged and not delivered to {shown}")
         self.look_back(what)
 
     def finish(self) -> None:

@@ -1,8 +1,8 @@
 """Clients that mean harm, or behave as if they did: one attack per process, until it is ended by a signal.
 
-Started by ``python -m tests.chaos.hostile ATTACK PORT``; says ``attacking`` when its first round is done. It runs at
-low priority, so that what a well-behaved client notices is the broker's doing and not that of a generator that takes
-the processor away.
+Started by ``python -m tests.chaos.hostile ATTACK PORT``; says ``attacking`` when its first round is done. From then on
+it runs at low priority, so that what a well-behaved client notices is the broker's doing and not that of a generator
+that takes the processor away.
 """
 
 from __future__ import annotations
@@ -257,9 +257,9 @@ ATTACKS: dict[str, Callable[[int], Rounds]] = {
 
 def main(attack: str, port: str) -> None:
     """Say so after the first round; go on."""
-    os.nice(10)
     for round_number, _ in enumerate(ATTACKS[attack](int(port))):
         if round_number == 0:
+            os.nice(10)
             print("attacking", flush=True)
 
 

@@ -48,7 +48,9 @@ def send_to_the_end(broker: BrokerProcess, data: list[bytes]) -> None:
                     closing.close()
 
 
-@pytest.mark.parametrize("times", [100, pytest.param(2000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "times", [30, pytest.param(100, marks=pytest.mark.long), pytest.param(2000, marks=pytest.mark.soak)]
+)
 def test_bad_input_leaves_nothing(start_broker: StartBroker, record_property: Record, workers: int, times: int) -> None:
     """Every line of the tables, so many connections each: after the first tenth memory stays as it is."""
     broker = start_broker(workers, log_lines_per_second_max=1)

@@ -112,7 +112,11 @@ def killer_of(
 
 @pytest.mark.parametrize(
     ("size", "rounds", "seed"),
-    [(3, 20, 1), *(pytest.param(size, 100, 100 + size, marks=pytest.mark.soak) for size in (1, 2, 4))],
+    [
+        (3, 8, 2),
+        pytest.param(3, 20, 1, marks=pytest.mark.long),
+        *(pytest.param(size, 100, 100 + size, marks=pytest.mark.soak) for size in (1, 2, 4)),
+    ],
 )
 @pytest.mark.parametrize("durability", ["fsync", pytest.param("buffered", marks=pytest.mark.soak)])
 def test_nothing_acknowledged_is_lost(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,9 +28,20 @@ LASTING = [
 """A topic of each worker, behind all others in its answer to who subscribes to short/#."""
 
 
+def steps() -> list[Any]:
+    """(seconds while it runs, seconds while it does not, whether it is killed): all of them, each way once or twice in
+    the short version.
+    """
+    found = []
+    for number, step in enumerate([(2 * HOUR, 0), (-2 * HOUR, 0), (0, -2 * HOUR), (50 * 365 * 24 * HOUR, 0)]):
+        for killed in (False, True):
+            marks = [] if killed == bool(number % 2) else [pytest.mark.long]
+            found.append(pytest.param(*step, killed, id=f"{number}-{'killed' if killed else 'stopped'}", marks=marks))
+    return found
+
+
 @pytest.mark.mqtt("5:3.3.2-5", "5:3.3.2-6", "5:3.1.2-23")
-@pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
-@pytest.mark.parametrize(("step", "away"), [(2 * HOUR, 0), (-2 * HOUR, 0), (0, -2 * HOUR), (50 * 365 * 24 * HOUR, 0)])
+@pytest.mark.parametrize(("step", "away", "killed"), steps())
 def test_an_hour_is_an_hour(open_to: OpenTo, tmp_path: Path, step: int, away: int, killed: bool) -> None:
     """`step`: the clock is set while the broker runs, `away`: while it does not. A retained message, one that waits,
     and a session that is offline have an hour less some seconds afterwards, on all workers.

@@ -2,7 +2,8 @@
 
 ``version`` is what most want; ``any_version`` adds v3.1. A file whose scenarios need settings of their own has a
 fixture ``broker`` that returns ``configured(workers, {...})``: ``connect`` and ``open_connection`` go there. Both that
-broker and the shared one have each scenario on every ``store``, if it is not marked ``one_store``.
+broker and the shared one have each scenario on every ``store``, if it is not marked ``one_store``: one worker with the
+store in memory and four with that on the disk, as users have them, in `make test`, the other two in `make test-all`.
 
 A scenario that lets seconds pass, because MQTT counts in them, is a function that ``everywhere`` runs with all brokers
 and versions at the same time: it waits once and not eight times.
@@ -13,11 +14,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 
-from tests.broker_process import STORES, BrokerProcess
+from tests.broker_process import STORES, BrokerProcess, usual_store
 from tests.conftest import WORKERS, SharedBroker
 from tests.wire import Client, Connect
 
@@ -25,6 +27,7 @@ Configured = Callable[[int, Mapping[str, object]], BrokerProcess]
 OpenTo = Callable[[BrokerProcess, int], Client]
 Scenario = Callable[[Connect, int, str], None]
 """A scenario by itself: what opens its connections, the version, and a name that is its own."""
+FOLDER = Path(__file__).parent
 NAMES = {3: "v3.1", 4: "v3.1.1", 5: "v5"}
 
 
@@ -38,6 +41,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "store" in metafunc.fixturenames:
         anyone = metafunc.definition.get_closest_marker("one_store")
         metafunc.parametrize("store", STORES[:1] if anyone else STORES)
+
+
+@pytest.hookimpl(tryfirst=True)  # before those marked `long` are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        if len(STORES) < 2 or callspec is None or not item.path.is_relative_to(FOLDER):
+            continue
+        store, workers = callspec.params.get("store"), callspec.params.get("workers")
+        anyone = item.get_closest_marker("one_store")
+        if store and workers and not anyone and store != usual_store(workers):
+            item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture(params=[4, 5], ids=NAMES.get)

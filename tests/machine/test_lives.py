@@ -36,11 +36,15 @@ class ManyFilters(Lives):
 
 @pytest.mark.parametrize(
     ("machine", "first", "seconds"),
-    [(Lives, 16, 60), pytest.param(ManyFilters, None, 600, marks=pytest.mark.soak)],
-    ids=["some", "many"],
+    [
+        (Lives, 16, 10),
+        pytest.param(Lives, 17, 60, marks=pytest.mark.long),
+        pytest.param(ManyFilters, None, 600, marks=pytest.mark.soak),
+    ],
+    ids=["some", "more", "many"],
 )
 def test_what_must_always_be_so(machine: type[Lives], first: int | None, seconds: float) -> None:
-    """Some lives of clients in a minute, the same each time; many others in ten."""
+    """Some lives of clients in ten seconds, the same each time, more in a minute; many others in ten."""
     asked = os.environ.get("MQTTD_MACHINE_SEED")
     if first is None:
         first = time.time_ns() // 1_000_000_000

@@ -1,4 +1,6 @@
-"""`tests.machine.states`: the same examples each time, and in `make soak` others for as long as there is time."""
+"""`tests.machine.states`: the same examples each time, more of them in `make test-all`; in `make soak` others for as
+long as there is time.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ SETTINGS = settings(
 SOAK_SECONDS = 600.0
 
 
-def test_what_must_always_be_so() -> None:
-    run_state_machine_as_test(States, settings=SETTINGS)
+@pytest.mark.parametrize("examples", [300, pytest.param(1500, marks=pytest.mark.long)])
+def test_what_must_always_be_so(examples: int) -> None:
+    run_state_machine_as_test(States, settings=settings(SETTINGS, max_examples=examples))
 
 
 @pytest.mark.soak

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
 import venv
@@ -49,21 +50,41 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the sources with tests, and nothing that a build has made."""
     copy = tmp_path_factory.mktemp("tree")
     for name in FILES:
-        shutil.copy(ROOT / name, copy / name)
+        shutil.copy2(ROOT / name, copy / name)  # as old as it is: what is compiled is newer
     for name in [*PACKAGES, "tests"]:
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.so", "*.c", "__pycache__"))
     return copy
 
 
-@pytest.fixture(scope="module")
-def built(tree: Path) -> tuple[Path, Path]:
-    """sdist and wheel; the wheel is made from the sdist, so that the sdist is known to be complete. Not optimised: that
-    is compiled much faster, and what a release does, all other tests show.
+@pytest.fixture(scope="module", params=["modules of this tree", pytest.param("compiled", marks=pytest.mark.long)])
+def built(tree: Path, request: pytest.FixtureRequest) -> tuple[Path, Path]:
+    """sdist and wheel; the wheel is made from the sdist, so that the sdist is known to be complete. Compiled, it is not
+    optimised: that takes much longer, and what a release does, all other tests show.
     """
-    out = tree / "dist"
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, cwd=tree, MQTTD_PROFILE="debug")
-    (sdist,), (wheel,) = (tree / "dist").glob("*.tar.gz"), (tree / "dist").glob("*.whl")
+    out = tree / f"dist {request.param}"
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", out]
+    if request.param == "compiled":
+        run(*build, cwd=tree, MQTTD_PROFILE="debug")
+        (sdist,) = out.glob("*.tar.gz")
+    else:
+        run(*build, "--sdist", cwd=tree)
+        (sdist,) = out.glob("*.tar.gz")
+        with tarfile.open(sdist) as archive:
+            archive.extractall(out, filter="data")
+        unpacked = out / sdist.name.removesuffix(".tar.gz")
+        take_modules(unpacked / "build")
+        run(*build, "--wheel", unpacked, cwd=out, MQTTD_TESTS="1")
+    (wheel,) = out.glob("*.whl")
     return sdist, wheel
+
+
+def take_modules(build: Path) -> None:
+    """What was compiled for this tree is newer than its sources, there as well: it is not compiled again."""
+    shutil.copytree(ROOT / "build" / "cython-release", build / "cython-release")
+    library = build / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}" / "pyx"
+    library.mkdir(parents=True)
+    for module in (ROOT / "pyx").glob("*.so"):
+        shutil.copyfile(module, library / module.name)
 
 
 def test_sdist(built: tuple[Path, Path]) -> None:

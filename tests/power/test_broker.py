@@ -35,7 +35,8 @@ from tests.power.disk import Disk
 from tests.power.trace import Record, Traced
 
 WORKERS = 2
-CUTS = 250
+CUTS = 60
+CUTS_LONG = 250
 TOPICS = "load/#"
 ARCHIVE = f'[[archive]]\nfilter = "{TOPICS}"\nhours = 24\nbytes = "1GB"\n'
 STAMP = struct.Struct(">II")
@@ -176,7 +177,9 @@ def stored(data_dir: Path, said: list[str]) -> tuple[list[set[tuple[int, int]]],
     return found, set(archived)
 
 
-@pytest.mark.parametrize("cuts", [CUTS, pytest.param(10_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "cuts", [CUTS, pytest.param(CUTS_LONG, marks=pytest.mark.long), pytest.param(10_000, marks=pytest.mark.soak)]
+)
 def test_what_was_acknowledged_is_stored(
     live: Live, after_cuts: Path, cuts: int, record_property: chaos.Record
 ) -> None:
@@ -195,7 +198,9 @@ def test_what_was_acknowledged_is_stored(
     record_property("repairs", sum("is repaired" in each for each in said))
 
 
-@pytest.mark.parametrize("cuts", [8, pytest.param(1000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "cuts", [4, pytest.param(8, marks=pytest.mark.long), pytest.param(1000, marks=pytest.mark.soak)]
+)
 def test_nothing_acknowledged_is_lost_by_a_power_cut(
     live: Live, after_cuts: Path, own_broker: Start, cuts: int
 ) -> None:

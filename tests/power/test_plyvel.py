@@ -64,7 +64,9 @@ def losses(disk: Disk, records: list[Record], cuts: int, tmp_path: Path, first: 
             yield f"cut {number}: it is not what it was after batch {last}"
 
 
-@pytest.mark.parametrize("cuts", [CUTS, pytest.param(20_000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "cuts", [CUTS // 5, pytest.param(CUTS, marks=pytest.mark.long), pytest.param(20_000, marks=pytest.mark.soak)]
+)
 def test_what_was_synced_survives(written: Written, after_cuts: Path, cuts: int) -> None:
     """With a journal, every batch whose sync has ended is there, whole, and at most the one that was on its way."""
     assert list(losses(Disk(), written("sync"), cuts, after_cuts)) == []

@@ -162,7 +162,11 @@ SOAK = pytest.mark.soak
 
 @pytest.mark.parametrize(
     ("before", "after", "cuts"),
-    [(2, 3, 50), *(pytest.param(*numbers, 3000, marks=SOAK) for numbers in ((2, 3), (1, 2), (4, 1)))],
+    [
+        (2, 3, 20),
+        pytest.param(2, 3, 50, marks=pytest.mark.long),
+        *(pytest.param(*numbers, 3000, marks=SOAK) for numbers in ((2, 3), (1, 2), (4, 1))),
+    ],
 )
 def test_the_old_stores_are_there_or_the_new_ones(
     changing: Changing, after_cuts: Path, before: int, after: int, cuts: int

@@ -21,7 +21,8 @@ from tests.power.test_shim import run
 from tests.power.trace import Record
 
 TICKS = 1500
-CUTS = 300
+CUTS = 60
+CUTS_LONG = 300
 
 
 Traced = Callable[[bool], list[Record]]
@@ -68,7 +69,9 @@ def wrongs(store: LevelStore, script: Script, promised: int) -> Iterator[str]:
     ("cuts", "synced"),
     [
         (CUTS, True),
-        (CUTS // 3, False),
+        (CUTS // 2, False),
+        pytest.param(CUTS_LONG, True, marks=pytest.mark.long),
+        pytest.param(CUTS_LONG // 3, False, marks=pytest.mark.long),
         pytest.param(10_000, True, marks=pytest.mark.soak),
         pytest.param(10_000, False, marks=pytest.mark.soak),
     ],

@@ -4,19 +4,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from broker import subscribing
 from tests.simulation.seeds import alternate, failures
 from tests.simulation.world import EVENTS, World
 
+SOME = 300
+"""Seeds of `make test`; those up to a thousand are in `make test-all`."""
+
+
+def pieces(count: int, marks: Any = (), first: int = 0) -> list[Any]:
+    """(first seed, seeds, processes): a thousand seeds in parts, which run at the same time as other tests do."""
+    return [pytest.param(first + at, 50, 1, marks=marks) for at in range(0, count, 50)]
+
 
 @pytest.mark.parametrize(
-    ("first", "seeds"), [(0, 1000), pytest.param(1000, 20_000, marks=pytest.mark.soak)], ids=["some", "many"]
+    ("first", "seeds", "jobs"),
+    [
+        *pieces(SOME),
+        *pieces(1000 - SOME, pytest.mark.long, SOME),
+        pytest.param(1000, 20_000, 0, marks=pytest.mark.soak),
+    ],
 )
-def test_promises_hold(first: int, seeds: int) -> None:
+def test_promises_hold(first: int, seeds: int, jobs: int) -> None:
     """Nothing acknowledged is lost, QoS 2 once, order, one session, SUBACK promise, limits, books."""
-    found = failures(alternate(first, seeds), say=print)
+    found = failures(alternate(first, seeds), jobs, say=print)
     assert not found, "\n".join(found)
 
 

@@ -101,6 +101,7 @@ def mqttd(tmp_path: Path) -> Iterator[Mqttd]:
             each.process.wait(SECONDS_MAX)
 
 
+@pytest.mark.alone
 def test_the_ready_line_is_all_of_the_output_and_comes_soon(mqttd: Mqttd) -> None:
     began = time.monotonic()
     command = mqttd("--workers", "2", "--port", "0").wait_ready()
@@ -149,6 +150,7 @@ def test_there_are_as_many_workers_as_cores_and_64_at_most(mqttd: Mqttd, cores: 
     assert command.end() == 0
 
 
+@pytest.mark.alone  # 64 processes
 def test_the_default_start_of_a_host_with_96_cores(mqttd: Mqttd) -> None:
     """With real workers: all 64 serve."""
     many = "import os, sys; os.sched_getaffinity = lambda _: set(range(96))\n"
@@ -160,7 +162,7 @@ def test_the_default_start_of_a_host_with_96_cores(mqttd: Mqttd) -> None:
     assert command.process.wait(60.0) == 0
 
 
-@pytest.mark.parametrize("asked", ["64", "65"])
+@pytest.mark.parametrize("asked", [pytest.param("64", marks=pytest.mark.alone), "65"])
 def test_more_than_64_workers_are_refused_when_asked_for(mqttd: Mqttd, asked: str) -> None:
     command = mqttd("--port", "0", "--workers", asked)
     if asked == "64":

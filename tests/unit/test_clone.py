@@ -49,13 +49,20 @@ def write(count):
     for _ in range(count):
         db.put(b"%09d" % put, os.urandom(400))
         put += 1
+def take(pattern, how):
+    while True:
+        try:
+            for file in source.glob(pattern):
+                how(file, target / file.name)
+            return
+        except FileNotFoundError:  # it was compacted away meanwhile
+            for file in target.glob(pattern):
+                file.unlink()
 write(6000)
-for file in source.iterdir():
-    if file.suffix == ".log" or file.name.startswith(("MANIFEST", "CURRENT")):
-        shutil.copyfile(file, target / file.name)
+for pattern in ("*.log", "MANIFEST*", "CURRENT"):
+    take(pattern, shutil.copyfile)
 write(6000)
-for file in source.glob("*.ldb"):
-    os.link(file, target / file.name)
+take("*.ldb", os.link)
 plyvel.DB(str(target), write_buffer_size=1 << 16).close()
 found = sum(1 for _ in db.iterator(verify_checksums=True))
 print("found", found, "of", put, flush=True)
