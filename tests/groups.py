@@ -27,7 +27,25 @@ APART = ("chaos", "integration", "simulation", "machine")
 WITH_FIXTURES = ("chaos/test_hostile_clients", "integration/test_limits", "integration/test_limits_at_their_defaults")
 """Their files that are groups."""
 
-FIRST: Sequence[str] = ()
+FIRST: Sequence[str] = (
+    "spark/",
+    "packaging/",
+    "power/test_broker",
+    "power/",
+    "chaos/test_hostile_clients",
+    "machine/",
+    "integration/test_limits",
+    "unit/test_bound",
+    "chaos/test_crash",
+    "chaos/",
+    "simulation/",
+    "integration/",
+    "loadtest/",
+    "clients/",
+    "fuzz/",
+    "conformance/",
+    "contract/",
+)
 """How the names of the long ones begin, the longest first. What is not here begins in the order of the files."""
 
 
