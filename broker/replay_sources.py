@@ -1,9 +1,10 @@
 r"""What this worker's archive gives to replays: those of its own sessions, and those of siblings.
 
 A question names a Topic Filter and a number, and is answered by a page of what lies behind that number. One that finds
-nothing is *held*: it is answered when something was committed that matches. Meanwhile whoever asked is told a few times
-a second that there was nothing (a *beat*), and up to which number that holds: this worker gives no number at or below
-it any more. So a subscriber's position goes on, however silent a worker is.
+nothing is *held*: of each commit it is asked whether it may have such a topic (a summary, `pyx.archived.Watch`), and it
+is read for again only then. So readers of what does not come cost next to nothing, however many they are. Meanwhile
+whoever asked is told a few times a second that there was nothing (a *beat*), and up to which number that holds: this
+worker gives no number at or below it any more. So a subscriber's position goes on, however silent a worker is.
 
     read    b"r"    u64 question | u64 behind | u64 known start | u32 bytes | u8 1 = a beat is wanted at once
                     | Topic Filter
@@ -32,6 +33,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from leveldb_store.contract import FallenBehind
 from pyx import counters as count
+from pyx.archived import Watch, may_match
 from pyx.router import expiry_offset
 from pyx.stored import pack_stored, unpack_stored
 
@@ -107,7 +109,7 @@ class Question:
 
     __slots__ = (
         "after", "bytes_max", "failed", "filter", "gone", "is_damage", "number", "page", "peer", "promise",
-        "queued", "said_ms", "seen", "start",
+        "queued", "said_ms", "start",
     )  # fmt: skip
 
     def __init__(self, peer: int, number: int, text: bytes, after: int, start: int, bytes_max: int) -> None:
@@ -128,8 +130,6 @@ class Question:
         """When it was queued, whatever had a number up to here was durable."""
         self.page: Page | None = None
         """What was read and not looked at yet."""
-        self.seen = -1
-        """The last number in the archive before it was read."""
         self.queued = False
         self.said_ms = 0
         """Monotonic ms of the last sign of life."""
@@ -148,7 +148,11 @@ class Sources:
         self._open: dict[tuple[int, int], Question] = {}
         """By who asks and the question."""
         self._held: dict[tuple[int, int], Question] = {}
-        """Those that have found nothing."""
+        """Those that have found nothing: neither up to what they asked for nor up to ..."""
+        self._held_up_to = 0
+        """... this number."""
+        self._watch = Watch()
+        """Their Topic Filters."""
         self._timed = False
         self._silent_until = 0
         """Monotonic ms: until then it is not said again that something cannot be read."""
@@ -175,6 +179,7 @@ class Sources:
     def ask(self, question: Question, at_once: bool) -> None:
         """A question of a sibling or of our own."""
         self._open[question.peer, question.number] = question
+        self._archive.watch(True)
         question.said_ms = self._router.now_ms
         self._want(question)
         self._start_timer()
@@ -182,7 +187,10 @@ class Sources:
             question.promise = self._router.archived_up_to()
 
     def _want(self, question: Question) -> None:
-        self._held.pop((question.peer, question.number), None)
+        key = question.peer, question.number
+        if self._held.pop(key, None) is not None:
+            self._watch.discard(key)
+            question.after = max(question.after, self._held_up_to)
         if not question.queued:
             question.queued = True
             self._queue(question)
@@ -196,6 +204,7 @@ class Sources:
         """Nobody waits for this answer."""
         self._open.pop((peer, number), None)
         self._held.pop((peer, number), None)
+        self._watch.discard((peer, number))
 
     def forget_all(self, peer: int) -> None:
         """That worker is dead."""
@@ -223,7 +232,6 @@ class Sources:
             question.queued = False
             return
         if question.page is None:
-            question.seen = self._archive.last
             self._node.counters.add(count.REPLAY_PAGES)
             if self.beside is not None:
                 self.beside(partial(self._read, question), partial(self._queue, question))
@@ -244,15 +252,26 @@ class Sources:
         if not page.is_end:
             self._want(question)
             return
+        if self._has_come(question):  # while it was read, or waited for that
+            self._want(question)
+            return
+        if not self._held:
+            self._held_up_to = self._archive.last
         self._held[key] = question
+        self._watch.add(key, question.filter)
         self._router.on_durable = self._progress
         if question.promise:
             promise, question.promise = question.promise, 0
             question.after = max(question.after, promise)
             self._send_beat(question.peer, promise, [question.number])
-        if self._archive.last != question.seen:  # while it was read
-            self._want(question)
         self._start_timer()
+
+    def _has_come(self, question: Question) -> bool:
+        """Whether something may have become durable for it behind what was read."""
+        if self._archive.last <= question.after:
+            return False
+        noted = self._archive.noted(question.after)
+        return noted is None or any(may_match(topics, question.filter) for _, topics in noted)
 
     def _read(self, question: Question) -> None:
         # perhaps in a thread of its own; what goes wrong is the question's alone
@@ -291,11 +310,19 @@ class Sources:
 
     def _progress(self) -> None:
         """Something is durable that was not."""
-        last = self._archive.last
-        for question in [each for each in self._held.values() if each.seen != last]:
-            self._want(question)
+        noted = self._archive.noted(self._held_up_to)
+        if noted is None:
+            for question in list(self._held.values()):
+                self._want(question)
+        else:
+            for up_to, topics in noted:
+                for key in self._watch.found(topics):
+                    self._want(self._held[key])
+                self._held_up_to = max(self._held_up_to, up_to)
+        self._held_up_to = max(self._held_up_to, self._archive.last)
         if not self._open:
             self._router.on_durable = None
+            self._archive.watch(False)
 
     # ------------------------------------------------------------ beats
 
@@ -308,15 +335,12 @@ class Sources:
         self._timed = False
         self._start_timer()
         self._say_so_far()
-        up_to, last = self._router.archived_up_to(), self._archive.last
+        up_to = self._router.archived_up_to()
+        self._progress()
+        self._held_up_to = max(self._held_up_to, up_to)  # or retention would pass them
         silent: dict[int, list[int]] = {}
-        for question in list(self._held.values()):
-            if question.seen == last:
-                question.after = max(question.after, up_to)  # or retention would pass it
-                silent.setdefault(question.peer, []).append(question.number)
-            else:
-                question.promise = up_to
-                self._want(question)
+        for peer, number in self._held:
+            silent.setdefault(peer, []).append(number)
         for peer, numbers in silent.items():
             self._send_beat(peer, up_to, numbers)
 

@@ -33,11 +33,12 @@ from leveldb_store.filters import covers
 from leveldb_store.retention import Retention
 from leveldb_store.schema import U64
 from pyx.archive import Archiver
-from pyx.archived import merge
+from pyx.archived import merge, note_topics
 
 __all__ = ["Archive", "FallenBehind", "Options", "Page", "Said", "Table", "find"]
 
 PENDING_BYTES_MAX: Final = 64 << 20
+NOTED_MAX: Final = 256  # commits of which it is remembered which topics they may have
 _FILTERS_MAX: Final = 1024  # of which it is remembered which rules concern them
 
 
@@ -90,11 +91,14 @@ class Archive:
             rule.number: {options.worker, *(held.origin for held in found.sequences.get(rule.number, ()))}
             for rule in self.rules
         }
-        self._stretches = {rule.number: Stretch() for rule in self._configured}
+        self._stretches = {rule.number: Stretch(found.highest) for rule in self._configured}
         self._running = {rule.number: self._counts_of(rule.number) for rule in self._configured}
         self._lasts = {number: max(held.last for held in each) for number, each in found.sequences.items()}
-        self._waiting: deque[tuple[int, int, int]] = deque()
-        """(ticket, last number, bytes of records) of what is not durable."""
+        self._waiting: deque[tuple[int, int, int, bytes]] = deque()
+        """(ticket, last number, bytes of records, its topics if they are noted) of what is not durable."""
+        self._noted: deque[tuple[int, bytes]] = deque()
+        self._noted_behind = schema.HIGHEST
+        """The topics are noted of what became durable behind this number; HIGHEST: of nothing."""
         self._concerned: dict[bytes, Concerned] = {}
 
     def _counts_of(self, number: int) -> tuple[int, int]:
@@ -111,15 +115,18 @@ class Archive:
         """
         grown: dict[int, int] = {}
         last = records_bytes = 0
+        topics = bytearray(schema.SUMMARY_BITS_BYTES) if self._noted_behind != schema.HIGHEST else None
         for place, count, first, end, levels, records in self.archiver.take():
             number = self._configured[place].number
             messages, size = self._running[number]
             key = schema.block_key(number, self._worker, end)
             value = schema.encode_head(count, first, messages, size, levels) + records
             put(key, value)
-            summary = self._stretches[number].add(first, records)
+            summary = self._stretches[number].add(end, records)
             if summary is not None:
                 put(schema.summary_key(number, self._worker, end), summary)
+            if topics is not None:
+                note_topics(topics, records)
             size += len(key) + len(value)
             self._running[number] = messages + count, size
             self._lasts[number] = end
@@ -127,16 +134,33 @@ class Archive:
             last = max(last, end)
             records_bytes += len(records)
         if last:
-            self._waiting.append((ticket, last, records_bytes))
+            self._waiting.append((ticket, last, records_bytes, bytes(topics or b"")))
         return grown
 
     def durable(self, ticket: int) -> None:
         """What was appended up to and with this ticket is durable."""
         waiting = self._waiting
         while waiting and waiting[0][0] <= ticket:
-            _, last, size = waiting.popleft()
+            _, last, size, topics = waiting.popleft()
             self.last = max(self.last, last)
             self.archiver.settled(size)
+            if topics:
+                self._noted.append((last, topics))
+                if len(self._noted) > NOTED_MAX:
+                    self._noted_behind = self._noted.popleft()[0]
+
+    def watch(self, is_watched: bool) -> None:
+        """See the contract."""
+        if is_watched != (self._noted_behind != schema.HIGHEST):
+            self._noted.clear()
+            behind = max(self.last, self._waiting[-1][1] if self._waiting else 0)
+            self._noted_behind = behind if is_watched else schema.HIGHEST
+
+    def noted(self, after: int) -> list[tuple[int, bytes]] | None:
+        """See the contract."""
+        if after < self._noted_behind:
+            return None
+        return [each for each in self._noted if each[0] > after]
 
     @property
     def is_settled(self) -> bool:

@@ -17,7 +17,7 @@ from pyx.archived import check, concerns, place_of
 
 __all__ = ["Blocks", "load"]
 
-_PASSED_MAX = 256  # stretches, one behind the other: some milliseconds
+_PASSED_MAX = 512  # stretches, one behind the other: some milliseconds
 _DAMAGED_MAX = 100_000  # keys that are remembered; then they are found anew
 
 
@@ -72,6 +72,11 @@ class Blocks:
         self.is_halted = False
         begin = max(self._at, self._after) + 1
         while True:
+            if self.summaries is not None and self._at >= self.summaries.until:
+                at = max(self._at, self._after)
+                unwanted, count = self.summaries.over(at, max(1, _PASSED_MAX - passed))
+                if count and self._pass(unwanted, passed := passed + count):
+                    return
             key, value = self._records.next()
             if self._records.error is not None:
                 self._said(self._name, "what follows cannot be read", self._records.error)
@@ -95,13 +100,7 @@ class Blocks:
                 self.gap = self._at
                 continue
             if self.summaries is not None and (unwanted := self.summaries.behind(first, self._at)):
-                self._at = unwanted
-                self._records.seek(schema.block_key(*self._sequence, unwanted + 1))
-                passed += 1
-                if passed == _PASSED_MAX and not self.gap:
-                    self.is_halted = True
-                    self.begin = unwanted + 1
-                    self._value = b""
+                if self._pass(unwanted, passed := passed + 1):
                     return
                 continue
             if self.gap:
@@ -109,6 +108,17 @@ class Blocks:
             self._key, self._value, self._behind = key, value, behind
             self.begin = begin if self.gap else first
             return
+
+    def _pass(self, unwanted: int, passed: int) -> bool:
+        # nothing is wanted up to there. True: the page should end, after so many stretches
+        self._at = unwanted
+        if passed >= _PASSED_MAX and not self.gap:
+            self.is_halted = True
+            self.begin = min(unwanted, self._last) + 1  # of what is durable since nothing is said
+            self._value = b""
+            return True
+        self._records.seek(schema.block_key(*self._sequence, unwanted + 1))
+        return False
 
     @property
     def is_over(self) -> bool:

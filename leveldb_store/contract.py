@@ -97,6 +97,14 @@ class Archive(Protocol):
         much, and their archives lie in one store since a repartition.)
         """
 
+    def watch(self, is_watched: bool) -> None:
+        """Whether it is to be noted which topics become durable from now on."""
+
+    def noted(self, after: int) -> list[tuple[int, bytes]] | None:
+        """Of all that became durable behind number `after`, commit by commit: the last number and a summary of the
+        topics (`pyx.archived.may_match`). None: that is not known.
+        """
+
 
 class Store(Protocol):
     """A log with indexes, and state records. One thread calls it; nothing here waits for a disk's fsync."""

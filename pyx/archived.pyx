@@ -3,9 +3,10 @@
 A sequence is what one worker has archived by one rule: its numbers rise. Of a message that no filter wants nothing is
 made. Damaged bytes raise ValueError, never more. `leveldb_store.archive_schema` says what the bytes are.
 """
+cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcmp, memset
 
 from pyx.little_endian cimport get16, get32, get64
@@ -33,6 +34,13 @@ cdef enum:
     EXPIRES = 0x08
     SLOTS = 64                      # topics of a block that are recognised
     BITS = 8192                     # of a summary
+    NEEDED = 20                     # of them are looked at for a Topic Filter: of itself and its first nine levels
+
+
+cdef struct Watched:                # a Topic Filter, as summaries are asked for it
+    uint16_t begin                  # 2: it has wildcards, and nothing is known of the topic as a whole
+    uint16_t end
+    uint16_t[NEEDED] at             # bits, those of the whole topic first
 
 
 cdef struct Wanted:                 # a Topic Filter
@@ -254,14 +262,6 @@ cdef inline void set_bits(uint8_t* bits, uint64_t h) noexcept:
     bits[(h & (BITS - 1)) >> 3] |= <uint8_t>(1 << (h & 7))
 
 
-cdef inline bint has_bits(const uint8_t* bits, uint64_t h) noexcept:
-    h = mixed(h)
-    if not bits[(h & (BITS - 1)) >> 3] >> (h & 7) & 1:
-        return False
-    h >>= 32
-    return bits[(h & (BITS - 1)) >> 3] >> (h & 7) & 1
-
-
 cdef void note_topic(uint8_t* bits, const uint8_t* topic, size_t n) noexcept:
     # itself, and each of its levels with its place
     cdef uint64_t whole = begun(0), level = begun(1), place = 1
@@ -307,23 +307,28 @@ def note_topics(bytearray bits not None, bytes records not None):
         raise ValueError("archived records cut off")
 
 
-def may_match(bytes bits not None, bytes topic_filter not None):
-    """Whether some topic in a summary may be matched by this Topic Filter."""
-    cdef const uint8_t* b = <const uint8_t*><const char*>bits
-    cdef const uint8_t* p = <const uint8_t*><const char*>topic_filter
-    cdef size_t i, begin = 0, n = <size_t>len(topic_filter)
+cdef inline void need(Watched* w, uint64_t h) noexcept:
+    h = mixed(h)
+    w.at[w.end] = <uint16_t>(h & (BITS - 1))
+    w.at[w.end + 1] = <uint16_t>(h >> 32 & (BITS - 1))
+    w.end += 2
+
+
+cdef void look_for(Watched* w, const uint8_t* p, size_t n) noexcept:
+    # what a summary must have of a topic that this filter matches
+    cdef size_t i, begin = 0
     cdef uint64_t whole = begun(0), level = begun(1), place = 1
-    cdef bint is_wild = False
-    if len(bits) != BITS // 8:
-        raise ValueError("no summary")
+    w.end = 2
+    w.begin = 0
     for i in range(n + 1):
         if i == n or p[i] == c'/':
             if i == begin + 1 and p[begin] == c'#':
-                return True
+                w.begin = 2
+                return
             if i == begin + 1 and p[begin] == c'+':
-                is_wild = True
-            elif not has_bits(b, level):
-                return False
+                w.begin = 2
+            elif w.end < NEEDED:
+                need(w, level)
             place += 1
             level = begun(place)
             begin = i + 1
@@ -331,4 +336,82 @@ def may_match(bytes bits not None, bytes topic_filter not None):
             level = folded(level, p[i])
         if i < n:
             whole = folded(whole, p[i])
-    return is_wild or has_bits(b, whole)
+    if w.begin == 0:
+        i = w.end
+        w.end = 0
+        need(w, whole)
+        w.end = <uint16_t>i
+
+
+cdef inline bint has_all(const uint8_t* bits, const Watched* w) noexcept:
+    cdef uint32_t i
+    for i in range(w.begin, w.end):
+        if not bits[w.at[i] >> 3] >> (w.at[i] & 7) & 1:
+            return False
+    return True
+
+
+def may_match(bytes bits not None, bytes topic_filter not None):
+    """Whether some topic in a summary may be matched by this Topic Filter."""
+    cdef Watched w
+    if len(bits) != BITS // 8:
+        raise ValueError("no summary")
+    look_for(&w, <const uint8_t*><const char*>topic_filter, <size_t>len(topic_filter))
+    return has_all(<const uint8_t*><const char*>bits, &w)
+
+
+@cython.final
+cdef class Watch:
+    """Topic Filters of which it is asked again and again whether a summary may have something for them, by a key."""
+    cdef Watched* filters
+    cdef size_t cap
+    cdef list keys                              # by place
+    cdef dict places                            # by key
+
+    def __cinit__(self):
+        self.keys = []
+        self.places = {}
+
+    def __dealloc__(self):
+        free(self.filters)
+
+    def __len__(self):
+        return len(self.keys)
+
+    def add(self, key, bytes topic_filter not None):
+        """One more, or another filter for this key."""
+        cdef Watched* grown
+        cdef size_t place = <size_t>self.places.get(key, len(self.keys))
+        if place == self.cap:
+            grown = <Watched*>realloc(self.filters, (2 * self.cap + 16) * sizeof(Watched))
+            if grown == NULL:
+                raise MemoryError
+            self.filters = grown
+            self.cap = 2 * self.cap + 16
+        look_for(&self.filters[place], <const uint8_t*><const char*>topic_filter, <size_t>len(topic_filter))
+        if place == <size_t>len(self.keys):
+            self.keys.append(key)
+            self.places[key] = place
+
+    def discard(self, key):
+        """It is not asked for any more, if it was."""
+        cdef Py_ssize_t place = self.places.pop(key, -1)
+        if place < 0:
+            return
+        last = self.keys.pop()
+        if place < len(self.keys):
+            self.filters[place] = self.filters[len(self.keys)]
+            self.keys[place] = last
+            self.places[last] = place
+
+    def found(self, bytes bits not None):
+        """The keys of those that may match a topic in this summary."""
+        cdef const uint8_t* b = <const uint8_t*><const char*>bits
+        cdef size_t i
+        cdef list out = []
+        if len(bits) != BITS // 8:
+            raise ValueError("no summary")
+        for i in range(<size_t>len(self.keys)):
+            if has_all(b, &self.filters[i]):
+                out.append(self.keys[i])
+        return out

@@ -19,6 +19,13 @@ from pyx.router import expiry_offset
 __all__ = ["KeptArchive"]
 
 
+def _summary_of(topic: bytes) -> bytes:
+    bits = bytearray(schema.SUMMARY_BITS_BYTES)
+    for bit in schema.summarised(topic):
+        bits[bit >> 3] |= 1 << (bit & 7)
+    return bytes(bits)
+
+
 class KeptArchive:
     """`filters`: those of the rules."""
 
@@ -36,6 +43,8 @@ class KeptArchive:
         """What was asked for lay behind these."""
         self.fails: Exception | None = None
         """What every read ends with."""
+        self._noted: list[tuple[int, bytes]] = []
+        self._noted_behind: int | None = None
         self._damage = 0
         self._start = 0
         self._waiting = 0
@@ -79,6 +88,25 @@ class KeptArchive:
         """As if it had been archived."""
         insort(self.messages, message, key=lambda each: each.number)
         self.last = max(self.last, message.number)
+        if self._noted_behind is not None:
+            self._noted.append((message.number, _summary_of(message.topic)))
+
+    def watch(self, is_watched: bool) -> None:
+        """See the contract."""
+        if is_watched != (self._noted_behind is not None):
+            self._noted = []
+            self._noted_behind = self.last if is_watched else None
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether topics are noted."""
+        return self._noted_behind is not None
+
+    def noted(self, after: int) -> list[tuple[int, bytes]] | None:
+        """See the contract."""
+        if self._noted_behind is None or after < self._noted_behind:
+            return None
+        return [each for each in self._noted if each[0] > after]
 
     def after_crash(self) -> KeptArchive:
         """What the next worker finds."""

@@ -29,7 +29,7 @@ from tests.waiting import let_pass
 if TYPE_CHECKING:
     from tests.benchmarks.ruler import Figures, Ruler
 
-__all__ = ["by_one_worker", "by_two_workers", "main", "replay"]
+__all__ = ["by_one_worker", "by_two_workers", "cpu_seconds", "main", "ping", "replay"]
 
 TOPIC = "archived/building-07/room-1024"
 PAYLOAD_BYTES = 64
@@ -54,7 +54,7 @@ def _fill(address: tuple[str, int], messages: int, client_id: str) -> None:
     client.disconnect()
 
 
-def _ping(address: tuple[str, int], orders: Connection) -> None:
+def ping(address: tuple[str, int], orders: Connection) -> None:
     """Until told otherwise: measure, and say what was measured since the last order."""
     client = wire.Client(address, 4)
     client.connect("ping")
@@ -97,7 +97,8 @@ def _read(address: tuple[str, int], messages: int, told: Connection) -> None:
     client.close()
 
 
-def _cpu_seconds(broker: Mqttd) -> float:
+def cpu_seconds(broker: Mqttd) -> float:
+    """Of all its processes."""
     total = 0.0
     for pid in broker.processes():
         with open(f"/proc/{pid}/stat", encoding="ascii") as file:
@@ -118,8 +119,8 @@ def replay(messages: int, workers: int, turns: int, base_seconds: float = _BASE_
                 names = (f"filler {number}" for number in range(1000))
                 _fill(broker.address, messages // workers, next(n for n in names if home(n, workers) == worker))
             orders, ping_end = multiprocessing.Pipe()
-            ping = multiprocessing.Process(target=_ping, args=(broker.address, ping_end))
-            ping.start()
+            pinging = multiprocessing.Process(target=ping, args=(broker.address, ping_end))
+            pinging.start()
             for _ in range(turns):
                 orders.send(0)
                 orders.recv()
@@ -127,7 +128,7 @@ def replay(messages: int, workers: int, turns: int, base_seconds: float = _BASE_
                 orders.send(0)
                 before.append(statistics.median(orders.recv()))
                 done, told = multiprocessing.Pipe()
-                used = _cpu_seconds(broker)
+                used = cpu_seconds(broker)
                 reader = multiprocessing.Process(target=_read, args=(broker.address, messages, told))
                 reader.start()
                 took = done.recv()
@@ -135,9 +136,9 @@ def replay(messages: int, workers: int, turns: int, base_seconds: float = _BASE_
                 during.append(statistics.median(orders.recv()))
                 reader.join()
                 rates.append(messages / took)
-                cpu.append((_cpu_seconds(broker) - used) / messages)
+                cpu.append((cpu_seconds(broker) - used) / messages)
             orders.send(None)
-            ping.join()
+            pinging.join()
     ratios = [late / early for early, late in zip(before, during, strict=True)]
     return {
         "ok": True,

@@ -475,6 +475,29 @@ def test_a_silent_replay_is_kept_up_to_date(many: int) -> None:
     assert host.counters()["replays_fallen_behind"] == 0
 
 
+@pytest.mark.parametrize("many", [1, 3])
+def test_readers_of_what_does_not_come_are_not_read_for(many: int) -> None:
+    """Readers that have come to the end cost no page for what they do not match, and miss nothing that they do."""
+    host = archived(many, limits={"replays_per_session_max": 200})
+    silent, live = subscriber(host), subscriber(host, "live")
+    ask(silent, "latest", *((f"a/silent/{number}" if number % 2 else f"a/+/{number}", 1) for number in range(100)))
+    ask(live, "earliest", ("a/b", 1))
+    host.pass_time(1)
+    before = sum(archive_of(host, worker).reads for worker in range(many))
+    for number in range(40):
+        publish(host, "a/b", [b"%d" % number], worker=number % many)
+    assert sum(archive_of(host, worker).reads for worker in range(many)) - before <= 2 * 40
+    assert payloads(live.receive()) == [b"%d" % number for number in range(40)]
+    silent.silent()
+    for number in range(100):
+        publish(host, f"a/silent/{number}", [b"%d" % number], worker=number % many)
+    assert payloads(silent.receive()) == [b"%d" % number for number in range(100)]
+    silent.disconnect()
+    live.disconnect()
+    host.pass_time(1)
+    assert not any(archive_of(host, worker).is_watched for worker in range(many))
+
+
 @pytest.mark.parametrize("many", [1, 2])
 def test_nothing_that_a_client_names_moves_the_clock(many: int) -> None:
     host = archived(many)

@@ -1,0 +1,344 @@
+"""What an archive of 24 hours costs: readers of a rare Topic Filter, of nothing, of everything; retention, the start.
+
+    python -m tests.benchmarks.archive_day [--blocks N] [--per-second N] [--workers N] [--seconds N] [--keep DIRECTORY]
+
+The archive is written through the store's own code as a day of 50 messages a second leaves it, each message in a block
+of its own: 4,320,000 blocks, 3,000 topics, the oldest 24 hours old. The broker goes on to archive 50 messages a second,
+while another process sends a message of QoS 0 to itself every two milliseconds. One after the other is measured: the
+seconds to the message, the CPU seconds of all the broker's processes, and the p50 of that other one.
+
+    quiet       no reader: what comes in, and retention
+    rare        one message, the last of the day
+    nothing     none; the first one that is published after its SUBACK ends it
+    rare16      16 of them at once, each of a Topic Filter of its own
+    nothing16   likewise, by one session
+    dense       everything, as many messages as --dense says
+    cancelled   16 that find nothing and close after a second: what the seconds after that cost, beyond `quiet`
+    waiting     16 that have come to the end and match nothing of what comes, then as many as a worker may have
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leveldb_store.archive import Options, Table
+from leveldb_store.store import LevelStore
+from pyx.message import Message
+from shards.data_dir import DataDir, archive_epoch_of, store_path
+from tests import wire
+from tests.benchmarks.durable import directory
+from tests.benchmarks.replaying import cpu_seconds, ping
+from tests.broker_process import BrokerProcess
+from tests.waiting import let_pass, wait_until
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from tests.benchmarks.ruler import Figures
+
+__all__ = ["BLOCKS", "PER_SECOND", "fill", "main", "measured"]
+
+BLOCKS = 4_320_000
+PER_SECOND = 50
+READERS = 16
+REPLAYS_MAX = 1000
+"""Of a worker, by default."""
+_SITES = 16
+_DEVICES = 1000
+_KINDS = ("temperature", "humidity", "power")
+_PAYLOAD_BYTES = 64
+_WAIT_SECONDS = 900.0
+_COMMIT_BLOCKS = 1000
+_FILTER = "site/#"
+_HOUR_MS = 3_600_000
+_CONFIG = f'[[archive]]\nfilter = "{_FILTER}"\nhours = 24\nbytes = "20GB"\n'
+_EARLIEST = {"user_property": [("mqttd-offset", "earliest")]}
+
+
+def _topic(number: int) -> str:
+    device = number * 7919 % _DEVICES
+    return f"site/{device % _SITES:02}/device/{device:04}/{_KINDS[number % len(_KINDS)]}"
+
+
+def _rare(number: int) -> str:
+    return f"site/{number % _SITES:02}/device/{number:04}/fault"
+
+
+def _absent(number: int) -> str:
+    return f"site/{number % _SITES:02}/device/{number:04}/silence"
+
+
+# ---------------------------------------------------------------- the day
+
+
+def fill(path: Path, blocks: int, per_second: float, workers: int = 1) -> None:
+    """A data directory with an archive that ends now, one message in each block; each worker has given as many."""
+    DataDir(str(path), workers).close()
+    with ExitStack() as stack:
+        stores = []
+        for worker in range(workers):
+            table = Table(_FILTER.encode(), 24_000 * _HOUR_MS, 1 << 50)  # nothing leaves while it is made
+            options = Options(archive_epoch_of(str(path)), worker, (table,), pending_bytes_max=1 << 50)
+            stores.append(LevelStore(store_path(str(path), worker), archive=options))
+            stack.callback(stores[-1].close)
+        begin = time.time() - blocks / per_second
+        for number in range(blocks):
+            store = stores[number % workers]
+            topic = _topic(number) if number < blocks - READERS else _rare(number - blocks + READERS)
+            stamp = int((begin + number / per_second) * 1e6) << 8 | number % workers
+            payload = b"%064d" % number
+            message = Message.create(topic.encode(), payload, 0, number=stamp, publisher=f"device {number % _DEVICES}")
+            store.archive.archiver.add(message)
+            store.append_archived()
+            if number // workers % _COMMIT_BLOCKS == _COMMIT_BLOCKS - 1:
+                _commit(store)
+        for store in stores:
+            _commit(store)
+
+
+def _commit(store: LevelStore) -> None:
+    ticket = store.flush()
+    wait_until(lambda: store.collect() >= ticket, _WAIT_SECONDS, f"ticket {ticket} is durable")
+
+
+# ---------------------------------------------------------------- who is there
+
+
+def _publish(address: tuple[str, int], per_second: float, orders: Connection) -> None:
+    """Until told otherwise, one message at a time."""
+    client = wire.Client(address, 5)
+    client.connect("publisher")
+    number, begun = 0, time.monotonic()
+    while not orders.poll():
+        client.publish(_topic(number), bytes(_PAYLOAD_BYTES))
+        number += 1
+        let_pass(max(0.0, begun + number / per_second - time.monotonic()))
+    client.disconnect()
+
+
+class _Day:
+    """A broker with that archive, and what is measured of it."""
+
+    def __init__(self, broker: BrokerProcess, pings: Connection, quiet_seconds: float) -> None:
+        self.figures: dict[str, Any] = {}
+        self._broker = broker
+        self._pings = pings
+        self._seconds = quiet_seconds
+        self._quiet = 0.0
+
+    @contextmanager
+    def _measuring(self, name: str) -> Iterator[dict[str, float]]:
+        """What the block costs, as figures with this name; the block may say more."""
+        told: dict[str, float] = {}
+        self._pings.send(0)
+        self._pings.recv()
+        used, begun = cpu_seconds(self._broker), time.monotonic()
+        yield told
+        took = time.monotonic() - begun
+        self._pings.send(0)
+        p50 = statistics.median(self._pings.recv())
+        cpu = cpu_seconds(self._broker) - used
+        self.figures[name] = {
+            "seconds": round(took, 3),
+            "cpu_seconds": round(cpu, 2),
+            "cpu_of_a_core": round(cpu / took, 3),
+            "beyond_quiet_of_a_core": round(cpu / took - self._quiet, 3),
+            "ping_p50_us": round(1e6 * p50, 1),
+            **{each: round(value, 4) for each, value in told.items()},
+        }
+        print(name, json.dumps(self.figures[name]), file=sys.stderr, flush=True)
+
+    def _client(self, client_id: str) -> wire.Client:
+        client = wire.Client(self._broker.address, 5)
+        client.connect(client_id)
+        return client
+
+    def quiet(self, name: str) -> None:
+        """No reader."""
+        with self._measuring(name):
+            let_pass(self._seconds)
+        self._quiet = self.figures[name]["cpu_of_a_core"]
+
+    def rare(self, name: str, readers: int) -> None:
+        """The last messages of the day."""
+        clients = [self._client(f"{name} {number}") for number in range(readers)]
+        with self._measuring(name) as told:
+            begun = time.monotonic()
+            for number, client in enumerate(clients):
+                client.subscribe((_rare(number), 0), properties=_EARLIEST)
+            for number, client in enumerate(clients):
+                client.socket.settimeout(_WAIT_SECONDS)
+                _await(client, _rare(number))
+                told.setdefault("first", time.monotonic() - begun)
+        for client in clients:
+            client.close()
+
+    def nothing(self, name: str, readers: int) -> None:
+        """It is not there, by one session."""
+        client = self._client(name)
+        other = self._client(f"{name} beside")
+        with self._measuring(name):
+            client.subscribe(*((_absent(number), 0) for number in range(readers)), properties=_EARLIEST)
+            for number in range(readers):
+                other.publish(_absent(number), b"live", qos=1)
+            for _ in range(readers):
+                _await(client)
+        client.close()
+        other.close()
+
+    def dense(self, name: str, messages: int) -> None:
+        """Everything, from the oldest message on."""
+        client = self._client(name)
+        with self._measuring(name) as told:
+            begun = time.monotonic()
+            client.subscribe((_FILTER, 0), properties=_EARLIEST)
+            _await(client)
+            told["first"] = time.monotonic() - begun
+            for _ in range(messages - 1):
+                _await(client)
+            told["per_second"] = messages / (time.monotonic() - begun)
+        client.close()
+
+    def cancelled(self, name: str, readers: int) -> None:
+        """They close after a second."""
+        client = self._client(name)
+        client.subscribe(*((_absent(100 + number), 0) for number in range(readers)), properties=_EARLIEST)
+        let_pass(1.0)
+        client.close()
+        with self._measuring(name):
+            let_pass(min(5.0, self._seconds))
+
+    def waiting(self, name: str, readers: int, many_each: int) -> None:
+        """They have come to the end; then one more that matches something says how late it comes."""
+        clients = []
+        latest = {"user_property": [("mqttd-offset", "latest")]}
+        for number in range(0, readers - 1, many_each):
+            client = self._client(f"{name} {number}")
+            clients.append(client)
+            wanted = range(number, min(number + many_each, readers - 1))
+            client.subscribe(*((_absent(1000 + each), 0) for each in wanted), properties=latest)
+        client = self._client(f"{name} live")
+        client.subscribe((_rare(500), 0), properties=latest)
+        other = self._client(f"{name} beside")
+        late = []
+        with self._measuring(name) as told:
+            until = time.monotonic() + self._seconds
+            while time.monotonic() < until:
+                begun = time.monotonic()
+                other.publish(_rare(500), b"live", qos=0)
+                _await(client, _rare(500))
+                late.append(time.monotonic() - begun)
+                let_pass(0.1)
+            told["live_p50_ms"] = 1e3 * statistics.median(late)
+            told["live_worst_ms"] = 1e3 * max(late)
+        for each in (*clients, client, other):
+            each.close()
+
+
+def _await(client: wire.Client, topic: str = "") -> None:
+    packet = client.read(_WAIT_SECONDS)
+    assert packet.kind == "PUBLISH", packet
+    assert not topic or packet.topic == topic, packet
+
+
+def _memory(broker: BrokerProcess) -> tuple[float, float]:
+    """MB of its processes together: now, and each at its highest."""
+    now = highest = 0
+    for pid in broker.processes():
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+            name, _, rest = line.partition(":")
+            if name in ("VmRSS", "VmHWM"):
+                size = int(rest.split()[0])
+                now += size if name == "VmRSS" else 0
+                highest += size if name == "VmHWM" else 0
+    return now / 1024, highest / 1024
+
+
+def _bytes(path: Path) -> int:
+    return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+
+
+# ---------------------------------------------------------------- all of it
+
+
+def measured(
+    path: Path, *, workers: int, per_second: float, seconds: float, dense: int, waiting: int = REPLAYS_MAX
+) -> Figures:
+    """The figures of a broker on a directory that `fill` has made."""
+    config = path.with_suffix(".toml")
+    config.write_text(_CONFIG, encoding="utf-8")
+    disk = _bytes(path)
+    begun = time.monotonic()
+    with ExitStack() as stack:
+        arguments = ["--store", "leveldb", "--data-dir", str(path), "--config", str(config)]
+        broker = stack.enter_context(BrokerProcess(workers, arguments))
+        start = time.monotonic() - begun
+        after_start, _ = _memory(broker)
+        pings, ping_end = multiprocessing.Pipe()
+        orders, publisher_end = multiprocessing.Pipe()
+        for target, arguments_of in (
+            (ping, (broker.address, ping_end)),
+            (_publish, (broker.address, per_second, publisher_end)),
+        ):
+            process = multiprocessing.Process(target=target, args=arguments_of, daemon=True)
+            process.start()
+            stack.callback(process.join)
+        stack.callback(orders.send, None)
+        stack.callback(pings.send, None)
+        let_pass(min(2.0, seconds))
+        day = _Day(broker, pings, seconds)
+        day.quiet("quiet")
+        day.rare("rare", 1)
+        day.nothing("nothing", 1)
+        day.rare("rare16", READERS)
+        day.nothing("nothing16", READERS)
+        day.dense("dense", dense)
+        day.cancelled("cancelled", READERS)
+        day.waiting("waiting16", READERS, READERS)
+        day.waiting(f"waiting{waiting}", waiting, READERS)
+        after, highest = _memory(broker)
+        day.figures |= {
+            "ok": True,
+            "disk_mb": round(disk / 1e6, 1),
+            "start_s": round(start, 2),
+            "memory_after_start_mb": round(after_start, 1),
+            "memory_at_the_end_mb": round(after, 1),
+            "memory_highest_mb": round(highest, 1),
+        }
+    return day.figures
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the figures as JSON."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.archive_day", description=__doc__)
+    parser.add_argument("--blocks", type=int, default=BLOCKS)
+    parser.add_argument("--per-second", type=float, default=PER_SECOND)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=20.0, help="that `quiet` and `waiting` last")
+    parser.add_argument("--dense", type=int, default=100_000, help="messages")
+    parser.add_argument("--keep", type=Path, help="a directory for the archive, which is left there and used again")
+    given = parser.parse_args(arguments)
+    with ExitStack() as stack:
+        path = given.keep or stack.enter_context(directory()) / "day"
+        if not path.exists():
+            begun = time.monotonic()
+            fill(path, given.blocks, given.per_second, given.workers)
+            print(f"filled in {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+        figures = measured(
+            path, workers=given.workers, per_second=given.per_second, seconds=given.seconds, dense=given.dense
+        )
+    print(json.dumps(figures, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
