@@ -238,8 +238,7 @@ cdef class Backlog(Bounding):
             # found in the log by sessions that were online when it was published, too: they had it then
             return 0
         self.counters.at[count.MATCHED] += 1
-        identifiers = PyBytes_FromStringAndSize(<const char*>self.ids, ids_len) if ids_len and conn.version == 5 \
-            else None
+        identifiers = PyBytes_FromStringAndSize(<const char*>self.ids, ids_len) if ids_len else None
         # what was published since the last SUBSCRIBE asked is as new as what comes at once
         if c.retain and s.watched and s.cursor > s.asked_behind:
             self.sent_live(s, c)

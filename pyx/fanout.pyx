@@ -207,7 +207,7 @@ cdef class FanOut(Backlog):
         cdef Frame* f
         cdef Inflight* slot = NULL
         cdef uint8_t* p
-        cdef uint32_t v5
+        cdef uint32_t v5, kept_len
         cdef uint16_t packet_id = 0
         cdef int logged = 1
         if qos:
@@ -229,6 +229,7 @@ cdef class FanOut(Backlog):
                 return self.drop(conn, count.DROPPED_OUTBOX_FULL)
         work(COPY + (c.payload_len + c.topic_len) // 1024 * KIBI)
         v5 = 1 if conn.version == 5 else 0
+        kept_len = ids_len                  # it may be sent again to a client that speaks MQTT 5 by then
         ids_len = ids_len if v5 else 0
         f = &self.frames[v5 | (2 if qos else 0)]
         if not f.ready:
@@ -244,7 +245,7 @@ cdef class FanOut(Backlog):
             slot.state = WAIT_PUBACK if qos == 1 else WAIT_PUBREC
             slot.flags = qos | (4 if first & 1 else 0) | flags
             if is_stored(s) or flags & SHARED_COPY:
-                self.fill(slot, ids, ids_len)
+                self.fill(slot, ids, kept_len)
                 if self.keeps and is_stored(s):
                     logged = self.place(s, conn, slot)
                     if qos == 2:

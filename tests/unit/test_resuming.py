@@ -149,3 +149,28 @@ def test_many_pubrels_leave_in_slices() -> None:
     assert [packet.kind for packet in again.packets] == ["CONNACK"] + ["PUBREL"] * 1000
     again.packets.popleft()
     assert taken(again, "PUBREL") == identifiers
+
+
+@pytest.mark.mqtt("5:3.3.4-3", "5:3.3.4-4")
+@pytest.mark.parametrize("text", ["t/#", "$share/g/t/#"])
+@pytest.mark.parametrize("stored", [False, True])
+def test_subscription_identifiers_outlive_a_connection_of_another_version(stored: bool, text: str) -> None:
+    """A session begins with MQTT 5, goes on with 3.1.1, where there are none, and with 5 again: what was sent to the
+    one in between, at once or from what had waited, and not acknowledged, has them when it is sent again.
+    """
+    host = kept()[0] if stored else Host()
+    peer = subscriber(host)
+    peer.subscribe((text, 1), identifier=7)
+    if not text.startswith("$"):
+        peer.subscribe(("t/+", 1), identifier=9)
+    host.lose(peer)
+    publish(host, 1, 1, "t/waited")
+    peer = lasting(host, "s", 4)
+    publish(host, 1, 1, "t/live")
+    assert [packet.topic for packet in peer.packets] == ["t/waited", "t/live"]
+    host.lose(peer)
+    peer = subscriber(host)
+    host.settle()
+    got = [(packet.topic, packet.dup, sorted(packet.properties["subscription_identifier"])) for packet in peer.packets]
+    identifiers = [7] if text.startswith("$") else [7, 9]
+    assert got == [("t/waited", True, identifiers), ("t/live", True, identifiers)]
