@@ -46,7 +46,6 @@ _OPEN = 2
 _CLIENT_ID = ReasonCode.CLIENT_IDENTIFIER_NOT_VALID
 _PACKET_BYTES_MAX = 268_435_460
 """The largest packet that MQTT can say: 5 bytes of fixed header and 268,435,455 more."""
-_V3_SILENT = frozenset({ReasonCode.MALFORMED_PACKET, ReasonCode.PROTOCOL_ERROR})
 
 
 class _Before(NamedTuple):

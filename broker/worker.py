@@ -166,8 +166,6 @@ class Worker:
         self._listening = False
         self._stopping = False
         self._waiting: list[_Waiting] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._quiet_rounds = 0
         self._trim_at = now + _TRIM_SECONDS_FIRST
         self._measure_at = now
         self._drain_soon = False
@@ -566,7 +564,6 @@ class Worker:
                 waiting.raw + conn.unread(),
                 waiting.deadline - time.monotonic(),
                 (host.strip("[]"), int(port or 0)),
-                0,
             )
         except OSError as error:
             self.log.error("handoff_failed", worker_to=waiting.worker, reason=str(error))

@@ -418,11 +418,6 @@ cdef class Holding(Windows):
             self.store_full &= ~(<uint64_t>1 << worker)
         self.guard_if(GUARD_STORE, self.store_full != 0)
 
-    @property
-    def is_store_full(self):
-        """This worker's store takes no new message."""
-        return bool(self.store_full >> self.worker & 1)
-
     def answer_later(self, Connection conn not None):
         """An answer that is not known yet: what is answered after it waits for it. -> what `settle_answer` is given
         then."""

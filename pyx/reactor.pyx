@@ -45,8 +45,6 @@ cdef enum:
     PAUSE_NS = 500_000_000      # longer than any round: this process was stopped
     ACCEPTS = 64                # of one round
     VECTORS = 64                # of one sendmsg
-    TIMER_CONNECTION = 1        # connect deadline, keep-alive, lingering
-    TIMER_ACCEPT = 2            # accept again after the process ran out of descriptors
     LINGER_MS = 1000
     ACCEPT_PAUSE_MS = 100
     ACKS_MAX = 65536            # answers of a connection that wait for a commit or a sibling; then it is not read

@@ -148,10 +148,6 @@ cdef class Routing:
         """Every number from now on is greater than this one, which the store has."""
         self.clock.behind(number >> NUMBER_WORKER_BITS)
 
-    def raise_number(self, uint64_t number):
-        """Every number from now on is greater than this one."""
-        self.clock.behind(number >> NUMBER_WORKER_BITS)
-
     cdef int set_dirty(self, Connection conn) except -1:
         if not conn.dirty:
             conn.dirty = True

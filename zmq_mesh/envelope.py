@@ -197,15 +197,6 @@ def unpack_head(frame: Buffer) -> Head:
     return Head._make(HEAD.unpack_from(frame, PREFIX_BYTES))
 
 
-def frames_expected(first: Buffer) -> int:
-    """How many frames the message that begins with this frame has; EnvelopeError when it is too short."""
-    if len(first) < HEAD_END:
-        raise EnvelopeError(f"{len(first)} bytes are too few for a mesh message")
-    head = unpack_head(first)
-    own = (head.flags & VOLATILE_FRAME != 0) + (head.flags & SEQUENCED_FRAME != 0)
-    return 1 + own + head.payloads_volatile + head.payloads_sequenced
-
-
 def take_apart(
     first: Buffer,
     frames: Sequence[Any],

@@ -223,7 +223,6 @@ class Link(Outgoing):
         self.heard_at = self.now = now
         if frame > self._frames_seen:
             fresh = True
-            self.frames_missing += frame - self._frames_seen - 1
             self._frames_seen = frame
         else:
             fresh = False
@@ -266,7 +265,6 @@ class Link(Outgoing):
             self._events.batch(self.peer, volatile, None, list(frames[index : index + payloads_volatile]), 0)
 
     def _count_received(self, frames: Sequence[Payload], volatile: bool) -> None:
-        self.batches_received += 1
         nbytes = len(frames[0])
         for i in range(1, len(frames)):
             nbytes += memoryview(frames[i]).nbytes
@@ -521,7 +519,6 @@ class Link(Outgoing):
             self._released = max(self._released, over[-1].ticket)  # whatever came before is in the log
         if self._done:
             done, self._done = self._done, []
-            self.lost_entries += sum(batch.entries_count for batch in done)
             self._released = -1
             self._events.lost(self.peer, done, max(batch.ticket for batch in done))
         if self._released >= 0:

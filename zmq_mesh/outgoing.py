@@ -205,15 +205,12 @@ class Outgoing:
         self._refusals = deque((number, pack_refused(refused)) for number, refused in refusals)  # of batches
 
         # Counters.
-        self.batches_sent = self.batches_received = 0
+        self.batches_sent = 0
         self.bytes_sent = self.bytes_received = 0
         self.resent = 0
         self.duplicates = 0
-        self.frames_missing = 0  # of the peer's messages, with whatever QoS 0 they carried
         self.frames_refused = 0  # of or for a former incarnation
         self.volatile_dropped = 0  # entries of QoS 0 that were not sent: peer away or gone, outbox far over its limit
-        self.handoff_refused = 0  # entries
-        self.lost_entries = 0
         if handoff is not None:
             self._restore(handoff)
 
@@ -288,7 +285,6 @@ class Outgoing:
             self._done.append(Undelivered(ticket, part, payloads, entries, sent=False))
         elif not self._lasts and self.handoff_bytes + nbytes > self.limits.handoff_log_bytes_max:
             entries = envelope.count_entries(part) if entries < 0 else entries
-            self.handoff_refused += entries
             self._over.append(Undelivered(ticket, part, payloads, entries, sent=False))
         else:
             self._sequence += 1

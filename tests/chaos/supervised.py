@@ -94,7 +94,7 @@ class _Worker:
             case "hand":  # hand this connection to worker N, which answers the rest of the line
                 index = int(arguments[0])
                 sent = handoff.send(
-                    seat.handoff_send[index], connection.fileno(), " ".join(arguments[1:]).encode(), 5.0, ("peer", 1), 0
+                    seat.handoff_send[index], connection.fileno(), " ".join(arguments[1:]).encode(), 5.0, ("peer", 1)
                 )
                 assert sent
                 self.connections.remove(connection)

@@ -72,7 +72,6 @@ def test_golden_prefix_and_head() -> None:
     assert len(frame) == envelope.HEAD_END == 104
     assert envelope.unpack_prefix(frame) == Prefix(1, 2, 0x0A0B, 0x0C0D)
     assert envelope.unpack_head(frame) == head
-    assert envelope.frames_expected(frame) == 2
 
 
 @given(st.lists(entries, max_size=5))

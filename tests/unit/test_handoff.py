@@ -45,10 +45,10 @@ def connection(pair: Pair) -> Iterator[Pair]:  # noqa: ARG001 (opened after it, 
 def test_unread_bytes_of_any_size_arrive_with_the_connection(pair: Pair, connection: Pair, size: int) -> None:
     send, receive = pair
     unread = os.urandom(size)
-    assert handoff.send(send, connection[0].fileno(), memoryview(unread), 7.5, ("2001:db8::1", 65535), 3)
+    assert handoff.send(send, connection[0].fileno(), memoryview(unread), 7.5, ("2001:db8::1", 65535))
     got = handoff.receive(receive)
     assert got is not None
-    assert (got.unread, got.peer, got.listener) == (unread, ("2001:db8::1", 65535), 3)
+    assert (got.unread, got.peer) == (unread, ("2001:db8::1", 65535))
     assert 7.0 < got.remaining_seconds <= 7.5
     with socket.socket(fileno=got.fd) as home:
         assert not home.get_inheritable()
@@ -61,7 +61,7 @@ def test_unread_bytes_of_any_size_arrive_with_the_connection(pair: Pair, connect
 @pytest.mark.parametrize("number", [0, 1, 65_534, 65_535, 65_536])
 def test_each_field_at_each_of_its_lengths(pair: Pair, connection: Pair, number: int, host: int) -> None:
     send, receive = pair
-    arguments = connection[0].fileno(), b"x", 1e9, ("h" * host, number), number
+    arguments = connection[0].fileno(), b"x", 1e9, ("h" * host, number)
     if number > 65_535:
         with pytest.raises(struct.error):
             handoff.send(send, *arguments)
@@ -70,12 +70,12 @@ def test_each_field_at_each_of_its_lengths(pair: Pair, connection: Pair, number:
     got = handoff.receive(receive)
     assert got is not None
     os.close(got.fd)
-    assert (got.unread, got.peer, got.listener) == (b"x", ("h" * min(host, 255), number), number)
+    assert (got.unread, got.peer) == (b"x", ("h" * min(host, 255), number))
     assert got.remaining_seconds > 9e8
 
 
 def test_time_spent_waiting_counts(pair: Pair, connection: Pair) -> None:
-    assert handoff.send(pair[0], connection[0].fileno(), b"", -0.5, ("h", 1), 0)
+    assert handoff.send(pair[0], connection[0].fileno(), b"", -0.5, ("h", 1))
     got = handoff.receive(pair[1])
     assert got is not None
     os.close(got.fd)
@@ -84,7 +84,7 @@ def test_time_spent_waiting_counts(pair: Pair, connection: Pair) -> None:
 
 def test_a_full_socket_is_said_and_nothing_is_lost(pair: Pair, connection: Pair) -> None:
     sent = 0
-    while handoff.send(pair[0], connection[0].fileno(), b"%d" % sent + bytes(70_000), 1.0, ("h", 1), 0):
+    while handoff.send(pair[0], connection[0].fileno(), b"%d" % sent + bytes(70_000), 1.0, ("h", 1)):
         sent += 1
     assert sent > 1
     for number in range(sent):
@@ -93,7 +93,7 @@ def test_a_full_socket_is_said_and_nothing_is_lost(pair: Pair, connection: Pair)
         os.close(got.fd)
         assert got.unread.rstrip(b"\0") == (b"%d" % number).rstrip(b"\0")
     assert handoff.receive(pair[1]) is None
-    assert handoff.send(pair[0], connection[0].fileno(), b"", 1.0, ("h", 1), 0)
+    assert handoff.send(pair[0], connection[0].fileno(), b"", 1.0, ("h", 1))
     got = handoff.receive(pair[1])
     assert got is not None
     os.close(got.fd)
@@ -102,7 +102,7 @@ def test_a_full_socket_is_said_and_nothing_is_lost(pair: Pair, connection: Pair)
 def test_small_hand_offs_wait_by_the_hundred(pair: Pair, connection: Pair) -> None:
     """What the socket of a restarting worker holds with the default buffer."""
     sent = 0
-    while handoff.send(pair[0], connection[0].fileno(), bytes(60), 1.0, ("127.0.0.1", 1), 0):
+    while handoff.send(pair[0], connection[0].fileno(), bytes(60), 1.0, ("127.0.0.1", 1)):
         sent += 1
     while (got := handoff.receive(pair[1])) is not None:
         os.close(got.fd)
@@ -112,7 +112,7 @@ def test_small_hand_offs_wait_by_the_hundred(pair: Pair, connection: Pair) -> No
 @pytest.mark.parametrize("unread", [b"few", bytes(100_000)])
 def test_no_free_descriptor_loses_that_connection_only(pair: Pair, connection: Pair, unread: bytes) -> None:
     for _ in range(2):
-        assert handoff.send(pair[0], connection[0].fileno(), unread, 1.0, ("h", 1), 0)
+        assert handoff.send(pair[0], connection[0].fileno(), unread, 1.0, ("h", 1))
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest_free = os.dup(0)
     os.close(lowest_free)
@@ -130,7 +130,7 @@ def test_no_free_descriptor_loses_that_connection_only(pair: Pair, connection: P
 
 def test_only_half_of_the_descriptors_is_lost_too(pair: Pair, connection: Pair) -> None:
     """Room for the connection but not for the memfd."""
-    assert handoff.send(pair[0], connection[0].fileno(), bytes(100_000), 1.0, ("h", 1), 0)
+    assert handoff.send(pair[0], connection[0].fileno(), bytes(100_000), 1.0, ("h", 1))
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest_free = os.dup(0)
     os.close(lowest_free)
@@ -153,4 +153,4 @@ def test_a_home_that_is_gone_is_an_error(connection: Pair) -> None:
     send, receive = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     receive.close()
     with send, pytest.raises(OSError, match=r"Broken pipe|reset"):
-        handoff.send(send, connection[0].fileno(), bytes(100_000), 1.0, ("h", 1), 0)
+        handoff.send(send, connection[0].fileno(), bytes(100_000), 1.0, ("h", 1))

@@ -334,6 +334,16 @@ def test_a_store_of_another_schema_is_no_source(stores: Callable[[int], Stores],
     assert not list(out.iterdir())
 
 
+def test_a_snapshot_of_stores_that_were_not_upgraded_says_so(stores: Callable[[int], Stores], tmp_path: Path) -> None:
+    """By the oldest of them; a data directory that is made of it is upgraded by its first start."""
+    sources = stores(2)
+    sources.dbs[1].put(schema.SCHEMA, schema.U32.pack(schema.OLDEST_VERSION))
+    out = tmp_path / "out"
+    assert taken(sources, out).schema == read_manifest(out).schema == schema.OLDEST_VERSION
+    restored(out, tmp_path / "new")
+    assert data_dir.settled(str(tmp_path / "new")).schema == 0
+
+
 def test_a_snapshot_that_was_moved_is_the_same(stores: Callable[[int], Stores], tmp_path: Path) -> None:
     taken(stores(1), tmp_path / "out")
     shutil.move(tmp_path / "out", tmp_path / "elsewhere")
