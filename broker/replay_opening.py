@@ -43,9 +43,11 @@ def asked_offsets(packet: Subscribe) -> list[str]:
 class _Wanted:
     """One Topic Filter of the packet. `code`: the reason why not, or the granted QoS."""
 
-    __slots__ = ("code", "options", "start", "text", "why")
+    __slots__ = ("code", "first", "options", "start", "text", "why")
 
-    def __init__(self, text: bytes, options: int, code: int, why: str) -> None:
+    def __init__(self, text: bytes, options: int, code: int, why: str, first: _Wanted | None) -> None:
+        self.first = first
+        """The same filter stands before it in the packet: only that one is looked at, with the options of the last."""
         self.text = text
         self.options = options
         self.code = code
@@ -57,7 +59,19 @@ class _Wanted:
 class _Waiting:
     """A SUBSCRIBE whose SUBACK is to come."""
 
-    __slots__ = ("answer", "asked", "conn", "identifier", "last", "peers", "possible", "session", "packet_id", "wanted")  # noqa: RUF023
+    __slots__ = (
+        "answer",
+        "asked",
+        "conn",
+        "fresh",
+        "identifier",
+        "last",
+        "peers",
+        "possible",
+        "session",
+        "packet_id",
+        "wanted",
+    )  # noqa: RUF023
 
     def __init__(self, conn: Connection, session: Session, packet: Subscribe, wanted: list[_Wanted]) -> None:
         self.conn = conn
@@ -65,8 +79,10 @@ class _Waiting:
         self.packet_id = packet.packet_id
         self.identifier = packet.identifier
         self.wanted = wanted
-        self.possible: list[_Wanted] = []
-        """Those of them that can be, as far as this worker knows: not many."""
+        self.possible: dict[bytes, _Wanted] = {}
+        """Those of them that can be, as far as this worker knows, each filter once: not many."""
+        self.fresh = 0
+        """How many of these take the place of none."""
         self.asked = Asked()
         self.answer: list[Any] | None = None
         self.peers: set[int] = set()
@@ -101,34 +117,38 @@ class Opening:
                 waiting.asked = asked(values, replaying.tag, number)  # all that a client has are older
             except OffsetError as error:
                 wrong = str(error)
-        made = 0
         for first in range(0, len(packet.filters), AT_ONCE):
             if first:
                 yield
-            made += self._judge_all(waiting, packet.filters[first : first + AT_ONCE], made, wrong)
-        if made == 0:
-            self._finish(waiting)
-        else:
+            self._judge_all(waiting, packet.filters[first : first + AT_ONCE], wrong)
+        if waiting.possible:
             self._begin(waiting, number)
+        else:
+            self._finish(waiting)
 
-    def _judge_all(self, waiting: _Waiting, filters: list[Subscription], made: int, wrong: str) -> int:
-        """-> how many of them can be; `made`: of those before."""
+    def _judge_all(self, waiting: _Waiting, filters: list[Subscription], wrong: str) -> None:
+        """Which of them can be."""
         most = self._node.settings.protocol.maximum_qos
-        before = made
         spend(len(filters) * 4 * STEP)
         for item in filters:
             options = item.options if item.options & _QOS <= most else item.options & ~_QOS | most
-            code, why = (int(_CANNOT), wrong) if wrong else self._judge(waiting.session, item.filter, made)
-            made += not code
-            waiting.wanted.append(_Wanted(item.filter, options, code or options & _QOS, why))
-        return made - before
+            text = item.filter
+            first = waiting.possible.get(text)
+            if first is not None:
+                first.options = options
+                waiting.wanted.append(_Wanted(text, options, options & _QOS, "", first))
+                continue
+            code, why = (int(_CANNOT), wrong) if wrong else self._judge(waiting, text)
+            wanted = _Wanted(text, options, code or options & _QOS, why, None)
+            waiting.wanted.append(wanted)
+            if not code:
+                waiting.possible[text] = wanted
+                waiting.fresh += text not in (waiting.session.replays or {})
 
     def _begin(self, waiting: _Waiting, number: int) -> None:
         """At least one of them can be."""
         node = self._node
         waiting.last = [number] * node.workers
-        spend(len(waiting.wanted) * STEP // 4)
-        waiting.possible = [wanted for wanted in waiting.wanted if wanted.code <= _QOS]
         self._look_here(waiting)
         if waiting.asked.is_position or waiting.asked.is_latest:
             waiting.peers = {peer for peer in node.siblings if node.is_ready(peer)}
@@ -138,24 +158,28 @@ class Opening:
         self._number += 1
         self._waiting[self._number] = waiting
         waiting.answer = self._router.answer_later(waiting.conn)
-        probe = probe_of(self._number, [wanted.text for wanted in waiting.possible])
+        probe = probe_of(self._number, list(waiting.possible))
         for peer in waiting.peers:
             self._router.tell(peer, b"o", probe)
 
-    def _judge(self, session: Session, text: bytes, made: int) -> tuple[int, str]:
+    def _judge(self, waiting: _Waiting, text: bytes) -> tuple[int, str]:
         """(0 or the reason code, why) of a Topic Filter."""
-        node = self._node
         if text.startswith(b"$share/"):
             return _CANNOT, f"is shared: {NAME} is for subscriptions of one client"
-        refused = node.subscribing.check(session, text)
+        refused = self._node.subscribing.check(waiting.session, text)
         if refused:
             return refused, ""
         assert self._replaying.archive is not None
         if not self._replaying.archive.covers(text):
             return _CANNOT, "is not archived: no [[archive]] table covers it"
-        limits, replays = node.settings.limits, session.replays or {}
+        return self._room(waiting.session, text, waiting.fresh)
+
+    def _room(self, session: Session, text: bytes, beside: int) -> tuple[int, str]:
+        """Likewise, of the limits. `beside`: so many more are about to be made."""
+        limits, replays = self._node.settings.limits, session.replays or {}
         if text not in replays and (
-            len(replays) + made >= limits.replays_per_session_max or self._replaying.count + made >= limits.replays_max
+            len(replays) + beside >= limits.replays_per_session_max
+            or self._replaying.count + beside >= limits.replays_max
         ):
             return ReasonCode.QUOTA_EXCEEDED, "is beyond replays_per_session_max or replays_max"
         return 0, ""
@@ -163,7 +187,7 @@ class Opening:
     def _look_here(self, waiting: _Waiting) -> None:
         archive = self._replaying.archive
         assert archive is not None
-        for wanted in waiting.possible:
+        for wanted in waiting.possible.values():
             wanted.start = archive.start(wanted.text)
 
     # ------------------------------------------------------------ siblings
@@ -175,7 +199,7 @@ class Opening:
         if waiting is None or peer not in waiting.peers:
             return
         waiting.last[peer] = last
-        for wanted, start in zip(waiting.possible, starts, strict=True):
+        for wanted, start in zip(waiting.possible.values(), starts, strict=True):
             wanted.start = max(wanted.start, start)
         self._answered(number, waiting, peer)
 
@@ -196,9 +220,8 @@ class Opening:
         for waiting in self._waiting.values():
             if waiting.session is not session:
                 continue
-            for wanted in waiting.possible:
-                if wanted.text == text:
-                    wanted.text = b""
+            if text in waiting.possible:
+                waiting.possible[text].text = b""
 
     # ------------------------------------------------------------ the answer
 
@@ -211,8 +234,12 @@ class Opening:
         spend(len(waiting.wanted) * STEP // 2)
         earliest = 0
         replaced = False
-        for wanted in waiting.wanted:
-            if wanted.code > _QOS or not wanted.text:
+        for wanted in waiting.possible.values():
+            if not wanted.text:
+                continue
+            code, why = self._room(session, wanted.text, 0)  # others were made, perhaps, since it came
+            if code:
+                wanted.code, wanted.why = code, why
                 continue
             if asked_for.is_position and asked_for.after < wanted.start:
                 wanted.code, wanted.why = int(_CANNOT), f"{NAME} lies before the start of the archive"
@@ -220,6 +247,9 @@ class Opening:
                 continue
             replaced = self._make(waiting, wanted) or replaced
             made.append(wanted.text)
+        for wanted in waiting.wanted:
+            if wanted.first is not None and wanted.first.code > _QOS:
+                wanted.code, wanted.why = wanted.first.code, wanted.first.why
         codes = [wanted.code for wanted in waiting.wanted]
         self._node.counters.add(count.REPLAYS_REFUSED, sum(code > _QOS for code in codes))
         suback = self._suback(waiting, codes, earliest)

@@ -581,6 +581,32 @@ def test_limits() -> None:
     assert ask(peer, "latest", ("a/1", 0)).codes == (0,)  # in the place of the one that is there
 
 
+def test_one_more_beside_those_that_are_there_is_within_the_limit() -> None:
+    host = archived(limits={"replays_per_session_max": 3, "replays_max": 4})
+    peer = subscriber(host)
+    assert ask(peer, "latest", ("a/1", 0), ("a/2", 0)).codes == (0, 0)
+    assert ask(peer, "latest", ("a/1", 0), ("a/2", 0), ("a/2", 0), ("a/3", 0)).codes == (0, 0, 0, 0)
+    assert ask(peer, "latest", ("a/1", 0), ("a/4", 0), ("a/4", 0)).codes == (0, 0x97, 0x97)
+    assert host.node.replaying.count == 3
+    assert ask(subscriber(host, "other"), "latest", ("a/1", 0), ("a/1", 0), ("a/2", 0)).codes == (0, 0, 0x97)
+
+
+@pytest.mark.parametrize("offset", ["latest", "earliest"])
+def test_limits_hold_for_subscribes_that_wait_for_siblings(offset: str) -> None:
+    """Many may be under way before the first one is answered."""
+    host = archived(2, limits={"replays_per_session_max": 3, "replays_max": 5})
+    peer, other = (subscriber(host, client_at(0, 2, name)) for name in ("one", "other"))
+    properties: dict[str, Any] = {"user_property": [("mqttd-offset", offset)]}
+    for each in (peer, other):
+        for number in range(8):
+            each.send(wire.subscribe(5, each.packet_id(), (f"a/{number}", 0), properties=properties))
+    host.settle()
+    codes = [[packet.codes for packet in each.packets if packet.kind == "SUBACK"] for each in (peer, other)]
+    assert codes == [[(0,)] * 3 + [(0x97,)] * 5, [(0,)] * 2 + [(0x97,)] * 6]
+    assert len(peer.session.replays or {}) == 3
+    assert host.node.replaying.count == 5
+
+
 def test_without_an_archive() -> None:
     host = Host()
     peer = subscriber(host)
