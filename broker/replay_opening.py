@@ -66,12 +66,12 @@ class _Waiting:
         "fresh",
         "identifier",
         "last",
+        "packet_id",
         "peers",
         "possible",
         "session",
-        "packet_id",
         "wanted",
-    )  # noqa: RUF023
+    )
 
     def __init__(self, conn: Connection, session: Session, packet: Subscribe, wanted: list[_Wanted]) -> None:
         self.conn = conn

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from broker.offsets import tag_of
 from broker.replay_sources import Answer, Question, Sources, page_of, read_of, so_far_of
-from leveldb_store.replay_schema import StoredReplay, encode_replay, replay_key
+from leveldb_store.replay_schema import ALL, StoredReplay, encode_replay, replay_key
 from pyx import counters as count
 from pyx.replay import Merge, drop_queued, has_room, write_position
 
@@ -53,8 +53,8 @@ class Replay:
     """One subscription."""
 
     __slots__ = (
-        "asked", "fresh", "heard", "identifier", "is_dirty", "is_queued", "is_resting", "merge", "noted", "sizes",
-        "starts", "text", "whole",
+        "asked", "fresh", "gone", "heard", "identifier", "is_dirty", "is_queued", "is_resting", "merge", "noted",
+        "sizes", "starts", "text", "whole",
     )  # fmt: skip
 
     def __init__(self, merge: Merge, text: bytes, identifier: int, sources: int, fresh: bool) -> None:
@@ -73,13 +73,22 @@ class Replay:
         self.fresh = set(range(sources)) if fresh else set()
         """Sources of which everything there is was asked for: nothing can be missing before their first page."""
         self.whole = merge.state()
-        """What was delivered when its session's queue was last seen empty."""
+        """What was delivered when its session's queue was last seen empty, ..."""
+        self.gone: list[int] = []
+        """... and of which sources its client knows by then that something is gone, as the store has it."""
+        self.emptied()
         self.noted = self.whole[0]
         """The position that the store has, or is about to."""
         self.is_resting = True
         self.is_queued = False
         self.is_dirty = False
         """What the store has of it is not up to date."""
+
+    def emptied(self) -> None:
+        """Its session has all that it was given."""
+        self.whole = self.merge.state()
+        if self.merge.lost is None:  # else its client is still to be told
+            self.gone = [ALL if source in self.fresh else start for source, start in enumerate(self.starts)]
 
     @property
     def session(self) -> Session:
@@ -384,12 +393,12 @@ class Replaying:
             return
         if not has_room(self._router, session):
             return  # `drained` says when it has
-        replay.whole = merge.state()
+        replay.emptied()
         if not merge.feed(self._router, _SLICE_MESSAGES, _SLICE_BYTES):
             return
         replay.is_dirty = True
         if merge.take_kept() and session.durable:
-            replay.whole = merge.state()
+            replay.emptied()
             self._note(replay)
         elif session.durable:
             self._note_later(replay)
@@ -401,9 +410,9 @@ class Replaying:
 
     def _note(self, replay: Replay) -> None:
         """Store where it is, with what else this tick stores."""
-        session, merge = replay.session, replay.merge
+        session = replay.session
         if replay.is_dirty and not session.queued:
-            replay.whole = merge.state()
+            replay.emptied()
         replay.is_dirty = False
         replay.noted = replay.whole[0]
         self._dirty.discard(replay)
@@ -421,7 +430,8 @@ class Replaying:
         position, floors = replay.whole
         merge = replay.merge
         lost = int(merge.lost[len(self.tag) :], 16) if merge.lost is not None else 0
-        return StoredReplay(merge.options, replay.identifier, merge.number, position, lost, floors)
+        gone = replay.gone if max(replay.gone) > position else []  # else it says nothing that the position does not
+        return StoredReplay(merge.options, replay.identifier, merge.number, position, lost, floors, gone)
 
     def _note_later(self, replay: Replay) -> None:
         if not self._node.custody.stores(replay.session):
@@ -444,7 +454,7 @@ class Replaying:
         session, merge = replay.session, replay.merge
         if merge.position < replay.noted + _NOTED_APART or session.queued or not session.durable:
             return
-        replay.whole = merge.state()
+        replay.emptied()
         replay.noted = merge.position
         self._note_later(replay)
 
@@ -462,5 +472,9 @@ class Replaying:
             number=stored.number,
             floors=stored.floors,
         )
+        if len(stored.gone) == self._node.workers:  # of another number of workers it is told once more what is gone
+            replay.fresh = {source for source, start in enumerate(stored.gone) if start == ALL}
+            replay.starts = [0 if start == ALL else start for start in stored.gone]
+        replay.emptied()
         if stored.lost:
             replay.merge.lost = write_position(self.tag, stored.lost)

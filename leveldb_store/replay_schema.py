@@ -11,9 +11,14 @@ from typing import Final
 
 from leveldb_store.schema import REPLAY, SchemaError
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+WITHOUT_GONE: Final = 1
+"""The format of former releases, which ends behind the floors; written where there is nothing behind them, too."""
+ALL: Final = 2**64 - 1
 HEAD: Final = struct.Struct("<BBIIQQH")
 FLOOR: Final = struct.Struct("<BQ")
+GONE: Final = struct.Struct("<Q")
+WORKERS_MAX: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,10 @@ class StoredReplay:
     """Retention has removed what lay behind this position, and the client has not been told; 0: nothing."""
     floors: dict[int, int] = field(default_factory=dict)
     """By worker that gave the numbers: up to this one it was queued, too."""
+    gone: list[int] = field(default_factory=list)
+    """By worker that has the archive: up to this number something is gone, as it knows; ALL: it takes what is there.
+    Empty: of none.
+    """
 
 
 def replay_key(client_id: str, topic_filter: bytes) -> bytes:
@@ -50,18 +59,22 @@ def split_replay(key: bytes) -> tuple[str, bytes]:
 def encode_replay(replay: StoredReplay) -> bytes:
     """Value of a replay."""
     head = HEAD.pack(
-        FORMAT, replay.options, replay.identifier, replay.number, replay.position, replay.lost, len(replay.floors)
-    )
-    return head + b"".join(FLOOR.pack(*each) for each in sorted(replay.floors.items()))
+        FORMAT if replay.gone else WITHOUT_GONE,
+        replay.options, replay.identifier, replay.number, replay.position, replay.lost, len(replay.floors),
+    )  # fmt: skip
+    floors = b"".join(FLOOR.pack(*each) for each in sorted(replay.floors.items()))
+    return head + floors + b"".join(map(GONE.pack, replay.gone))
 
 
 def decode_replay(value: bytes) -> StoredReplay:
     """Raises SchemaError."""
     try:
         known, options, identifier, number, position, lost, count = HEAD.unpack_from(value)
-        floors = dict(FLOOR.iter_unpack(value[HEAD.size :]))
+        behind = HEAD.size + count * FLOOR.size
+        floors = dict(FLOOR.iter_unpack(value[HEAD.size : behind]))
+        gone = [each for (each,) in GONE.iter_unpack(value[behind:])]
     except struct.error as error:
         raise SchemaError(f"a replay is cut off: {error}") from None
-    if known != FORMAT or len(floors) != count or len(value) != HEAD.size + count * FLOOR.size:
+    if known != (FORMAT if gone else WITHOUT_GONE) or len(floors) != count or len(gone) > WORKERS_MAX:
         raise SchemaError("a replay is damaged")
-    return StoredReplay(options, identifier, number, position, lost, floors)
+    return StoredReplay(options, identifier, number, position, lost, floors, gone)

@@ -3,15 +3,17 @@
     python -m tests.benchmarks.archive_day [--blocks N] [--per-second N] [--workers N] [--seconds N] [--keep DIRECTORY]
 
 The archive is written through the store's own code as a day of 50 messages a second leaves it, each message in a block
-of its own: 4,320,000 blocks, 3,000 topics, the oldest 24 hours old. The broker goes on to archive 50 messages a second,
-while another process sends a message of QoS 0 to itself every two milliseconds. One after the other is measured: the
-seconds to the message, the CPU seconds of all the broker's processes, and the p50 of that other one.
+of its own: 4,320,000 blocks, 3,000 topics, the oldest 24 hours old. First the store alone removes the oldest ten
+minutes of it. Then a broker goes on to archive 50 messages a second, while another process sends a message of QoS 0 to
+itself every two milliseconds. One after the other is measured: the seconds to the message, the CPU seconds of all the
+broker's processes, and the p50 of that other one.
 
     quiet       no reader: what comes in, and retention
     rare        one message, the last of the day
     nothing     none; the first one that is published after its SUBACK ends it
     rare16      16 of them at once, each of a Topic Filter of its own
     nothing16   likewise, by one session
+    sparse      one topic, 1,440 messages over the day, by one reader
     dense       everything, as many messages as --dense says
     cancelled   16 that find nothing and close after a second: what the seconds after that cost, beyond `quiet`
     waiting     16 that have come to the end and match nothing of what comes, then as many as a worker may have
@@ -31,6 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leveldb_store.archive import Options, Table
+from leveldb_store.archive_schema import unix_ms
 from leveldb_store.store import LevelStore
 from pyx.message import Message
 from shards.data_dir import DataDir, archive_epoch_of, store_path
@@ -50,6 +53,8 @@ __all__ = ["BLOCKS", "PER_SECOND", "fill", "main", "measured"]
 BLOCKS = 4_320_000
 PER_SECOND = 50
 READERS = 16
+SPARSE = 1400
+"""Of the 1,440 of a topic: some are removed."""
 REPLAYS_MAX = 1000
 """Of a worker, by default."""
 _SITES = 16
@@ -108,6 +113,27 @@ def fill(path: Path, blocks: int, per_second: float, workers: int = 1) -> None:
 def _commit(store: LevelStore) -> None:
     ticket = store.flush()
     wait_until(lambda: store.collect() >= ticket, _WAIT_SECONDS, f"ticket {ticket} is durable")
+
+
+def retention(path: Path) -> float:
+    """CPU seconds for each block that is removed by age: the oldest ten minutes of worker 0, at most half of all."""
+
+    def opened(age_ms: int) -> LevelStore:
+        table = Table(_FILTER.encode(), age_ms, 1 << 50)
+        return LevelStore(store_path(str(path), 0), archive=Options(archive_epoch_of(str(path)), 0, (table,)))
+
+    store = opened(24_000 * _HOUR_MS)
+    first = unix_ms(store.archive.read([_FILTER.encode()], 0, 1, with_gaps=True).messages[0].number)
+    last = unix_ms(store.archive.last)
+    store.close()
+    until = first + min(600_000, (last - first) // 2)
+    used = time.process_time()
+    store = opened(int(time.time() * 1000) - until)
+    wait_until(lambda: unix_ms(store.archive.start(_FILTER.encode())) > until - 1000, 60, "they are removed")
+    used = time.process_time() - used
+    removed, _ = store.archive.removed
+    store.close()
+    return used / removed
 
 
 # ---------------------------------------------------------------- who is there
@@ -195,12 +221,12 @@ class _Day:
         client.close()
         other.close()
 
-    def dense(self, name: str, messages: int) -> None:
-        """Everything, from the oldest message on."""
+    def many(self, name: str, wanted: str, messages: int) -> None:
+        """So many of them, from the oldest one on."""
         client = self._client(name)
         with self._measuring(name) as told:
             begun = time.monotonic()
-            client.subscribe((_FILTER, 0), properties=_EARLIEST)
+            client.subscribe((wanted, 0), properties=_EARLIEST)
             _await(client)
             told["first"] = time.monotonic() - begun
             for _ in range(messages - 1):
@@ -271,12 +297,20 @@ def _bytes(path: Path) -> int:
 
 
 def measured(
-    path: Path, *, workers: int, per_second: float, seconds: float, dense: int, waiting: int = REPLAYS_MAX
+    path: Path,
+    *,
+    workers: int,
+    per_second: float,
+    seconds: float,
+    dense: int,
+    sparse: int = SPARSE,
+    waiting: int = REPLAYS_MAX,
 ) -> Figures:
     """The figures of a broker on a directory that `fill` has made."""
     config = path.with_suffix(".toml")
     config.write_text(_CONFIG, encoding="utf-8")
     disk = _bytes(path)
+    per_block = retention(path)
     begun = time.monotonic()
     with ExitStack() as stack:
         arguments = ["--store", "leveldb", "--data-dir", str(path), "--config", str(config)]
@@ -301,13 +335,16 @@ def measured(
         day.nothing("nothing", 1)
         day.rare("rare16", READERS)
         day.nothing("nothing16", READERS)
-        day.dense("dense", dense)
+        day.many("sparse", _topic(0), sparse)
+        day.many("dense", _FILTER, dense)
         day.cancelled("cancelled", READERS)
         day.waiting("waiting16", READERS, READERS)
         day.waiting(f"waiting{waiting}", waiting, READERS)
         after, highest = _memory(broker)
         day.figures |= {
             "ok": True,
+            "retention_us_per_block": round(1e6 * per_block, 1),
+            "retention_cpu_ms_per_minute": round(1e3 * per_block * 60 * per_second, 1),
             "disk_mb": round(disk / 1e6, 1),
             "start_s": round(start, 2),
             "memory_after_start_mb": round(after_start, 1),

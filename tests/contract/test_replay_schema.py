@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from leveldb_store.replay_schema import StoredReplay, decode_replay, encode_replay, replay_key, split_replay
+from leveldb_store.replay_schema import ALL, StoredReplay, decode_replay, encode_replay, replay_key, split_replay
 from leveldb_store.schema import SchemaError
 
 STORED = StoredReplay(
     options=0x09, identifier=300, number=2, position=0x0102030405060708, lost=0x11, floors={3: 0x0102030405060799, 1: 7}
 )
-GOLDEN = bytes.fromhex(
+FORMER = bytes.fromhex(
     "01 09 2c010000 02000000 0807060504030201 1100000000000000 0200 01 0700000000000000 03 9907060504030201"
 )
+WITH_GONE = replace(STORED, gone=[0x0102030405060701, ALL])
+GOLDEN = b"\2" + FORMER[1:] + bytes.fromhex("0107060504030201 ffffffffffffffff")
 
 
 def test_golden_bytes() -> None:
-    assert encode_replay(STORED) == GOLDEN
-    assert decode_replay(GOLDEN) == STORED
+    assert encode_replay(STORED) == FORMER
+    assert decode_replay(FORMER) == STORED
+    assert encode_replay(WITH_GONE) == GOLDEN
+    assert decode_replay(GOLDEN) == WITH_GONE
 
 
 def test_the_least_that_there_is() -> None:
@@ -33,13 +39,29 @@ def test_keys() -> None:
         split_replay(b"Oclient")
 
 
-@pytest.mark.parametrize("cut", range(len(GOLDEN)))
+@pytest.mark.parametrize("cut", range(len(FORMER)))
 def test_cut_off(cut: int) -> None:
     with pytest.raises(SchemaError):
-        decode_replay(GOLDEN[:cut])
+        decode_replay(FORMER[:cut])
+    with pytest.raises(SchemaError):
+        decode_replay(b"\2" + FORMER[1:cut])
 
 
-@pytest.mark.parametrize("damaged", [b"\2" + GOLDEN[1:], GOLDEN + bytes(9), GOLDEN + b"\0"])
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"\2" + FORMER[1:],
+        b"\3" + FORMER[1:],
+        FORMER + bytes(8),
+        FORMER + bytes(9),
+        FORMER + b"\0",
+        b"\1" + GOLDEN[1:],
+        b"\3" + GOLDEN[1:],
+        GOLDEN[:-1],
+        GOLDEN + b"\0",
+        GOLDEN + bytes(8 * 255),
+    ],
+)
 def test_damaged(damaged: bytes) -> None:
     with pytest.raises(SchemaError):
         decode_replay(damaged)

@@ -347,6 +347,45 @@ def test_retention_passes_one_that_waits_for_nothing() -> None:
     assert host.counters()["replays_fallen_behind"] == 0
 
 
+@pytest.mark.parametrize("how", ["earliest", "a time"])
+def test_after_a_crash_it_knows_what_was_gone_when_it_began(how: str) -> None:
+    """One worker's log goes back further than another's: that is no loss, before a restart and after it."""
+    host = archived(2, limits={"inflight_max": 1, "replay_page_bytes": 4096})
+    for worker in range(2):
+        publish(host, "a/b", [b"%03d" % (60 * worker + number) + bytes(500) for number in range(60)], worker=worker)
+    archive_of(host, 1).remove(archive_of(host, 1).messages[9].number)
+    offset = how if how == "earliest" else "2001-01-01T00:00:00Z"
+    peer = lasting(host, client_at(0, 2))
+    ask(peer, offset, ("a/b", 1))
+    peer.packets.clear()
+    for expected in (*range(60), *range(70, 120)):
+        if expected % 7 == 0:
+            host = host.crash()
+        else:
+            host.lose(peer)
+        peer = lasting(host, peer.client_id)
+        host.pass_time(0.5)
+        first = next(packet for packet in peer.packets if packet.kind == "PUBLISH")
+        assert int(first.payload[:3]) == expected
+        assert dict(first.properties["user_property"]).keys() == {"mqttd-offset"}
+        assert host.counters()["replays_fallen_behind"] == 0
+        peer.packets.clear()
+        peer.ack("PUBACK", first.packet_id)
+        host.settle()
+        host.pass_time(0.2)
+    host = host.crash()
+    peer = lasting(host, peer.client_id)
+    host.pass_time(1)
+    archive = archive_of(host, 1)
+    host.lose(peer)
+    publish(host, "a/b", [b"6", b"7"], worker=1)
+    archive.remove(archive.messages[-2].number)
+    peer = lasting(host, peer.client_id)
+    host.pass_time(1)
+    (last,) = (packet for packet in peer.packets if packet.kind == "PUBLISH")
+    assert (last.payload, len(last.properties["user_property"])) == (b"7", 2)  # and this one is told
+
+
 @pytest.mark.parametrize("many", [1, 2])
 def test_what_cannot_be_read_ends_no_worker(many: int) -> None:
     """It is said once, asked again, and comes when it can be read."""
