@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pyx import work
+from pyx.work import STEP, spend
 
 if TYPE_CHECKING:
     from broker.node import Node
@@ -68,10 +69,11 @@ class Administration:
 
     def _list(self, first: int) -> dict[str, Any]:
         if first == 0:
-            self._listed = [session.client_id for session in self._node.sessions]
+            self._listed = self._node.sessions.clients()
         rows: list[dict[str, Any]] = []
         size, at = 0, max(first, 0)
         while at < len(self._listed) and len(rows) < _PAGE_ROWS_MAX:
+            spend(STEP)
             session = self._node.sessions.get(self._listed[at])
             row = None if session is None else self._row(session)
             size += len(json.dumps(row))
@@ -97,17 +99,21 @@ class Administration:
             "created": details.created or None,
             "will": _text(details.will.topic.decode()) if details.will is not None else None,
         }
-        filters = session.subscribed() + list(session.replays or ())
+        at = max(first, 0)
+        replays = list(session.replays or ())
+        filters = session.subscribed(at, _PAGE_ROWS_MAX)
+        filters += replays[max(0, at - session.subscriptions) :]
         told: list[str] = []
-        room, at = _PAGE_BYTES_MAX, max(first, 0)
-        while at < len(filters) and len(told) < _PAGE_ROWS_MAX:
-            text = _text(filters[at].decode())
+        room = _PAGE_BYTES_MAX
+        for each in filters[:_PAGE_ROWS_MAX]:
+            text = _text(each.decode())
             room -= len(json.dumps(text)) + 2
             if told and room < 0:
                 break
             told.append(text)
             at += 1
-        return {"session": shown, "subscriptions": told, "next": at if at < len(filters) else None}
+        last = session.subscriptions + len(replays)
+        return {"session": shown, "subscriptions": told, "next": at if at < last else None}
 
     def _row(self, session: Session) -> dict[str, Any]:
         details: Details = session.details

@@ -32,6 +32,8 @@ __all__ = ["Opening", "asked_offsets"]
 
 _QOS = 0x03
 _CANNOT = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+_BEYOND = "is beyond replays_per_session_max or replays_max"
+_PIECE = 5000 * STEP
 
 
 def asked_offsets(packet: Subscribe) -> list[str]:
@@ -99,6 +101,8 @@ class Opening:
         self._router = node.router
         self._replaying = node.replaying
         self._waiting: dict[int, _Waiting] = {}
+        self._wanted: dict[Session, dict[bytes, list[_Wanted]]] = {}
+        """What these want, by Topic Filter."""
         self._number = node.router.wall_ms * 1000
 
     def subscribe(self, conn: Connection, session: Session, packet: Subscribe, values: list[str]) -> None:
@@ -157,6 +161,9 @@ class Opening:
             return
         self._number += 1
         self._waiting[self._number] = waiting
+        of_session = self._wanted.setdefault(waiting.session, {})
+        for wanted in waiting.possible.values():
+            of_session.setdefault(wanted.text, []).append(wanted)
         waiting.answer = self._router.answer_later(waiting.conn)
         probe = probe_of(self._number, list(waiting.possible))
         for peer in waiting.peers:
@@ -181,7 +188,7 @@ class Opening:
             len(replays) + beside >= limits.replays_per_session_max
             or self._replaying.count + beside >= limits.replays_max
         ):
-            return ReasonCode.QUOTA_EXCEEDED, "is beyond replays_per_session_max or replays_max"
+            return ReasonCode.QUOTA_EXCEEDED, _BEYOND
         return 0, ""
 
     def _look_here(self, waiting: _Waiting) -> None:
@@ -205,23 +212,50 @@ class Opening:
 
     def peer_away(self, peer: int) -> None:
         """A sibling is silent or dead: nobody waits for it."""
-        for number, waiting in list(self._waiting.items()):
-            if peer in waiting.peers:
-                self._answered(number, waiting, peer)
+        self._node.in_pieces(self._without(peer))
+
+    def _without(self, peer: int) -> Iterator[None]:
+        done = len(self._waiting) * STEP // 10
+        spend(done)
+        for number in list(self._waiting):
+            if done >= _PIECE:
+                yield
+                done = 0
+            waiting = self._waiting.get(number)
+            spend(STEP)
+            done += STEP
+            if waiting is not None and peer in waiting.peers:
+                done += len(waiting.wanted) * 20 * STEP
+                self._node.guard(waiting.conn, self._answered, number, waiting, peer)
 
     def _answered(self, number: int, waiting: _Waiting, peer: int) -> None:
         waiting.peers.discard(peer)
         if not waiting.peers:
             del self._waiting[number]
+            self._let_go(waiting)
             self._finish(waiting)
+
+    def _let_go(self, waiting: _Waiting) -> None:
+        of_session = self._wanted.get(waiting.session, {})
+        for text, wanted in waiting.possible.items():
+            same = of_session.get(text, [])
+            if wanted in same:
+                same.remove(wanted)
+            if not same:
+                of_session.pop(text, None)
+        if not of_session:
+            self._wanted.pop(waiting.session, None)
 
     def cancel(self, session: Session, text: bytes) -> None:
         """The client has subscribed or unsubscribed it otherwise, since."""
-        for waiting in self._waiting.values():
-            if waiting.session is not session:
-                continue
-            if text in waiting.possible:
-                waiting.possible[text].text = b""
+        of_session = self._wanted.get(session)
+        if of_session is None:
+            return
+        for wanted in of_session.pop(text, ()):
+            spend(STEP)
+            wanted.text = b""
+        if not of_session:
+            del self._wanted[session]
 
     # ------------------------------------------------------------ the answer
 

@@ -29,10 +29,10 @@ from broker.sys_topics import is_sys
 from pyx import counters as count
 from pyx.router import expiry_offset
 from pyx.stored import pack_stored, unpack_stored
-from pyx.work import PACKED, STEP, spend
+from pyx.work import HELD, PACKED, STEP, spend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from broker.node import Node
     from broker.sessions import Details
@@ -47,6 +47,8 @@ _QUEUED_MAX = 2 * _PAGE
 """A session that has so much in its queue is sent no further page until it has taken some of it."""
 _QUEUED_BYTES_MAX = 2 << 20
 _LATER_SECONDS = 0.05
+_AT_ONCE = 500
+"""Questions, or messages that wait for a word, in a piece."""
 _STEPS = 4000
 """Topics looked at in a piece of work: about a millisecond."""
 _BEGIN_STEPS = 200
@@ -408,10 +410,17 @@ class Retaining:
 
     def peer_ready(self, peer: int) -> None:
         """A sibling is back: what it did not answer is asked again."""
-        spend(len(self._questions) * STEP)
-        for number, (_, asked) in self._questions.items():
-            if asked == peer:
+        self._node.in_pieces(self._ask_anew(peer))
+
+    def _ask_anew(self, peer: int) -> Iterator[None]:
+        spend(len(self._questions) * HELD)
+        for at, number in enumerate(list(self._questions), 1):
+            spend(STEP)
+            question = self._questions.get(number)
+            if question is not None and question[1] == peer:
                 self._put_work(_Put(number))
+            if at % _AT_ONCE == 0:
+                yield
 
     def asked(self, peer: int, payload: bytes) -> None:
         """A sibling asks."""
@@ -464,9 +473,21 @@ class Retaining:
 
     def peer_away(self, peer: int) -> None:
         """What waits for a word of this sibling waits no longer: it may be long, and then its messages come twice."""
-        spend(len(self._held) * STEP)
-        for number in [number for number, held in self._held.items() if peer in held.siblings]:
-            self._told_before(number, peer)
+        self._node.in_pieces(self._wait_no_more(peer))
+
+    def _wait_no_more(self, peer: int) -> Iterator[None]:
+        spend(len(self._held) * HELD)
+        done = 0
+        for number in list(self._held):
+            spend(STEP)
+            held = self._held.get(number)
+            if held is not None and peer in held.siblings:
+                done += len(held.messages)
+                self._told_before(number, peer)
+            done += 1
+            if done >= _AT_ONCE:
+                yield
+                done = 0
 
     def _queue_page(self, number: int, at: bytes | None, messages: list[Message]) -> None:
         walk, peer = self._questions[number]

@@ -13,6 +13,7 @@ from pyx import claims
 from pyx.claims import Claims
 from pyx.counters import ROW_BYTES
 from pyx.session import Session
+from pyx.work import HELD, spend
 
 if TYPE_CHECKING:
     from broker.retaining import Walk
@@ -102,7 +103,13 @@ class Sessions:
         return len(self._by_client)
 
     def __iter__(self) -> Any:
+        spend(len(self) * HELD // 3)
         return iter(list(self._by_client.values()))
+
+    def clients(self) -> list[str]:
+        """The client ids of all."""
+        spend(len(self) * HELD // 3)
+        return list(self._by_client)
 
     def get(self, client_id: str) -> Session | None:
         """The session, connected or not."""

@@ -41,7 +41,8 @@ from broker.starting import Starting
 from leveldb_store.contract import DamagedStoreError, StoreError
 from pyx import counters as count
 from pyx import work
-from pyx.reactor import Reactor, trim_memory, tune_allocator
+from pyx.allocator import trim_memory, tune_allocator
+from pyx.reactor import Reactor
 from pyx.wire import refuse_disallowed
 from pyx.work import STEP, callback, spend
 from shards import handoff, stacks
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _TIMER_SECONDS = 0.1
+_ALL_AT_ONCE = 1 << 62
+"""ns: nobody is served any more between the ends of all connections."""
 _REFUSED_AT_ONCE = 256
 _TRIM_SECONDS_FIRST = 1.0  # recovery has used more than what it left
 _TRIM_SECONDS = 10.0
@@ -369,6 +372,7 @@ class Worker:
 
     def _say_goodbye(self, seconds: float) -> None:
         reason, why = self.node.connecting.farewell()
+        self.reactor.slice = _ALL_AT_ONCE
         for conn in self.reactor.all_connections():
             if conn.state == 2:
                 self.node.guard(conn, self.node.connecting.end_connection, conn, reason, why)

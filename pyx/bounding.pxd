@@ -1,6 +1,6 @@
 # cython: language_level=3
 """How much waits for sessions that are behind: see the .pyx."""
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from pyx.filters cimport Filter, Membership
 from pyx.holding cimport Holding
@@ -13,6 +13,8 @@ from pyx.session cimport Session
 cdef class Sweep:
     cdef LogKey key
     cdef list askers                # [(session, does it read the index)] that are still to be asked, the next one last
+    cdef list subscribers           # where they are very many: those that are still to be looked at, the next one last
+    cdef uint32_t* slots            # ... and which of its subscriptions each had then
     cdef uint64_t over              # whoever is before this position may have more than its bound
     cdef uint64_t lowest            # nobody wants what lies at or before this position
     cdef uint64_t open_from         # somebody wants all that lies behind this one
@@ -25,6 +27,7 @@ cdef class Sweep:
 
 
 cdef class Bounding(Holding):
+    cdef public int64_t slice       # ns of work, nominal, of a slice of all that
     cdef Sweep swept_now            # the index that is too much for one slice, or None
     cdef Pointers seekers           # sessions whose unread messages are looked for in the log
     cdef Pointers crowded           # sessions whose bounds are to be looked at
@@ -59,6 +62,8 @@ cdef class Bounding(Holding):
     cdef int sweep_key(self, LogKey key) except -1
     cdef uint64_t wanted(self, Session s, set spans) except? 0xFFFFFFFFFFFFFFFF
     cdef int find_askers(self, Sweep w, Filter* f) except -1
+    cdef int consider(self, Sweep w, Session s, uint32_t slot, uint8_t options) except -1
+    cdef int consider_some(self, Sweep w, Filter* f) except -1
     cdef bint sweep_some(self, Sweep w) except -1              # True: it has come to its end
     cdef int ask(self, Sweep w, Session s, bint reads) except -1
     cdef int gather_run(self, Sweep w) except -1

@@ -14,7 +14,7 @@ from heapq import merge
 cimport cython
 from cpython.ref cimport Py_DECREF
 from libc.stdint cimport int64_t, uint8_t
-from libc.stdlib cimport calloc
+from libc.stdlib cimport calloc, free, malloc
 
 from pyx cimport counters as count
 from pyx.connection cimport Connection
@@ -32,6 +32,8 @@ cdef enum:
     HOLD_ROOM = 1000            # messages that may be under way when publishers are told to wait
     RESTORED_SWEPT = 100        # in one sweep: what is known of them must be read first
     HOLES_MERGED_MAX = 256      # times filters: beyond, they are not counted index by index
+    ASKED_AT_ONCE = 1000        # subscribers of an index
+    SLOT_MASK = 0xFFFFFF        # of Subscriber.slot_options
     RUN = 1024                  # parts of an index that sessions want, sorted at once
 
 
@@ -50,9 +52,15 @@ cdef uint64_t behind_span(list spans, uint64_t position) except? 0xFFFFFFFFFFFFF
 cdef class Sweep:
     """An index in which is looked for what nobody wants any more: in slices, where those who might are many."""
 
+    def __dealloc__(self):
+        free(self.slots)
+
 
 cdef class Bounding(Holding):
     """Counts, bounds and forgets."""
+
+    def __cinit__(self, *args, **kwargs):
+        self.slice = SLICE
 
     def __dealloc__(self):
         free_pointers(&self.seekers)
@@ -240,7 +248,7 @@ cdef class Bounding(Holding):
 
     cdef int begin_slice(self) noexcept:
         self.charged = state.spent
-        self.left = SLICE
+        self.left = self.slice
         return 0
 
     cdef bint slice_left(self) noexcept:
@@ -520,44 +528,79 @@ cdef class Bounding(Holding):
 
     cdef int find_askers(self, Sweep w, Filter* f) except -1:
         # who may want something of what is there: later it can only be less. Who comes later wants what comes later
-        cdef uint32_t i
-        cdef Session s
+        cdef uint32_t i, n = f.plain.count
         cdef Subscriber* sub
-        cdef Membership* e
-        cdef bint reads
         w.askers = []
-        for i in range(f.plain.count):
-            sub = &f.plain.items[i]
-            s = <Session>sub.session
-            if self.keeps and is_stored(s):
+        if n <= ASKED_AT_ONCE:
+            for i in range(n):
+                sub = &f.plain.items[i]
+                self.consider(w, <Session>sub.session, sub.slot_options & SLOT_MASK, <uint8_t>(sub.slot_options >> 24))
+            w.askers.reverse()
+        else:
+            w.subscribers = []
+            w.slots = <uint32_t*>malloc(n * sizeof(uint32_t))
+            if w.slots == NULL:
+                raise MemoryError
+            for i in range(n):
+                w.subscribers.append(<Session>f.plain.items[i].session)
+                w.slots[i] = f.plain.items[i].slot_options & SLOT_MASK
+        work(n * VISIT)
+        self.left -= n * <int64_t>VISIT
+        return 0
+
+    cdef int consider(self, Sweep w, Session s, uint32_t slot, uint8_t options) except -1:
+        cdef Membership* e
+        cdef bint reads = False
+        if self.keeps and is_stored(s):
+            w.needed = True
+        elif not s.behind:
+            return 0
+        if s.behind:
+            e = &s.own.items[slot]
+            if e.former and s.wants_formers(&self.subscriptions.formers, e, w.spans):
                 w.needed = True
-            elif not s.behind:
-                continue
-            reads = False
-            if s.behind:
-                e = &s.own.items[sub.slot_options & 0xFFFFFF]
-                if e.former and s.wants_formers(&self.subscriptions.formers, e, w.spans):
-                    w.needed = True
-                reads = (sub.slot_options >> 24) & 3 != 0 or s.absences is not None
-            if reads or s.inflight:
-                w.askers.append((s, reads))
-        w.askers.reverse()
-        work(f.plain.count * VISIT + len(w.askers) * OBJECT)
-        self.left -= f.plain.count * <int64_t>VISIT + <int64_t>len(w.askers) * OBJECT
+            reads = options & 3 != 0 or s.absences is not None
+        if reads or s.inflight:
+            work(OBJECT)
+            self.left -= OBJECT
+            w.askers.append((s, reads))
+        return 0
+
+    cdef int consider_some(self, Sweep w, Filter* f) except -1:
+        # of very many, as they were when it began: whoever has left since wants nothing
+        cdef Session s
+        cdef uint32_t slot
+        cdef int held
+        while w.subscribers and self.slice_left():
+            s = w.subscribers.pop()
+            slot = w.slots[len(w.subscribers)]
+            work(VISIT)
+            self.left -= VISIT
+            if slot >= s.own.count or s.own.items[slot].filter != f or s.own.items[slot].group != NULL:
+                held = self.subscriptions.membership(f, NULL, <void*>s, &s.own)
+                self.left -= s.own.count * <int64_t>PLACE
+                if held < 0:
+                    continue
+                slot = <uint32_t>held
+            self.consider(w, s, slot, <uint8_t>(f.plain.items[s.own.items[slot].index].slot_options >> 24))
         return 0
 
     cdef bint sweep_some(self, Sweep w) except -1:
         # True: it has come to its end
-        cdef Filter* f
-        while w.askers and self.slice_left():
+        cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>w.key.name, len(w.key.name))
+        if f == NULL or f.index != <void*>w.key:
+            return True                         # it was dropped meanwhile
+        if w.subscribers:
+            self.consider_some(w, f)
+        while w.askers and not w.subscribers and self.slice_left():
             s, reads = w.askers.pop()
             self.ask(w, s, reads)
-        if w.askers:
+        if w.askers or w.subscribers:
             w.is_old = True
             return False
         f = self.subscriptions.find(<const uint8_t*><const char*>w.key.name, len(w.key.name))
         if f == NULL or f.index != <void*>w.key:
-            return True                         # it was dropped meanwhile
+            return True                         # likewise, by what was dropped for its askers
         if w.parts is None:
             if w.key.count or w.is_old:
                 w.needed = True                 # by whoever has come since

@@ -15,6 +15,9 @@ cdef class Reactor:
     cdef int epoll
     cdef uint8_t* buffer                # what was received: valid until the next recv
     cdef uint32_t buffer_bytes
+    cdef public uint64_t slice          # ns of work, nominal, or of time, of one callback that has many connections
+    cdef uint64_t sending               # ... that the present one of sending has done
+    cdef bint late                      # timers whose time has come wait for the next round
     cdef dict connections               # fd -> Connection: the strong references
     cdef list graveyard                 # closed in this round: events may still name them
     cdef dict watchers                  # fd -> callable
@@ -44,6 +47,7 @@ cdef class Reactor:
     cdef int lost(self, Connection conn, str why) except -1
     cdef int end(self, Connection conn) except -1
     cdef int close_asked(self) except -1
+    cdef int close_one(self, Connection conn, int reason, str why) except -1
     cdef int expire(self) except -1
     cdef int stop_reading(self, Connection conn) except -1
     cdef bint answers_wait(self, Connection conn) noexcept

@@ -8,9 +8,6 @@ from pyx.dispatch import Dispatch
 from pyx.router import Router
 from pyx.sources import Sources
 
-def tune_allocator() -> None: ...
-def trim_memory() -> int: ...
-
 @final
 class Reactor:
     """The sockets of one worker."""
@@ -20,6 +17,7 @@ class Reactor:
     def sources(self) -> Sources: ...
     schedule: Callable[[], object]
     connect_ms_max: int
+    slice: int
     leave: bool
     stays: bool
     @property

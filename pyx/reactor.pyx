@@ -5,6 +5,9 @@ router's end of tick (commit, sessions that read on, entries for peers, acks) ->
 The event loop calls `poll` when the epoll descriptor is readable, and `poll` goes on while there is work, for a bounded
 number of rounds.
 
+What may be done for very many connections at once (sending, closing, what timers cause) is done in slices, and goes on
+in the next round. A round handles what came for about ROUND_NS; epoll names the rest again.
+
 Write interest is registered only while the kernel's buffer is full. Read interest goes while a publisher must wait for
 a peer. Everything here is bounded per round and connection (tick_connection_bytes_max, tick_connection_packets_max),
 and level-triggered epoll brings a connection that was cut off back at the end of its queue: that is the fairness.
@@ -16,25 +19,25 @@ said).
 cimport cython
 from cpython.ref cimport Py_DECREF
 from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy, memmove, memset
 
 from pyx cimport counters as count
 from pyx.connection cimport CLOSED, CLOSING, DECIDING, OPEN
 from pyx.counters cimport DELIVERY_DURATION, PUBLISH_DURATION, observe
 from pyx.kernel cimport (
-    AF_INET, AF_INET6, CLOCK_REALTIME, EAGAIN, ECONNABORTED, EINTR, EPERM, EPOLLERR, EPOLLHUP,
-    EPOLLIN, EPOLLOUT, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPROTO, MSG_NOSIGNAL,
-    M_MMAP_THRESHOLD, M_TOP_PAD, M_TRIM_THRESHOLD, SHUT_WR, SOCK_CLOEXEC, SOCK_NONBLOCK, accept4, clock_gettime,
-    close, epoll_create1, epoll_ctl, epoll_event, epoll_wait, errno, getpeername, malloc_trim, mallopt, monotonic_ns,
-    msghdr, ntohs, recv, send, sendmsg, shutdown, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t,
-    timespec,
+    CLOCK_REALTIME, EAGAIN, ECONNABORTED, EINTR, EPERM, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLL_CLOEXEC,
+    EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPROTO, MSG_NOSIGNAL, SHUT_WR, SOCK_CLOEXEC, SOCK_NONBLOCK, accept4,
+    clock_gettime, close, epoll_create1, epoll_ctl, epoll_event, epoll_wait, errno, getpeername, monotonic_ns, msghdr,
+    recv, send, sendmsg, shutdown, sockaddr, sockaddr_storage, socklen_t, timespec,
 )
 from pyx.outbox cimport iovec, outbox_gather
+from pyx.routing cimport SLICE
 from pyx.session cimport Session, may_go_on
+from pyx.sources cimport set_peer
 from pyx.timers cimport TimerNode
 from pyx.work cimport (
-    ACCEPT, ASKED_TO_CLOSE, EXPIRE, KIBI, Mark, RESUME, ROUND, SEND, SYSTEM, VISIT, WATCHED, callback_begins,
-    callback_ends, callback_ends_named, work,
+    ACCEPT, ASKED_TO_CLOSE, EXPIRE, KIBI, Mark, PLACE, PYTHON, RESUME, ROUND, SEND, SYSTEM, VISIT, WATCHED,
+    callback_begins, callback_ends, callback_ends_named, progress, work,
 )
 
 cdef enum:
@@ -43,25 +46,13 @@ cdef enum:
     STAY_NS = 5_000_000         # then the event loop around has its turn
     WAIT_MS = 50                # not shorter: a timer that is the kernel's next one costs more than the detour
     PAUSE_NS = 500_000_000      # longer than any round: this process was stopped
+    ROUND_NS = 50_000_000       # for what epoll names
     ACCEPTS = 64                # of one round
     VECTORS = 64                # of one sendmsg
     LINGER_MS = 1000
     ACCEPT_PAUSE_MS = 100
     ACKS_MAX = 65536            # answers of a connection that wait for a commit or a sibling; then it is not read
     NO_LINGER = 0x100           # close reason: at once
-
-
-def tune_allocator():
-    """Keep freed memory for the next tick instead of giving it back to the kernel and asking again (a page fault per
-    page and tick)."""
-    mallopt(M_MMAP_THRESHOLD, 4 << 20)
-    mallopt(M_TRIM_THRESHOLD, 64 << 20)
-    mallopt(M_TOP_PAD, 1 << 20)
-
-
-def trim_memory():
-    """Give free memory back to the kernel: called when the worker is idle."""
-    return malloc_trim(0)
 
 
 @cython.final
@@ -87,6 +78,7 @@ cdef class Reactor:
         self.connections_max = 0xFFFFFFFF
         self.sources = Sources()
         self.connect_ms_max = 10_000
+        self.slice = SLICE
         self.now()
 
     def __dealloc__(self):
@@ -169,7 +161,7 @@ cdef class Reactor:
         cdef epoll_event[EVENTS] events
         cdef int n, i, wait = 0
         cdef uint32_t what
-        cdef uint64_t begun, before
+        cdef uint64_t begun, before, until
         cdef size_t p
         cdef Connection conn
         cdef list watched = None
@@ -194,8 +186,13 @@ cdef class Reactor:
                 break                       # this process was stopped: what was read before is not acted on; come again
             if self.again:
                 self.again = self.dispatch.take_carried()
+            if self.late:
+                self.expire()
             work(SYSTEM + n * VISIT)
+            until = progress() + ROUND_NS
             for i in range(n):
+                if i & 7 == 7 and progress() >= until:
+                    break                   # the others are named again
                 p = <size_t>events[i].data.ptr
                 if p & 3:
                     if p & 1:
@@ -288,7 +285,8 @@ cdef class Reactor:
         if self.router.delivered_since:
             observe(self.router.counters.at, DELIVERY_DURATION, monotonic_ns() - self.router.delivered_since)
             self.router.delivered_since = 0
-        if self.dispatch.carried or self.router.unfinished or self.router.divided:
+        if self.dispatch.carried or self.router.unfinished or self.router.divided or self.router.dirty.count or \
+                self.router.closing or self.late:
             self.again = True
         if self.graveyard:
             self.graveyard.clear()
@@ -308,12 +306,14 @@ cdef class Reactor:
         cdef uint64_t now = self.router.now_ms
         cdef Mark mark
         callback_begins(&mark)
+        self.timers.until = progress() + self.slice
         while True:
-            t = self.timers.expired(now)
+            t = self.timers.expired(now) if progress() < self.timers.until else NULL
             if t == NULL:
+                self.late = self.timers.next_deadline() <= now
                 callback_ends(&mark, EXPIRE)
                 return 0
-            work(2 * VISIT)
+            work(2 * VISIT + PYTHON)
             conn = <Connection>t.owner
             if conn.state == CLOSED:
                 continue
@@ -534,9 +534,10 @@ cdef class Reactor:
         cdef Router router = self.router
         cdef Mark mark
         callback_begins(&mark)
+        self.sending = 0
         # flush may close a connection, which may make others dirty (a will): the list is walked to its end, whatever is
-        # added
-        while i < router.dirty.count:
+        # added, or to that of a slice
+        while i < router.dirty.count and self.sending < self.slice:
             conn = <Connection>router.dirty.items[i]
             work(VISIT)
             conn.dirty = False
@@ -547,7 +548,10 @@ cdef class Reactor:
                     router.fail(conn, error)
             Py_DECREF(conn)
             i += 1
-        router.dirty.count = 0
+        router.dirty.count -= i
+        if router.dirty.count:
+            work(router.dirty.count * PLACE)
+            memmove(router.dirty.items, router.dirty.items + i, router.dirty.count * sizeof(router.dirty.items[0]))
         callback_ends(&mark, SEND)
         return 0
 
@@ -556,6 +560,7 @@ cdef class Reactor:
         cdef msghdr m
         cdef size_t total
         cdef ssize_t r
+        cdef uint64_t spent
         cdef int e, n
         cdef bint full = False
         cdef Session s
@@ -571,7 +576,9 @@ cdef class Reactor:
                 m.msg_iovlen = n
                 r = sendmsg(conn.fd, &m, MSG_NOSIGNAL)
             self.router.counters.at[count.SEND_CALLS] += 1
-            work(SYSTEM + (<uint64_t>r // 1024 * KIBI if r > 0 else 0))
+            spent = SYSTEM + (<uint64_t>r // 1024 * KIBI if r > 0 else 0)
+            work(spent)
+            self.sending += spent
             if r < 0:
                 e = errno
                 if e == EINTR:
@@ -627,28 +634,39 @@ cdef class Reactor:
         return 0
 
     cdef int close_asked(self) except -1:
-        cdef list asked
+        # a slice of those; the rest keeps its place
+        cdef list asked = self.router.closing
+        cdef Py_ssize_t i = 0
         cdef Connection conn
         cdef Mark mark
+        cdef uint64_t until
         callback_begins(&mark)
-        while self.router.closing:
-            asked = self.router.closing
-            self.router.closing = []
-            for conn, reason, why in asked:
+        until = progress() + self.slice
+        try:
+            while i < len(asked) and progress() < until:
+                conn, reason, why = asked[i]
+                i += 1
                 work(VISIT)
-                if conn.state == CLOSED:
-                    continue
-                self.say_closed(conn, reason & 0xFF, why)
-                conn.drop_acks()
-                if not conn.want_write and conn.fd >= 0:
-                    self.flush(conn)                # goes on to half_close when everything left
-                if reason & NO_LINGER:
-                    self.end(conn)
-                if conn.state != CLOSED and not conn.lingering:
-                    # the kernel is full: give what is left a second
-                    self.timers.schedule(&conn.timer, self.router.now_ms + LINGER_MS)
-                    conn.lingering = True
-        callback_ends(&mark, ASKED_TO_CLOSE)
+                if conn.state != CLOSED:
+                    work(10 * PYTHON)
+                    self.close_one(conn, reason, why)
+        finally:
+            work(<uint64_t>(len(asked) - i) * PLACE)
+            del asked[:i]
+            callback_ends(&mark, ASKED_TO_CLOSE)
+        return 0
+
+    cdef int close_one(self, Connection conn, int reason, str why) except -1:
+        self.say_closed(conn, reason & 0xFF, why)
+        conn.drop_acks()
+        if not conn.want_write and conn.fd >= 0:
+            self.flush(conn)                # goes on to half_close when everything left
+        if reason & NO_LINGER:
+            self.end(conn)
+        if conn.state != CLOSED and not conn.lingering:
+            # the kernel is full: give what is left a second
+            self.timers.schedule(&conn.timer, self.router.now_ms + LINGER_MS)
+            conn.lingering = True
         return 0
 
     def half_close(self, Connection conn not None):
@@ -680,19 +698,3 @@ cdef class Reactor:
         conn.free_part()
         self.router.discard_output(conn)
         return 0
-
-
-cdef int set_peer(Connection conn, sockaddr_storage* address) noexcept:
-    cdef sockaddr_in* a4
-    cdef sockaddr_in6* a6
-    if address.ss_family == AF_INET:
-        a4 = <sockaddr_in*>address
-        memcpy(conn.peer, &a4.sin_addr, 4)
-        conn.peer_port = ntohs(a4.sin_port)
-        conn.peer_family = 4
-    elif address.ss_family == AF_INET6:
-        a6 = <sockaddr_in6*>address
-        memcpy(conn.peer, &a6.sin6_addr, 16)
-        conn.peer_port = ntohs(a6.sin6_port)
-        conn.peer_family = 6
-    return 0

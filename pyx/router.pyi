@@ -41,6 +41,7 @@ class Router:
     prefixes: Prefixes
     interest_due: bool
     laid_at_once: int
+    slice: int
     batch_turn: int
     """Indexes that are told in a tick what it has logged."""
     on_durable: Callable[[], object] | None

@@ -419,14 +419,15 @@ cdef class Session:
                 found.append(filter_text(self.own.items[i].filter)[:self.own.items[i].filter.length])
         return found
 
-    def subscribed(self):
-        """Its subscriptions as the client named them: Topic Filters, and $share/GROUP/FILTER for shares of a group."""
-        cdef uint32_t i
+    def subscribed(self, uint32_t first=0, uint32_t most=0xFFFFFFFF):
+        """Its subscriptions as the client named them: Topic Filters, and $share/GROUP/FILTER for shares of a group.
+        From the one of that number on, and no more than so many."""
+        cdef uint32_t i, end = first + min(most, self.own.count - min(first, self.own.count))
         cdef Membership* e
         cdef bytes text
         cdef list found = []
-        work(self.own.count * (VISIT + 3 * OBJECT))
-        for i in range(self.own.count):
+        work((end - first) * (VISIT + 3 * OBJECT))
+        for i in range(first, end):
             e = &self.own.items[i]
             text = filter_text(e.filter)[:e.filter.length]
             if e.group != NULL:

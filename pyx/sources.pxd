@@ -2,6 +2,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from pyx.connection cimport Connection
+from pyx.kernel cimport sockaddr_storage
 
 
 cdef class Source:
@@ -20,3 +21,7 @@ cdef class Sources:
     cdef int leave(self, Connection conn) except -1
     cdef object key(self, Connection conn)
     cdef int forget_old(self, uint64_t now_ms) except -1
+
+
+# what accept4 or getpeername said
+cdef int set_peer(Connection conn, sockaddr_storage* address) noexcept

@@ -6,9 +6,10 @@ full second's worth again; no more than ADDRESSES_MAX of them: beyond that, new 
 """
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.string cimport memcmp
+from libc.string cimport memcmp, memcpy
 
 cimport pyx.counters as count  # not "from pyx cimport": the build would not see what it depends on
+from pyx.kernel cimport AF_INET, AF_INET6, ntohs, sockaddr_in, sockaddr_in6, sockaddr_storage
 
 cdef enum:
     ADDRESSES_MAX = 65536
@@ -84,3 +85,19 @@ cdef class Sources:
             if source.half_open == 0 and now_ms - source.at >= 1000:
                 del self.by_address[key]
         return 0
+
+
+cdef int set_peer(Connection conn, sockaddr_storage* address) noexcept:
+    cdef sockaddr_in* a4
+    cdef sockaddr_in6* a6
+    if address.ss_family == AF_INET:
+        a4 = <sockaddr_in*>address
+        memcpy(conn.peer, &a4.sin_addr, 4)
+        conn.peer_port = ntohs(a4.sin_port)
+        conn.peer_family = 4
+    elif address.ss_family == AF_INET6:
+        a6 = <sockaddr_in6*>address
+        memcpy(conn.peer, &a6.sin6_addr, 16)
+        conn.peer_port = ntohs(a6.sin6_port)
+        conn.peer_family = 6
+    return 0

@@ -41,6 +41,7 @@ cdef struct TimerList:              # a TimerNode as far as its links go: the en
 cdef class TimerWheel:
     cdef readonly uint64_t now                      # ms: up to where all has been looked at
     cdef readonly uint64_t count                    # timers scheduled
+    cdef uint64_t until                             # `progress` with which a turn of calls ends; 0: it has no such end
     cdef TimerList slots[704]                       # TIMER_LEVELS x 64
     cdef uint64_t occupied[TIMER_LEVELS]            # bit i: slot i of the level is not empty
     cdef TimerList due                              # deadline <= now

@@ -13,7 +13,7 @@ so every level's occupied slots lie ahead of `now`, those of a lower level befor
 slot whose time comes is found by counting zeros in one word: a jump of days costs what a jump of a millisecond costs.
 When the time of a slot comes its timers are placed anew, on finer levels: at most ten times in a timer's life, three
 for one of five minutes. At most PLACED_MAX (1024) timers are placed in one turn (about 50 us); the rest waits in
-`opened`, and next_deadline says that it is time.
+`opened`, and next_deadline says that it is time. A turn ends as well when its calls have done as much work as it may.
 
 Timers end in the order of their deadlines, those of one millisecond in no order. While a timer is handled that ends
 on time, `now` is its deadline, however far the time has got.
@@ -21,7 +21,7 @@ on time, `now` is its deadline, however far the time has got.
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
-from pyx.work cimport Mark, TIMER, VISIT, callback_begins, callback_ends_named, work
+from pyx.work cimport Mark, PYTHON, TIMER, VISIT, callback_begins, callback_ends_named, progress, work
 
 cdef extern from *:
     int count_trailing "__builtin_ctzll" (unsigned long long) noexcept nogil
@@ -148,8 +148,11 @@ cdef class TimerWheel:
                 callback = made.callback
                 made.settle()
                 callback_begins(&mark)
+                work(PYTHON)
                 callback()
                 callback_ends_named(&mark, TIMER, callback)
+                if self.until and progress() >= self.until:
+                    break
             elif not empty(&self.opened):
                 placed += 1
                 node = self.opened.next

@@ -9,6 +9,7 @@ import pytest
 
 from broker import administration
 from broker.administration import Administration
+from pyx import work
 from tests import wire
 from tests.kept_host import commit, families, kept, lasting
 from tests.sansio import Host
@@ -102,3 +103,26 @@ def test_a_session_that_is_deleted_leaves_nothing(connected: bool) -> None:
 def test_what_it_does_not_know_it_says() -> None:
     host, _ = kept()
     assert ask(host, {"sessions": "burn"}) == {"unknown": True}
+
+
+@pytest.mark.parametrize("pages_of", [3, 500])
+def test_a_session_of_many_filters_is_shown_in_pages(monkeypatch: pytest.MonkeyPatch, pages_of: int) -> None:
+    """A page costs what is on it, and not what the session has."""
+    monkeypatch.setattr(administration, "_PAGE_ROWS_MAX", pages_of)
+    host, _ = kept()
+    client = lasting(host, "c", 5)
+    filters = [f"t/{number:05}" for number in range(20 if pages_of < 20 else 2000)]
+    for first in range(0, len(filters), 500):
+        client.send(wire.subscribe(5, client.packet_id(), *((text, 1) for text in filters[first : first + 500])))
+        host.settle()
+    told: list[str] = []
+    at: int | None = 0
+    while at is not None:
+        before = work.total()
+        page = ask(host, {"sessions": "show", "client": "c", "from": at})
+        assert work.total() - before < (pages_of + 100) * 300
+        told += page["subscriptions"]
+        assert page["session"]["subscriptions"] == len(filters)
+        at = page["next"]
+    assert sorted(told) == filters
+    assert ask(host, {"sessions": "show", "client": "c", "from": 10_000})["subscriptions"] == []
