@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.broker_process import KIND, BrokerProcess
-from tests.groups import GroupScheduling, arrange
+from tests.groups import arrange, scheduling
 from tests.wire import Client, Connect, OpenConnection
 
 #: Every wire-level scenario runs with one worker and over the mesh of four.
@@ -34,8 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling:
-    return GroupScheduling(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return scheduling(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

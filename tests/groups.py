@@ -10,10 +10,9 @@ pytest 9.2 no longer has, so groups are made of the tests' names.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,8 +70,12 @@ def arrange(items: list[pytest.Item]) -> None:
     items.sort(key=rank)
 
 
-class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]
-    """Gives whole groups to processes, in the order in which they were collected."""
+def scheduling(config: pytest.Config, log: Any) -> Any:
+    """What gives whole groups to processes, in the order in which they were collected."""
+    from xdist.scheduler import LoadScopeScheduling  # not before pytest has it as a plugin
 
-    def _split_scope(self, nodeid: str) -> str:
-        return group_of(nodeid)
+    class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return GroupScheduling(config, log)
