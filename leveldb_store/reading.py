@@ -67,6 +67,9 @@ def _step_back(records: plyvel.Iterator) -> tuple[bytes, bytes]:
         found: tuple[bytes, bytes] = records.prev()
     except StopIteration:
         return _NO_BLOCK
+    if not found[0].startswith(schema.BLOCK):
+        # plyvel steps back over the beginning of what was asked for
+        return _NO_BLOCK
     next(records)
     return found
 

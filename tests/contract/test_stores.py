@@ -10,6 +10,7 @@ import pytest
 
 from leveldb_store.contract import Store
 from leveldb_store.memory import MemoryStore
+from leveldb_store.schema import block_key
 from leveldb_store.store import LevelStore
 from pyx.message import Message
 from pyx.records import Block, LogKey
@@ -88,6 +89,19 @@ def test_messages_by_their_positions(store: Store) -> None:
     for wanted in ([], [1], [2, 3, 4], [1, 150, 151, 299, 300], [300, 301, 999], range(1, 302), range(3, 300, 7)):
         found = store.messages_at(wanted)
         assert {at: bytes(each.payload) for at, each in found.items()} == {at: b"%d" % at for at in wanted if at <= 300}
+
+
+@pytest.mark.parametrize("behind", [b"Sclient", block_key(32)], ids=["session", "block"])
+@pytest.mark.parametrize("before", [b"", b"\0store", b"A0123456789"], ids=["nothing", "store", "archive"])
+def test_positions_whose_blocks_are_deleted_are_not_there(before: bytes, behind: bytes, tmp_path: Path) -> None:
+    """A window may name messages whose blocks are gone: the records before the blocks and behind them are none."""
+    store = LevelStore(tmp_path / "0", say=pytest.fail)
+    for key in filter(None, (before, behind)):
+        store.put(key, b"{}")
+    ticket = store.flush()
+    wait_until(lambda: store.collect() >= ticket, 15.0, "all is durable")
+    assert store.messages_at([5, 9]) == {}
+    store.close()
 
 
 def test_what_was_appended_can_be_read_at_once(store: Store) -> None:
