@@ -101,11 +101,18 @@ def mqttd(tmp_path: Path) -> Iterator[Mqttd]:
             each.process.wait(SECONDS_MAX)
 
 
+def seconds_in_line(session: int) -> float:
+    """How long its processes were kept from a core by others: none on a machine that does nothing else."""
+    stats = [file for pid in processes_of_session(session) for file in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    return sum(int(file.read_text().split()[1]) for file in stats) / 1e9
+
+
 @pytest.mark.alone
 def test_the_ready_line_is_all_of_the_output_and_comes_soon(mqttd: Mqttd) -> None:
     began = time.monotonic()
     command = mqttd("--workers", "2", "--port", "0").wait_ready()
-    assert time.monotonic() - began < 2.0
+    seconds = time.monotonic() - began
+    assert seconds - seconds_in_line(command.process.pid) < 2.0
     assert re.fullmatch(r"mqttd ready 127\.0\.0\.1:\d+ workers=2\n", command.out())
     assert command.end() == 0
     assert command.out().count("\n") == 1
