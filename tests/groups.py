@@ -23,6 +23,9 @@ TOGETHER = ("spark",)
 APART = ("chaos", "integration", "simulation", "machine")
 """Folders whose tests are by themselves."""
 
+APART_FILES = ("unit/test_bound",)
+"""How the names of other such files begin."""
+
 WITH_FIXTURES = ("chaos/test_hostile_clients", "integration/test_limits", "integration/test_limits_at_their_defaults")
 """Their files that are groups."""
 
@@ -55,9 +58,10 @@ def group_of(nodeid: str) -> str:
     folder = folder.partition("/")[0]
     if folder in TOGETHER:
         return folder
-    if folder in APART and f"{folder}/{file}" not in WITH_FIXTURES:
+    group = f"{folder}/{file}"
+    if (folder in APART and group not in WITH_FIXTURES) or group.startswith(APART_FILES):
         return nodeid
-    return f"{folder}/{file}"
+    return group
 
 
 def arrange(items: list[pytest.Item]) -> None:

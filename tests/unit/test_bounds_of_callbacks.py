@@ -155,7 +155,7 @@ def test_subscribing_to_the_archive() -> None:
     assert set(peer.next("SUBACK").codes) == {1}
 
 
-@pytest.mark.parametrize("named", [PLAIN, SHARED])
+@pytest.mark.parametrize("named", [PLAIN, pytest.param(SHARED, marks=pytest.mark.long)])
 def test_a_session_with_all_it_may_have(make: Made, named: str) -> None:
     host = make()
     full(host, named).disconnect()
@@ -172,7 +172,7 @@ def test_a_session_with_all_it_may_have(make: Made, named: str) -> None:
     assert peer.session.subscriptions == 0
 
 
-@pytest.mark.parametrize("named", [PLAIN, SHARED])
+@pytest.mark.parametrize("named", [PLAIN, pytest.param(SHARED, marks=pytest.mark.long)])
 def test_how_it_ends(make: Made, named: str) -> None:
     host = make()
     node = host.nodes[home(CLIENT, 2)]
@@ -190,7 +190,7 @@ def test_how_it_ends(make: Made, named: str) -> None:
     assert node.router.subscriptions.filters == 0
 
 
-@pytest.mark.parametrize("named", [PLAIN, SHARED, "+/{}/#"])
+@pytest.mark.parametrize("named", [SHARED, *(pytest.param(each, marks=pytest.mark.long) for each in (PLAIN, "+/{}/#"))])
 def test_a_sibling_begins_again(make: Made, named: str) -> None:
     """Both workers tell each other all that they want; then what one of them had wanted is over."""
     host = make()
@@ -414,7 +414,13 @@ def test_a_full_session_that_makes_its_publishers_wait(make: Made, end: str) -> 
     assert bool(here.router.guarded) == (end == "sibling lost")
 
 
-@pytest.mark.parametrize("strategies", [("hash_topic", "sticky"), ("round_robin", "sticky"), ("sticky", "round_robin")])
+@pytest.mark.parametrize(
+    "strategies",
+    [
+        ("round_robin", "sticky"),
+        *(pytest.param(each, marks=pytest.mark.long) for each in (("hash_topic", "sticky"), ("sticky", "round_robin"))),
+    ],
+)
 def test_a_reload(make: Made, strategies: tuple[str, str]) -> None:
     """Rules for queues and share groups that cover everything: 100,000 groups, and one of many members."""
     before, after = (

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tests.broker_process import ROOT
-from tests.groups import APART, FIRST, WITH_FIXTURES, group_of
+from tests.groups import APART, APART_FILES, FIRST, WITH_FIXTURES, group_of
 from tests.run import commands, status_of
 
 FIXTURE_OF_A_FILE = re.compile(r"^@pytest\.fixture\([^)]*scope=\"module\"", re.MULTILINE)
@@ -29,7 +29,8 @@ def test_the_group_of_a_test_is_in_its_name(nodeid: str, group: str) -> None:
 
 @pytest.mark.whole_tree
 def test_a_file_with_fixtures_for_all_its_tests_is_a_group() -> None:
-    files = [path for folder in APART for path in (ROOT / "tests" / folder).glob("test_*.py")]
+    places = [*(f"{folder}/test_*.py" for folder in APART), *(f"{file}*.py" for file in APART_FILES)]
+    files = [path for place in places for path in (ROOT / "tests").glob(place)]
     found = {f"{path.parent.name}/{path.stem}" for path in files if FIXTURE_OF_A_FILE.search(path.read_text())}
     assert found == set(WITH_FIXTURES)
 
