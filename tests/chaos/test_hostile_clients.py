@@ -105,11 +105,12 @@ class Pair:
         """p50 and p99 of the messages of the next so many seconds, or of more where a busy machine lets few through:
         what the machine takes from the pair is no attack's doing.
         """
-        self.subscriber.delays = []
+        delays: list[float] = []
+        self.subscriber.delays = delays
         began = time.monotonic()
         self.crowd.let_run(seconds)
-        self.crowd.until(lambda: len(self.subscriber.delays) > seconds * 20, "the pair exchanges messages")
-        found = sorted(self.subscriber.delays)
+        self.crowd.until(lambda: len(delays) > seconds * 20, "the pair exchanges messages")
+        found = sorted(delays)
         self.usual_rate = min(100.0, len(found) / (time.monotonic() - began))
         return statistics.median(found), found[len(found) * 99 // 100]
 

@@ -62,7 +62,7 @@ def built(tree: Path, request: pytest.FixtureRequest) -> tuple[Path, Path]:
     optimised: that takes much longer, and what a release does, all other tests show.
     """
     out = tree / f"dist {request.param}"
-    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", out]
+    build: list[str | Path] = [sys.executable, "-m", "build", "--no-isolation", "--outdir", out]
     if request.param == "compiled":
         run(*build, cwd=tree, MQTTD_PROFILE="debug")
         (sdist,) = out.glob("*.tar.gz")

@@ -12,13 +12,13 @@ from broker import subscribing
 from tests.simulation.seeds import alternate, failures
 from tests.simulation.world import EVENTS, World
 
-SOME = 300
+SOME = 100
 """Seeds of `make test`; those up to a thousand are in `make test-all`."""
 
 
 def pieces(count: int, marks: Any = (), first: int = 0) -> list[Any]:
     """(first seed, seeds, processes): a thousand seeds in parts, which run at the same time as other tests do."""
-    return [pytest.param(first + at, 50, 1, marks=marks) for at in range(0, count, 50)]
+    return [pytest.param(first + at, 25, 1, marks=marks) for at in range(0, count, 25)]
 
 
 @pytest.mark.parametrize(
