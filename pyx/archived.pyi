@@ -1,7 +1,7 @@
 """Blocks of the archive, read back: the messages of several sequences of blocks, merged by number."""
 
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Any, final
 
 from pyx.message import Message
 
@@ -13,6 +13,7 @@ def check(value: bytes, after: int, last: int) -> int: ...
 def note_topics(bits: bytearray, records: bytes) -> None: ...
 def may_match(bits: bytes, topic_filter: bytes) -> bool: ...
 
+@final
 class Watch:
     """Topic Filters of which it is asked again and again whether a summary may have something for them, by a key."""
 
