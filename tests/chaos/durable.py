@@ -20,6 +20,8 @@ from tests.chaos.crowd import Crowd, Member, Publisher, Subscriber, ids_on, miss
 
 RETRY_SECONDS = 0.05
 PUBLISH_RATE = 100.0
+ROOM: dict[str, float] = {"queue_messages_max": 1 << 30, "queue_bytes_max": 1 << 33}
+"""Limits for the broker of a load: who rests, or falls behind on a busy machine, misses nothing by a full queue."""
 PACKET_IDS = 64
 """Few, so that Packet Identifiers are used again soon."""
 

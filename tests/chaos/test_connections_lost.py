@@ -12,7 +12,7 @@ import random
 import pytest
 
 from tests.chaos.conftest import OpenCrowd, StartBroker
-from tests.chaos.durable import Load
+from tests.chaos.durable import ROOM, Load
 
 WORKERS = 2
 
@@ -20,7 +20,7 @@ WORKERS = 2
 @pytest.mark.parametrize("seed", [1, 2])
 def test_sessions_go_on(start_broker: StartBroker, crowd_of: OpenCrowd, seed: int) -> None:
     """Every tenth of a second some are cut off, in the middle of whatever they were doing."""
-    crowd = crowd_of(start_broker(WORKERS))
+    crowd = crowd_of(start_broker(WORKERS, **ROOM))
     load = Load(crowd, WORKERS)
     load.begin()
     rng = random.Random(seed)
@@ -37,7 +37,7 @@ def test_sessions_go_on(start_broker: StartBroker, crowd_of: OpenCrowd, seed: in
 
 def test_clients_can_be_made_from_their_past(start_broker: StartBroker, crowd_of: OpenCrowd) -> None:
     """All go at one moment; others with the same journals come in their place and take over what was open."""
-    broker = start_broker(WORKERS)
+    broker = start_broker(WORKERS, **ROOM)
     moments = itertools.count()
     first = Load(crowd_of(broker), WORKERS, moment=lambda: next(moments))
     first.begin()

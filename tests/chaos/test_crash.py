@@ -20,7 +20,7 @@ from broker.testing import BrokerFailed, Mqttd
 from tests.broker_process import BrokerProcess
 from tests.chaos.conftest import OpenCrowd, Record, StartBroker
 from tests.chaos.crowd import Crowd
-from tests.chaos.durable import Load
+from tests.chaos.durable import ROOM, Load
 from tests.mqttd_command import mqttd
 from tests.power.trace import compile_shim
 
@@ -134,7 +134,7 @@ def test_nothing_acknowledged_is_lost(
     config = tmp_path / "mqttd.toml"
     config.write_text(f'durability = "{durability}"\n')
     disk = ("--store", "leveldb", "--data-dir", str(tmp_path / "data"))
-    broker = start_broker(size, *disk, "--config", str(config))
+    broker = start_broker(size, *disk, "--config", str(config), **ROOM)
     crowd = crowd_of(broker)
     load = Load(crowd, size)
     killer = killer_of(broker, crowd, seed)

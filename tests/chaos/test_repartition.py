@@ -22,7 +22,7 @@ from broker.testing import BrokerFailed, Mqttd
 from tests.archived import archived
 from tests.broker_process import BrokerProcess
 from tests.chaos.conftest import OpenCrowd, Record, StartBroker
-from tests.chaos.durable import Load
+from tests.chaos.durable import ROOM, Load
 from tests.power.trace import compile_shim
 
 STAMP = struct.Struct(">II")  # publisher and sequence number, of a payload
@@ -82,7 +82,7 @@ def test_the_number_of_workers_changes_and_nothing_is_lost(
     data = tmp_path / "data"
     config = tmp_path / "mqttd.toml"
     config.write_text('[[archive]]\nfilter = "load/#"\nhours = 24\nbytes = "10GB"\n')
-    broker = start_broker(numbers[0], "--config", str(config), "--store", "leveldb", "--data-dir", str(data))
+    broker = start_broker(numbers[0], "--config", str(config), "--store", "leveldb", "--data-dir", str(data), **ROOM)
     crowd = crowd_of(broker)
     load = Load(crowd, 4, patience=60.0)
     load.begin()

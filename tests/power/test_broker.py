@@ -28,7 +28,7 @@ from leveldb_store.store import LevelStore
 from tests.broker_process import BrokerProcess
 from tests.chaos import conftest as chaos
 from tests.chaos.crowd import Crowd, ids_on
-from tests.chaos.durable import DurableSubscriber, Load, Past
+from tests.chaos.durable import ROOM, DurableSubscriber, Load, Past
 from tests.power.conftest import Trace
 from tests.power.cuts import Cut, cut
 from tests.power.disk import Disk
@@ -39,6 +39,7 @@ CUTS = 60
 CUTS_LONG = 250
 TOPICS = "load/#"
 ARCHIVE = f'[[archive]]\nfilter = "{TOPICS}"\nhours = 24\nbytes = "1GB"\n'
+WITH_ROOM = {f"MQTTD_LIMITS__{name.upper()}": str(limit) for name, limit in ROOM.items()}
 STAMP = struct.Struct(">II")
 STAMPED = re.compile(rb"load/\d/\d(?=\0\0\0)")  # a topic, which a stamp follows
 
@@ -91,7 +92,7 @@ def live(trace: Trace, tmp_path_factory: pytest.TempPathFactory) -> Live:
 
 def life(traced: Traced, durability: str) -> Life:
     """Traffic, subscribers that go and come, a worker that is killed and recovers, and everything is killed."""
-    environment = {**traced.environment, "MQTTD_DURABILITY": durability}
+    environment = {**traced.environment, **WITH_ROOM, "MQTTD_DURABILITY": durability}
     broker = BrokerProcess(WORKERS, arguments_of(traced.root), environment).start()
     try:
         with Crowd(broker.address) as crowd:
@@ -128,7 +129,7 @@ def go_on(life: Life, found: Cut, start: Start, patience: float, workers: int = 
     """
     moment = life.ends[found.point - 1]
     past = {name: [event for event in events if event[0] <= moment] for name, events in life.past.items()}
-    broker = start(workers, arguments_of(found.directory))
+    broker = start(workers, arguments_of(found.directory), WITH_ROOM)
     with Crowd(broker.address) as crowd:
         load = Load(crowd, WORKERS, past=past, patience=patience, readers_each=1)
         load.begin()
