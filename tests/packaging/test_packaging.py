@@ -170,7 +170,7 @@ def test_the_fixture(mqttd):
 def test_the_pytest_plugin_of_an_installation(programs: Path, tmp_path: Path) -> None:
     """With pytest in the same environment the fixture is there without a word; without pytest nothing asks for it."""
     run(programs / "python", "-c", "import broker.testing", cwd=tmp_path)  # pytest is not there yet
-    (pytest_wanted,) = [line for line in requirements("test") if line.startswith("pytest")]
+    (pytest_wanted,) = [line for line in requirements("test") if line.startswith("pytest>")]
     run(programs / "python", "-m", "pip", "install", "--quiet", pytest_wanted, cwd=tmp_path)
     (tmp_path / "test_with_mqttd.py").write_text(SUITE)
     done = run(programs / "pytest", "-W", "error", "--strict-markers", tmp_path, cwd=tmp_path)
