@@ -27,18 +27,17 @@ import plyvel
 
 from broker import archive_inspection, config
 from broker.record_checks import CHECKS
+from broker.set_aside import UNREADABLE
 from leveldb_store import schema, snapshot
 from leveldb_store.clone import CloneError, clone_for_reading, opened_as_it_is
 from leveldb_store.database import told
 from leveldb_store.events import KEY_BYTES, decode_event
-from leveldb_store.moment import decode_moment
 from leveldb_store.queued_messages import message_key, message_of
 from leveldb_store.reachability import unreachable
 from leveldb_store.room import RESERVE_NAMES
 from leveldb_store.snapshot import SnapshotError, StoreFacts
 from leveldb_store.wal import whole_bytes
 from shards import data_dir
-from zmq_mesh.envelope import EnvelopeError
 
 __all__ = ["Place", "Unusable", "main", "stores_of"]
 
@@ -364,9 +363,7 @@ class _Store:
 
     def _checks(self) -> dict[bytes, Callable[[bytes, bytes], object]]:
         # names and blocks before parts
-        return {
-            **CHECKS,
-            b"\0": self._about,
+        own = {
             schema.NAME: self._name,
             schema.GONE: self._gone,
             schema.BLOCK: self._block,
@@ -375,6 +372,7 @@ class _Store:
             schema.EVENT: self._event,
             schema.SET_ASIDE: self._aside,
         }
+        return own | {family: check for family, check in CHECKS.items() if family not in own}
 
     def _family(self, db: plyvel.DB, prefix: bytes, check: Callable[[bytes, bytes], object]) -> None:
         key = prefix
@@ -384,7 +382,7 @@ class _Store:
                     self.records += 1
                     try:
                         check(key, value)
-                    except (schema.SchemaError, EnvelopeError, ValueError, IndexError) as error:
+                    except UNREADABLE as error:
                         self.say(f"{_FAMILIES[prefix]}: record {key!r}: {error}")
         except plyvel.Error as error:
             self.say(f"{_FAMILIES[prefix]}: cannot be read behind {key!r}: {told(error)}")
@@ -421,16 +419,6 @@ class _Store:
             return  # what cannot be read was said
         for kind, keys in strays.items():
             self.say(f"{len(keys)} of these belong to nothing: {kind}; the first is {keys[0]!r}")
-
-    def _about(self, key: bytes, value: bytes) -> None:
-        if key == schema.STORE:
-            json.loads(value)
-        elif key in (schema.POSITION, schema.NUMBER, schema.EVENTS_DELETED):
-            schema.decode_u64(value)
-        elif key == schema.COUNTERS:
-            decode_moment(value)
-        elif key != schema.SCHEMA:
-            raise ValueError("of no family")
 
     def _aside(self, key: bytes, _: bytes) -> None:
         self.say(f"record {key[1:]!r}: is set aside, because it could not be read")

@@ -87,7 +87,7 @@ _HELP: dict[str, str] = {
     "replays_refused": "Topic Filters with mqttd-offset that were refused.",
     "replays_fallen_behind": "Times that retention had removed what a replay had not read.",
     "store_blocks_read": "Blocks of messages read back from the store, for sessions that are behind.",
-    "store_blocks_left_out": "Blocks of the log that cannot be read: what they had is left out.",
+    "store_blocks_left_out": "Blocks of the log, and parts of indexes, that cannot be read: what they had is left out.",
     "store_reads_shared": "Batches that were not read, because another session had just read them.",
     "archive_bytes": "Bytes of blocks in the archive.",
     "archived_messages": "Messages archived, from this worker's clients.",

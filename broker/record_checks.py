@@ -1,18 +1,23 @@
 """What each family of a store's records is checked by: `mqttd store verify` and a repartition read them all by these.
 
 A check takes key and value and raises one of `broker.set_aside.UNREADABLE` when they are no record. What can only be
-told together with other records (blocks and parts of the log, archives, events) is not here.
+told together with other records (whether blocks and parts of the log fit together, archives) is not here.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Final
 
 from leveldb_store import schema, windows
+from leveldb_store.events import decode_event
+from leveldb_store.moment import decode_moment
 from leveldb_store.queued_messages import decode_own, message_of
 from leveldb_store.replay_schema import decode_replay, split_replay
 from leveldb_store.subscription_schema import decode_owed, decode_subscription
+from pyx.router import expiry_offset
+from pyx.stored import part_ends, unpack_block
 from pyx.topics import parse_share
 from zmq_mesh.envelope import decode_entries
 
@@ -57,7 +62,24 @@ def _queued(key: bytes, value: bytes) -> None:
         schema.decode_queued(value)
 
 
+def _about(key: bytes, value: bytes) -> None:
+    if key == schema.STORE:
+        json.loads(value)
+    elif key == schema.NUMBER:
+        schema.decode_number(value)
+    elif key in (schema.POSITION, schema.EVENTS_DELETED):
+        schema.decode_u64(value)
+    elif key == schema.COUNTERS:
+        decode_moment(value)
+    elif key != schema.SCHEMA:
+        raise ValueError("of no family")
+
+
 CHECKS: Final[dict[bytes, Callable[[bytes, bytes], object]]] = {
+    b"\0": _about,
+    schema.BLOCK: lambda _, value: unpack_block(value, expiry_offset),
+    schema.PART: lambda key, value: part_ends(value, schema.key_position(key)),
+    schema.EVENT: decode_event,
     schema.NAME: lambda _, value: schema.decode_u32(value),
     schema.TRIMMED: lambda _, value: schema.decode_u64(value),
     schema.DROPPED: lambda _, value: schema.decode_spans(value),

@@ -223,7 +223,7 @@ class _Recovery:
         # what is numbered from now on is newer than all that is here, should the clock have been put back
         for key, value, problem in self._node.store.unread:
             self._set_aside(key, value, problem)
-        self._each(schema.NUMBER, lambda _, value: self._router.numbers_behind(schema.decode_u64(value)))
+        self._each(schema.NUMBER, lambda _, value: self._router.numbers_behind(schema.decode_number(value)))
         self._each(schema.COUNTERS, lambda _, value: self._router.clock.behind(decode_moment(value).get("number", 0)))
 
     def _session(self, key: bytes, value: bytes) -> None:

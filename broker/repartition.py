@@ -48,10 +48,10 @@ from leveldb_store.queued_messages import message_of
 from leveldb_store.replay_schema import split_replay
 from leveldb_store.subscription_schema import decode_owed, decode_subscription, encode_subscription
 from pyx.placement import group_number, owner
-from pyx.stored import part_before, part_ends, part_running
+from pyx.stored import block_messages, part_before, part_ends, part_running
 from pyx.topics import parse_share
 from shards.placement import home
-from zmq_mesh.envelope import PUBLISHER, Entry, EnvelopeError, decode_entries
+from zmq_mesh.envelope import PUBLISHER, Entry, decode_entries
 
 __all__ = ["Moved", "RepartitionError", "repartition"]
 
@@ -162,7 +162,7 @@ def repartition(
             except plyvel.CorruptionError as error:
                 if strict or repair or not (repair := work.damaged()):
                     raise RepartitionError(f"{work.where}: {told(error)}") from None
-            except (plyvel.Error, schema.SchemaError, EnvelopeError, ValueError) as error:
+            except (plyvel.Error, *UNREADABLE) as error:
                 raise RepartitionError(f"{work.where}: {told(error)}") from None
             except OSError as error:
                 raise RepartitionError(f"{error.filename or new[0].parent}: {error.strerror or error}") from None
@@ -305,13 +305,18 @@ class _Repartition:
                 raise RepartitionError(f"the store of worker {source.index} says that it is another one: {found}")
 
     def _find_last(self, source: _Source) -> None:
-        value = source.database.get(schema.POSITION)
-        source.log.last = 0 if value is None else schema.decode_u64(value)
+        for _, value in self.scan(source, schema.POSITION):
+            source.log.last = schema.decode_u64(value)
+        for key, _ in self.scan(source, schema.COUNTERS):  # the new worker counts anew; here it is only looked at
+            self._count(key)
         with source.database.db.iterator(prefix=schema.BLOCK, reverse=True, verify_checksums=True) as blocks:
             for key, block in blocks:
-                _, count = schema.BLOCK_HEAD.unpack_from(block)
-                source.log.last = max(source.log.last, schema.key_position(key) + count - 1)
-                break
+                self.where = f"the store {source.database.path}, record {key!r}"
+                is_whole = self._is_record(source, key, block)
+                behind = block_messages(block) if is_whole else 1
+                source.log.last = max(source.log.last, schema.key_position(key) + behind - 1)
+                if is_whole:
+                    break
 
     def _expect(self, source: _Source) -> None:
         for key, value in self.scan(source, schema.PEER):

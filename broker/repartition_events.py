@@ -22,7 +22,7 @@ _ONE_MICROSECOND = 1 << 8
 def carry_events(
     sources: Sequence[Iterable[tuple[bytes, bytes]]], puts: Sequence[Callable[[bytes, bytes], None]]
 ) -> int:
-    """Give the records of each old worker, rising, to the new workers' `puts`; how many there were. SchemaError."""
+    """Give the records of each old worker, rising, to the new workers' `puts`; how many there were."""
     ends, lasts, carried = [0] * len(puts), [0] * len(puts), 0
     for number, target, event in heapq.merge(
         *(_numbered(source, index % len(puts)) for index, source in enumerate(sources)), key=itemgetter(0)

@@ -22,6 +22,7 @@ from leveldb_store.schema import (
     COUNTERS,
     NUMBER,
     SchemaError,
+    decode_number,
     decode_u64,
     prefix_end,
 )
@@ -168,9 +169,9 @@ def _given(database: Database, said: Said) -> int:
             value = database.get(key)
             if value is not None:
                 highest = max(
-                    highest, decode_u64(value) if key == NUMBER else decode_moment(value).get("number", 0) << 8
+                    highest, decode_number(value) if key == NUMBER else decode_moment(value).get("number", 0) << 8
                 )
-        except (plyvel.CorruptionError, ValueError) as error:
+        except (plyvel.CorruptionError, SchemaError, ValueError) as error:
             said(key, "the last number that was given", error)
     return highest
 

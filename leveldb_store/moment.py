@@ -20,6 +20,7 @@ from leveldb_store.schema import SchemaError
 __all__ = ["FIELDS", "FORMAT", "decode_moment", "encode_moment"]
 
 FORMAT: Final = 1
+_MICROSECONDS_BITS: Final = 53
 FIELDS: Final = (
     "time_ms",  # Unix time
     "position",  # of the last message that was logged
@@ -79,4 +80,7 @@ def decode_moment(data: bytes) -> dict[str, int]:
             value = shift = 0
     if shift or any(each >> 64 for each in values):
         raise SchemaError("counters are damaged")
-    return dict(zip(FIELDS, values, strict=False))
+    found = dict(zip(FIELDS, values, strict=False))
+    if found.get("number", 0) >> _MICROSECONDS_BITS:
+        raise SchemaError("counters are of the year 2255 or later")
+    return found

@@ -14,6 +14,7 @@ from leveldb_store.schema import (
     FORM_2,
     MESSAGE,
     OF_ITS_OWN,
+    QOS,
     QUEUED_HEAD,
     U64,
     SchemaError,
@@ -33,9 +34,11 @@ def message_key(number: int) -> bytes:
 
 def head_of(queued: bytes) -> tuple[int, int, bytes]:
     """(flags, group, Subscription Identifiers as properties), as `StoredQueued` has them, of a record of family Q of
-    which `message_of` gives a number.
+    which `message_of` gives a number. SchemaError if they are damaged.
     """
     flags, group, _ = QUEUED_HEAD.unpack_from(queued)
+    if flags & QOS == QOS:
+        raise SchemaError("a queued message is damaged")
     return flags & ~(FORM_2 | OF_ITS_OWN), group, queued[QUEUED_HEAD.size : -U64.size]
 
 

@@ -111,7 +111,7 @@ class Reader:
     def __init__(self, database: Database, deleted_up_to: dict[int, int], say: Callable[[str], None]) -> None:
         self.blocks_read = 0
         self.batches_shared = 0
-        self._left_out: set[int] = set()
+        self._left_out: set[int | bytes] = set()
         self._database = database
         self._deleted_up_to = deleted_up_to
         self._say = say
@@ -123,7 +123,7 @@ class Reader:
 
     @property
     def blocks_left_out(self) -> int:
-        """How many blocks could not be read."""
+        """How many blocks, and parts of indexes, could not be read."""
         return len(self._left_out)
 
     @property
@@ -153,9 +153,7 @@ class Reader:
         """(first position, value) of the first part that begins behind `after`."""
         spend(SOUGHT)
         with self._database.lock, self._parts(self._database.db, number, after + 1) as parts:
-            for key, value in parts:
-                return schema.key_position(key), value
-        return None
+            return self._whole(parts)
 
     @_refused
     def last_part(self, number: int) -> tuple[int, bytes] | None:
@@ -170,9 +168,7 @@ class Reader:
                 verify_checksums=True,
             ) as parts,
         ):
-            for key, value in parts:
-                return schema.key_position(key), value
-        return None
+            return self._whole(parts)
 
     @_refused
     def batch(self, number: int, after: int, up_to: int, bytes_max: int, last: int) -> tuple[Batch, int]:
@@ -199,15 +195,22 @@ class Reader:
                 for part_key, value in parts:
                     spend(SOUGHT // 4)
                     first = schema.key_position(part_key)
-                    end, position, _ = part_ends(value, first)
                     if first > up_to or room == 0 or room_bytes <= 0:
                         break
+                    if not self._is_whole(part_key, value):
+                        reached = max(reached, first)
+                        continue
+                    end, position, _ = part_ends(value, first)
                     if end <= after:
                         continue
                     block = self._block(position, blocks)
                     if block is not None:
                         size = block.held_bytes
-                        is_all = gathering.add(value, first, block, after, bytes_max)
+                        try:
+                            is_all = gathering.add(value, first, block, after, bytes_max)
+                        except ValueError as error:  # it has a position that its block has not
+                            self._leave_out_part(part_key, error)
+                            is_all = True
                         self._blocks_bytes += block.held_bytes - size
                         room -= 1
                         room_bytes -= size
@@ -259,15 +262,39 @@ class Reader:
     def _part_at(self, now: plyvel.Snapshot, number: int, position: int) -> tuple[int, bytes] | None:
         # (first position, value) of the last part that begins at or before `position`. With the lock
         with self._parts(now, number, self._deleted_up_to.get(number, 0) + 1) as parts:
-            key, value = next(parts, (b"", b""))
-            if not key or schema.key_position(key) > position:
+            found = self._whole(parts)
+            if found is None or found[0] > position:
                 return None
-            first = schema.key_position(key)
-            if part_ends(value, first)[0] >= position:
-                return first, value
+            if part_ends(found[1], found[0])[0] >= position:
+                return found
             parts.seek(schema.part_key(number, position + 1))
             key, value = parts.prev()
+            while not self._is_whole(key, value):  # not farther than that first one
+                key, value = parts.prev()
         return schema.key_position(key), value
+
+    def _whole(self, parts: plyvel.Iterator) -> tuple[int, bytes] | None:
+        # (first position, value) of the next part that can be read
+        for key, value in parts:
+            if self._is_whole(key, value):
+                return schema.key_position(key), value
+        return None
+
+    def _is_whole(self, key: bytes, value: bytes) -> bool:
+        try:
+            part_ends(value, schema.key_position(key))
+        except ValueError as error:
+            self._leave_out_part(key, error)
+            return False
+        return True
+
+    def _leave_out_part(self, key: bytes, why: ValueError) -> None:
+        if key not in self._left_out:
+            self._left_out.add(key)
+            self._say(
+                f"the part of index {schema.key_number(key)} at position {schema.key_position(key)} of the store "
+                f"{self._database.path} cannot be read ({why}): it is left out"
+            )
 
     def _block(self, position: int, blocks: Blocks) -> Stored | None:
         # all messages of a block; None: it cannot be read, and that was said. With the lock

@@ -99,7 +99,9 @@ FORM_2: Final = 0x80
 # "not known" in records of version 1, which so take the longest username and client id for none
 _NO_USERNAME_1: Final = 0xFFFF
 _NO_PUBLISHER_1: Final = 0xFFFF
+_PROTOCOL_VERSIONS: Final = (3, 4, 5)
 _NOT_COUNTED: Final = 0xFFFFFFFF
+_NUMBERS_END: Final = 1 << 61  # microseconds << 8 | worker
 
 
 class SchemaError(Exception):
@@ -441,7 +443,7 @@ def decode_session(data: bytes) -> StoredSession:
         # of version 1: none, or as long as this says
         length = None if len(data) == head.size else length
     username = data[head.size :]
-    if len(username) != (length or 0):
+    if len(username) != (length or 0) or version & ~FORM_2 not in _PROTOCOL_VERSIONS:
         raise SchemaError("a session is damaged")
     return StoredSession(expiry, version & ~FORM_2, None if length is None else _text(username), disconnected, created)
 
@@ -509,7 +511,7 @@ def decode_queued(data: bytes) -> StoredQueued:
     elif said == _NO_PUBLISHER_1 and not publisher:
         said = 0
     message, _ = decode_message(data[:end] + U16.pack(0), at)
-    if len(publisher) != said:
+    if len(publisher) != said or flags & QOS == QOS:
         raise SchemaError("a queued message is damaged")
     if publisher:
         message = replace(message, publisher=_text(publisher, "surrogatepass"))
@@ -636,6 +638,14 @@ def decode_u32(data: bytes) -> int:
     if len(data) != U32.size:
         raise SchemaError(f"a number has {len(data)} bytes instead of {U32.size}")
     return int(U32.unpack(data)[0])
+
+
+def decode_number(data: bytes) -> int:
+    """A value that is the number of a message; SchemaError if it is not, or of a time that no clock says."""
+    number = decode_u64(data)
+    if number >= _NUMBERS_END:
+        raise SchemaError(f"a message with number {number} is of the year 2255 or later")
+    return number
 
 
 def decode_u64(data: bytes) -> int:

@@ -21,7 +21,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import plyvel
 
@@ -45,6 +45,8 @@ TAIL_BLOCK_BYTES: Final = 300  # what a block costs
 EVENTS_BYTES_MAX: Final = 64 << 20  # of events on the disk; then the oldest are deleted
 SPANS_MAX: Final = 4096  # dropped parts of an index that is not trimmed: each costs whenever the index is asked
 BLOCK_POSITIONS_MAX: Final = 1 << 32  # a block counts its messages in 32 bits
+
+T = TypeVar("T")
 
 
 class Held:
@@ -129,6 +131,7 @@ class LevelStore:
         say: Callable[[str], None] = lambda line: None,  # noqa: ARG005
     ) -> None:
         self._database = Database(Path(path), options, say, strict, repair)
+        self._say = say
         self.unread: list[tuple[bytes, bytes, str]] = []
         """(key, value, what is wrong) of records about indexes that nobody can read."""
         try:
@@ -482,7 +485,7 @@ class LevelStore:
         if isinstance(found, int):
             try:
                 found = self._logs[name] = self._load(found)
-            except (plyvel.Error, schema.SchemaError, ValueError) as error:
+            except plyvel.Error as error:
                 raise StoreError(f"index {name!r} of {self._database.path} cannot be read: {told(error)}") from error
             self._count((0, 0), self._behind(found, found.low))
         return found
@@ -499,13 +502,10 @@ class LevelStore:
         # from its first and last part; counts of what is deleted between cancel out
         log = Log(number)
         spend(2 * SOUGHT)
-        value = self._database.get(schema.trimmed_key(number))
-        if value is not None:
-            log.low = schema.decode_u64(value)
+        log.low = self._known(schema.trimmed_key(number), self._low_of) or 0
+        if log.low:
             self._writer.deleted_up_to.setdefault(number, log.low)
-        value = self._database.get(schema.dropped_key(number))
-        if value is not None:
-            log.spans = schema.decode_spans(value)
+        log.spans = self._known(schema.dropped_key(number), self._spans_of) or []
         log.last = log.low
         last = self._reader.last_part(number)
         if last is not None:
@@ -526,6 +526,34 @@ class LevelStore:
         for span in log.spans:
             self._work.dropped.append((number, span.after, span.up_to))
         return log
+
+    def _known(self, key: bytes, decoded: Callable[[bytes], T]) -> T | None:
+        # what a record says of an index. One that cannot be read is set aside, and is as good as none: what nobody
+        # needs any more is met once more
+        value = self._database.get(key)
+        if value is None:
+            return None
+        try:
+            return decoded(value)
+        except schema.SchemaError as error:
+            self._say(f"record {key!r} of the store {self._database.path} cannot be read ({error}): it is set aside")
+            self.put(schema.set_aside_key(key), value)
+            self.delete(key)
+            return None
+
+    def _low_of(self, value: bytes) -> int:
+        low = schema.decode_u64(value)
+        if low > self.last_position:
+            raise schema.SchemaError(f"position {low} was never given")
+        return low
+
+    def _spans_of(self, value: bytes) -> list[Span]:
+        spans, before = schema.decode_spans(value), 0
+        for span in spans:
+            if not before <= span.after <= span.up_to <= self.last_position:
+                raise schema.SchemaError(f"a span from {span.after} to {span.up_to}")
+            before = span.up_to
+        return spans
 
     def _running(self, log: Log, position: int) -> tuple[int, int]:
         # (messages, bytes) of all that was ever appended up to and with `position`, which lies in no span

@@ -17,6 +17,7 @@ SUBSCRIBED: Final = struct.Struct("<BIQ")
 FORMER: Final = struct.Struct("<BQQ")
 PART: Final = struct.Struct("<BH")
 OWED: Final = 0x80
+IDENTIFIER_MAX: Final = 268_435_455
 
 
 class StoredSubscription(NamedTuple):
@@ -55,6 +56,8 @@ def decode_subscription(data: bytes) -> StoredSubscription:
         raise SchemaError(f"a subscription has {len(data)} bytes instead of {at}")
     formers = [(options, since, up_to) for options, since, up_to in FORMER.iter_unpack(data[at:])]
     options, identifier, since = SUBSCRIBED.unpack_from(data)
+    if any(each & 3 == 3 for each in (options, *(was for was, _, _ in formers))) or identifier > IDENTIFIER_MAX:
+        raise SchemaError("a subscription has options that there are not")
     return StoredSubscription(options & ~OWED, identifier, since, formers)
 
 

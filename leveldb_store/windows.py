@@ -26,6 +26,8 @@ FORM_2: Final = 1 << 63
 """The first number of a record whose form version 2 has changed."""
 OUT_IN_PAGES: Final = 1
 ARRIVED_IN_PAGES: Final = 2
+STATES: Final[dict[int, tuple[int, ...]]] = {1: (1,), 2: (2, 3)}
+"""What a message may wait for, by its QoS: a PUBACK; a PUBREC, a PUBCOMP."""
 OUT_PAGE: Final = 64
 """Packet Identifiers in a page of what is in flight."""
 ARRIVED_PAGE: Final = 1024
@@ -94,6 +96,7 @@ def decode_window(data: bytes, pages: Iterable[Page] = ()) -> Window:
         raise SchemaError(f"a window is cut off: {error}") from None
     if at != len(data):
         raise SchemaError("a window is cut off" if at > len(data) else "a window is damaged")
+    _check(window.out)
     out: list[tuple[int, int, int, int, int]] = []
     arrived: list[int] = []
     for key, value in pages:
@@ -103,8 +106,9 @@ def decode_window(data: bytes, pages: Iterable[Page] = ()) -> Window:
         else:
             arrived += _identifiers(value, number)
     if flags & OUT_IN_PAGES:
-        in_order = sorted(out, key=lambda entry: entry[4])
-        window = window._replace(out=[entry[:4] for entry in in_order])
+        in_order = [entry[:4] for entry in sorted(out, key=lambda entry: entry[4])]
+        _check(in_order)
+        window = window._replace(out=in_order)
     if flags & ARRIVED_IN_PAGES:
         window = window._replace(arrived=arrived)
     return window
@@ -143,6 +147,12 @@ def _decode(data: bytes) -> tuple[Window, int, int]:
         for _ in range(count):
             at += U16.size + U16.unpack_from(data, at)[0] + U64.size
     return Window(next_packet_id, out, arrived, cursor, *spans), flags, at
+
+
+def _check(out: Iterable[tuple[int, int, int, int]]) -> None:
+    for packet_id, flags, state, _ in out:
+        if not packet_id or state not in STATES.get(flags & 3, ()):
+            raise SchemaError("a window has a message without identifier, or in a state that there is not")
 
 
 def _entries(value: bytes, number: int) -> Iterator[tuple[int, int, int, int, int]]:

@@ -361,7 +361,10 @@ class Writer:
         known = self.deleted_up_to.get(number)
         if known is None:
             value = self._database.db.get(schema.trimmed_key(number), verify_checksums=True)
-            known = self.deleted_up_to[number] = 0 if value is None else schema.decode_u64(value)
+            known = 0
+            with contextlib.suppress(schema.SchemaError):  # what is deleted is looked for once more
+                known = 0 if value is None else schema.decode_u64(value)
+            self.deleted_up_to[number] = known
         return known
 
     def _delete_parts(
@@ -373,7 +376,11 @@ class Writer:
             start=schema.part_key(number, after + 1), stop=schema.part_key(number, up_to + 1), verify_checksums=True
         ) as parts:
             for key, value in parts:
-                end, block, indexes = part_ends(value, schema.key_position(key))
+                block = indexes = 0
+                try:
+                    end, block, indexes = part_ends(value, schema.key_position(key))
+                except ValueError:  # nobody needs it; of its block is not known how many do, which stays
+                    end = schema.key_position(key)
                 if end > up_to:
                     break
                 last = end
@@ -382,10 +389,10 @@ class Writer:
                 self._deleted.add(key)
                 batch.delete(key)
                 known = released.get(block)
-                if known is None:
-                    released[block] = [1, indexes]
-                else:
+                if known is not None:
                     known[0] += 1
+                elif block:
+                    released[block] = [1, indexes]
                 left -= 1
                 if left <= 0:
                     break
@@ -398,7 +405,8 @@ class Writer:
             had = self._counts.pop(block, None)
             if had is None and fewer < indexes:
                 value = self._database.db.get(schema.wanted_key(block), verify_checksums=True)
-                had = None if value is None else schema.decode_u32(value)
+                with contextlib.suppress(schema.SchemaError):  # the parts say as many at least
+                    had = None if value is None else schema.decode_u32(value)
             remain = (indexes if had is None else had) - fewer
             if remain > 0:
                 batch.put(schema.wanted_key(block), schema.U32.pack(remain))

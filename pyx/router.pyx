@@ -445,9 +445,12 @@ cdef class Router(Ending):
             self.restoring = False
         if group is not None:
             return
-        s.own.items[s.own.count - 1].since = since
+        # nothing begins behind what comes next, though a disk may have lost the blocks before it
+        s.own.items[s.own.count - 1].since = min(since, self.next_position - 1)
         for was, begin, end in formers:
-            self.subscriptions.add_former(&s.own.items[s.own.count - 1], was, begin, end)
+            if begin < self.next_position - 1:
+                self.subscriptions.add_former(
+                    &s.own.items[s.own.count - 1], was, begin, min(<uint64_t>end, self.next_position - 1))
 
     def restore_retained(self, Message m not None):
         """A retained message that an earlier worker has stored."""

@@ -27,6 +27,7 @@ cdef enum:
     READ_MESSAGES_MAX = 1024        # per batch
     MESSAGE_OVERHEAD_BYTES = 64     # what a message counts in a batch beside its content
     MESSAGE_BYTES = 160             # what one takes beside its content
+    CONTENT_BYTES_MAX = 1 << 29     # no message has more: a PUBLISH has at most 268,435,455 bytes behind its first
     STORED_FLAGS = 0x0F             # QoS, RETAIN, EXPIRES
 
 
@@ -233,10 +234,17 @@ cdef uint32_t part_count(bytes value) except 0:
 
 
 def part_ends(bytes value not None, uint64_t first):
-    """(last position, block's position, how many indexes have a part in that block). ValueError: damaged."""
+    """(last position, block's position, how many indexes have a part in that block). ValueError: damaged, as well where
+    it says what is true of no part."""
     cdef uint32_t count = part_count(value)
     cdef const uint8_t* p = <const uint8_t*><const char*>value
-    return (first + get32(p + PART_HEAD_BYTES + (count - 1) * PART_ENTRY_BYTES), first - get32(p + 20), get32(p + 24))
+    cdef uint64_t messages = get64(p + 4), behind_block = get32(p + 20)
+    cdef uint32_t last = get32(p + PART_HEAD_BYTES + (count - 1) * PART_ENTRY_BYTES)
+    # each message has a position of its own, the first of a log is 1
+    if behind_block >= first or messages >= first or get32(p + PART_HEAD_BYTES) != 0 or last < count - 1 or \
+            get64(p + 12) > messages * CONTENT_BYTES_MAX or get32(p + 24) == 0:
+        raise ValueError("part of an index says what cannot be")
+    return first + last, first - behind_block, get32(p + 24)
 
 
 def part_before(bytes value not None):

@@ -31,7 +31,7 @@ from pyx.message cimport content_bytes, message_copy
 from pyx.records cimport Block, ENTRY_EXPIRES, Entry, LogKey, read_entry
 from pyx.routing cimport find_expiry, free_pointers, pointers_push
 from pyx.pages cimport ARRIVED_IN_PAGES, OUT_IN_PAGES, forget_pages, store_pages
-from pyx.session cimport FREE, SHARED_COPY, WAIT_PUBCOMP, is_stored, out_changes
+from pyx.session cimport FREE, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, is_stored, out_changes
 from pyx.subscriptions cimport Filter, Membership
 from pyx.work cimport OBJECT, PLACE, PYTHON, VISIT, work
 
@@ -81,6 +81,7 @@ def window_positions(bytes window not None):
     cdef const uint8_t* p = <const uint8_t*><const char*>window
     cdef const uint8_t* end = p + len(window)
     cdef uint32_t count_out, count_in
+    cdef uint8_t qos
     cdef bint is_new = len(window) >= 8 and get64(p) & WINDOW_2 != 0
     cdef list positions = []
     cdef set seen = set()
@@ -97,7 +98,8 @@ def window_positions(bytes window not None):
     if end - p < <int64_t>count_out * OUT_BYTES + 2 * <int64_t>count_in + 8:
         raise ValueError("a window is cut off")
     for _ in range(count_out):
-        if p[3] == FREE or p[3] > WAIT_PUBCOMP:
+        qos = p[2] & 3
+        if not (qos == 1 and p[3] == WAIT_PUBACK or qos == 2 and (p[3] == WAIT_PUBREC or p[3] == WAIT_PUBCOMP)):
             raise ValueError("a window has a message in no state")
         seen.add(get16(p))
         if not p[2] & OWN_RECORD and p[3] != WAIT_PUBCOMP:
@@ -172,7 +174,7 @@ def unpack_queued(bytes value not None):
             m.publisher = value[at:].decode("utf-8", "surrogatepass")
         else:
             length = 0
-    if n - at != length:
+    if n - at != length or p[0] & 3 == 3:
         raise ValueError("a queued message is damaged")
     return p[0] & ~FORM_2, get32(p + 1), value[head:head + ids] if ids else None, m
 
@@ -653,14 +655,15 @@ cdef class Windows(Answering):
         for _ in range(count_in):
             s.arrive(<uint16_t>get16(p))
             p += 2
-        s.cursor = get64(p)
+        # a disk that has lost its last blocks gives their positions anew: what it gives is not passed over
+        s.cursor = min(<uint64_t>get64(p), self.next_position - 1)
         p += 8
         for which in range(2):
             many = get16(p)
             spans = [(get64(p + 2 + 16 * i), get64(p + 10 + 16 * i)) for i in range(many)]
             p += 2 + 16 * many
             if many and which == 0:
-                s.holes = spans
+                s.holes = [(a, min(z, self.next_position - 1)) for a, z in spans if a < self.next_position - 1] or None
             elif many:
                 s.absences = spans
         return 0

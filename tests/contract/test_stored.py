@@ -91,20 +91,20 @@ def test_golden_bytes_of_a_block_and_its_part() -> None:
     assert stored.count == 3
     assert pack_stored(stored.messages()) == value[schema.BLOCK_HEAD.size :]
 
-    part = Part(7, 0x0102, 0x0304, 7, 2, [(7, 6), (8, 5), (9, 7)])
+    part = Part(7, 0x0005, 0x0304, 7, 2, [(7, 6), (8, 5), (9, 7)])
     golden = bytes.fromhex(
-        "03000000 0201000000000000 0403000000000000 00000000 02000000 00000000 06000000 01000000 05000000"
+        "03000000 0500000000000000 0403000000000000 00000000 02000000 00000000 06000000 01000000 05000000"
         "02000000 07000000"
     )
     ((_, written),) = block.batches()
-    assert pack_part(written, 0x0102, 0x0304, 7, 2) == (golden, 7, 9, 18)
+    assert pack_part(written, 0x0005, 0x0304, 7, 2) == (golden, 7, 9, 18)
     assert schema.encode_part(part) == golden
     assert schema.decode_part(schema.part_key(5, 7), golden) == part
     assert part_ends(golden, 7) == (9, 7, 2)
-    assert part_before(golden) == (0x0102, 0x0304)
-    assert part_running(golden, 7, 6) == (0x0102, 0x0304)
-    assert part_running(golden, 7, 8) == (0x0104, 0x0304 + 11)
-    assert part_running(golden, 7, 100) == (0x0105, 0x0304 + 18)
+    assert part_before(golden) == (0x0005, 0x0304)
+    assert part_running(golden, 7, 6) == (0x0005, 0x0304)
+    assert part_running(golden, 7, 8) == (0x0007, 0x0304 + 11)
+    assert part_running(golden, 7, 100) == (0x0008, 0x0304 + 18)
 
 
 def test_golden_bytes_of_keys_and_small_values() -> None:
