@@ -236,6 +236,7 @@ class Connecting:
         session.durable = expiry > 0
         session.version = packet.version
         session.slots_max = limits.inflight_max
+        session.bound_inflight(limits.inflight_bytes_max)
         details.username = username
         details.will = packet.will
         details.own_bytes = size

@@ -219,6 +219,12 @@ class Limits(BaseModel):
         "QoS 1 and 2 messages sent and unanswered, or fewer as the client's Receive Maximum says",
         "the next ones wait in the session's queue", ge=1, le=65535,
     )  # fmt: skip
+    inflight_bytes_max: int = _bound(
+        16 * _MIB, "bytes", "inflight_full",
+        "Bytes of QoS 1 and 2 messages sent to a session that outlives its connection (or as shares of a group) and "
+        "unanswered: kept to be sent again. The message that reaches the bound is sent, whatever its size",
+        "the next ones wait in the session's queue", ge=1, le=2**62,
+    )  # fmt: skip
     queue_messages_max: int = _bound(
         10_000, "messages", "dropped_queue_full",
         "Messages that wait for a session; a [[queue]] rule may say otherwise",

@@ -75,6 +75,11 @@ def decode_replay(value: bytes) -> StoredReplay:
         gone = [each for (each,) in GONE.iter_unpack(value[behind:])]
     except struct.error as error:
         raise SchemaError(f"a replay is cut off: {error}") from None
-    if known != (FORMAT if gone else WITHOUT_GONE) or options & 3 == 3 or len(floors) != count or len(gone) > WORKERS_MAX:
+    if (
+        known != (FORMAT if gone else WITHOUT_GONE)
+        or options & 3 == 3
+        or len(floors) != count
+        or len(gone) > WORKERS_MAX
+    ):
         raise SchemaError("a replay is damaged")
     return StoredReplay(options, identifier, number, position, lost, floors, gone)

@@ -8,7 +8,7 @@ A session reads the indexes of its filters merged; with more than MERGED_MAX fil
 (`pyx.unread`). What is ready is served in slices, as all that may be long.
 """
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XINCREF
+from cpython.ref cimport Py_DECREF, PyObject
 
 from pyx cimport counters as count
 from pyx.codec cimport put_ack
@@ -326,10 +326,7 @@ cdef class Backlog(Bounding):
             slot.group = self.sharing
             slot.position = position
             if is_stored(s) or flags & SHARED_COPY:
-                slot.message = <PyObject*>m
-                Py_INCREF(m)
-                slot.identifiers = ids
-                Py_XINCREF(ids)
+                s.keep_in(slot, m, ids)
             if self.keeps and is_stored(s):
                 if qos == 2:
                     self.touch(s)

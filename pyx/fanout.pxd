@@ -23,6 +23,6 @@ cdef class FanOut(Backlog):
                      uint8_t flags) except -1
     cdef int drop_offline(self, Session s) except -1
     cdef int place(self, Session s, Connection conn, Inflight* slot) except -1
-    cdef int fill(self, Inflight* slot, const uint8_t* ids, uint32_t ids_len) except -1
+    cdef int fill(self, Session s, Inflight* slot, const uint8_t* ids, uint32_t ids_len) except -1
     cdef int keep(self) except -2
     cdef int note_retained(self, bytes topic, Message m) except -1

@@ -4,7 +4,7 @@ A Filter's subscribers stand in one array, those that are connected first. Where
 holds more than one of them gets one copy with the highest granted QoS and all Subscription Identifiers (`Merged`).
 """
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from cpython.ref cimport Py_INCREF, PyObject
+from cpython.ref cimport PyObject
 from libc.stdint cimport uint16_t, uint64_t
 from libc.stdlib cimport realloc
 from libc.string cimport memcpy
@@ -245,7 +245,7 @@ cdef class FanOut(Backlog):
             slot.state = WAIT_PUBACK if qos == 1 else WAIT_PUBREC
             slot.flags = qos | (4 if first & 1 else 0) | flags
             if is_stored(s) or flags & SHARED_COPY:
-                self.fill(slot, ids, kept_len)
+                self.fill(s, slot, ids, kept_len)
                 if self.keeps and is_stored(s):
                     logged = self.place(s, conn, slot)
                     if qos == 2:
@@ -289,16 +289,10 @@ cdef class FanOut(Backlog):
         slot.position = self.here
         return 2
 
-    cdef int fill(self, Inflight* slot, const uint8_t* ids, uint32_t ids_len) except -1:
+    cdef int fill(self, Session s, Inflight* slot, const uint8_t* ids, uint32_t ids_len) except -1:
         # what may have to be sent again, or handed on
-        cdef bytes identifiers
-        self.hold()
-        if ids_len:
-            identifiers = PyBytes_FromStringAndSize(<const char*>ids, ids_len)
-            Py_INCREF(identifiers)
-            slot.identifiers = <PyObject*>identifiers
-        Py_INCREF(self.held)
-        slot.message = <PyObject*>self.held
+        cdef bytes identifiers = PyBytes_FromStringAndSize(<const char*>ids, ids_len) if ids_len else None
+        s.keep_in(slot, self.hold(), <PyObject*>identifiers if ids_len else NULL)
         slot.group = self.sharing
         return 0
 

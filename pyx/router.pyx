@@ -17,7 +17,6 @@ log is counted as matched when it leaves it.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from cpython.ref cimport Py_XDECREF
 from libc.stdint cimport uint32_t
 
 from pyx cimport counters as count
@@ -331,10 +330,9 @@ cdef class Router(Ending):
             slot.order = s.order            # PUBRELs are sent again in the order of the PUBRECs
             s.order += 1
             out_changes(s, slot.packet_id)
-            Py_XDECREF(slot.message)
-            Py_XDECREF(slot.identifiers)
-            slot.message = NULL
-            slot.identifiers = NULL
+            if s.behind and s.inflight_room <= 0:
+                self.set_ready(s)
+            s.let_go(slot)                  # its bytes make room, though its place stays taken
             reason = 0
         elif slot != NULL and slot.state == WAIT_PUBCOMP:
             reason = 0

@@ -10,7 +10,7 @@ log       everything else it is behind with: the session holds a cursor, the sto
           with.
 """
 from cpython.ref cimport PyObject
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyx.connection cimport Connection
 from pyx.filters cimport Formers
@@ -94,6 +94,7 @@ cdef class Session:             # one for each client: it has no gaps, and what 
     cdef public uint32_t inflight_max   # the lesser of the client's Receive Maximum and ours
     cdef public uint32_t slots_max      # ours
     cdef uint32_t released              # slots of PUBRELs of former connections
+    cdef int64_t inflight_room          # bytes that what is in flight and kept for another time may still grow by
     cdef uint32_t told_left             # siblings are still to be told of so many of its first subscriptions
     cdef uint64_t order
     cdef uint16_t next_id
@@ -154,6 +155,9 @@ cdef class Session:             # one for each client: it has no gaps, and what 
     cdef public object details          # broker's own: expiry, will, ...
 
     cdef Inflight* open_slot(self) except NULL
+    # a slot keeps this message, to send it again; and lets go of what it keeps
+    cdef int keep_in(self, Inflight* slot, Message message, PyObject* identifiers) except -1
+    cdef void let_go(self, Inflight* slot) noexcept
     cdef int grow_window(self) except -1
     cdef Inflight* slot(self, uint16_t packet_id) noexcept
     cdef void release(self, Inflight* slot) noexcept
@@ -182,9 +186,10 @@ cdef class Session:             # one for each client: it has no gaps, and what 
 
 
 cdef inline bint has_slot(Session s) noexcept:
-    # May a PUBLISH of QoS > 0 be sent. A PUBREL counts against no Receive Maximum [MQTT-3.3.4-10], and that of a former
+    # May a PUBLISH of QoS > 0 be sent. One more as long as those in flight have not all the bytes they may have: so one
+    # of any size may be. A PUBREL counts against no Receive Maximum [MQTT-3.3.4-10], and that of a former
     # connection not at all: its message is counted there (MQTT 5, 4.9); but its slot is taken
-    return s.inflight - s.released < s.inflight_max and s.inflight < s.slots_max
+    return s.inflight - s.released < s.inflight_max and s.inflight < s.slots_max and s.inflight_room > 0
 
 
 cdef inline bint may_go_on(Session s) noexcept:

@@ -1,6 +1,6 @@
 """The mechanics of a session: see the .pxd. Decisions (who may resume, when it ends) are broker's."""
 cimport cython
-from cpython.ref cimport Py_INCREF, Py_XDECREF, Py_XINCREF
+from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF, Py_XINCREF
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdlib cimport calloc, free, malloc
 
@@ -13,6 +13,7 @@ from pyx.work cimport PLACE, OBJECT, VISIT, work
 cdef enum:
     WINDOW_FIRST = 8
     WINDOW_LAST = 65536
+    INFLIGHT_BYTES = 16 << 20       # until its first CONNECT says otherwise
 
 cdef uint64_t seen_all = 0                     # topics that all sessions of the process remember
 
@@ -35,6 +36,7 @@ cdef class Session:
         self.connection = None
         self.next_id = 1
         self.inflight_max = self.slots_max = 100
+        self.inflight_room = INFLIGHT_BYTES
         self.batch = None
         self.holes = None
         self.absences = None
@@ -118,13 +120,36 @@ cdef class Session:
     cdef void release(self, Inflight* s) noexcept:
         if s.state == WAIT_PUBCOMP and s.group:
             self.released -= 1
-        Py_XDECREF(s.message)
-        Py_XDECREF(s.identifiers)
-        s.message = NULL
-        s.identifiers = NULL
+        self.let_go(s)
         s.state = FREE
         self.inflight -= 1
         out_changes(self, s.packet_id)
+
+    cdef int keep_in(self, Inflight* slot, Message message, PyObject* identifiers) except -1:
+        Py_INCREF(message)
+        slot.message = <PyObject*>message
+        Py_XINCREF(identifiers)
+        slot.identifiers = identifiers
+        self.inflight_room -= content_bytes(&message.content)
+        return 0
+
+    cdef void let_go(self, Inflight* slot) noexcept:
+        if slot.message == NULL:
+            return
+        self.inflight_room += content_bytes(&(<Message>slot.message).content)
+        Py_DECREF(<object>slot.message)
+        Py_XDECREF(slot.identifiers)
+        slot.message = NULL
+        slot.identifiers = NULL
+
+    def bound_inflight(self, int64_t bytes_max):
+        """From now on what is in flight may have so many bytes, and the message with which it reaches them."""
+        cdef uint32_t i
+        work(self.window_cap * PLACE)
+        self.inflight_room = bytes_max
+        for i in range(self.window_cap):
+            if self.window[i].state != FREE and self.window[i].message != NULL:
+                self.inflight_room -= content_bytes(&(<Message>self.window[i].message).content)
 
     cdef bint put_up_again(self) except -1:
         cdef uint32_t i

@@ -645,11 +645,7 @@ cdef class Windows(Answering):
                 slot.position = position
                 slot.group = group
                 if m is not None:
-                    slot.message = <PyObject*>m
-                    Py_INCREF(m)
-                    if identifiers is not None:
-                        slot.identifiers = <PyObject*>identifiers
-                        Py_INCREF(identifiers)
+                    s.keep_in(slot, m, <PyObject*>identifiers if identifiers is not None else NULL)
                 self.counters.at[count.MATCHED] += 1
             p += OUT_BYTES
         for _ in range(count_in):

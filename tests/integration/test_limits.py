@@ -83,14 +83,15 @@ class Scene:
         client.connect(client_id or f"{self.name}x{len(self.opened)}", **options)
         return client
 
+    def lasting(self, *filters: str) -> Client:
+        """A session that outlives its connection, subscribed at QoS 1."""
+        client = self.client(clean=False, properties={"session_expiry_interval": 600} if self.version == 5 else {})
+        client.subscribe(*filters, qos=1)
+        return client
+
     def offline(self, *filters: str) -> None:
         """A session that waits for messages at QoS 1."""
-        options: dict[str, Any] = {"clean": False}
-        if self.version == 5:
-            options["properties"] = {"session_expiry_interval": 600}
-        client = self.client(**options)
-        client.subscribe(*filters, qos=1)
-        client.disconnect()
+        self.lasting(*filters).disconnect()
 
 
 @dataclass
@@ -437,33 +438,27 @@ def _filters(scene: Scene) -> None:
     wait_until(lambda: scene.broker.counter("subscriptions") == 0, SECONDS, "all have left")
 
 
+@reaches("inflight_bytes_max", inflight_bytes_max=4000, inflight_max=100)
 @reaches("inflight_max")
 def _inflight(scene: Scene) -> None:
-    subscriber, publisher = scene.client(), scene.client()
-    subscriber.subscribe((scene.name, 1))
-    for number in range(6):
-        publisher.publish(scene.name, b"%d" % number, qos=1)
-    first = [subscriber.expect("PUBLISH", payload=b"%d" % number) for number in range(4)]
+    subscriber, publisher = scene.lasting(scene.name), scene.client()
+    bodies = [b"%d" % number * 1000 for number in range(6)]
+    for body in bodies:
+        publisher.publish(scene.name, body, qos=1)
+    first = [subscriber.expect("PUBLISH", payload=body) for body in bodies[:4]]
     subscriber.expect_silence()
     for packet in first:
         subscriber.ack("PUBACK", packet.packet_id)
-    subscriber.receive(scene.name, b"4")
-    subscriber.receive(scene.name, b"5")
-
-
-@reaches("queue_messages_max")
-def _queue_messages(scene: Scene) -> None:
-    scene.offline(scene.name)
-    publisher = scene.client()
-    for number in range(60):
-        publisher.publish(scene.name, b"%d" % number, qos=1)
+    for body in bodies[4:]:
+        subscriber.receive(scene.name, body)
 
 
 @reaches("queue_bytes_max", queue_bytes_max=10_000)
-def _queue_bytes(scene: Scene) -> None:
+@reaches("queue_messages_max")
+def _queue(scene: Scene) -> None:
     scene.offline(scene.name)
     publisher = scene.client()
-    for _ in range(30):
+    for _ in range(60):
         publisher.publish(scene.name, b"x" * 1000, qos=1)
 
 

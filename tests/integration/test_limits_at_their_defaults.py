@@ -307,6 +307,18 @@ def _inflight(scene: Scene) -> None:
     subscriber.receive(scene.name, b"%d" % LIMITS.inflight_max)
 
 
+@on_wire("inflight_bytes_max")
+def _inflight_bytes(scene: Scene) -> None:
+    subscriber, publisher = scene.lasting(scene.name), scene.client()
+    body = b"x" * (LIMITS.inflight_bytes_max // 4)
+    for _ in range(6):
+        publisher.publish(scene.name, body, qos=1)
+    first = [subscriber.await_packet("PUBLISH") for _ in range(4)]
+    subscriber.expect_silence()
+    subscriber.ack("PUBACK", first[0].packet_id)
+    assert subscriber.await_packet("PUBLISH").payload == body
+
+
 @on_wire("retained_walks_per_session_max")
 def _retained_walks(scene: Scene) -> None:
     publisher = scene.client()
