@@ -214,6 +214,13 @@ class Limits(BaseModel):
         10_000_000, "subscriptions", "filters_refused",
         "Subscriptions of all sessions of a worker", "SUBACK 0x97 (v3: 0x80)", ge=1,
     )  # fmt: skip
+    wildcard_arrangements_max: int = _bound(
+        1024, "arrangements", "filters_refused",
+        "Arrangements of wildcards among the Topic Filters of a worker's clients and siblings (`a/+/c` and `x/+/z` "
+        "have the same one). At most one Topic Filter of each matches a topic: this bounds what one publish can cost. "
+        "0: any number",
+        "SUBACK 0x97 (v3: 0x80) for a Topic Filter that would be the first with its arrangement", ge=0,
+    )  # fmt: skip
     inflight_max: int = _bound(
         100, "messages", "inflight_full",
         "QoS 1 and 2 messages sent and unanswered, or fewer as the client's Receive Maximum says",

@@ -45,8 +45,8 @@ _Named = tuple[bytes, bytes, bytes | None]
 _WHY = {
     ReasonCode.TOPIC_FILTER_INVALID: "is no Topic Filter, or beyond topic_bytes_max, topic_levels_max or "
     "share_name_bytes_max",
-    ReasonCode.QUOTA_EXCEEDED: "is beyond filters_per_session_max, session_bytes_max, filters_max or "
-    "worker_memory_bytes_max, or cannot be stored at present",
+    ReasonCode.QUOTA_EXCEEDED: "is beyond filters_per_session_max, session_bytes_max, filters_max, "
+    "wildcard_arrangements_max or worker_memory_bytes_max, or cannot be stored at present",
     ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED: "has a wildcard, and there are none here",
     ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED: "is shared, and nothing is shared here",
     ReasonCode.SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED: "has a Subscription Identifier, and there are none here",
@@ -266,7 +266,7 @@ class Subscribing:
             return ReasonCode.TOPIC_FILTER_INVALID
         if not protocol.wildcard_subscription_available and contains_wildcard(text):
             return ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
-        full = self._full(session, size)
+        full = self._full(session, text, size)
         if full is not None and not self._has(session, text, group):  # replacing one takes nothing [MQTT-3.8.4-3]
             self._node.counters.add(full)
             return ReasonCode.QUOTA_EXCEEDED
@@ -275,16 +275,17 @@ class Subscribing:
             return ReasonCode.QUOTA_EXCEEDED
         return 0
 
-    def _full(self, session: Session, size: int) -> int | None:
-        """What counts that there is no room for one more filter of so many bytes, or None."""
+    def _full(self, session: Session, text: bytes, size: int) -> int | None:
+        """What counts that there is no room for this filter, of so many bytes with its group, or None."""
         limits, details = self._node.settings.limits, session.details
         subscriptions = session.subscriptions + len(session.replays or ())
         # the record of each subscription has the client id in its key
         named = details.filter_bytes + size + (subscriptions + 1) * session.client_id_bytes
         if details.own_bytes + named > limits.session_bytes_max:
             return count.SESSIONS_TOO_LARGE
-        full = subscriptions >= limits.filters_per_session_max
-        if full or self._router.subscriptions.count >= limits.filters_max:
+        there = self._router.subscriptions
+        full = subscriptions >= limits.filters_per_session_max or there.count >= limits.filters_max
+        if full or (0 < limits.wildcard_arrangements_max <= there.arrangement_count and there.brings_arrangement(text)):
             return count.FILTERS_REFUSED
         return count.MEMORY_REFUSED if self._router.is_memory_full else None
 

@@ -28,6 +28,11 @@ from pyx.tables cimport Table
 from pyx.trie cimport Trie
 
 
+cdef struct Arrangement:        # of wildcards: which levels are +, how many there are, and whether # is the last
+    uint64_t hash
+    uint64_t filters            # with this one
+
+
 @cython.final
 cdef class Subscriptions:
     cdef readonly uint64_t generation
@@ -42,6 +47,7 @@ cdef class Subscriptions:
     cdef Py_ssize_t own_offset          # from a session to its Memberships
     cdef Table table                    # every Filter, by its text
     cdef Trie trie
+    cdef Table arrangements             # of wildcard filters: at most one filter of each matches a topic
     cdef Results results
     cdef Table named                    # every Group, by ShareName and Topic Filter
     cdef dict groups                    # number -> address of the Group
@@ -87,6 +93,9 @@ cdef class Subscriptions:
     cdef Matches* cached(self, const uint8_t* topic, size_t length) noexcept
     cdef Matches* match(self, const uint8_t* topic, size_t length) except NULL
 
+    cdef Arrangement* arrangement(self, uint64_t hash_) noexcept       # NULL: no filter has it
+    cdef int arrange(self, const Filter* f) except -1           # a wildcard filter comes
+    cdef void disarrange(self, const Filter* f) noexcept        # ... and goes
     cdef Filter* find_hashed(self, uint64_t hash_, const uint8_t* text, size_t length) noexcept
     cdef void drop(self, Filter* f) noexcept
     cdef int drop_group(self, Group* g) except -1

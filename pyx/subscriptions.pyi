@@ -26,4 +26,11 @@ class Subscriptions:
     def wildcards(self) -> int:
         """Those of the filters that contain + or #."""
 
+    @property
+    def arrangement_count(self) -> int:
+        """Arrangements of wildcards that these have: a topic is matched by at most one filter of each."""
+
+    def brings_arrangement(self, text: bytes) -> bool:
+        """Whether this valid Topic Filter (without $share) has wildcards, arranged as in no other one."""
+
     def __init__(self) -> None: ...

@@ -11,14 +11,14 @@ from os import urandom
 cimport cython
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
-from libc.string cimport memchr, memcmp, memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 
 from pyx.counters cimport MATCH_DURATION, observe
 from pyx.filters cimport (
     Elsewhere, Filter, Former, Formers, Group, Matches, Membership, Memberships, Subscriber, SubscriberList,
     filter_text,
 )
-from pyx.hashing cimport HashKey, hash_bytes
+from pyx.hashing cimport HashKey, hash_bytes, hash_fold
 from pyx.kernel cimport monotonic_ns
 from pyx.placement cimport fixed_hash
 from pyx.results cimport Results
@@ -27,6 +27,7 @@ from pyx.tables cimport (
     Probe, Walk,
     table_first, table_free, table_init, table_insert, table_next, table_prefetch, table_remove, table_walk,
 )
+from pyx.topics cimport has_wildcard
 from pyx.trie cimport Trie
 from pyx.work cimport FILTER, PLACE, VISIT, work
 
@@ -36,6 +37,20 @@ cdef enum:
     FILTER_BYTES_MAX = 65535
     FORMERS_MAX = 16                        # of a membership
     SAMPLED = 16                            # one in so many matches with the trie is measured
+
+
+cdef uint64_t arrangement_hash(const HashKey* key, const uint8_t* text, size_t length) noexcept nogil:
+    """Of a valid Topic Filter: equal for `a/+/c` and `x/+/z`."""
+    cdef uint64_t hash_ = key.a
+    cdef size_t i = 0
+    while i < length:
+        hash_ = hash_fold(hash_ ^ (text[i] if text[i] == c'+' or text[i] == c'#' else c'/'), key.b | 1)
+        while i < length and text[i] != c'/':
+            i += 1
+        i += 1
+    if text[length - 1] == c'/':            # the last level is empty
+        hash_ = hash_fold(hash_ ^ c'/', key.b | 1)
+    return hash_
 
 
 cdef inline bint durable(const Subscriber* subscriber) noexcept nogil:
@@ -115,6 +130,7 @@ cdef class Subscriptions:
         self.generation = 1
         table_init(&self.table)
         table_init(&self.named)
+        table_init(&self.arrangements)
         self.groups = {}
         self.trie = Trie()
         self.results = Results()
@@ -123,6 +139,7 @@ cdef class Subscriptions:
         cdef Walk walk
         cdef Filter* f
         cdef Group* g
+        cdef Arrangement* a
         memset(&walk, 0, sizeof(Walk))
         while self.table.directory is not NULL:
             f = <Filter*> table_walk(&self.table, &walk)
@@ -135,8 +152,15 @@ cdef class Subscriptions:
             if f.plain.items is not NULL and f.plain.items != &f.only:
                 free(f.plain.items - 1)
             free(f)
+        memset(&walk, 0, sizeof(Walk))
+        while self.arrangements.directory is not NULL:
+            a = <Arrangement*> table_walk(&self.arrangements, &walk)
+            if a is NULL:
+                break
+            free(a)
         table_free(&self.table)
         table_free(&self.named)
+        table_free(&self.arrangements)
         free(self.formers.items)
 
     # ------------------------------------------------------------------ Filters and Groups
@@ -167,12 +191,17 @@ cdef class Subscriptions:
             raise MemoryError()
         f.hash = hash_bytes(&self.key, text, length)
         f.length = <uint16_t> length
-        f.wildcard = memchr(text, c'+', length) is not NULL or memchr(text, c'#', length) is not NULL
+        f.wildcard = has_wildcard(text, length)
         memcpy(<char*> filter_text(f), text, length)
         try:
             table_insert(&self.table, f)
             if f.wildcard:
-                self.trie.plant(f)
+                self.arrange(f)
+                try:
+                    self.trie.plant(f)
+                except MemoryError:
+                    self.disarrange(f)
+                    raise
                 self.wildcards += 1
         except MemoryError:
             table_remove(&self.table, f)
@@ -254,6 +283,7 @@ cdef class Subscriptions:
         work(FILTER)
         if f.wildcard:
             self.trie.uproot(f)
+            self.disarrange(f)
             self.wildcards -= 1
         table_remove(&self.table, f)
         self.filters -= 1
@@ -266,6 +296,49 @@ cdef class Subscriptions:
         if f.plain.count == 0 and f.groups is NULL and f.siblings == 0 and f.index is NULL:
             self.drop(f)
         return 0
+
+    # ------------------------------------------------------------------ arrangements of wildcards
+
+    cdef Arrangement* arrangement(self, uint64_t hash_) noexcept:
+        cdef Probe probe
+        cdef Arrangement* a = <Arrangement*> table_first(&self.arrangements, hash_, &probe)
+        while a is not NULL and a.hash != hash_:
+            a = <Arrangement*> table_next(&probe)
+        return a
+
+    cdef int arrange(self, const Filter* f) except -1:
+        cdef uint64_t hash_ = arrangement_hash(&self.key, <const uint8_t*> filter_text(f), f.length)
+        cdef Arrangement* a = self.arrangement(hash_)
+        if a is NULL:
+            a = <Arrangement*> calloc(1, sizeof(Arrangement))
+            if a is NULL:
+                raise MemoryError()
+            a.hash = hash_
+            try:
+                table_insert(&self.arrangements, a)
+            except MemoryError:
+                free(a)
+                raise
+        a.filters += 1
+        return 0
+
+    cdef void disarrange(self, const Filter* f) noexcept:
+        cdef Arrangement* a = self.arrangement(arrangement_hash(&self.key, <const uint8_t*> filter_text(f), f.length))
+        a.filters -= 1
+        if a.filters == 0:
+            table_remove(&self.arrangements, a)
+            free(a)
+
+    def brings_arrangement(self, const uint8_t[::1] text not None):
+        """Whether this valid Topic Filter (without $share) has wildcards, arranged as in no other one."""
+        cdef size_t length = text.shape[0]
+        if not has_wildcard(&text[0], length):
+            return False
+        return self.arrangement(arrangement_hash(&self.key, &text[0], length)) is NULL
+
+    @property
+    def arrangement_count(self):
+        return self.arrangements.count
 
     # ------------------------------------------------------------------ subscribers
 

@@ -438,6 +438,17 @@ def _filters(scene: Scene) -> None:
     wait_until(lambda: scene.broker.counter("subscriptions") == 0, SECONDS, "all have left")
 
 
+@reaches("wildcard_arrangements_max", workers=(1,), wildcard_arrangements_max=3)
+def _arrangements(scene: Scene) -> None:
+    client, refused = scene.client(), 0x97 if scene.version == 5 else 0x80
+    texts = [f"{scene.name}/{rest}" for rest in ("+", "+/x", "#", "+/+", "a/+")]
+    assert [client.subscribe(text)[0] for text in texts] == [0, 0, 0, refused, refused]
+    assert client.subscribe(f"other-{scene.name}/+") == (0,)
+    client.unsubscribe(texts[2])
+    assert client.subscribe(texts[3]) == (0,)
+    client.disconnect()
+
+
 @reaches("inflight_bytes_max", inflight_bytes_max=4000, inflight_max=100)
 @reaches("inflight_max")
 def _inflight(scene: Scene) -> None:

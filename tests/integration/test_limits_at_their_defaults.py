@@ -8,6 +8,7 @@ this process; `OUT_OF_REACH` says why one has none. A new bound stands in one of
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import struct
@@ -404,6 +405,16 @@ def _queue_bytes(host: Host) -> None:
     assert host.counters()["dropped_queue_full"] == 0
     _publish(host, publisher, bodies[most - 1 :])
     _first_of(host, bodies, most)
+
+
+@in_process("wildcard_arrangements_max")
+def _arrangements(host: Host) -> None:
+    client = lasting(host, "c", 5)
+    most = LIMITS.wildcard_arrangements_max
+    filters = ["/".join(levels) for levels in itertools.product("x+", repeat=11)][1 : most + 2]
+    assert client.subscribe(*((text, 1) for text in filters)) == [1] * most + [QUOTA_EXCEEDED]
+    host.pass_time(5)
+    assert client.subscribe((filters[0].replace("x", "y"), 1), (filters[0], 1)) == [1, 1]
 
 
 @in_process("filters_per_session_max")

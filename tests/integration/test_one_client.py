@@ -105,7 +105,7 @@ def test_publishes_that_cost_much_keep_no_timer_from_running() -> None:
     is left over makes it come again, but once: its heartbeat goes on.
     """
     filters = ["/".join(levels) + "/x" * 40 for levels in itertools.product("x+", repeat=12)]
-    environment = {"MQTTD_LIMITS__FILTERS_PER_SECOND_MAX": "0"}
+    environment = {"MQTTD_LIMITS__FILTERS_PER_SECOND_MAX": "0", "MQTTD_LIMITS__WILDCARD_ARRANGEMENTS_MAX": "0"}
     broker = BrokerProcess(1, ["--admin", "127.0.0.1:0"], environment)
     with broker, closing(Client(broker.address, 5)) as wide, closing(Client(broker.address, 5)) as other:
         wide.connect()

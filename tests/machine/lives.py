@@ -12,7 +12,8 @@ sure at any moment is known:
     the broker starts                   with every store that it has left behind, and `store verify` finds nothing
     nothing of ours fails               no worker dies but by our hand, no error of ours, no callback over its bound
 
-Limits are the defaults, but for filters_per_second_max, which would make thousands of filters a matter of seconds.
+Limits are the defaults, but for filters_per_second_max, which would make thousands of filters a matter of seconds, and
+wildcard_arrangements_max, which would refuse them.
 """
 
 from __future__ import annotations
@@ -102,7 +103,11 @@ class Lives(RuleBasedStateMachine):
         super().__init__()
         self.directory = tempfile.TemporaryDirectory(prefix="mqttd-lives-")
         self.data = Path(self.directory.name, "data")
-        environment = {"MQTTD_STORE": "leveldb", "MQTTD_LIMITS__FILTERS_PER_SECOND_MAX": "0"}
+        environment = {
+            "MQTTD_STORE": "leveldb",
+            "MQTTD_LIMITS__FILTERS_PER_SECOND_MAX": "0",
+            "MQTTD_LIMITS__WILDCARD_ARRANGEMENTS_MAX": "0",
+        }
         arguments = ["--data-dir", str(self.data), "--log-format", "json"]
         self.broker = BrokerProcess(2, arguments, environment)
         self.broker.start()

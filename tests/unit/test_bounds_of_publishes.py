@@ -24,7 +24,7 @@ LEVELS = 12
 MANY = ["/".join(levels) for levels in itertools.product("a+", repeat=LEVELS)]
 """All of them match."""
 TOPIC = "/".join("a" * LEVELS)
-OPEN = {"filters_per_second_max": 0, "tick_filters_max": 100_000}
+OPEN = {"filters_per_second_max": 0, "tick_filters_max": 100_000, "wildcard_arrangements_max": 0}
 Made = Callable[..., Host]
 
 
