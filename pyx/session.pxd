@@ -89,13 +89,14 @@ cdef class Session:             # one for each client: it has no gaps, and what 
     cdef public Connection connection   # None while offline
     cdef Memberships own
     cdef Inflight* window
-    cdef uint32_t window_cap
-    cdef uint32_t inflight              # taken slots
-    cdef public uint32_t inflight_max   # the lesser of the client's Receive Maximum and ours
-    cdef public uint32_t slots_max      # ours
-    cdef uint32_t released              # slots of PUBRELs of former connections
     cdef int64_t inflight_room          # bytes that what is in flight and kept for another time may still grow by
+    cdef uint32_t window_cap
     cdef uint32_t told_left             # siblings are still to be told of so many of its first subscriptions
+    # of 65,535 Packet Identifiers:
+    cdef uint16_t inflight              # taken slots
+    cdef uint16_t released              # slots of PUBRELs of former connections
+    cdef public uint16_t inflight_max   # the lesser of the client's Receive Maximum and ours
+    cdef public uint16_t slots_max      # ours
     cdef uint64_t order
     cdef uint16_t next_id
     cdef public uint8_t version
