@@ -229,8 +229,7 @@ cdef class FanOut(Backlog):
                 return self.drop(conn, count.DROPPED_OUTBOX_FULL)
         work(COPY + (c.payload_len + c.topic_len) // 1024 * KIBI)
         v5 = 1 if conn.version == 5 else 0
-        kept_len = ids_len                  # it may be sent again to a client that speaks MQTT 5 by then
-        ids_len = ids_len if v5 else 0
+        kept_len, ids_len = ids_len, ids_len if v5 else 0   # it may be sent again to one that speaks MQTT 5 by then
         f = &self.frames[v5 | (2 if qos else 0)]
         if not f.ready:
             frame_make(f, c, v5, qos != 0, c.payload_len < self.limits.share_large_bytes, self.wall_ms)

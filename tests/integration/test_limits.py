@@ -2,8 +2,7 @@
 goes on.
 
 One scenario per field. A field without one, or with one that no longer exists, fails (tests/unit/test_config.py).
-There stand, too, the tests for bounds that only a disturbed host reaches (a worker that is stopped, hangs, or cannot
-follow). Bounds are made small here; test_limits_at_their_defaults.py has them as they are.
+Those of disturbed hosts stand there, too. Bounds are small here; test_limits_at_their_defaults.py has them as they are.
 """
 
 from __future__ import annotations
@@ -438,15 +437,10 @@ def _filters(scene: Scene) -> None:
     wait_until(lambda: scene.broker.counter("subscriptions") == 0, SECONDS, "all have left")
 
 
-@reaches("wildcard_arrangements_max", workers=(1,), wildcard_arrangements_max=3)
+@reaches("wildcard_arrangements_max", workers=(1,), wildcard_arrangements_max=2)
 def _arrangements(scene: Scene) -> None:
-    client, refused = scene.client(), 0x97 if scene.version == 5 else 0x80
-    texts = [f"{scene.name}/{rest}" for rest in ("+", "+/x", "#", "+/+", "a/+")]
-    assert [client.subscribe(text)[0] for text in texts] == [0, 0, 0, refused, refused]
-    assert client.subscribe(f"other-{scene.name}/+") == (0,)
-    client.unsubscribe(texts[2])
-    assert client.subscribe(texts[3]) == (0,)
-    client.disconnect()
+    codes = [scene.client().subscribe(text)[0] for text in ("a/+", "b/+", "#", "+/+", "a")]
+    assert codes == [0, 0, 0, 0x97 if scene.version == 5 else 0x80, 0]
 
 
 @reaches("inflight_bytes_max", inflight_bytes_max=4000, inflight_max=100)

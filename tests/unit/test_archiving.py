@@ -104,6 +104,12 @@ class Gathered:
     def read(self, topic_filters: object, after: int, bytes_max: int, with_gaps: bool = False) -> Page:
         raise NotImplementedError
 
+    def watch(self, is_watched: bool) -> None:
+        raise NotImplementedError
+
+    def noted(self, after: int) -> list[tuple[int, bytes]] | None:
+        raise NotImplementedError
+
 
 class ArchivingLedger(Ledger):
     """A ledger with an archive."""
