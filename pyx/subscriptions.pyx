@@ -18,7 +18,7 @@ from pyx.filters cimport (
     Elsewhere, Filter, Former, Formers, Group, Matches, Membership, Memberships, Subscriber, SubscriberList,
     filter_text,
 )
-from pyx.hashing cimport HashKey, hash_bytes, hash_fold
+from pyx.hashing cimport HashKey, hash_bytes
 from pyx.kernel cimport monotonic_ns
 from pyx.placement cimport fixed_hash
 from pyx.results cimport Results
@@ -37,20 +37,6 @@ cdef enum:
     FILTER_BYTES_MAX = 65535
     FORMERS_MAX = 16                        # of a membership
     SAMPLED = 16                            # one in so many matches with the trie is measured
-
-
-cdef uint64_t arrangement_hash(const HashKey* key, const uint8_t* text, size_t length) noexcept nogil:
-    """Of a valid Topic Filter: equal for `a/+/c` and `x/+/z`."""
-    cdef uint64_t hash_ = key.a
-    cdef size_t i = 0
-    while i < length:
-        hash_ = hash_fold(hash_ ^ (text[i] if text[i] == c'+' or text[i] == c'#' else c'/'), key.b | 1)
-        while i < length and text[i] != c'/':
-            i += 1
-        i += 1
-    if text[length - 1] == c'/':            # the last level is empty
-        hash_ = hash_fold(hash_ ^ c'/', key.b | 1)
-    return hash_
 
 
 cdef inline bint durable(const Subscriber* subscriber) noexcept nogil:
