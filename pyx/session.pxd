@@ -176,6 +176,7 @@ cdef class Session:             # one for each client: it has no gaps, and what 
     cdef Seen* seen_at(self, uint64_t topic) noexcept
     # a message to be retained was sent as it came (0: there is no room to remember it); `topic`: a keyed hash of it
     cdef int sent_live(self, uint64_t topic, uint64_t number) except -1
+    cdef void note_newer(self, Seen* place, uint64_t number) noexcept
     # whether one of that topic that is not older has been sent so since that SUBSCRIBE
     cdef bint overtaken(self, uint64_t topic, uint64_t number, uint32_t asked) noexcept
     cdef void watch_no_more(self) noexcept

@@ -356,8 +356,7 @@ cdef class Session:
                 place = self.seen_at(topic)
                 if place.topic == 0:
                     return 0
-                place.number = number
-                place.asked = self.asked
+                self.note_newer(place, number)
                 return 1
             self.seen = <Seen*>calloc(cap * 2 if cap else 16, sizeof(Seen))
             if self.seen == NULL:
@@ -376,9 +375,14 @@ cdef class Session:
             seen_all += 1
             self.seen_count += 1
             place.topic = topic
-        place.number = number
-        place.asked = self.asked
+        self.note_newer(place, number)
         return 1
+
+    cdef void note_newer(self, Seen* place, uint64_t number) noexcept:
+        # one of QoS 0 may have overtaken one that had to wait: the newest counts
+        if number >= place.number:
+            place.number = number
+            place.asked = self.asked
 
     cdef bint overtaken(self, uint64_t topic, uint64_t number, uint32_t asked) noexcept:
         cdef Seen* place

@@ -214,6 +214,7 @@ class State:
             number for number in self.again if messages[number].is_empty and messages[number].topic == packet.topic
         ]
         assert fit or again, f"{packet} is not for it, or came before"
+        fit.sort(key=lambda number: not self.copies[number].is_sure)  # they look alike: one that has to come has come
         return (fit + again)[0]
 
 

@@ -26,7 +26,8 @@ from tests.waiting import wait_until
 SECONDS_MAX = 10.0
 WITH_STAND_IN = """
 import select, sys, types
-worker, counters = types.ModuleType("broker.worker"), types.ModuleType("pyx.counters")
+from pyx import counters
+worker = types.ModuleType("broker.worker")
 def run(seat):
     seat.ready()
     while not any(message["event"] == "stop" for message in seat.messages()):
@@ -35,7 +36,7 @@ def run(seat):
     return 0
 worker.run, counters.ROW_BYTES, counters.NAMES = run, 8192, ("x", "heartbeat")
 counters.bury = counters.in_hand = lambda row: None
-sys.modules["broker.worker"], sys.modules["pyx.counters"] = worker, counters
+sys.modules["broker.worker"] = worker
 """
 MAIN = "from broker.cli import main; sys.exit(main())"
 

@@ -25,8 +25,8 @@ Write = Callable[[str], str]
 ELSEWHERE = {
     "sessions_max": "tests/integration/test_bounds_of_the_broker.py::test_the_oldest_offline_session_ends",
     "session_bytes_max": "tests/integration/test_bounds_of_the_broker.py::test_session_bytes_max",
-    "replays_per_session_max": "tests/unit/test_replaying.py::test_limits",
-    "replays_max": "tests/unit/test_replaying.py::test_limits",
+    "replays_per_session_max": "tests/unit/test_limits_of_replays.py::test_limits",
+    "replays_max": "tests/unit/test_limits_of_replays.py::test_limits",
     "replay_page_bytes": "tests/unit/test_replaying.py::test_memory_is_bounded_by_pages",
     "link_silence_seconds_max": "tests/chaos/test_worker_stopped.py::test_a_client_whose_home_does_not_run_is_refused_"
     "in_time",

@@ -117,7 +117,7 @@ def test_subscription_identifiers_of_a_message_in_flight(
     """Of so many filters that match: 5 bytes each, about 65,536 in all. An UNSUBSCRIBE keeps the message in a record of
     its own, which is read after a restart and carried over.
     """
-    host = on_disk(paths(tmp_path, 1), limits={"filters_per_second_max": 100_000})
+    host = on_disk(paths(tmp_path, 1), limits={"filters_per_second_max": 100_000, "wildcard_arrangements_max": 0})
     client = lasting(host, "c", 5)
     levels = [f"{number:b}".zfill(14).replace("0", "+/").replace("1", "a/") + "#" for number in range(count)]
     for at in range(0, count, PACKET_FILTERS):

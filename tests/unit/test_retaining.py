@@ -47,6 +47,34 @@ def test_a_passing_message_that_is_not_retained_takes_no_retained_ones_place(gra
     host.check_books()
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_message_that_has_overtaken_another_one_comes_once(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """QoS 0 passes by what waits at QoS 1: the newest of both is the one that was sent as it came [MQTT-3.3.1-12]."""
+    monkeypatch.setattr(retaining, "_PAGE", 2)
+    monkeypatch.setattr(retaining, "_QUEUED_MAX", 2)
+    topics = [f"r/{number}" for number in range(8)]
+    host = Host(count)
+    publisher = host.connect("publisher")
+    for topic in topics:
+        publisher.publish(topic, b"old", 1, retain=True)
+        host.settle()
+    subscriber = host.connect("subscriber", 5, properties={"receive_maximum": 1})
+    subscriber.send(wire.subscribe(5, 9, ("r/+", 1)))
+    host.settle()
+    for topic in topics:
+        publisher.publish(topic, b"waits", 1, retain=True)
+        publisher.publish(topic, b"passes", 0, retain=True)
+        host.settle()
+    got = subscriber.receive()
+    for _ in range(20):
+        host.pass_time(0.1)
+        got += subscriber.receive()
+    for topic in topics:
+        of_topic = [(packet.payload, packet.retain) for packet in got if packet.topic == topic]
+        assert [each for each in of_topic if each[0] != b"old"] == [(b"passes", False), (b"waits", False)]
+    host.check_books()
+
+
 @pytest.mark.parametrize("payload", [b"new", b""])
 def test_a_newer_retained_message_takes_the_place_of_an_older_one(payload: bytes) -> None:
     """It is sent as it came; the older one is not sent after it, and is counted."""
