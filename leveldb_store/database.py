@@ -56,6 +56,41 @@ class Options:
     """Of the files that hold room for the day on which the disk is full (`leveldb_store.room`)."""
 
 
+class WriteBatch:
+    """Records that one thread gathers while another one may open the database anew (`Database.reopen`). plyvel takes
+    nothing more into a batch of a database that was closed: what was gathered goes on in a new one.
+    """
+
+    __slots__ = ("_database", "gathered")
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        with database.lock:
+            self.gathered = database.db.write_batch()
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """As of a plyvel.WriteBatch."""
+        try:
+            self.gathered.put(key, value)
+        except RuntimeError:
+            self._begin_anew()
+            self.gathered.put(key, value)
+
+    def delete(self, key: bytes) -> None:
+        """As of a plyvel.WriteBatch."""
+        try:
+            self.gathered.delete(key)
+        except RuntimeError:
+            self._begin_anew()
+            self.gathered.delete(key)
+
+    def _begin_anew(self) -> None:
+        with self._database.lock:
+            fresh = self._database.db.write_batch()
+        fresh.append(self.gathered)
+        self.gathered = fresh
+
+
 class Database:
     """One LevelDB. `db` is replaced when it is opened anew: readers hold `lock` while they use it."""
 
@@ -97,6 +132,10 @@ class Database:
     def write_buffer_bytes(self) -> int:
         """What gathers before it becomes a table."""
         return self._options.write_buffer_bytes
+
+    def batch(self) -> WriteBatch:
+        """What is to be written later; the database may be opened anew meanwhile."""
+        return WriteBatch(self)
 
     def write(self, batches: list[plyvel.WriteBatch], fsync: bool) -> None:
         """Write these as one; returns when they are on the disk (`fsync`), or at the system. Raises plyvel.Error and

@@ -20,7 +20,7 @@ from typing import Final
 import plyvel
 
 from leveldb_store import schema
-from leveldb_store.database import Database
+from leveldb_store.database import Database, WriteBatch
 from leveldb_store.events import KEY_BYTES, event_key, key_number, split_event
 from leveldb_store.readable import Readable, last_of, readable
 
@@ -57,7 +57,7 @@ class EventLog:
             with contextlib.suppress(schema.SchemaError):
                 self.begin = min(split_event(value)[0], self.end)
                 break
-        self._batch: plyvel.WriteBatch | None = None
+        self._batch: WriteBatch | None = None
 
     def _find_deleted(self) -> int:
         with contextlib.suppress(schema.SchemaError, plyvel.CorruptionError):
@@ -69,14 +69,13 @@ class EventLog:
         """Record one. `event`: its value without the bytes before it."""
         batch = self._batch
         if batch is None:
-            with self._database.lock:
-                batch = self._batch = self._database.db.write_batch()
+            batch = self._batch = self._database.batch()
         value = schema.U64.pack(self.end) + event
         batch.put(event_key(number), value)
         self.end += KEY_BYTES + len(value)
         self.last = number
 
-    def take(self) -> plyvel.WriteBatch | None:
+    def take(self) -> WriteBatch | None:
         """What is recorded and was not taken yet, up to `end`; None: nothing."""
         batch, self._batch = self._batch, None
         return batch

@@ -29,7 +29,7 @@ from leveldb_store import schema
 from leveldb_store.archive import Archive, Said, find
 from leveldb_store.archive import Options as ArchiveOptions
 from leveldb_store.contract import DamagedStoreError, StoreError
-from leveldb_store.database import Database, Options, told
+from leveldb_store.database import Database, Options, WriteBatch, told
 from leveldb_store.event_log import EventLog, EventTrimmer
 from leveldb_store.reading import Reader
 from leveldb_store.schema import Span
@@ -63,7 +63,7 @@ class Held:
         """As of a plyvel.WriteBatch."""
         self._records[key] = None
 
-    def into(self, batch: plyvel.WriteBatch) -> int:
+    def into(self, batch: WriteBatch) -> int:
         """Put all of it there; returns its bytes."""
         size = 0
         for key, value in self._records.items():
@@ -490,7 +490,7 @@ class LevelStore:
             self._count((0, 0), self._behind(found, found.low))
         return found
 
-    def _new_log(self, name: bytes, batch: plyvel.WriteBatch | Held) -> Log:
+    def _new_log(self, name: bytes, batch: WriteBatch | Held) -> Log:
         log = self._logs[name] = Log(self._next_number)
         self._next_number += 1
         batch.put(schema.name_key(name), schema.U32.pack(log.number))
@@ -601,7 +601,7 @@ class LevelStore:
 
     # ------------------------------------------------------------ batches and tails
 
-    def _batch(self) -> plyvel.WriteBatch | Held:
+    def _batch(self) -> WriteBatch | Held:
         if self._held is not None:
             return self._held
         batch = self._work.batch
@@ -609,12 +609,8 @@ class LevelStore:
             if self._writer.failed is not None:
                 self._held = Held()
                 return self._held
-            batch = self._work.batch = self._new_batch()
+            batch = self._work.batch = self._database.batch()
         return batch
-
-    def _new_batch(self) -> plyvel.WriteBatch:
-        with self._database.lock:
-            return self._database.db.write_batch()
 
     def _hand_over(self, at_once: bool = False) -> None:
         self._work.last_position = self.last_position
@@ -622,7 +618,7 @@ class LevelStore:
             self._is_held = True
             return
         if self._held is not None:
-            self._work.batch = self._new_batch()
+            self._work.batch = self._database.batch()
             self._work.size = self._held.into(self._work.batch)
             self._held = None
         self._is_held = False

@@ -33,7 +33,7 @@ import plyvel
 from leveldb_store import schema
 from leveldb_store.compaction import Compactor
 from leveldb_store.contract import StoreError
-from leveldb_store.database import Database, told
+from leveldb_store.database import Database, WriteBatch, told
 from leveldb_store.event_log import EventTrimmer
 from leveldb_store.retention import Retention
 from pyx.stored import part_ends
@@ -55,10 +55,10 @@ class Work:
 
     ticket: int = 0
     """0 = nobody waits for it."""
-    batch: plyvel.WriteBatch | None = None
+    batch: WriteBatch | None = None
     size: int = 0
     """Bytes of the batch, about."""
-    events: plyvel.WriteBatch | None = None
+    events: WriteBatch | None = None
     """What happened (`leveldb_store.event_log`), written with `batch`."""
     events_end: int = 0
     """Bytes of all events ever recorded, up to and with these."""
@@ -164,11 +164,11 @@ class Writer:
 
     def _round(self) -> bool:
         works, goes_on = self._take()
-        batches = [batch for work in works for batch in (work.batch, work.events) if batch is not None]
         for work in reversed(works):
             if work.moment is not None and work.batch is not None:
                 work.batch.put(schema.COUNTERS, work.moment)
                 break
+        batches = [each.gathered for work in works for each in (work.batch, work.events) if each is not None]
         tidy = None
         now = time.monotonic()
         if goes_on and self._has_tidying() and now >= self._next_tidy:

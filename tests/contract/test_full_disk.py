@@ -5,7 +5,9 @@ itself.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,6 +70,48 @@ def test_a_disk_that_refuses_makes_nothing_durable_and_is_tried_again(
     store.close()
     store = LevelStore(tmp_path / "0")
     assert [body for _, body in all_rows(store, b"a")] == [b"1", b"2", b"3"]
+    store.close()
+
+
+def test_what_waits_for_a_writer_that_fails_is_written_when_it_writes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its batch is of the database as it was opened before, and the counters are still to be put into it."""
+    monkeypatch.setattr("leveldb_store.writer.RETRY_SECONDS", 0.02)
+    begun, goes_on = threading.Event(), threading.Event()
+    write = Database.write
+    calls = itertools.count()
+
+    def fails_once(database: Database, batches: list[plyvel.WriteBatch], fsync: bool) -> None:
+        if next(calls):
+            return write(database, batches, fsync)
+        begun.set()
+        assert goes_on.wait(30)
+        raise plyvel.IOError(b"IO error: 000003.log: No space left on device")
+
+    monkeypatch.setattr(Database, "write", fails_once)
+    store = LevelStore(tmp_path / "0")
+    store.carry(lambda: b"counters")
+    writer = Writer(store)
+    writer.append((b"1", (b"a",)))
+    assert begun.wait(30)
+    ticket = writer.append((b"2", (b"a",)))
+    goes_on.set()
+    wait_durable(store, ticket)
+    assert [body for _, body in all_rows(store, b"a")] == [b"1", b"2"]
+    store.close()
+
+
+def test_a_batch_goes_on_although_the_database_is_opened_anew(tmp_path: Path) -> None:
+    store = LevelStore(tmp_path / "0")
+    database = store._database
+    store.put(b"T1", b"one")
+    store.put(b"T2", b"two")
+    database.reopen(plyvel.IOError(b"for a test"))
+    store.put(b"T3", b"three")
+    store.delete(b"T2")
+    wait_durable(store, store.flush(True))
+    assert list(database.scan(b"T")) == [(b"T1", b"one"), (b"T3", b"three")]
     store.close()
 
 
