@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from typing import Any
 from tests.broker_process import ROOT
 
 _SECONDS_MAX = 120
+_ENVIRONMENT = dict(os.environ)
+"""A copy of its own: pytest changes the process's environment between tests, while a thread starts a run with it, and
+execve(2) then says "Bad address"."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ def locust(directory: Path, url: str, *arguments: str) -> Report:
     done = subprocess.run(
         [sys.executable, "-m", "loadtest", "locust", "--headless", "--host", url, "--only-summary",
          "--json-file", str(directory / "statistics"), "--csv", str(directory / "run"), *arguments],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=_SECONDS_MAX,
+        cwd=ROOT, env=_ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=_SECONDS_MAX,
     )  # fmt: skip
     file = directory / "statistics.json"
     entries = tuple(json.loads(file.read_text())) if file.exists() else ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from leveldb_store.moment import FIELDS, decode_moment, encode_moment
@@ -11,7 +11,10 @@ from leveldb_store.schema import SchemaError
 from pyx import counters
 from pyx.counters import Row
 
-values_of_fields = st.lists(st.integers(0, 2**64 - 1), min_size=len(FIELDS), max_size=len(FIELDS))
+MOST = dict.fromkeys(FIELDS, 2 ** 64 - 1) | {"number": 2**53 - 1}
+"""The largest value of each field: a message number is microseconds of a clock that ends in 2255."""
+
+values_of_fields = st.tuples(*(st.integers(0, MOST[name]) for name in FIELDS))
 
 
 def test_the_fields_are_those_that_the_row_packs() -> None:
@@ -32,7 +35,9 @@ def test_golden_bytes() -> None:
 
 
 @given(values_of_fields)
-def test_both_sides_agree(values: list[int]) -> None:
+@example((0,) * len(FIELDS))
+@example(tuple(MOST.values()))
+def test_both_sides_agree(values: tuple[int, ...]) -> None:
     row, fields = Row(), dict(zip(FIELDS, values, strict=True))
     for name in counters.KEPT:
         row.set(counters.NAMES.index(name), fields[name])
@@ -45,6 +50,11 @@ def test_fields_of_others_are_left_out_and_missing_ones_are_not_there() -> None:
     whole = encode_moment(dict.fromkeys(FIELDS, 3))
     assert decode_moment(whole + b"\x05\x06") == dict.fromkeys(FIELDS, 3)
     assert decode_moment(whole[:3]) == {"time_ms": 3, "position": 3}
+
+
+def test_a_number_of_the_year_2255_is_told() -> None:
+    with pytest.raises(SchemaError, match="2255"):
+        decode_moment(encode_moment(MOST | {"number": MOST["number"] + 1}))
 
 
 @pytest.mark.parametrize("damaged", [b"", b"\x02\x01", b"\x01\x80", b"\x01" + b"\xff" * 10 + b"\x01"])
