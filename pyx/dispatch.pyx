@@ -501,7 +501,7 @@ cdef class Dispatch:
         router.counters.at[count.PUBLISH_RECEIVED] += 1
         router.counters.at[count.PUBLISH_BYTES_RECEIVED] += pub.payload_len
         fill_content(&c, &pub, router.wall_ms)
-        c.number = router.next_number()
+        c.number = router.new_number()
         kind = -1
         id_at = 0
         if not pub.has_alias:

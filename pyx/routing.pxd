@@ -31,6 +31,7 @@ from pyx.subscriptions cimport Filter, Matches, Subscriptions
 from pyx.tallies cimport Drops, Prefixes
 from pyx.timers cimport TimerWheel
 from pyx.wire cimport put_varint
+from pyx.work cimport COPY, VISIT
 
 
 cdef enum:
@@ -186,6 +187,22 @@ cdef class Routing:
 
     cdef int output_taken(self, Connection conn, size_t n) except -1
     cpdef int discard_output(self, Connection conn) except -1
+    cdef inline uint64_t new_number(self) noexcept:
+        return self.clock.next() << NUMBER_WORKER_BITS | <uint64_t>self.worker
+
+    cdef inline uint64_t effort(self) noexcept:
+        # ns of work, nominal, that publishes have cost: only rises
+        return self.spent + self.subscriptions.trie.walked
+
+    cdef inline uint64_t count_effort(self, const Matches* m) noexcept:
+        # before a publish goes to its plain subscribers: how many they are
+        cdef uint64_t local = 0
+        cdef uint32_t i
+        for i in range(m.count):
+            local += m.filters[i].plain.count
+        self.spent += m.count * <uint64_t>(2 * VISIT) + local * <uint64_t>(VISIT + COPY)
+        return local
+
     cpdef uint64_t next_number(self)
     cpdef int fail(self, Connection conn, error) except -1
     cdef int fail_session(self, Session s, error) except -1
@@ -208,8 +225,6 @@ cdef class Routing:
     cdef int drop_key(self, LogKey key) except -1
     cdef int log(self, Filter* f) except -1
     cdef uint64_t next_ticket(self) noexcept
-    cdef uint64_t effort(self) noexcept
-    cdef uint64_t count_effort(self, const Matches* m) noexcept
     cdef int archive(self, const Matches* m, uint32_t matches, bint is_full) except -1
     cdef int settle_durability(self, const Content* c) except -1
     cdef int pause(self, Connection conn) except -1

@@ -24,7 +24,7 @@ from pyx.subscriptions cimport filter_text
 from pyx.topics cimport topic_matches
 from pyx.unread cimport Unread
 from pyx.wire cimport varint_size
-from pyx.work cimport COPY, Mark, OBJECT, PYTHON, RECORD, STORED, VISIT, callback_begins, callback_ends, work
+from pyx.work cimport Mark, OBJECT, PYTHON, RECORD, STORED, VISIT, callback_begins, callback_ends, work
 
 cdef enum:
     NUMBER_KEPT = 1_000_000 << NUMBER_WORKER_BITS       # a second
@@ -142,7 +142,7 @@ cdef class Routing:
 
     cpdef uint64_t next_number(self):
         """A message number: (microseconds << 8 | worker); what the microseconds are, pyx.clock says."""
-        return self.clock.next() << NUMBER_WORKER_BITS | <uint64_t>self.worker
+        return self.new_number()
 
     def numbers_behind(self, uint64_t number):
         """Every number from now on is greater than this one, which the store has."""
@@ -236,19 +236,6 @@ cdef class Routing:
         self.counters.at[count.INTERNAL_ERRORS] += 1
         self.handler.defect(s.client_id, error)
         return 0
-
-    cdef uint64_t effort(self) noexcept:
-        # ns of work, nominal, that publishes have cost: only rises
-        return self.spent + self.subscriptions.trie.walked
-
-    cdef uint64_t count_effort(self, const Matches* m) noexcept:
-        # before a publish goes to its plain subscribers: how many they are
-        cdef uint64_t local = 0
-        cdef uint32_t i
-        for i in range(m.count):
-            local += m.filters[i].plain.count
-        self.spent += m.count * <uint64_t>(2 * VISIT) + local * <uint64_t>(VISIT + COPY)
-        return local
 
     @property
     def worked(self):
@@ -489,7 +476,7 @@ cdef class Routing:
             return 0
         if not archive.is_settled:
             return archive.last
-        number = self.next_number()
+        number = self.new_number()
         if number + NUMBER_KEPT // 2 > self.number_kept:
             # somebody relies on it that nothing comes below: after a restart with a clock that was put back, too
             self.number_kept = number + NUMBER_KEPT

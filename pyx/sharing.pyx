@@ -556,7 +556,7 @@ cdef class Sharing(Siblings):
 
     cdef int enroll(self, Group* g, Session s) except -1:
         # this member is known by name from now on, here and to the siblings
-        cdef uint64_t since = self.next_number() if s.connection is not None else 0
+        cdef uint64_t since = self.new_number() if s.connection is not None else 0
         roster_put(g, s.identity, since, <void*>s, <uint32_t>self.worker, 0)
         if self.interest is not None:
             work(PYTHON)

@@ -457,7 +457,7 @@ cdef class Windows(Answering):
                               PyObject* identifiers) except? 0:
         # a message that stands in no index; returns its number
         cdef Packed packed = Packed.__new__(Packed)
-        cdef uint64_t number = self.next_number()
+        cdef uint64_t number = self.new_number()
         cdef uint32_t n = <uint32_t>len(<bytes>identifiers) if identifiers != NULL else 0
         cdef uint8_t* p = packed.room(QUEUED_HEAD_BYTES + n)
         # a share of a group waits for one member alone
