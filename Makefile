@@ -60,7 +60,7 @@ compile: $(VENV)/made
 	$(BIN)/python setup.py --quiet build_ext --inplace
 
 # with the adapters through which tests and benchmarks reach what only Cython can call. For tests the steps of each
-# callback are counted (pyx/work.pxd); for benchmarks the modules are as they are released
+# callback are counted (pyx/core/work.pxd); for benchmarks the modules are as they are released
 compile-tests: $(VENV)/made
 	MQTTD_TESTS=1 $(BIN)/python setup.py --quiet build_ext --inplace
 
@@ -82,7 +82,7 @@ check: $(VENV)/made
 	MQTTD_TESTS=1 $(BIN)/python setup.py --quiet build_ext --inplace
 	$(BIN)/mypy --strict $(PACKAGES) tests
 	$(BIN)/python -m mypy.stubtest --concise --allowlist tests/unit/stubtest_allowlist.txt --ignore-unused-allowlist \
-	    $(subst /,.,$(basename $(wildcard pyx/*.pyi)))
+	    $(subst /,.,$(basename $(wildcard pyx/*/*.pyi)))
 	$(BIN)/cython-lint pyx
 	$(BIN)/python setup.py --quiet hints
 	$(BIN)/python -m pytest --quiet tests/unit/test_imports_one_way.py tests/unit/test_tidy.py
@@ -128,4 +128,4 @@ demo: debian-test compile
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
-	rm -f pyx/*.so tests/unit/*.so tests/benchmarks/*.so
+	rm -f pyx/*/*.so tests/unit/*.so tests/benchmarks/*.so

@@ -1,8 +1,8 @@
 """The build of mqttd: the table of extension modules and the profiles they are compiled in.
 
 What is where: names, versions and dependencies stand in pyproject.toml; this file only knows how a ``.pyx`` becomes a
-module. Every ``pyx/*.pyx`` is one extension module (a new file needs no line here), and where ``MQTTD_TESTS`` is set so
-is every ``.pyx`` of tests/unit and tests/benchmarks.
+module. Every ``.pyx`` below ``pyx/`` is one extension module (a new file needs no line here), and where ``MQTTD_TESTS``
+is set so is every ``.pyx`` of tests/unit and tests/benchmarks.
 
 ``MQTTD_PROFILE`` chooses how they are compiled; each profile keeps its own C files and objects, so that one does not
 make another compile again (the modules themselves land in the same place with ``--inplace``: see ``make asan``):
@@ -14,7 +14,7 @@ coverage   line tracing, for coverage.py with its Cython plugin and ``core = "ct
 asan       debug checks under AddressSanitizer and UndefinedBehaviorSanitizer
 =========  ===========================================================================================================
 
-With ``MQTTD_TESTS=1`` the steps of the data path are counted, too (``MQTTD_COUNT_WORK``, pyx/work.pxd), as in no
+With ``MQTTD_TESTS=1`` the steps of the data path are counted, too (``MQTTD_COUNT_WORK``, pyx/core/work.pxd), as in no
 release; ``MQTTD_TESTS=bench`` builds the adapters beside modules as they are released. Each has its own directory.
 
 Where no compiler is found the extension modules are left out with one line and the pure parts still install: an
@@ -84,7 +84,7 @@ def extensions() -> list[Extension]:
     """One extension module for each .pyx, named by its path."""
     if os.environ.get("MQTTD_EXTENSIONS") == "none":
         return []
-    patterns = ["pyx/*.pyx"]
+    patterns = ["pyx/**/*.pyx"]
     if TESTS:
         patterns += ["tests/unit/*.pyx", "tests/benchmarks/*.pyx"]
     _, compile_args, link_args, macros = PROFILES[PROFILE]
@@ -100,7 +100,7 @@ def extensions() -> list[Extension]:
             depends=["setup.py"],
         )
         for pattern in patterns
-        for path in sorted(glob.glob(pattern, root_dir=ROOT))
+        for path in sorted(glob.glob(pattern, root_dir=ROOT, recursive=True))
     ]
 
 

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import orjson
 
 if TYPE_CHECKING:
-    from broker.config import Settings
+    from broker.config.settings import Settings
 
 Level = Literal["debug", "info", "warning", "error"]
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from broker.node import Node
-    from pyx.connection import Connection
+    from broker.worker.core import Node
+    from pyx.delivery.connection import Connection
 
 __all__ = ["AT_ONCE", "Piecework"]
 

@@ -351,6 +351,6 @@ def _end_with_whoever_holds_the_pipe() -> None:
 
 if __name__ == "__main__":
     _end_with_whoever_holds_the_pipe()
-    from broker.cli import main
+    from broker.cli.main import main
 
     raise SystemExit(main())

@@ -3,8 +3,8 @@
 The router gathers what somebody cannot take at once into one block per tick and appends it. Sessions that are behind
 read from an index (one per Topic Filter, or one of their own) from the position they have reached. Positions are
 arrival positions: 64 bits, rising by one per logged message, given by the router. Beside the log a store keeps *state
-records*: sessions, subscriptions, windows, retained messages, wills (keys and values: `leveldb_store.schema`). The
-contract is in batches; no store is ever called per message.
+records*: sessions, subscriptions, windows, retained messages, wills (keys and values: `leveldb_store.format.schema`).
+The contract is in batches; no store is ever called per message.
 
 What is appended, put and deleted between two `flush` is one batch: after a crash all of it is there, or nothing, and no
 batch is there without all before it.
@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from pyx.message import Message
-from pyx.records import Batch, Block
+from pyx.protocol.message import Message
+from pyx.storage.records import Batch, Block
 
 if TYPE_CHECKING:
-    from pyx.archive import Archiver
+    from pyx.storage.archive import Archiver
 
 
 class StoreError(Exception):
@@ -102,7 +102,7 @@ class Archive(Protocol):
 
     def noted(self, after: int) -> list[tuple[int, bytes]] | None:
         """Of all that became durable behind number `after`, commit by commit: the last number and a summary of the
-        topics (`pyx.archived.may_match`). None: that is not known.
+        topics (`pyx.delivery.archived.may_match`). None: that is not known.
         """
 
 
@@ -169,7 +169,9 @@ class Store(Protocol):
         """Each batch that `flush` closes carries what `moment` says then, as the record `schema.COUNTERS`."""
 
     def record(self, number: int, event: bytes) -> None:
-        """Add an event (`leveldb_store.events`); numbers rise. It goes with the next batch and is no reason for one."""
+        """Add an event (`leveldb_store.format.events`); numbers rise. It goes with the next batch and is no reason for
+        one.
+        """
 
     def pass_on(self) -> None:
         """Have the events written that no batch has taken along. Nobody waits for them."""

@@ -19,10 +19,10 @@ from typing import Final
 
 import plyvel
 
-from leveldb_store import schema
-from leveldb_store.database import Database, WriteBatch
-from leveldb_store.events import KEY_BYTES, event_key, key_number, split_event
-from leveldb_store.readable import Readable, last_of, readable
+from leveldb_store.engine.database import Database, WriteBatch
+from leveldb_store.engine.readable import Readable, last_of, readable
+from leveldb_store.format import schema
+from leveldb_store.format.events import KEY_BYTES, event_key, key_number, split_event
 
 __all__ = ["EventLog", "EventTrimmer"]
 

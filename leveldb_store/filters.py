@@ -1,5 +1,5 @@
 """Topic Filters against Topic Filters [MQTT-4.7]: whether one has all topics of another, or any. Valid ones, without
-$share; what is asked per message is in `pyx.topics`.
+$share; what is asked per message is in `pyx.protocol.topics`.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from leveldb_store.contract import Archive
-from pyx.message import Message
-from pyx.records import Batch, Block, Index
+from pyx.protocol.message import Message
+from pyx.storage.records import Batch, Block, Index
 
 
 class MemoryStore:

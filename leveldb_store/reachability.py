@@ -25,8 +25,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from leveldb_store import schema
-from leveldb_store.queued_messages import message_of
+from leveldb_store.format import schema
+from leveldb_store.format.queued_messages import message_of
 
 __all__ = ["Stray", "unreachable"]
 

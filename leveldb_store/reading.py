@@ -18,14 +18,14 @@ from typing import Concatenate, Final, ParamSpec, Self, TypeVar
 
 import plyvel
 
-from leveldb_store import schema
 from leveldb_store.contract import DamagedStoreError, StoreError
-from leveldb_store.database import Database, told
-from pyx.message import Message
-from pyx.records import Batch
-from pyx.router import expiry_offset
-from pyx.stored import Gathering, Stored, block_messages, content_size, part_ends, part_running, unpack_block
-from pyx.work import BLOCK_READ, SOUGHT, spend
+from leveldb_store.engine.database import Database, told
+from leveldb_store.format import schema
+from pyx.core.work import BLOCK_READ, SOUGHT, spend
+from pyx.delivery.router import expiry_offset
+from pyx.protocol.message import Message
+from pyx.storage.records import Batch
+from pyx.storage.stored import Gathering, Stored, block_messages, content_size, part_ends, part_running, unpack_block
 
 BLOCKS_BYTES_MAX: Final = 8 << 20  # of blocks that are kept, and what was made of them
 # Blocks in one batch, and their bytes. The loop waits for them; and sessions that return together stay close to each

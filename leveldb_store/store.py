@@ -25,19 +25,19 @@ from typing import Final, TypeVar
 
 import plyvel
 
-from leveldb_store import schema
-from leveldb_store.archive import Archive, Said, find
-from leveldb_store.archive import Options as ArchiveOptions
+from leveldb_store.archive.archive import Archive, Said, find
+from leveldb_store.archive.archive import Options as ArchiveOptions
 from leveldb_store.contract import DamagedStoreError, StoreError
-from leveldb_store.database import Database, Options, WriteBatch, told
+from leveldb_store.engine.database import Database, Options, WriteBatch, told
 from leveldb_store.event_log import EventLog, EventTrimmer
+from leveldb_store.format import schema
+from leveldb_store.format.schema import Span
 from leveldb_store.reading import Reader
-from leveldb_store.schema import Span
 from leveldb_store.writer import Work, Writer
-from pyx.message import Message
-from pyx.records import Batch, Block, Index
-from pyx.stored import block_messages, pack_block, pack_part, part_ends, part_running, without
-from pyx.work import INDEXED, SOUGHT, STEP, spend
+from pyx.core.work import INDEXED, SOUGHT, STEP, spend
+from pyx.protocol.message import Message
+from pyx.storage.records import Batch, Block, Index
+from pyx.storage.stored import block_messages, pack_block, pack_part, part_ends, part_running, without
 
 TAIL_BYTES_MAX: Final = 32 << 20  # of messages in memory that are durable, for the worker
 TAIL_MESSAGE_BYTES: Final = 200  # what a message costs beside its content
@@ -268,7 +268,7 @@ class LevelStore:
 
     def pass_on(self) -> None:
         """See the contract. As safe as all else: of records that nobody synced a power cut may leave the later ones,
-        which looks like damage (`leveldb_store.wal`).
+        which looks like damage (`leveldb_store.engine.wal`).
         """
         if not self._is_flush_due and self._add_events():
             self._work.is_synced |= self._fsync

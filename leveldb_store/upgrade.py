@@ -1,10 +1,11 @@
 """Upgrades the stores of an earlier release: a copy of each is made, converted, and takes the place of the old one.
 
 `STEPS` says for each version what becomes of the records of a family in the next one. A family that is not named there
-keeps its bytes: its readers tell by the record which form it has. The copy is a clone (`leveldb_store.clone`): hard
-links of tables, so that it costs what its conversion writes. The old store is opened once, which takes its log over and
-repairs what is damaged, and is not written to: until the copy of each store is on the disk and named by store.json
-(`shards.data_dir`) it is what an earlier release starts with, and what the next attempt begins with.
+keeps its bytes: its readers tell by the record which form it has. The copy is a clone
+(`leveldb_store.snapshots.clone`): hard links of tables, so that it costs what its conversion writes. The old store is
+opened once, which takes its log over and repairs what is damaged, and is not written to: until the copy of each store
+is on the disk and named by store.json (`shards.data_dir`) it is what an earlier release starts with, and what the next
+attempt begins with.
 
 A new version of the schema is a row of `STEPS` and a store of the version before in tests/golden.
 """
@@ -20,10 +21,10 @@ from typing import Final, TypeAlias
 
 import plyvel
 
-from leveldb_store import schema
-from leveldb_store.clone import CloneError, clone, opened
 from leveldb_store.contract import StoreError
-from leveldb_store.database import Database, Options, sync_directory, told
+from leveldb_store.engine.database import Database, Options, sync_directory, told
+from leveldb_store.format import schema
+from leveldb_store.snapshots.clone import CloneError, clone, opened
 
 __all__ = ["STEPS", "Convert", "Steps", "UpgradeError", "Upgraded", "upgrade"]
 

@@ -5,10 +5,10 @@ everything that lies there, writes it as one LevelDB batch with one fsync, and s
 the next batches gather: the slower the disk, the larger the commits. plyvel lets go of the interpreter while it writes.
 
 An error of the disk (full, I/O) stops the writer at that batch: `failed` says so, no ticket becomes durable, the
-reserve (`leveldb_store.room`) is given away, and at once if there was one, else every RETRY_SECONDS, the database is
-opened anew and the same batch tried again (twice applied is once applied: records are set and deleted, never changed).
-`full` says that no new message should come: while there is little room and until the reserve is there again. Any other
-error is ours: `collect` raises it in the loop, and the worker dies.
+reserve (`leveldb_store.engine.disk_reserve`) is given away, and at once if there was one, else every RETRY_SECONDS, the
+database is opened anew and the same batch tried again (twice applied is once applied: records are set and deleted,
+never changed). `full` says that no new message should come: while there is little room and until the reserve is there
+again. Any other error is ours: `collect` raises it in the loop, and the worker dies.
 
 Deleting. An index's parts at or below its low-water mark are deleted, each with one less in the count of its block: how
 many indexes still have a part in it. A block that no index needs is deleted. The count of a block begins with what its
@@ -30,13 +30,13 @@ from dataclasses import dataclass, field
 
 import plyvel
 
-from leveldb_store import schema
-from leveldb_store.compaction import Compactor
+from leveldb_store.archive.retention import Retention
 from leveldb_store.contract import StoreError
-from leveldb_store.database import Database, WriteBatch, told
+from leveldb_store.engine.compaction import Compactor
+from leveldb_store.engine.database import Database, WriteBatch, told
 from leveldb_store.event_log import EventTrimmer
-from leveldb_store.retention import Retention
-from pyx.stored import part_ends
+from leveldb_store.format import schema
+from pyx.storage.stored import part_ends
 
 RETRY_SECONDS = 0.5
 TIDY_SECONDS = 0.5  # what is trimmed in that time is deleted together: mostly whole blocks

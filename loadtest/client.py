@@ -1,8 +1,8 @@
 """An MQTT client for greenlets: `MqttClient`, which `loadtest.user.MqttUser` has one of.
 
 Methods wait in their own greenlet and never raise for what a broker does: that is told to locust as a failed request,
-and the method returns False. What comes is worked out by the hub (`loadtest.connection`, `pyx.client`); `on_message` is
-called in a greenlet of its own, one per client and only while there are messages.
+and the method returns False. What comes is worked out by the hub (`loadtest.connection`, `pyx.loadgen.client`);
+`on_message` is called in a greenlet of its own, one per client and only while there are messages.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from gevent.hub import Waiter
 from loadtest.connection import Connection
 from loadtest.reporting import MqttFailure, Reporter
 from loadtest.target import Target
-from pyx.client import STAMP_BYTES, Client, Flight, Message
-from pyx.packets import Connack, Disconnect, Suback, Unsuback, Will
-from pyx.properties import pack
-from pyx.reasons import MqttError
+from pyx.loadgen.client import STAMP_BYTES, Client, Flight, Message
+from pyx.protocol.packets import Connack, Disconnect, Suback, Unsuback, Will
+from pyx.protocol.properties import pack
+from pyx.protocol.reasons import MqttError
 
 __all__ = ["Message", "MqttClient", "Settings", "Will"]
 
@@ -57,7 +57,7 @@ class Settings:
     username: str | None = None
     password: str | None = None
     properties: dict[str, Any] = field(default_factory=dict)
-    """More properties of the CONNECT, by the names of `pyx.properties`."""
+    """More properties of the CONNECT, by the names of `pyx.protocol.properties`."""
 
     def packed(self) -> dict[str, Any]:
         """All properties of the CONNECT."""

@@ -1,7 +1,7 @@
 """What the processes of a run have counted: rows in shared memory, sums and differences of them, percentiles.
 
-A row is one process's (`pyx.ledger`: FIGURES, then HISTOGRAMS); durations are in nanoseconds there and in microseconds
-here.
+A row is one process's (`pyx.loadgen.ledger`: FIGURES, then HISTOGRAMS); durations are in nanoseconds there and in
+microseconds here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import mmap
 from collections.abc import Sequence
 from typing import Final
 
-from pyx.ledger import FIGURES, HISTOGRAM_FIRST, HISTOGRAM_PLACES, HISTOGRAMS, ROW_PLACES, place_value
+from pyx.loadgen.ledger import FIGURES, HISTOGRAM_FIRST, HISTOGRAM_PLACES, HISTOGRAMS, ROW_PLACES, place_value
 
 PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9)
 

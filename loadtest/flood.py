@@ -34,7 +34,7 @@ from loadtest.generator import Load, connections_max
 from loadtest.run import Result, RunFailed, run
 from loadtest.scenario import scenario
 from loadtest.target import Target
-from pyx.ledger import PAYLOAD_BYTES_MIN
+from pyx.loadgen.ledger import PAYLOAD_BYTES_MIN
 
 UNDER_WAY_MESSAGES_MAX = 8192
 """Of all publishers, sent and not delivered, where neither a schedule nor --lag says otherwise."""

@@ -1,7 +1,7 @@
 """One process of a run: it opens its clients, publishes and receives as it is told, and counts.
 
 Orders stand in shared memory (`Shared.orders`): a phase, and for PUBLISH the moment at which it begins. Everything per
-message is in `pyx.crowd`.
+message is in `pyx.loadgen.crowd`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from loadtest.figures import Shared
 from loadtest.scenario import Scenario
 from loadtest.target import Target
 from loadtest.transport import transport
-from pyx.crowd import Crowd
+from pyx.loadgen.crowd import Crowd
 
 CONNECT: Final = 0
 PUBLISH: Final = 1

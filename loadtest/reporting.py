@@ -1,8 +1,8 @@
 """What load tests tell locust: requests that went well in bulk, failures one by one.
 
-A Tally gathers what went well (`pyx.client`), and five times a second all is entered into `environment.stats` at once,
-as `RequestStats.log_request` would have. Whoever listens to `environment.events.request` besides locust's runner still
-gets every single request, a fifth of a second late at most.
+A Tally gathers what went well (`pyx.loadgen.client`), and five times a second all is entered into `environment.stats`
+at once, as `RequestStats.log_request` would have. Whoever listens to `environment.events.request` besides locust's
+runner still gets every single request, a fifth of a second late at most.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 
 import gevent
 
-from pyx.client import Tally
-from pyx.reasons import ReasonCode
+from pyx.loadgen.client import Tally
+from pyx.protocol.reasons import ReasonCode
 
 REPORT_SECONDS: Final = 0.2
 _RETURN_CODES: Final = {

@@ -12,7 +12,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from loadtest.options import password_of
-from pyx.encoders import encode_connect, encode_subscribe
+from pyx.protocol.encoders import encode_connect, encode_subscribe
 
 LOOPBACK_CLIENTS = 10_000
 """Connections of one source address. Linux gives connect(2) every second of 28,000 ports; for more than these it

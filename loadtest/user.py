@@ -35,7 +35,7 @@ from loadtest.client import Message, MqttClient, Settings
 from loadtest.options import add_to_locust, payloads, typed
 from loadtest.reporting import MqttFailure, Reporter
 from loadtest.target import Target
-from pyx.packets import Will
+from pyx.protocol.packets import Will
 
 __all__ = ["Message", "MqttClient", "MqttFailure", "MqttUser", "Will"]
 

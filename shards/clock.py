@@ -1,6 +1,6 @@
 """What the workers of a host have in common about time: a cell for message numbers, and one broker's time.
 
-The cell (`pyx.clock`) is eight bytes of shared memory that outlive every worker.
+The cell (`pyx.core.clock`) is eight bytes of shared memory that outlive every worker.
 
 *The broker's time* is what Message Expiry, Session Expiry and Will Delay are stored and compared in: milliseconds, one
 for all workers, also for those that are forked later. While the broker runs it goes on with the monotonic clock, so a

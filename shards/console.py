@@ -4,8 +4,8 @@
     <- {"worker": I, "answer": {...}}    or {"worker": I, "error": "..."}
 
 A unix socket in the runtime directory, for its owner alone (0600). `DATA_DIR/broker.json` says where it is. What is
-asked is the worker's business (`broker.administration`); here it is passed on, one question of a client at a time. A
-client that does not read its answers, or says what is no question, is closed.
+asked is the worker's business (`broker.worker.administration`); here it is passed on, one question of a client at a
+time. A client that does not read its answers, or says what is no question, is closed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from shards.seat import Message
+from shards.worker_context import Message
 
 __all__ = ["QUESTION_BYTES_MAX", "Console", "Written"]
 

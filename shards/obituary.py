@@ -1,7 +1,7 @@
 """What is said of a worker that has died: of which client it had a packet in hand, and how often that was so.
 
-A worker notes in its counter row whose packets it takes (`pyx.counters.note`), and that it is done with them. A death
-in between need not be that client's doing; the second one with the same client hardly is a chance.
+A worker notes in its counter row whose packets it takes (`pyx.core.counters.note`), and that it is done with them. A
+death in between need not be that client's doing; the second one with the same client hardly is a chance.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a client id lives: a pure function of the *configured* number of workers (retained topics: pyx.placement).
+"""Where a client id lives: a pure function of the *configured* number of workers (retained topics: pyx.core.placement).
 
 Rendezvous hashing: every worker draws a number from the key and the highest draw wins, so growing from N to N + 1
 workers moves only the keys the new worker wins (1 / (N + 1) of them) and nothing else. The draws are the 64-bit words

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shards.seat import Message
+from shards.worker_context import Message
 
 if TYPE_CHECKING:
     from shards.supervisor import Policy

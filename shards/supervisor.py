@@ -7,7 +7,7 @@ Made before the first fork, and outliving every worker, so that a worker's death
     shared rows      per worker: counters (written by the worker alone) and a heartbeat
     clock            of all: the highest message number, and the broker's time (`shards.clock`)
     admin listeners  of the control process, if there is one
-Made per fork: the control pair, which is how the two talk (`shards.seat` has the words).
+Made per fork: the control pair, which is how the two talk (`shards.worker_context` has the words).
 
 Beside the workers it may keep one *control process*, which serves nobody's messages: it is told how the workers are
 whenever that changes, its death disturbs nobody and never ends the broker, and it ends when the last worker has.
@@ -54,7 +54,7 @@ from shards.cores import usable_cpus
 from shards.notify import Notifier
 from shards.reloads import Reload, Reloaded, ReloadRefused
 from shards.runtime_dir import RuntimeDir
-from shards.seat import HEARTBEAT_SECONDS, ControlSeat, Message, Seat, messages, send_message
+from shards.worker_context import HEARTBEAT_SECONDS, ControlSeat, Message, Seat, messages, send_message
 
 __all__ = [
     "HEARTBEAT_SECONDS",

@@ -21,7 +21,7 @@ PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 
 def register(spark: SparkSession) -> None:
     """Let a session know the data source `mqttd`, and hand it the conditions of queries."""
-    from spark_etl.source import MqttdSource
+    from spark_etl.source.data_source import MqttdSource
 
     spark.conf.set(PUSHDOWN, "true")
     spark.dataSource.register(MqttdSource)

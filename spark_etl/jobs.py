@@ -58,11 +58,15 @@ class Job:
 JOBS: Final = {
     job.name: job
     for job in (
-        Job("parquet", "snapshots to Parquet: what is new since the last run", "spark_etl.parquet"),
-        Job("compact", "many small files of such Parquet to few large ones", "spark_etl.compacting"),
-        Job("quality", "whether snapshots and Parquet agree with the manifests; gaps, doubles", "spark_etl.quality"),
-        Job("report", "every analysis of snapshots, with plots, in one HTML file", "spark_etl.report"),
-        Job("demo", "a broker, a fleet, snapshots, every job and the report, in some minutes", "spark_etl.demo"),
-        Job("prune", "remove snapshots that are in the Parquet, but the newest", "spark_etl.pruning"),
+        Job("parquet", "snapshots to Parquet: what is new since the last run", "spark_etl.parquet.job"),
+        Job("compact", "many small files of such Parquet to few large ones", "spark_etl.parquet.compacting"),
+        Job(
+            "quality",
+            "whether snapshots and Parquet agree with the manifests; gaps, doubles",
+            "spark_etl.parquet.quality",
+        ),
+        Job("report", "every analysis of snapshots, with plots, in one HTML file", "spark_etl.report.job"),
+        Job("demo", "a broker, a fleet, snapshots, every job and the report, in some minutes", "spark_etl.demo.job"),
+        Job("prune", "remove snapshots that are in the Parquet, but the newest", "spark_etl.parquet.pruning"),
     )
 }

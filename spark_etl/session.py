@@ -24,7 +24,7 @@ SQL: Final = {
     # files of a few dates are written side by side, and not one after the other behind a sort
     "spark.sql.maxConcurrentOutputFileWriters": "32",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    "spark.sql.parquet.compression.codec": "zstd",  # as spark_etl.straight writes
+    "spark.sql.parquet.compression.codec": "zstd",  # as spark_etl.parquet.direct_writer writes
 }
 _LOG: Final = Path(__file__).with_name("log4j2.properties")
 _LOCAL: Final = {

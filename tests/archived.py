@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import plyvel
 
-from leveldb_store import archive_schema as schema
-from leveldb_store.archive_schema import ArchivedMessage
-from leveldb_store.schema import ARCHIVED
+from leveldb_store.format import archive_schema as schema
+from leveldb_store.format.archive_schema import ArchivedMessage
+from leveldb_store.format.schema import ARCHIVED
 from shards.data_dir import settled
 
 __all__ = ["Row", "archived", "blocks", "numbers"]

@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from broker import cli, testing
-from pyx.counters import NAMES, ROW_BYTES
+from broker import testing
+from broker.cli import main as cli
+from pyx.core.counters import NAMES, ROW_BYTES
 from shards import rows
 from tests.broker_process import BrokerProcess
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections.abc import Sequence
 
-from leveldb_store import archive_schema as schema
 from leveldb_store.contract import FallenBehind, Page
 from leveldb_store.filters import covers, overlaps
-from pyx.archive import Archiver
-from pyx.message import Message
-from pyx.router import expiry_offset
+from leveldb_store.format import archive_schema as schema
+from pyx.delivery.router import expiry_offset
+from pyx.protocol.message import Message
+from pyx.storage.archive import Archiver
 
 __all__ = ["KeptArchive"]
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from leveldb_store import schema
+from leveldb_store.format import schema
 from leveldb_store.store import LevelStore
-from pyx.session import Session
+from pyx.delivery.session import Session
 from tests import wire
 from tests.kept_store import KeptStore
 from tests.sansio import Host, Peer

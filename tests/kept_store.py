@@ -11,8 +11,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 
 from leveldb_store.memory import MemoryStore
-from pyx.message import Message
-from pyx.records import Batch, Block, Index
+from pyx.protocol.message import Message
+from pyx.storage.records import Batch, Block, Index
 from tests.kept_archive import KeptArchive
 
 __all__ = ["KeptStore"]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import plyvel
 
-from leveldb_store import archive_schema, schema
-from leveldb_store.archive_schema import ArchivedMessage, Rule
-from leveldb_store.schema import StoredMessage
-from leveldb_store.snapshot import Manifest, Taking
+from leveldb_store.format import archive_schema, schema
+from leveldb_store.format.archive_schema import ArchivedMessage, Rule
+from leveldb_store.format.schema import StoredMessage
+from leveldb_store.snapshots.snapshot import Manifest, Taking
 
 __all__ = ["archive_of", "log_of", "number_at", "snapshot_of", "store_of", "taken_of"]
 

@@ -17,21 +17,21 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from broker.limits import Limits
-from leveldb_store import (
+from broker.config.limits import Limits
+from leveldb_store.format import (
     archive_schema,
     events,
-    moment,
     queued_messages,
     replay_schema,
     schema,
     subscription_schema,
     windows,
 )
-from leveldb_store.archive_schema import ArchivedMessage, BlockHead, Rule
-from leveldb_store.replay_schema import StoredReplay
-from leveldb_store.schema import Part, Span, StoredMessage, StoredQueued, StoredSession, StoredWill
-from leveldb_store.windows import Window
+from leveldb_store.format import persisted_counters as moment
+from leveldb_store.format.archive_schema import ArchivedMessage, BlockHead, Rule
+from leveldb_store.format.replay_schema import StoredReplay
+from leveldb_store.format.schema import Part, Span, StoredMessage, StoredQueued, StoredSession, StoredWill
+from leveldb_store.format.windows import Window
 from zmq_mesh import envelope, interest
 from zmq_mesh.envelope import Entry, Greeting, Head, Prefix
 from zmq_mesh.interest import Change

@@ -15,15 +15,15 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from broker.config import Limits, Settings
-from broker.handoffs import Kept, kept_links
+from broker.config.settings import Limits, Settings
 from broker.logs import Log
-from broker.node import Node
-from broker.recovery import recover
+from broker.persistence.handoff_log import Kept, kept_links
+from broker.persistence.recovery import recover
+from broker.worker.core import Node
 from leveldb_store.memory import MemoryStore
-from pyx.connection import Connection
-from pyx.session import Session
-from pyx.work import callback
+from pyx.core.work import callback
+from pyx.delivery.connection import Connection
+from pyx.delivery.session import Session
 from shards.placement import home
 from tests import wire
 from tests.kept_store import KeptStore

@@ -103,7 +103,7 @@ class Events(Protocol):
 
 
 class HandoffLog:
-    """What is logged for one peer, where it outlives the worker (`broker.handoffs` has it in the store).
+    """What is logged for one peer, where it outlives the worker (`broker.persistence.handoff_log` has it in the store).
 
     Only a link that was given one survives the peer's death without `lost`, and its own with the log's entries. One
     that `lasts` can read back what it has stored: then the link keeps none of it in memory, and knows no bound for it.

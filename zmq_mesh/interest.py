@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
-from pyx.work import STEP, spend
+from pyx.core.work import STEP, spend
 from zmq_mesh.envelope import Buffer, EnvelopeError
 
 CHANGE: Final = struct.Struct("<HHIIB")

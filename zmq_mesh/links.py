@@ -37,7 +37,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Final
 
-from pyx.work import STEP, callback, spend
+from pyx.core.work import STEP, callback, spend
 from zmq_mesh import envelope
 from zmq_mesh.contract import WHOLE_BATCH, Events, HandoffLog, LinkLimits, Payload, Undelivered
 from zmq_mesh.envelope import (

@@ -10,7 +10,7 @@ from itertools import islice, takewhile
 from struct import Struct
 from typing import Final
 
-from pyx.work import STEP, spend
+from pyx.core.work import STEP, spend
 from zmq_mesh import envelope
 from zmq_mesh.contract import Events, HandoffLog, LinkLimits, Payload, Undelivered
 from zmq_mesh.envelope import (

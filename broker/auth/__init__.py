@@ -1,7 +1,7 @@
 """Who a client is: where users come from, and how they prove who they are.
 
 A back-end is one file here and one line in BACKENDS; an authentication method of MQTT 5 is one file and one line in
-METHODS. What happens to a connection meanwhile is decided in `broker.authenticating`.
+METHODS. What happens to a connection meanwhile is decided in `broker.clients.authenticating`.
 """
 
 from __future__ import annotations

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from loadtest.target import Target
-from pyx.codec import Decoder, encode_connect, encode_publish, encode_subscribe
-from pyx.encoders import PINGREQ_BYTES
-from pyx.packets import Ack, Connack, Disconnect, Packet, Pingresp, Suback
-from pyx.reasons import MqttError
+from pyx.protocol.codec import Decoder, encode_connect, encode_publish, encode_subscribe
+from pyx.protocol.encoders import PINGREQ_BYTES
+from pyx.protocol.packets import Ack, Connack, Disconnect, Packet, Pingresp, Suback
+from pyx.protocol.reasons import MqttError
 
 _FAILURE: Final = 0x80
 _READ_BYTES: Final = 65_536

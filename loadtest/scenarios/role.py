@@ -17,7 +17,7 @@ from loadtest.scenario import filter_for
 from loadtest.scenarios.sequences import Sequences
 from loadtest.user import Message, MqttUser
 from loadtest.verdict import Duplicate, Lost
-from pyx.client import STAMP_BYTES
+from pyx.loadgen.client import STAMP_BYTES
 
 QUIET_SECONDS: Final = 0.5
 """Who listens leaves when nothing has come for so long."""

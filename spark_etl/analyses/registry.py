@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from spark_etl.tables import table_of
+from spark_etl.tables.catalogue import table_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -34,7 +34,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-from leveldb_store.schema import StoredMessage
+from leveldb_store.format.schema import StoredMessage
 from tests.made_snapshot import archive_of, number_at, store_of, taken_of
 
 START = 1_795_219_200  # 2026-11-21, UTC

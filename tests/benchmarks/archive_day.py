@@ -32,10 +32,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leveldb_store.archive import Options, Table
-from leveldb_store.archive_schema import unix_ms
+from leveldb_store.archive.archive import Options, Table
+from leveldb_store.format.archive_schema import unix_ms
 from leveldb_store.store import LevelStore
-from pyx.message import Message
+from pyx.protocol.message import Message
 from shards.data_dir import DataDir, archive_epoch_of, store_path
 from tests import wire
 from tests.benchmarks.durable import directory

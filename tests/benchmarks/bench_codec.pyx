@@ -7,12 +7,12 @@ from libc.stdlib cimport free
 from libc.string cimport memset
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
-from pyx.codec cimport Ack, Publish, Scratch, decode_ack, decode_publish, fixed_header
-from pyx.packets cimport PUBACK
-from pyx.topics cimport topic_name_valid
-from pyx.wire cimport utf8_valid
+from pyx.protocol.codec cimport Ack, Publish, Scratch, decode_ack, decode_publish, fixed_header
+from pyx.protocol.packets cimport PUBACK
+from pyx.protocol.topics cimport topic_name_valid
+from pyx.protocol.wire cimport utf8_valid
 
-from pyx.codec import encode_ack, encode_publish
+from pyx.protocol.codec import encode_ack, encode_publish
 
 
 cdef uint64_t _now() noexcept:

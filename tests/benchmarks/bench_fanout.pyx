@@ -8,17 +8,17 @@ from libc.stdint cimport uint32_t, uint64_t
 from posix.time cimport CLOCK_PROCESS_CPUTIME_ID, clock_gettime, timespec
 from cpython.ref cimport Py_DECREF
 
-from pyx.connection cimport Connection
-from pyx.dispatch cimport Dispatch
-from pyx.outbox cimport outbox_clear
-from pyx.router cimport Router
+from pyx.delivery.connection cimport Connection
+from pyx.io.dispatch cimport Dispatch
+from pyx.core.outbox cimport outbox_clear
+from pyx.delivery.router cimport Router
 
-from broker.config import Settings
+from broker.config.settings import Settings
 from broker.logs import Log
-from broker.node import Node
+from broker.worker.core import Node
 from leveldb_store.memory import MemoryStore
-from pyx.codec import encode_ack, encode_connect, encode_publish, encode_subscribe
-from pyx.packets import Subscription
+from pyx.protocol.codec import encode_ack, encode_connect, encode_publish, encode_subscribe
+from pyx.protocol.packets import Subscription
 
 BATCH = 50
 

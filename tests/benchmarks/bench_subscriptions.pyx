@@ -4,7 +4,7 @@ from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport free
 from posix.time cimport CLOCK_PROCESS_CPUTIME_ID, clock_gettime, timespec
 
-from pyx.subscriptions cimport Filter, Matches, Memberships, Subscriptions
+from pyx.matching.subscriptions cimport Filter, Matches, Memberships, Subscriptions
 
 
 cdef uint64_t now_ns() noexcept:

@@ -29,8 +29,8 @@ from typing import NamedTuple
 
 import plyvel
 
-from leveldb_store import schema
-from leveldb_store.database import Options
+from leveldb_store.engine.database import Options
+from leveldb_store.format import schema
 from leveldb_store.store import LevelStore
 from loadtest.document import write
 from loadtest.host import commit, machine

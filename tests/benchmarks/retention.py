@@ -20,11 +20,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from broker.archiving import size_of
-from leveldb_store.archive import Options, Table
-from leveldb_store.room import RESERVE_NAMES
+from broker.config.archive import size_of
+from leveldb_store.archive.archive import Options, Table
+from leveldb_store.engine.disk_reserve import RESERVE_NAMES
 from leveldb_store.store import LevelStore
-from pyx.message import Message
+from pyx.protocol.message import Message
 
 _SAMPLE_SECONDS = 0.05
 _PAGE_BYTES = 65536

@@ -1,4 +1,4 @@
-from pyx.sockets import Sockets
+from pyx.loadgen.sockets import Sockets
 
 class Sink(Sockets):
     def __new__(

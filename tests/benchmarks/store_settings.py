@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from leveldb_store.database import Options
+from leveldb_store.engine.database import Options
 from leveldb_store.store import LevelStore
 from tests.contract.test_stores import Writer
 from tests.waiting import wait_until

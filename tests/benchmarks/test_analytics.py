@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from leveldb_store.archive_schema import unix_ms
-from leveldb_store.snapshot import read_manifest
+from leveldb_store.format.archive_schema import unix_ms
+from leveldb_store.snapshots.snapshot import read_manifest
 from tests.benchmarks import analytics
 
 

@@ -13,8 +13,8 @@ import argparse
 import time
 from pathlib import Path
 
-from spark_etl.output import Output
-from spark_etl.parquet import found, parquet
+from spark_etl.parquet.job import found, parquet
+from spark_etl.parquet.output import Output
 from spark_etl.session import session
 from tests.benchmarks.analytics import Sampler, cpu_seconds
 

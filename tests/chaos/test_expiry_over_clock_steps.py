@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pyx.placement import owner
+from pyx.core.placement import owner
 from tests import wire
 from tests.broker_process import BrokerProcess
 from tests.chaos.crowd import ids_on

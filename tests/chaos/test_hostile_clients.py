@@ -29,7 +29,9 @@ KB = 1 << 10
 OUTBOX_BYTES = MB
 P99_SECONDS = 0.020
 
-RESULTS_BYTES = 8 * MB  # a worker remembers what matched for the last topics, in blocks of so much (pyx.results)
+RESULTS_BYTES = (
+    8 * MB
+)  # a worker remembers what matched for the last topics, in blocks of so much (pyx.matching.match_cache)
 
 #: what an operator may set, and what is so where nobody set anything
 LIMITS: dict[str, dict[str, int]] = {

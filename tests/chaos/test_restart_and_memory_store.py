@@ -6,7 +6,7 @@ import itertools
 import os
 import signal
 
-from pyx.placement import owner
+from pyx.core.placement import owner
 from tests.broker_process import BrokerProcess
 from tests.chaos.conftest import OpenCrowd, StartBroker
 from tests.chaos.crowd import Crowd, Publisher, Subscriber, ids_on, missing

@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 import pytest
 
-from leveldb_store import snapshot
-from leveldb_store.clone import reading
-from leveldb_store.snapshot import Manifest, Taking, differences
+from leveldb_store.snapshots import snapshot
+from leveldb_store.snapshots.clone import reading
+from leveldb_store.snapshots.snapshot import Manifest, Taking, differences
 from shards import data_dir
 from tests.broker_process import ROOT, BrokerProcess
 from tests.chaos.conftest import OpenCrowd, Record, StartBroker

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pyx.placement import owner
+from pyx.core.placement import owner
 from tests import wire
 from tests.broker_process import BrokerProcess
 from tests.chaos.conftest import StartBroker

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from leveldb_store import archive_schema as schema
-from leveldb_store.archive import Options, Table
+from leveldb_store.archive.archive import Options, Table
 from leveldb_store.contract import FallenBehind, Page
 from leveldb_store.filters import covers, overlaps
-from leveldb_store.schema import ARCHIVED, SchemaError, StoredMessage
+from leveldb_store.format import archive_schema as schema
+from leveldb_store.format.schema import ARCHIVED, SchemaError, StoredMessage
 from leveldb_store.store import LevelStore
-from pyx.archive import Archiver
-from pyx.archived import check, concerns, first_of, merge
-from pyx.message import Message
+from pyx.delivery.archived import check, concerns, first_of, merge
+from pyx.protocol.message import Message
+from pyx.storage.archive import Archiver
 from tests.waiting import wait_until
 
 HOUR = 3_600_000
@@ -350,10 +350,10 @@ def test_retention_by_age_removes_what_is_old_and_a_rule_that_is_gone(tmp_path: 
 
 
 def test_age_follows_the_clock_forward_and_never_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leveldb_store.retention.LOOK_SECONDS_MAX", 0.05)
-    monkeypatch.setattr("leveldb_store.retention.LOOK_SECONDS_MIN", 0.05)
+    monkeypatch.setattr("leveldb_store.archive.retention.LOOK_SECONDS_MAX", 0.05)
+    monkeypatch.setattr("leveldb_store.archive.retention.LOOK_SECONDS_MIN", 0.05)
     real, step = time.time, [0.0]
-    monkeypatch.setattr("leveldb_store.retention.time.time", lambda: real() + step[0])
+    monkeypatch.setattr("leveldb_store.archive.retention.time.time", lambda: real() + step[0])
     source = Source(opened(tmp_path / "0", table(b"#", hours=2)), int(real() * 1e6) << 8)
     source.archive(b"a", b"1")
     source.commit()

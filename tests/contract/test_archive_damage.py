@@ -9,13 +9,13 @@ from pathlib import Path
 import plyvel
 import pytest
 
-from leveldb_store import archive_schema as schema
-from leveldb_store.archive import Options, Table
+from leveldb_store.archive.archive import Options, Table
 from leveldb_store.contract import FallenBehind
-from leveldb_store.schema import ARCHIVE_REMOVED, ARCHIVE_RULE, ARCHIVED
+from leveldb_store.format import archive_schema as schema
+from leveldb_store.format.schema import ARCHIVE_REMOVED, ARCHIVE_RULE, ARCHIVED
 from leveldb_store.store import LevelStore
-from pyx.message import Message
-from pyx.wire import refuse_disallowed
+from pyx.protocol.message import Message
+from pyx.protocol.wire import refuse_disallowed
 from tests.contract.test_archive import Source, opened, table
 from tests.waiting import wait_until
 

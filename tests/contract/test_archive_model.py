@@ -14,12 +14,12 @@ from pathlib import Path
 import plyvel
 import pytest
 
-from leveldb_store import archive_schema as schema
-from leveldb_store import retention
-from leveldb_store.archive import Options, Table
+from leveldb_store.archive import retention
+from leveldb_store.archive.archive import Options, Table
 from leveldb_store.contract import FallenBehind
 from leveldb_store.filters import covers, overlaps
-from leveldb_store.schema import ARCHIVED, NUMBER, U64
+from leveldb_store.format import archive_schema as schema
+from leveldb_store.format.schema import ARCHIVED, NUMBER, U64
 from leveldb_store.store import LevelStore
 from tests.contract.test_archive import HOUR, Source, matches, table
 

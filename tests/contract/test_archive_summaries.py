@@ -10,14 +10,14 @@ from typing import Any
 import plyvel
 import pytest
 
-from leveldb_store import archive as archive_module
-from leveldb_store import archive_blocks
-from leveldb_store import archive_schema as schema
-from leveldb_store.schema import ARCHIVE_SUMMARY, ARCHIVED, SchemaError
+from leveldb_store.archive import archive as archive_module
+from leveldb_store.archive import blocks as archive_blocks
+from leveldb_store.format import archive_schema as schema
+from leveldb_store.format.schema import ARCHIVE_SUMMARY, ARCHIVED, SchemaError
 from leveldb_store.store import LevelStore
-from pyx.archive import Archiver
-from pyx.archived import Watch, may_match, note_topics, place_of
-from pyx.message import Message
+from pyx.delivery.archived import Watch, may_match, note_topics, place_of
+from pyx.protocol.message import Message
+from pyx.storage.archive import Archiver
 from tests.contract.test_archive import FILTERS, LEVELS, Source, matches, opened, read, table
 from tests.waiting import wait_until
 

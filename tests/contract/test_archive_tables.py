@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from leveldb_store import archive_schema as schema
-from leveldb_store.archive import Table
-from leveldb_store.archive_rules import GONE_MAX
+from leveldb_store.archive.archive import Table
+from leveldb_store.archive.rules import GONE_MAX
 from leveldb_store.contract import FallenBehind
-from leveldb_store.schema import ARCHIVE_RULE
+from leveldb_store.format import archive_schema as schema
+from leveldb_store.format.schema import ARCHIVE_RULE
 from leveldb_store.store import LevelStore
 from tests.contract.test_archive import Source, opened, read, table
 from tests.waiting import wait_until

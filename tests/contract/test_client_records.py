@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leveldb_store import schema, windows
-from leveldb_store.schema import SchemaError, StoredMessage, StoredSession, StoredWill
-from leveldb_store.subscription_schema import decode_subscription
-from pyx.placement import group_number
+from leveldb_store.format import schema, windows
+from leveldb_store.format.schema import SchemaError, StoredMessage, StoredSession, StoredWill
+from leveldb_store.format.subscription_schema import decode_subscription
+from pyx.core.placement import group_number
 from tests.kept_host import kept, lasting
 
 SESSIONS = [

@@ -1,4 +1,6 @@
-"""The bytes of a mesh entry: the data path (pyx.records) and the plain decoder (zmq_mesh.envelope) agree on them."""
+"""The bytes of a mesh entry: the data path (pyx.storage.records) and the plain decoder (zmq_mesh.envelope) agree on
+them.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyx.records import Packed
+from pyx.storage.records import Packed
 from tests.unit import records_adapter as adapter
 from zmq_mesh.envelope import Entry, decode_entries, encode_entry
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import plyvel
 import pytest
 
-from leveldb_store import events, schema
-from leveldb_store.database import Database
-from leveldb_store.events import KEY_BYTES, decode_event, encode_event, event_key
-from leveldb_store.readable import readable
+from leveldb_store.engine.database import Database
+from leveldb_store.engine.readable import readable
+from leveldb_store.format import events, schema
+from leveldb_store.format.events import KEY_BYTES, decode_event, encode_event, event_key
 from leveldb_store.store import LevelStore
 from tests.contract.test_full_disk import Refusing
 from tests.contract.test_level_store import until, wait_durable

@@ -12,18 +12,18 @@ from typing import Any, cast
 
 import pytest
 
-from broker import replay_sources
-from broker.replay_sources import Sources
-from broker.retaining import Retaining
-from leveldb_store import snapshot
-from leveldb_store.archive_schema import ArchivedMessage, decode_block, encode_head
-from leveldb_store.schema import StoredMessage, StoredQueued, encode_message, encode_queued
-from leveldb_store.snapshot import ArchiveFacts, FileFacts, LinkFacts, Manifest, StoreFacts, read_manifest
-from pyx.archive import Archiver
-from pyx.message import Message
-from pyx.records import Packed
-from pyx.stored import pack_stored, unpack_stored
-from pyx.windows import unpack_queued
+from broker.clients.retaining import Retaining
+from broker.replay import sources as replay_sources
+from broker.replay.sources import Sources
+from leveldb_store.format.archive_schema import ArchivedMessage, decode_block, encode_head
+from leveldb_store.format.schema import StoredMessage, StoredQueued, encode_message, encode_queued
+from leveldb_store.snapshots import snapshot
+from leveldb_store.snapshots.snapshot import ArchiveFacts, FileFacts, LinkFacts, Manifest, StoreFacts, read_manifest
+from pyx.delivery.windows import unpack_queued
+from pyx.protocol.message import Message
+from pyx.storage.archive import Archiver
+from pyx.storage.records import Packed
+from pyx.storage.stored import pack_stored, unpack_stored
 from tests import record_forms
 from tests.record_forms import FORMS, MESSAGE, MODULES, REFUSALS, Case, Form, at_every_length, fields_of
 from tests.unit import records_adapter as adapter

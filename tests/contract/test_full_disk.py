@@ -14,10 +14,10 @@ from pathlib import Path
 import plyvel
 import pytest
 
-from leveldb_store import database
 from leveldb_store.contract import StoreError
-from leveldb_store.database import Database, Options
-from leveldb_store.room import RESERVE_NAMES
+from leveldb_store.engine import database
+from leveldb_store.engine.database import Database, Options
+from leveldb_store.engine.disk_reserve import RESERVE_NAMES
 from leveldb_store.store import LevelStore
 from tests.contract.test_level_store import until, wait_durable
 from tests.contract.test_stores import Writer, all_rows

@@ -16,9 +16,9 @@ from pathlib import Path
 import plyvel
 import pytest
 
-from leveldb_store import schema
 from leveldb_store.contract import DamagedStoreError, StoreError
-from leveldb_store.database import Database, Options
+from leveldb_store.engine.database import Database, Options
+from leveldb_store.format import schema
 from leveldb_store.store import LevelStore
 from tests.contract.test_stores import Writer, all_rows, rows
 from tests.waiting import wait_until

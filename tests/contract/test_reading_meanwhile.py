@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from leveldb_store import schema
-from leveldb_store.database import PAGE_RECORDS_MAX
-from leveldb_store.events import key_number
+from leveldb_store.engine.database import PAGE_RECORDS_MAX
+from leveldb_store.format import schema
+from leveldb_store.format.events import key_number
 from leveldb_store.store import LevelStore
-from pyx.stored import part_ends
+from pyx.storage.stored import part_ends
 from tests.contract.test_level_store import wait_durable
 from tests.contract.test_stores import Writer
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from leveldb_store.replay_schema import ALL, StoredReplay, decode_replay, encode_replay, replay_key, split_replay
-from leveldb_store.schema import SchemaError
+from leveldb_store.format.replay_schema import ALL, StoredReplay, decode_replay, encode_replay, replay_key, split_replay
+from leveldb_store.format.schema import SchemaError
 
 STORED = StoredReplay(
     options=0x09, identifier=300, number=2, position=0x0102030405060708, lost=0x11, floors={3: 0x0102030405060799, 1: 7}

@@ -1,4 +1,6 @@
-"""The bytes of a store: the data path (pyx.stored) and the plain decoders (leveldb_store.schema) agree on them."""
+"""The bytes of a store: the data path (pyx.storage.stored) and the plain decoders (leveldb_store.format.schema) agree
+on them.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leveldb_store import schema, windows
-from leveldb_store.schema import Part, Span, StoredMessage
-from leveldb_store.subscription_schema import decode_owed, decode_subscription, encode_subscription
-from leveldb_store.windows import Window
-from pyx.message import Message
-from pyx.records import Block, LogKey
-from pyx.router import expiry_offset
-from pyx.stored import (
+from leveldb_store.format import schema, windows
+from leveldb_store.format.schema import Part, Span, StoredMessage
+from leveldb_store.format.subscription_schema import decode_owed, decode_subscription, encode_subscription
+from leveldb_store.format.windows import Window
+from pyx.delivery.router import expiry_offset
+from pyx.protocol.message import Message
+from pyx.storage.records import Block, LogKey
+from pyx.storage.stored import (
     Gathering,
     block_messages,
     content_size,

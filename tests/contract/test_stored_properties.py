@@ -1,4 +1,6 @@
-"""The properties of stored messages: the data path (pyx.properties) and the plain decoder agree on their bytes."""
+"""The properties of stored messages: the data path (pyx.protocol.properties) and the plain decoder agree on their
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leveldb_store.schema import SchemaError
-from leveldb_store.stored_properties import Properties, decode_properties
-from pyx import properties as compiled
+from leveldb_store.format.schema import SchemaError
+from leveldb_store.format.stored_properties import Properties, decode_properties
+from pyx.protocol import properties as compiled
 
 PUBLISH = 3
 
@@ -40,7 +42,7 @@ TABLE = st.fixed_dictionaries(
 
 
 def as_table(found: Properties) -> dict[str, Any]:
-    """As pyx.properties names them."""
+    """As pyx.protocol.properties names them."""
     table = {name: getattr(found, name) for name in found.__slots__}
     table["subscription_identifier"] = list(table.pop("subscription_identifiers"))
     table["user_property"] = list(table.pop("user_properties"))

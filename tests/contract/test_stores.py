@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from leveldb_store.contract import Store
+from leveldb_store.format.schema import block_key
 from leveldb_store.memory import MemoryStore
-from leveldb_store.schema import block_key
 from leveldb_store.store import LevelStore
-from pyx.message import Message
-from pyx.records import Block, LogKey
+from pyx.protocol.message import Message
+from pyx.storage.records import Block, LogKey
 from tests.unit import records_adapter as adapter
 from tests.waiting import wait_until
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import plyvel
 import pytest
 
-from broker.upgrading import UpgradeRefused, Upgrading
-from leveldb_store import schema
+from broker.repartition.upgrading import UpgradeRefused, Upgrading
 from leveldb_store import upgrade as upgrades
 from leveldb_store.contract import StoreError
+from leveldb_store.format import schema
 from leveldb_store.store import LevelStore
 from leveldb_store.upgrade import STEPS, Steps, UpgradeError, upgrade
-from shards.apart import ApartFailed, apart
+from shards.child_process import ApartFailed, apart
 from shards.data_dir import DataDir, DataDirError, settled
 from tests.sansio import KeptLog
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leveldb_store.wal import BLOCK_BYTES, cut_at_damage, cut_torn_end, whole_bytes
-from pyx.stored import crc32c
+from leveldb_store.engine.wal import BLOCK_BYTES, cut_at_damage, cut_torn_end, whole_bytes
+from pyx.storage.stored import crc32c
 
 
 def test_the_check_value_of_crc_32c() -> None:

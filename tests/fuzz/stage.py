@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from broker.node import Node
-from pyx.connection import Connection
+from broker.worker.core import Node
+from pyx.delivery.connection import Connection
 from tests import wire
 from tests.fuzz.watcher import Watcher
 from tests.sansio import CLOSED, CLOSING, OPEN, Host, Peer
@@ -116,7 +116,7 @@ class Stage:
         """All steps, then the end of everybody; AssertionError when something does not hold. Returns what was new to
         see: packets with their codes, and the counters that moved.
         """
-        with mock.patch("broker.connecting.secrets.token_hex", self._token):
+        with mock.patch("broker.clients.connecting.secrets.token_hex", self._token):
             for step in self.script.steps:
                 getattr(self, f"do_{step[0]}")(*step[1:])
                 self._check_quick()

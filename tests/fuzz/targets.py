@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pyx import codec, topics
-from pyx.client import Client, Tally
-from pyx.reasons import MalformedPacket, MqttError, ProtocolError, ReasonCode
+from pyx.loadgen.client import Client, Tally
+from pyx.protocol import codec, topics
+from pyx.protocol.reasons import MalformedPacket, MqttError, ProtocolError, ReasonCode
 from tests import wire
 from tests.fuzz.watcher import split
 from tests.wire import Will

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import plyvel
 
 from broker.testing import wait_until
-from leveldb_store import schema
-from leveldb_store.clone import CloneError, reading
+from leveldb_store.format import schema
+from leveldb_store.snapshots.clone import CloneError, reading
 from shards.placement import home
 from tests import wire
 from tests.wire import Client

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from broker import cli
+from broker.cli import main as cli
 from broker.testing import Mqttd, wait_until
 from shards.placement import home
 from tests import wire

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from broker import cli
+from broker.cli import main as cli
 from broker.testing import Mqttd
-from leveldb_store.archive_schema import unix_ms
+from leveldb_store.format.archive_schema import unix_ms
 from tests.archived import archived, numbers
 from tests.broker_process import KIND
 from tests.counted import CountedBroker

@@ -13,9 +13,9 @@ from pathlib import Path
 import plyvel
 import pytest
 
-from broker import inspection
+from broker.cli import store_command as inspection
 from broker.testing import BrokerFailed
-from leveldb_store import schema
+from leveldb_store.format import schema
 from tests.broker_process import KIND, BrokerProcess
 from tests.waiting import wait_until
 from tests.wire import Client

@@ -12,7 +12,7 @@ import plyvel
 import pytest
 
 from broker.testing import Mqttd
-from leveldb_store.events import KINDS, event_key
+from leveldb_store.format.events import KINDS, event_key
 from shards.placement import home
 from tests.broker_process import KIND
 from tests.integration.test_store_commands import Command

@@ -1,5 +1,5 @@
-"""Every bound of broker/limits.py is reached: what the documentation says happens, its counter rises, and the broker
-goes on.
+"""Every bound of broker/config/limits.py is reached: what the documentation says happens, its counter rises, and the
+broker goes on.
 
 One scenario per field. A field without one, or with one that no longer exists, fails (tests/unit/test_config.py).
 Those of disturbed hosts stand there, too. Bounds are small here; test_limits_at_their_defaults.py has them as they are.
@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from broker.limits import Limits
+from broker.config.limits import Limits
 from shards.placement import home
 from tests import wire
 from tests.broker_process import KIND, STORES, BrokerProcess

@@ -1,4 +1,5 @@
-"""Every bound of broker/limits.py as it is where nobody set it: the most that it allows is taken, one more is not.
+"""Every bound of broker/config/limits.py as it is where nobody set it: the most that it allows is taken, one more is
+not.
 
 test_limits.py makes bounds small, so that they are cheap to reach; a length field that is too narrow, a packet that
 outgrows a buffer, or a walk that takes too long shows only at what users have. `AT_DEFAULT` has a scenario for each
@@ -19,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from broker.limits import Limits
+from broker.config.limits import Limits
 from tests import wire
 from tests.broker_process import KIND, STORES
 from tests.counted import CountedBroker

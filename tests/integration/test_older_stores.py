@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from broker import cli
+from broker.cli import main as cli
 from broker.testing import Mqttd
-from leveldb_store.schema import VERSION
-from leveldb_store.snapshot import read_manifest
+from leveldb_store.format.schema import VERSION
+from leveldb_store.snapshots.snapshot import read_manifest
 from shards.data_dir import settled
 from tests.broker_process import KIND
 from tests.golden.whole import ARRIVED, IN_FLIGHT, LARGE, NO_LOCAL, SUMMARISED

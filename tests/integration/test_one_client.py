@@ -31,7 +31,7 @@ TOPIC_BYTES_MAX = 4096
 SECONDS_MAX = 30.0
 DIES = """
 import os, signal
-from broker.subscribing import Subscribing
+from broker.clients.subscribing import Subscribing
 subscribe = Subscribing.subscribe
 def dying(self, conn, session, packet):
     if any(item.filter == b"die" for item in packet.filters):

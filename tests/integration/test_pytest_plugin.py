@@ -263,5 +263,5 @@ def test_the_examples_of_the_documentation(suite: pytest.Pytester) -> None:
 
 def test_mqttd_does_not_need_pytest() -> None:
     """Neither the broker nor the class behind the fixture imports it."""
-    program = "import sys, broker.cli, broker.worker, broker.testing; sys.exit('pytest' in sys.modules)"
+    program = "import sys, broker.cli.main, broker.worker.process, broker.testing; sys.exit('pytest' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=SECONDS_MAX, check=False).returncode == 0

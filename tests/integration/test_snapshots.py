@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from broker.testing import Mqttd
-from leveldb_store import schema
-from leveldb_store.snapshot import NAME, read_manifest
+from leveldb_store.format import schema
+from leveldb_store.snapshots.snapshot import NAME, read_manifest
 from shards import data_dir
 from shards.placement import home
 from tests.broker_process import KIND

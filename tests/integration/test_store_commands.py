@@ -12,9 +12,9 @@ from pathlib import Path
 import plyvel
 import pytest
 
-from broker import cli
+from broker.cli import main as cli
 from broker.testing import BrokerFailed, Mqttd
-from leveldb_store import schema
+from leveldb_store.format import schema
 from tests.broker_process import KIND
 from tests.wire import Client
 

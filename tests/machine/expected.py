@@ -32,7 +32,7 @@ LIMITS = {
 }
 
 PAGE, QUEUED = 2, 2
-"""In the place of those of broker.retaining."""
+"""In the place of those of broker.clients.retaining."""
 
 
 def matches(topic_filter: str, topic: str) -> bool:

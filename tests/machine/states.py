@@ -32,7 +32,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from broker import retaining
+from broker.clients import retaining
 from shards.placement import home
 from tests import wire
 from tests.kept_store import KeptStore

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from leveldb_store.schema import StoredMessage
+from leveldb_store.format.schema import StoredMessage
 from tests.made_snapshot import archive_of, number_at, snapshot_of
 
 pytestmark = pytest.mark.whole_tree
@@ -108,10 +108,10 @@ def test_wheel(built: tuple[Path, Path]) -> None:
     for package in PACKAGES:
         assert f"{package}/__init__.py" in names
         assert f"{package}/py.typed" in names
-    modules = {name.partition("/")[2].partition(".")[0] for name in names if name.endswith(".so")}
-    assert modules == {path.stem for path in (ROOT / "pyx").glob("*.pyx")}
+    modules = {name.partition(".")[0] for name in names if name.endswith(".so")}
+    assert modules == {str(path.relative_to(ROOT).with_suffix("")) for path in (ROOT / "pyx").rglob("*.pyx")}
     assert {name for name in names if name.endswith(".pyi")} == {
-        f"pyx/{path.name}" for path in (ROOT / "pyx").glob("*.pyi")
+        str(path.relative_to(ROOT)) for path in (ROOT / "pyx").rglob("*.pyi")
     }
     assert any(name.endswith("licenses/LICENSE") for name in names)
     wanted = {str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
@@ -226,7 +226,7 @@ def test_no_page_tells_pip_of_another_project() -> None:
     with (ROOT / "pyproject.toml").open("rb") as opened:
         project = tomllib.load(opened)["project"]
     assert project["name"] == "mqttd-broker"
-    assert project["scripts"] == {"mqttd": "broker.cli:main"}
+    assert project["scripts"] == {"mqttd": "broker.cli.main:main"}
     kinds = {".md", ".py", ".toml", ".service", ".yml", ".cfg", ""}
     folders = [ROOT / name for name in ("docs", "deploy", "tests", *PACKAGES)]
     pages = [path for folder in folders for path in folder.rglob("*") if path.is_file() and path.suffix in kinds]

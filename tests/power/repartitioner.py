@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sys
 
-from broker.leveldb import LevelDB
-from broker.repartitioning import Repartitioning
+from broker.config.leveldb import LevelDB
+from broker.repartition.supervision import Repartitioning
 from shards.data_dir import DataDir
 from tests.power.trace import mark
 from tests.sansio import KeptLog

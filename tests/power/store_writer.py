@@ -13,10 +13,10 @@ import select
 import sys
 from typing import NamedTuple
 
-from leveldb_store.database import Options
+from leveldb_store.engine.database import Options
 from leveldb_store.store import LevelStore
-from pyx.message import Message
-from pyx.records import Block, LogKey
+from pyx.protocol.message import Message
+from pyx.storage.records import Block, LogKey
 from tests.power.trace import mark
 from tests.unit import records_adapter as adapter
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import plyvel
 import pytest
 
-from leveldb_store import schema
+from leveldb_store.format import schema
 from leveldb_store.reachability import unreachable
 from leveldb_store.store import LevelStore
 from tests.broker_process import BrokerProcess

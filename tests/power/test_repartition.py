@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import pytest
 
-from broker.repartition import repartition
-from leveldb_store import schema
-from leveldb_store.database import Database, Options
+from broker.repartition.stores import repartition
+from leveldb_store.engine.database import Database, Options
+from leveldb_store.format import schema
 from shards.data_dir import Change, DataDir, settled, store_path
 from tests import wire
 from tests.broker_process import BrokerProcess

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import plyvel
 
-from leveldb_store.wal import cut_torn_end
+from leveldb_store.engine.wal import cut_torn_end
 from tests.power.trace import mark
 
 KEYS = 400
@@ -55,7 +55,8 @@ def after(number: int) -> dict[bytes, bytes]:
 
 def content(directory: Path) -> dict[bytes, bytes]:
     """All of a database; it is recovered by this, as by any opening of it. Of the last record of its MANIFEST a cut may
-    leave some pages and not others: LevelDB takes that for damage, `leveldb_store.database` cuts it off, and so do we.
+    leave some pages and not others: LevelDB takes that for damage, `leveldb_store.engine.database` cuts it off, and so
+    do we.
     """
     try:
         database = plyvel.DB(str(directory), write_buffer_size=WRITE_BUFFER_BYTES)

@@ -11,11 +11,11 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from leveldb_store.reachability import unreachable
-from pyx import counters as count
+from pyx.core import counters as count
 from tests.simulation.history import Delivery, Publish, Violation, matches
 
 if TYPE_CHECKING:
-    from broker.node import Node
+    from broker.worker.core import Node
     from tests.simulation.clients import Client
     from tests.simulation.workers import Worker
     from tests.simulation.world import World

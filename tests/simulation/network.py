@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyx.connection import Connection
+    from pyx.delivery.connection import Connection
     from tests.simulation.clients import Client
     from tests.simulation.clock import Clock
     from tests.simulation.workers import Worker

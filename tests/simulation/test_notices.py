@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from broker.handoffs import StoredHandoff
-from broker.peering import Peering
+from broker.persistence.handoff_log import StoredHandoff
+from broker.worker.peering import Peering
 from tests.kept_store import KeptStore
 from tests.simulation.seeds import attempt
 

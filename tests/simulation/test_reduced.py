@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.config import Limits, Settings
-from broker.node import Node
+from broker.config.settings import Limits, Settings
+from broker.worker.core import Node
 from leveldb_store.memory import MemoryStore
-from pyx.connection import Connection
+from pyx.delivery.connection import Connection
 from shards.placement import home
 from tests import wire
 from tests.simulation.workers import QuietLog

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker import subscribing
+from broker.clients import subscribing
 from tests.simulation.seeds import alternate, failures
 from tests.simulation.world import EVENTS, World
 

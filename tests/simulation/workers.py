@@ -1,18 +1,20 @@
-"""One worker's process without its process: a Node, its links and its connections, driven as broker.worker drives them.
+"""One worker's process without its process: a Node, its links and its connections, driven as broker.worker.process
+drives them.
 
 What is the real thing: Node with all of pyx but the reactor, Link, and of zmq_mesh.sockets.Mesh everything but the
 sockets (awake, flush, tick, down). What is imitated, and must be kept in sync: the reactor's end of a round and its
-reading (pyx.reactor.round_end, close_asked, flush, read) and broker.worker.Worker (its tick, coalescing, hand-off).
+reading (pyx.io.reactor.round_end, close_asked, flush, read) and broker.worker.process.Worker (its tick, coalescing,
+hand-off).
 
 A worker ends between two ticks. What its end means:
 
 volatile    the memory store: sessions, log, hand-off and retained messages die with the worker; a new Node starts.
 survives    a store that keeps (tests.kept_store), on a disk that takes its time: batches become durable in their order,
             each some milliseconds later. When the worker is killed nothing remains but what was durable, and sometimes
-            some batches more; a new Node is made of these by broker.recovery and broker.handoffs, as a worker does
-            that starts. Lost is what RAM alone held: every connection (with its bytes in both directions, pending acks
-            and open questions), every session that ends with its connection, QoS 0 on its way. Siblings keep the
-            interest of a worker that is gone.
+            some batches more; a new Node is made of these by broker.persistence.recovery and
+            broker.persistence.handoff_log, as a worker does that starts. Lost is what RAM alone held: every connection
+            (with its bytes in both directions, pending acks and open questions), every session that ends with its
+            connection, QoS 0 on its way. Siblings keep the interest of a worker that is gone.
 """
 
 from __future__ import annotations
@@ -21,13 +23,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from broker.handoffs import Kept, kept_links
 from broker.logs import Log
-from broker.node import Node
-from broker.recovery import Recovered, recover
+from broker.persistence.handoff_log import Kept, kept_links
+from broker.persistence.recovery import Recovered, recover
+from broker.worker.core import Node
 from leveldb_store.contract import Store
 from leveldb_store.memory import MemoryStore
-from pyx.connection import Connection
+from pyx.delivery.connection import Connection
 from tests.kept_archive import KeptArchive
 from tests.kept_store import KeptStore
 from tests.simulation import checkers, readers
@@ -133,7 +135,7 @@ class SimulatedMesh(Mesh):
 
 
 class Worker:
-    """What broker.worker.Worker is to a process."""
+    """What broker.worker.process.Worker is to a process."""
 
     node: SimulatedNode
     mesh: SimulatedMesh
@@ -438,7 +440,7 @@ class Worker:
             self.node.connecting.closed(conn, 0, "connection lost")
             self._end(line)
 
-    # ------------------------------------------------------------ the end of a round (pyx.reactor)
+    # ------------------------------------------------------------ the end of a round (pyx.io.reactor)
 
     def _set_time(self) -> None:
         clock = self.clock
@@ -503,7 +505,7 @@ class Worker:
         del self.lines[conn]
         line.end_down()
 
-    # ------------------------------------------------------------ timers and mesh (broker.worker)
+    # ------------------------------------------------------------ timers and mesh (broker.worker.process)
 
     def _listen(self) -> None:
         if not self.listening:

@@ -19,10 +19,10 @@ import hashlib
 from collections.abc import Callable, Iterator
 from typing import Literal
 
-from broker.config import Limits, Settings
-from broker.sharing import Shared
-from pyx.placement import owner
-from pyx.router import STRATEGIES
+from broker.config.settings import Limits, Settings
+from broker.config.share_groups import Shared
+from pyx.core.placement import owner
+from pyx.delivery.router import STRATEGIES
 from shards.placement import home
 from tests.simulation import checkers, readers
 from tests.simulation.clients import Client, Plan

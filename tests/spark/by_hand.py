@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from spark_etl.tables import table_of
+from spark_etl.tables.catalogue import table_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -11,10 +11,10 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructType
 
-from leveldb_store.schema import StoredMessage
-from spark_etl.arrivals import ArrivalsReader
-from spark_etl.snapshots import SnapshotError
-from spark_etl.source import Options
+from leveldb_store.format.schema import StoredMessage
+from spark_etl.source.data_source import Options
+from spark_etl.source.stream_reader import ArrivalsReader
+from spark_etl.tables.snapshots import SnapshotError
 from tests.made_snapshot import archive_of, number_at, snapshot_of
 
 T = 1_790_000_000

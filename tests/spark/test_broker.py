@@ -14,9 +14,9 @@ import pytest
 
 import spark_etl
 from broker.testing import Mqttd
-from leveldb_store.snapshot import read_manifest
+from leveldb_store.snapshots.snapshot import read_manifest
 from shards.placement import home
-from spark_etl.tables import TABLES
+from spark_etl.tables.catalogue import TABLES
 from tests.broker_process import KIND
 from tests.mqttd_command import mqttd
 from tests.spark.conftest import Load

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from leveldb_store.schema import StoredMessage
-from spark_etl import clones
-from spark_etl.snapshots import Store, find, stores_of
+from leveldb_store.format.schema import StoredMessage
+from spark_etl.tables import clones
+from spark_etl.tables.snapshots import Store, find, stores_of
 from tests.made_snapshot import archive_of, number_at, snapshot_of
 from tests.spark.test_broker import digests
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HOLD = """
 import sys
 from pathlib import Path
-from spark_etl import clones
+from spark_etl.tables import clones
 with clones.cloned(Path(sys.argv[1])) as db:
     print(sum(1 for _ in db), flush=True)
     sys.stdin.read()
@@ -82,7 +82,7 @@ def test_tables_that_cannot_be_linked_are_named(store: Store, tmp_path: Path, mo
         raise PermissionError(1, os.strerror(1))
 
     before = digests(store.snapshot.directory)
-    monkeypatch.setattr("leveldb_store.clone.os.link", refused)
+    monkeypatch.setattr("leveldb_store.snapshots.clone.os.link", refused)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     with clones.cloned(store.path, str(scratch)) as db:
@@ -100,7 +100,7 @@ def test_tables_that_cannot_be_linked_are_named(store: Store, tmp_path: Path, mo
 def test_a_directory_that_may_not_be_written_to_has_its_clones_elsewhere(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark_etl.clones.os.access", lambda *_: False)
+    monkeypatch.setattr("spark_etl.tables.clones.os.access", lambda *_: False)
     assert clones.place_of(store.path) != store.snapshot.directory
     with clones.cloned(store.path) as db:
         assert left(store) == []
@@ -117,12 +117,12 @@ class Blocked:
             raise ImportError(f"{name} is blocked")
 sys.meta_path.insert(0, Blocked())
 import pyarrow as pa
-import spark_etl, spark_etl.source
-from spark_etl.conditions import Conditions
-from spark_etl.frames import Counts, Frames
-from spark_etl.plan import spans_of
-from spark_etl.reading import read
-from spark_etl.snapshots import find, stores_of
+import spark_etl, spark_etl.source.data_source
+from spark_etl.tables.conditions import Conditions
+from spark_etl.tables.frames import Counts, Frames
+from spark_etl.source.plan import spans_of
+from spark_etl.tables.reading import read
+from spark_etl.tables.snapshots import find, stores_of
 (store,) = stores_of(find(sys.argv[1]))
 frames = Frames(pa.schema([("number", pa.int64())]), store, Counts())
 for spans in spans_of(store, "messages", Conditions(), 1 << 20, None):

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pyspark
 import pytest
 
-from leveldb_store.schema import StoredMessage
-from spark_etl.output import Output
+from leveldb_store.format.schema import StoredMessage
+from spark_etl.parquet.output import Output
 from tests.made_snapshot import archive_of, log_of, number_at, snapshot_of
 
 ROOT = Path(__file__).resolve().parents[2]

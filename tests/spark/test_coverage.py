@@ -9,11 +9,11 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leveldb_store import events, schema
-from leveldb_store.schema import StoredMessage
-from spark_etl import clones
-from spark_etl.coverage import Run, Sequence, Sequences, Stretch, runs_of
-from spark_etl.snapshots import find, stores_of
+from leveldb_store.format import events, schema
+from leveldb_store.format.schema import StoredMessage
+from spark_etl.source.coverage import Run, Sequence, Sequences, Stretch, runs_of
+from spark_etl.tables import clones
+from spark_etl.tables.snapshots import find, stores_of
 from tests.made_snapshot import archive_of, number_at, snapshot_of
 
 SEQUENCE = Sequence("host", "messages", "#", 0)

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from broker.testing import Mqttd
-from leveldb_store.snapshot import read_manifest
-from spark_etl import demo, report
-from spark_etl.agreement import agreement
+from leveldb_store.snapshots.snapshot import read_manifest
 from spark_etl.analyses import ANALYSES, read
-from spark_etl.demo_fleet import Published, work
+from spark_etl.demo import job as demo
+from spark_etl.demo.fleet import Published, work
 from spark_etl.jobs import JobError
-from spark_etl.snapshots import find
+from spark_etl.parquet.agreement import agreement
+from spark_etl.report import job as report
+from spark_etl.tables.snapshots import find
 from tests.broker_process import KIND, ROOT
 from tests.mqttd_command import mqttd
 from tests.waiting import wait_until

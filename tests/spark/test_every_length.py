@@ -12,17 +12,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from leveldb_store import archive_schema, schema
-from leveldb_store.archive_schema import ArchivedMessage
-from leveldb_store.schema import StoredMessage
+from leveldb_store.format import archive_schema, schema
+from leveldb_store.format.archive_schema import ArchivedMessage
+from leveldb_store.format.schema import StoredMessage
 from shards.placement import home
-from spark_etl.conditions import Conditions
-from spark_etl.frames import Counts, Frames
-from spark_etl.plan import spans_of
-from spark_etl.reading import read
-from spark_etl.records import ARCHIVED_LEAD, Records, starts_of
-from spark_etl.snapshots import Store, find, stores_of
-from spark_etl.tables import table_of
+from spark_etl.source.plan import spans_of
+from spark_etl.tables.catalogue import table_of
+from spark_etl.tables.conditions import Conditions
+from spark_etl.tables.frames import Counts, Frames
+from spark_etl.tables.reading import read
+from spark_etl.tables.records import ARCHIVED_LEAD, Records, starts_of
+from spark_etl.tables.snapshots import Store, find, stores_of
 from tests import wire
 from tests.kept_host import lasting, let_go, on_disk
 from tests.made_snapshot import taken_of

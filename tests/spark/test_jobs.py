@@ -57,7 +57,7 @@ def test_wrong_usage_is_one_line(arguments: list[str], line: str, capsys: pytest
 
 def test_of_an_error_of_spark_the_line_that_was_ours_is_said() -> None:
     text = "An exception was thrown from the Python worker:\n  File x\n{}\n\n\tat org.apache.spark"
-    ours = "leveldb_store.snapshot.SnapshotError: /s/worker-0/1.ldb: is damaged"
+    ours = "leveldb_store.snapshots.snapshot.SnapshotError: /s/worker-0/1.ldb: is damaged"
     assert str(one_line(ValueError(text.format(ours)))) == "/s/worker-0/1.ldb: is damaged"
     assert str(one_line(ValueError(text.format("ValueError: year 58692")))) == "ValueError: year 58692"
     assert str(one_line(ValueError("[X] no room\nmore"))) == "[X] no room"

@@ -12,8 +12,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from leveldb_store.schema import StoredMessage
-from spark_etl.output import Output
+from leveldb_store.format.schema import StoredMessage
+from spark_etl.parquet.output import Output
 from tests.made_snapshot import archive_of, log_of, number_at, snapshot_of
 from tests.waiting import let_pass, wait_until
 

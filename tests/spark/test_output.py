@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from spark_etl.jobs import JobError
-from spark_etl.output import Commit, Output
+from spark_etl.parquet.output import Commit, Output
 
 
 class Killed(BaseException):

@@ -16,17 +16,17 @@ import pandas as pd
 import pytest
 from pyspark.sql import SparkSession
 
-from leveldb_store import events, schema
-from leveldb_store.schema import StoredMessage, StoredQueued
-from spark_etl import tables
+from leveldb_store.format import events, schema
+from leveldb_store.format.schema import StoredMessage, StoredQueued
 from spark_etl.__main__ import main
-from spark_etl.committed import committed
-from spark_etl.compacting import compact
-from spark_etl.output import Commit, Output
-from spark_etl.parquet import found, parquet, taken_of
-from spark_etl.pruning import prunable
-from spark_etl.quality import Looked, report
-from spark_etl.tables import Table
+from spark_etl.parquet.committed import committed
+from spark_etl.parquet.compacting import compact
+from spark_etl.parquet.job import found, parquet, taken_of
+from spark_etl.parquet.output import Commit, Output
+from spark_etl.parquet.pruning import prunable
+from spark_etl.parquet.quality import Looked, report
+from spark_etl.tables import catalogue as tables
+from spark_etl.tables.catalogue import Table
 from tests.made_snapshot import archive_of, log_of, number_at, snapshot_of
 
 T = 1_790_000_000  # 2026-09-21, 14:13:20 UTC

@@ -13,9 +13,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 
-from leveldb_store import schema
-from leveldb_store.schema import StoredMessage
-from leveldb_store.snapshot import NAME
+from leveldb_store.format import schema
+from leveldb_store.format.schema import StoredMessage
+from leveldb_store.snapshots.snapshot import NAME
 from tests.made_snapshot import archive_of, log_of, number_at, snapshot_of
 from tests.spark.conftest import Load
 from tests.spark.rows import rows_of
@@ -208,8 +208,8 @@ def test_what_cannot_be_read_is_one_line_that_names_the_file(load: Load, tmp_pat
 def test_stores_of_another_schema_are_refused_where_their_reader_would_be(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from spark_etl import reading
-    from spark_etl.snapshots import SnapshotError, Store, find, stores_of
+    from spark_etl.tables import reading
+    from spark_etl.tables.snapshots import SnapshotError, Store, find, stores_of
 
     snapshot_of(tmp_path / "s", [[]])
     (store,) = stores_of(find(str(tmp_path / "s")))

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leveldb_store import archive_schema, schema
-from leveldb_store.archive_schema import ArchivedMessage
-from leveldb_store.schema import SchemaError, StoredMessage
-from leveldb_store.stored_properties import decode_properties
-from spark_etl.records import ARCHIVED_LEAD, Records, starts_of
+from leveldb_store.format import archive_schema, schema
+from leveldb_store.format.archive_schema import ArchivedMessage
+from leveldb_store.format.schema import SchemaError, StoredMessage
+from leveldb_store.format.stored_properties import decode_properties
+from spark_etl.tables.records import ARCHIVED_LEAD, Records, starts_of
 
 PROPERTIES = st.sampled_from([
     b"", b"\x01\x01", b"\x02\x00\x00\x00\x3c", b"\x03\x00\x01x\x26\x00\x01a\x00\x01b\x26\x00\x01a\x00\x01c",

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from leveldb_store import replay_schema, schema, windows
-from leveldb_store.queued_messages import message_key
-from leveldb_store.replay_schema import StoredReplay
-from leveldb_store.schema import StoredMessage, StoredQueued, StoredSession
-from leveldb_store.subscription_schema import encode_subscription
-from leveldb_store.windows import Window
+from leveldb_store.format import replay_schema, schema, windows
+from leveldb_store.format.queued_messages import message_key
+from leveldb_store.format.replay_schema import StoredReplay
+from leveldb_store.format.schema import StoredMessage, StoredQueued, StoredSession
+from leveldb_store.format.subscription_schema import encode_subscription
+from leveldb_store.format.windows import Window
 from tests.made_snapshot import number_at, snapshot_of
 from tests.spark.conftest import Load
 

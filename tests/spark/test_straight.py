@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from leveldb_store.schema import StoredMessage
-from spark_etl import parquet as job
-from spark_etl import straight
-from spark_etl.committed import committed
-from spark_etl.output import Commit, Output
-from spark_etl.parquet import found, parquet
-from spark_etl.tables import TABLES
+from leveldb_store.format.schema import StoredMessage
+from spark_etl.parquet import direct_writer as straight
+from spark_etl.parquet import job as job
+from spark_etl.parquet.committed import committed
+from spark_etl.parquet.job import found, parquet
+from spark_etl.parquet.output import Commit, Output
+from spark_etl.tables.catalogue import TABLES
 from tests.made_snapshot import archive_of, log_of, number_at, snapshot_of
 from tests.spark.rows import rows_of
 

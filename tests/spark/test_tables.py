@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from leveldb_store import events
-from spark_etl import tables
+from leveldb_store.format import events
+from spark_etl.tables import catalogue as tables
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_documentation_has_the_tables_of_today() -> None:
     path = ROOT / "docs" / "analytics.md"
     assert tables.with_tables(path.read_text()) == path.read_text(), (
-        "run: python -m spark_etl.tables --markdown docs/analytics.md"
+        "run: python -m spark_etl.tables.catalogue --markdown docs/analytics.md"
     )
 
 
@@ -42,7 +42,7 @@ def test_columns_that_are_chosen_keep_the_tables_order() -> None:
 
 
 def test_the_module_prints_the_tables_and_refuses_what_it_does_not_know() -> None:
-    command = [sys.executable, "-m", "spark_etl.tables"]
+    command = [sys.executable, "-m", "spark_etl.tables.catalogue"]
     printed = subprocess.run([*command, "--markdown"], cwd=ROOT, capture_output=True, text=True)
     assert (printed.returncode, printed.stdout.strip()) == (0, tables.markdown().strip())
     refused = subprocess.run([*command, "--html"], cwd=ROOT, capture_output=True, text=True)

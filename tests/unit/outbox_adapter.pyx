@@ -3,7 +3,7 @@
 from libc.stdint cimport uint32_t, uint8_t
 from libc.string cimport memcpy, memset
 
-from pyx.outbox cimport (
+from pyx.core.outbox cimport (
     Outbox, iovec, outbox_clear, outbox_gather, outbox_reserve, outbox_sent, outbox_share,
 )
 

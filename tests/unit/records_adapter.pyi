@@ -1,7 +1,7 @@
 from typing import Any
 
-from pyx.message import Message
-from pyx.records import Batch, Block, LogKey, Packed
+from pyx.protocol.message import Message
+from pyx.storage.records import Batch, Block, LogKey, Packed
 
 Unpacked = tuple[bytes, bytes | None, int, int, bool, bytes, int, bytes | None, bool, int, bool, bool]
 

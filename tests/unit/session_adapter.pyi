@@ -1,5 +1,5 @@
-from pyx.message import Message
-from pyx.session import Session
+from pyx.delivery.session import Session
+from pyx.protocol.message import Message
 
 def open_slot(session: Session, message: Message | None = None) -> tuple[int, int]: ...
 def release(session: Session, packet_id: int) -> bool: ...

@@ -1,4 +1,4 @@
-from pyx.interest import WholeInterest
+from pyx.matching.interest import WholeInterest
 
 Member = tuple[str, int, int]
 Members = tuple[list[Member], list[Member]]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from broker import administration
-from broker.administration import Administration
-from pyx import work
+from broker.worker import administration
+from broker.worker.administration import Administration
+from pyx.core import work
 from tests import wire
 from tests.kept_host import commit, families, kept, lasting
 from tests.sansio import Host

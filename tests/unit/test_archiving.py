@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from broker import cli
-from broker.archiving import ArchiveRule, archive_errors, archive_options, size_of
-from leveldb_store.archive_schema import NUMBER_WORKER_BITS
+from broker.cli import main as cli
+from broker.config.archive import ArchiveRule, archive_errors, archive_options, size_of
 from leveldb_store.contract import Archive, Page
-from pyx import counters as count
-from pyx.archive import Archiver
+from leveldb_store.format.archive_schema import NUMBER_WORKER_BITS
+from pyx.core import counters as count
+from pyx.storage.archive import Archiver
 from tests import wire
 from tests.sansio import START_WALL_MS, Host
 from tests.unit.test_commit import Ledger, commit, host_with

@@ -11,7 +11,7 @@ import pytest
 from broker.auth import scram
 from broker.auth.contract import Backend
 from broker.auth.pool import Done
-from broker.config import Settings
+from broker.config.settings import Settings
 from shards.placement import home
 from tests import wire
 from tests.sansio import CLOSED, CLOSING, Host, Peer

@@ -1,5 +1,5 @@
-"""A sibling's batch of publishes that are much work: it is taken in pieces (`broker.peering`), and between these nobody
-misses a message, gets one twice, or waits for all of it.
+"""A sibling's batch of publishes that are much work: it is taken in pieces (`broker.worker.peering`), and between these
+nobody misses a message, gets one twice, or waits for all of it.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any
 import plyvel
 import pytest
 
-from broker import peering
-from leveldb_store import schema
-from pyx import work
+from broker.worker import peering
+from leveldb_store.format import schema
+from pyx.core import work
 from tests import wire
 from tests.kept_host import lasting, let_go, on_disk
 from tests.kept_store import KeptStore

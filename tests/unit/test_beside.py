@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker.beside import Beside
+from broker.worker.background_thread import Beside
 
 
 class OneFile:

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from pyx import work
+from pyx.core import work
 from shards.placement import home
 from tests import wire
 from tests.sansio import Host

@@ -1,7 +1,7 @@
 """No callback does more than its bound, whatever is at its configured maximum: on the disk, with a sibling.
 
 One row for each operation. What it needs is made before, and is no part of it; then the work of each callback that it
-causes is counted (`pyx.work`), here and at the sibling, until nothing moves any more.
+causes is counted (`pyx.core.work`), here and at the sibling, until nothing moves any more.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from broker.config import QueueRule
-from broker.limits import Limits
-from broker.recovery import Recovered
-from broker.sharing import Shared
-from pyx import work
-from pyx.work import callback
+from broker.config.limits import Limits
+from broker.config.settings import QueueRule
+from broker.config.share_groups import Shared
+from broker.persistence.recovery import Recovered
+from pyx.core import work
+from pyx.core.work import callback
 from shards.placement import home
 from tests import wire
 from tests.kept_host import OnDisk, let_go

@@ -26,8 +26,8 @@ from tests.waiting import wait_until
 SECONDS_MAX = 10.0
 WITH_STAND_IN = """
 import select, sys, types
-from pyx import counters
-worker = types.ModuleType("broker.worker")
+from pyx.core import counters
+worker = types.ModuleType("broker.worker.process")
 def run(seat):
     seat.ready()
     while not any(message["event"] == "stop" for message in seat.messages()):
@@ -36,9 +36,9 @@ def run(seat):
     return 0
 worker.run, counters.ROW_BYTES, counters.NAMES = run, 8192, ("x", "heartbeat")
 counters.bury = counters.in_hand = lambda row: None
-sys.modules["broker.worker"] = worker
+sys.modules["broker.worker.process"] = worker
 """
-MAIN = "from broker.cli import main; sys.exit(main())"
+MAIN = "from broker.cli.main import main; sys.exit(main())"
 
 
 class Command:
@@ -239,9 +239,9 @@ def test_an_admin_address_in_use(mqttd: Mqttd) -> None:
             assert command.status() == 3
             assert command.err() == f"mqttd: admin: {said}\n"
         taken = WITH_STAND_IN + (
-            "import os, broker.config\n"
-            f"broker.config.Settings.model_fields['admin'].default = {address!r}\n"
-            "broker.config.Settings.model_rebuild(force=True)\n"
+            "import os, broker.config.settings\n"
+            f"broker.config.settings.Settings.model_fields['admin'].default = {address!r}\n"
+            "broker.config.settings.Settings.model_rebuild(force=True)\n"
             "del os.environ['MQTTD_ADMIN']\n"
         )
         command = mqttd("--port", "0", "--log-format", "json", program=taken).wait_ready()
@@ -320,10 +320,10 @@ def test_an_unknown_flag(mqttd: Mqttd) -> None:
 
 
 def test_missing_compiled_modules_are_one_line(mqttd: Mqttd) -> None:
-    command = mqttd(program=WITH_STAND_IN + 'sys.modules["pyx.counters"] = None\n')
+    command = mqttd(program=WITH_STAND_IN + 'sys.modules["pyx.core.counters"] = None\n')
     assert command.status() == 1
     assert command.err() == (
-        "mqttd: cannot start: the compiled module pyx.counters is missing "
+        "mqttd: cannot start: the compiled module pyx.core.counters is missing "
         "(needs a C compiler at installation: pip install .)\n"
     )
 

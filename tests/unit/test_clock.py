@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyx.clock import Clock
+from pyx.core.clock import Clock
 from shards.clock import FILE, HostClock
 from tests import wire
 from tests.kept_store import KeptStore

@@ -18,8 +18,8 @@ from typing import Any
 import plyvel
 import pytest
 
-from leveldb_store import clone as module
-from leveldb_store.clone import (
+from leveldb_store.snapshots import clone as module
+from leveldb_store.snapshots.clone import (
     CloneError,
     clone,
     clone_for_reading,
@@ -330,7 +330,7 @@ def test_what_is_no_database_is_refused_in_one_line(source: Written, tmp_path: P
 
 def test_nothing_compiled_of_ours_is_needed() -> None:
     """Other programs read snapshots where nothing can be compiled."""
-    modules = ("clone", "snapshot", "restoring", "moment")
+    modules = ("snapshots.clone", "snapshots.snapshot", "snapshots.restoring", "format.persisted_counters")
     program = "import sys; sys.modules['pyx'] = None\n" + "".join(f"import leveldb_store.{each}\n" for each in modules)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyx import codec, properties
-from pyx.packets import (
+from pyx.protocol import codec, properties
+from pyx.protocol.packets import (
     Ack,
     Auth,
     Connack,
@@ -29,7 +29,7 @@ from pyx.packets import (
     Unsubscribe,
     Will,
 )
-from pyx.reasons import TABLE, MalformedPacket, MqttError, ProtocolError, ReasonCode
+from pyx.protocol.reasons import TABLE, MalformedPacket, MqttError, ProtocolError, ReasonCode
 from tests.unit.test_properties import STRINGS, TOPIC_NAMES, dicts_of
 
 CONNECT, CONNACK, PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP = range(1, 8)

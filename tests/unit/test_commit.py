@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from leveldb_store.memory import MemoryStore
-from pyx.connection import Connection
+from pyx.delivery.connection import Connection
 from tests import wire
 from tests.sansio import Host, Peer
 

@@ -10,12 +10,12 @@ from typing import Any, get_args
 
 import pytest
 
-from broker import config
-from broker.addresses import is_loopback
-from broker.config import ConfigError, Settings, load, restart_needed
-from broker.queueing import covers, first_rule
-from leveldb_store.database import Options
-from pyx.counters import NAMES
+from broker.config import settings as config
+from broker.config.addresses import is_loopback
+from broker.config.queues import covers, first_rule
+from broker.config.settings import ConfigError, Settings, load, restart_needed
+from leveldb_store.engine.database import Options
+from pyx.core.counters import NAMES
 from tests.broker_process import ROOT
 from tests.integration.test_limits import SCENARIOS
 
@@ -399,7 +399,7 @@ def test_the_first_queue_rule_in_order_decides() -> None:
 def test_the_documentation_has_the_tables_of_today() -> None:
     path = ROOT / "docs" / "configuration.md"
     assert config.with_tables(path.read_text()) == path.read_text(), (
-        "run: python -m broker.config --markdown docs/configuration.md"
+        "run: python -m broker.config.settings --markdown docs/configuration.md"
     )
 
 

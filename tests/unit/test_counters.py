@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pyx import counters
-from pyx.counters import Row
+from pyx.core import counters
+from pyx.core.counters import Row
 
 
 def test_parts_of_a_row_do_not_overlap() -> None:

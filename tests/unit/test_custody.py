@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from broker.node import Node
-from broker.recovery import identify, recover
-from leveldb_store import schema
+from broker.persistence.recovery import identify, recover
+from broker.worker.core import Node
 from leveldb_store.contract import StoreError
+from leveldb_store.format import schema
 from tests import wire
 from tests.kept_host import NEVER, VERSIONS, WILL, commit, families, kept, lasting, sent, session, store_of
 from tests.sansio import START_WALL_MS, Host, KeptLog, Peer

@@ -15,9 +15,9 @@ from pathlib import Path
 import plyvel
 import pytest
 
-from broker.inspection import Place, verify
-from broker.repartition import repartition
-from leveldb_store import schema
+from broker.cli.store_command import Place, verify
+from broker.repartition.stores import repartition
+from leveldb_store.format import schema
 from tests.kept_host import WILL, lasting, let_go, on_disk
 from tests.sansio import Peer
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.leveldb import LevelDB
-from broker.repartitioning import Refused, Repartitioning
+from broker.config.leveldb import LevelDB
+from broker.repartition.supervision import Refused, Repartitioning
 from shards import data_dir
-from shards.apart import ApartFailed, apart
+from shards.child_process import ApartFailed, apart
 from shards.data_dir import Change, DataDir, DataDirError, settled, store_path
 from tests.sansio import KeptLog
 

@@ -7,12 +7,12 @@ import re
 import pytest
 from pydantic import BaseModel
 
-from broker import data_path
-from broker.config import ConfigError, QueueRule, Settings, load
-from broker.limits import Limits as Bounds
-from broker.protocol import Protocol
+from broker.config import data_path
+from broker.config.limits import Limits as Bounds
+from broker.config.protocol import Protocol
+from broker.config.settings import ConfigError, QueueRule, Settings, load
 from broker.testing import Mqttd
-from pyx.limits import Limits
+from pyx.core.limits import Limits
 from tests.broker_process import KIND
 from tests.unit.test_cli import Mqttd as Command
 from tests.unit.test_cli import mqttd
@@ -48,7 +48,7 @@ def whole(values: dict[str, float]) -> dict[str, float]:
 
 @pytest.mark.parametrize("misspelt", ["queue_mesages_max", "hold_second_max", "hold_ms_least", "packet_bytes_max_"])
 def test_a_misspelt_field_is_an_error(misspelt: str) -> None:
-    with pytest.raises(LookupError, match=re.escape(f"pyx.limits.Limits.{misspelt} is the name of no setting")):
+    with pytest.raises(LookupError, match=re.escape(f"pyx.core.limits.Limits.{misspelt} is the name of no setting")):
         data_path.sources(["packet_bytes_max", misspelt], MODELS)
 
 
@@ -59,10 +59,10 @@ def test_a_name_of_two_settings_is_an_error() -> None:
 
 def test_a_broker_with_a_misspelt_bound_does_not_start(mqttd: Command) -> None:
     """A field of the data path that no setting fills ends the start, before anybody is served."""
-    program = "import sys, broker.data_path as d; d.fields = lambda: ['packet_bytes_max', 'outbox_byte_max']\n"
+    program = "import sys, broker.config.data_path as d; d.fields = lambda: ['packet_bytes_max', 'outbox_byte_max']\n"
     command = mqttd("--port", "0", "--workers", "2", "--store", "memory", program=program)
     assert command.status() != 0
-    assert "pyx.limits.Limits.outbox_byte_max is the name of no setting" in command.err()
+    assert "pyx.core.limits.Limits.outbox_byte_max is the name of no setting" in command.err()
     assert command.out() == ""
 
 

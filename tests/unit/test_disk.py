@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyx import work
+from pyx.core import work
 from tests import wire
 from tests.kept_host import VERSIONS, WILL, commit, kept, lasting, sent, store_of
 from tests.kept_store import KeptStore

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from pyx import codec
-from pyx.packets import (
+from pyx.protocol import codec
+from pyx.protocol.packets import (
     Connect,
     Publish,
     Subscription,
 )
-from pyx.reasons import TABLE, MalformedPacket, MqttError, ProtocolError, ReasonCode, is_reason_allowed
+from pyx.protocol.reasons import TABLE, MalformedPacket, MqttError, ProtocolError, ReasonCode, is_reason_allowed
 from tests.unit.test_codec import CONNACK, PUBACK, PUBREL, SUBACK
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from broker import endings, subscribing
-from leveldb_store import schema
+from broker.clients import endings, subscribing
+from leveldb_store.format import schema
 from leveldb_store.reachability import unreachable
 from tests import wire
 from tests.kept_host import commit, kept, lasting, store_of

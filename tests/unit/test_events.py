@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leveldb_store import events, schema
-from leveldb_store.events import KINDS, Event, Kind, decode_event, encode_event, event_key, split_event
+from leveldb_store.format import events, schema
+from leveldb_store.format.events import KINDS, Event, Kind, decode_event, encode_event, event_key, split_event
 
 NUMBER = 1_800_000_000_123_456 << 8 | 3
 BITS = {"B": 8, "H": 16, "I": 32, "Q": 64}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pyx.placement import owner
+from pyx.core.placement import owner
 from tests.kept_store import KeptStore
 from tests.sansio import Host, Peer
 from tests.unit.test_router import client_at

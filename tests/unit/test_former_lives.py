@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from leveldb_store import schema
+from leveldb_store.format import schema
 from tests import wire
 from tests.kept_host import NEVER, WILL, kept, lasting, store_of
 from tests.sansio import Host, Peer

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pyx.placement import owner
+from pyx.core.placement import owner
 from shards.placement import home
 from tests import wire
 from tests.sansio import Host

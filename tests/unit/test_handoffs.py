@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from broker.handoffs import StoredHandoff, kept_links
-from leveldb_store import schema
-from pyx.message import Message
-from pyx.records import pack_messages, without_words
+from broker.persistence.handoff_log import StoredHandoff, kept_links
+from leveldb_store.format import schema
+from pyx.protocol.message import Message
+from pyx.storage.records import pack_messages, without_words
 from tests.kept_store import KeptStore
 from tests.sansio import Host
 from zmq_mesh.contract import HandoffLog, LinkLimits

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from broker.config import QueueRule
+from broker.config.settings import QueueRule
 from tests import wire
 from tests.sansio import Host, Peer
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from broker.limits import Limits
-from pyx import work
+from broker.config.limits import Limits
+from pyx.core import work
 from tests import wire
 from tests.unit.test_repartition import client_of
 from tests.unit.test_replaying import archived, ask, lasting, subscriber

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pyx.client import STAMP_BYTES, Client, Flight, Message, Tally
-from pyx.packets import Connack, Disconnect, Suback
-from pyx.reasons import MqttError, ReasonCode
+from pyx.loadgen.client import STAMP_BYTES, Client, Flight, Message, Tally
+from pyx.protocol.packets import Connack, Disconnect, Suback
+from pyx.protocol.reasons import MqttError, ReasonCode
 from tests import wire
 
 SENT, DELIVERY, RECEIVED = "PUBLISH", "DELIVERY", "RECEIVED"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from loadtest.figures import Durations, Moment, Shared
 from loadtest.scenario import filter_for, scenario
 from loadtest.target import Target
-from pyx.ledger import FIGURES, HISTOGRAM_FIRST, HISTOGRAM_PLACES, HISTOGRAMS, ROW_PLACES, place_value
+from pyx.loadgen.ledger import FIGURES, HISTOGRAM_FIRST, HISTOGRAM_PLACES, HISTOGRAMS, ROW_PLACES, place_value
 
 
 def test_places_of_a_histogram_rise_and_are_at_most_a_64th_apart() -> None:

@@ -9,9 +9,9 @@ from functools import partial
 import pytest
 
 from broker.piecework import AT_ONCE
-from pyx import counters as count
-from pyx import work
-from pyx.work import STEP, spend
+from pyx.core import counters as count
+from pyx.core import work
+from pyx.core.work import STEP, spend
 from tests import wire
 from tests.unit.test_reactor import Sockets, taken
 

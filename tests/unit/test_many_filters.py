@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyx import work
+from pyx.core import work
 from tests import wire
 from tests.kept_host import OnDisk, let_go
 from tests.kept_store import KeptStore

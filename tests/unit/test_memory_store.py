@@ -7,8 +7,8 @@ import sys
 
 from leveldb_store.contract import Store
 from leveldb_store.memory import MemoryStore
-from pyx.message import Message
-from pyx.records import Block, LogKey
+from pyx.protocol.message import Message
+from pyx.storage.records import Block, LogKey
 from tests.unit import records_adapter as adapter
 
 

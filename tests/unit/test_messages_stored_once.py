@@ -9,10 +9,10 @@ from pathlib import Path
 import plyvel
 import pytest
 
-from broker.inspection import Place, verify
-from leveldb_store import schema
+from broker.cli.store_command import Place, verify
 from leveldb_store.contract import StoreError
-from leveldb_store.queued_messages import decode_own, message_key, message_of, whole
+from leveldb_store.format import schema
+from leveldb_store.format.queued_messages import decode_own, message_key, message_of, whole
 from leveldb_store.reachability import unreachable
 from tests import wire
 from tests.kept_host import NEVER, kept, lasting, let_go, on_disk, sent

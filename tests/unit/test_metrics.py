@@ -8,10 +8,10 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker import metrics
-from broker.metrics import Rows, State, Worker
-from pyx import counters
-from pyx.counters import Row
+from broker.admin import metrics
+from broker.admin.metrics import Rows, State, Worker
+from pyx.core import counters
+from pyx.core.counters import Row
 
 ROOT = Path(__file__).resolve().parents[2]
 ASKED_FOR = {
@@ -124,7 +124,7 @@ def test_links_have_both_ends(rows: list[bytearray]) -> None:
 def test_the_documentation_has_the_tables_of_today() -> None:
     path = ROOT / "docs" / "operations.md"
     assert metrics.with_tables(path.read_text()) == path.read_text(), (
-        "run: python -m broker.metrics --markdown docs/operations.md"
+        "run: python -m broker.admin.metrics --markdown docs/operations.md"
     )
 
 

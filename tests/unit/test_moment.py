@@ -6,12 +6,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from leveldb_store.moment import FIELDS, decode_moment, encode_moment
-from leveldb_store.schema import SchemaError
-from pyx import counters
-from pyx.counters import Row
+from leveldb_store.format.persisted_counters import FIELDS, decode_moment, encode_moment
+from leveldb_store.format.schema import SchemaError
+from pyx.core import counters
+from pyx.core.counters import Row
 
-MOST = dict.fromkeys(FIELDS, 2 ** 64 - 1) | {"number": 2**53 - 1}
+MOST = dict.fromkeys(FIELDS, 2**64 - 1) | {"number": 2**53 - 1}
 """The largest value of each field: a message number is microseconds of a clock that ends in 2255."""
 
 values_of_fields = st.tuples(*(st.integers(0, MOST[name]) for name in FIELDS))

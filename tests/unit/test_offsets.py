@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.offsets import Asked, OffsetError, asked, tag_of
-from pyx.replay import write_position
+from broker.replay.offsets import Asked, OffsetError, asked, tag_of
+from pyx.delivery.replay import write_position
 
 TAG = tag_of("an archive")
 LAST = 1_900_000_000_000_000 << 8

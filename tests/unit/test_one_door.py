@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from broker.node import Node
+from broker.worker.core import Node
 from shards.placement import home
 from tests import wire
 from tests.kept_store import KeptStore

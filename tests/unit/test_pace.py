@@ -8,9 +8,9 @@ from typing import cast
 
 import pytest
 
-from broker.pace import _CREDIT_NS, MESSAGE_NS, Pace
-from broker.replaying import Replaying
-from pyx.reactor import Reactor
+from broker.replay.replaying import Replaying
+from broker.replay.scheduler import _CREDIT_NS, MESSAGE_NS, Pace
+from pyx.io.reactor import Reactor
 from tests.waiting import wait_until
 
 

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from broker import cli
 from broker.auth.password_file import PasswordFile
+from broker.cli import main as cli
 from tests.broker_process import ROOT
 from tests.scram_client import ScramClient
 from tests.unit.test_password_file import PBKDF2

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyx.placement import owner
+from pyx.core.placement import owner
 from shards.placement import home
 
 # What runs have computed since the first release. A change here moves every session that is on a disk.

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyx import properties
-from pyx.reasons import MalformedPacket, ProtocolError
+from pyx.protocol import properties
+from pyx.protocol.reasons import MalformedPacket, ProtocolError
 from tests import wire
 from tests.conformance.test_properties import MAY_STAND_IN
 

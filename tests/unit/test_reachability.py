@@ -8,11 +8,11 @@ from pathlib import Path
 import plyvel
 import pytest
 
-from broker.inspection import Place, verify
-from leveldb_store import schema
+from broker.cli.store_command import Place, verify
+from leveldb_store.format import schema
+from leveldb_store.format.replay_schema import replay_key
+from leveldb_store.format.subscription_schema import encode_subscription
 from leveldb_store.reachability import unreachable
-from leveldb_store.replay_schema import replay_key
-from leveldb_store.subscription_schema import encode_subscription
 from tests.kept_host import WILL, lasting, let_go, on_disk
 from tests.sansio import Host
 

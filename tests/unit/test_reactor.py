@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pyx.connection import Connection
-from pyx.reactor import Reactor
+from pyx.delivery.connection import Connection
+from pyx.io.reactor import Reactor
 from tests import wire
 from tests.sansio import CLOSED, Host
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from leveldb_store.events import decode_event, event_key
+from leveldb_store.format.events import decode_event, event_key
 from tests import wire
 from tests.kept_host import kept, lasting, session, store_of
 from tests.kept_store import KeptStore

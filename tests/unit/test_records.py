@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pyx.message import Message
-from pyx.records import Batch, Block, Index, LogKey, Packed, pack_messages, unpack_messages
-from pyx.router import expiry_offset
+from pyx.delivery.router import expiry_offset
+from pyx.protocol.message import Message
+from pyx.storage.records import Batch, Block, Index, LogKey, Packed, pack_messages, unpack_messages
 from tests.unit import records_adapter as adapter
 
 Row = tuple[int, bytes]

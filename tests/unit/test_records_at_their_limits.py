@@ -8,10 +8,10 @@ from pathlib import Path
 import plyvel
 import pytest
 
-from broker import inspection
-from leveldb_store import schema
-from leveldb_store.windows import decode_window
-from pyx.wire import refuse_disallowed
+from broker.cli import store_command as inspection
+from leveldb_store.format import schema
+from leveldb_store.format.windows import decode_window
+from pyx.protocol.wire import refuse_disallowed
 from tests import wire
 from tests.kept_host import lasting, let_go, on_disk
 from tests.sansio import Host, Peer

@@ -9,8 +9,8 @@ from collections import Counter
 
 import pytest
 
-from leveldb_store import schema
-from pyx.message import Message
+from leveldb_store.format import schema
+from pyx.protocol.message import Message
 from shards.placement import home
 from tests import wire
 from tests.kept_store import KeptStore

@@ -9,10 +9,10 @@ from pathlib import Path
 import plyvel
 import pytest
 
-from broker.repartition import Moved, RepartitionError, repartition
-from leveldb_store import schema
+from broker.repartition.stores import Moved, RepartitionError, repartition
 from leveldb_store.contract import FallenBehind
-from pyx.placement import owner
+from leveldb_store.format import schema
+from pyx.core.placement import owner
 from shards.placement import home
 from tests import wire
 from tests.contract.test_archive import Source, opened, table

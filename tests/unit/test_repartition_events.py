@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.repartition_events import carry_events
-from leveldb_store import events, schema
-from leveldb_store.events import KEY_BYTES, decode_event, encode_event, event_key
+from broker.repartition.events import carry_events
+from leveldb_store.format import events, schema
+from leveldb_store.format.events import KEY_BYTES, decode_event, encode_event, event_key
 from tests.kept_host import lasting, let_go, on_disk
 from tests.unit.test_repartition import CHANGES, moved, paths
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from leveldb_store import schema
-from leveldb_store.subscription_schema import decode_subscription
+from leveldb_store.format import schema
+from leveldb_store.format.subscription_schema import decode_subscription
 from tests import wire
 from tests.kept_host import kept, lasting, let_go, on_disk
 from tests.sansio import Host, Peer

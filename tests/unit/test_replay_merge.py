@@ -1,4 +1,4 @@
-"""Pages of several archives become deliveries in one order: `pyx.replay.Merge` against a plain model."""
+"""Pages of several archives become deliveries in one order: `pyx.delivery.replay.Merge` against a plain model."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from broker.offsets import tag_of
-from pyx.message import Message
-from pyx.replay import Merge
+from broker.replay.offsets import tag_of
+from pyx.delivery.replay import Merge
+from pyx.protocol.message import Message
 from tests import wire
 from tests.sansio import Host, Peer
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from broker.limits import Limits
-from broker.offsets import tag_of
-from leveldb_store import schema
+from broker.config.limits import Limits
+from broker.replay.offsets import tag_of
 from leveldb_store.contract import StoreError
-from pyx.message import Message
-from pyx.replay import write_position
+from leveldb_store.format import schema
+from pyx.delivery.replay import write_position
+from pyx.protocol.message import Message
 from tests import wire
 from tests.kept_archive import KeptArchive
 from tests.kept_host import NEVER, store_of

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pyx.retained import Retained
+from pyx.matching.retained import Retained
 from tests.unit.test_subscriptions import FILTERS, TOPICS, matches
 
 

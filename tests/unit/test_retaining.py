@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from broker import retaining
-from leveldb_store import schema
-from leveldb_store.subscription_schema import decode_owed
-from pyx import work
-from pyx.message import Message
-from pyx.placement import owner
+from broker.clients import retaining
+from leveldb_store.format import schema
+from leveldb_store.format.subscription_schema import decode_owed
+from pyx.core import work
+from pyx.core.placement import owner
+from pyx.protocol.message import Message
 from shards.placement import home
 from tests import wire
 from tests.kept_host import on_disk

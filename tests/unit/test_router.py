@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from broker.protocol import Protocol
-from pyx.message import Message
+from broker.config.protocol import Protocol
+from pyx.protocol.message import Message
 from shards.placement import home
 from tests import wire
 from tests.sansio import CLOSING, Host, Peer

@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pyx.message import Message
-from pyx.session import Session
+from pyx.delivery.session import Session
+from pyx.protocol.message import Message
 from tests.unit.session_adapter import arrive, clear, dequeue, enqueue, leave, open_slot, queue_bytes, release
 
 

@@ -6,9 +6,9 @@ from collections import defaultdict
 
 import pytest
 
-from broker.config import Settings
-from broker.sharing import Shared, rule_of
-from pyx.router import STRATEGIES
+from broker.config.settings import Settings
+from broker.config.share_groups import Shared, rule_of
+from pyx.delivery.router import STRATEGIES
 from shards.placement import home
 from tests import wire
 from tests.sansio import Host, Peer

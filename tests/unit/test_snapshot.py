@@ -13,12 +13,13 @@ from pathlib import Path
 import plyvel
 import pytest
 
-from leveldb_store import archive_schema, schema, snapshot
-from leveldb_store.archive_schema import ArchivedMessage
-from leveldb_store.clone import Clone, clone, reading
-from leveldb_store.moment import FIELDS, encode_moment
-from leveldb_store.restoring import restore
-from leveldb_store.snapshot import (
+from leveldb_store.format import archive_schema, schema
+from leveldb_store.format.archive_schema import ArchivedMessage
+from leveldb_store.format.persisted_counters import FIELDS, encode_moment
+from leveldb_store.snapshots import snapshot
+from leveldb_store.snapshots.clone import Clone, clone, reading
+from leveldb_store.snapshots.restoring import restore
+from leveldb_store.snapshots.snapshot import (
     FORMAT,
     NAME,
     ArchiveFacts,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pyx.reactor import Reactor
+from pyx.io.reactor import Reactor
 from tests import wire
 from tests.sansio import Host
 from tests.waiting import wait_until

@@ -8,7 +8,7 @@ from itertools import accumulate
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.stretches import Log, Stretch, Wanted
+from broker.repartition.position_map import Log, Stretch, Wanted
 
 POSITIONS = st.integers(0, 60)
 SPANS = st.lists(st.tuples(POSITIONS, POSITIONS).map(lambda pair: (min(pair), max(pair))), max_size=5)

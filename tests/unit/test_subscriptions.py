@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pyx.interest import WholeInterest
+from pyx.matching.interest import WholeInterest
 from tests.unit.subscriptions_adapter import Session, SubscriptionsAdapter
 
 

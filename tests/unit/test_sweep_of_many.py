@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pyx import work
+from pyx.core import work
 from tests.kept_store import KeptStore
 from tests.sansio import Host, Peer
 

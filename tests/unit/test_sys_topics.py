@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from broker.sys_topics import Load, is_sys
-from pyx import counters
+from broker.admin.sys_topics import Load, is_sys
+from pyx.core import counters
 from tests.sansio import Host
 
 

@@ -6,7 +6,7 @@ import tracemalloc
 
 import pytest
 
-from broker.takeovers import Takeovers
+from broker.clients.takeovers import Takeovers
 from tests.sansio import Host
 
 

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from pyx.timers import TimerWheel
+from pyx.core.timers import TimerWheel
 from tests.unit.timers_adapter import Timed, cancel, expired, schedule
 
 NEVER = 2**64 - 1

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyx import topics
+from pyx.protocol import topics
 
 
 @pytest.mark.mqtt(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.limits import Limits
-from pyx import work
-from pyx.subscriptions import Subscriptions
+from broker.config.limits import Limits
+from pyx.core import work
+from pyx.matching.subscriptions import Subscriptions
 from tests import wire
 from tests.kept_host import OnDisk, kept, lasting, let_go
 from tests.sansio import Host, Peer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from leveldb_store import schema, windows
-from pyx.windows import unpack_queued, window_positions
+from leveldb_store.format import schema, windows
+from pyx.delivery.windows import unpack_queued, window_positions
 from tests import wire
 from tests.sansio import Host, Peer
 from tests.unit.test_commit import Ledger, commit, host_with

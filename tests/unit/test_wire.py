@@ -6,11 +6,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pyx import codec, properties
-from pyx.packets import Publish
-from pyx.reasons import MalformedPacket, ProtocolError
-from pyx.topics import is_topic_name
-from pyx.wire import refuse_disallowed
+from pyx.protocol import codec, properties
+from pyx.protocol.packets import Publish
+from pyx.protocol.reasons import MalformedPacket, ProtocolError
+from pyx.protocol.topics import is_topic_name
+from pyx.protocol.wire import refuse_disallowed
 
 PUBACK = 4
 SUBSCRIBE = 8

@@ -1,4 +1,6 @@
-"""The step counter: what callbacks do is counted, each for itself, and the most of each kind is kept (pyx/work.pxd)."""
+"""The step counter: what callbacks do is counted, each for itself, and the most of each kind is kept
+(pyx/core/work.pxd).
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyx import work
-from pyx.timers import TimerWheel
+from pyx.core import work
+from pyx.core.timers import TimerWheel
 from tests import wire
 from tests.sansio import Host
 

@@ -1,6 +1,6 @@
 from typing import Generic, TypeVar
 
-from pyx.timers import TimerWheel
+from pyx.core.timers import TimerWheel
 
 Name = TypeVar("Name")
 

@@ -2,7 +2,7 @@
 """TimerNodes as Python objects, for the tests alone: what a connection or a session does with its own."""
 from libc.stdint cimport uint8_t, uint64_t
 
-from pyx.timers cimport TimerNode, TimerWheel
+from pyx.core.timers cimport TimerNode, TimerWheel
 
 
 cdef class Timed:

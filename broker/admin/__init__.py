@@ -1,0 +1,1 @@
+"""What operators and monitoring see: the control process, Prometheus metrics, $SYS."""

@@ -1,0 +1,240 @@
+"""The control process: what an operator, a load balancer or Prometheus asks a running broker, over HTTP.
+
+    GET /health     200 while the heartbeats of the supervisor and of all workers move, else 503; JSON
+    GET /ready      200 while every worker serves, 503 while one does not, and while the broker starts or stops; JSON
+    GET /metrics    the counter rows as Prometheus text
+
+It reads what others write: the counter rows, the heartbeats in them, and the "state" that the supervisor tells it. It
+holds nothing that anybody waits for, so it may be killed at any time: connections wait in the backlog, which belongs to
+the supervisor, for its successor. Errors are application/problem+json [RFC 9457].
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+import broker
+from broker.admin.metrics import Rows, State, Worker
+from broker.config.settings import ConfigError
+from broker.logs import Log, StandardLibrary
+from pyx.core import counters
+from pyx.core.counters import Row
+from shards import stacks
+from shards.signals import ignore_with_a_line
+
+if TYPE_CHECKING:
+    from shards.worker_context import ControlSeat
+
+__all__ = ["Control", "Pulse", "run"]
+
+_LOOK_SECONDS = 0.25
+_HEARTBEAT_SECONDS_MAX = 3.0
+"""A heartbeat that stands still for longer is no sign of life. Workers beat every 0.1 s, the supervisor every second;
+one that is restarted at once is back before."""
+_STOP_SECONDS_MAX = 1.0
+"""What requests that are being answered get when the broker ends."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def run(seat: ControlSeat) -> int:
+    """Serve until told to stop; returns the exit status."""
+    return asyncio.run(_serve(seat))
+
+
+async def _serve(seat: ControlSeat) -> int:
+    control = Control(seat)
+    await control.start()
+    try:
+        return await control.stopped
+    finally:
+        await control.close()
+
+
+class Pulse:
+    """Heartbeats, and since when each has stood still."""
+
+    def __init__(self, beats: Sequence[Callable[[], int]], now: float) -> None:
+        self._beats = beats
+        self._seen = [(beat(), now) for beat in beats]
+
+    def ages(self, now: float) -> list[float]:
+        """Seconds since each was last seen to move; looks at them."""
+        for index, beat in enumerate(self._beats):
+            value = beat()
+            if value != self._seen[index][0]:
+                self._seen[index] = (value, now)
+        return [now - at for _, at in self._seen]
+
+
+class Control:
+    """The HTTP server and what its answers are made of."""
+
+    def __init__(self, seat: ControlSeat) -> None:
+        self.seat = seat
+        self.loop = asyncio.get_running_loop()
+        self.stopped: asyncio.Future[int] = self.loop.create_future()
+        self.log = Log.of(seat.settings).bind(process="control")
+        logging.getLogger().handlers[:] = [StandardLibrary(self.log)]  # asyncio and aiohttp speak there
+        self._broker = "starting"
+        self._workers: list[dict[str, Any]] = [{"state": "starting", "pid": 0, "restarts": 0}] * seat.workers
+        rows = self._rows = [Row(row) for row in seat.rows]
+        beats: list[Callable[[], int]] = [lambda: int(seat.supervisor_heartbeat[0])]
+        beats += [lambda row=row: row.get(counters.HEARTBEAT) for row in rows]  # type: ignore[misc]
+        self._pulse = Pulse(beats, time.monotonic())
+        self._registry = CollectorRegistry()
+        self._registry.register(Rows(seat.rows, self._state))
+        self._runner = web.AppRunner(
+            self._application(), access_log=None, handle_signals=False, shutdown_timeout=_STOP_SECONDS_MAX
+        )
+
+    def _application(self) -> web.Application:
+        application = web.Application(middlewares=[self._problems])
+        application.router.add_get("/health", self._get_health)
+        application.router.add_get("/ready", self._get_ready)
+        application.router.add_get("/metrics", self._get_metrics)
+        application.on_response_prepare.append(_head)
+        return application
+
+    async def start(self) -> None:
+        """Hear the supervisor, then serve."""
+        self.loop.add_signal_handler(signal.SIGTERM, self._stop)
+        ignore_with_a_line(
+            self.loop, frozenset({stacks.SIGNAL}), lambda name: self.log.warning("signal_ignored", signal=name)
+        )
+        self.loop.add_reader(self.seat.control.fileno(), self._on_control)
+        self._on_control()
+        self._look()
+        await self._runner.setup()
+        for listener in self.seat.listeners:
+            await web.SockSite(self._runner, listener).start()
+        self.seat.ready()
+
+    async def close(self) -> None:
+        """Answer what was asked, let go."""
+        self.loop.remove_reader(self.seat.control.fileno())
+        await self._runner.cleanup()
+
+    def _stop(self) -> None:
+        if not self.stopped.done():
+            self.stopped.set_result(0)
+
+    def _look(self) -> None:
+        self.seat.heartbeat[0] += 1
+        self._pulse.ages(time.monotonic())
+        self.loop.call_later(_LOOK_SECONDS, self._look)
+
+    def _on_control(self) -> None:
+        for message in self.seat.messages():
+            match message:
+                case {"event": "state", "broker": str(state), "workers": list(workers)}:
+                    self._broker = state
+                    self._workers = workers
+                case {"event": "reload", "number": int(number), "settings": settings}:
+                    self.seat.tell("reloaded", number=number, reason=self._reload(settings))
+                case {"event": "stop"}:
+                    self._stop()
+                case {"event": "closed"}:
+                    os._exit(1)  # the supervisor is gone
+
+    def _reload(self, message: dict[str, Any]) -> str | None:
+        try:
+            new = self.seat.settings = self.seat.settings.reloaded(message)
+        except ConfigError as error:  # the supervisor has found no error: the password file has changed since
+            return str(error)
+        self.log.configure(new.log_level, new.limits.log_lines_per_second_max)
+        return None
+
+    # ------------------------------------------------------------ answers
+
+    def _state(self) -> State:
+        now = time.monotonic()
+        _, *ages = self._pulse.ages(now)
+        return State(
+            now - self.seat.began,
+            [
+                Worker(worker["state"] == "ready", worker["restarts"], age)
+                for worker, age in zip(self._workers, ages, strict=True)
+            ],
+        )
+
+    def _report(self) -> tuple[dict[str, Any], bool]:
+        """What both /health and /ready say, and whether all heartbeats move."""
+        now = time.monotonic()
+        supervisor, *ages = self._pulse.ages(now)
+        report = {
+            "broker": self._broker,
+            "version": broker.__version__,
+            "uptime_seconds": round(now - self.seat.began, 3),
+            "supervisor": {"pid": self.seat.supervisor_pid, "heartbeat_age_seconds": round(supervisor, 3)},
+            "workers": [
+                {
+                    "worker": index,
+                    **worker,
+                    "store": _store(row),
+                    "records_set_aside": row.get(counters.RECORDS_SET_ASIDE),
+                    "heartbeat_age_seconds": round(age, 3),
+                }
+                for index, (worker, row, age) in enumerate(zip(self._workers, self._rows, ages, strict=True))
+            ],
+        }
+        return report, max(supervisor, *ages) <= _HEARTBEAT_SECONDS_MAX
+
+    async def _get_health(self, _request: web.Request) -> web.Response:
+        report, moves = self._report()
+        return _answer({"status": "ok" if moves else "failing", **report}, moves)
+
+    async def _get_ready(self, _request: web.Request) -> web.Response:
+        report, _ = self._report()
+        ready = self._broker == "serving" and all(worker["state"] == "ready" for worker in self._workers)
+        return _answer({"status": "ready" if ready else "not ready", **report}, ready)
+
+    async def _get_metrics(self, _request: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    @web.middleware
+    async def _problems(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPException as error:
+            headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
+            return _problem(error.status, f"{request.method} {request.path}", headers)
+        except Exception:  # noqa: BLE001 (ours: this request fails, the others do not)
+            self.log.error("admin_failed", method=request.method, path=request.path, traceback=traceback.format_exc())
+            return _problem(500, f"{request.method} {request.path}: the log has the details", {})
+
+
+def _store(row: Row) -> str:
+    if row.get(counters.STORE_FAILED):
+        return "failed"
+    return "full" if row.get(counters.STORE_FULL) else "ok"
+
+
+def _answer(body: dict[str, Any], well: bool) -> web.Response:
+    status = HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE
+    return web.Response(status=status, body=orjson.dumps(body) + b"\n", content_type="application/json")
+
+
+def _problem(status: int, detail: str, headers: dict[str, str]) -> web.Response:
+    body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
+    return web.Response(
+        status=status, body=orjson.dumps(body) + b"\n", content_type="application/problem+json", headers=headers
+    )
+
+
+async def _head(_request: web.Request, response: web.StreamResponse) -> None:
+    response.headers["Server"] = "mqttd"
+    response.headers["Cache-Control"] = "no-store"
+    response.headers["X-Content-Type-Options"] = "nosniff"

@@ -1,0 +1,358 @@
+"""The counter rows as Prometheus metrics: names, types and texts of all of them, and the collector that reads the rows.
+
+What is not named here is exported all the same, as `mqttd_<name>`: a new counter is one line in pyx/core/counters.pxd.
+The tables of docs/operations.md are made from this module (`python -m broker.admin.metrics --markdown
+docs/operations.md`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+import broker
+from broker.admin import sys_topics
+from pyx.core import counters
+from pyx.core.counters import Row
+
+__all__ = ["Rows", "State", "families", "markdown"]
+
+
+class Family(NamedTuple):
+    """One metric. Counters have their name without `_total`, which the exposition adds."""
+
+    name: str
+    kind: str
+    help: str
+    labels: tuple[str, ...] = ("worker",)
+
+    @property
+    def shown(self) -> str:
+        """The name as it is exported."""
+        return self.name + "_total" if self.kind == "counter" else self.name
+
+
+class Worker(NamedTuple):
+    """What the supervisor and the heartbeats say of a worker."""
+
+    up: bool
+    restarts: int
+    heartbeat_age_seconds: float
+
+
+class State(NamedTuple):
+    """What is known beside the rows."""
+
+    uptime_seconds: float
+    workers: Sequence[Worker]
+
+
+#: counter -> its name and meaning for operators; those left out are `mqttd_<counter>`, with a text of _HELP if there is
+_NAMED: dict[str, tuple[str, str]] = {
+    "sessions": ("mqtt_sessions_active", "Sessions, of clients that are connected and of those that are not."),
+    "subscriptions": ("mqtt_subscriptions_active", "Subscriptions of all sessions, shared ones included."),
+    "retained_messages": ("mqtt_retained_messages", "Topics with a retained message."),
+    "connections_opened": ("mqtt_connections", "Connections that were accepted by a CONNACK."),
+    "publish_received": ("mqtt_messages_received", "PUBLISH packets from clients, repeated ones of QoS 2 not counted."),
+    "publish_sent": ("mqtt_messages_sent", "PUBLISH packets to clients, redeliveries included."),
+    "bytes_received": ("mqtt_bytes_received", "Bytes from clients."),
+    "bytes_sent": ("mqtt_bytes_sent", "Bytes to clients that the kernel took."),
+    "connections": ("mqttd_sockets", "Sockets of clients, those without a CONNECT yet or in closing included."),
+    "heartbeat": ("mqttd_heartbeats", "Turns of the 100 ms timer."),
+}
+_DROPPED = Family(
+    "mqtt_messages_dropped",
+    "counter",
+    "Copies of messages that a session did not get, by reason; see the table of reasons.",
+    ("worker", "reason"),
+)
+_CURRENT = Family("mqtt_connections_current", "gauge", "Clients that are connected.")
+_HELP: dict[str, str] = {
+    "shared_subscriptions": "Subscriptions with a share group.",
+    "filters": "Different Topic Filters, those of other workers included.",
+    "store_full": "1: the store takes no new message, the disk has too little room or refuses.",
+    "store_failed": "1: the disk refuses, nothing becomes durable.",
+    "records_set_aside": "Records of the store that nobody can read: they are kept, and left out.",
+    "store_held": "Times that a publisher before MQTT 5 was not read because a store was full.",
+    "store_refused": "Publishes and subscriptions that were refused, and connections that were closed, because a store "
+    "was full or failed.",
+    "replays": "Subscriptions that read the archive.",
+    "replayed_messages": "Messages of the archive put into the queues of sessions that replay.",
+    "replayed_bytes": "Topics, properties and payloads of those.",
+    "replay_pages": "Pages read from the archive of this worker, for its own sessions and those of other workers.",
+    "replays_refused": "Topic Filters with mqttd-offset that were refused.",
+    "replays_fallen_behind": "Times that retention had removed what a replay had not read.",
+    "store_blocks_read": "Blocks of messages read back from the store, for sessions that are behind.",
+    "store_blocks_left_out": "Blocks of the log, and parts of indexes, that cannot be read: what they had is left out.",
+    "store_reads_shared": "Batches that were not read, because another session had just read them.",
+    "archive_bytes": "Bytes of blocks in the archive.",
+    "archived_messages": "Messages archived, from this worker's clients.",
+    "archived_bytes": "Bytes of their records.",
+    "archive_dropped": "Messages of QoS 0 that were not archived, because the store was full or too slow.",
+    "archive_removed_messages": "Messages that the archive's retention has removed.",
+    "archive_removed_bytes": "Bytes of their blocks.",
+    "events_bytes": "Bytes of recorded events that the store holds, before compression.",
+    "events_recorded": "Events recorded: connections, sessions, subscriptions, and the samples of each minute.",
+    "events_suppressed": "Events that were counted and not recorded: events_per_second_max.",
+    "events_lost": "Events that were counted and not recorded, because the store was full or failed.",
+    "events_unlisted": "Messages that events count for others, because clients_max or topics_max was reached.",
+    "retained_bytes": "Bytes of retained messages.",
+    "log_messages": "Entries of the log that sessions which are behind or offline read.",
+    "log_bytes": "Bytes of that log.",
+    "connections_accepted": "Sockets accepted.",
+    "connections_handed_over": "Connections given to their home worker.",
+    "connections_taken_in": "Connections got from the worker that accepted them.",
+    "connections_refused": "Connections closed before, or by, their CONNACK.",
+    "sessions_over_max": "CONNECTs that were refused because there were sessions_max sessions.",
+    "sessions_ended_for_room": "Sessions that ended at sessions_max: they were offline for longest.",
+    "sessions_too_large": "Subscriptions and CONNECTs that were refused because of session_bytes_max.",
+    "connections_closed": "Connections that have ended after their CONNACK, a worker's death included.",
+    "authentications_failed": "Connections and re-authentications with wrong or missing credentials.",
+    "authentications_refused": "Connections refused because auth_pending_max were being checked.",
+    "authentications_repeated": "Re-authentications that succeeded.",
+    "credentials_hashed": "Password hashes computed.",
+    "credentials_cached": "Passwords found right without.",
+    "sessions_taken_over": "Connections closed because their client connected again.",
+    "sessions_expired": "Sessions that ended by their Session Expiry Interval.",
+    "accept_errors": "Times that no connection could be accepted for want of descriptors or memory.",
+    "keep_alive_timeouts": "Connections closed for silence.",
+    "protocol_errors": "Connections closed for a malformed packet or a protocol error.",
+    "internal_errors": "Connections closed for a defect of mqttd; the log has the traceback.",
+    "packets_received": "MQTT packets of any type from clients.",
+    "answers_sent": "MQTT packets to clients that are no PUBLISH.",
+    "recv_calls": "Calls of recv().",
+    "send_calls": "Calls of send() and sendmsg().",
+    "ticks": "Rounds of the event loop.",
+    "publish_received_qos1": "PUBLISH packets of QoS 1 from clients.",
+    "publish_received_qos2": "PUBLISH packets of QoS 2 from clients, repeated ones not counted.",
+    "publish_duplicates": "PUBLISH packets of QoS 2 that had come before.",
+    "publish_bytes_received": "Bytes of payload from clients.",
+    "publish_bytes_sent": "Bytes of payload to clients.",
+    "publish_unmatched": "PUBLISH packets that nobody wanted.",
+    "redelivered": "PUBLISH packets sent again with DUP.",
+    "retained_refused": "Messages not retained: retained_messages_max or retained_bytes_max.",
+    "matched": "Copies of messages, one per session that matched: delivered + dropped + waiting.",
+    "delivered_qos0": "Copies of QoS 0 that the kernel took.",
+    "delivered_qos1": "Copies of QoS 1 acknowledged.",
+    "delivered_qos2": "Copies of QoS 2 completed.",
+    "shared_waited": "Messages of share groups queued for a member, because none was able when they came.",
+    "shared_again": "Messages of share groups given to another member or worker after all.",
+    "mesh_entries_sent": "Messages given to other workers.",
+    "mesh_entries_received": "Messages got from other workers.",
+    "mesh_batches_received": "Batches got from other workers.",
+    "mesh_bytes_received": "Bytes of those batches.",
+    "mesh_batches_behind": "Times that batches for another worker went to the hand-off log because it takes less than "
+    "comes: they leave the memory, and are read back when it has room.",
+    "mesh_frames_refused": "Mesh messages that were malformed, or of or for a worker that is dead.",
+    "retained_unwatched": "Retained messages sent as they came that were not remembered, for want of room, while a "
+    "SUBSCRIBE was answered: an older one of the topic may follow.",
+    "reading_paused": "Times that a publisher was not read because another worker had no room.",
+    "clients_maximum": "Most clients that were connected at once, all workers together, as seen by this one.",
+}
+_REASONS: dict[str, str] = {
+    "expired": "its Message Expiry Interval had passed",
+    "offline_qos0": "QoS 0, and the client was not connected",
+    "outbox_full": "QoS 0, and `outbox_bytes_max` waited for the client",
+    "connection_closed": "QoS 0, and the connection ended before the kernel took it",
+    "queue_full": "`queue_messages_max` or `queue_bytes_max`",
+    "packet_too_large": "larger than the client's Maximum Packet Size",
+    "unsubscribed": "it waited, and the client unsubscribed",
+    "session_ended": "it waited, and the session ended",
+    "refused": "the client answered with a reason code of 0x80 or above",
+    "peer_lost": "the worker that should have got it died, or was away for too long",
+    "no_member": "the share group had no member left",
+    "overtaken": "retained, and a newer retained message of its topic was sent first, as it came",
+    "worker_lost": "it was in the memory of a worker that died",
+}
+_HISTOGRAMS: dict[str, tuple[str, str]] = {
+    "publish_duration": (
+        "mqtt_publish_duration_seconds",
+        "From the beginning of the tick that received a PUBLISH to the end of its routing, or to its ack leaving when "
+        "that waits for another worker. A sample every 10 ms at most.",
+    ),
+    "delivery_duration": (
+        "mqtt_delivery_duration_seconds",
+        "From the beginning of the tick that received a PUBLISH, on whatever worker, to its copies being given to the "
+        "kernel. Of the same samples; one for each worker that delivers.",
+    ),
+    "match_duration": (
+        "mqtt_wildcard_match_duration_seconds",
+        "Matching a topic whose result was not cached against the wildcard filters. One in 16.",
+    ),
+}
+_LINKS: dict[str, tuple[str, str, float]] = {
+    "batches": ("mqttd_link_batches", "Batches sent.", 1),
+    "messages": ("mqttd_link_messages", "Messages in them, and what the workers ask and answer each other.", 1),
+    "bytes": ("mqttd_link_bytes", "Bytes of them.", 1),
+    "resent": ("mqttd_link_resent", "Batches sent again.", 1),
+    "qos0_dropped": ("mqttd_link_qos0_dropped", "QoS 0 messages not sent: the other worker was away or full.", 1),
+    "unacknowledged": ("mqttd_link_unacknowledged_batches", "Batches without an acknowledgement yet.", 1),
+    "oldest_ms": ("mqttd_link_oldest_unacknowledged_seconds", "Age of the oldest of them.", 0.001),
+    "outbox_bytes": ("mqttd_link_outbox_bytes", "Bytes that wait for the other worker.", 1),
+}
+_BROKER: tuple[Family, ...] = (
+    Family("mqttd_build_info", "gauge", "Always 1; the label says which mqttd this is.", ("version",)),
+    Family("mqttd_uptime_seconds", "gauge", "Since the supervisor was started.", ()),
+    Family("mqttd_worker_up", "gauge", "1: serving; 0: starting or down."),
+    Family("mqttd_worker_restarts", "counter", "Times the worker was started again."),
+    Family("mqttd_worker_heartbeat_age_seconds", "gauge", "Since the worker's heartbeat was last seen to move."),
+)
+
+
+def _plain() -> Iterator[tuple[int, Family]]:
+    """(counter, its family) of every counter that has a family of its own."""
+    for index, name in enumerate(counters.NAMES):
+        if name.startswith("dropped_") or name == "incarnation":
+            continue
+        kind = "gauge" if counters.is_gauge(index) or name == "clients_maximum" else "counter"
+        shown, text = _NAMED.get(name, (f"mqttd_{name}", _HELP.get(name, name.replace("_", " ").capitalize() + ".")))
+        yield index, Family(shown, kind, text)
+
+
+def _links() -> Iterator[tuple[int, Family, float]]:
+    for place, name in enumerate(counters.LINK_TOTALS + counters.LINK_GAUGES):
+        shown, text, scale = _LINKS[name]
+        yield (
+            place,
+            Family(shown, "counter" if name in counters.LINK_TOTALS else "gauge", text, ("worker", "to")),
+            scale,
+        )
+
+
+def _histograms() -> Iterator[tuple[int, Family]]:
+    for which, name in enumerate(counters.HISTOGRAMS):
+        shown, text = _HISTOGRAMS[name]
+        yield which, Family(shown, "histogram", text)
+
+
+def _drops() -> Iterator[tuple[int, str]]:
+    for index, name in enumerate(counters.NAMES):
+        if name.startswith("dropped_"):
+            yield index, name.removeprefix("dropped_")
+
+
+def families() -> list[Family]:
+    """All metrics, in the order of the exposition."""
+    return [
+        *_BROKER,
+        _CURRENT,
+        _DROPPED,
+        *(family for _, family in _plain()),
+        *(family for _, family in _histograms()),
+        *(family for _, family, _ in _links()),
+    ]
+
+
+class Rows(Collector):
+    """Reads the rows of all workers when it is asked."""
+
+    def __init__(self, rows: Sequence[memoryview], state: Callable[[], State]) -> None:
+        self._rows = [Row(row) for row in rows]
+        self._state = state
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics."""
+        yield from self._broker()
+        yield self._made(_CURRENT, [((str(i),), connected(row)) for i, row in enumerate(self._rows)])
+        drops = list(_drops())
+        yield self._made(
+            _DROPPED,
+            [((str(i), reason), row.get(index)) for i, row in enumerate(self._rows) for index, reason in drops],
+        )
+        for index, family in _plain():
+            yield self._made(family, [((str(i),), row.get(index)) for i, row in enumerate(self._rows)])
+        for which, family in _histograms():
+            yield self._histogram(which, family)
+        links = [
+            ((str(i), str(peer)), row.link(peer))
+            for i, row in enumerate(self._rows)
+            for peer in range(len(self._rows))
+            if peer != i
+        ]
+        for place, family, scale in _links():
+            yield self._made(family, [(labels, values[place] * scale) for labels, values in links])
+
+    def _broker(self) -> Iterator[Metric]:
+        state = self._state()
+        build, uptime, up, restarts, age = _BROKER
+        workers = [((str(i),), worker) for i, worker in enumerate(state.workers)]
+        yield self._made(build, [((broker.__version__,), 1)])
+        yield self._made(uptime, [((), state.uptime_seconds)])
+        yield self._made(up, [(labels, float(worker.up)) for labels, worker in workers])
+        yield self._made(restarts, [(labels, worker.restarts) for labels, worker in workers])
+        yield self._made(age, [(labels, worker.heartbeat_age_seconds) for labels, worker in workers])
+
+    def _made(self, family: Family, samples: Sequence[tuple[tuple[str, ...], float]]) -> Metric:
+        metric = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+        made = metric(family.name, family.help, labels=family.labels)
+        for labels, value in samples:
+            made.add_metric(labels, value)
+        return made
+
+    def _histogram(self, which: int, family: Family) -> Metric:
+        metric = HistogramMetricFamily(family.name, family.help, labels=family.labels)
+        for i, row in enumerate(self._rows):
+            nanoseconds, samples = row.histogram(which)
+            total = 0
+            buckets = []
+            for bound, count in zip((*counters.BOUNDS_NS, None), samples, strict=True):
+                total += count
+                buckets.append(("+Inf" if bound is None else str(bound / 1e9), total))
+            metric.add_metric([str(i)], buckets=buckets, sum_value=nanoseconds / 1e9)
+        return metric
+
+
+def connected(row: Row) -> int:
+    """Clients of a worker that are connected."""
+    opened = row.get(counters.CONNECTIONS_OPENED)  # first: one that closes in between must not make this negative
+    return max(0, opened - row.get(counters.CONNECTIONS_CLOSED))
+
+
+# -- the tables of docs/operations.md
+
+_BEGIN = "<!-- generated: python -m broker.admin.metrics --markdown docs/operations.md -->"
+_END = "<!-- end of what is generated -->"
+_SYS_BEGIN = "<!-- generated likewise: topics of $SYS -->"
+_SYS_END = "<!-- end of the topics of $SYS -->"
+
+
+def markdown() -> str:
+    """The tables of metrics and of drop reasons."""
+    lines = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
+    for family in families():
+        labels = ", ".join(f"`{label}`" for label in family.labels)
+        lines.append(f"| `{family.shown}` | {family.kind} | {labels} | {family.help} |")
+    lines += ["", "| `reason` | a copy was dropped because |", "|---|---|"]
+    for _, reason in _drops():
+        lines.append(f"| `{reason}` | {_REASONS.get(reason, reason.replace('_', ' '))} |")
+    return "\n".join(lines)
+
+
+def with_tables(document: str) -> str:
+    """A document with its generated parts made anew. Raises ValueError when it has no place for it."""
+    for first, last, table in ((_SYS_BEGIN, _SYS_END, sys_topics.markdown()), (_BEGIN, _END, markdown())):
+        before, begin, rest = document.partition(first)
+        _, end, after = rest.partition(last)
+        if not begin or not end:
+            raise ValueError(f"the document has no lines {first!r} and {last!r}")
+        document = f"{before}{begin}\n\n{table}\n\n{end}{after}"
+    return document
+
+
+def _main(arguments: list[str]) -> int:
+    match arguments:
+        case ["--markdown", file]:
+            path = Path(file)
+            path.write_text(with_tables(path.read_text()))
+            return 0
+    print("usage: python -m broker.admin.metrics --markdown FILE", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(_main(sys.argv[1:]))

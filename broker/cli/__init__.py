@@ -1,0 +1,1 @@
+"""The command `mqttd` and its subcommands."""

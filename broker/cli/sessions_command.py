@@ -1,0 +1,113 @@
+"""`mqttd sessions list|show|delete`: the sessions of a running broker that keeps them on a disk.
+
+Asked over the supervisor's control socket, which `DATA_DIR/broker.json` names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from broker.cli.console_client import Asking, NoAnswer
+from broker.config import settings as config
+from broker.logs import shown as printable
+from shards.placement import home
+
+__all__ = ["main"]
+
+_NONE = 1
+_BAD_USAGE = 2
+_NO_BROKER = 1
+_NEVER = 0xFFFFFFFF
+_COLUMNS = ("client", "worker", "connected", "version", "expiry", "subscriptions", "inflight", "queued")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print it. The exit status: 0 done, 1 no such session, or no broker that answers, 2 wrong usage."""
+    parser = argparse.ArgumentParser(prog="mqttd sessions", description="The sessions of a running broker.")
+    parser.add_argument("what", choices=["list", "show", "delete"], help="delete closes its connection, too")
+    parser.add_argument("client", nargs="?", metavar="CLIENT_ID", help="for show and delete")
+    parser.add_argument("--data-dir", metavar="DIR", help="the broker's (default: as in the configuration)")
+    parser.add_argument("--config", metavar="FILE", help="configuration file of the broker; also MQTTD_CONFIG")
+    parser.add_argument("--json", action="store_true", help="print JSON; list: an object per line")
+    given = parser.parse_intermixed_args(arguments)
+    if (given.client is None) != (given.what == "list"):
+        parser.error(f"{given.what}: {'a client id is needed' if given.client is None else 'takes no client id'}")
+    try:
+        file = given.config or os.environ.get(config.ENVIRONMENT_CONFIG)
+        directory = given.data_dir or config.load(file, os.environ).data_dir
+        with Asking(directory) as broker:
+            if given.what == "list":
+                _list(broker, given.json)
+                return 0
+            if given.what == "show":
+                return _show(broker, given.client, given.json)
+            return _delete(broker, given.client)
+    except config.ConfigError as error:
+        for line in error.lines:
+            print(f"mqttd: {line}", file=sys.stderr)
+        return _BAD_USAGE
+    except NoAnswer as error:
+        print(f"mqttd: {error}", file=sys.stderr)
+        return _NO_BROKER
+
+
+def _list(broker: Asking, as_json: bool) -> None:
+    if not as_json:
+        print(_line(_COLUMNS))
+    for worker in range(broker.workers):
+        for page in broker.pages(worker, {"sessions": "list"}):
+            for row in page["sessions"]:
+                print(json.dumps(row) if as_json else _line(_cells(row)))
+
+
+def _show(broker: Asking, client_id: str, as_json: bool) -> int:
+    worker = home(client_id, broker.workers)
+    pages = list(broker.pages(worker, {"sessions": "show", "client": client_id}))
+    shown = pages[0]["session"]
+    if shown is None:
+        print(f"mqttd: there is no session of {client_id!r}", file=sys.stderr)
+        return _NONE
+    shown["filters"] = [each for page in pages for each in page["subscriptions"]]
+    if as_json:
+        print(json.dumps(shown, indent=2))
+        return 0
+    for name, value in shown.items():
+        texts = value if isinstance(value, list) else [_expiry(value) if name == "expiry_seconds" else value]
+        print(f"{name:16} {', '.join(_printable(each) for each in texts)}")
+    return 0
+
+
+def _delete(broker: Asking, client_id: str) -> int:
+    answer = broker.ask(home(client_id, broker.workers), {"sessions": "delete", "client": client_id})
+    if not answer["deleted"]:
+        print(f"mqttd: there is no session of {client_id!r}", file=sys.stderr)
+        return _NONE
+    print(f"the session of {client_id!r} is deleted")
+    return 0
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    known = {**row, "connected": "yes" if row["connected"] else "no", "expiry": _expiry(row["expiry_seconds"])}
+    return tuple(_printable(known[name]) for name in _COLUMNS)
+
+
+def _printable(value: object) -> str:
+    """What a client has chosen never reaches a terminal as a control sequence."""
+    text = str(value)
+    return text if text.isprintable() else printable(text)
+
+
+def _expiry(seconds: int) -> str:
+    return "never" if seconds == _NEVER else f"{seconds} s"
+
+
+def _line(cells: Sequence[str]) -> str:
+    first, *rest = cells
+    return "  ".join(
+        [first.ljust(24), *(cell.rjust(max(6, len(name))) for cell, name in zip(rest, _COLUMNS[1:], strict=True))]
+    )

@@ -1,0 +1,303 @@
+"""`mqttd snapshot` and `mqttd restore`: a copy of all stores while the broker runs, and a data directory made of one.
+
+A snapshot asks nothing of a running broker: the stores are cloned (`leveldb_store.snapshots.clone`), which is over in a
+moment, and what takes long, reading all of it for counts and checksums, is done in this process at low priority.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import os
+import platform
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import plyvel
+
+import broker
+from broker.config import settings as config
+from leveldb_store.engine.database import told
+from leveldb_store.format import schema
+from leveldb_store.snapshots.clone import CloneError
+from leveldb_store.snapshots.restoring import restore
+from leveldb_store.snapshots.snapshot import NAME as SNAPSHOT_NAME
+from leveldb_store.snapshots.snapshot import Manifest, SnapshotError, Taking, read_manifest
+from shards import clock, data_dir
+from shards.console import Written
+from shards.data_dir import DataDirError, Settled
+
+__all__ = ["restore_main", "snapshot_main"]
+
+_BAD_USAGE = 2
+_CANNOT_USE_DATA = 4
+_INTERRUPTED = 130
+_ATTEMPTS = 3
+_NICE = 10
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+_IDLE_CLASS = 3 << 13  # linux/ioprio.h
+_PROGRESS_SECONDS = 1.0
+_ROOM_BYTES = 64 << 20  # beside the stores: what is in logs becomes tables
+
+
+class _Refused(Exception):
+    """One line."""
+
+    def __init__(self, line: str, status: int = _CANNOT_USE_DATA) -> None:
+        super().__init__(line)
+        self.status = status
+
+
+def snapshot_main(arguments: Sequence[str]) -> int:
+    """Take one. The exit status: 0 done, 2 wrong usage, 4 the data directory or the disk cannot be used."""
+    parser = argparse.ArgumentParser(
+        prog="mqttd snapshot", description="Copy the stores of a broker, which may be running, into a new directory."
+    )
+    parser.add_argument("--data-dir", metavar="DIR", help="the broker's (default: as in the configuration)")
+    parser.add_argument("--out", metavar="DIR", required=True, help="is made; may be there if it is empty")
+    parser.add_argument("--config", metavar="FILE", help="configuration file of the broker; also MQTTD_CONFIG")
+    given = parser.parse_args(arguments)
+    with _one_line_each() as status:
+        directory = given.data_dir or config.load(given.config or os.environ.get(config.ENVIRONMENT_CONFIG), os.environ)
+        _snapshot(directory if isinstance(directory, str) else directory.data_dir, Path(given.out))
+    return status[0]
+
+
+def restore_main(arguments: Sequence[str]) -> int:
+    """Make a data directory. The exit status: 0 done, 2 wrong usage, 4 the snapshot or the disk cannot be used."""
+    parser = argparse.ArgumentParser(prog="mqttd restore", description="Make a data directory of a snapshot.")
+    parser.add_argument("--from", dest="snapshot", metavar="SNAPSHOT", required=True, help="of `mqttd snapshot`")
+    parser.add_argument("--data-dir", metavar="DIR", required=True, help="is made; may be there if it is empty")
+    given = parser.parse_args(arguments)
+    with _one_line_each() as status:
+        _restore(Path(given.snapshot), given.data_dir)
+    return status[0]
+
+
+@contextlib.contextmanager
+def _one_line_each() -> Iterator[list[int]]:
+    # gives a list with the exit status
+    status = [0]
+    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield status
+    except config.ConfigError as error:
+        for line in error.lines:
+            print(f"mqttd: {line}", file=sys.stderr)
+        status[0] = _BAD_USAGE
+    except KeyboardInterrupt:
+        print("mqttd: interrupted; what was made is removed", file=sys.stderr)
+        status[0] = _INTERRUPTED
+    except _Refused as error:
+        print(f"mqttd: {error}", file=sys.stderr)
+        status[0] = error.status
+    except (DataDirError, CloneError, SnapshotError) as error:
+        print(f"mqttd: {error}", file=sys.stderr)
+        status[0] = _CANNOT_USE_DATA
+    except (plyvel.Error, schema.SchemaError) as error:
+        print(f"mqttd: a store cannot be read: {told(error)} (mqttd store verify says more)", file=sys.stderr)
+        status[0] = _CANNOT_USE_DATA
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"mqttd: {where}{error.strerror or error}", file=sys.stderr)
+        status[0] = _CANNOT_USE_DATA
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+# ---------------------------------------------------------------- snapshot
+
+
+def _snapshot(directory: str, out: Path) -> None:
+    now = _settled(directory)
+    made = _make_out(directory, out)
+    try:
+        _check_room(out, _wanted(directory, now, out))
+    except BaseException:
+        if made:
+            out.rmdir()
+        raise
+    progress = _Progress(f"mqttd: snapshot {out}")
+    try:
+        taking, now = _cloned(directory, now, out, progress)
+        try:
+            _step_back()
+            times = clock.kept(directory)
+            manifest = taking.finish(broker.__version__, now.epoch, now.generation, now.archive, times)
+        except BaseException:
+            taking.discard()
+            raise
+    except BaseException:
+        if made:
+            with contextlib.suppress(OSError):
+                out.rmdir()
+        raise
+    progress.end()
+    _say_copied(taking, out)
+    print(f"{_told_of(manifest, out)}; cloned in {taking.seconds:.3f} s, all in {progress.seconds():.3f} s")
+
+
+def _settled(directory: str) -> Settled:
+    try:
+        return data_dir.settled(directory)
+    except FileNotFoundError:
+        raise _Refused(f"{directory}: is no data directory of mqttd (it has no store.json)") from None
+
+
+def _make_out(directory: str, out: Path) -> bool:
+    # whether it was not there
+    inside, outside = Path(directory).resolve(), out.resolve()
+    if inside == outside or inside in outside.parents:
+        raise _Refused(f"{out}: lies in the data directory", _BAD_USAGE)
+    _check_outside(out)
+    try:
+        out.mkdir(mode=0o700)
+    except FileExistsError:
+        if not out.is_dir() or any(out.iterdir()):
+            raise _Refused(f"{out}: is there and not empty", _BAD_USAGE) from None
+        return False
+    except FileNotFoundError:
+        raise _Refused(f"{out.parent}: is no directory", _BAD_USAGE) from None
+    return True
+
+
+def _check_outside(path: Path) -> None:
+    # a snapshot is never changed: whoever verifies or removes it would find what is none of it
+    for each in path.resolve().parents:
+        if (each / SNAPSHOT_NAME).is_file():
+            raise _Refused(f"{path}: lies in the snapshot {each}", _BAD_USAGE)
+
+
+def _wanted(directory: str, now: Settled, out: Path) -> int:
+    # logs are copied twice and become tables once; tables are linked, on the same file system
+    is_other = os.stat(directory).st_dev != os.stat(out).st_dev
+    size = 0
+    for worker in range(now.workers):
+        for file in Path(now.path(directory, worker)).iterdir():
+            if file.suffix == ".log" or (is_other and file.suffix == ".ldb"):
+                with contextlib.suppress(FileNotFoundError):
+                    size += file.stat().st_size * (3 if file.suffix == ".log" else 1)
+    return size
+
+
+def _cloned(directory: str, now: Settled, out: Path, progress: _Progress) -> tuple[Taking, Settled]:
+    # a start with another number of workers makes new stores and removes those: then once more
+    for _ in range(_ATTEMPTS):
+        taking = Taking([Path(now.path(directory, worker)) for worker in range(now.workers)], out, progress)
+        held = _held(directory)
+        try:
+            taking.clone()
+        except BaseException as error:
+            taking.discard()
+            if not isinstance(error, CloneError | OSError) or _settled(directory) == now:
+                raise
+        else:
+            if _settled(directory) == now:
+                return taking, now
+            taking.discard()
+        finally:
+            if held is not None:
+                os.close(held)
+        now = _settled(directory)
+    raise _Refused(f"{directory}: the number of workers is being changed: try again")
+
+
+def _held(directory: str) -> int | None:
+    # the lock of a directory that nobody uses, so that nobody begins to; None: a broker has it
+    try:
+        return data_dir.lock(directory, 0.0)
+    except DataDirError:
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            print(f"mqttd: the broker runs (process {Written.read(directory)['pid']}), and goes on", file=sys.stderr)
+        return None
+    except PermissionError:  # somebody else's directory; it can be read
+        return None
+
+
+def _step_back() -> None:
+    # whatever else runs goes first, on the processor and on the disk
+    os.nice(_NICE)
+    number = _IOPRIO_SET.get(platform.machine())
+    if number is not None:
+        ctypes.CDLL(None, use_errno=True).syscall(number, 1, 0, _IDLE_CLASS)  # refused: it is a favour
+
+
+def _say_copied(taking: Taking, out: Path) -> None:
+    if not all(each.is_linked for each in taking.clones):
+        size = sum(each.table_bytes for each in taking.clones)
+        print(f"mqttd: {out} is on another file system: {size} bytes of tables were copied", file=sys.stderr)
+
+
+def _told_of(manifest: Manifest, where: Path | str) -> str:
+    size = sum(file.bytes for store in manifest.stores for file in store.files.values())
+    return (
+        f"{where}: {manifest.workers} workers, {manifest.total(schema.SESSION)} sessions, "
+        f"{sum(store.messages for store in manifest.stores)} logged and {manifest.total(schema.RETAINED)} retained "
+        f"messages, {size} bytes"
+    )
+
+
+# ---------------------------------------------------------------- restore
+
+
+def _restore(snapshot: Path, directory: str) -> None:
+    manifest = read_manifest(snapshot)
+    parent = Path(directory).absolute().parent
+    if not parent.is_dir():
+        raise _Refused(f"{parent}: is no directory", _BAD_USAGE)
+    _check_outside(Path(directory))
+    progress = _Progress(f"mqttd: restore {directory}")
+    try:
+        with data_dir.making(directory, manifest.workers, manifest.archive_epoch) as (stores, epoch):
+            _check_room(directory, sum(each.bytes for store in manifest.stores for each in store.files.values()))
+            restore(snapshot, manifest, stores, epoch, progress)
+            if manifest.clock is not None:
+                clock.keep(directory, manifest.clock)
+    except DataDirError as error:
+        raise _Refused(str(error), _BAD_USAGE) from None
+    progress.end()
+    print(f"{_told_of(manifest, directory)}; restored in {progress.seconds():.3f} s")
+
+
+def _check_room(directory: str | Path, size: int) -> None:
+    found = os.statvfs(directory)
+    free = found.f_bavail * found.f_frsize
+    wanted = _ROOM_BYTES + size
+    if free < wanted:
+        raise _Refused(f"{directory}: the disk has {free >> 20} MB of room, and {wanted >> 20} MB are wanted")
+
+
+@dataclass(slots=True)
+class _Progress:
+    """A line on a terminal that moves, and a line now and then otherwise; none of what is over in a moment."""
+
+    text: str
+    _began: float = 0.0
+    _said: float = 0.0
+    _has_said: bool = False
+
+    def __post_init__(self) -> None:
+        self._began = self._said = time.monotonic()
+
+    def __call__(self, what: str, share: float) -> None:
+        now = time.monotonic()
+        if now - self._said < _PROGRESS_SECONDS:
+            return
+        self._said, self._has_said = now, True
+        line = f"{self.text}: {what}, {min(share, 1.0):.0%}, {self.seconds():.0f} s"
+        end = "\033[K" if sys.stderr.isatty() else "\n"
+        print(f"\r{line}" if sys.stderr.isatty() else line, end=end, file=sys.stderr, flush=True)
+
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self._began
+
+    def end(self) -> None:
+        """The line is complete."""
+        if self._has_said and sys.stderr.isatty():
+            print(f"\r{self.text}: done\033[K", file=sys.stderr, flush=True)

@@ -1,0 +1,93 @@
+"""What a CONNECT is refused for, whoever sends it, and what its CONNACK says of this broker.
+
+Pure: a CONNECT and the settings in, a Reason Code or properties out. Credentials and sessions are connecting's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyx.protocol.properties import unpack
+from pyx.protocol.reasons import ReasonCode
+from pyx.protocol.topics import levels
+
+if TYPE_CHECKING:
+    from broker.config.settings import Settings
+    from pyx.protocol.packets import Connect, Will
+
+_ANY_RECEIVE_MAXIMUM = 65535  # what a CONNACK without one says (MQTT 5, 3.2.2.3.3)
+_WILL_PROPERTIES = 0  # their place among the packet types, see pyx.protocol.properties
+_SEPARATORS = frozenset("/+#")
+
+
+class Refusal(NamedTuple):
+    """Why a CONNECT is refused: `why` is its Reason String and stands in the log."""
+
+    reason: ReasonCode
+    why: str
+    server_reference: str | None = None
+
+
+def refusal(packet: Connect, settings: Settings) -> Refusal | None:
+    """What is wrong with it by these settings. None: nothing."""
+    protocol = settings.protocol
+    if protocol.redirect is not None:  # [MQTT 5, 4.11]
+        reason = ReasonCode.SERVER_MOVED if protocol.redirect_permanent else ReasonCode.USE_ANOTHER_SERVER
+        return Refusal(reason, "clients go to another server", protocol.redirect)
+    client_id = packet.client_id
+    if not client_id:
+        if packet.version == 3:  # MQTT 3.1, 3.1: between 1 and 23 characters
+            return Refusal(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "empty client id")
+        if packet.version == 4 and not packet.clean_start:  # [MQTT-3.1.3-8]
+            return Refusal(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "empty client id without clean session")
+    elif packet.version == 3 and len(client_id) > settings.limits.v31_client_id_characters_max:
+        return Refusal(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "client id beyond v31_client_id_characters_max")
+    return _of_will(packet.will, settings) if packet.will is not None else None
+
+
+def _of_will(will: Will, settings: Settings) -> Refusal | None:
+    """A will is refused where a PUBLISH of the same content would be."""
+    limits, protocol = settings.limits, settings.protocol
+    if will.qos > protocol.maximum_qos:  # [MQTT-3.2.2-12]
+        return Refusal(ReasonCode.QOS_NOT_SUPPORTED, f"Will QoS above {protocol.maximum_qos}")
+    if will.retain and not protocol.retain_available:  # [MQTT-3.2.2-13]
+        return Refusal(ReasonCode.RETAIN_NOT_SUPPORTED, "Will Retain, and nothing is retained here")
+    if len(will.topic) > limits.topic_bytes_max or levels(will.topic) > limits.topic_levels_max:
+        return Refusal(ReasonCode.TOPIC_NAME_INVALID, "Will Topic beyond topic_bytes_max or topic_levels_max")
+    if will.topic == b"$SYS" or will.topic.startswith(b"$SYS/"):
+        return Refusal(ReasonCode.NOT_AUTHORIZED, "Will Topic of the server's own")
+    if protocol.validate_payload_format and not _is_payload_as_indicated(will):
+        return Refusal(ReasonCode.PAYLOAD_FORMAT_INVALID, "Will Payload is not UTF-8, as its indicator says")
+    return None
+
+
+def _is_payload_as_indicated(will: Will) -> bool:
+    if not unpack(will.properties, _WILL_PROPERTIES).get("payload_format_indicator"):
+        return True
+    try:
+        will.payload.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def offers(settings: Settings, packet: Connect, client_id: str) -> dict[str, Any]:
+    """The properties of CONNACK that say what this broker takes and has; defaults of the standard are left out."""
+    limits, protocol = settings.limits, settings.protocol
+    properties: dict[str, Any] = protocol.not_offered()
+    if limits.receive_maximum != _ANY_RECEIVE_MAXIMUM:
+        properties["receive_maximum"] = limits.receive_maximum
+    properties["maximum_packet_size"] = limits.packet_bytes_max
+    if limits.topic_alias_max:
+        properties["topic_alias_maximum"] = limits.topic_alias_max
+    # a client id with separators could be the place of another's, or a filter; and what is longer than a topic may be
+    # cannot be the beginning of one  [MQTT-3.1.2-28]
+    if (
+        protocol.response_information is not None
+        and packet.properties.get("request_response_information")
+        and not _SEPARATORS & set(client_id)
+    ):
+        response = protocol.response_information + client_id
+        if len(response.encode()) <= limits.topic_bytes_max:
+            properties["response_information"] = response
+    return properties

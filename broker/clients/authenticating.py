@@ -1,0 +1,338 @@
+"""Who a client is: anonymous, a user with a password, or one who proves it by AUTH (MQTT 5, 4.12).
+
+    password    found right lately: at once. Else the hash is computed beside the loop (`broker.auth.pool`) while the
+                connection stays DECIDING: what comes behind its CONNECT waits. Connections that wait for the same name
+                and password share one hash
+    method      CONNECT -> AUTH 0x18 -> ... -> CONNACK. Between two messages the connection is OPENING again, with
+                `authenticating` set: the dispatch lets nothing but AUTH and DISCONNECT through
+    again       AUTH 0x19 on an open connection: the same messages, while everything else goes on
+
+The connect timer runs in all of it. Nothing of the session is touched before the client is known: a take-over happens
+in `Connecting.open`. Who came earlier and is decided later loses: the newer connection of a client id is the one that
+stays.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from broker.auth import METHODS
+from broker.auth.cache import Cache
+from broker.auth.contract import Method, MethodError
+from broker.auth.pool import Submit, at_once
+from pyx.core import counters as count
+from pyx.protocol.codec import encode_auth
+from pyx.protocol.reasons import ReasonCode
+
+if TYPE_CHECKING:
+    from broker.auth.contract import Backend
+    from broker.worker.core import Node
+    from pyx.delivery.connection import Connection
+    from pyx.protocol.packets import Auth, Connect
+
+__all__ = ["Authenticating", "Entrant"]
+
+_OPENING = 0
+_OPEN = 2
+
+
+class Entrant:
+    """A connection whose CONNECT is right, and whose client is not known yet."""
+
+    __slots__ = ("assigned", "check", "client_id", "conn", "number", "packet")
+
+    def __init__(self, conn: Connection, packet: Connect, client_id: str, assigned: bool) -> None:
+        self.conn = conn
+        self.packet = packet
+        self.client_id = client_id
+        self.assigned = assigned
+        """Whether the client id is ours."""
+        self.number = 0
+        """Of its CONNECT in this worker: higher is newer."""
+        self.check: _Check | None = None
+
+
+class _Check:
+    """One password being hashed, and who waits for it."""
+
+    __slots__ = ("backend", "cancel", "digest", "entrants", "password", "username")
+
+    def __init__(self, digest: bytes, username: str, password: bytes, backend: Backend) -> None:
+        self.digest = digest
+        self.username = username
+        self.password = password
+        self.backend = backend
+        self.entrants: dict[Connection, Entrant] = {}
+        self.cancel: Callable[[], None] = lambda: None
+
+
+class _Exchange:
+    """What is kept of a connection that uses an Authentication Method."""
+
+    __slots__ = ("backend", "entrant", "method", "name", "username")
+
+    def __init__(self, name: str, entrant: Entrant) -> None:
+        self.name = name
+        self.method: Method | None = None
+        """The authentication under way."""
+        self.backend: Backend | None = None
+        """What `method` looks users up in."""
+        self.entrant: Entrant | None = entrant
+        """Until the CONNACK."""
+        self.username = ""
+        """Who it is, once that is known."""
+
+
+class Authenticating:
+    """Decisions about who a client is. `submit` computes hashes: in place, until the worker gives a better one."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._row = node.counters
+        self._cache = Cache()
+        self._numbers = itertools.count(1)
+        self._undecided: dict[Connection, Entrant] = {}
+        self._by_client: dict[str, list[Entrant]] = {}
+        self._checks: dict[bytes, _Check] = {}
+        self._waiting = 0
+        self._exchanges: dict[Connection, _Exchange] = {}
+        self.submit: Submit = at_once
+
+    @property
+    def pending(self) -> int:
+        """Connections that wait for a hash or for the client's AUTH."""
+        return len(self._undecided)
+
+    def reload(self) -> None:
+        """The password file was read again: what was right may not be so any more."""
+        self._cache.clear()
+
+    def forget(self, conn: Connection) -> None:
+        """The connection ends. A hash that nobody waits for any more is not computed."""
+        self._exchanges.pop(conn, None)
+        entrant = self._undecided.get(conn)
+        if entrant is not None:
+            check = entrant.check
+            self._decided(entrant)
+            if check is not None and not check.entrants and self._checks.pop(check.digest, None) is not None:
+                check.cancel()
+
+    # ------------------------------------------------------------ CONNECT
+
+    def begin(self, entrant: Entrant) -> None:
+        """Decide about a CONNECT, now or later."""
+        settings = self._node.settings
+        packet, backend = entrant.packet, settings.credentials
+        entrant.number = next(self._numbers)
+        if "authentication_method" in packet.properties:
+            self._begin_exchange(entrant, backend)
+        elif packet.username is None or backend is None:
+            if settings.anonymous_allowed:
+                self._accept(entrant, packet.username)
+            else:
+                self._reject(entrant, ReasonCode.NOT_AUTHORIZED, "anonymous clients are not allowed")
+        elif packet.password is None:
+            self._reject(entrant, ReasonCode.BAD_USER_NAME_OR_PASSWORD, "no password")
+        else:
+            self._check_password(entrant, packet.username, packet.password, backend)
+
+    def waits(self, conn: Connection) -> bool:
+        """Whether it is our turn to say who the client is, and not the client's to send something."""
+        entrant = self._undecided.get(conn)
+        return entrant is not None and entrant.check is not None
+
+    def _accept(
+        self, entrant: Entrant, username: str | None, method: _Exchange | None = None, data: bytes = b""
+    ) -> None:
+        for other in list(self._by_client.get(entrant.client_id, ())):
+            if other.number < entrant.number:  # it has no CONNACK yet, so it is told nothing [MQTT-3.2.0-1]
+                self._node.connecting.give_up(other.conn, "a newer connection of this client id was faster")
+        properties = {}
+        if method is not None:
+            properties = {"authentication_method": method.name, "authentication_data": data}
+        entrant.conn.authenticating = False
+        self._node.connecting.open(entrant, username, properties)
+
+    def _reject(self, entrant: Entrant, reason: int, why: str, **fields: str) -> None:
+        self._row.add(count.AUTHENTICATIONS_FAILED)
+        named = {"client": entrant.client_id, "username": entrant.packet.username, **fields}
+        self._node.connecting.refuse(entrant.conn, reason, why, **named)
+
+    def _undecide(self, entrant: Entrant, check: _Check | None = None) -> None:
+        self._undecided[entrant.conn] = entrant
+        self._by_client.setdefault(entrant.client_id, []).append(entrant)
+        if check is not None:
+            entrant.check = check
+            check.entrants[entrant.conn] = entrant
+            self._waiting += 1
+
+    def _decided(self, entrant: Entrant) -> None:
+        del self._undecided[entrant.conn]
+        same = self._by_client[entrant.client_id]
+        same.remove(entrant)
+        if not same:
+            del self._by_client[entrant.client_id]
+        if entrant.check is not None:
+            del entrant.check.entrants[entrant.conn]
+            entrant.check = None
+            self._waiting -= 1
+
+    # ------------------------------------------------------------ passwords
+
+    def _check_password(self, entrant: Entrant, username: str, password: bytes, backend: Backend) -> None:
+        limits = self._node.settings.limits
+        digest = self._cache.digest(username, password)
+        if self._cache.has(digest, time.monotonic(), limits.auth_cache_seconds_max):
+            self._row.add(count.CREDENTIALS_CACHED)
+            self._accept(entrant, username)
+            return
+        if self._waiting >= limits.auth_pending_max:
+            self._row.add(count.AUTHENTICATIONS_REFUSED)
+            self._node.connecting.refuse(
+                entrant.conn,
+                ReasonCode.QUOTA_EXCEEDED,
+                "too many passwords wait to be checked",
+                client=entrant.client_id,
+                username=username,
+            )
+            return
+        check = self._checks.get(digest)
+        if check is not None:
+            self._undecide(entrant, check)
+            return
+        check = self._checks[digest] = _Check(digest, username, password, backend)
+        self._undecide(entrant, check)
+        self._start(check)
+
+    def _start(self, check: _Check) -> None:
+        self._row.add(count.CREDENTIALS_HASHED)
+        backend, username, password = check.backend, check.username, check.password
+        check.cancel = self.submit(lambda: backend.check(username, password), lambda result: self._done(check, result))
+
+    def _done(self, check: _Check, result: bool | Exception) -> None:
+        try:
+            self._checked(check, result)
+        except Exception as error:  # noqa: BLE001  the one door
+            for entrant in list(check.entrants.values()):
+                self._node.router.fail(entrant.conn, error)
+
+    def _checked(self, check: _Check, result: bool | Exception) -> None:
+        backend = self._node.settings.credentials
+        if backend is not None and backend is not check.backend:  # a reload came in between: its file decides
+            check.backend = backend
+            self._start(check)
+            return
+        del self._checks[check.digest]
+        limits = self._node.settings.limits
+        if result is True:
+            self._cache.put(check.digest, time.monotonic(), limits.auth_cache_entries_max)
+        elif result is not False:
+            self._row.add(count.INTERNAL_ERRORS)
+            self._node.log.error("password_check_failed", username=check.username, reason=repr(result))
+        for entrant in list(check.entrants.values()):
+            if entrant.conn not in check.entrants:
+                continue  # a newer connection of its client id has just come in
+            self._node.guard(entrant.conn, self._settle, entrant, check.username, result)
+
+    def _settle(self, entrant: Entrant, username: str, result: bool | Exception) -> None:
+        """Its password was looked at."""
+        self._decided(entrant)
+        if result is True:
+            self._accept(entrant, username)
+            self._node.dispatch.resume(entrant.conn)
+        elif result is False:
+            self._reject(entrant, ReasonCode.BAD_USER_NAME_OR_PASSWORD, "wrong user name or password")
+        else:
+            self._node.connecting.unavailable(entrant.conn, "its password could not be checked")
+
+    # ------------------------------------------------------------ AUTH
+
+    def _begin_exchange(self, entrant: Entrant, backend: Backend | None) -> None:
+        properties = entrant.packet.properties
+        name = properties["authentication_method"]
+        if backend is None or name not in METHODS:
+            self._reject(entrant, ReasonCode.BAD_AUTHENTICATION_METHOD, "no such authentication method")
+            return
+        self._undecide(entrant)
+        exchange = self._exchanges[entrant.conn] = _Exchange(name, entrant)
+        self._first_step(entrant.conn, exchange, backend, properties.get("authentication_data"))
+
+    def auth(self, conn: Connection, packet: Auth) -> None:
+        """AUTH of a client, before its CONNACK or after."""
+        exchange = self._exchanges.get(conn)
+        error = self._node.connecting.protocol_error_reason
+        if exchange is None:  # [MQTT-4.12.0-7]
+            error(conn, ReasonCode.PROTOCOL_ERROR, "AUTH without authentication method")
+        elif packet.properties["authentication_method"] != exchange.name:  # [MQTT-4.12.0-5, MQTT-4.12.1-1]
+            error(conn, ReasonCode.BAD_AUTHENTICATION_METHOD, "another authentication method than in CONNECT")
+        elif packet.reason_code == ReasonCode.RE_AUTHENTICATE:
+            if exchange.method is not None:
+                error(conn, ReasonCode.PROTOCOL_ERROR, "re-authentication during an authentication")
+            elif (backend := self._node.settings.credentials) is None:
+                self._fail(conn, exchange, "there are no users any more")
+            else:
+                self._first_step(conn, exchange, backend, packet.properties.get("authentication_data"))
+        elif exchange.method is None:
+            error(conn, ReasonCode.PROTOCOL_ERROR, "AUTH without an authentication under way")
+        else:
+            self._step(conn, exchange, packet.properties.get("authentication_data", b""))
+
+    def _first_step(self, conn: Connection, exchange: _Exchange, backend: Backend, data: bytes | None) -> None:
+        exchange.method, exchange.backend = METHODS[exchange.name](backend), backend
+        if data is None:  # the client lets us begin; its first message comes in its AUTH
+            self._say(conn, exchange, ReasonCode.CONTINUE_AUTHENTICATION, None)
+        else:
+            self._step(conn, exchange, data)
+
+    def _step(self, conn: Connection, exchange: _Exchange, data: bytes) -> None:
+        method = exchange.method
+        assert method is not None
+        try:
+            if len(data) > self._node.settings.limits.auth_data_bytes_max:
+                raise MethodError("more than auth_data_bytes_max of Authentication Data")
+            answer = method.step(data)
+            if exchange.entrant is None and method.username != exchange.username:
+                raise MethodError("re-authentication as another user")
+            if method.done and self._node.settings.credentials is not exchange.backend:
+                raise MethodError("the users were read again meanwhile")
+        except MethodError as error:
+            self._fail(conn, exchange, str(error))
+            return
+        if not method.done:
+            self._say(conn, exchange, ReasonCode.CONTINUE_AUTHENTICATION, answer)
+            return
+        exchange.method = exchange.backend = None
+        if exchange.entrant is None:
+            self._row.add(count.AUTHENTICATIONS_REPEATED)
+            self._say(conn, exchange, ReasonCode.SUCCESS, answer)
+            return
+        entrant, exchange.entrant = exchange.entrant, None
+        exchange.username = method.username
+        self._decided(entrant)
+        self._accept(entrant, method.username, exchange, answer)
+
+    def _say(self, conn: Connection, exchange: _Exchange, reason: int, data: bytes | None) -> None:
+        properties: dict[str, str | bytes] = {"authentication_method": exchange.name}
+        if data is not None:
+            properties["authentication_data"] = data
+        packet = encode_auth(reason, properties)
+        if len(packet) > conn.packet_bytes_max:  # [MQTT-3.1.2-24]
+            self._fail(conn, exchange, "AUTH is larger than the client's Maximum Packet Size")
+            return
+        self._node.router.write(conn, packet)
+        if exchange.entrant is not None:
+            conn.authenticating = True
+            conn.state = _OPENING
+
+    def _fail(self, conn: Connection, exchange: _Exchange, why: str) -> None:
+        name = exchange.method.username if exchange.method is not None else exchange.username
+        if exchange.entrant is not None:
+            reason = ReasonCode.NOT_AUTHORIZED
+            self._reject(exchange.entrant, reason, "authentication failed", username=name, detail=why)
+            return
+        self._row.add(count.AUTHENTICATIONS_FAILED)
+        self._node.log.info("reauthentication_failed", address=conn.address, username=name, reason=why)
+        self._node.connecting.end_connection(conn, ReasonCode.NOT_AUTHORIZED, "re-authentication failed")

@@ -1,0 +1,143 @@
+"""How sessions end, in one piece or in many.
+
+A session is over at once: nobody finds it any more, nothing is sent to it, and the store knows. What it leaves (the
+names of its subscriptions, their records, shares of groups for others) may be much; then that is cleared in pieces
+(`pyx.delivery.ending`, `broker.piecework`), and a CONNECT of the same client waits for the last of them, so that
+nothing of a former life is met by a new one.
+
+On the disk the record of a session that ends so says that it ends with its connection, as of now, and it stays until
+its last subscription is deleted. After a crash in between the next start finds a session that has expired, with what
+is left of it, and ends that (`broker.persistence.recovery`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.clients.sessions import NEVER
+from broker.piecework import AT_ONCE
+from pyx.core import counters as count
+from pyx.core.steps import Steps
+from pyx.delivery.ending import Remains
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from broker.clients.sessions import Details
+    from broker.worker.core import Node
+    from pyx.delivery.connection import Connection
+    from pyx.delivery.session import Session
+
+__all__ = ["Endings"]
+
+
+class Endings:
+    """Of one node's sessions."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._router = node.router
+        self._custody = node.custody
+        self.clients: dict[str, dict[Connection, Callable[[], None]]] = {}
+        """Those of whose former session something is left: their connections that wait for it, and what is called
+        then.
+        """
+
+    # ------------------------------------------------------------ when
+
+    def expire_in(self, session: Session, seconds: float) -> None:
+        """An offline session ends when so many have passed (NEVER: it does not)."""
+        details: Details = session.details
+        if details.expiry_handle is not None:
+            details.expiry_handle.cancel()
+            details.expiry_handle = None
+        if seconds != NEVER:
+            details.expiry_handle = self._node.call_later(seconds, lambda: self._expire(session), session)
+
+    def _expire(self, session: Session) -> None:
+        session.details.expiry_handle = None
+        self._node.counters.add(count.SESSIONS_EXPIRED)
+        steps = Steps()
+        steps.do(self._node.recording.session_expired, session)
+        steps.do(self.end, session)
+        steps.finish()
+
+    # ------------------------------------------------------------ how
+
+    def end(self, session: Session) -> None:
+        """An offline session is over: its will, if it still waits for its delay, is due now [MQTT-3.1.2-8]."""
+        details: Details = session.details
+        if details.expiry_handle is not None:
+            details.expiry_handle.cancel()
+            details.expiry_handle = None
+        steps = Steps()
+        steps.do(self._node.sessions.remove, session)
+        steps.do(self.bury, session, self._router.end_session)
+        if details.will_handle is not None:
+            details.will_handle.cancel()
+            steps.do(self._node.connecting.will_due, session)
+        steps.finish()
+
+    def bury(self, session: Session, let_go: Callable[[Session, Remains | None], None]) -> None:
+        """Delete and forget what it has; `let_go` is the router's part."""
+        if not self._custody.keeps and not self._node.works_for(session) and not is_large(session):
+            let_go(session, None)  # the common case: nobody else has anything of it
+            return
+        remains = Remains() if is_large(session) else None
+        kept = remains is not None and self._custody.stores(session)
+        steps = Steps()
+        steps.do(self._custody.ends_slowly if kept else self._custody.ends, session)
+        steps.do(let_go, session, remains)
+        if remains is not None:
+            steps.do(self._clear, session, remains, kept)
+        steps.do(self._node.ended, session)
+        steps.finish()
+
+    def _clear(self, session: Session, remains: Remains, kept: bool) -> None:
+        client_id = session.client_id
+        self.clients[client_id] = {}
+        self._node.piecework.add(
+            self._pieces(session, remains, kept), lambda error: self._node.defect(client_id, error)
+        )
+
+    def _pieces(self, session: Session, remains: Remains, kept: bool) -> Iterator[None]:
+        client_id = session.client_id
+        while len(remains):
+            self._node.guard_session(session, self._clear_some, client_id, remains, kept)
+            yield
+        if kept:
+            self._custody.ended(client_id)
+        for conn, again in self.clients.pop(client_id).items():
+            self._node.guard(conn, again)
+            self._node.dispatch.resume(conn)
+
+    def _clear_some(self, client_id: str, remains: Remains, kept: bool) -> None:
+        names = self._router.clear(remains, AT_ONCE)
+        if kept:
+            self._custody.clear(client_id, names)
+
+    # ------------------------------------------------------------ who waits
+
+    def is_ending(self, client_id: str) -> bool:
+        """Whether something of a former session of this client is left."""
+        return client_id in self.clients
+
+    def wait(self, conn: Connection, client_id: str, again: Callable[[], None]) -> None:
+        """`again` is called when nothing of it is left. Who has waited for that before is told nothing
+        [MQTT-3.2.0-1].
+        """
+        waiting = self.clients[client_id]
+        for other in list(waiting):
+            if other is not conn:
+                self._node.connecting.give_up(other, "a newer connection of this client id was faster")
+        waiting[conn] = again
+
+    def forget(self, conn: Connection) -> None:
+        """It waits no longer."""
+        for waiting in self.clients.values():
+            waiting.pop(conn, None)
+
+
+def is_large(session: Session) -> bool:
+    """It has more than is cleared at once."""
+    return session.subscriptions + session.queued + session.unacknowledged > AT_ONCE

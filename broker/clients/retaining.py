@@ -1,0 +1,509 @@
+r"""Retained messages for a new subscription, wherever on the host they live.
+
+Each topic has one owner among the workers (pyx.core.placement). After a SUBACK every owner is asked: this worker
+answers itself in pages, siblings are sent a question over the link and answer in pages. A sibling that is away is asked
+when it is back, as long as the session still wants it. A walk of a session that lasts rests while that is offline.
+
+A message that was published after the SUBACK comes twice: live, from its publisher's worker, and with the answer of the
+owner of its topic, which may be the faster one. The copy that came live is the one to be sent [MQTT-3.3.1-12]. So an
+answer with such messages waits until the workers that they were published at have told this one all that they had to
+tell before (`_Held`).
+
+All of it is done in pieces (`run`, at the pace of `broker.replay.scheduler`): a piece looks at a bounded number of
+topics, whatever filters are asked for, and all sessions and siblings take turns.
+
+    question    topic b"?"      payload: u64 number | Topic Filter | NUL + where the last page ended, or nothing
+                                (no Topic Filter: nothing is asked for but an answer)
+    answer      topic b"!"      payload: u64 number | u8 1 = more | u16 length | where the page ends
+                                | messages as a store has them, with their publishers
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from broker.admin.sys_topics import is_sys
+from broker.clients.sessions import NO_WALKS, NONE_WAITING
+from pyx.core import counters as count
+from pyx.core.work import HELD, PACKED, STEP, spend
+from pyx.delivery.router import expiry_offset
+from pyx.storage.stored import pack_stored, unpack_stored
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from broker.clients.sessions import Details
+    from broker.worker.core import Node
+    from pyx.delivery.session import Session
+    from pyx.protocol.message import Message
+
+_QUESTION = Struct("<Q")
+_ANSWER = Struct("<QBH")
+_PAGE = 500
+_PAGE_BYTES = 128 << 10
+_QUEUED_MAX = 2 * _PAGE
+"""A session that has so much in its queue is sent no further page until it has taken some of it."""
+_QUEUED_BYTES_MAX = 2 << 20
+_LATER_SECONDS = 0.05
+_AT_ONCE = 500
+"""Questions, or messages that wait for a word, in a piece."""
+_STEPS = 4000
+"""Topics looked at in a piece of work: about a millisecond."""
+_BEGIN_STEPS = 200
+"""What it takes to begin with a walk or a question, in such steps."""
+_MESSAGE_STEPS = 20
+"""What it takes to queue or to pack one message."""
+_SWEEP_STEPS = 2000
+"""Topics looked at in a second to find messages that have expired."""
+
+
+class Walk:
+    """The look-up for one filter of one session. `parts`: each worker that has not given all, and where its last page
+    ended (b"": there was none yet).
+    """
+
+    __slots__ = ("asked", "filter", "is_queued", "numbers", "over", "parts", "session", "since", "waits")
+
+    def __init__(self, session: Session, filter: bytes, asked: int, since: int, parts: dict[int, bytes]) -> None:
+        self.session = session
+        self.filter = filter
+        self.asked = asked
+        self.since = since
+        """Messages with higher numbers were published after the SUBACK."""
+        self.parts = parts
+        self.numbers: dict[int, int] = {}
+        """Sibling -> number of the question that it has not answered."""
+        self.waits: set[int] = set()
+        """Workers whose next page waits for room in the session's queue: one timer for each."""
+        self.is_queued = False
+        self.over = False
+
+
+class _Put(NamedTuple):
+    """A question is to be put (again)."""
+
+    number: int
+
+
+class _Asked(NamedTuple):
+    """A sibling's question."""
+
+    peer: int
+    number: int
+    filter: bytes
+    after: bytes
+
+
+class _Held(NamedTuple):
+    """An answer to the question `number` that waits until these siblings have told what they had to tell before."""
+
+    number: int
+    siblings: set[int]
+    at: bytes | None
+    messages: list[Message]
+
+
+class Retaining:
+    """Finds retained messages here and at the siblings, and answers the siblings' questions."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._router = node.router
+        self._retained = node.retained
+        self._questions: dict[int, tuple[Walk, int]] = {}
+        self._held: dict[int, _Held] = {}
+        """By the number under which its siblings were asked."""
+        # not a number that a former incarnation of this worker has used: its answer may still come
+        self._number = node.router.wall_ms * 1000
+        self._swept: bytes | None = None
+        self._work: deque[Walk | _Put | _Asked] = deque()
+        self.wake: Callable[[], None] = lambda: None
+        """Called when there is something for `run` to do, and there was not."""
+        self.replayed = 0
+        """For `broker.replay.scheduler`: nothing here is read from an archive."""
+
+    # ------------------------------------------------------------ work
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `run` has something to do."""
+        return bool(self._work)
+
+    def run(self) -> None:
+        """Do one piece of work."""
+        steps = _STEPS
+        while self._work and steps > 0:
+            work = self._work.popleft()
+            before = self._retained.spent
+            steps -= _BEGIN_STEPS
+            spend(2 * STEP)
+            if isinstance(work, Walk):
+                work.is_queued = False
+                self._node.guard_session(work.session, self._send_own, work)
+            elif isinstance(work, _Asked):
+                self._answer(work)
+            elif work.number in self._questions:
+                self._node.guard_session(self._questions[work.number][0].session, self._put_anew, work.number)
+            steps -= self._retained.spent - before
+
+    def _put_work(self, work: Walk | _Put | _Asked) -> None:
+        self._work.append(work)
+        if len(self._work) == 1:
+            self.wake()
+
+    def _due(self, walk: Walk) -> None:
+        if not walk.is_queued and not walk.over:
+            walk.is_queued = True
+            self._put_work(walk)
+
+    def _page(self, text: bytes, after: bytes) -> tuple[list[Message], bytes | None]:
+        """What matches behind `after`, and where to go on; None: that was all."""
+        found, at = self._retained.page(text, after or None, _PAGE, _STEPS)
+        size = 0
+        for number, (topic, message) in enumerate(found, 1):
+            size += len(topic) + len(message.properties) + len(message.payload)
+            if size > _PAGE_BYTES and number < len(found):
+                del found[number:]
+                at = topic
+                break
+        return self._live(found), at
+
+    def sweep(self) -> None:
+        """Called every second: forget what has expired, a part of the topics at a time. (Those that begin with $ are
+        left to who asks for them.)
+        """
+        found, self._swept = self._retained.page(b"#", self._swept, _PAGE, _SWEEP_STEPS)
+        self._live(found)
+
+    def _live(self, found: list[tuple[bytes, Message]]) -> list[Message]:
+        """Those that have not expired; the others are gone from now on."""
+        now = self._router.wall_ms
+        live = []
+        spend(len(found) * PACKED)
+        for _, message in found:
+            if message.expires and message.expires <= now:
+                self._router.expire_retained(message)
+            else:
+                live.append(message)
+        return live
+
+    # ------------------------------------------------------------ walks
+
+    def send(self, session: Session, filters: list[bytes]) -> None:
+        """The SUBACK is out: send what is retained for these filters, a bounded number of them at a time."""
+        if session.connection is None and not session.durable:
+            return
+        asked = session.ask(self._router.position)
+        details: Details = session.details
+        spend(len(filters) * STEP)
+        all_of_it = asked, self._router.next_number(), None  # one for all: they may be a hundred thousand
+        steps = _STEPS
+        each = _MESSAGE_STEPS if self._node.custody.keeps and session.durable else 1
+        for text in filters:
+            waits = text in details.walks_waiting
+            if not waits and steps > 0:
+                before = self._retained.spent
+                nothing = self._finds_nothing(text, steps)
+                steps -= self._retained.spent - before + each
+                if nothing:
+                    self._note_all(session, text)
+                    continue
+            if waits:  # it is asked for once, the last time
+                del details.walks_waiting[text]
+            else:
+                session.watch()
+            self._wait(session, text, all_of_it)
+        self._begin_waiting(session)
+        self._node.counters.add(count.RETAINED_WALKS_DEFERRED, len(details.walks_waiting))
+
+    def _finds_nothing(self, text: bytes, steps: int) -> bool:
+        """Whether it is known at once that nothing is retained for this filter: mostly there is not."""
+        if self._node.workers > 1 or is_sys(text):
+            return False
+        if not self._retained.count:
+            return True
+        found, at = self._retained.page(text, None, 1, steps)
+        return not found and at is None
+
+    def _wait(self, session: Session, text: bytes, what: tuple[int, int, dict[int, bytes] | None]) -> None:
+        details: Details = session.details
+        if details.walks_waiting is NONE_WAITING:
+            details.walks_waiting = OrderedDict()
+        details.walks_waiting[text] = what
+
+    def _parts(self, text: bytes) -> dict[int, bytes]:
+        return dict.fromkeys((self._node.index,) if is_sys(text) else range(self._node.workers), b"")
+
+    def owed(self, session: Session, text: bytes, asks: bool) -> list[tuple[int, bytes]]:
+        """What the store is told that a subscription has not been given: all, if it `asks` now, or the rest."""
+        if not self._node.custody.keeps or is_sys(text) or not self._node.settings.protocol.retain_available:
+            return []
+        if asks:
+            return list(self._parts(text).items())
+        details: Details = session.details
+        if text in details.walks_waiting:
+            return list((details.walks_waiting[text][2] or self._parts(text)).items())
+        walks = [walk for walk in details.walks if walk.filter == text]
+        return list(walks[-1].parts.items()) if walks else []
+
+    def restore(self, session: Session, text: bytes, owed: list[tuple[int, bytes]]) -> None:
+        """An earlier worker has stored it; goes on when the client is back."""
+        session.watch()
+        since = self._router.next_number()
+        self._wait(session, text, (session.ask(self._router.position), since, dict(owed)))
+
+    def _note(self, walk: Walk) -> None:
+        """A page was queued, or there are no more: as the store is to have it, together with what was queued."""
+        if self._node.custody.keeps and walk.session.durable and not is_sys(walk.filter):
+            self._node.custody.owes(walk.session, walk.filter, self.owed(walk.session, walk.filter, False))
+
+    def _note_all(self, session: Session, text: bytes) -> None:
+        """There was nothing for this filter."""
+        if self._node.custody.keeps and session.durable:
+            self._node.custody.owes(session, text, self.owed(session, text, False))
+
+    def _begin_waiting(self, session: Session) -> None:
+        details: Details = session.details
+        most = self._node.settings.limits.retained_walks_per_session_max
+        while session.connection is not None and details.walks_waiting and len(details.walks) < most:
+            text, (asked, since, parts) = details.walks_waiting.popitem(last=False)
+            walk = Walk(session, text, asked, since, parts or self._parts(text))
+            if details.walks is NO_WALKS:
+                details.walks = {}
+            details.walks[walk] = None
+            self._go(walk)
+        if not details.walks_waiting:
+            details.walks_waiting = NONE_WAITING  # its memory is given back
+
+    def _go(self, walk: Walk) -> None:
+        spend(len(walk.parts) * 2 * STEP)
+        for worker in walk.parts:
+            if worker == self._node.index:
+                self._due(walk)
+            elif worker not in walk.numbers:
+                self._ask(walk, worker)
+
+    def resumed(self, session: Session) -> None:
+        """It has a connection again: its walks go on."""
+        details: Details = session.details
+        for walk in list(details.walks):
+            self._go(walk)
+        self._begin_waiting(session)
+
+    def unsubscribed(self, session: Session, text: bytes) -> None:
+        """It does not want them any more."""
+        details: Details = session.details
+        if details.walks_waiting.pop(text, None) is not None:
+            session.unwatch()
+        for walk in [each for each in details.walks if each.filter == text]:
+            self._end(walk)
+
+    def ended(self, session: Session) -> None:
+        """The session is no more."""
+        details: Details = session.details
+        details.walks_waiting = NONE_WAITING
+        for walk in list(details.walks):
+            self._end(walk)
+
+    def _end(self, walk: Walk) -> None:
+        walk.over = True
+        for number in walk.numbers.values():
+            self._questions.pop(number, None)
+        walk.numbers.clear()
+        details: Details = walk.session.details
+        del details.walks[walk]
+        if not details.walks:
+            details.walks = NO_WALKS
+        walk.session.unwatch()
+        self._begin_waiting(walk.session)
+
+    def _part_done(self, walk: Walk, worker: int) -> None:
+        del walk.parts[worker]
+        if not walk.parts:
+            self._end(walk)
+        self._note(walk)
+
+    def _rests(self, walk: Walk) -> bool:
+        """Whether nothing can be sent; it ends with a session that does not last."""
+        if walk.session.connection is not None:
+            return False
+        if not walk.session.durable:
+            self._end(walk)
+        return True
+
+    def _is_full(self, session: Session) -> bool:
+        return session.queued >= _QUEUED_MAX or session.queued_bytes >= _QUEUED_BYTES_MAX
+
+    def _send_own(self, walk: Walk) -> None:
+        session, here = walk.session, self._node.index
+        if walk.over or here not in walk.parts or self._rests(walk):
+            return
+        if self._is_full(session):
+            self._later(walk, here)
+            return
+        if is_sys(walk.filter):  # every worker has these itself
+            self._node.sys_topics.send(session, walk.filter, walk.asked)
+            self._part_done(walk, here)
+            return
+        found, at = self._page(walk.filter, walk.parts[here])
+        self._queue(walk, found)
+        if at is None:
+            self._part_done(walk, here)
+        else:
+            walk.parts[here] = at
+            self._note(walk)
+            self._due(walk)
+
+    def _later(self, walk: Walk, worker: int) -> None:
+        """There is no room; whoever has tried before has set the timer."""
+        if worker not in walk.waits:
+            walk.waits.add(worker)
+            self._node.call_later(_LATER_SECONDS, lambda: self._try_again(walk, worker), walk.session)
+
+    def _try_again(self, walk: Walk, worker: int) -> None:
+        # the client may have been away and come back meanwhile, and the walk gone on, or come to its end here
+        walk.waits.discard(worker)
+        if worker == self._node.index:
+            self._due(walk)
+        elif worker in walk.numbers:
+            self._go_on(walk.numbers[worker])
+
+    def _queue(self, walk: Walk, messages: list[Message]) -> None:
+        if messages:
+            self._router.queue_retained(walk.session, messages, walk.filter, walk.asked)
+
+    # ------------------------------------------------------------ questions
+
+    def _ask(self, walk: Walk, peer: int) -> None:
+        self._number += 1
+        self._questions[self._number] = walk, peer
+        walk.numbers[peer] = self._number
+        self._put(self._number)
+
+    def _put(self, number: int) -> None:
+        walk, peer = self._questions[number]
+        if self._node.is_ready(peer):
+            at = walk.parts[peer]
+            self._router.tell(peer, b"?", _QUESTION.pack(number) + walk.filter + (b"\0" + at if at else b""))
+
+    def _go_on(self, number: int) -> None:
+        """Put the question, when the session can take an answer."""
+        if number not in self._questions:
+            return
+        walk, peer = self._questions[number]
+        if self._rests(walk):
+            self._questions.pop(number, None)
+            walk.numbers.pop(peer, None)
+        elif self._is_full(walk.session):
+            self._later(walk, peer)
+        else:
+            self._put(number)
+
+    def _put_anew(self, number: int) -> None:
+        """The sibling may have been asked, and its answer be under way: by another number, so that it counts once."""
+        self._number += 1
+        walk, peer = self._questions[self._number] = self._questions.pop(number)
+        walk.numbers[peer] = self._number
+        self._go_on(self._number)
+
+    def peer_ready(self, peer: int) -> None:
+        """A sibling is back: what it did not answer is asked again."""
+        self._node.in_pieces(self._ask_anew(peer))
+
+    def _ask_anew(self, peer: int) -> Iterator[None]:
+        spend(len(self._questions) * HELD)
+        for at, number in enumerate(list(self._questions), 1):
+            spend(STEP)
+            question = self._questions.get(number)
+            if question is not None and question[1] == peer:
+                self._put_work(_Put(number))
+            if at % _AT_ONCE == 0:
+                yield
+
+    def asked(self, peer: int, payload: bytes) -> None:
+        """A sibling asks."""
+        (number,) = _QUESTION.unpack_from(payload)
+        text, _, after = payload[_QUESTION.size :].partition(b"\0")
+        self._put_work(_Asked(peer, number, text, after))
+
+    def _answer(self, asked: _Asked) -> None:
+        found, at = self._page(asked.filter, asked.after) if asked.filter else ([], None)
+        head = _ANSWER.pack(asked.number, at is not None, len(at or b"")) + (at or b"")
+        self._router.tell(asked.peer, b"!", head + pack_stored(found))
+
+    def answered(self, peer: int, payload: bytes) -> None:
+        """A page of a sibling's answer: queue it, and ask for the next."""
+        number, more, length = _ANSWER.unpack_from(payload)
+        if number in self._held:
+            self._told_before(number, peer)
+            return
+        walk, whom = self._questions.get(number, (None, -1))
+        if walk is None or whom != peer:
+            return  # asked before this worker or the link started anew, or nobody wants it any more
+        begin = _ANSWER.size + length
+        at = payload[_ANSWER.size : begin] if more else None
+        self._node.guard_session(walk.session, self._take_page, number, at, payload[begin:])
+
+    def _take_page(self, number: int, at: bytes | None, payload: bytes) -> None:
+        walk, peer = self._questions[number]
+        messages = unpack_stored(payload, expiry_offset)
+        # of a message that the sibling itself published the live copy came before this answer
+        siblings = {message.number & 0xFF for message in messages if message.number > walk.since}
+        siblings = {each for each in siblings - {peer, self._node.index} if self._node.is_ready(each)}
+        if not siblings or walk.session.connection is None:
+            self._queue_page(number, at, messages)
+            return
+        self._number += 1
+        self._held[self._number] = _Held(number, siblings, at, messages)
+        for each in siblings:
+            self._router.tell(each, b"?", _QUESTION.pack(self._number))
+
+    def _told_before(self, number: int, peer: int) -> None:
+        """The sibling has told all that it had to tell before it was asked, or tells nothing any more."""
+        held = self._held[number]
+        held.siblings.discard(peer)
+        if held.siblings:
+            return
+        del self._held[number]
+        walk, _ = self._questions.get(held.number, (None, -1))
+        if walk is not None:  # else it was asked for anew, or nobody wants it any more
+            self._node.guard_session(walk.session, self._queue_page, held.number, held.at, held.messages)
+
+    def peer_away(self, peer: int) -> None:
+        """What waits for a word of this sibling waits no longer: it may be long, and then its messages come twice."""
+        self._node.in_pieces(self._wait_no_more(peer))
+
+    def _wait_no_more(self, peer: int) -> Iterator[None]:
+        spend(len(self._held) * HELD)
+        done = 0
+        for number in list(self._held):
+            spend(STEP)
+            held = self._held.get(number)
+            if held is not None and peer in held.siblings:
+                done += len(held.messages)
+                self._told_before(number, peer)
+            done += 1
+            if done >= _AT_ONCE:
+                yield
+                done = 0
+
+    def _queue_page(self, number: int, at: bytes | None, messages: list[Message]) -> None:
+        walk, peer = self._questions[number]
+        if walk.session.connection is None:
+            self._go_on(number)
+            return
+        self._queue(walk, messages)
+        if at is None:
+            del self._questions[number], walk.numbers[peer]
+            self._part_done(walk, peer)
+        else:
+            walk.parts[peer] = at
+            self._note(walk)
+            self._go_on(number)
+
+    @property
+    def open_questions(self) -> int:
+        """Questions that siblings have not answered yet."""
+        return len(self._questions)

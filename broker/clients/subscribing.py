@@ -1,0 +1,427 @@
+"""SUBSCRIBE and UNSUBSCRIBE: one reason code per Topic Filter, interest to the siblings, then the retained messages.
+
+A SUBACK leaves when every live sibling routes by the new interest, so that a publish that begins after it, on any
+worker, reaches the subscriber; and when the subscriptions of a session that outlives its connection are stored, as an
+UNSUBACK does. Retained messages follow the SUBACK.
+
+A packet with thousands of Topic Filters is carried out in pieces (`broker.piecework`): each of them takes effect and is
+stored with its piece, the answer comes with the last one, and the client is not read meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from broker.config.queues import first_rule
+from broker.piecework import AT_ONCE
+from broker.replay.opening import asked_offsets
+from pyx.core import counters as count
+from pyx.core.work import HELD, STEP, spend
+from pyx.delivery.ending import Remains
+from pyx.protocol.codec import encode_suback, encode_unsuback
+from pyx.protocol.reasons import MalformedPacket, ReasonCode
+from pyx.protocol.topics import contains_wildcard, is_topic_filter, levels, parse_share, wrong_filter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from broker.clients.sessions import Details
+    from broker.config.settings import QueueRule
+    from broker.worker.core import Node
+    from pyx.delivery.connection import Connection
+    from pyx.delivery.session import Session
+    from pyx.protocol.packets import Subscribe, Subscription, Unsubscribe
+
+_QOS = 0x03
+_RETAIN_HANDLING = 0x30
+_NEVER_RETAINED = 0x20
+_ONLY_IF_NEW = 0x10
+_SHARED = b"$share/"
+_PIECE = AT_ONCE * 10 * STEP
+"""ns of work that a piece of what a configuration changes takes."""
+_Named = tuple[bytes, bytes, bytes | None]
+"""A subscription as the client calls it; its Topic Filter; its share group."""
+_WHY = {
+    ReasonCode.TOPIC_FILTER_INVALID: "is no Topic Filter, or beyond topic_bytes_max, topic_levels_max or "
+    "share_name_bytes_max",
+    ReasonCode.QUOTA_EXCEEDED: "is beyond filters_per_session_max, session_bytes_max, filters_max, "
+    "wildcard_arrangements_max or worker_memory_bytes_max, or cannot be stored at present",
+    ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED: "has a wildcard, and there are none here",
+    ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED: "is shared, and nothing is shared here",
+    ReasonCode.SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED: "has a Subscription Identifier, and there are none here",
+}
+
+
+class Subscribing:
+    """Decisions on subscriptions."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._router = node.router
+        self._queue_rules = [rule.filter.encode() for rule in node.settings.queue]
+        self._ruled: Session | None = None
+        self._unruled: set[bytes] = set()
+        """Of the session for which the rules are looked through anew, the Topic Filters that have not been yet."""
+
+    def set_queue_rules(self, rules: Sequence[QueueRule]) -> Iterator[None]:
+        """Those of the configuration: every session has the first one that covers one of its subscriptions. In pieces;
+        a session has its former rule until it has been looked through. Another configuration ends what is left of it.
+        """
+        sessions = self._node.sessions
+        self._queue_rules = [rule.filter.encode() for rule in rules]
+        sessions.ruling += 1
+        return self._rule_anew(sessions.ruling, (1 + len(rules)) * STEP)
+
+    def _rule_anew(self, ruling: int, each: int) -> Iterator[None]:
+        done = 0
+        for session in self._node.sessions:
+            if session.subscriptions > AT_ONCE and done:  # the list of its filters is a piece of its own
+                yield
+                done = 0
+            if ruling != self._node.sessions.ruling:
+                return
+            details: Details = session.details
+            if details.ruling != ruling:
+                details.ruling = ruling
+                details.queue_rules = None
+                self._ruled, self._unruled = session, set(session.filters() if self._queue_rules else ())
+                spend(STEP + len(self._unruled) * HELD)
+                done += STEP + len(self._unruled) * HELD
+                while self._unruled:
+                    if done > _PIECE:
+                        yield
+                        done = 0
+                        if ruling != self._node.sessions.ruling:
+                            return
+                        continue
+                    self._count_under(details, self._unruled.pop(), 1)
+                    spend(each)
+                    done += each
+                self._ruled = None
+                self._router.set_rule(session, min(details.queue_rules or (), default=0))
+            if done > _PIECE:
+                yield
+                done = 0
+
+    def _count_rule(self, session: Session, text: bytes, one: int) -> None:
+        details: Details = session.details
+        if details.ruling != self._node.sessions.ruling:
+            return  # it will be
+        if session is self._ruled:
+            if one > 0:
+                self._unruled.add(text)
+            elif text in self._unruled:
+                self._unruled.remove(text)
+            else:
+                self._count_under(details, text, one)
+            return
+        self._count_under(details, text, one)
+        self._router.set_rule(session, min(details.queue_rules or (), default=0))
+
+    def _count_under(self, details: Details, text: bytes, one: int) -> None:
+        number = first_rule(self._queue_rules, text)
+        if not number:
+            return
+        counts = details.queue_rules
+        if counts is None:
+            counts = details.queue_rules = {}
+        counts[number] = counts.get(number, 0) + one
+        if not counts[number]:
+            del counts[number]
+
+    def subscribe(self, conn: Connection, session: Session, packet: Subscribe) -> None:
+        """Add or replace each subscription, in order [MQTT-3.8.4-5]; then SUBACK, then retained messages.
+
+        Raises MalformedPacket.
+        """
+        self._check_form(conn.version, (item.filter for item in packet.filters))
+        if conn.version == 5 and (missing := self._not_offered(packet)):
+            # what CONNACK said that it is not there breaks the protocol (MQTT 5, 3.2.2.3.11 to .13)
+            self._node.connecting.protocol_error_reason(conn, missing, f"a subscription {_WHY[missing]}")
+            return
+        if conn.version == 5 and (offsets := asked_offsets(packet)):
+            self._node.opening.subscribe(conn, session, packet, offsets)
+            return
+        self._node.piecework.answer(conn, self._subscribe(conn, session, packet))
+
+    def _subscribe(self, conn: Connection, session: Session, packet: Subscribe) -> Iterator[None]:
+        filters, identifier, packet_id = packet.filters, packet.identifier, packet.packet_id
+        del packet  # it is not kept while its answer waits
+        codes: list[int] = []
+        wanted: list[bytes] = []  # filters whose retained messages are to be sent
+        made: list[_Named] = []
+        for first in range(0, len(filters), AT_ONCE):
+            if first:
+                yield
+            piece = filters[first : first + AT_ONCE]
+            spend(len(piece) * 4 * STEP)
+            for item in piece:
+                codes.append(self._subscribe_one(session, item, identifier, wanted, made))
+        suback = encode_suback(conn.version, packet_id, codes, self._reason_string(conn, codes), conn.packet_bytes_max)
+        # siblings have nothing to learn of filters that were all refused
+        interest = self._node.interest_number() if min(codes) <= _QOS else 0
+        retaining, asks = self._node.retaining, wanted and self._node.settings.protocol.retain_available
+        self._answer(
+            conn,
+            suback,
+            interest,
+            (lambda: retaining.send(session, wanted)) if asks else None,
+            lambda conn: self._take_back(conn, packet_id, codes, made),
+        )
+
+    def _subscribe_one(
+        self, session: Session, item: Subscription, identifier: int, wanted: list[bytes], made: list[_Named]
+    ) -> int:
+        """-> its reason code."""
+        named = text = item.filter
+        options, most = item.options, self._node.settings.protocol.maximum_qos
+        refused = self.check(session, text)
+        if refused:
+            return refused
+        group = None
+        if text.startswith(_SHARED):
+            share = parse_share(text)
+            assert share is not None  # checked
+            group, text = share
+        if options & _QOS > most:  # [MQTT-3.2.2-10]
+            options = options & ~_QOS | most
+        if group is None:
+            self._end_replay(session, text)
+        new = self._router.subscribe(session, text, options, identifier, group)
+        handling = options & _RETAIN_HANDLING
+        asks = group is None and handling != _NEVER_RETAINED and (new or handling != _ONLY_IF_NEW)
+        owed = self._node.retaining.owed(session, text, asks) if group is None else []
+        self._node.custody.subscribed(session, text, group, options, identifier, named, owed)
+        self._node.recording.subscribed(session, named, options, identifier)
+        if new:
+            made.append((named, text, group))
+            session.details.filter_bytes += len(named)
+            if group is None and self._queue_rules:
+                self._count_rule(session, text, 1)
+        if asks:
+            wanted.append(text)
+        return options & _QOS
+
+    def _take_back(self, conn: Connection, packet_id: int, codes: list[int], made: list[_Named]) -> bytes | None:
+        """The SUBACK has waited for a disk that fails: what it would have promised is not so any more, and the SUBACK
+        that says so. None: some of it has taken the place of what was there, and cannot be taken back.
+        """
+        session = conn.session
+        if session is None or len(made) < sum(code <= _QOS for code in codes):
+            return None
+        self._node.piecework.answer(conn, self._remove(session, made))
+        refused = [ReasonCode.QUOTA_EXCEEDED if code <= _QOS else code for code in codes]
+        properties = self._reason_string(conn, refused)
+        return encode_suback(conn.version, packet_id, refused, properties, conn.packet_bytes_max)
+
+    def _remove(self, session: Session, made: list[_Named]) -> Iterator[None]:
+        for number, each in enumerate(made, 1):
+            spend(2 * STEP)
+            self.remove(session, *each)
+            if number % AT_ONCE == 0:
+                yield
+
+    def _not_offered(self, packet: Subscribe) -> ReasonCode | None:
+        protocol = self._node.settings.protocol
+        if (
+            protocol.subscription_identifier_available
+            and protocol.shared_subscription_available
+            and protocol.wildcard_subscription_available
+        ):
+            return None
+        if packet.identifier and not protocol.subscription_identifier_available:
+            return ReasonCode.SUBSCRIPTION_IDENTIFIERS_NOT_SUPPORTED
+        for item in packet.filters:
+            if not protocol.shared_subscription_available and item.filter.startswith(_SHARED):
+                return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
+            if not protocol.wildcard_subscription_available and contains_wildcard(item.filter):
+                return ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
+        return None
+
+    def _check_form(self, version: int, filters: Iterable[bytes]) -> None:
+        # before anything is done: 0x8F is for filters that are correctly formed, and not allowed (MQTT 5, table 2-6)
+        if self._node.settings.protocol.lenient:
+            return
+        for number, text in enumerate(filters, 1):
+            spend(STEP // 2)
+            if wrong := wrong_filter(text, version):
+                raise MalformedPacket(f"filter {number}: {wrong}")
+
+    def check(self, session: Session, text: bytes) -> int:
+        """0, or the reason code with which this filter is refused."""
+        limits, protocol = self._node.settings.limits, self._node.settings.protocol
+        size, group = len(text), None
+        if text.startswith(_SHARED):
+            share = parse_share(text)
+            if share is None:
+                return ReasonCode.TOPIC_FILTER_INVALID
+            if not protocol.shared_subscription_available:
+                return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
+            group, text = share
+            if len(group) > limits.share_name_bytes_max:
+                self._node.counters.add(count.SHARE_NAMES_TOO_LONG)
+                return ReasonCode.TOPIC_FILTER_INVALID
+        if not is_topic_filter(text) or not self._fits(text):
+            return ReasonCode.TOPIC_FILTER_INVALID
+        if not protocol.wildcard_subscription_available and contains_wildcard(text):
+            return ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
+        full = self._full(session, text, size)
+        if full is not None and not self._has(session, text, group):  # replacing one takes nothing [MQTT-3.8.4-3]
+            self._node.counters.add(full)
+            return ReasonCode.QUOTA_EXCEEDED
+        custody = self._node.custody
+        if custody.stores(session) and custody.refuses():
+            return ReasonCode.QUOTA_EXCEEDED
+        return 0
+
+    def _full(self, session: Session, text: bytes, size: int) -> int | None:
+        """What counts that there is no room for this filter, of so many bytes with its group, or None."""
+        limits, details = self._node.settings.limits, session.details
+        subscriptions = session.subscriptions + len(session.replays or ())
+        # the record of each subscription has the client id in its key
+        named = details.filter_bytes + size + (subscriptions + 1) * session.client_id_bytes
+        if details.own_bytes + named > limits.session_bytes_max:
+            return count.SESSIONS_TOO_LARGE
+        there = self._router.subscriptions
+        full = subscriptions >= limits.filters_per_session_max or there.count >= limits.filters_max
+        if full or (0 < limits.wildcard_arrangements_max <= there.arrangement_count and there.brings_arrangement(text)):
+            return count.FILTERS_REFUSED
+        return count.MEMORY_REFUSED if self._router.is_memory_full else None
+
+    def _has(self, session: Session, text: bytes, group: bytes | None) -> bool:
+        return self._router.has(session, text, group) or (group is None and text in (session.replays or ()))
+
+    def _fits(self, text: bytes) -> bool:
+        limits, row = self._node.settings.limits, self._node.counters
+        if len(text) > limits.topic_bytes_max:
+            row.add(count.TOPICS_TOO_LONG)
+            return False
+        if levels(text) > limits.topic_levels_max:
+            row.add(count.TOPICS_TOO_DEEP)
+            return False
+        return True
+
+    def unsubscribe(self, conn: Connection, session: Session, packet: Unsubscribe) -> None:
+        """Remove each subscription; one that was not there is no error [MQTT-3.10.4-5].
+
+        That of a share group is answered when the siblings know it: what comes after goes to other members.
+        Raises MalformedPacket.
+        """
+        self._check_form(conn.version, packet.filters)
+        self._node.piecework.answer(conn, self._unsubscribe(conn, session, packet.filters, packet.packet_id))
+
+    def _unsubscribe(self, conn: Connection, session: Session, filters: list[bytes], packet_id: int) -> Iterator[None]:
+        codes: list[int] = []
+        for first in range(0, len(filters), AT_ONCE):
+            if first:
+                yield
+            piece, remains = filters[first : first + AT_ONCE], Remains()
+            spend(len(piece) * 2 * STEP)
+            try:
+                for named in piece:
+                    codes.append(self._unsubscribe_one(session, named, remains))
+            finally:  # it is nobody's else
+                self._hand_on(session, remains)
+            while len(remains):
+                yield
+        unsuback = self._unsuback(conn, packet_id, codes)
+        shared = any(named.startswith(_SHARED) for named in filters)
+        self._answer(
+            conn,
+            unsuback,
+            self._node.interest_number() if shared else 0,
+            unstored=lambda conn: self._not_ended(conn, packet_id, codes),
+        )
+
+    def _hand_on(self, session: Session, remains: Remains) -> None:
+        """Give shares of groups to others, whatever becomes of who has left them."""
+        if not len(remains):
+            return
+        pieces = self._hand_on_some(session, remains)
+        for _ in pieces:
+            self._node.piecework.add(pieces, lambda error: self._node.defect(session.client_id, error))
+            return
+
+    def _hand_on_some(self, session: Session, remains: Remains) -> Iterator[None]:
+        while len(remains):
+            self._node.guard_session(session, self._router.clear, remains, AT_ONCE)
+            if len(remains):
+                yield
+
+    def _unsubscribe_one(self, session: Session, named: bytes, remains: Remains) -> int:
+        """-> its reason code."""
+        text, group = named, None
+        if text.startswith(_SHARED):
+            share = parse_share(text)
+            if share is None:
+                return ReasonCode.TOPIC_FILTER_INVALID
+            group, text = share
+        if not is_topic_filter(text):
+            return ReasonCode.TOPIC_FILTER_INVALID
+        found = self.remove(session, named, text, group, remains)
+        if group is None:
+            found = self._end_replay(session, text) or found
+        return ReasonCode.SUCCESS if found else ReasonCode.NO_SUBSCRIPTION_EXISTED
+
+    def _end_replay(self, session: Session, text: bytes) -> bool:
+        self._node.opening.cancel(session, text)
+        found = self._node.replaying.stop(session, text)
+        if found:
+            self._node.recording.unsubscribed(session, text)
+        return found
+
+    def remove(
+        self, session: Session, named: bytes, text: bytes, group: bytes | None, remains: Remains | None = None
+    ) -> bool:
+        """End a subscription that is no replay. False: there was none. `remains`: as in `Router.unsubscribe`."""
+        found = self._router.unsubscribe(session, text, group, remains)
+        if found:
+            session.details.filter_bytes -= len(named)
+            self._node.custody.unsubscribed(session, named)
+            self._node.recording.unsubscribed(session, named)
+            if group is None:
+                self._node.retaining.unsubscribed(session, text)
+                if self._queue_rules:
+                    self._count_rule(session, text, -1)
+        return found
+
+    def _unsuback(self, conn: Connection, packet_id: int, codes: list[int]) -> bytes:
+        properties = self._reason_string(conn, codes)
+        return encode_unsuback(conn.version, packet_id, codes, properties, conn.packet_bytes_max)
+
+    def _not_ended(self, conn: Connection, packet_id: int, codes: list[int]) -> bytes | None:
+        """The UNSUBACK has waited for a disk that fails. The subscriptions have ended, but may be there again after a
+        crash: 0x80, "could not be completed"; None: before MQTT 5 there is no way to say so.
+        """
+        if conn.version != 5:
+            return None
+        failed = [ReasonCode.UNSPECIFIED_ERROR if code == ReasonCode.SUCCESS else code for code in codes]
+        return self._unsuback(conn, packet_id, failed)
+
+    def _answer(
+        self,
+        conn: Connection,
+        packet: bytes,
+        interest: int,
+        then: Callable[[], None] | None = None,
+        unstored: Callable[[Connection], bytes | None] | None = None,
+    ) -> None:
+        if len(packet) > conn.packet_bytes_max:  # [MQTT-3.1.2-24]: the client asked for more than it can be told
+            self._node.connecting.protocol_error_reason(
+                conn, ReasonCode.PACKET_TOO_LARGE, "the answer is beyond Maximum Packet Size"
+            )
+            return
+        self._router.answer_packet(conn, packet, interest, then, unstored)
+
+    def _reason_string(self, conn: Connection, codes: list[int]) -> dict[str, str] | None:
+        """What is wrong with the first filter that was refused, if any was and the client wants to know."""
+        if conn.version == 5 and conn.problem_information:
+            for number, code in enumerate(codes, 1):
+                if code >= ReasonCode.UNSPECIFIED_ERROR:
+                    return {"reason_string": f"filter {number} {self.why(code)}"}
+        return None
+
+    def why(self, code: int) -> str:
+        """What is wrong with a filter that is refused with this reason code."""
+        return _WHY.get(ReasonCode(code), "is refused")

@@ -1,0 +1,1 @@
+"""Settings and limits: models, defaults, and every mistake in a configuration."""

@@ -1,0 +1,92 @@
+"""The bounds of the data path, filled from the settings: `pyx.core.limits.Limits`, whose fields are the only list of
+them.
+
+A field has the name of the setting that fills it: a bound of `broker.config.limits`, or a setting of `[protocol]` or of
+the broker itself. One in milliseconds (`hold_ms_max`) is filled by the bound that has its stem and another unit
+(`hold_seconds_max`). So a new bound is one field of each, and nothing else lists it. A field that no setting fills is a
+misspelt one, and no broker starts with it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from broker.config.limits import Limits as Bounds
+from broker.config.protocol import Protocol
+from pyx.core.limits import Limits
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from broker.config.settings import Settings
+
+__all__ = ["Source", "fields", "fill", "sources"]
+
+_MILLISECONDS = re.compile(r"(.+)_ms(?:_max)?")
+
+
+class Source(NamedTuple):
+    """The setting that fills a field."""
+
+    table: str
+    """Of the configuration; "": none."""
+    key: str
+    factor: int
+
+    def value(self, settings: Settings) -> Any:
+        """For the field."""
+        value = getattr(getattr(settings, self.table) if self.table else settings, self.key)
+        return value if self.factor == 1 else int(value * self.factor)
+
+
+def fields() -> list[str]:
+    """All that the data path wants filled."""
+    return [name for name, member in vars(Limits).items() if inspect.isdatadescriptor(member)]
+
+
+def sources(names: Iterable[str], models: dict[str, type[BaseModel]]) -> dict[str, Source]:
+    """The setting of each field, `models` by table. LookupError for a field that not exactly one setting fills."""
+    found: dict[str, Source] = {}
+    for name in names:
+        there = [
+            Source(table, key, factor)
+            for key, factor in _candidates(name)
+            for table, model in models.items()
+            if key in model.model_fields
+        ]
+        if len(there) != 1:
+            wrong = "is the name of more than one setting" if there else "is the name of no setting"
+            raise LookupError(f"pyx.core.limits.Limits.{name} {wrong}")
+        found[name] = there[0]
+    return found
+
+
+def _candidates(name: str) -> Iterator[tuple[str, int]]:
+    yield name, 1
+    if found := _MILLISECONDS.fullmatch(name):
+        yield f"{found[1]}_seconds_max", 1000
+        yield f"{found[1]}_milliseconds_max", 1
+
+
+@cache
+def _sources(settings: type[Settings]) -> dict[str, Source]:
+    return sources(fields(), {"limits": Bounds, "protocol": Protocol, "": settings})
+
+
+def fill(limits: Limits, settings: Settings) -> Limits:
+    """Put the data path's part of the settings into the struct it reads."""
+    for name, source in _sources(type(settings)).items():
+        setattr(limits, name, source.value(settings))
+    bounds = settings.limits
+    limits.settle(
+        settings.queue_full,
+        [
+            (rule.full, rule.messages_max or bounds.queue_messages_max, rule.bytes_max or bounds.queue_bytes_max)
+            for rule in settings.queue
+        ],
+    )
+    return limits

@@ -1,0 +1,600 @@
+"""The settings: what they are, where they come from, and every mistake in them at once.
+
+One model drives everything: what the TOML file may contain, the environment names (MQTTD_PORT,
+MQTTD_LIMITS__PACKET_BYTES_MAX), what a reload may change, and the tables of docs/configuration.md (`python -m
+broker.config.settings --markdown docs/configuration.md`). A new setting is one field with a description; a new bound is
+one field of `Limits` that says what happens at the bound.
+
+Defaults < file < environment < flags. Values are not guessed: a TOML string is no number, `true` is no 1; the text of
+an environment variable is read as the type its key has. Errors are lines `key.path: what is wrong`, each with the
+place it came from.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic.config import JsonDict
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
+
+from broker.auth import BACKENDS
+from broker.auth.contract import Backend, CredentialsError
+from broker.config.addresses import is_loopback, split_address
+from broker.config.archive import ARCHIVE_RULES_MAX, ArchiveRule, archive_errors
+from broker.config.events import Events
+from broker.config.leveldb import LevelDB
+from broker.config.limits import BYTES_MAX, COUNT_MAX
+from broker.config.limits import Limits as Limits
+from broker.config.protocol import Protocol
+from broker.config.queues import wrong_with
+from broker.config.share_groups import Shared
+
+ENVIRONMENT_PREFIX = "MQTTD_"
+ENVIRONMENT_CONFIG = "MQTTD_CONFIG"
+"""Names the configuration file when --config does not."""
+
+_ENVIRONMENT_OTHERS = ("MQTTD_TEST", "MQTTD_PROFILE", "MQTTD_EXTENSIONS")  # of the build and the tests, no settings
+_KIB = 1024
+_MIB = 1024 * _KIB
+_DAY = 86400
+WORKERS_MAX = 64
+"""A set of workers is a word of 64 bits, and a row of counters has places for 64 links."""
+_QUEUE_RULES_MAX = 63
+_TOPIC_RULES_MAX = 64  # one after the other is looked at, for each message that is stored
+
+_RESTART: JsonDict = {"restart": True}  # read once, at the start: a reload keeps the old value
+
+
+class ConfigError(Exception):
+    """The settings are wrong."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__("; ".join(lines))
+        self.lines = lines
+        """One line per error: `key.path: what is wrong`."""
+
+
+QueueFull = Literal["drop_newest", "drop_oldest", "disconnect", "hold"]
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+class QueueRule(BaseModel):
+    """What happens when the queue of a session is full that subscribed to such a filter."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    filter: str = Field(min_length=1, description="Topic Filter; it decides for subscriptions that it covers.")
+    full: QueueFull = Field(description="As `queue_full`.")
+    messages_max: int | None = Field(
+        default=None, ge=1, le=COUNT_MAX, description="Instead of `limits.queue_messages_max`."
+    )
+    bytes_max: int | None = Field(
+        default=None, ge=1024, le=BYTES_MAX, description="Instead of `limits.queue_bytes_max`."
+    )
+
+
+class TopicRule(BaseModel):
+    """Another `durability` for the messages of some topics. The first table whose Topic Filter matches counts.
+    Sessions, subscriptions, wills and the states of QoS 2 are as safe as the safest of all.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    filter: str = Field(min_length=1, description="Topic Filter; it decides for the topics that it matches.")
+    durability: Literal["fsync", "buffered"] = Field(description="As `durability`.")
+
+
+def _workers(value: object) -> object:
+    """More than there can be are refused by their reason."""
+    if type(value) is int and value > WORKERS_MAX:
+        raise PydanticCustomError(
+            "workers", f"should be at most {WORKERS_MAX}, because a set of workers is a word of 64 bits"
+        )
+    return value
+
+
+class Settings(BaseModel):
+    """What a broker is started with. Immutable; a reload makes a new one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    workers: Annotated[int, BeforeValidator(_workers)] = Field(
+        default=0,
+        ge=0,
+        le=WORKERS_MAX,
+        json_schema_extra=_RESTART,
+        description="Worker processes, at most 64, because a set of workers is a word of 64 bits; 0: as many as there "
+        "are usable cores (CPU affinity and control group quota), and 64 where there are more.",
+    )
+    host: Annotated[list[str], BeforeValidator(_listed)] = Field(
+        default=["127.0.0.1", "::1"],
+        min_length=1,
+        json_schema_extra=_RESTART,
+        description="Addresses or names to listen on, IPv4 and IPv6. ::1 is left out by default where a machine "
+        "has no IPv6.",
+    )
+    port: int = Field(
+        default=1883,
+        ge=0,
+        le=65535,
+        json_schema_extra=_RESTART,
+        description="TCP port; 0: one free port for all addresses and workers.",
+    )
+    admin: str = Field(
+        default="127.0.0.1:8083",
+        json_schema_extra=_RESTART,
+        description="HOST:PORT of the admin interface (/health, /ready, /metrics; HTTP), IPv6 hosts in brackets, port "
+        "0: a free one; none: no admin interface. When the default is taken the broker starts without it and logs "
+        "`admin_unavailable`; an address that was asked for must be free.",
+    )
+    admin_allow_anonymous: bool = Field(
+        default=False,
+        json_schema_extra=_RESTART,
+        description="Whether the admin interface, which asks for no credentials, may listen on an address that other "
+        "machines can reach.",
+    )
+    store: Literal["memory", "leveldb"] = Field(
+        default="leveldb",
+        json_schema_extra=_RESTART,
+        description="Where sessions and messages are kept; memory: lost with their worker; leveldb: in `data_dir`, and "
+        "what is acknowledged is there.",
+    )
+    data_dir: str = Field(
+        default="./mqttd-data",
+        min_length=1,
+        json_schema_extra=_RESTART,
+        description="Directory of the stores, for `leveldb`; it is made (0700) when it is not there, and belongs to "
+        "one broker.",
+    )
+    durability: Literal["fsync", "buffered"] = Field(
+        default="fsync",
+        json_schema_extra=_RESTART,
+        description="What an acknowledgement waits for, with `leveldb`; fsync: the disk has it; buffered: the "
+        "operating system has it, and what it had not written yet is lost when the machine goes down.",
+    )
+    strict_store: bool = Field(
+        default=False,
+        json_schema_extra=_RESTART,
+        description="Whether a worker refuses to start when a record of its store cannot be read, or the store needs "
+        "a repair. Else such a record is set aside (kept, counted, named in the log), the store is repaired, and the "
+        "rest serves.",
+    )
+    runtime_dir: str | None = Field(
+        default=None,
+        min_length=1,
+        json_schema_extra=_RESTART,
+        description="Directory for the broker's unix sockets, at most 80 bytes long; not set: a private temporary one.",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="The least important lines that are logged."
+    )
+    log_format: Literal["text", "json"] = Field(
+        default="text", json_schema_extra=_RESTART, description="Form of the log lines on standard error."
+    )
+    allow_anonymous: bool | None = Field(
+        default=None,
+        description="Whether clients without credentials may connect. Not set: they may as long as no password_file is "
+        "set and only loopback addresses are listened on; for any other address one of the two must be set.",
+    )
+    password_file: str | None = Field(
+        default=None,
+        min_length=1,
+        description="File of users and hashed passwords, written by `mqttd passwd FILE USER`; see "
+        "[credentials](credentials.md). A reload reads it again, and keeps the old one if it is wrong.",
+    )
+    pin_cpus: bool = Field(
+        default=False, json_schema_extra=_RESTART, description="Whether each worker is bound to one CPU."
+    )
+    queue_full: QueueFull = Field(
+        default="drop_newest",
+        description="What happens when a session's queue is full (queue_messages_max, queue_bytes_max); hold: who "
+        "publishes to it waits for hold_seconds_max.",
+    )
+    refuse_disallowed_characters: bool = Field(
+        default=False,
+        description="Whether topics, filters, client ids and other strings with control characters (U+0001 to U+001F, "
+        "U+007F to U+009F) or non-characters are malformed: DISCONNECT or CONNACK 0x81, a Topic Name 0x90, closed.",
+    )
+    queue_qos0: bool = Field(
+        default=False, description="Whether QoS 0 messages are queued for clients that are offline."
+    )
+    sessions_full: Literal["end_oldest", "refuse"] = Field(
+        default="end_oldest",
+        description="What happens to a CONNECT that would begin a session beyond limits.sessions_max; end_oldest: the "
+        "one that has been offline for longest ends, and its will is published; refuse: CONNACK 0x97 (v3: 3).",
+    )
+    sys_interval_seconds: int = Field(
+        default=10,
+        ge=0,
+        le=65535,
+        description="How often `$SYS/broker/...` is published; 0: never, and nobody gets it.",
+    )
+    queue: Annotated[list[QueueRule], Field(max_length=_QUEUE_RULES_MAX)] = Field(
+        default_factory=list, description="Other rules for the queues of some Topic Filters."
+    )
+    topic: Annotated[list[TopicRule], Field(max_length=_TOPIC_RULES_MAX)] = Field(
+        default_factory=list, json_schema_extra=_RESTART, description="Another durability for some topics."
+    )
+    archive: Annotated[list[ArchiveRule], Field(max_length=ARCHIVE_RULES_MAX)] = Field(
+        default_factory=list, json_schema_extra=_RESTART, description="What is archived."
+    )
+    shared: list[Shared] = Field(default_factory=list, description="Strategies of share groups.")
+    protocol: Protocol = Field(default_factory=lambda: Protocol())
+    leveldb: LevelDB = Field(default_factory=lambda: LevelDB(), json_schema_extra=_RESTART)
+    events: Events = Field(default_factory=lambda: Events(), json_schema_extra=_RESTART)
+    limits: Limits = Field(default_factory=lambda: Limits())
+
+    @property
+    def anonymous_allowed(self) -> bool:
+        """`allow_anonymous` with its default resolved (checked: without credentials, not set means loopback only)."""
+        return self.password_file is None if self.allow_anonymous is None else self.allow_anonymous
+
+    @property
+    def tables_open_max(self) -> int:
+        """Of the store of a worker."""
+        return 0 if self.store == "memory" else self.leveldb.open_files_max
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether anything waits for an fsync."""
+        return "fsync" in (self.durability, *(rule.durability for rule in self.topic))
+
+    @cached_property
+    def credentials(self) -> Backend | None:
+        """Where users come from, read on first use and then as it was; None: nothing is configured.
+
+        Raises CredentialsError, but not after `load` or `reloaded`, which have read it.
+        """
+        for name, open_backend in BACKENDS.items():
+            if (value := getattr(self, name)) is not None:
+                try:
+                    return open_backend(value)
+                except CredentialsError as error:
+                    raise CredentialsError([f"{name}: {line}" for line in error.lines]) from None
+        return None
+
+    @property
+    def admin_address(self) -> tuple[str, int] | None:
+        """Host and port of `admin` (checked), None for none."""
+        return None if self.admin == "none" else split_address(self.admin)
+
+    def reloadable(self) -> dict[str, Any]:
+        """The part a running worker can take over, as JSON types; `reloaded()` is its other end."""
+        values = self.model_dump(mode="json")
+        return {name: value for name, value in values.items() if not _needs_restart(Settings.model_fields[name])}
+
+    def reloaded(self, message: Mapping[str, Any]) -> Settings:
+        """These settings with another's `reloadable()` part. Raises ConfigError when the two do not go together."""
+        settings = Settings.model_validate({**self.model_dump(), **message})
+        if errors := list(_contradictions(settings)):
+            raise ConfigError(errors)
+        return settings
+
+
+TABLES: dict[str, type[BaseModel]] = {"protocol": Protocol, "leveldb": LevelDB, "events": Events, "limits": Limits}
+"""The tables of the file, by the key of Settings that holds them."""
+RULES: dict[str, type[BaseModel]] = {"shared": Shared, "queue": QueueRule, "topic": TopicRule, "archive": ArchiveRule}
+"""Those of which there may be many (`[[shared]]`); no environment variable says them."""
+
+
+def load(
+    file: str | None,
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> Settings:
+    """The settings from a TOML file (None: none), environment variables and flags (by top-level key).
+
+    Raises ConfigError with every error found.
+    """
+    errors: list[str] = []
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}  # key path -> where its value came from, if not the file
+    if file is not None:
+        values = _read_toml(file)
+    for name, path, text in _from_environment(environment or {}, errors):
+        if _put(values, path, _typed(path, text)):
+            origins[".".join(path)] = name
+    for key, value in (flags or {}).items():
+        values[key] = value
+        origins[key] = "--" + key.replace("_", "-")
+    settings = None
+    try:
+        settings = Settings.model_validate(values)
+    except ValidationError as error:
+        errors += [_line(detail, origins) for detail in error.errors(include_url=False)]
+    if settings is not None:
+        errors += _contradictions(settings)
+    if errors or settings is None:
+        raise ConfigError(errors)
+    return settings
+
+
+def restart_needed(old: Settings, new: Settings) -> list[str]:
+    """The keys that differ and that a reload cannot change."""
+    fields = Settings.model_fields
+    names = [name for name in fields if _needs_restart(fields[name]) and getattr(old, name) != getattr(new, name)]
+    for name, field in Limits.model_fields.items():
+        if _needs_restart(field) and getattr(old.limits, name) != getattr(new.limits, name):
+            names.append(f"limits.{name}")
+    return names
+
+
+def _admin_errors(settings: Settings) -> Iterator[str]:
+    try:
+        address = settings.admin_address
+    except ValueError:
+        yield f"admin: {settings.admin!r} is neither HOST:PORT ([HOST]:PORT for IPv6) nor none"
+        return
+    if address is not None and not is_loopback(address[0]) and not settings.admin_allow_anonymous:
+        yield (
+            f"admin: {address[0]} can be reached from other machines and the admin interface asks for no credentials; "
+            "to let anybody read it say so with --admin-allow-anonymous (admin_allow_anonymous = true)"
+        )
+
+
+def _contradictions(settings: Settings) -> Iterator[str]:
+    """What no field can see alone."""
+    for host in settings.host:
+        if not host or host != host.strip():
+            yield f"host: {host!r} is neither an address nor a name"
+    reachable = [host for host in settings.host if not is_loopback(host)]
+    if reachable and settings.allow_anonymous is None and settings.password_file is None:
+        yield (
+            f"host: {', '.join(reachable)} can be reached from other machines and no credentials are configured: "
+            "name users by --password-file (password_file), or let anybody connect by --allow-anonymous "
+            "(allow_anonymous = true)"
+        )
+    try:
+        settings.credentials  # noqa: B018 (read now, and kept)
+    except CredentialsError as error:
+        yield from error.lines
+    yield from _admin_errors(settings)
+    for rule in settings.shared:
+        if rule.when_full == "wait" and rule.strategy in ("round_robin", "least_inflight"):
+            yield f"shared.when_full: 'wait' has no meaning for {rule.strategy} (group {rule.group!r})"
+    least = settings.leveldb.reserve_bytes_min
+    if 0 < (settings.leveldb.reserve_bytes or 0) < least:
+        yield (
+            f"leveldb.reserve_bytes: less than {least} (twice leveldb.write_buffer_bytes and 70 MiB), which opening a "
+            "database and compacting it may take; 0: no reserve"
+        )
+    if settings.protocol.redirect_permanent and settings.protocol.redirect is None:
+        yield "protocol.redirect_permanent: there is no protocol.redirect"
+    for table, filters in (
+        ("queue", [each.filter for each in settings.queue]),
+        ("topic", [each.filter for each in settings.topic]),
+    ):
+        for number, text in enumerate(filters, 1):
+            if wrong := wrong_with(text):
+                yield f"{table}.filter: {text!r} (of table {number}): {wrong}"
+    yield from archive_errors(settings.archive, settings.store)
+    limits = settings.limits
+    if 0 < limits.session_expiry_seconds_max < limits.session_expiry_seconds_default_v3:
+        yield (
+            "limits.session_expiry_seconds_default_v3: more than limits.session_expiry_seconds_max "
+            f"({limits.session_expiry_seconds_max})"
+        )
+    if limits.link_silence_seconds_max >= limits.worker_hang_seconds_max:
+        yield (
+            "limits.link_silence_seconds_max: not less than limits.worker_hang_seconds_max "
+            f"({limits.worker_hang_seconds_max:g}): a hung worker would be killed before it counts as away"
+        )
+
+
+def _read_toml(file: str) -> dict[str, Any]:
+    try:
+        with open(file, "rb") as opened:
+            return tomllib.load(opened)
+    except OSError as error:
+        raise ConfigError([f"{file}: {error.strerror}"]) from None
+    except UnicodeDecodeError:
+        raise ConfigError([f"{file}: not UTF-8"]) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError([f"{file}: {error}"]) from None
+
+
+def _from_environment(environment: Mapping[str, str], errors: list[str]) -> Iterator[tuple[str, tuple[str, ...], str]]:
+    """(variable, key path, text) of every variable that names a setting."""
+    known = {_environment_name(path): path for path, _ in leaves()}
+    for name, text in sorted(environment.items()):
+        if not name.startswith(ENVIRONMENT_PREFIX) or name.startswith(_ENVIRONMENT_OTHERS):
+            continue
+        if name == ENVIRONMENT_CONFIG:
+            continue
+        if name in known:
+            yield name, known[name], text
+        else:
+            errors.append(f"{name}: no such setting{_suggestion(name, list(known))} (environment)")
+
+
+def _environment_name(path: tuple[str, ...]) -> str:
+    return ENVIRONMENT_PREFIX + "__".join(path).upper()
+
+
+def _put(values: dict[str, Any], path: tuple[str, ...], value: object) -> bool:
+    *tables, key = path
+    for table in tables:
+        inner = values.setdefault(table, {})
+        if not isinstance(inner, dict):
+            return False  # the file has something else there, which validation names
+        values = inner
+    values[key] = value
+    return True
+
+
+def _typed(path: tuple[str, ...], text: str) -> object:
+    """A variable's text as the type of its key; if it is none the text itself, which validation will name."""
+    annotation = dict(leaves())[path].annotation
+    kinds = {annotation, *get_args(annotation)}
+    if get_origin(annotation) is list:
+        return [part.strip() for part in text.split(",")]
+    if bool in kinds:
+        return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(text.lower(), text)
+    for kind in (int, float):
+        if kind in kinds:
+            try:
+                return kind(text)
+            except ValueError:
+                return text
+    return text
+
+
+def leaves() -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
+    """(key path, field) of every setting that has a value of its own."""
+    for name, field in Settings.model_fields.items():
+        if name not in (*TABLES, *RULES):
+            yield (name,), field
+    for table, model in TABLES.items():
+        for name, field in model.model_fields.items():
+            yield (table, name), field
+
+
+def _line(detail: Any, origins: Mapping[str, str]) -> str:
+    """One line for one of pydantic's error details."""
+    location = [str(part) for part in detail["loc"] if not isinstance(part, int)]
+    path = ".".join(location)
+    if detail["type"] == "extra_forbidden":
+        known = [*TABLES, *RULES, *(f"{rule}.{name}" for rule, model in RULES.items() for name in model.model_fields)]
+        known += [".".join(leaf) for leaf, _ in leaves()]
+        return f"{path}: unknown key{_suggestion(path, known)}"
+    message = detail["msg"][0].lower() + detail["msg"][1:]
+    given = detail["input"]
+    shown = f", not {given!r}" if isinstance(given, str | int | float | bool) else ""
+    origin = f" (from {origins[path]})" if path in origins else ""
+    return f"{path}: {message}{shown}{origin}"
+
+
+def _suggestion(name: str, known: list[str]) -> str:
+    """`; did you mean ...?` when something known is close: the whole path, or the last part in another table."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    if not close:
+        by_key = {path.rpartition(".")[2]: path for path in known}
+        close = [
+            by_key[key] for key in difflib.get_close_matches(name.rpartition(".")[2], list(by_key), n=1, cutoff=0.75)
+        ]
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _needs_restart(field: FieldInfo) -> bool:
+    extra = field.json_schema_extra
+    return isinstance(extra, dict) and bool(extra.get("restart"))
+
+
+# -- the tables of docs/configuration.md
+
+_BEGIN = "<!-- generated: python -m broker.config.settings --markdown docs/configuration.md -->"
+_END = "<!-- end of what is generated -->"
+
+
+def markdown() -> str:
+    """The tables of all settings."""
+    parts = []
+    for table in ((), *((name,) for name in TABLES if name != "limits")):
+        parts.append(f"### {TABLES[table[0]].__name__ if table else 'Settings'}\n")
+        if table:
+            parts.append(f"In the table `[{table[0]}]` of the file. {TABLES[table[0]].__doc__}\n")
+        parts.append("| key | default | environment | reload | meaning |\n|---|---|---|---|---|")
+        for path, field in leaves():
+            if path[:-1] == table:
+                reload = "no" if _needs_restart(field) else "yes"
+                default = _shown(field.default)
+                name = _environment_name(path)
+                parts.append(f"| `{path[-1]}` | {default} | `{name}` | {reload} | {_meaning(field)} |")
+        parts.append("")
+    parts += _limits_markdown()
+    parts += _rules_markdown("Strategies of share groups", "shared", "a reload takes them over")
+    parts += _rules_markdown("Rules for full queues", "queue", f"at most {_QUEUE_RULES_MAX}; a reload takes them over")
+    parts += _rules_markdown("Durability of topics", "topic", f"at most {_TOPIC_RULES_MAX}; a change needs a restart")
+    parts += _rules_markdown("Archive", "archive", f"at most {ARCHIVE_RULES_MAX}; a change needs a restart")
+    return "\n".join(parts)
+
+
+def _limits_markdown() -> Iterator[str]:
+    yield "### Limits\n"
+    yield (
+        f"In the table `[limits]` of the file. {Limits.__doc__} A reload changes all but those marked (restart). "
+        "*Counter*: the number in the shared rows that says how often the bound was reached, or the log event where "
+        "only the log has it.\n"
+    )
+    yield "| key | default | unit | counter | what it bounds | at the bound |\n|---|---|---|---|---|---|"
+    for name, field in Limits.model_fields.items():
+        extra = field.json_schema_extra
+        assert isinstance(extra, dict)
+        unit = str(extra["unit"])
+        kind, _, counted = str(extra["counter"]).rpartition(" ")
+        counter = f"{kind} `{counted}`".strip() if counted else "-"
+        restart = " (restart)" if _needs_restart(field) else ""
+        shown = _shown(field.default, unit)
+        yield f"| `{name}` | {shown} | {unit} | {counter} | {field.description}.{restart} | {extra['beyond']} |"
+    yield ""
+
+
+def _rules_markdown(title: str, table: str, which: str) -> Iterator[str]:
+    model = RULES[table]
+    yield f"### {title}\n"
+    yield f"Tables `[[{table}]]` of the file; {which}. {' '.join((model.__doc__ or '').split())}\n"
+    yield "| key | default | meaning |\n|---|---|---|"
+    for name, field in model.model_fields.items():
+        default = "required" if field.is_required() else _shown(field.default)
+        yield f"| `{name}` | {default} | {_meaning(field)} |"
+    yield ""
+
+
+def _meaning(field: FieldInfo) -> str:
+    choices = [repr(choice) for choice in get_args(field.annotation) if isinstance(choice, str)]
+    listed = f" One of {', '.join(choices)}.".replace("'", "`") if len(choices) > 1 else ""
+    return f"{field.description}{listed}"
+
+
+def _shown(value: object, unit: str = "") -> str:
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return f"`{value}`".lower()
+    if isinstance(value, int):
+        for name, size in (("MiB", _MIB), ("KiB", _KIB)):
+            if unit == "bytes" and value >= size and value % size == 0:
+                return f"`{value}` ({value // size} {name})"
+        if unit == "seconds" and value >= _DAY and value % _DAY == 0:
+            return f"`{value}` ({value // _DAY} days)"
+        return f"`{value}`"
+    if isinstance(value, float):
+        return f"`{value:g}`"
+    return f"`{value}`".replace("'", '"')
+
+
+def with_tables(document: str) -> str:
+    """A document with its generated part made anew. Raises ValueError when it has no place for it."""
+    before, begin, rest = document.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise ValueError(f"the document has no lines {_BEGIN!r} and {_END!r}")
+    return f"{before}{begin}\n\n{markdown()}\n{end}{after}"
+
+
+def _main(arguments: list[str]) -> int:
+    match arguments:
+        case ["--markdown"]:
+            print(markdown())
+        case ["--markdown", file]:
+            path = Path(file)
+            path.write_text(with_tables(path.read_text()))
+        case _:
+            print("usage: python -m broker.config.settings --markdown [FILE]", file=sys.stderr)
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(_main(sys.argv[1:]))

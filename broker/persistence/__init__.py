@@ -1,0 +1,1 @@
+"""What a worker writes of its clients' state, and what it finds when it starts."""

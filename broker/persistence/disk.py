@@ -1,0 +1,125 @@
+"""A disk that is full, or fails: what clients and siblings are told, and when waiting ends.
+
+`Store.full` says that no new message should come, `Store.failed` that nothing becomes durable at all. In both cases:
+
+    publish QoS 0       goes on
+    publish QoS 1, 2    for somebody on a worker whose store is full: v5 is refused with 0x97; before MQTT 5, which has
+                        no way to say so, the connection is not read, and closed after store_error_seconds_max
+    CONNECT, SUBSCRIBE  that would need a record are refused at once (connecting, subscribing)
+    anything else       goes on, deliveries above all: what is read and acknowledged makes room
+
+What was taken before waits for its record. While only room is wanting it gets it. If nothing has become durable for
+store_error_seconds_max its publishers are told 0x97, or closed: no custody is claimed, though what lies in memory by
+then is written, and delivered, when the disk is well again [MQTT-4.4.0-2 ends the matter for the client]. What is no
+message is taken back before its client is told so: the session of a CONNECT is none, or what it was before; what a
+SUBSCRIBE subscribed is not. Where that cannot be done (a subscription was replaced, or ended before MQTT 5, whose
+UNSUBACK knows no failure) the connection is closed, and nothing was said.
+
+Siblings are told because they ask for us: they judge what their clients publish to sessions here
+(`pyx.delivery.back_pressure`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyx.core import counters as count
+from pyx.protocol.reasons import ReasonCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from broker.worker.core import Node
+    from pyx.delivery.connection import Connection
+
+__all__ = ["Disk"]
+
+_KIND = b"d"
+_ROOM, _FULL, _GIVEN_UP = b"\0", b"\1", b"\2"
+_AT_ONCE = 100
+"""Connections of which a piece looks through the answers that wait."""
+
+
+class Disk:
+    """The state of one node's store, as its clients and siblings know it."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._failed: str | None = None
+        self._full: str | None = None
+        self._failed_at = 0
+        """Monotonic ms."""
+        self._refusing: set[int] = set()
+        """The workers for whose disks nobody waits any longer: that is being said."""
+
+    def look(self) -> None:
+        """The store may have something new to say."""
+        store, node = self._node.store, self._node
+        failed, full = store.failed, store.full
+        if failed != self._failed:
+            if failed is None:
+                node.log.warning("store_recovered")
+            else:
+                self._failed_at = node.router.now_ms
+                node.log.error("store_failed", reason=failed)
+            self._failed = failed
+            node.counters.set(count.STORE_FAILED, int(failed is not None))
+        if (full is None) != (self._full is None):
+            if full is None:
+                node.log.warning("store_has_room")
+            else:
+                node.log.error("store_full", reason=full)
+            node.counters.set(count.STORE_FULL, int(full is not None))
+            node.router.set_store_full(node.index, full is not None)
+            self._tell(_FULL if full is not None else _ROOM)
+        self._full = full
+
+    def sweep(self) -> None:
+        """Once a second: who has waited for long enough?"""
+        if self._failed is None:
+            return
+        if self._node.router.now_ms - self._failed_at >= self._node.settings.limits.store_error_seconds_max * 1000:
+            self._refuse(self._node.index)
+            self._tell(_GIVEN_UP)
+
+    def _tell(self, state: bytes) -> None:
+        for peer in self._node.siblings:
+            self._node.router.tell(peer, _KIND, state)
+
+    def greet(self, peer: int) -> None:
+        """A sibling is heard (again)."""
+        if self._full is not None:
+            self._node.router.tell(peer, _KIND, _FULL)
+
+    def told(self, peer: int, state: bytes) -> None:
+        """A sibling says how its store is."""
+        router = self._node.router
+        router.set_store_full(peer, state != _ROOM)
+        if state == _GIVEN_UP:
+            self._refuse(peer)
+
+    def _refuse(self, worker: int) -> None:
+        if worker not in self._refusing:
+            self._refusing.add(worker)
+            self._node.in_pieces(self._refusals(worker))
+
+    def _refusals(self, worker: int) -> Iterator[None]:
+        # in pieces: whoever has got its answer meanwhile waits no longer
+        router, connecting = self._node.router, self._node.connecting
+        try:
+            for number, conn in enumerate(router.awaiting_answers(), 1):
+                router.refuse_unstored(conn, 1 << worker)
+                if number % _AT_ONCE == 0:
+                    yield
+            if worker == self._node.index:
+                for number, conn in enumerate(connecting.awaiting(), 1):
+                    if self._failed is not None:
+                        connecting.refuse_unstored(conn)
+                    if number % _AT_ONCE == 0:
+                        yield
+        finally:
+            self._refusing.discard(worker)
+
+    def unstored(self, conn: Connection) -> None:
+        """A client that cannot be told that what it asked for is not stored has waited for store_error_seconds_max."""
+        self._node.connecting.end_connection(conn, ReasonCode.QUOTA_EXCEEDED, "nothing can be stored at present")

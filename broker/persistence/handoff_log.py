@@ -1,0 +1,151 @@
+"""What a worker keeps of its links in its store: the hand-off log for each sibling, and how far it has taken theirs.
+
+A hand-off log (family H of `leveldb_store.format.schema`) has what a sibling that is away or gone is to get, and,
+before it is sent at all, what must not be lost with this worker although its publisher will not send it again: QoS 2 of
+sessions that last, wills. Sequence 0 is the log's head: the number of its stream, which is the same over all
+incarnations of the worker, and where the numbers of the present one began. The position of a sibling's stream (family
+P) is stored by `broker.worker.peering` together with what came.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from broker.persistence.set_aside import UNREADABLE
+from leveldb_store.format import schema
+from pyx.storage.records import without_words
+from zmq_mesh.contract import HandoffLog
+
+if TYPE_CHECKING:
+    from broker.worker.core import Node
+    from pyx.delivery.router import Router
+
+__all__ = ["Kept", "StoredHandoff", "kept_links"]
+
+
+class StoredHandoff(HandoffLog):
+    """The log for one peer. What is in it is read back when it is sent; there is no bound but the store's."""
+
+    lasts = True
+
+    def __init__(
+        self, router: Router, store: Any, peer: int, set_aside: Callable[[bytes, bytes, object], None]
+    ) -> None:
+        """`set_aside` takes records that cannot be read: (key, value, what is wrong)."""
+        super().__init__(0)
+        self._router = router
+        self._peer = peer
+        self._store = store
+        self._sequences: deque[int] = deque()
+        self._found: list[tuple[int, int, int]] = []  # until the link has taken it
+        for key, value in store.scan(schema.HANDOFF + bytes((peer,))):
+            try:
+                sequence = schema.key_position(key)
+                if sequence == 0:
+                    self.stream, self.reserved = schema.decode_handoff_head(value)
+                    continue
+                entries, part, payloads = schema.decode_handoff(value)
+            except UNREADABLE as error:
+                set_aside(key, value, error)
+                continue
+            self._found.append((sequence, len(part) + sum(map(len, payloads)), entries))
+            self._sequences.append(sequence)
+        # `acknowledged` is not stored: the peer says what it has, and numbers that are not here are void
+        if not self.stream:
+            self.stream = secrets.randbits(63) | 1
+
+    @property
+    def full(self) -> bool:  # type: ignore[override]  # known at each moment anew
+        """See HandoffLog."""
+        return self._store.full is not None
+
+    def found(self) -> Iterator[tuple[int, int, int]]:
+        """See HandoffLog."""
+        return iter(self._found)
+
+    def read(self, sequence: int) -> tuple[Any, list[Any]]:
+        """See HandoffLog. Raises StoreError and schema.SchemaError where it cannot be read."""
+        ((_, value),) = self._store.scan(schema.handoff_key(self._peer, sequence))
+        _, part, payloads = schema.decode_handoff(value)
+        return part, payloads
+
+    def reserve(self, number: int) -> None:
+        """See HandoffLog. The link has taken what was found."""
+        super().reserve(number)
+        self._found = []
+        head = schema.encode_handoff_head(self.stream, number)
+        self._router.put_record(schema.handoff_key(self._peer, 0), head)
+
+    def when_stored(self, callback: Callable[[], None]) -> None:
+        """See HandoffLog."""
+
+        def stored() -> None:
+            callback()
+            self._router.interest_due = True  # the links are flushed with this tick
+
+        self._router.when_durable(stored)
+
+    def append(self, sequence: int, part: Any, payloads: list[Any], entries: int) -> bool:
+        """See HandoffLog. Words of this worker's broker are for the link alone: its successor says them anew."""
+        self._sequences.append(sequence)
+        bodies = [bytes(memoryview(payload)) for payload in payloads]
+        stored = without_words(part)
+        value = schema.encode_handoff(entries, stored, bodies)
+        self._router.put_record(schema.handoff_key(self._peer, sequence), value)
+        return stored == bytes(part)
+
+    def trim(self, acknowledged: int) -> None:
+        """See HandoffLog."""
+        self.acknowledged = max(self.acknowledged, acknowledged)
+        while self._sequences and self._sequences[0] <= acknowledged:
+            self._router.delete_record(schema.handoff_key(self._peer, self._sequences.popleft()))
+
+
+class Kept(NamedTuple):
+    """What the links begin with, by peer."""
+
+    handoffs: dict[int, HandoffLog]
+    received: dict[int, tuple[int, int]]
+    """(stream, number) up to which a sibling's stream was taken."""
+    refusals: dict[int, list[tuple[int, list[tuple[int, int]]]]]
+    """(number, [(position, reason), ...]) of batches of a sibling's stream of which entries were refused, rising."""
+
+
+def kept_links(node: Node) -> Kept:
+    """What the store has of the links of this worker; nothing where it keeps nothing."""
+    kept = Kept({}, {}, {})
+    if not node.store.keeps:
+        return kept
+    for peer in node.siblings:
+        kept.handoffs[peer] = StoredHandoff(node.router, node.store, peer, node.set_aside.take)
+        refused: dict[int, list[tuple[int, int]]] = {}
+        for key, value in node.store.scan(schema.peer_key(peer)):
+            try:
+                _take_position(node, kept, peer, refused, key, value)
+            except UNREADABLE as error:
+                node.set_aside.take(key, value, error)
+        kept.refusals[peer] = sorted(refused.items())
+        node.peering.refusals_kept(peer, [number for number, _ in kept.refusals[peer]])
+    return kept
+
+
+def _take_position(
+    node: Node, kept: Kept, peer: int, refused: dict[int, list[tuple[int, int]]], key: bytes, value: bytes
+) -> None:
+    # a record of family P
+    if schema.is_refusals(key):
+        refused[schema.key_position(key)] = schema.decode_refusals(value)
+        return
+    taken = schema.decode_peer(value)
+    kept.received[peer] = taken.stream, taken.number
+    if taken.taken:
+        node.peering.began(peer, taken)
+    if taken.inside:  # of version 1: the next position that is stored has none of them
+        for at, position, reason in taken.inside:
+            refused.setdefault(at, []).append((position, reason))
+        for at, each in refused.items():
+            node.router.put_record(schema.refusals_key(peer, at), schema.encode_refusals(each))
+        node.router.put_record(key, schema.encode_peer(taken.stream, taken.number))

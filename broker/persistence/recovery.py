@@ -1,0 +1,397 @@
+"""What a worker finds in its store when it starts: sessions, subscriptions, windows, retained messages, wills.
+
+`recover` makes them anew before the worker has a link, a listener or a client: siblings learn of the filters with the
+first word they hear, and none of our clients is served before. `Recovered.begin` publishes the wills when siblings can
+be reached.
+
+    session       one that was connected when its worker died counts its Session Expiry Interval from now, any other
+                  from its disconnection; one that has expired, or was to end with its connection, is made all the same
+                  and ended when siblings can be reached: its shares of groups go to other members
+    subscription  of a session that is there; others are deleted, as windows are
+    replay        of a session that is there: goes on from its position when the client is back
+    window        the router's: what is in flight, and up to where the session has read
+    will          of a client that was connected: due after its Will Delay Interval from now, or with the end of its
+                  session if that is earlier; of one that had gone: when it was due anyway. A client that is back before
+                  has none any more
+    retained      what has not expired
+
+Records are read in the order of their keys, and messages in flight in the order of their positions, each block once. A
+record that cannot be read is set aside (`broker.persistence.set_aside`), with all that belongs to a session whose own
+record it is; what the disk does not return as it was written ends the recovery (`DamagedStoreError`), and the worker
+has the store repaired.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from broker.clients.sessions import NEVER, own_bytes
+from broker.persistence.set_aside import UNREADABLE
+from broker.piecework import AT_ONCE
+from leveldb_store.contract import StoreError
+from leveldb_store.format import schema
+from leveldb_store.format.persisted_counters import decode_moment
+from leveldb_store.format.queued_messages import head_of, message_key, message_of
+from leveldb_store.format.replay_schema import decode_replay, split_replay
+from leveldb_store.format.subscription_schema import decode_owed, decode_subscription
+from leveldb_store.format.windows import NEVER_SENT, check_page, decode_window, encode_window, has_pages, split_page
+from pyx.core import counters as count
+from pyx.delivery.router import expiry_offset
+from pyx.delivery.windows import unpack_message, unpack_queued, window_positions
+from pyx.protocol.packets import Will
+from pyx.protocol.topics import parse_share
+from pyx.storage.stored import unpack_stored
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from broker.clients.sessions import Details
+    from broker.worker.core import Node
+    from pyx.delivery.session import Session
+    from pyx.protocol.message import Message
+
+__all__ = ["Recovered", "identify", "recover"]
+
+_SHARED = b"$share/"
+_NEVER_SENT = encode_window(NEVER_SENT)
+_AT_ONCE = 100
+"""Wills published, and expiries begun, in one step of `Recovered.begin`."""
+_ENDING = 5
+"""What the end of a session takes, in subscriptions, beside those it has."""
+
+
+class Recovered:
+    """What was found, in numbers, and what is to be done when siblings can be reached."""
+
+    def __init__(self, node: Node) -> None:
+        self.sessions = 0
+        self.expired = 0
+        """Sessions that had ended meanwhile."""
+        self.subscriptions = 0
+        self.windows = 0
+        self.retained = 0
+        self.wills = 0
+        self._node = node
+        self._due: list[tuple[str, Session | None, Will, int]] = []
+        self._over: list[Session] = []
+        self._expire: list[tuple[Session, float]] = []
+
+    def found(self) -> int:
+        """Records in all."""
+        return self.sessions + self.subscriptions + self.windows + self.retained + self.wills
+
+    def will(self, client_id: str, session: Session | None, will: Will, due: int) -> None:
+        """Its client's will is due then (Unix time in ms)."""
+        self._due.append((client_id, session, will, due))
+
+    def over(self, session: Session) -> None:
+        """It has expired."""
+        self.expired += 1
+        self._over.append(session)
+
+    def expires(self, session: Session, at: float) -> None:
+        """It will have expired then (Unix time in ms); not before siblings can be reached."""
+        self._expire.append((session, at))
+
+    def begin(self) -> Iterator[None]:
+        """Publish the wills that are due; the others have their time from now on. End the sessions that are over. A
+        step at a time: nobody is served before the last.
+        """
+        node, now = self._node, self._node.router.wall_ms
+        due, self._due = self._due, []
+        for number, (client_id, session, will, at) in enumerate(due):
+            if number % _AT_ONCE == 0:
+                yield
+            if at > now and session is not None:
+                node.connecting.start_will_delay(session, (at - now) / 1000)
+                continue
+            if session is not None:
+                session.details.will = None
+                node.custody.will_gone(session)
+            else:
+                node.router.delete_record(schema.will_key(client_id))
+            node.wills.publish(will, client_id)
+        over, self._over = self._over, []
+        done = AT_ONCE
+        for session in over:
+            if done >= AT_ONCE:
+                yield
+                done = 0
+            done += _ENDING + min(session.subscriptions, AT_ONCE)
+            node.counters.add(count.SESSIONS_EXPIRED)
+            node.recording.session_expired(session)
+            node.endings.end(session)
+        expire, self._expire = self._expire, []
+        for number, (session, end) in enumerate(expire):
+            if number % _AT_ONCE == 0:
+                yield
+            node.endings.expire_in(session, max(0.0, (end - now) / 1000))
+
+
+def identify(node: Node, epoch: str) -> None:
+    """Make sure that the node has its own store and not another worker's, or one of another data directory. A store
+    without a name gets it now. Raises StoreError.
+    """
+    own = {"worker": node.index, "workers": node.workers, "epoch": epoch}
+    node.set_aside.begin()
+    for key, value in node.store.scan(schema.STORE):
+        try:
+            found = json.loads(value)
+        except ValueError as error:
+            node.set_aside.take(key, value, error)
+            continue
+        if found != own:
+            raise StoreError(f"the store of worker {node.index} says that it is another one: {found}, not {own}")
+        return
+    node.router.put_record(schema.STORE, json.dumps(own).encode())
+
+
+def recover(node: Node, progress: Progress | None = None) -> Recovered:
+    """Fill an empty Node from its store. `progress.records` says how far it is, for another thread.
+
+    Raises DamagedStoreError, and StoreError when a record cannot be read and `strict_store` is set.
+    """
+    recovered = Recovered(node)
+    if node.store.keeps:
+        _Recovery(node, recovered, progress or Progress()).run()
+    return recovered
+
+
+class Progress:
+    """How far a recovery is."""
+
+    records = 0
+
+
+class _Recovery:
+    def __init__(self, node: Node, recovered: Recovered, progress: Progress) -> None:
+        self._node = node
+        self._router = node.router
+        self._found = recovered
+        self._progress = progress
+        self._over: set[str] = set()
+        """Client ids whose session has expired."""
+        self._offline: list[tuple[int, Session]] = []
+        """(since when, Unix time in ms; who)."""
+        self._unread: set[bytes] = set()
+        """Client ids whose session cannot be read: what belongs to them is kept with it."""
+        self._filters: set[bytes] = set()
+        """Those of subscriptions that are no shares."""
+
+    def run(self) -> None:
+        self._numbers()
+        self._each(schema.SESSION, self._session)
+        for _, session in sorted(self._offline, key=lambda each: each[0]):
+            self._node.sessions.left(session)
+        self._each(schema.SUBSCRIPTION, self._subscription)
+        self._each(schema.REPLAY, self._replay)
+        self._windows()
+        self._forget_logs()  # not before what is in flight was taken out of them
+        self._each(schema.RETAINED, self._retained)
+        self._each(schema.WILL, self._will)
+        for _ in self._node.subscribing.set_queue_rules(self._node.settings.queue):
+            pass
+        self._router.commit()
+
+    def _each(self, family: bytes, restore: Callable[[bytes, bytes], None]) -> None:
+        for key, value in self._node.store.scan(family):
+            self._progress.records += 1
+            try:
+                restore(key, value)
+            except UNREADABLE as error:
+                self._set_aside(key, value, error)
+
+    def _set_aside(self, key: bytes, value: bytes, problem: object) -> None:
+        self._node.set_aside.take(key, value, problem)
+        if key[:1] == schema.SESSION:
+            self._unread.add(key[1:])
+        elif key[:1] == schema.SUBSCRIPTION:
+            self._filters.add(key[1:].partition(b"\0")[2])  # what its index has is kept with it
+
+    def _session_of(self, client_id: str, key: bytes, value: bytes) -> Session | None:
+        # None: there is none, and the record that belonged to it is gone, or set aside as the session is
+        session = self._node.sessions.get(client_id)
+        if session is None:
+            if client_id.encode() in self._unread:
+                self._set_aside(key, value, "its session cannot be read")
+            else:
+                self._router.delete_record(key)
+        return session
+
+    def _numbers(self) -> None:
+        # what is numbered from now on is newer than all that is here, should the clock have been put back
+        for key, value, problem in self._node.store.unread:
+            self._set_aside(key, value, problem)
+        self._each(schema.NUMBER, lambda _, value: self._router.numbers_behind(schema.decode_number(value)))
+        self._each(schema.COUNTERS, lambda _, value: self._router.clock.behind(decode_moment(value).get("number", 0)))
+
+    def _session(self, key: bytes, value: bytes) -> None:
+        now = self._router.wall_ms
+        client_id, stored = key[1:].decode(), schema.decode_session(value)
+        since = min(stored.disconnected, now) if stored.disconnected else now
+        left: float = stored.expiry_interval
+        if left != NEVER:
+            left -= (now - since) / 1000
+        session = self._node.sessions.new(client_id, stored.version)
+        session.durable = True
+        self._offline.append((since, session))
+        details: Details = session.details
+        details.own_bytes = own_bytes(client_id, stored.username, None)
+        details.expiry_interval = details.stored_expiry = stored.expiry_interval
+        self._node.custody.sessions += 1
+        details.username = stored.username
+        details.created = stored.created
+        if not stored.disconnected:
+            self._node.custody.disconnected(session)
+        if left > 0:
+            self._found.sessions += 1
+            if left != NEVER:
+                self._found.expires(session, now + 1000 * left)
+        else:
+            self._over.add(session.client_id)
+            self._found.over(session)
+
+    def _subscription(self, key: bytes, value: bytes) -> None:
+        client_id, named = schema.split_subscription(key)
+        session = self._session_of(client_id, key, value)
+        if session is None:
+            return
+        options, identifier, since, formers = decode_subscription(value)
+        owed = decode_owed(value)
+        group, text = None, named
+        if named.startswith(_SHARED):
+            share = parse_share(named)
+            if share is None:
+                raise schema.SchemaError("no Topic Filter")
+            group, text = share
+        session.details.filter_bytes += len(named)
+        self._router.restore_subscription(session, text, options, identifier, group, since, formers)
+        if group is None:
+            self._filters.add(text)
+            if owed:
+                self._node.retaining.restore(session, text, owed)
+        self._found.subscriptions += 1
+
+    def _replay(self, key: bytes, value: bytes) -> None:
+        client_id, text = split_replay(key)
+        session = self._session_of(client_id, key, value)
+        if session is not None:
+            self._node.replaying.restore(session, text, decode_replay(value))
+            self._found.subscriptions += 1
+
+    def _forget_logs(self) -> None:
+        # what was logged for sessions that ended with the worker, or before it could say that nobody needs it
+        for name in self._node.store.names():
+            if name not in self._filters:
+                self._node.store.forget(name)
+
+    def _windows(self) -> None:
+        # all windows are read before the first is put back: so the blocks with what is in flight are read in order
+        queued = self._queued()
+        pages = self._pages()
+        windows: dict[Session, bytes] = {}
+        positions: set[int] = set()
+
+        def found(key: bytes, value: bytes) -> None:
+            client_id = key[1:].decode()
+            session = self._session_of(client_id, key, value)
+            if session is None:
+                return
+            if has_pages(value):
+                # all in one record, until the router pages it anew
+                value = encode_window(decode_window(value, pages.get(client_id, ())))
+                self._router.put_record(key, value)
+            positions.update(window_positions(value))
+            windows[session] = value
+            self._found.windows += 1
+
+        self._each(schema.WINDOW, found)
+        messages = self._node.store.messages_at(sorted(positions))
+        for session in self._node.sessions:
+            self._progress.records += 1
+            window = windows.get(session, _NEVER_SENT)
+            self._router.restore(session, window, queued.get(session.client_id, {}), messages)
+
+    def _pages(self) -> dict[str, list[tuple[bytes, bytes]]]:
+        """By client id: the pages of its window, which are put into the window's own record."""
+        pages: dict[str, list[tuple[bytes, bytes]]] = {}
+
+        def found(key: bytes, value: bytes) -> None:
+            client_id, _, _ = split_page(key)
+            if self._session_of(client_id, key, value) is not None:
+                check_page(key, value)
+                pages.setdefault(client_id, []).append((key, value))
+                self._router.delete_record(key)
+
+        self._each(schema.WINDOW_PAGE, found)
+        return pages
+
+    def _queued(self) -> dict[str, dict[int, tuple[int, int, bytes | None, Message]]]:
+        """By client id: its messages of records of their own, by number."""
+        queued: dict[str, dict[int, tuple[int, int, bytes | None, Message]]] = {}
+        messages: dict[int, Message] = {}
+        waiting = {message_of(value) for _, value in self._node.store.scan(schema.SET_ASIDE + schema.QUEUED)}
+
+        # a record is named by its number: one that is given from now on is none of these, should the clock have been
+        # put back
+        def message(key: bytes, value: bytes) -> None:
+            number = schema.key_position(key)
+            messages[number] = unpack_message(value)
+            self._router.numbers_behind(number)
+
+        def found(key: bytes, value: bytes) -> None:
+            client_id, number = schema.split_queued(key)
+            shared = message_of(value)
+            waiting.add(shared)
+            if self._session_of(client_id, key, value) is None:
+                return
+            if shared is None:
+                unpacked = unpack_queued(value)
+            elif shared in messages:
+                flags, origin, identifiers = head_of(value)
+                unpacked = flags, origin, identifiers or None, messages[shared]
+                self._router.restore_queued(number, shared)
+            else:
+                raise schema.SchemaError(f"message {shared}, which is queued, is not there")
+            queued.setdefault(client_id, {})[number] = unpacked
+            self._router.numbers_behind(number)
+
+        self._each(schema.MESSAGE, message)
+        self._each(schema.QUEUED, found)
+        for number in messages.keys() - waiting:
+            self._router.delete_record(message_key(number))
+        return queued
+
+    def _retained(self, key: bytes, value: bytes) -> None:
+        messages = unpack_stored(value, expiry_offset)
+        if len(messages) != 1 or messages[0].topic != key[1:]:
+            raise schema.SchemaError("a retained message is damaged")
+        if messages[0].expires and messages[0].expires <= self._router.wall_ms:
+            self._router.delete_record(key)
+            return
+        self._router.restore_retained(messages[0])
+        self._found.retained += 1
+
+    def _will(self, key: bytes, value: bytes) -> None:
+        now = self._router.wall_ms
+        client_id, stored = key[1:].decode(), schema.decode_will(value)
+        session, message = self._node.sessions.get(client_id), stored.message
+        if client_id in self._over:
+            session = None
+        will = Will(
+            message.topic, message.payload, message.qos, message.retain, stored.delay_interval,
+            stored.expiry_interval, message.properties,
+        )  # fmt: skip
+        due = stored.due
+        if session is not None:
+            details: Details = session.details
+            details.will, details.will_stored = will, True
+            details.own_bytes = own_bytes(client_id, details.username, will)
+            if not due:
+                due = now + 1000 * min(will.delay_interval, details.expiry_interval)
+                self._node.custody.will_waits(session, due)
+            else:
+                due = min(due, now + 1000 * will.delay_interval)  # should the clock have been put back
+        self._found.will(client_id, session, will, due)
+        self._found.wills += 1

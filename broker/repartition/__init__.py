@@ -1,0 +1,1 @@
+"""The stores of N workers become those of M."""

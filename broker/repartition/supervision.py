@@ -1,0 +1,104 @@
+"""What the supervisor does when it finds a data directory that was made for another number of workers.
+
+The work (`broker.repartition.stores`) is done by a process of its own: LevelDB starts a thread that no fork takes
+along, and the workers are forked from this one. The operator sees a line that moves on a terminal, and log lines
+otherwise.
+
+It is refused, too, when the disk would have no room for the reserves of the new stores
+(`leveldb_store.engine.disk_reserve`): they would take no message, and a compaction could fill the disk with nothing
+left to get out of that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.repartition.progress import StartProgress
+from leveldb_store.engine.disk_reserve import Room
+from shards.child_process import ApartFailed, apart
+
+if TYPE_CHECKING:
+    from broker.config.leveldb import LevelDB
+    from broker.logs import Log
+    from shards.data_dir import Change
+
+__all__ = ["Refused", "Repartitioning"]
+
+_STAT_BLOCK_BYTES = 512
+
+
+class Refused(Exception):
+    """It cannot be done, and nothing was changed. One line."""
+
+
+class Repartitioning:
+    """`shards.data_dir.DataDir` calls it."""
+
+    def __init__(self, log: Log, settings: LevelDB, strict: bool = False) -> None:
+        self._log = log
+        self._settings = settings
+        self._is_strict = strict
+
+    def __call__(self, change: Change) -> None:
+        """Fill the new stores. Raises Refused."""
+        before, after = len(change.old), len(change.new)
+        self._log.info("repartition_begins", workers_before=before, workers=after)
+        from broker.repartition.stores import RepartitionError  # with LevelDB
+
+        try:
+            apart(lambda: _work(change, self._settings, self._log, self._is_strict), RepartitionError)
+        except ApartFailed as error:
+            raise Refused(
+                f"the stores of {before} workers cannot be repartitioned for {after}: {error}; they are as they were: "
+                f"start with --workers {before}, or with another --data-dir"
+            ) from None
+        except KeyboardInterrupt:
+            raise Refused(f"interrupted; the stores of {before} workers are as they were") from None
+
+
+def _work(change: Change, settings: LevelDB, log: Log, strict: bool) -> None:
+    from broker.repartition.stores import repartition  # with LevelDB
+
+    progress = StartProgress(f"mqttd: stores of {len(change.old)} workers for {len(change.new)}", "repartitioning", log)
+    moved = repartition(
+        change.old,
+        change.new,
+        change.old_epoch,
+        change.epoch,
+        progress,
+        lambda line: log.warning("store", said=line),
+        strict,
+    )
+    _check_room(change, settings)
+    progress.end()
+    log.info(
+        "repartitioned",
+        workers_before=len(change.old),
+        workers=len(change.new),
+        sessions=moved.sessions,
+        subscriptions=moved.subscriptions,
+        retained=moved.retained,
+        wills=moved.wills,
+        queued=moved.queued,
+        blocks=moved.blocks,
+        archived=moved.archived,
+        handed_on=moved.handed_on,
+        events=moved.events,
+        set_aside=moved.set_aside,
+        bytes=moved.bytes,
+        seconds=progress.seconds(),
+    )
+
+
+def _check_room(change: Change, settings: LevelDB) -> None:
+    # when the old stores are removed
+    from broker.repartition.stores import RepartitionError  # with LevelDB
+
+    room = Room(change.new[0], *settings.sizes(change.new[0], len(change.new)))
+    wanted = len(change.new) * room.wanted()
+    given_back = sum(file.stat().st_blocks for path in change.old for file in path.iterdir()) * _STAT_BLOCK_BYTES
+    there = room.free() + given_back
+    if there < wanted:
+        raise RepartitionError(
+            f"the disk would have {there >> 20} MB of room behind it, and the new stores want {wanted >> 20} MB"
+        )

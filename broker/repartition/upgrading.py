@@ -1,0 +1,62 @@
+"""What the supervisor does when it finds a data directory whose stores may be those of an earlier release.
+
+The work (`leveldb_store.upgrade`) is done by a process of its own: LevelDB starts a thread that no fork takes along,
+and the workers are forked from this one. A directory that says the present version of the schema is not looked into.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.repartition.progress import StartProgress
+from shards.child_process import ApartFailed, apart
+
+if TYPE_CHECKING:
+    from broker.logs import Log
+    from shards.data_dir import Change
+
+__all__ = ["UpgradeRefused", "Upgrading"]
+
+
+class UpgradeRefused(Exception):
+    """It cannot be done, and nothing was changed. One line."""
+
+
+class Upgrading:
+    """`shards.data_dir.DataDir` calls it."""
+
+    def __init__(self, log: Log, strict: bool = False) -> None:
+        self._log = log
+        self._is_strict = strict
+
+    def __call__(self, change: Change) -> bool:
+        """Fill the new stores, if any of the old ones is older than this release's. Raises UpgradeRefused."""
+        from leveldb_store.upgrade import UpgradeError  # with LevelDB
+
+        try:
+            apart(lambda: _work(change, self._log, self._is_strict), UpgradeError)
+        except ApartFailed as error:
+            raise UpgradeRefused(f"{error}; the stores are as they were") from None
+        except KeyboardInterrupt:
+            raise UpgradeRefused("interrupted; the stores are as they were") from None
+        return any(any(path.iterdir()) for path in change.new)
+
+
+def _work(change: Change, log: Log, strict: bool) -> None:
+    from leveldb_store.format import schema
+    from leveldb_store.upgrade import upgrade  # with LevelDB
+
+    progress = StartProgress(f"mqttd: stores for schema {schema.VERSION}", "upgrading", log)
+    done = upgrade(change.old, change.new, progress, lambda line: log.warning("store", said=line), strict=strict)
+    if done is None:
+        return
+    progress.end()
+    log.info(
+        "upgraded",
+        versions=", ".join(map(str, done.versions)),
+        version=schema.VERSION,
+        stores=len(change.old),
+        records=done.records,
+        set_aside=done.set_aside,
+        seconds=progress.seconds(),
+    )

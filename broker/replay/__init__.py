@@ -1,0 +1,1 @@
+"""Subscriptions that read the archive of all workers."""

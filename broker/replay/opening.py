@@ -1,0 +1,339 @@
+"""SUBSCRIBE with the user property `mqttd-offset`: whether it can be, where it begins, and the SUBACK.
+
+All Topic Filters of the packet begin at the same place. A position is refused when something behind it was removed, on
+any worker; `latest` begins behind every number that was given when the SUBSCRIBE came, so that a publish that begins
+after the SUBACK reaches the subscriber. Both are known to each worker alone: siblings that can be reached are asked
+first, and the SUBACK waits for them, as what is answered after it does. One that goes away meanwhile is waited for no
+longer. Until then what was subscribed before stays as it is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from broker.piecework import AT_ONCE
+from broker.replay.offsets import EARLIEST_NAME, NAME, Asked, OffsetError, asked
+from broker.replay.sources import probe_of, starts_of
+from pyx.core import counters as count
+from pyx.core.work import STEP, spend
+from pyx.delivery.replay import write_position
+from pyx.protocol.codec import encode_suback
+from pyx.protocol.reasons import ReasonCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from broker.worker.core import Node
+    from pyx.delivery.connection import Connection
+    from pyx.delivery.session import Session
+    from pyx.protocol.packets import Subscribe, Subscription
+
+__all__ = ["Opening", "asked_offsets"]
+
+_QOS = 0x03
+_CANNOT = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
+_BEYOND = "is beyond replays_per_session_max or replays_max"
+_PIECE = 5000 * STEP
+
+
+def asked_offsets(packet: Subscribe) -> list[str]:
+    """The values of the user property."""
+    properties: list[tuple[str, str]] = packet.properties.get("user_property", [])
+    return [value for name, value in properties if name == NAME]
+
+
+class _Wanted:
+    """One Topic Filter of the packet. `code`: the reason why not, or the granted QoS."""
+
+    __slots__ = ("code", "first", "options", "start", "text", "why")
+
+    def __init__(self, text: bytes, options: int, code: int, why: str, first: _Wanted | None) -> None:
+        self.first = first
+        """The same filter stands before it in the packet: only that one is looked at, with the options of the last."""
+        self.text = text
+        self.options = options
+        self.code = code
+        self.why = why
+        self.start = 0
+        """The highest number that was removed, of all workers."""
+
+
+class _Waiting:
+    """A SUBSCRIBE whose SUBACK is to come."""
+
+    __slots__ = (
+        "answer",
+        "asked",
+        "conn",
+        "fresh",
+        "identifier",
+        "last",
+        "packet_id",
+        "peers",
+        "possible",
+        "session",
+        "wanted",
+    )
+
+    def __init__(self, conn: Connection, session: Session, packet: Subscribe, wanted: list[_Wanted]) -> None:
+        self.conn = conn
+        self.session = session
+        self.packet_id = packet.packet_id
+        self.identifier = packet.identifier
+        self.wanted = wanted
+        self.possible: dict[bytes, _Wanted] = {}
+        """Those of them that can be, as far as this worker knows, each filter once: not many."""
+        self.fresh = 0
+        """How many of these take the place of none."""
+        self.asked = Asked()
+        self.answer: list[Any] | None = None
+        self.peers: set[int] = set()
+        """Workers that have not answered."""
+        self.last: list[int] = []
+        """By worker: the last number that it had given."""
+
+
+class Opening:
+    """Begins replays."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._router = node.router
+        self._replaying = node.replaying
+        self._waiting: dict[int, _Waiting] = {}
+        self._wanted: dict[Session, dict[bytes, list[_Wanted]]] = {}
+        """What these want, by Topic Filter."""
+        self._number = node.router.wall_ms * 1000
+
+    def subscribe(self, conn: Connection, session: Session, packet: Subscribe, values: list[str]) -> None:
+        """Answer it with a SUBACK, now or when siblings have said what they have."""
+        self._node.piecework.answer(conn, self._subscribe(conn, session, packet, values))
+
+    def _subscribe(self, conn: Connection, session: Session, packet: Subscribe, values: list[str]) -> Iterator[None]:
+        replaying = self._replaying
+        number = self._router.next_number()
+        waiting = _Waiting(conn, session, packet, [])
+        wrong = ""
+        if replaying.archive is None:
+            wrong = "nothing is archived here"
+        else:
+            try:
+                waiting.asked = asked(values, replaying.tag, number)  # all that a client has are older
+            except OffsetError as error:
+                wrong = str(error)
+        for first in range(0, len(packet.filters), AT_ONCE):
+            if first:
+                yield
+            self._judge_all(waiting, packet.filters[first : first + AT_ONCE], wrong)
+        if waiting.possible:
+            self._begin(waiting, number)
+        else:
+            self._finish(waiting)
+
+    def _judge_all(self, waiting: _Waiting, filters: list[Subscription], wrong: str) -> None:
+        """Which of them can be."""
+        most = self._node.settings.protocol.maximum_qos
+        spend(len(filters) * 4 * STEP)
+        for item in filters:
+            options = item.options if item.options & _QOS <= most else item.options & ~_QOS | most
+            text = item.filter
+            first = waiting.possible.get(text)
+            if first is not None:
+                first.options = options
+                waiting.wanted.append(_Wanted(text, options, options & _QOS, "", first))
+                continue
+            code, why = (int(_CANNOT), wrong) if wrong else self._judge(waiting, text)
+            wanted = _Wanted(text, options, code or options & _QOS, why, None)
+            waiting.wanted.append(wanted)
+            if not code:
+                waiting.possible[text] = wanted
+                waiting.fresh += text not in (waiting.session.replays or {})
+
+    def _begin(self, waiting: _Waiting, number: int) -> None:
+        """At least one of them can be."""
+        node = self._node
+        waiting.last = [number] * node.workers
+        self._look_here(waiting)
+        if waiting.asked.is_position or waiting.asked.is_latest:
+            waiting.peers = {peer for peer in node.siblings if node.is_ready(peer)}
+        if not waiting.peers:
+            self._finish(waiting)
+            return
+        self._number += 1
+        self._waiting[self._number] = waiting
+        of_session = self._wanted.setdefault(waiting.session, {})
+        for wanted in waiting.possible.values():
+            of_session.setdefault(wanted.text, []).append(wanted)
+        waiting.answer = self._router.answer_later(waiting.conn)
+        probe = probe_of(self._number, list(waiting.possible))
+        for peer in waiting.peers:
+            self._router.tell(peer, b"o", probe)
+
+    def _judge(self, waiting: _Waiting, text: bytes) -> tuple[int, str]:
+        """(0 or the reason code, why) of a Topic Filter."""
+        if text.startswith(b"$share/"):
+            return _CANNOT, f"is shared: {NAME} is for subscriptions of one client"
+        refused = self._node.subscribing.check(waiting.session, text)
+        if refused:
+            return refused, ""
+        assert self._replaying.archive is not None
+        if not self._replaying.archive.covers(text):
+            return _CANNOT, "is not archived: no [[archive]] table covers it"
+        return self._room(waiting.session, text, waiting.fresh)
+
+    def _room(self, session: Session, text: bytes, beside: int) -> tuple[int, str]:
+        """Likewise, of the limits. `beside`: so many more are about to be made."""
+        limits, replays = self._node.settings.limits, session.replays or {}
+        if text not in replays and (
+            len(replays) + beside >= limits.replays_per_session_max
+            or self._replaying.count + beside >= limits.replays_max
+        ):
+            return ReasonCode.QUOTA_EXCEEDED, _BEYOND
+        return 0, ""
+
+    def _look_here(self, waiting: _Waiting) -> None:
+        archive = self._replaying.archive
+        assert archive is not None
+        for wanted in waiting.possible.values():
+            wanted.start = archive.start(wanted.text)
+
+    # ------------------------------------------------------------ siblings
+
+    def started(self, peer: int, payload: bytes) -> None:
+        """The word b"O" of a sibling."""
+        number, last, starts = starts_of(payload)
+        waiting = self._waiting.get(number)
+        if waiting is None or peer not in waiting.peers:
+            return
+        waiting.last[peer] = last
+        for wanted, start in zip(waiting.possible.values(), starts, strict=True):
+            wanted.start = max(wanted.start, start)
+        self._answered(number, waiting, peer)
+
+    def peer_away(self, peer: int) -> None:
+        """A sibling is silent or dead: nobody waits for it."""
+        self._node.in_pieces(self._without(peer))
+
+    def _without(self, peer: int) -> Iterator[None]:
+        done = len(self._waiting) * STEP // 10
+        spend(done)
+        for number in list(self._waiting):
+            if done >= _PIECE:
+                yield
+                done = 0
+            waiting = self._waiting.get(number)
+            spend(STEP)
+            done += STEP
+            if waiting is not None and peer in waiting.peers:
+                done += len(waiting.wanted) * 20 * STEP
+                self._node.guard(waiting.conn, self._answered, number, waiting, peer)
+
+    def _answered(self, number: int, waiting: _Waiting, peer: int) -> None:
+        waiting.peers.discard(peer)
+        if not waiting.peers:
+            del self._waiting[number]
+            self._let_go(waiting)
+            self._finish(waiting)
+
+    def _let_go(self, waiting: _Waiting) -> None:
+        of_session = self._wanted.get(waiting.session, {})
+        for text, wanted in waiting.possible.items():
+            same = of_session.get(text, [])
+            if wanted in same:
+                same.remove(wanted)
+            if not same:
+                of_session.pop(text, None)
+        if not of_session:
+            self._wanted.pop(waiting.session, None)
+
+    def cancel(self, session: Session, text: bytes) -> None:
+        """The client has subscribed or unsubscribed it otherwise, since."""
+        of_session = self._wanted.get(session)
+        if of_session is None:
+            return
+        for wanted in of_session.pop(text, ()):
+            spend(STEP)
+            wanted.text = b""
+        if not of_session:
+            del self._wanted[session]
+
+    # ------------------------------------------------------------ the answer
+
+    def _finish(self, waiting: _Waiting) -> None:
+        conn, session = waiting.conn, waiting.session
+        if session.connection is not conn:
+            return  # whoever asked has gone, and is told nothing
+        asked_for = waiting.asked
+        made: list[bytes] = []
+        spend(len(waiting.wanted) * STEP // 2)
+        earliest = 0
+        replaced = False
+        for wanted in waiting.possible.values():
+            if not wanted.text:
+                continue
+            code, why = self._room(session, wanted.text, 0)  # others were made, perhaps, since it came
+            if code:
+                wanted.code, wanted.why = code, why
+                continue
+            if asked_for.is_position and asked_for.after < wanted.start:
+                wanted.code, wanted.why = int(_CANNOT), f"{NAME} lies before the start of the archive"
+                earliest = max(earliest, wanted.start)
+                continue
+            replaced = self._make(waiting, wanted) or replaced
+            made.append(wanted.text)
+        for wanted in waiting.wanted:
+            if wanted.first is not None and wanted.first.code > _QOS:
+                wanted.code, wanted.why = wanted.first.code, wanted.first.why
+        codes = [wanted.code for wanted in waiting.wanted]
+        self._node.counters.add(count.REPLAYS_REFUSED, sum(code > _QOS for code in codes))
+        suback = self._suback(waiting, codes, earliest)
+
+        def then() -> None:
+            for text in made:
+                replay = (session.replays or {}).get(text)
+                if replay is not None:
+                    self._replaying.begin(replay)
+
+        def unstored(conn: Connection) -> bytes | None:
+            if replaced:
+                return None
+            for text in made:
+                if self._replaying.stop(session, text):
+                    self._node.recording.unsubscribed(session, text)
+            refused = [int(ReasonCode.QUOTA_EXCEEDED) if code <= _QOS else code for code in codes]
+            return encode_suback(5, waiting.packet_id, refused, None, conn.packet_bytes_max)
+
+        if len(suback) > conn.packet_bytes_max:  # [MQTT-3.1.2-24]
+            self._node.connecting.protocol_error_reason(
+                conn, ReasonCode.PACKET_TOO_LARGE, "the answer is beyond Maximum Packet Size"
+            )
+        elif waiting.answer is None:
+            self._router.answer_packet(conn, suback, 0, then, unstored)
+        else:
+            self._router.settle_answer(conn, waiting.answer, suback, then, unstored)
+
+    def _make(self, waiting: _Waiting, wanted: _Wanted) -> bool:
+        """True: it takes the place of another subscription."""
+        session, text, asked_for = waiting.session, wanted.text, waiting.asked
+        after = waiting.last if asked_for.is_latest else [asked_for.after] * self._node.workers
+        replaced = self._node.subscribing.remove(session, text, text, None)
+        replaced = text in (session.replays or {}) or replaced
+        fresh = not asked_for.is_position and not asked_for.is_latest
+        replay = self._replaying.make(session, text, wanted.options, waiting.identifier, after, fresh=fresh)
+        self._replaying.keep(replay)
+        self._node.recording.subscribed(session, text, wanted.options, waiting.identifier)
+        return replaced
+
+    def _suback(self, waiting: _Waiting, codes: list[int], earliest: int) -> bytes:
+        properties: dict[str, Any] = {}
+        conn = waiting.conn
+        if conn.problem_information:
+            for number, wanted in enumerate(waiting.wanted, 1):
+                if wanted.code > _QOS:
+                    why = wanted.why or self._node.subscribing.why(wanted.code)
+                    properties["reason_string"] = why if why.startswith(NAME) else f"filter {number} {why}"
+                    break
+            if earliest:
+                position = write_position(self._replaying.tag, earliest).decode()
+                properties["user_property"] = [(EARLIEST_NAME, position)]
+        return encode_suback(5, waiting.packet_id, codes, properties or None, conn.packet_bytes_max)

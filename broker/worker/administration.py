@@ -1,0 +1,137 @@
+"""What a worker answers its operator (`shards.console` brings the questions, `mqttd sessions` asks them).
+
+    {"sessions": "list", "from": N}              {"sessions": [...], "next": N or null}
+    {"sessions": "show", "client": C, "from": N} {"session": {...} or null, "subscriptions": [...], "next": N or null}
+    {"sessions": "delete", "client": C}          {"deleted": true or false}, when the store has it
+    {"events": "list", "from": N}                {"events": [[number, value], ...], "next": N or null}
+    {"work": "highest"}                          {"work": {kind of callback: ns}}, in test builds (pyx/core/work.pxd)
+
+Events (`leveldb_store.format.events`) come as they are stored, in base 64, those behind number N that are on the disk.
+
+Lists come in pages that fit into a message. A list goes through the sessions as they were when it began.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pyx.core import work
+from pyx.core.work import STEP, spend
+
+if TYPE_CHECKING:
+    from broker.clients.sessions import Details
+    from broker.worker.core import Node
+    from pyx.delivery.session import Session
+
+__all__ = ["Administration"]
+
+_PAGE_BYTES_MAX = 24_576
+"""Of a page as JSON: with what stands around it, a name of 65,535 bytes shortened, it fits into 64 KB."""
+_EVENTS_BYTES_MAX = _PAGE_BYTES_MAX * 3 // 4
+_PAGE_ROWS_MAX = 500
+_TEXT_MAX = 2000
+"""Characters of a name that are told."""
+
+Answer = Callable[[dict[str, Any]], None]
+
+
+class Administration:
+    """Answers for one worker."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._listed: list[str] = []
+
+    def asked(self, ask: Any, answer: Answer) -> None:
+        """`answer` is called once, now or when the store has what was asked for."""
+        match ask:
+            case {"sessions": "list", "from": int(first)}:
+                answer(self._list(first))
+            case {"sessions": "show", "client": str(client_id), "from": int(first)}:
+                answer(self._show(client_id, first))
+            case {"sessions": "delete", "client": str(client_id)}:
+                deleted = self._node.connecting.delete(client_id)
+                self._node.router.when_durable(lambda: answer({"deleted": deleted}))
+            case {"events": "list", "from": int(after)}:
+                answer(self._events(after))
+            case {"work": "highest"} if work.COUNTED:
+                answer({"work": work.highest(), "over": work.over()})
+            case _:
+                answer({"unknown": True})
+
+    def _events(self, after: int) -> dict[str, Any]:
+        found, is_all = self._node.store.events(max(after, 0), _EVENTS_BYTES_MAX)
+        rows = [(number, base64.b64encode(value).decode()) for number, value in found]
+        return {"events": rows, "next": None if is_all else found[-1][0]}
+
+    def _list(self, first: int) -> dict[str, Any]:
+        if first == 0:
+            self._listed = self._node.sessions.clients()
+        rows: list[dict[str, Any]] = []
+        size, at = 0, max(first, 0)
+        while at < len(self._listed) and len(rows) < _PAGE_ROWS_MAX:
+            spend(STEP)
+            session = self._node.sessions.get(self._listed[at])
+            row = None if session is None else self._row(session)
+            size += len(json.dumps(row))
+            if rows and size > _PAGE_BYTES_MAX:
+                break
+            if row is not None:
+                rows.append(row)
+            at += 1
+        over = at >= len(self._listed)
+        if over:
+            self._listed = []
+        return {"sessions": rows, "next": None if over else at}
+
+    def _show(self, client_id: str, first: int) -> dict[str, Any]:
+        session = self._node.sessions.get(client_id)
+        if session is None:
+            return {"session": None, "subscriptions": [], "next": None}
+        messages, size = self._node.router.backlog(session)
+        details: Details = session.details
+        shown = self._row(session) | {
+            "backlog_messages": messages,
+            "backlog_bytes": size,
+            "created": details.created or None,
+            "will": _text(details.will.topic.decode()) if details.will is not None else None,
+        }
+        at = max(first, 0)
+        replays = list(session.replays or ())
+        filters = session.subscribed(at, _PAGE_ROWS_MAX)
+        filters += replays[max(0, at - session.subscriptions) :]
+        told: list[str] = []
+        room = _PAGE_BYTES_MAX
+        for each in filters[:_PAGE_ROWS_MAX]:
+            text = _text(each.decode())
+            room -= len(json.dumps(text)) + 2
+            if told and room < 0:
+                break
+            told.append(text)
+            at += 1
+        last = session.subscriptions + len(replays)
+        return {"session": shown, "subscriptions": told, "next": at if at < last else None}
+
+    def _row(self, session: Session) -> dict[str, Any]:
+        details: Details = session.details
+        conn = session.connection
+        return {
+            "client": _text(session.client_id),
+            "worker": self._node.index,
+            "connected": conn is not None,
+            "address": None if conn is None else conn.address,
+            "username": None if details.username is None else _text(details.username),
+            "version": session.version,
+            "expiry_seconds": details.expiry_interval,
+            "subscriptions": session.subscriptions + len(session.replays or ()),
+            "replays": len(session.replays or ()),
+            "inflight": session.unacknowledged,
+            "queued": session.queued,
+        }
+
+
+def _text(text: str) -> str:
+    return text if len(text) <= _TEXT_MAX else text[:_TEXT_MAX] + "…"

@@ -1,0 +1,91 @@
+"""What a worker's counter row has that is not counted where it happens: how much there is now, and the books of the
+links and of the store.
+
+They count for themselves, from zero in every incarnation; the row goes on where the former incarnation ended.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyx.core import counters as count
+
+if TYPE_CHECKING:
+    from broker.worker.core import Node
+
+_TOTALS = len(count.LINK_TOTALS)
+
+
+class Gauges:
+    """Of one node; `update` is called every second by its worker, and by the node itself where there is none."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        row = node.counters
+        self._links = {peer: row.link(peer)[:_TOTALS] for peer in node.siblings}
+        self._bytes_received = row.get(count.MESH_BYTES_RECEIVED)
+        self._frames_refused = row.get(count.MESH_FRAMES_REFUSED)
+        self._batches_behind = row.get(count.MESH_BATCHES_BEHIND)
+        self._blocks_read = row.get(count.STORE_BLOCKS_READ)
+        self._reads_shared = row.get(count.STORE_READS_SHARED)
+        self._left_out = row.get(count.STORE_BLOCKS_LEFT_OUT)
+        self._archived_bytes = row.get(count.ARCHIVED_BYTES)
+        self._removed = row.get(count.ARCHIVE_REMOVED_MESSAGES), row.get(count.ARCHIVE_REMOVED_BYTES)
+
+    def update(self, connections: int | None = None, frames_malformed: int = 0) -> None:
+        """Write them. `connections`: sockets of clients; `frames_malformed`: of siblings, since the start."""
+        node = self._node
+        row = node.counters
+        subscriptions = node.router.subscriptions
+        if connections is not None:
+            row.set(count.CONNECTIONS, connections)
+        row.set(count.SESSIONS, len(node.sessions))
+        row.set(count.SUBSCRIPTIONS, subscriptions.count)
+        row.set(count.SHARED_SUBSCRIPTIONS, subscriptions.shared)
+        row.set(count.FILTERS, subscriptions.filters)
+        row.set(count.REPLAYS, node.replaying.count)
+        messages, size = node.store.held()
+        row.set(count.LOG_MESSAGES, messages)
+        row.set(count.LOG_BYTES, size)
+        read, shared, left_out = node.store.reads()
+        row.set(count.STORE_BLOCKS_READ, self._blocks_read + read)
+        row.set(count.STORE_READS_SHARED, self._reads_shared + shared)
+        row.set(count.STORE_BLOCKS_LEFT_OUT, self._left_out + left_out)
+        archive = node.store.archive
+        if archive is not None:
+            messages, size = archive.removed
+            row.set(count.ARCHIVE_BYTES, archive.held_bytes)
+            row.set(count.ARCHIVED_BYTES, self._archived_bytes + archive.archiver.record_bytes)
+            row.set(count.ARCHIVE_REMOVED_MESSAGES, self._removed[0] + messages)
+            row.set(count.ARCHIVE_REMOVED_BYTES, self._removed[1] + size)
+        if node.links:
+            self._update_links(frames_malformed)
+
+    def _update_links(self, frames_malformed: int) -> None:
+        node = self._node
+        row = node.counters
+        now = node.router.now_ms / 1000
+        received = self._bytes_received
+        refused = self._frames_refused + frames_malformed
+        behind = self._batches_behind
+        for peer, link in node.links.items():
+            batches, messages, size, resent, dropped = self._links[peer]
+            row.set_link(
+                peer,
+                (
+                    batches + link.batches_sent,
+                    messages + link.messages_sent,
+                    size + link.bytes_sent,
+                    resent + link.resent,
+                    dropped + link.volatile_dropped,
+                    link.unacknowledged,
+                    max(0, int(link.oldest_seconds(now) * 1000)),
+                    link.outbox_bytes + link.handoff_bytes,
+                ),
+            )
+            received += link.bytes_received
+            refused += link.frames_refused
+            behind += link.batches_behind
+        row.set(count.MESH_BYTES_RECEIVED, received)
+        row.set(count.MESH_FRAMES_REFUSED, refused)
+        row.set(count.MESH_BATCHES_BEHIND, behind)

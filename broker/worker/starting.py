@@ -1,0 +1,134 @@
+"""How a worker comes to its store and to what is in it, while the supervisor sees that it is busy and not hung.
+
+LevelDB may have to replay or repair what a crash has left, and a recovery reads all that sessions have: both take as
+long as the disk needs. So they run in a thread, and the loop's own beats the heart by time and says each second how far
+it is.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from broker.config.archive import archive_options
+from broker.persistence.recovery import Progress, Recovered, identify, recover
+from leveldb_store.memory import MemoryStore
+from shards.data_dir import archive_epoch_of, epoch_of, store_path
+
+if TYPE_CHECKING:
+    from broker.config.settings import Settings
+    from broker.logs import Log
+    from broker.worker.core import Node
+    from leveldb_store.contract import Store
+    from shards.worker_context import Seat
+
+__all__ = ["Starting"]
+
+_BEAT_SECONDS = 0.1
+_PROGRESS_SECONDS = 1.0
+
+T = TypeVar("T")
+
+
+class Starting:
+    """Of one worker."""
+
+    def __init__(self, seat: Seat, log: Log) -> None:
+        self._seat = seat
+        self._settings: Settings = seat.settings
+        self._log = log
+        self._said: deque[str] = deque()
+
+    def open_store(self, repair: str | None) -> Store:
+        """The store of the settings. `repair`: why it is to be repaired first. Raises StoreError."""
+        settings, seat = self._settings, self._seat
+        if settings.store == "memory":
+            return MemoryStore()
+        level = importlib.import_module("leveldb_store.store")  # not where there is no LevelDB
+        path = store_path(settings.data_dir, seat.index)
+        values = {**settings.leveldb.model_dump(), **settings.leveldb.sizes(path, settings.workers)._asdict()}
+        options = level.Options(**{**values, "compression": None if values["compression"] == "none" else "snappy"})
+        archive = archive_options(
+            settings.archive,
+            archive_epoch_of(settings.data_dir),
+            seat.index,
+            seat.workers,
+            settings.limits.archive_pending_bytes_max,
+        )
+
+        def opened() -> Any:
+            return level.LevelStore(
+                path,
+                fsync=settings.is_synced,
+                options=options,
+                archive=archive,
+                events_bytes_max=settings.events.bytes_max,
+                strict=settings.strict_store,
+                repair=repair,
+                say=self._said.append,
+            )
+
+        try:
+            store: Store = self._beside(opened, self.log_store)
+        finally:
+            self.log_store()
+        return store
+
+    def recover(self, node: Node) -> Recovered | None:
+        """Fill the node with what an earlier worker has stored. Raises StoreError."""
+        if not node.store.keeps:
+            return None
+        began = said = time.monotonic()
+        progress = Progress()
+
+        def say() -> None:
+            nonlocal said
+            now = time.monotonic()
+            if now - said >= _PROGRESS_SECONDS:
+                said = now
+                self._log.info("recovering", records=progress.records, seconds=round(now - began, 1))
+
+        def recovering() -> Recovered:
+            identify(node, epoch_of(self._settings.data_dir))
+            return recover(node, progress)
+
+        gc.disable()  # what is made here stays: the collector need not walk through it, now or later
+        try:
+            recovered = self._beside(recovering, say)
+        finally:
+            gc.freeze()
+            gc.enable()
+        self.log_store()
+        node.set_aside.tell()
+        messages, size = node.store.held()
+        self._log.info(
+            "recovered",
+            sessions=recovered.sessions,
+            sessions_expired=recovered.expired,
+            subscriptions=recovered.subscriptions,
+            retained=recovered.retained,
+            wills=recovered.wills,
+            messages=messages,
+            bytes=size,
+            seconds=round(time.monotonic() - began, 3),
+        )
+        return recovered
+
+    def log_store(self) -> None:
+        """Log what the store had to say, perhaps in a thread of its own."""
+        while self._said:
+            self._log.warning("store", said=self._said.popleft())
+
+    def _beside(self, call: Callable[[], T], meanwhile: Callable[[], None]) -> T:
+        with ThreadPoolExecutor(1) as thread:
+            done: Future[T] = thread.submit(call)
+            while not done.done():
+                self._seat.heartbeat[0] += 1
+                wait([done], timeout=_BEAT_SECONDS)
+                meanwhile()
+        return done.result()

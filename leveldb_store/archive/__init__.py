@@ -1,0 +1,1 @@
+"""The archive of a worker: what is kept, read and removed."""

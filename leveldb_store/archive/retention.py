@@ -1,0 +1,342 @@
+"""What leaves the archive, and when: by age and by bytes, oldest first, rule by rule.
+
+The store's writer does it between commits, a slice at a time. Bytes are those of keys and values of blocks; each block
+says how many there were before it in its sequence, so what a rule holds is a subtraction, after a restart, too.
+
+A rule that holds too much is brought down by a *stretch* more than it must, and that stretch is compacted at once, in
+a thread of its own: LevelDB gives the disk back where whole tables are deleted, and to compact often and little would
+write the rest of the archive over and over. The limit is kept by a *margin* below what the configuration says, for what
+is written and not merged yet. So the disk has what is configured, not what is configured and twice the write buffers.
+A compaction comes to its end only while few new tables come: it waits for such a time, and the writer makes it one
+(`pause`; docs/adr/0025-the-archive.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import plyvel
+
+from leveldb_store.archive.ends import Found, Said
+from leveldb_store.engine.database import Database
+from leveldb_store.engine.readable import Readable, readable
+from leveldb_store.format import archive_schema as schema
+from leveldb_store.format.archive_schema import HIGHEST
+from leveldb_store.format.schema import U64, SchemaError
+
+SLICE_BLOCKS: Final = 500  # looked at in a slice: one to two milliseconds when they are small
+SLICE_BYTES: Final = 2 << 20
+STRETCH_SHARE: Final = 32  # of what a rule may hold
+STRETCH_BUFFERS: Final = 2  # write buffers; less costs more to compact than it gives back,
+STRETCH_SHARE_MIN: Final = 16  # ... if that is not too large a part of what the rule may hold
+STRETCH_BYTES_MAX: Final = 256 << 20
+COMPACT_BYTES_MIN: Final = 4 << 20  # deleted, of one rule: less is not worth a compaction
+MARGIN_SHARE: Final = 16
+MARGIN_BUFFERS: Final = 4  # write buffers
+PACE_BYTES_PER_SECOND: Final = 8 << 20  # written while something is being compacted, or would have to be
+PACED_COMMIT_BYTES_MAX: Final = 1 << 20  # at once, meanwhile
+READY_FILES: Final = ((0, 2), (1, 24))  # tables at a level of LevelDB, at most: then a compaction comes to its end
+BEHIND_STRETCHES: Final = 1.25  # deleted and not compacted: the more, the slower,
+BEHIND_MAX: Final = 4.0  # ... at most by so much
+PAUSE_SECONDS_MAX: Final = 1.0  # after one commit
+LOOK_SECONDS_MAX: Final = 60.0  # how often it is asked what is too old: a hundredth of the age, and not more rarely
+LOOK_SECONDS_MIN: Final = 0.5
+AGAIN_SECONDS: Final = 60.0  # after an error
+LOOKS: Final = 100
+
+
+class _Kept:
+    """A rule, and what it holds."""
+
+    def __init__(self, rule: schema.Rule, buffer: int) -> None:
+        self.rule = rule
+        least = min(STRETCH_BUFFERS * buffer, rule.bytes_max // STRETCH_SHARE_MIN)
+        self.stretch = min(max(rule.bytes_max // STRETCH_SHARE, least, 1), STRETCH_BYTES_MAX)
+        self.worth = max(self.stretch, COMPACT_BYTES_MIN)
+        """Bytes that are compacted together."""
+        self.most = rule.bytes_max - min(rule.bytes_max // MARGIN_SHARE, MARGIN_BUFFERS * buffer)
+        self.target = self.most
+        """Bytes to which it is brought down: below `most` while that goes on."""
+        self.ends: dict[int, int] = {}
+        """Origin -> running bytes of its sequence."""
+        self.begins: dict[int, int] = {}
+        """Likewise, before its first block."""
+        self.look_at = 0.0
+        self.again_at = 0.0
+        """Not before this time."""
+        self.deleted_bytes = 0
+        """Since the last compaction, and which numbers."""
+        self.deleted_from = HIGHEST
+        self.deleted_to = 0
+        self.is_broken = False
+        """Something there cannot be read: what LevelDB merges ends there with an error."""
+
+    @property
+    def held(self) -> int:
+        """Bytes."""
+        return sum(self.ends.values()) - sum(self.begins.values())
+
+    def is_over(self) -> bool:
+        """Whether it holds more than it may."""
+        held = self.held
+        if held > self.most:
+            self.target = self.most - self.stretch
+        elif held <= self.target:
+            self.target = self.most
+        return held > self.target
+
+
+class Retention:
+    """Of one store. The writer's thread uses it; `removed`, `held` and the counts may be read by others."""
+
+    def __init__(
+        self,
+        database: Database,
+        worker: int,
+        rules: Sequence[schema.Rule],
+        found: Found,
+        said: Said,
+    ) -> None:
+        self.removed = found.removed
+        """(rule, origin) -> the highest number removed. It is said here before it is done."""
+        self.removed_messages = 0
+        self.removed_bytes = 0
+        self._database = database
+        self._worker = worker
+        self._said = said
+        self._kept: dict[int, _Kept] = {}
+        self._next = 0.0
+        self._wall_behind = time.time() - time.monotonic()
+        """Seconds; steps forward add to it, as they do to the numbers of messages. None back takes from it."""
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        for rule in rules:
+            if rule.place == schema.NOT_CONFIGURED and rule.number not in found.sequences:
+                continue
+            kept = self._kept[rule.number] = _Kept(rule, database.write_buffer_bytes)
+            kept.ends[worker] = kept.begins[worker] = 0
+            for held in found.sequences.get(rule.number, ()):
+                kept.begins[held.origin], kept.ends[held.origin] = held.bytes_before, held.bytes
+
+    @property
+    def held(self) -> int:
+        """Bytes of all rules."""
+        return sum(kept.held for kept in list(self._kept.values()))
+
+    def learn(self, grown: dict[int, int]) -> None:
+        """These sequences of our own have grown: running bytes by rule. It is written."""
+        for number, end in grown.items():
+            kept = self._kept[number]
+            kept.ends[self._worker] = end
+            if kept.is_over():
+                self._next = min(self._next, time.monotonic())
+
+    def wait(self, now: float) -> float | None:
+        """Seconds until `slice` should be called; None: there is no rule."""
+        return max(0.0, self._next - now) if self._kept else None
+
+    def slice(self, now: float, written: int) -> plyvel.WriteBatch | None:
+        """The deletions of one slice, to be written next; None: there are none. What is left is due at once. `written`:
+        bytes that go with it: at least as many leave, so that no more comes in than goes.
+        """
+        batch = None
+        self._wall_behind = max(self._wall_behind, time.time() - time.monotonic())
+        wall_ms = int((now + self._wall_behind) * 1000)
+        for kept in list(self._kept.values()):
+            is_over = kept.is_over()
+            if now < kept.again_at or (not is_over and now < kept.look_at):
+                continue
+            if batch is None:
+                batch = self._database.db.write_batch()
+            try:
+                is_all = self._delete(batch, kept, wall_ms, written)
+            except plyvel.Error as error:  # there is no descriptor, no memory: it passes
+                kept.look_at = kept.again_at = now + AGAIN_SECONDS
+                self._said(b"", "nothing can be removed, which is tried again every minute", error)
+                continue
+            if not is_all:
+                self._next = now
+                return batch
+            kept.look_at = now + min(max(kept.rule.age_ms / 1000 / LOOKS, LOOK_SECONDS_MIN), LOOK_SECONDS_MAX)
+            if not kept.held and kept.rule.place == schema.NOT_CONFIGURED:
+                del self._kept[kept.rule.number]  # how far it was removed stays: it may come back
+        self._next = min((kept.look_at for kept in self._kept.values()), default=now)
+        return batch if batch is not None and batch.approximate_size() > 12 else None
+
+    def _delete(self, batch: plyvel.WriteBatch, kept: _Kept, wall_ms: int, written: int) -> bool:
+        # oldest first over all origins; True: that was all there is to delete now
+        number = kept.rule.number
+        oldest = wall_ms - kept.rule.age_ms
+        removed: dict[int, int] = {}
+        blocks = size = 0
+        is_all = True
+        with contextlib.ExitStack() as stack:
+            fronts = []
+            for origin in kept.ends:
+                front = _Front(self._database.db, number, origin, self.removed.get((number, origin), 0), self._said)
+                stack.callback(front.close)
+                fronts.append(front)
+                self._begin(kept, front, 0)
+            try:
+                while True:
+                    front = min(fronts, key=lambda each: each.last)
+                    if front.last == HIGHEST or (kept.held <= kept.target and schema.unix_ms(front.last) >= oldest):
+                        break
+                    if size >= max(SLICE_BYTES, 2 * written) or (blocks >= SLICE_BLOCKS and size >= written):
+                        is_all = False
+                        break
+                    blocks += 1
+                    size += front.size
+                    self.removed_messages += front.head.messages if front.head is not None else 0
+                    kept.deleted_from = min(kept.deleted_from, front.last)
+                    kept.deleted_to = max(kept.deleted_to, front.last)
+                    removed[front.origin] = front.last
+                    batch.delete(front.key)
+                    passed = front.size
+                    front.step()
+                    self._begin(kept, front, passed)
+            finally:  # also when it ends with an error: these are in the batch
+                for origin, last in removed.items():
+                    self._delete_summaries(batch, number, origin, last)
+                    self.removed[number, origin] = last
+                    batch.put(schema.removed_key(number, origin), U64.pack(last))
+        self.removed_bytes += size
+        kept.deleted_bytes += size
+        return is_all
+
+    def _delete_summaries(self, batch: plyvel.WriteBatch, number: int, origin: int, last: int) -> None:
+        start = schema.summary_key(number, origin, self.removed.get((number, origin), 0))
+        for key, _ in readable(self._database.db, start, schema.summary_key(number, origin, last + 1)):
+            batch.delete(key)
+
+    def _begin(self, kept: _Kept, front: _Front, passed: int) -> None:
+        # `passed`: bytes that lay in front of this one
+        begin, end = kept.begins[front.origin], kept.ends[front.origin]
+        kept.is_broken |= front.is_broken
+        if front.last == HIGHEST:
+            kept.begins[front.origin] = end
+        elif front.head is not None and begin <= front.head.bytes_before <= end:
+            kept.begins[front.origin] = front.head.bytes_before
+        else:  # damaged, or its counts are
+            kept.begins[front.origin] = min(begin + passed, end)
+
+    # ------------------------------------------------------------ the disk
+
+    def compact(self, is_urgent: bool) -> None:
+        """Give back what was deleted, if it is worth it and nothing is being compacted. `is_urgent`: the disk is full.
+        Called when what `slice` returned is written.
+        """
+        due = [
+            kept
+            for kept in self._kept.values()
+            if kept.deleted_bytes >= (COMPACT_BYTES_MIN if is_urgent else kept.worth)
+        ]
+        if not due or (self._thread is not None and self._thread.is_alive()):
+            return
+        if not is_urgent and not self._is_ready():
+            return
+        ranges = []
+        for kept in due:
+            number = kept.rule.number
+            ranges += (
+                []
+                if kept.is_broken
+                else [
+                    (
+                        schema.block_key(number, origin, kept.deleted_from),
+                        schema.block_key(number, origin, kept.deleted_to + 1),
+                    )
+                    for origin in kept.ends
+                ]
+            )
+            kept.deleted_bytes, kept.deleted_from, kept.deleted_to, kept.is_broken = 0, HIGHEST, 0, False
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._compact, args=(ranges,), name="archive-compaction", daemon=True)
+        self._thread.start()
+
+    def pause(self, written: int) -> float:
+        """Seconds that the writer should wait after a commit of so many bytes. A compaction takes LevelDB's newest
+        tables along again and again until none has come meanwhile, and may not begin before these are few: what comes
+        in faster keeps the room from ever being given back.
+        """
+        behind = self._behind()
+        if not behind and (self._thread is None or not self._thread.is_alive()):
+            return 0.0
+        return min(max(behind, 1.0) * written / PACE_BYTES_PER_SECOND, PAUSE_SECONDS_MAX)
+
+    def _behind(self) -> float:
+        # how many times as much as it may be waits for a compaction; 0: not more
+        worst = max((kept.deleted_bytes / (BEHIND_STRETCHES * kept.worth) for kept in self._kept.values()), default=0)
+        return min(worst, BEHIND_MAX) if worst > 1 else 0.0
+
+    @property
+    def commit_bytes_max(self) -> int | None:
+        """Of one commit, for pauses to be short; None: any."""
+        return PACED_COMMIT_BYTES_MAX if self._behind() else None
+
+    def _is_ready(self) -> bool:
+        for level, most in READY_FILES:
+            found = self._database.db.get_property(b"leveldb.num-files-at-level%d" % level)
+            if int(found) > most:
+                return False
+        return True
+
+    def _compact(self, ranges: list[tuple[bytes, bytes]]) -> None:
+        for start, stop in ranges:
+            if self._stop.is_set():
+                return
+            # what goes wrong in it is LevelDB's own to remember: the next write fails with it
+            with contextlib.suppress(plyvel.Error):
+                self._database.db.compact_range(start=start, stop=stop)
+
+    def join(self) -> None:
+        """Wait until nothing is being compacted: before the database is closed."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+
+class _Front:
+    """The oldest block of a sequence that is left, of those that can be read."""
+
+    def __init__(self, db: plyvel.DB, number: int, origin: int, removed: int, said: Said) -> None:
+        self.origin = origin
+        self.key = b""
+        self.last = HIGHEST
+        """Of its messages; HIGHEST: there is none."""
+        self.size = 0
+        self.head: schema.BlockHead | None = None
+        """None: it is damaged."""
+        self.is_broken = False
+        """Something in front of it could not be read."""
+        self._said = said
+        self._blocks = Readable(
+            db, schema.block_key(number, origin, removed + 1), schema.block_key(number, origin, HIGHEST)
+        )
+        self.step()
+
+    def step(self) -> None:
+        """To the next one."""
+        before = self.key
+        self.key, value = self._blocks.next()
+        if self._blocks.error is not None:
+            self.is_broken = True
+            self._said(before, "what follows cannot be read", self._blocks.error)
+        while self.key and len(self.key) != schema.BLOCK_KEY_BYTES:
+            self._said(self.key, "no key of a block", SchemaError("it is left where it is"))
+            self.key, value = self._blocks.next()
+        self.last, self.head = HIGHEST, None
+        if self.key:
+            self.last, self.size = schema.split_block(self.key)[2], len(self.key) + len(value)
+            try:
+                self.head = schema.decode_head(value)
+            except SchemaError as error:
+                self._said(self.key, "a block", error)
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._blocks.close()

@@ -1,0 +1,1 @@
+"""LevelDB itself: opened, repaired, compacted, and room kept on its disk."""

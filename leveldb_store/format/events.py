@@ -1,0 +1,222 @@
+"""The records of what happened, family E: connections, sessions, subscriptions, drops, counters. docs/store.md has the
+table.
+
+Like `leveldb_store.format.schema`, whose family letter this is: nothing here needs the compiled code, a database or the
+broker. A record is one event, made once and never changed; the oldest are deleted (`leveldb_store.event_log`).
+
+Its key is E and the event's number: a message number (microseconds since 1970 << 8 | worker) of the worker that made
+it. Its value begins with how many bytes of events had been recorded before it in that store (keys and values, those
+that are deleted included), so that what lies between two events is a subtraction. Then:
+
+    u8 format, u8 kind, u16 bytes of each text (NONE: there is none), numbers, texts,
+    and, where the kind has a table: u16 rows, per row u8 bytes of its name, name, u64 value
+
+Which texts and numbers a kind has is in `KINDS`, in the order of their bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from leveldb_store.format.schema import EVENT, U64, SchemaError
+
+FORMAT: Final = 1
+NONE: Final = 0xFFFF
+TEXT_BYTES_MAX: Final = 1024
+"""Longer texts are cut, between two characters."""
+KEY_BYTES: Final = 9
+ROW_NAME_BYTES_MAX: Final = 255
+ROWS_MAX: Final = 0xFFFF
+
+_HEAD: Final = struct.Struct("<QBB")
+_ROWS: Final = struct.Struct("<H")
+_ROW: Final = struct.Struct("<B")
+_KEY: Final = struct.Struct(">cQ")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What an event is, and what it says."""
+
+    code: int
+    name: str
+    texts: tuple[str, ...] = ()
+    numbers: tuple[tuple[str, str], ...] = ()
+    """(name, its code in `struct`)."""
+    table: str = ""
+    """Name of the table, if there is one."""
+
+    @property
+    def body(self) -> str:
+        """What stands between the bytes before it and its texts, for `struct`."""
+        return "<BB" + "H" * len(self.texts) + "".join(code for _, code in self.numbers)
+
+
+_CLIENT: Final = ("client", "username", "address", "listener")
+_MINUTE: Final = ("minute", "Q")
+
+OPENED: Final = Kind(
+    1, "connection_opened", _CLIENT,
+    (("version", "B"), ("keep_alive", "H"), ("clean_start", "B"), ("session_present", "B"), ("session_expiry", "I")),
+)  # fmt: skip
+CLOSED: Final = Kind(
+    2, "connection_closed", (*_CLIENT, "reason"),
+    (
+        ("version", "B"), ("code", "B"), ("by", "B"), ("milliseconds", "Q"), ("messages_in", "Q"),
+        ("messages_out", "Q"), ("bytes_in", "Q"), ("bytes_out", "Q"), ("drops", "Q"),
+    ),
+)  # fmt: skip
+REFUSED: Final = Kind(3, "connection_refused", (*_CLIENT, "reason"), (("version", "B"), ("code", "B")))
+CREATED: Final = Kind(4, "session_created", ("client", "username"), (("version", "B"), ("session_expiry", "I")))
+EXPIRED: Final = Kind(5, "session_expired", ("client", "username"))
+TAKEN_OVER: Final = Kind(6, "session_taken_over", ("client", "address", "address_before"))
+ENDED: Final = Kind(7, "session_ended", ("client", "username", "reason"))
+SUBSCRIBED: Final = Kind(8, "subscription_made", ("client", "filter"), (("options", "B"), ("identifier", "I")))
+UNSUBSCRIBED: Final = Kind(9, "subscription_removed", ("client", "filter"))
+DROPPED: Final = Kind(10, "messages_dropped", ("client", "reason"), (_MINUTE, ("messages", "Q")))
+COUNTERS: Final = Kind(11, "counters", (), (_MINUTE,), "counters")
+TOPICS: Final = Kind(12, "topic_traffic", ("prefix",), (_MINUTE, ("delivered", "Q"), ("dropped", "Q"), ("others", "B")))
+PUBLISH_TO_ACK: Final = Kind(
+    13, "publish_to_ack", (), (_MINUTE, ("samples", "Q"), ("nanoseconds", "Q")), "up_to_nanoseconds"
+)
+SUPPRESSED: Final = Kind(14, "events_suppressed", ("reason",), (), "events")
+STARTED: Final = Kind(15, "worker_started", ("release",), (("incarnation", "Q"), ("workers", "H")))
+STOPPED: Final = Kind(16, "worker_stopped")
+
+BY_NOBODY, BY_CLIENT, BY_BROKER = 0, 1, 2
+"""Who closed a connection: it was lost, its client said DISCONNECT, we did."""
+
+KINDS: Final = (
+    OPENED, CLOSED, REFUSED, CREATED, EXPIRED, TAKEN_OVER, ENDED, SUBSCRIBED, UNSUBSCRIBED, DROPPED, COUNTERS, TOPICS,
+    PUBLISH_TO_ACK, SUPPRESSED, STARTED, STOPPED,
+)  # fmt: skip
+_BODIES: Final = {kind.code: struct.Struct(kind.body) for kind in KINDS}
+_BY_CODE: Final = {kind.code: kind for kind in KINDS}
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One record, decoded."""
+
+    number: int
+    before: int
+    """Bytes of events that were recorded before it in its store."""
+    kind: Kind
+    fields: dict[str, Any]
+    """Texts (None: there is none), numbers, and the table as a dict, by name."""
+
+    @property
+    def microseconds(self) -> int:
+        """Unix time."""
+        return self.number >> 8
+
+    @property
+    def worker(self) -> int:
+        """That it happened in."""
+        return self.number & 0xFF
+
+
+def event_key(number: int) -> bytes:
+    """Key of the event with this number."""
+    return _KEY.pack(EVENT, number)
+
+
+def key_number(key: bytes) -> int:
+    """The number in an event's key; SchemaError if it is none."""
+    if len(key) != KEY_BYTES or not key.startswith(EVENT):
+        raise SchemaError("the key of an event is damaged")
+    return int(U64.unpack(key[:0:-1])[0])
+
+
+def encode_event(
+    kind: Kind, texts: Sequence[str | bytes | None], numbers: Sequence[int], table: Iterable[tuple[str, int]] = ()
+) -> bytes:
+    """All of a value but the bytes before it, which the store knows. Texts are UTF-8 if they are bytes."""
+    lengths, pieces = [], [b""]
+    for text in texts:
+        if text is None:
+            lengths.append(NONE)
+            continue
+        data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+        if len(data) > TEXT_BYTES_MAX:
+            data = _cut(data)
+        lengths.append(len(data))
+        pieces.append(data)
+    pieces[0] = _BODIES[kind.code].pack(FORMAT, kind.code, *lengths, *numbers)
+    if kind.table:
+        rows = [(name.encode(), value) for name, value in table]
+        pieces.append(_ROWS.pack(len(rows)))
+        for name, value in rows:
+            pieces += (_ROW.pack(len(name)), name, U64.pack(value))
+    return b"".join(pieces)
+
+
+def _cut(data: bytes) -> bytes:
+    at = TEXT_BYTES_MAX
+    while data[at] & 0xC0 == 0x80:  # in the middle of a character [RFC 3629, 3]
+        at -= 1
+    return data[:at]
+
+
+def split_event(value: bytes) -> tuple[int, bytes]:
+    """(bytes of events before it, all else) of a value; SchemaError if it is cut off."""
+    if len(value) < _HEAD.size:
+        raise SchemaError("an event is cut off")
+    return int(U64.unpack_from(value)[0]), value[U64.size :]
+
+
+def decode_event(key: bytes, value: bytes) -> Event:
+    """An event; SchemaError if it is damaged."""
+    number = key_number(key)
+    before, _ = split_event(value)
+    _, form, code = _HEAD.unpack_from(value)
+    kind = _BY_CODE.get(code)
+    if form != FORMAT or kind is None:
+        raise SchemaError(f"an event has format {form} and kind {code}, which are not known")
+    body = _BODIES[code]
+    at = U64.size + body.size
+    if len(value) < at:
+        raise SchemaError("an event is cut off")
+    _, _, *rest = body.unpack_from(value, U64.size)
+    fields: dict[str, Any] = {}
+    for name, length in zip(kind.texts, rest, strict=False):
+        fields[name] = None
+        if length != NONE:
+            fields[name] = _text(value, at, length)
+            at += length
+    for (name, _), given in zip(kind.numbers, rest[len(kind.texts) :], strict=True):
+        fields[name] = given
+    if kind.table:
+        fields[kind.table], at = _decode_table(value, at)
+    if at != len(value):
+        raise SchemaError(f"an event has {len(value)} bytes instead of {at}")
+    return Event(number, before, kind, fields)
+
+
+def _text(value: bytes, at: int, length: int) -> str:
+    data = value[at : at + length]
+    if len(data) != length:
+        raise SchemaError("an event is cut off")
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise SchemaError(f"a text of an event is damaged: {error}") from None
+
+
+def _decode_table(value: bytes, at: int) -> tuple[dict[str, int], int]:
+    table: dict[str, int] = {}
+    try:
+        (rows,) = _ROWS.unpack_from(value, at)
+        at += _ROWS.size
+        for _ in range(rows):
+            (length,) = _ROW.unpack_from(value, at)
+            name = _text(value, at + _ROW.size, length)
+            at += _ROW.size + length
+            (table[name],) = U64.unpack_from(value, at)
+            at += U64.size
+    except struct.error as error:
+        raise SchemaError(f"an event is cut off: {error}") from None
+    return table, at

@@ -1,0 +1,228 @@
+# cython: language_level=3
+"""One table of counters; a row is one worker's, mapped by the supervisor so that it outlives the worker.
+
+    0   ..   the counters below, gauges first
+    344 ..   claims: its part of what all workers together may have (pyx.core.claims)
+    352 ..   what the worker has in hand, should it die of it
+    384 ..   histograms: HISTOGRAM_PLACES each
+    512 ..   links: LINK_PLACES for each worker that this one sends to
+
+Who writes what: the worker alone, and after its death, until its successor is forked, the supervisor (`bury`). Gauges
+are what a living worker has; everything else only rises, over all incarnations of a worker. Claims of sessions are the
+successor's to set: what a store keeps is there also while nobody serves it.
+"""
+from libc.stdint cimport uint8_t, uint64_t
+from libc.string cimport memcpy
+
+
+cpdef enum:
+    HEARTBEAT                       # ticks of the worker's 100 ms timer
+    # gauges: from INCARNATION up to CONNECTIONS_ACCEPTED
+    INCARNATION                     # microseconds since the epoch at the worker's fork
+    CONNECTIONS                     # sockets of clients, before and after the CONNECT
+    SESSIONS
+    SUBSCRIPTIONS                   # memberships of share groups included
+    SHARED_SUBSCRIPTIONS
+    FILTERS                         # different Topic Filters, siblings' interest included
+    RETAINED_MESSAGES
+    RETAINED_BYTES
+    LOG_MESSAGES                    # of the log that sessions which are behind read: index entries
+    LOG_BYTES
+    ARCHIVE_BYTES                   # of the archive's blocks
+    EVENTS_BYTES                    # of recorded events on the disk
+    REPLAYS                         # subscriptions that read the archive
+    STORE_FULL                      # 1: the store takes no new message
+    STORE_FAILED                    # 1: the disk refuses, nothing becomes durable
+    RECORDS_SET_ASIDE               # of the store, which nobody can read
+    # connections
+    CONNECTIONS_ACCEPTED
+    CONNECTIONS_HANDED_OVER
+    CONNECTIONS_TAKEN_IN
+    CONNECTIONS_OPENED              # CONNACK 0
+    CONNECTIONS_REFUSED
+    CONNECTIONS_CLOSED
+    AUTHENTICATIONS_FAILED          # wrong or missing credentials, of connections and of re-authentications
+    AUTHENTICATIONS_REFUSED         # auth_pending_max reached
+    AUTHENTICATIONS_REPEATED        # AUTH 0x19 that succeeded
+    CREDENTIALS_HASHED              # password hashes computed
+    CREDENTIALS_CACHED              # passwords found right without
+    SESSIONS_TAKEN_OVER
+    SESSIONS_EXPIRED
+    ACCEPT_ERRORS
+    KEEP_ALIVE_TIMEOUTS
+    PROTOCOL_ERRORS
+    INTERNAL_ERRORS                 # exceptions of ours while a packet was handled: its connection was closed
+    # traffic
+    BYTES_RECEIVED
+    BYTES_SENT
+    PACKETS_RECEIVED
+    ANSWERS_SENT                    # packets put into outboxes that are no PUBLISH
+    RECV_CALLS
+    SEND_CALLS
+    TICKS
+    PUBLISH_RECEIVED                # from clients, duplicates of QoS 2 not counted
+    PUBLISH_RECEIVED_QOS1
+    PUBLISH_RECEIVED_QOS2
+    PUBLISH_DUPLICATES              # QoS 2 publishes that were there already
+    PUBLISH_BYTES_RECEIVED          # payloads
+    PUBLISH_REFUSED                 # $SYS, topic beyond its bounds, payload not as indicated: the client may go on
+    PUBLISH_UNMATCHED
+    PUBLISH_BYTES_SENT              # payloads
+    PUBLISH_SENT                    # PUBLISH packets put into outboxes, redeliveries included
+    PUBLISH_SENT_BY_ALIAS           # of those: without their topic, a Topic Alias stood for it
+    REDELIVERED
+    RETAINED_REFUSED                # retained_messages_max or retained_bytes_max reached
+    # copies: matched = delivered + expired + dropped + still queued or in flight
+    MATCHED
+    DELIVERED_QOS0
+    DELIVERED_QOS1
+    DELIVERED_QOS2
+    # drops by reason
+    DROPPED_EXPIRED
+    DROPPED_OFFLINE_QOS0
+    DROPPED_OUTBOX_FULL
+    DROPPED_CONNECTION_CLOSED       # QoS 0 copies in an outbox that the kernel had not taken when the connection ended
+    DROPPED_QUEUE_FULL
+    DROPPED_PACKET_TOO_LARGE
+    DROPPED_UNSUBSCRIBED
+    DROPPED_SESSION_ENDED
+    DROPPED_REFUSED                 # PUBREC with a reason code >= 0x80
+    DROPPED_PEER_LOST
+    DROPPED_NO_MEMBER
+    DROPPED_OVERTAKEN               # retained messages: a newer one of the topic was sent meanwhile, as it came
+    DROPPED_WORKER_LOST
+    # share groups
+    SHARED_WAITED                   # no member could take a message when it came: it was queued for one
+    SHARED_AGAIN                    # chosen a second time: refused, its worker died, or its member left
+    # limits that were reached (broker/config/limits.py says which)
+    PACKETS_TOO_LARGE               # packet_bytes_max
+    CONNECTS_TOO_LARGE              # connect_bytes_max
+    TOPICS_TOO_LONG
+    TOPICS_TOO_DEEP
+    SHARE_NAMES_TOO_LONG
+    CLIENT_IDS_TOO_LONG             # v31_client_id_characters_max
+    TOPIC_ALIASES_REFUSED
+    RECEIVE_MAXIMUM_EXCEEDED
+    USER_PROPERTIES_REFUSED         # packets with too many of them
+    FILTERS_PER_PACKET_REFUSED
+    FILTERS_REFUSED                 # subscriptions
+    CONNECTIONS_OVER_MAX
+    SESSIONS_OVER_MAX               # CONNECTs refused at sessions_max
+    SESSIONS_ENDED_FOR_ROOM         # offline ones that ended at sessions_max, so that another one could begin
+    SESSIONS_TOO_LARGE              # subscriptions and CONNECTs beyond session_bytes_max
+    CONNECT_TIMEOUTS
+    HALF_OPEN_REFUSED
+    CONNECTION_RATE_REFUSED
+    TAKEOVERS_REFUSED
+    KEEP_ALIVES_SHORTENED
+    SESSION_EXPIRIES_SHORTENED
+    PUBLISH_RATE_HELD               # times a connection was not read because it published too fast
+    FILTERS_RATE_HELD               # or subscribed too fast
+    RECEIVE_MAXIMUM_HELD            # or sent more than Receive Maximum while answers were due to it
+    INFLIGHT_FULL                   # times a session fell behind because its window was full
+    QUEUES_HELD                     # times the queue of a session was full and its publishers were made to wait
+    QUEUE_FULL_HELD                 # times a publisher was not read because of that
+    HOLDS_GIVEN_UP
+    MEMORY_SECONDS                  # seconds above worker_memory_bytes_max
+    MEMORY_HELD                     # times a publisher was not read because of that
+    MEMORY_REFUSED                  # connections, subscriptions and publishes refused because of that
+    STORE_HELD                      # times a publisher before MQTT 5 was not read because the store was full
+    # publishes refused because of that, connections closed, and acks that waited for store_error_seconds_max
+    STORE_REFUSED
+    STORE_BLOCKS_READ               # from the disk, or its cache, for sessions that are behind
+    STORE_READS_SHARED              # batches that were there because another session had just read them
+    STORE_BLOCKS_LEFT_OUT           # of the log, which cannot be read
+    # the archive
+    ARCHIVED_MESSAGES
+    ARCHIVED_BYTES                  # of their records
+    ARCHIVE_DROPPED                 # QoS 0, and the store was full or too slow
+    ARCHIVE_REMOVED_MESSAGES        # by retention
+    ARCHIVE_REMOVED_BYTES
+    EVENTS_RECORDED                 # connections, sessions, subscriptions, and the samples of each minute
+    EVENTS_SUPPRESSED               # events_per_second_max was reached
+    EVENTS_LOST                     # the disk was full or failed
+    EVENTS_UNLISTED                 # messages counted for "others", because a table of a minute was full
+    RETAINED_WALKS_DEFERRED
+    RETAINED_UNWATCHED              # live ones not remembered while retained ones were on their way
+    TICK_PACKETS_CARRIED            # times a connection had to go on in the next tick
+    TICK_PEER_CARRIED               # the same of the siblings
+    HANDOFF_TIMEOUTS
+    HANDOFFS_REFUSED
+    PEERS_AWAY                      # times a sibling was silent or stalled for too long
+    # subscriptions that read the archive (broker/replay/replaying.py)
+    REPLAYED_MESSAGES               # put into the queues of their sessions
+    REPLAYED_BYTES                  # topics, properties and payloads of those
+    REPLAY_PAGES                    # read from the archive of this worker, for its own sessions and those of siblings
+    REPLAYS_REFUSED
+    REPLAYS_FALLEN_BEHIND           # times retention had removed what one had not read
+    # mesh; what was sent is counted per link, see below
+    MESH_ENTRIES_SENT
+    MESH_ENTRIES_RECEIVED
+    MESH_BATCHES_RECEIVED
+    MESH_BYTES_RECEIVED
+    MESH_BATCHES_BEHIND             # sent ones that went to the hand-off log, as the sibling takes less than comes
+    MESH_FRAMES_REFUSED             # malformed, or of or for an incarnation that is dead
+    READING_PAUSED                  # times a publisher was not read because a peer's outbox was full
+    # $SYS
+    CLIENTS_MAXIMUM                 # most clients that were connected at once, all workers together, as this one saw it
+    COUNTERS_END
+
+
+cdef enum:
+    PLACES = 1024                   # of a row: room for more counters
+    CLAIMS_AT = 344
+    NOTE_AT = 352                   # whose packets are in hand: see `note`
+    NOTE_PLACES = 32
+    HISTOGRAMS_AT = 384
+    HISTOGRAM_PLACES = 32           # sum in ns, then the samples of each bucket, the last one without a bound
+    HISTOGRAMS_MAX = 4
+    LINKS_AT = 512
+    LINK_PLACES = 8
+    LINKS_MAX = 64
+
+
+cdef enum Histogram:  # samples, not all there is: see `sample` in routing and subscriptions
+    PUBLISH_DURATION                # a PUBLISH was received -> it is routed, its ack in the outbox
+    DELIVERY_DURATION               # ... -> what it gave rise to in a worker was given to the kernel
+    MATCH_DURATION                  # a match that the cache did not have
+    HISTOGRAMS_END
+
+
+cdef enum LinkPlace:
+    LINK_BATCHES
+    LINK_MESSAGES
+    LINK_BYTES
+    LINK_RESENT
+    LINK_QOS0_DROPPED
+    LINK_UNACKNOWLEDGED             # from here on gauges
+    LINK_OLDEST_MS
+    LINK_OUTBOX_BYTES
+    LINK_PLACES_END
+
+
+cdef int observe(uint64_t* row, Histogram which, uint64_t ns) noexcept nogil
+
+
+cdef inline void note(uint64_t* row, uint8_t packet_type, uint8_t kind, const uint8_t* text, size_t n) noexcept nogil:
+    # The first place: u8 packet type (0: messages, or nothing whole yet), u8 what the text is (1 a client id, 4 or 6 an
+    # address), u16 its length, u32 1; 0 = nothing is in hand. The text, as far as it fits, follows. Once for what one
+    # recv has brought
+    if n > (NOTE_PLACES - 1) * sizeof(uint64_t):
+        n = (NOTE_PLACES - 1) * sizeof(uint64_t)
+    memcpy(row + NOTE_AT + 1, text, n)
+    row[NOTE_AT] = packet_type | <uint64_t>kind << 8 | <uint64_t>n << 16 | <uint64_t>1 << 32
+
+
+cdef inline void note_packet(uint64_t* row, uint8_t packet_type) noexcept nogil:
+    (<uint8_t*>(row + NOTE_AT))[0] = packet_type
+
+
+cdef inline void note_nothing(uint64_t* row) noexcept nogil:
+    row[NOTE_AT] = 0
+
+
+cdef class Row:
+    """Somebody's row: either mapped memory that outlives the process, or memory of its own."""
+    cdef uint64_t* at
+    cdef object owner
+    cdef uint64_t[PLACES] own

@@ -1,0 +1,176 @@
+"""Answers: they leave in the order of the packets they answer, when what they promise is so.
+
+What waits stands in a ring of its connection (`PendingAck`): for the store's ticket, for siblings to have taken a tick,
+for siblings to know of an interest. The connections that have any are in `waiting`, and `release_acks` looks through
+them at the end of a tick in which there was news.
+"""
+from cpython.ref cimport Py_DECREF, Py_XDECREF, PyObject
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
+
+from pyx.core cimport counters as count
+from pyx.protocol.codec cimport put_ack
+from pyx.delivery.connection cimport CLOSING, Connection, PendingAck
+from pyx.core.outbox cimport outbox_reserve
+from pyx.protocol.packets cimport PUBCOMP
+from pyx.delivery.routing cimport Peer, pointers_push
+from pyx.delivery.session cimport Session
+from pyx.core.work cimport KIBI, OBJECT, PYTHON, VISIT, work
+
+
+cdef class Answering(Routing):
+    """Puts answers into outboxes, or into the rings where they wait."""
+
+    cdef int answer(self, Connection conn, uint8_t packet_type, uint16_t packet_id, uint8_t reason,
+                    uint64_t mask) except -1:
+        cdef PendingAck a
+        cdef uint8_t* p
+        cdef uint64_t ticket = self.last_ticket + 1 if self.keeps and (self.logged or self.recorded) else 0
+        self.counters.at[count.ANSWERS_SENT] += 1
+        if conn.ack_count == 0 and mask == 0 and ticket == 0:
+            p = outbox_reserve(&conn.out, 5)
+            if put_ack(p, packet_type, packet_id, reason, conn.version == 5) - p == 4:
+                conn.out.tail -= 1
+                conn.out.pending -= 1
+            self.set_dirty(conn)
+            return 0
+        memset(&a, 0, sizeof(a))
+        a.tick = self.tick
+        a.mask = mask
+        a.ticket = ticket
+        a.packet_id = packet_id
+        a.packet_type = packet_type
+        a.reason = reason
+        if packet_type != PUBCOMP and self.now_ms >= self.sample_ms:
+            a.since = self.tick_ns
+        conn.push_ack(&a)
+        if packet_type == 4:
+            conn.unanswered += 1
+        if not conn.waiting:
+            conn.waiting = True
+            pointers_push(&self.waiting, conn)
+        return 0
+
+    def answer_packet(self, Connection conn not None, bytes packet not None, uint64_t interest=0, then=None,
+                      unstored=None):
+        """A SUBACK, UNSUBACK, ...: leaves after the acks before it, when the records of this tick are durable, and when
+        every live peer has taken our interest up to number `interest`; then `then()` is called. If the disk fails for
+        too long, `unstored(conn)` says what leaves instead (None: the connection is to be closed); without it the
+        packet does."""
+        cdef PendingAck a
+        cdef list waits
+        cdef uint64_t ticket = self.last_ticket + 1 if self.recorded else 0
+        if conn.ack_count == 0 and ticket == 0 and (interest == 0 or self.live_for_interest == 0):
+            self.write(conn, packet)
+            if then is not None:
+                then()
+            return
+        memset(&a, 0, sizeof(a))
+        a.interest = interest
+        a.ticket = ticket
+        waits = [packet, then, unstored]
+        a.packet = <PyObject*>waits
+        self.acks_due = True                # the peers may have taken that much already
+        conn.push_ack(&a)
+        if not conn.waiting:
+            conn.waiting = True
+            pointers_push(&self.waiting, conn)
+
+    cdef int release_acks(self) except -1:
+        cdef uint32_t i, kept = 0
+        cdef Connection conn
+        cdef PendingAck* a
+        cdef uint64_t[64] acknowledged
+        cdef Peer peer
+        cdef uint64_t mask, interest = <uint64_t>-1
+        cdef int p
+        cdef uint8_t* at
+        if self.waiting.count == 0 or not self.acks_due:
+            return 0
+        self.acks_due = False
+        for p in range(self.workers):
+            peer = <Peer>self.peers[p] if self.peers[p] is not None else None
+            acknowledged[p] = peer.acknowledged if peer is not None else 0
+            # (what one that is gone was to get is in its hand-off log, where the store keeps: the link says so)
+            if peer is None or not self.live_peers >> p & 1 and not self.keeps or peer.acknowledged >= peer.sent:
+                acknowledged[p] = <uint64_t>-1              # it has everything there is
+            if peer is not None and self.live_for_interest >> p & 1 and peer.interest < interest:
+                interest = peer.interest
+        work(self.waiting.count * VISIT)
+        for i in range(self.waiting.count):
+            conn = <Connection>self.waiting.items[i]
+            if conn.state >= CLOSING:
+                work(conn.ack_count * VISIT)
+                conn.drop_acks()            # nothing may follow its DISCONNECT
+            while conn.ack_count:
+                work(OBJECT)
+                a = &conn.acks[conn.ack_head]
+                if a.ticket > self.durable_ticket or a.interest > interest:
+                    break
+                mask = a.mask
+                p = 0
+                while mask:
+                    if mask & 1 and acknowledged[p] < a.tick:
+                        break
+                    mask >>= 1
+                    p += 1
+                if mask:
+                    break
+                if a.packet != NULL:
+                    if not self.release_packet(conn, <list>a.packet):
+                        break
+                    Py_XDECREF(a.packet)
+                else:
+                    if a.since:
+                        self.finished_since = a.since
+                    at = outbox_reserve(&conn.out, 5)
+                    if put_ack(at, a.packet_type, a.packet_id, a.reason, conn.version == 5) - at == 4:
+                        conn.out.tail -= 1
+                        conn.out.pending -= 1
+                    if a.packet_type == 4:
+                        conn.unanswered -= 1
+                conn.ack_head = (conn.ack_head + 1) & (conn.ack_cap - 1)
+                conn.ack_count -= 1
+                self.set_dirty(conn)
+            if conn.pace != NULL and conn.pace.owed:
+                self.owe_less(conn)
+            if conn.ack_count:
+                self.waiting.items[kept] = <PyObject*>conn
+                kept += 1
+            else:
+                conn.waiting = False
+                Py_DECREF(conn)
+        self.waiting.count = kept
+        while self.after_acks:
+            work(PYTHON)
+            conn, then = self.after_acks.popleft()
+            self.attempt(conn, then)
+        return 0
+
+    cdef int release_packet(self, Connection conn, list waits) except -1:
+        # 0: it is not known yet (`answer_later`)
+        cdef bytes packet = waits[0]
+        if packet is None:
+            return 0
+        if waits[1] is not None:
+            self.after_acks.append((conn, waits[1]))
+        work(<uint64_t>len(packet) // 1024 * KIBI)
+        memcpy(outbox_reserve(&conn.out, <uint32_t>len(packet)), <const char*>packet, len(packet))
+        self.counters.at[count.ANSWERS_SENT] += 1
+        return 1
+
+    cdef int owe_less(self, Connection conn) except -1:
+        # it waits because it sent more than Receive Maximum: read on as soon as that can be judged anew
+        cdef Session s = conn.session
+        if conn.ack_count == 0 or s is None or conn.unanswered + conn.unreleased < self.limits.receive_maximum:
+            conn.pace.owed = False
+            self.resumed.append(conn)
+        return 0
+
+    cdef uint64_t unacknowledged_peers(self) except? 0xFFFFFFFFFFFFFFFF:
+        cdef int p
+        cdef uint64_t mask = 0
+        for p in range(self.workers):
+            if p != self.worker and (<Peer>self.peers[p]).acknowledged < (<Peer>self.peers[p]).sent:
+                mask |= <uint64_t>1 << p
+        return mask

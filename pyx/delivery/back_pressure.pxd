@@ -1,0 +1,68 @@
+# cython: language_level=3
+"""Publishers that are made to wait: see the .pyx."""
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+
+from pyx.delivery.connection cimport Connection, Pace, PendingAck
+from pyx.delivery.routing cimport Pointers
+from pyx.delivery.session cimport Session
+from pyx.matching.subscriptions cimport Matches
+from pyx.delivery.windows cimport Windows
+
+
+cdef enum Verdict:
+    TAKEN = 0
+    HELD = 1                        # not yet: leave it where it is; the connection is paused and will be brought back
+    REFUSED = 2                     # it has waited for long enough: no custody
+    UNSTORED = 3                    # the disk of a worker that would have to store it takes no message
+
+
+cdef enum SessionHold:              # Session.hold
+    NO_HOLD = 0
+    HOLDING = 1                     # its queue is full, its publishers wait
+    GIVEN_UP = 2                    # they have waited for long enough: what comes is dropped until the queue has shrunk
+
+
+cdef class Holding(Windows):
+    cdef readonly uint32_t guarded  # what has to be asked before a publish is routed; 0 = nothing
+    cdef list made_to_wait          # connections
+    cdef object held_timer          # TimerCall or None
+    cdef dict holds                 # filter text -> bits of the workers that have a full session with that filter
+    cdef dict own_holds             # filter text -> number of such sessions here
+    cdef dict full_sessions         # sessions with a hold, given up or not, in order: Session -> None
+    cdef Pointers flaggers          # sessions of which filters are still to be flagged, or to be so no more
+    cdef dict forgotten             # sibling -> filters that it has flagged and that are still to be so no more
+    cdef int64_t left               # ns of work that the slice in hand may still do (pyx.delivery.bounding)
+    cdef readonly bint unfinished   # there is work that goes on in the next tick
+    cdef uint64_t memory_full       # bits of the workers at worker_memory_bytes_max
+    cdef bint stirred               # a sweep must look at every index
+    cdef uint64_t store_full        # bits of those whose disk takes no message
+
+    cdef int judge(self, Connection conn, Session s, uint8_t qos, bint retain, Matches* m, uint32_t size) except -1
+    # May a SUBSCRIBE or UNSUBSCRIBE with so many Topic Filters be taken now?
+    cdef int judge_filters(self, Connection conn, Session s, uint32_t filters) except -1
+    cdef int await_answers(self, Connection conn, Session s) except -1
+    cdef bint waits_for(self, PendingAck* a, uint64_t workers) except -1
+    cdef int refuse_pending(self, Connection conn, PendingAck* a) except -1
+    cdef int hold_back(self, Connection conn, Session s, bint* counted, int counter) except -1
+    cdef Pace* pace_of(self, Connection conn) except NULL
+    cdef bint may_publish(self, Pace* pace) noexcept
+    cdef uint64_t met(self, Matches* m) noexcept
+    cdef bint meets_memory(self, Matches* m, bint retain) noexcept
+    cdef bint meets_store(self, Session s, uint8_t qos, bint retain, Matches* m) except -1
+    cdef int start_timer(self) except -1
+    cdef int release_held(self) except -1
+    cdef int guard_if(self, uint32_t what, bint on) except -1
+    cdef int flag(self, int worker, bytes text, bint held) except -1
+    cdef int begin_hold(self, Session s) except -1
+    cdef int give_up(self, Session s, uint64_t messages, uint64_t size) except -1
+    cdef int end_hold(self, Session s) except -1
+    cdef int unflag(self, Session s) except -1
+    cdef int flag_first(self, Session s) except -1
+    cdef int flag_some(self, Session s) except -1
+    cdef bint flag_on(self, Session s) except -1                # True: it has come to its end
+    cdef int flag_own(self, bytes text, int one) except -1
+    cdef int forget_on(self) except -1
+
+    # implemented by Bounding
+    cdef int check_hold(self, Session s) except -1
+    cdef int let_go(self, Session s) except -1

@@ -1,0 +1,524 @@
+"""Publishers that are made to wait, because they publish too fast, because a session whose queue is full wants them to
+(queue_full = "hold"), because a worker has used up its memory, because (before MQTT 5) its disk is full, or because
+they have sent more than Receive Maximum while answers are due to them.
+
+One mechanism for all of these: the PUBLISH is not taken. It stays in front of the connection's inbox, the connection is
+not read, and so neither its PUBACK nor its PUBREC is due; the next look at it (in 100 ms, or when the reason ends) asks
+again. So nothing is half done while it waits: no link ack is held, no sibling waits, and nothing can lock.
+
+Hold, the life of a session's queue:
+
+    fits --full--> HOLDING --hold_ms_max--> GIVEN_UP: what comes is dropped
+     ^                | shrunk by a quarter     | shrunk by a quarter
+     +----------------+-------------------------+
+
+The filters of a session that is HOLDING are flagged, here and (by a word of the broker's) at every sibling; a publish
+at QoS 1 or 2 that matches a flagged filter waits. What was under way when the flag was raised is still taken: the queue
+may grow to twice its bound and HOLD_ROOM messages, and only beyond that it drops. A session whose own connection is
+made to wait cannot answer what it was sent: it gives up at once, so that two clients that publish to each other never
+wait for each other. A sibling that goes away takes its flags with it.
+
+A publisher waits for one publish at most hold_ms_max, whoever it waits for; for a disk store_error_ms_max, and only
+where it cannot be told: a v5 client is refused at once.
+"""
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.ref cimport PyObject
+from libc.stdint cimport int64_t
+from libc.stdlib cimport calloc
+from libc.string cimport memset
+
+from pyx.core cimport counters as count
+from pyx.delivery.connection cimport OPEN, PendingAck
+from pyx.protocol.packets cimport PUBCOMP, PUBREC
+from pyx.delivery.routing cimport Peer, QUOTA_EXCEEDED, free_pointers, pointers_push
+from pyx.delivery.session cimport Hold, is_stored
+from pyx.matching.subscriptions cimport Filter, Membership, filter_text
+from pyx.core.work cimport FILTER, OBJECT, PLACE, PYTHON, VISIT, work
+
+cdef enum:
+    GUARD_RATE = 1
+    GUARD_HOLDS = 2
+    GUARD_MEMORY = 4
+    GUARD_STORE = 8
+    LOOK_AGAIN_MS = 100
+    FLAG = PYTHON + FILTER + 4 * OBJECT     # a filter that is flagged, or no longer
+    FLAGGED_AT_ONCE = 500
+
+
+cdef class Holding(Windows):
+    """Judges publishes before they are routed."""
+
+    def __cinit__(self, *_):
+        self.made_to_wait = []
+        self.held_timer = None
+        self.holds = {}
+        self.own_holds = {}
+        self.full_sessions = {}
+        self.forgotten = {}
+        self.limits_changed()
+
+    def __dealloc__(self):
+        free_pointers(&self.flaggers)
+
+    def abandon(self):
+        """See Routing."""
+        free_pointers(&self.flaggers)
+        Windows.abandon(self)
+
+    def limits_changed(self):
+        """After the limits were set anew."""
+        self.stirred = True
+        self.guard_if(GUARD_RATE, self.limits.publish_per_second_max or self.limits.publish_bytes_per_second_max)
+
+    cdef int guard_if(self, uint32_t what, bint on) except -1:
+        if on:
+            self.guarded |= what
+        elif self.guarded & what:
+            self.guarded &= ~what
+            self.release_held()
+        return 0
+
+    # ------------------------------------------------------------ one publish
+
+    cdef int judge(self, Connection conn, Session s, uint8_t qos, bint retain, Matches* m, uint32_t size) except -1:
+        cdef Pace* pace = self.pace_of(conn)
+        cdef uint32_t i
+        cdef bint waited = pace.since and self.now_ms - pace.since >= self.limits.hold_ms_max
+        if self.guarded & GUARD_RATE and not self.may_publish(pace):
+            return self.hold_back(conn, s, &pace.too_fast, count.PUBLISH_RATE_HELD)
+        if qos and self.guarded & GUARD_HOLDS and not waited:
+            work(m.count * VISIT)
+            for i in range(m.count):
+                if m.filters[i].held:
+                    if pace.since == 0:
+                        pace.since = self.now_ms
+                    return self.hold_back(conn, s, &pace.waits, count.QUEUE_FULL_HELD)
+        if qos and self.guarded & GUARD_STORE and self.meets_store(s, qos, retain, m):
+            if conn.version == 5 or pace.since and self.now_ms - pace.since >= self.limits.store_error_ms_max:
+                pace.since = 0
+                pace.waits = False
+                self.counters.at[count.STORE_REFUSED] += 1
+                return UNSTORED
+            if pace.since == 0:
+                pace.since = self.now_ms
+            return self.hold_back(conn, s, &pace.waits, count.STORE_HELD)
+        if qos and self.guarded & GUARD_MEMORY and self.meets_memory(m, retain):
+            if waited:
+                pace.since = 0
+                pace.waits = False
+                self.counters.at[count.MEMORY_REFUSED] += 1
+                return REFUSED
+            if pace.since == 0:
+                pace.since = self.now_ms
+            return self.hold_back(conn, s, &pace.waits, count.MEMORY_HELD)
+        pace.since = 0
+        pace.too_fast = pace.waits = False
+        pace.messages -= 1000
+        pace.bytes -= 1000 * <int64_t>size
+        return TAKEN
+
+    cdef int judge_filters(self, Connection conn, Session s, uint32_t filters) except -1:
+        # a bucket of one second's worth, kept as the time at which it will be full again
+        cdef uint64_t now = self.now_ms * 1000, rate = self.limits.filters_per_second_max
+        if rate == 0:
+            return TAKEN
+        if conn.filters_until < now:
+            conn.filters_until = now
+        if conn.filters_until - now >= 1_000_000:
+            return self.hold_back(conn, s, &self.pace_of(conn).subscribes_too_fast, count.FILTERS_RATE_HELD)
+        conn.filters_until += <uint64_t>filters * 1_000_000 // rate
+        if conn.pace != NULL:
+            conn.pace.subscribes_too_fast = False
+        return TAKEN
+
+    cdef int await_answers(self, Connection conn, Session s) except -1:
+        # it has sent more than Receive Maximum, and has answers to come: not everybody knows of Receive Maximum, and
+        # while it is us who are late (the disk, a sibling) nobody is closed for it. Routing.release_acks brings it back
+        return self.hold_back(conn, s, &self.pace_of(conn).owed, count.RECEIVE_MAXIMUM_HELD)
+
+    cdef Pace* pace_of(self, Connection conn) except NULL:
+        if conn.pace == NULL:
+            conn.pace = <Pace*>calloc(1, sizeof(Pace))
+            if conn.pace == NULL:
+                raise MemoryError
+        return conn.pace
+
+    cdef bint may_publish(self, Pace* pace) noexcept:
+        # two buckets of one second's worth each, in thousandths; bytes may go below zero, so that a packet larger than
+        # a second's worth gets through
+        cdef int64_t messages = 1000 * <int64_t>self.limits.publish_per_second_max
+        cdef int64_t size = 1000 * <int64_t>self.limits.publish_bytes_per_second_max
+        cdef int64_t passed = <int64_t>(self.now_ms - pace.at)
+        if pace.at == 0 or passed > 3_600_000:
+            pace.messages = messages
+            pace.bytes = size
+        else:
+            pace.messages = min(messages, pace.messages + passed * self.limits.publish_per_second_max)
+            pace.bytes = min(size, pace.bytes + passed * self.limits.publish_bytes_per_second_max)
+        pace.at = self.now_ms
+        return (messages == 0 or pace.messages >= 1000) and (size == 0 or pace.bytes > 0)
+
+    cdef uint64_t met(self, Matches* m) noexcept:
+        # bits of the workers that somebody is on who wants it
+        cdef uint32_t i
+        cdef uint64_t workers = 0
+        work(m.count * VISIT)
+        for i in range(m.count):
+            workers |= m.filters[i].siblings
+            if m.filters[i].plain.count or m.filters[i].groups != NULL:
+                workers |= <uint64_t>1 << self.worker
+        return workers
+
+    cdef bint meets_memory(self, Matches* m, bint retain) noexcept:
+        cdef uint64_t workers = self.met(m)
+        if retain:
+            workers |= <uint64_t>1 << self.worker
+        return workers & self.memory_full != 0
+
+    cdef bint meets_store(self, Session s, uint8_t qos, bint retain, Matches* m) except -1:
+        # (a retained message is stored by whichever worker owns its topic)
+        if retain or qos == 2 and s.durable and self.store_full >> self.worker & 1:
+            return True
+        if self.archiver is not None and self.store_full >> self.worker & 1 and \
+                self.archiver.rule_of(m.topic, m.topic_length, m.topic_hash) >= 0:
+            return True
+        return self.met(m) & self.store_full != 0
+
+    cdef int hold_back(self, Connection conn, Session s, bint* counted, int counter) except -1:
+        if not counted[0]:
+            counted[0] = True
+            self.counters.at[counter] += 1
+        conn.paused = True
+        if not conn.pace.listed:
+            conn.pace.listed = True
+            self.made_to_wait.append(conn)
+        self.start_timer()
+        if s.hold_state == HOLDING:
+            # it cannot answer what it was sent while we do not read it
+            self.let_go(s)
+        return HELD
+
+    cdef int start_timer(self) except -1:
+        if self.held_timer is None:
+            self.held_timer = self.timers.call(self.now_ms + LOOK_AGAIN_MS, self.ask_held_again)
+        return 0
+
+    def ask_held_again(self):
+        """Ask again for every connection that waits, and whether the sessions they wait for still want it."""
+        cdef Session s
+        self.held_timer = None
+        work(len(self.full_sessions) * OBJECT)
+        for s in list(self.full_sessions):
+            if s.hold_state == HOLDING:
+                self.check_hold(s)
+                if s.hold_state == HOLDING:
+                    self.start_timer()
+        self.release_held()
+
+    cdef int release_held(self) except -1:
+        cdef Connection conn
+        cdef list held = self.made_to_wait
+        if held:
+            work(<uint64_t>len(held) * VISIT)
+            self.made_to_wait = []
+            for conn in held:
+                conn.pace.listed = False
+            self.resumed.extend(held)
+        return 0
+
+    # ------------------------------------------------------------ sessions whose queue is full
+
+    cdef int flag(self, int worker, bytes text, bint held) except -1:
+        cdef uint64_t workers = self.holds.get(text, 0)
+        cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
+        if held:
+            workers |= <uint64_t>1 << worker
+        else:
+            workers &= ~(<uint64_t>1 << worker)
+        if workers and f != NULL:
+            self.holds[text] = workers
+        else:
+            self.holds.pop(text, None)
+        if f != NULL:
+            f.held = workers != 0
+        self.guard_if(GUARD_HOLDS, len(self.holds) != 0)
+        if not held:
+            self.release_held()
+        return 0
+
+    cdef int begin_hold(self, Session s) except -1:
+        s.hold_state = HOLDING
+        if s.hold is None:
+            s.hold = Hold()
+        s.hold.since = self.now_ms
+        self.full_sessions[s] = None
+        self.counters.at[count.QUEUES_HELD] += 1
+        if not s.unflagging:
+            self.flag_first(s)
+        self.flag_some(s)
+        self.start_timer()
+        self.handler.queue_held(s)
+        return 0
+
+    cdef int flag_first(self, Session s) except -1:
+        s.hold.filters = []
+        s.hold.left = s.own.count
+        return 0
+
+    cdef int unflag(self, Session s) except -1:
+        s.hold.left = 0
+        s.unflagging = s.hold.filters is not None
+        return self.flag_some(s)
+
+    cdef int flag_some(self, Session s) except -1:
+        # at once if they are few, else in slices: what a publisher gets through meanwhile was under way
+        cdef int64_t left = self.left
+        if s.flagging:
+            return 0
+        self.left = FLAGGED_AT_ONCE * <int64_t>FLAG
+        if not self.flag_on(s):
+            s.flagging = True
+            pointers_push(&self.flaggers, s)
+            self.unfinished = True
+        self.left = left
+        return 0
+
+    cdef bint flag_on(self, Session s) except -1:
+        # True: it has come to its end
+        cdef Membership* e
+        cdef Hold hold = s.hold
+        while self.left > 0:
+            if s.unflagging:
+                if hold.filters:
+                    self.flag_own(<bytes>hold.filters.pop(), -1)
+                    continue
+                s.unflagging = False
+                hold.filters = None
+                if s.hold_state == HOLDING:           # again
+                    self.flag_first(s)
+            # (one that is removed meanwhile leaves its place to the last one, which has had its turn)
+            hold.left = min(hold.left, s.own.count)
+            if hold.left == 0:
+                return True
+            hold.left -= 1
+            work(VISIT)
+            self.left -= VISIT
+            e = &s.own.items[hold.left]
+            if e.group == NULL and (e.filter.plain.items[e.index].slot_options >> 24) & 3:
+                text = PyBytes_FromStringAndSize(filter_text(e.filter), e.filter.length)
+                hold.filters.append(text)
+                self.flag_own(text, 1)
+        return False
+
+    cdef int flag_own(self, bytes text, int one) except -1:
+        # a session more, or less, that wants it held
+        cdef int wanted = self.own_holds.get(text, 0) + one
+        work(FLAG)
+        self.left -= FLAG
+        if wanted:
+            self.own_holds[text] = wanted
+        else:
+            del self.own_holds[text]
+        if wanted == (one > 0):
+            self.flag(self.worker, text, one > 0)
+            self.handler.hold_changed(text, one > 0)
+        return 0
+
+    cdef int give_up(self, Session s, uint64_t messages, uint64_t size) except -1:
+        # what it has by now it may keep
+        s.hold_state = GIVEN_UP
+        s.hold.messages = messages
+        s.hold.bytes = size
+        self.counters.at[count.HOLDS_GIVEN_UP] += 1
+        self.unflag(s)
+        return 0
+
+    cdef int end_hold(self, Session s) except -1:
+        cdef bint flagged = s.hold_state == HOLDING
+        s.hold_state = NO_HOLD
+        if flagged:
+            self.unflag(s)
+        if s.hold is not None:
+            s.hold.messages = s.hold.bytes = 0
+        self.full_sessions.pop(s, None)
+        return 0
+
+    # ------------------------------------------------------------ implemented by Bounding
+
+    cdef int check_hold(self, Session s) except -1:
+        raise NotImplementedError
+
+    cdef int let_go(self, Session s) except -1:
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ what siblings are told
+
+    def held_filters(self):
+        """The Topic Filters of the sessions of this worker whose publishers wait: for a sibling that comes back."""
+        work(len(self.own_holds) * OBJECT)
+        return list(self.own_holds)
+
+    def holds_own(self, bytes text not None):
+        """Whether one of these is, now."""
+        return text in self.own_holds
+
+    def sibling_holds(self, int peer, bytes text not None, bint held):
+        """A sibling has, or no longer has, a session with that filter whose queue is full."""
+        if peer in self.forgotten:
+            self.forgotten[peer].discard(text)
+        self.flag(peer, text, held)
+
+    cdef int forget_on(self) except -1:
+        # a slice of what siblings that are away or gone have flagged
+        cdef int peer
+        while self.forgotten and self.left > 0:
+            peer = next(iter(self.forgotten))
+            texts = self.forgotten[peer]
+            while texts and self.left > 0:
+                work(FILTER + OBJECT)
+                self.left -= FILTER + OBJECT
+                self.flag(peer, texts.pop(), False)
+            if not texts:
+                del self.forgotten[peer]
+        return 0
+
+    def forget_holds(self, int peer):
+        """A sibling is away or gone: nobody waits for it here, soon."""
+        cdef int64_t left = self.left
+        work(len(self.holds) * OBJECT)
+        if self.holds:
+            self.forgotten[peer] = {text for text, workers in self.holds.items() if workers >> peer & 1}
+            self.left = FLAGGED_AT_ONCE * <int64_t>FLAG
+            self.forget_on()
+            self.left = left
+            self.unfinished |= len(self.forgotten) != 0
+        self.set_memory_full(peer, False)
+        self.set_store_full(peer, False)
+
+    # ------------------------------------------------------------ memory, and the disk
+
+    def set_memory_full(self, int worker, bint full):
+        """That worker, this one or a sibling, is at worker_memory_bytes_max, or no longer."""
+        if full:
+            self.memory_full |= <uint64_t>1 << worker
+        else:
+            self.memory_full &= ~(<uint64_t>1 << worker)
+        self.guard_if(GUARD_MEMORY, self.memory_full != 0)
+
+    @property
+    def is_memory_full(self):
+        """This worker is at worker_memory_bytes_max."""
+        return bool(self.memory_full >> self.worker & 1)
+
+    def set_store_full(self, int worker, bint full):
+        """The store of that worker, this one or a sibling, takes no new message (`Store.full`), or does again."""
+        if full:
+            self.store_full |= <uint64_t>1 << worker
+        else:
+            self.store_full &= ~(<uint64_t>1 << worker)
+        self.guard_if(GUARD_STORE, self.store_full != 0)
+
+    def answer_later(self, Connection conn not None):
+        """An answer that is not known yet: what is answered after it waits for it. -> what `settle_answer` is given
+        then."""
+        cdef PendingAck a
+        cdef list waits = [None, None, None]
+        memset(&a, 0, sizeof(a))
+        a.packet = <PyObject*>waits
+        conn.push_ack(&a)
+        if not conn.waiting:
+            conn.waiting = True
+            pointers_push(&self.waiting, conn)
+        return waits
+
+    def settle_answer(self, Connection conn not None, list answer not None, bytes packet not None, then=None,
+                      unstored=None):
+        """It is known: it leaves as one of `answer_packet` does."""
+        cdef uint32_t i
+        cdef PendingAck* a
+        answer[:] = [packet, then, unstored]
+        work(conn.ack_count * PLACE)
+        for i in range(conn.ack_count):
+            a = &conn.acks[(conn.ack_head + i) & (conn.ack_cap - 1)]
+            if a.packet == <PyObject*>answer:
+                a.ticket = self.last_ticket + 1 if self.recorded else 0
+        self.acks_due = True
+
+    def awaiting_answers(self):
+        """The connections with answers that wait."""
+        cdef uint32_t i
+        work(self.waiting.count * OBJECT)
+        return [<object>self.waiting.items[i] for i in range(self.waiting.count)]
+
+    def refuse_unstored(self, Connection conn not None, uint64_t workers):
+        """Publishes of this connection whose acks wait for the disks of these workers (bits) wait no longer: a v5
+        client is told that they were refused, another is closed (`handler.unstored`). What was logged of them may be
+        delivered all the same. Of SUBACK and UNSUBACK whoever answered them decides (`answer_packet`)."""
+        cdef uint32_t k
+        cdef PendingAck* a
+        cdef bint closed = False
+        cdef list packets = [], waits
+        cdef object instead
+        work(PYTHON + conn.ack_count * (4 * PLACE))
+        if conn.state != OPEN:
+            return
+        for k in range(conn.ack_count):
+            a = &conn.acks[(conn.ack_head + k) & (conn.ack_cap - 1)]
+            if a.packet_type == PUBCOMP or not self.waits_for(a, workers):
+                continue
+            self.counters.at[count.STORE_REFUSED] += 1
+            if a.packet != NULL:
+                a.ticket = a.interest = 0
+                self.acks_due = True
+                packets.append(<list>a.packet)
+                continue
+            if conn.version != 5:
+                closed = True
+                break
+            self.refuse_pending(conn, a)
+        try:
+            for waits in packets:           # what they undo changes no ack
+                work(10 * PYTHON)
+                if waits[2] is None:
+                    continue
+                instead = waits[2](conn)
+                if instead is None:
+                    closed = True
+                else:
+                    waits[0] = instead
+                    waits[1] = None
+            if closed:
+                work(10 * PYTHON)
+                self.handler.unstored(conn)
+        except Exception as error:
+            self.fail(conn, error)
+
+    cdef bint waits_for(self, PendingAck* a, uint64_t workers) except -1:
+        cdef uint64_t mask = a.mask & workers
+        cdef int p = 0
+        if workers >> self.worker & 1 and a.ticket > self.durable_ticket:
+            return True
+        while mask:
+            if mask & 1 and (<Peer>self.peers[p]).acknowledged < a.tick:
+                return True
+            mask >>= 1
+            p += 1
+        return False
+
+    cdef int refuse_pending(self, Connection conn, PendingAck* a) except -1:
+        # in its place among the others: nothing of it is waited for any more
+        cdef Session s = <Session>conn.session
+        a.reason = QUOTA_EXCEEDED
+        a.ticket = a.mask = 0
+        self.acks_due = True
+        if a.packet_type == PUBREC and s.leave(a.packet_id):
+            if conn.unreleased:
+                conn.unreleased -= 1
+            if self.keeps and is_stored(s):
+                self.touch(s)
+        return 0
+
+    @property
+    def connections_held(self):
+        """Connections that are made to wait."""
+        return len(self.made_to_wait)

@@ -1,0 +1,422 @@
+"""Sessions that are behind: offline, or without room in their window or outbox.
+
+Such a session holds a cursor; the messages stand once in the log, under the indexes of the filters. When it has room it
+is *ready*, and at the end of a tick it is served: first what was in flight when its last connection ended, then its own
+queue (retained messages, shares of a group), then the log, until it has caught up.
+
+A session reads the indexes of its filters merged; with more than MERGED_MAX filters what its directory names
+(`pyx.delivery.unread`). What is ready is served in slices, as all that may be long.
+"""
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.ref cimport Py_DECREF, PyObject
+
+from pyx.core cimport counters as count
+from pyx.protocol.codec cimport put_ack
+from pyx.delivery.connection cimport OPEN
+from pyx.core.hashing cimport hash_bytes
+from pyx.core.outbox cimport outbox_reserve, outbox_share
+from pyx.protocol.packets cimport PUBREL
+from pyx.storage.records cimport LogKey, lies_within, merge_batches
+from pyx.delivery.routing cimport IDENTIFIER_BYTES_MAX, MERGED_MAX, READ_BYTES_MAX, SLICE, put_identifier
+from pyx.delivery.session cimport (
+    Inflight, Queued, RETAINED_COPY, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, has_slot, is_stored,
+)
+from pyx.matching.filters cimport Matches, Membership, Subscriber, filter_text, options_at
+from pyx.protocol.topics cimport topic_matches
+from pyx.delivery.windows cimport OWN_RECORD
+from pyx.delivery.unread cimport Unread
+from pyx.core.work cimport (
+    COPY, INDEX, KIBI, Mark, PLACE, RECORD, SERVE, VISIT, callback_begins, callback_ends, work,
+)
+
+cdef enum:
+    LOOKS = 64                  # into the store, for one batch of a session with many filters
+    RELEASES_SLICE = 1000       # PUBRELs sent again at a time
+
+
+cdef class Backlog(Bounding):
+    """Serves."""
+
+    cdef int queue_for(self, Session s, Message m, uint8_t qos, bint retain, object identifiers,
+                       uint8_t flags, uint32_t origin) except -1:
+        # for this session alone; it is behind until it has been sent
+        cdef uint64_t number = 0
+        work(COPY)
+        self.counters.at[count.MATCHED] += 1
+        flags |= qos | (4 if retain else 0)
+        if self.keeps and qos and is_stored(s):
+            number = self.keep_queued(s, m, flags, origin, <PyObject*>identifiers if identifiers is not None else NULL)
+        s.enqueue(m, <PyObject*>identifiers if identifiers is not None else NULL, flags, origin, number)
+        if not s.behind:
+            s.behind = True
+            s.cursor = self.next_position - 1
+            self.fell_behind(s)
+        if s.connection is not None:
+            self.set_ready(s)
+        return 0
+
+    def serve_ready(self):
+        """Let the sessions that are behind and have room read on. After `commit`: what was logged in this tick can be
+        read."""
+        cdef uint32_t i, n
+        cdef Session s
+        cdef Mark mark
+        callback_begins(&mark)
+        # what is added to the list meanwhile, and what does not fit into this slice, is served in the next one
+        n = self.ready.count
+        self.left = SLICE
+        i = 0
+        while i < n and self.left > 0:
+            s = <Session>self.ready.items[i]
+            i += 1
+            work(VISIT)
+            self.left -= VISIT
+            s.ready = False
+            try:
+                self.serve(s)
+                if s.hold_state:
+                    self.check_hold(s)
+            except Exception as error:
+                self.fail_session(s, error)
+            Py_DECREF(s)
+        work((self.ready.count - i) * PLACE)
+        for n in range(i, self.ready.count):
+            self.ready.items[n - i] = self.ready.items[n]
+        self.ready.count -= i
+        callback_ends(&mark, SERVE)
+
+    cdef int serve(self, Session s) except -1:
+        cdef Connection conn
+        cdef Batch b
+        cdef Message m
+        cdef uint64_t position
+        cdef uint32_t released = 0
+        while s.behind:
+            if self.left <= 0:
+                return self.set_ready(s)
+            self.left -= COPY + RECORD
+            conn = <Connection>s.connection
+            if conn is None or conn.state != OPEN or conn.out.pending > self.limits.outbox_bytes_max:
+                return 0
+            if s.releases is not None or s.resend is not None:
+                if not self.resend_next(s, conn, &released):
+                    return 0
+                continue
+            if s.queue_count:
+                if not self.serve_queued(s, conn):
+                    return 0
+                continue
+            if not has_slot(s):
+                return 0
+            b = <Batch>s.batch
+            if b is None or s.batch_at >= b.count:
+                if s.search is not None:
+                    return 0
+                if s.own.count > MERGED_MAX and s.unread is None:
+                    return self.seek(s)
+                b = self.read_log(s)
+                if b is None:
+                    self.caught_up(s)
+                    return 0
+                s.batch = b
+                s.batch_at = 0
+            work(VISIT)
+            position = b.positions[s.batch_at]
+            m = <Message>b.messages[s.batch_at]
+            s.batch_at += 1
+            s.cursor = position
+            if s.holes is not None and lies_within(s.holes, position):
+                continue
+            self.deliver_logged(s, conn, m)
+        return 0
+
+    cdef bint serve_queued(self, Session s, Connection conn) except -1:
+        # the next of its own queue; False: there is no room for it
+        cdef Queued* q = &s.queue[s.queue_head]
+        cdef Message m
+        cdef uint8_t flags, qos
+        cdef uint32_t origin
+        cdef uint64_t number
+        cdef bint overtaken
+        cdef object identifiers
+        flags = q.flags
+        qos = flags & 3
+        if qos and not has_slot(s):
+            return 0                            # no room
+        m = <Message>q.message
+        identifiers = <object>q.identifiers if q.identifiers != NULL else None
+        origin = self.sharing = q.origin
+        number = q.number
+        s.dequeue()
+        if s.queue_count == 0 and s.replays is not None:
+            self.drained.append(s)
+        if s.watched:
+            overtaken = flags & RETAINED_COPY and s.overtaken(
+                hash_bytes(&self.subscriptions.key, m.content.topic, m.content.topic_len), m.content.number,
+                origin)
+            if s.watching == 0 and s.queue_count == 0:
+                s.watch_no_more()
+            if overtaken:
+                self.counters.at[count.DROPPED_OVERTAKEN] += 1
+                self.drops.add(s, count.DROPPED_OVERTAKEN, 1)
+                if number:
+                    self.forget_queued(s, number)
+                return 1
+        self.send_copy(s, conn, m, qos, flags & 4 != 0, identifiers,
+                       flags & SHARED_COPY | (OWN_RECORD if number else 0), number)
+        return 1
+
+    cdef Batch read_log(self, Session s):
+        # the next messages of the session's backlog, or None: it has everything
+        cdef uint32_t i
+        cdef Membership* e
+        cdef Batch b
+        cdef list batches
+        cdef uint64_t since
+        if s.unread is not None:
+            return self.read_unread(s)
+        batches = []
+        work(s.own.count * VISIT)
+        self.left -= s.own.count * INDEX
+        for i in range(s.own.count):
+            e = &s.own.items[i]
+            if e.group != NULL or e.filter.index == NULL:
+                continue
+            if e.former:
+                self.subscriptions.drop_formers(e, s.cursor)
+            since = e.since
+            if e.former:
+                since = self.subscriptions.formers.items[e.former].since
+            elif (e.filter.plain.items[e.index].slot_options >> 24) & 3 == 0 and s.absences is None:
+                continue
+            (<LogKey>e.filter.index).rests = False
+            work(INDEX)
+            b = self.store.read((<LogKey>e.filter.index).name, max(s.cursor, since), READ_BYTES_MAX)
+            if b.count:
+                batches.append(b)
+        return merge_batches(batches) if batches else None
+
+    cdef Batch read_unread(self, Session s):
+        cdef Unread unread = s.unread
+        cdef Batch b
+        cdef uint64_t reached = s.cursor
+        while True:
+            unread.trim(s.cursor)
+            if unread.head == unread.tail:
+                return None
+            self.left -= LOOKS * INDEX
+            b = unread.read(self.store, LOOKS, READ_BYTES_MAX, &reached)
+            if b.count:
+                return b
+            # what it has found there before is not there any more
+            s.cursor = max(reached, unread.items[unread.head].position)
+
+    cdef int caught_up(self, Session s) except -1:
+        cdef Connection conn = <Connection>s.connection
+        if conn.dropping:
+            self.set_dirty(conn)
+        s.behind = False
+        s.batch = None
+        s.batch_at = 0
+        s.holes = None
+        s.absences = None
+        s.unread = None
+        return 0
+
+    cdef int deliver_logged(self, Session s, Connection conn, Message m) except -1:
+        # which of its subscriptions match it now: their options and identifiers count [subscription options are those
+        # in force when the message is sent; but not where that would lose it]
+        cdef Content* c = &m.content
+        cdef uint8_t options = 0, qos
+        cdef int ids_len = self.options_of(s, m, s.cursor, &options)
+        if ids_len < 0:
+            return 0
+        qos = options & 3
+        if qos > c.qos:
+            qos = c.qos
+        if qos == 0 and (s.absences is None or not lies_within(s.absences, s.cursor)):
+            # found in the log by sessions that were online when it was published, too: they had it then
+            return 0
+        self.counters.at[count.MATCHED] += 1
+        identifiers = PyBytes_FromStringAndSize(<const char*>self.ids, ids_len) if ids_len else None
+        # what was published since the last SUBSCRIBE asked is as new as what comes at once
+        if c.retain and s.watched and s.cursor > s.asked_behind:
+            self.sent_live(s, c)
+        return self.send_copy(s, conn, m, qos, c.retain and options & 8 != 0, identifiers, 0, s.cursor)
+
+    cdef int sent_live(self, Session s, const Content* c) except -1:
+        # a message to be retained, while retained ones are on their way: none that is older is sent after it
+        if not s.sent_live(hash_bytes(&self.subscriptions.key, c.topic, c.topic_len), c.number):
+            self.counters.at[count.RETAINED_UNWATCHED] += 1
+        return 0
+
+    cdef bytes identifiers_of(self, Session s, Message m):
+        cdef uint8_t options = 0
+        cdef int ids_len = self.options_of(s, m, 0, &options)
+        return PyBytes_FromStringAndSize(<const char*>self.ids, ids_len) if ids_len > 0 else None
+
+    cdef int options_of(self, Session s, Message m, uint64_t position, uint8_t* options) except -2:
+        # the highest QoS and Retain As Published of its subscriptions that match now; their Subscription Identifiers
+        # stand in self.ids: returns how many bytes, or -1: none matches
+        cdef Content* c = &m.content
+        cdef Membership* e
+        cdef Matches* matches
+        cdef uint32_t i
+        cdef int ids_len = 0, held
+        cdef bint found = False
+        if s.own.count > MERGED_MAX:
+            matches = self.subscriptions.match(c.topic, c.topic_len)
+            for i in range(matches.count):
+                work(VISIT)
+                held = self.subscriptions.membership(matches.filters[i], NULL, <void*>s, &s.own)
+                if held >= 0:
+                    found |= self.option_of(s, m, &s.own.items[held], position, options, &ids_len)
+            self.left -= matches.count * VISIT
+            return ids_len if found else -1
+        work(s.own.count * VISIT)
+        for i in range(s.own.count):
+            e = &s.own.items[i]
+            if e.group != NULL:
+                continue
+            if s.own.count == 1 or topic_matches(<const uint8_t*>filter_text(e.filter), e.filter.length, c.topic,
+                                                 c.topic_len):
+                found |= self.option_of(s, m, e, position, options, &ids_len)
+        return ids_len if found else -1
+
+    cdef bint option_of(self, Session s, Message m, Membership* e, uint64_t position, uint8_t* options,
+                        int* ids_len) except -1:
+        # of one of those that match; False: it does not want that message
+        cdef Subscriber* sub = &e.filter.plain.items[e.index]
+        cdef int o = options_at(&self.subscriptions.formers, e, <uint8_t>(sub.slot_options >> 24), position)
+        cdef uint8_t* ids
+        if o < 0 or o & 4 and m.publisher is not None and m.publisher == s.client_id:
+            return False
+        if o & 3 > options[0] & 3:
+            options[0] = <uint8_t>(options[0] & 8 | o & 3)
+        options[0] |= <uint8_t>(o & 8)
+        if sub.identifier:
+            ids = self.ids_room(<uint32_t>ids_len[0] // IDENTIFIER_BYTES_MAX + 2)
+            ids_len[0] += put_identifier(ids + ids_len[0], sub.identifier)
+        return True
+
+    cdef int send_copy(self, Session s, Connection conn, Message m, uint8_t qos, bint retain, object identifiers,
+                       uint8_t flags, uint64_t position) except -1:
+        # a copy that waited leaves; the caller has seen room in the window. position: where a store that keeps has it
+        cdef Inflight* slot
+        cdef uint16_t packet_id = 0
+        cdef PyObject* ids = <PyObject*>identifiers if identifiers is not None else NULL
+        cdef uint32_t ids_len = <uint32_t>len(<bytes>identifiers) if identifiers is not None else 0
+        if m.content.expires and self.wall_ms >= m.content.expires:
+            self.counters.at[count.DROPPED_EXPIRED] += 1
+            self.drops.add(s, count.DROPPED_EXPIRED, 1)
+            self.tally(&m.content, 0, 1)
+            if flags & OWN_RECORD:
+                self.forget_queued(s, position)
+            return 0
+        if self.packet_total(&m.content, conn.version == 5, qos != 0, ids_len) > conn.packet_bytes_max:
+            if flags & OWN_RECORD:
+                self.forget_queued(s, position)
+            self.tally(&m.content, 0, 1)
+            return self.drop(conn, count.DROPPED_PACKET_TOO_LARGE)
+        if qos:
+            slot = s.open_slot()
+            packet_id = slot.packet_id
+            slot.state = WAIT_PUBACK if qos == 1 else WAIT_PUBREC
+            slot.flags = qos | (4 if retain else 0) | flags
+            slot.group = self.sharing
+            slot.position = position
+            if is_stored(s) or flags & SHARED_COPY:
+                s.keep_in(slot, m, ids)
+            if self.keeps and is_stored(s):
+                if qos == 2:
+                    self.touch(s)
+                    return self.depart(s, conn, slot)
+                self.lag(s)
+        else:
+            conn.out.qos0 += 1
+        self.send_held(s, conn, m, qos, retain, False, packet_id, ids)
+        return 0
+
+    cdef int tally(self, const Content* c, uint64_t sent, uint64_t dropped) except -1:
+        # of a copy that waited: what goes or is dropped at once is counted with its publish
+        if self.prefixes.levels:
+            return self.prefixes.add(c, sent, dropped)
+        return 0
+
+    cdef int send_held(self, Session s, Connection conn, Message m, uint8_t qos, bint retain, bint dup,
+                       uint16_t packet_id, PyObject* ids) except -1:
+        cdef Content* c = &m.content
+        cdef const uint8_t* idp = NULL
+        cdef uint32_t ids_len = 0
+        cdef uint64_t hash_ = 0
+        work(COPY + c.payload_len // 1024 * KIBI)
+        if ids != NULL and conn.version == 5:
+            idp = <const uint8_t*><const char*><bytes>ids
+            ids_len = <uint32_t>len(<bytes>ids)
+        self.put_publish(conn, c, 0x30 | (8 if dup else 0) | qos << 1 | (1 if retain else 0), packet_id, qos != 0, idp,
+                         ids_len, &hash_)
+        if c.payload_len >= self.limits.share_large_bytes:
+            outbox_share(&conn.out, c.payload, c.payload_len, m)
+        conn.messages_out += 1
+        if not dup:
+            self.tally(c, 1, 0)
+        self.counters.at[count.PUBLISH_SENT] += 1
+        self.counters.at[count.PUBLISH_BYTES_SENT] += c.payload_len
+        self.set_dirty(conn)
+        return 0
+
+    cdef bint resend_next(self, Session s, Connection conn, uint32_t* released) except -1:
+        # one of those; `released`: the PUBRELs of this slice. False: that is all for now
+        if s.committing > self.durable_ticket:
+            self.await_window(s)                # what it is sent again may not be on the disk yet
+            return False
+        if s.releases is not None:
+            if released[0] == RELEASES_SLICE:
+                self.set_ready(s)
+                return False
+            released[0] += 1
+        elif s.inflight - s.released - <uint32_t>len(s.resend) >= s.inflight_max:
+            return False
+        self.send_again(s, conn, s.next_again())
+        return True
+
+    cdef int send_again(self, Session s, Connection conn, uint16_t packet_id) except -1:
+        cdef Inflight* slot = s.slot(packet_id)
+        cdef uint8_t* p
+        cdef uint32_t ids_len = 0
+        if slot == NULL:
+            return 0
+        if slot.state == WAIT_PUBCOMP:
+            p = outbox_reserve(&conn.out, 4)
+            put_ack(p, PUBREL, packet_id, 0, False)
+            self.counters.at[count.ANSWERS_SENT] += 1
+            self.set_dirty(conn)
+            return 0
+        if slot.message == NULL:
+            self.finish_slot(s, slot)
+            self.counters.at[count.DROPPED_SESSION_ENDED] += 1
+            self.drops.add(s, count.DROPPED_SESSION_ENDED, 1)
+            return 0
+        if slot.identifiers != NULL:
+            ids_len = <uint32_t>len(<bytes>slot.identifiers)
+        if self.packet_total(
+            &(<Message>slot.message).content, conn.version == 5, True, ids_len
+        ) > conn.packet_bytes_max:
+            self.finish_slot(s, slot)
+            return self.drop(conn, count.DROPPED_PACKET_TOO_LARGE)
+        self.counters.at[count.REDELIVERED] += 1
+        self.send_held(s, conn, <Message>slot.message, slot.flags & 3, slot.flags & 4 != 0, True, packet_id,
+                       slot.identifiers)
+        return 0
+
+    cdef int send_departing(self, Session s, Connection conn, Inflight* slot) except -1:
+        cdef uint8_t* p
+        if slot.state == WAIT_PUBCOMP:
+            p = outbox_reserve(&conn.out, 5)
+            if put_ack(p, PUBREL, slot.packet_id, 0, conn.version == 5) - p == 4:
+                conn.out.tail -= 1
+                conn.out.pending -= 1
+            self.counters.at[count.ANSWERS_SENT] += 1
+            return self.set_dirty(conn)
+        return self.send_held(s, conn, <Message>slot.message, slot.flags & 3, slot.flags & 4 != 0, False,
+                              slot.packet_id, slot.identifiers)

@@ -1,0 +1,689 @@
+"""How much waits for sessions that are behind: counted, bounded and forgotten.
+
+What is beyond the bounds of a session is dropped for that session alone, by moving its cursor (drop_oldest) or by a
+hole (drop_newest); what no session needs any more is forgotten (the *sweep*, once a second, and whenever an index has
+grown by a thirty-second of a session's bound).
+
+A session with more than MERGED_MAX filters has a directory of what it has not read (`pyx.delivery.unread`). Where there
+is none yet, it is *sought*: its filters' indexes are gone through, and what comes meanwhile is noted behind that.
+
+All of this is done in slices: a callback does about SLICE of it, and what is left goes on at the end of the next tick.
+"""
+from heapq import merge
+
+cimport cython
+from cpython.ref cimport Py_DECREF
+from libc.stdint cimport int64_t, uint8_t
+from libc.stdlib cimport calloc, free, malloc
+
+from pyx.core cimport counters as count
+from pyx.delivery.connection cimport Connection
+from pyx.matching.filters cimport Filter, Former, Membership, Subscriber
+from pyx.delivery.back_pressure cimport HOLDING, NO_HOLD
+from pyx.core.limits cimport DISCONNECT_WHEN_FULL, DROP_OLDEST, HOLD
+from pyx.protocol.message cimport Message, content_bytes
+from pyx.storage.records cimport Batch
+from pyx.delivery.routing cimport MERGED_MAX, QUOTA_EXCEEDED, READ_BYTES_MAX, SLICE, free_pointers, pointers_push
+from pyx.delivery.session cimport is_stored
+from pyx.delivery.unread cimport Search, Unread
+from pyx.core.work cimport INDEX, Mark, OBJECT, PLACE, SWEEP, VISIT, callback_begins, callback_ends, state, work
+
+cdef enum:
+    HOLD_ROOM = 1000            # messages that may be under way when publishers are told to wait
+    RESTORED_SWEPT = 100        # in one sweep: what is known of them must be read first
+    HOLES_MERGED_MAX = 256      # times filters: beyond, they are not counted index by index
+    ASKED_AT_ONCE = 1000        # subscribers of an index
+    SLOT_MASK = 0xFFFFFF        # of Subscriber.slot_options
+    RUN = 1024                  # parts of an index that sessions want, sorted at once
+
+
+cdef uint64_t behind_span(list spans, uint64_t position) except? 0xFFFFFFFFFFFFFFFF:
+    # where the span ends that reaches from at or before this position to behind it; else the position
+    cdef uint64_t a, z
+    if spans is not None:
+        work(<uint64_t>len(spans) * VISIT)
+        for a, z in spans:
+            if a <= position < z:
+                position = z
+    return position
+
+
+@cython.final
+cdef class Sweep:
+    """An index in which is looked for what nobody wants any more: in slices, where those who might are many."""
+
+    def __dealloc__(self):
+        free(self.slots)
+
+
+cdef class Bounding(Holding):
+    """Counts, bounds and forgets."""
+
+    def __cinit__(self, *args, **kwargs):
+        self.slice = SLICE
+
+    def __dealloc__(self):
+        free_pointers(&self.seekers)
+        free_pointers(&self.crowded)
+        free_pointers(&self.tellers)
+
+    def abandon(self):
+        """See Routing."""
+        free_pointers(&self.seekers)
+        free_pointers(&self.crowded)
+        free_pointers(&self.tellers)
+        Holding.abandon(self)
+
+    def backlog(self, Session s not None):
+        """(messages, bytes) in logs that the session has not read; its own queue not included. A message that several
+        of its filters match counts for each."""
+        cdef uint64_t gone, gone_bytes = 0
+        if not s.behind:
+            return 0, 0
+        messages, size = self.backlog_after(s, s.cursor)
+        gone = self.in_holes(s, &gone_bytes)
+        return messages - gone, size - gone_bytes
+
+    cdef tuple backlog_after(self, Session s, uint64_t position):
+        # what lies behind `position` in the indexes it reads, holes included
+        cdef uint64_t messages = 0, size = 0
+        cdef uint32_t i
+        cdef Membership* e
+        if s.unread is not None:
+            i = s.unread.first_after(position)
+            return s.unread.tail - i, s.unread.bytes_after(i)
+        if s.own.count > MERGED_MAX:
+            return 0, 0                         # not looked for yet
+        work(s.own.count * VISIT)
+        for i in range(s.own.count):
+            e = &s.own.items[i]
+            if e.group != NULL or e.filter.index == NULL:
+                continue
+            self.unread_of(s, e, position, &messages, &size)
+        return messages, size
+
+    cdef int unread_of(self, Session s, Membership* e, uint64_t position, uint64_t* messages,
+                       uint64_t* size) except -1:
+        # adds what one subscription has behind `position`
+        cdef bytes name = (<LogKey>e.filter.index).name
+        cdef const Former* former
+        cdef uint32_t i = e.former
+        while i:
+            former = &self.subscriptions.formers.items[i]
+            if former.up_to > position:
+                work(2 * INDEX)
+                x = self.store.backlog(name, max(position, former.since))
+                y = self.store.backlog(name, former.up_to)
+                messages[0] += <uint64_t>x[0] - <uint64_t>y[0]
+                size[0] += <uint64_t>x[1] - <uint64_t>y[1]
+            i = former.next
+        if (e.filter.plain.items[e.index].slot_options >> 24) & 3 == 0 and s.absences is None:
+            return 0
+        work(INDEX)
+        x = self.store.backlog(name, max(position, e.since))
+        messages[0] += <uint64_t>x[0]
+        size[0] += <uint64_t>x[1]
+        return 0
+
+    cdef tuple unread_after(self, Session s, uint64_t position):
+        # the same without holes
+        cdef uint64_t messages, size, a, z
+        messages, size = self.backlog_after(s, position)
+        if s.unread is not None:
+            return messages, size               # what is dropped is not among them
+        for a, z in s.holes or ():
+            if z > position:
+                x = self.backlog_after(s, max(a, position))
+                y = self.backlog_after(s, z)
+                messages -= <uint64_t>x[0] - <uint64_t>y[0]
+                size -= <uint64_t>x[1] - <uint64_t>y[1]
+        return messages, size
+
+    cdef uint64_t in_holes(self, Session s, uint64_t* size) except? 0xFFFFFFFFFFFFFFFF:
+        # how much of that was dropped before, and counted
+        cdef uint64_t messages = 0
+        if s.unread is not None:
+            return 0
+        for a, z in s.holes or ():
+            x = self.backlog_after(s, max(<uint64_t>a, s.cursor))
+            y = self.backlog_after(s, max(<uint64_t>z, s.cursor))
+            messages += x[0] - y[0]
+            size[0] += x[1] - y[1]
+        return messages
+
+    cdef int seek(self, Session s) except -1:
+        # its filters are many, and what it has not read must be looked for in their indexes: in slices
+        if s.search is None:
+            s.search = Search()
+            pointers_push(&self.seekers, s)
+            self.unfinished = True
+        s.search.anew = True
+        return 0
+
+    cdef int seek_begin(self, Session s) except -1:
+        # what comes from now on is noted at once, and whoever publishes finds the session among those connected
+        cdef uint32_t i, at
+        cdef const Former* former
+        cdef Membership* e
+        cdef Search search = s.search
+        search.anew = False
+        search.places = []
+        search.found = Unread()
+        search.positions = set()
+        s.unread = Unread()
+        s.batch = None
+        s.batch_at = 0
+        search.up_to = self.next_position - 1
+        self.subscriptions.set_online(&s.own, True, False)
+        work(s.own.count * (VISIT + 2 * OBJECT))
+        self.left -= s.own.count * <int64_t>(3 * VISIT + 2 * OBJECT)
+        for i in range(s.own.count):
+            e = &s.own.items[i]
+            if e.group != NULL or e.filter.index == NULL:
+                continue
+            self.subscriptions.drop_formers(e, s.cursor)
+            # only those stretches for which the index is kept: what lies between stands in another index, or is not
+            # wanted
+            at = e.former
+            while at:
+                former = &self.subscriptions.formers.items[at]
+                work(OBJECT)
+                search.places.append((<object>e.filter.index, max(s.cursor, former.since), former.up_to))
+                at = former.next
+            if (e.filter.plain.items[e.index].slot_options >> 24) & 3 or s.absences is not None:
+                search.places.append((<object>e.filter.index, max(s.cursor, e.since), search.up_to))
+            elif e.former == 0:
+                continue
+            (<LogKey>e.filter.index).rests = False
+        return 0
+
+    cdef bint seek_on(self, Session s) except -1:
+        # True: it has come to its end
+        cdef Search search = s.search
+        cdef Batch b
+        cdef LogKey key
+        cdef uint64_t after, up_to
+        cdef uint32_t i
+        if not s.behind or search is None:
+            return True                         # the session has ended meanwhile
+        if search.anew:
+            self.seek_begin(s)
+        while search.places and self.slice_left():
+            key, after, up_to = search.places.pop()
+            after = behind_span(s.holes, after)
+            work(INDEX)
+            self.left -= INDEX
+            b = self.store.read(key.name, after, READ_BYTES_MAX)
+            work(b.count * (2 * OBJECT))
+            self.left -= b.count * (2 * OBJECT)
+            for i in range(b.count):
+                if b.positions[i] > up_to:
+                    break
+                position = b.positions[i]
+                if position in search.positions:
+                    continue
+                search.positions.add(position)
+                if behind_span(s.holes, b.positions[i] - 1) == b.positions[i] - 1:
+                    search.found.gather(b.positions[i], content_bytes(&(<Message>b.messages[i]).content), key)
+            if b.count and b.truncated and b.positions[b.count - 1] < up_to:
+                search.places.append((key, b.positions[b.count - 1], up_to))
+        if search.places:
+            return False
+        self.left -= (search.found.tail + s.unread.tail) * <int64_t>(2 * VISIT)
+        search.found.settle(s.unread)
+        s.unread = search.found
+        s.search = None
+        self.crowd(s)
+        if s.connection is not None:
+            self.set_ready(s)
+        return True
+
+    cdef int crowd(self, Session s) except -1:
+        # its bounds are to be looked at
+        if not s.crowded:
+            s.crowded = True
+            pointers_push(&self.crowded, s)
+            self.unfinished = True
+        return 0
+
+    cdef int begin_slice(self) noexcept:
+        self.charged = state.spent
+        self.left = self.slice
+        return 0
+
+    cdef bint slice_left(self) noexcept:
+        self.left -= <int64_t>(state.spent - self.charged)
+        self.charged = state.spent
+        return self.left > 0
+
+    cdef int go_on(self) except -1:
+        # a slice of what is too much for one callback. After what was logged can be read
+        cdef Mark mark
+        cdef Session s
+        if self.laid is not None:
+            return 0
+        callback_begins(&mark)
+        self.begin_slice()
+        while self.seekers.count and self.slice_left():
+            s = <Session>self.seekers.items[self.seekers.count - 1]
+            try:
+                if not self.seek_on(s):
+                    continue
+            except Exception as error:
+                s.search = None
+                self.fail_session(s, error)
+            self.seekers.count -= 1
+            Py_DECREF(s)
+        while self.crowded.count and self.slice_left():
+            self.crowded.count -= 1
+            s = <Session>self.crowded.items[self.crowded.count]
+            s.crowded = False
+            try:
+                if s.behind:
+                    self.bound(s)
+            except Exception as error:
+                self.fail_session(s, error)
+            Py_DECREF(s)
+        while self.flaggers.count and self.slice_left():
+            s = <Session>self.flaggers.items[self.flaggers.count - 1]
+            if self.flag_on(s):
+                self.flaggers.count -= 1
+                s.flagging = False
+                Py_DECREF(s)
+        if self.forgotten and self.slice_left():
+            self.forget_on()
+        while self.tellers.count and self.slice_left():
+            s = <Session>self.tellers.items[self.tellers.count - 1]
+            if self.tell_on(s):
+                self.tellers.count -= 1
+                Py_DECREF(s)
+        if self.swept_now is not None and self.slice_left() and self.sweep_some(self.swept_now):
+            self.swept_now = None
+        if self.sweeping and self.slice_left():
+            self.sweep_on()
+        self.unfinished = self.seekers.count or self.crowded.count or self.tellers.count or self.sweeping or \
+            self.swept_now is not None or self.flaggers.count or len(self.forgotten) != 0
+        callback_ends(&mark, SWEEP)
+        return 0
+
+    def set_rule(self, Session s not None, int number):
+        """Its backlog is bounded by the [[queue]] table of that number from now on; 0: by the defaults."""
+        if number and s.rule == NULL:
+            s.rule = <QueueRule*>calloc(1, sizeof(QueueRule))
+            if s.rule == NULL:
+                raise MemoryError()
+        if number:
+            s.rule[0] = self.limits.rules[number]
+        s.queue_rule = <uint8_t>number
+
+    cdef const QueueRule* rule_of(self, Session s) noexcept:
+        return s.rule if s.queue_rule else &self.limits.rules[0]
+
+    cdef int bound(self, Session s) except -1:
+        # the session's backlog over its bound: the cursor moves (drop_oldest), a hole is made (drop_newest), or its
+        # publishers are made to wait (hold)
+        cdef QueueRule rule = self.rule_of(s)[0]
+        cdef uint64_t total, size, gone, gone_bytes = 0, dropped
+        cdef uint64_t holes = len(s.holes) if s.holes is not None else 0
+        if s.search is not None:
+            return 0                            # what it has is not known yet: then it is asked for again
+        if s.unread is None:
+            if s.own.count > MERGED_MAX or holes * s.own.count > HOLES_MERGED_MAX:
+                return self.seek(s)
+            self.left -= <int64_t>(s.own.count * (1 + 2 * holes) * INDEX)
+        else:
+            self.left -= 20 * VISIT
+            s.unread.grown = 0
+            s.unread.grown_bytes = 0
+        total, size = self.backlog_after(s, s.cursor)
+        if total <= rule.messages_max and size <= rule.bytes_max:
+            return 0
+        if s.holes is not None and rule.full == DROP_OLDEST:
+            # stretches of the log that never were for it, or that it lost under another rule
+            total, size = self.unread_after(s, s.cursor)
+            if total <= rule.messages_max and size <= rule.bytes_max:
+                return 0
+        if rule.full == HOLD:
+            gone = self.in_holes(s, &gone_bytes)
+            if total - gone <= rule.messages_max and size - gone_bytes <= rule.bytes_max:
+                return 0
+            if s.hold_state == NO_HOLD:
+                self.begin_hold(s)
+            if s.hold_state == HOLDING and s.connection is not None and (<Connection>s.connection).paused:
+                self.give_up(s, total - gone, size - gone_bytes)
+            if s.hold_state == HOLDING:
+                # what is under way
+                rule.messages_max = rule.messages_max * 2 + HOLD_ROOM
+                rule.bytes_max *= 2
+            else:
+                rule.messages_max = max(rule.messages_max, <uint32_t>min(s.hold.messages, 0xFFFFFFFFull))
+                rule.bytes_max = max(rule.bytes_max, s.hold.bytes)
+            if total <= rule.messages_max and size <= rule.bytes_max:
+                return 0
+        if rule.full == DROP_OLDEST:
+            dropped = self.move_cursor(s, &rule, total)
+        else:
+            dropped = self.make_hole(s, &rule, total, size)
+        if dropped:
+            if self.keeps and is_stored(s):
+                self.lag(s)
+            self.counters.at[count.MATCHED] += dropped
+            self.counters.at[count.DROPPED_QUEUE_FULL] += dropped
+            if s.connection is not None:
+                self.note_drops(<Connection>s.connection, count.DROPPED_QUEUE_FULL, dropped)
+                if rule.full == DISCONNECT_WHEN_FULL:
+                    # not at once: this is said in the middle of a walk over subscribers
+                    self.close(<Connection>s.connection, QUOTA_EXCEEDED, "queue full")
+            else:
+                self.drops.add(s, count.DROPPED_QUEUE_FULL, dropped)
+            self.handler.queue_full(s, dropped)
+        return 0
+
+    cdef int check_hold(self, Session s) except -1:
+        # has its queue shrunk by a quarter, or have its publishers waited for long enough
+        cdef const QueueRule* rule = self.rule_of(s)
+        cdef uint64_t messages, size
+        messages, size = self.backlog(s)
+        if rule.full != HOLD or messages <= rule.messages_max - rule.messages_max // 4 \
+                and size <= rule.bytes_max - rule.bytes_max // 4:
+            return self.end_hold(s)
+        if s.hold_state == HOLDING and self.now_ms - s.hold.since >= self.limits.hold_ms_max:
+            return self.give_up(s, messages, size)
+        return 0
+
+    cdef int let_go(self, Session s) except -1:
+        cdef uint64_t messages, size
+        messages, size = self.backlog(s)
+        return self.give_up(s, messages, size)
+
+    cdef uint64_t move_cursor(self, Session s, const QueueRule* rule, uint64_t total) except? 0xFFFFFFFFFFFFFFFF:
+        # behind what is too much; returns how many that are
+        cdef uint64_t lo = s.cursor, hi = self.block.first - 1, mid, messages, size
+        while lo < hi:
+            mid = (lo + hi) // 2
+            messages, size = self.unread_after(s, mid)
+            if messages <= rule.messages_max and size <= rule.bytes_max:
+                hi = mid
+            else:
+                lo = mid + 1
+        s.cursor = lo
+        s.batch = None
+        s.batch_at = 0
+        if s.unread is not None:
+            s.unread.trim(lo)
+        return total - <uint64_t>self.unread_after(s, lo)[0]
+
+    cdef uint64_t make_hole(self, Session s, const QueueRule* rule, uint64_t total,
+                            uint64_t total_bytes) except? 0xFFFFFFFFFFFFFFFF:
+        cdef uint64_t lo, hi, mid, messages, size, gone, gone_bytes = 0, last = self.block.first - 1
+        gone = self.in_holes(s, &gone_bytes)
+        if total - gone <= rule.messages_max and total_bytes - gone_bytes <= rule.bytes_max:
+            return 0
+        # keep the first ones up to the limit: everything behind position lo is the hole
+        lo = s.holes[len(s.holes) - 1][1] if s.holes else s.cursor
+        hi = last
+        while lo < hi:
+            mid = (lo + hi + 1) // 2
+            messages, size = self.backlog_after(s, mid)
+            if total - gone - messages <= rule.messages_max \
+                    and total_bytes - gone_bytes - size <= rule.bytes_max:
+                lo = mid
+            else:
+                hi = mid - 1
+        messages = self.backlog_after(s, lo)[0]
+        if s.holes is None:
+            s.holes = []
+        if s.holes and (s.holes[len(s.holes) - 1][1] == lo or len(s.holes) >= 64):
+            # never more than 64 holes: then what lies between is dropped as well
+            a, z = s.holes[len(s.holes) - 1]
+            messages += self.backlog_after(s, z)[0] - self.backlog_after(s, lo)[0] if z < lo else 0
+            s.holes[len(s.holes) - 1] = (a, last)
+        else:
+            s.holes.append((lo, last))
+        if s.unread is not None:
+            s.unread.drop(s.holes[len(s.holes) - 1][0])
+        return messages
+
+    def sweep(self):
+        """Bound the backlogs and forget what nobody needs any more: for every log index that is held, where a store
+        keeps for those alone that have changed, and for a few of those that were there at the start. What is too much
+        for one callback goes on in the next ticks."""
+        cdef Session s
+        if not self.sweeping:
+            self.sweeping = True
+            self.sweeps += 1
+            self.sweep_at = <uint32_t>len(self.keys)
+            self.restored_left = RESTORED_SWEPT
+            self.sweeps_all = self.stirred
+            self.stirred = False
+        self.go_on()
+        for s in list(self.full_sessions):
+            self.check_hold(s)
+
+    cdef int sweep_on(self) except -1:
+        cdef LogKey key
+        cdef Session s
+        while self.moved and self.slice_left():
+            s, _ = self.moved.popitem()
+            work(OBJECT)
+            self.left -= OBJECT + s.own.count * <int64_t>VISIT
+            self.wake(s)
+        while self.sweep_at and self.slice_left():
+            self.sweep_at -= 1
+            if self.sweep_at >= <uint32_t>len(self.keys):
+                self.sweep_at = <uint32_t>len(self.keys)
+                continue
+            work(VISIT)
+            self.left -= VISIT
+            key = self.keys[self.sweep_at]
+            if key.rests and key.grown == 0 and not self.sweeps_all:
+                if not key.restored or self.restored_left == 0:
+                    continue
+                self.restored_left -= 1
+            self.sweep_key(key)
+        if self.sweep_at == 0 and not self.moved:
+            self.sweeping = False
+        if self.keeps and not self.recorded and self.next_position == self.block.first:
+            self.last_ticket = self.store.flush()       # what was trimmed, where this tick has nothing else
+        return 0
+
+    cdef int sweep_grown(self, list keys) except -1:
+        # the same for those of `keys` that have grown by a thirty-second of a session's limit since their last sweep
+        cdef LogKey key
+        cdef uint64_t many = self.limits.queue_messages_least // 32 + 1, much = self.limits.queue_bytes_least // 32 + 1
+        work(<uint64_t>len(keys) * OBJECT)
+        self.begin_slice()
+        for key in keys:
+            # (what does not fit into this slice will have grown more in the next one)
+            if self.slice_left() and (key.grown >= many or key.grown_bytes >= much):
+                self.sweep_key(key)
+        return 0
+
+    cdef int sweep_key(self, LogKey key) except -1:
+        cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>key.name, len(key.name))
+        cdef Sweep w
+        key.grown = 0
+        key.grown_bytes = 0
+        key.rests = self.keeps
+        key.restored = False
+        if f == NULL:
+            return self.drop_key(key)
+        w = Sweep.__new__(Sweep)
+        w.key = key
+        w.lowest = w.open_from = self.block.first - 1
+        w.spans = set()
+        w.runs = []
+        self.find_askers(w, f)
+        work(INDEX)
+        self.left -= 5 * INDEX
+        w.over = self.store.position_of_last(key.name, self.limits.queue_messages_least, self.limits.queue_bytes_least)
+        if self.sweep_some(w):
+            return 0
+        if self.swept_now is None:
+            self.swept_now = w
+            self.unfinished = True
+        else:
+            key.rests = False                   # in the next sweep again
+        return 0
+
+    cdef int find_askers(self, Sweep w, Filter* f) except -1:
+        # who may want something of what is there: later it can only be less. Who comes later wants what comes later
+        cdef uint32_t i, n = f.plain.count
+        cdef Subscriber* sub
+        w.askers = []
+        if n <= ASKED_AT_ONCE:
+            for i in range(n):
+                sub = &f.plain.items[i]
+                self.consider(w, <Session>sub.session, sub.slot_options & SLOT_MASK, <uint8_t>(sub.slot_options >> 24))
+            w.askers.reverse()
+        else:
+            w.subscribers = []
+            w.slots = <uint32_t*>malloc(n * sizeof(uint32_t))
+            if w.slots == NULL:
+                raise MemoryError
+            for i in range(n):
+                w.subscribers.append(<Session>f.plain.items[i].session)
+                w.slots[i] = f.plain.items[i].slot_options & SLOT_MASK
+        work(n * VISIT)
+        self.left -= n * <int64_t>VISIT
+        return 0
+
+    cdef int consider(self, Sweep w, Session s, uint32_t slot, uint8_t options) except -1:
+        cdef Membership* e
+        cdef bint reads = False
+        if self.keeps and is_stored(s):
+            w.needed = True
+        elif not s.behind:
+            return 0
+        if s.behind:
+            e = &s.own.items[slot]
+            if e.former and s.wants_formers(&self.subscriptions.formers, e, w.spans):
+                w.needed = True
+            reads = options & 3 != 0 or s.absences is not None
+        if reads or s.inflight:
+            work(OBJECT)
+            self.left -= OBJECT
+            w.askers.append((s, reads))
+        return 0
+
+    cdef int consider_some(self, Sweep w, Filter* f) except -1:
+        # of very many, as they were when it began: whoever has left since wants nothing
+        cdef Session s
+        cdef uint32_t slot
+        cdef int held
+        while w.subscribers and self.slice_left():
+            s = w.subscribers.pop()
+            slot = w.slots[len(w.subscribers)]
+            work(VISIT)
+            self.left -= VISIT
+            if slot >= s.own.count or s.own.items[slot].filter != f or s.own.items[slot].group != NULL:
+                held = self.subscriptions.membership(f, NULL, <void*>s, &s.own)
+                self.left -= s.own.count * <int64_t>PLACE
+                if held < 0:
+                    continue
+                slot = <uint32_t>held
+            self.consider(w, s, slot, <uint8_t>(f.plain.items[s.own.items[slot].index].slot_options >> 24))
+        return 0
+
+    cdef bint sweep_some(self, Sweep w) except -1:
+        # True: it has come to its end
+        cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>w.key.name, len(w.key.name))
+        if f == NULL or f.index != <void*>w.key:
+            return True                         # it was dropped meanwhile
+        if w.subscribers:
+            self.consider_some(w, f)
+        while w.askers and not w.subscribers and self.slice_left():
+            s, reads = w.askers.pop()
+            self.ask(w, s, reads)
+        if w.askers or w.subscribers:
+            w.is_old = True
+            return False
+        f = self.subscriptions.find(<const uint8_t*><const char*>w.key.name, len(w.key.name))
+        if f == NULL or f.index != <void*>w.key:
+            return True                         # likewise, by what was dropped for its askers
+        if w.parts is None:
+            if w.key.count or w.is_old:
+                w.needed = True                 # by whoever has come since
+            if not w.needed:
+                self.drop_key(w.key)
+                f.index = NULL
+                self.subscriptions.drop_if_unused(f)
+                return True
+            self.gather_run(w)
+            w.at = w.lowest
+            self.store.trim(w.key.name, w.lowest)
+            w.parts = merge(*w.runs)
+        return self.drop_unwanted(w)
+
+    cdef int ask(self, Sweep w, Session s, bint reads) except -1:
+        # what is in flight is asked for last: until then it is still behind the cursor
+        cdef uint64_t since
+        cdef int64_t spans = len(w.spans)
+        if reads and s.behind:
+            if s.cursor < w.over or s.own.count > 1 and s.cursor < self.block.first - 1 and s.swept != self.sweeps:
+                s.swept = self.sweeps           # its other filters will come to it as well
+                if self.slice_left():
+                    self.bound(s)
+                else:
+                    self.crowd(s)
+            w.needed = True
+            if s.cursor < w.lowest:
+                w.lowest = s.cursor
+            w.open_from = min(w.open_from, self.wanted(s, w.spans))
+        if self.keeps and is_stored(s) and s.inflight:
+            self.left -= s.window_cap * <int64_t>PLACE
+            since = self.in_flight_since(s, w.spans)
+            w.lowest = min(w.lowest, since)
+            w.open_from = min(w.open_from, since)
+        self.left -= (<int64_t>len(w.spans) - spans) * (4 * OBJECT)
+        if len(w.spans) >= RUN:
+            self.gather_run(w)
+        return 0
+
+    cdef int gather_run(self, Sweep w) except -1:
+        cdef list run
+        if w.spans:
+            work(<uint64_t>len(w.spans) * (2 * OBJECT))
+            run = sorted(w.spans)
+            w.spans.clear()
+            w.lowest = min(w.lowest, <uint64_t>run[0][0])       # of messages in flight for long: before all else
+            w.runs.append(run)
+        return 0
+
+    cdef uint64_t wanted(self, Session s, set spans) except? 0xFFFFFFFFFFFFFFFF:
+        # The position behind which the session wants everything; what it wants before that goes into `spans`, as (from
+        # behind, up to). What it drops at its limit (drop_newest) is not wanted: it would else be held until the
+        # session has read the rest, however long it stays away
+        cdef uint64_t at = s.cursor, a, z
+        if not s.holes:
+            return at
+        work(<uint64_t>len(s.holes) * (2 * OBJECT))
+        for a, z in s.holes:
+            if a > at:
+                spans.add((at, a))
+            if z > at:
+                at = z
+        return at
+
+    cdef bint drop_unwanted(self, Sweep w) except -1:
+        # everything behind `lowest` that lies in none of the spans and not behind open_from
+        cdef uint64_t a, z
+        while self.slice_left():
+            span = next(w.parts, None)
+            if span is None or span[0] >= w.open_from:
+                if w.at < w.open_from:
+                    self.store.drop(w.key.name, w.at, w.open_from)
+                return True
+            a, z = span
+            work(8 * OBJECT + INDEX)
+            self.left -= 8 * OBJECT + INDEX
+            if a > w.at:
+                self.store.drop(w.key.name, w.at, a)
+            if z > w.at:
+                w.at = z
+        return False
+
+    # ------------------------------------------------------------ implemented by Sharing
+
+    cdef bint tell_on(self, Session s) except -1:
+        raise NotImplementedError

@@ -1,0 +1,42 @@
+"""One client connection without its socket: what came, what is to leave, and acks that wait."""
+
+from typing import Any, final
+
+from pyx.delivery.session import Session
+
+@final
+class Connection:
+    """A connection's protocol state. The reactor owns its socket; in tests and the simulation there is none."""
+
+    session: Session | None
+    via: Any
+    context: Any
+    fd: int
+    version: int
+    state: int
+    paused: bool
+    busy: int
+    authenticating: bool
+    problem_information: bool
+    packet_bytes_max: int
+    topic_alias_max: int
+    topic_alias_out_max: int
+    keep_alive_ms: int
+    opened: int
+    bytes_in: int
+    bytes_out: int
+    messages_in: int
+    messages_out: int
+    drops: int
+    def __init__(self) -> None: ...
+    @property
+    def address(self) -> str: ...
+    @property
+    def listener(self) -> str | None: ...
+    @property
+    def pending(self) -> int: ...
+    @property
+    def pending_qos0(self) -> int: ...
+    @property
+    def acks_pending(self) -> int: ...
+    def unread(self) -> bytes: ...

@@ -1,0 +1,35 @@
+# cython: language_level=3
+"""How sessions end: see the .pyx."""
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from pyx.matching.filters cimport Filter, Group, Memberships
+from pyx.protocol.message cimport Message
+from pyx.delivery.session cimport Session
+from pyx.delivery.sharing cimport Sharing
+
+
+cdef class Remains:
+    cdef uint8_t* names             # of subscriptions, each with its lengths
+    cdef size_t at                  # the next one
+    cdef uint32_t count             # so many are left
+    cdef list shares                # [(number of the group, Message, number of its record or 0)]: others get them
+    cdef Session session            # whose they were
+    cdef int counter                # of shares that nobody else can get
+
+    cdef int gather(self, const Memberships* own) except -1
+    cdef tuple take(self)
+
+
+cdef class Ending(Sharing):
+    cdef readonly uint64_t shares_left      # of all `Remains`
+
+    cdef int tell_interest(self, Filter* f, bytes text, bytes group, bint durable) except -1
+    cdef Group* group_of(self, Filter* f, bytes name) except? NULL
+    cdef int tell_ended(self, list plain, list groups) except -1
+    cdef int name_interest(self, Session s, list plain, list groups) except -1
+    cdef list take_shares(self, Session s, bint with_records, uint32_t* dropped)
+    cdef int leave_groups(self, Session s, bint tell) except -1
+    cdef int count_filters(self) except -1
+    cdef int forget_filter(self, Session s, bytes text, bytes group) except -1
+    cdef int hand_on_shares(self, Session s, list shares, int counter) except -1
+    cdef int hand_on_or_drop(self, uint32_t group, Message m, int counter) except -1

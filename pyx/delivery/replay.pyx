@@ -1,0 +1,307 @@
+"""A subscription that reads the archives of all workers (broker.replay.replaying), per message.
+
+Messages come in pages, one source (worker) at a time, rising by number. While some source has more than it was asked
+for, what lies up to the *horizon* (the lowest number up to which every source has given everything) is merged by
+number. When every source has had nothing more at some time the replay is *live*: what comes is delivered as it comes.
+The order of each publisher and topic is kept: what one publisher sends lies in one source, and what it sent when its
+worker was another one was merged before.
+
+The *position* of a delivery is the highest number for which this holds: this message and all up to that number, of all
+sources, have been delivered by then. It is what the client may come back with. It never falls.
+
+A copy goes through its session's own queue, at min(archived, granted) QoS; so the window, the outbox and what a disk
+has of it are what they are for any other copy. Not delivered are messages that have expired, and with No Local the
+client's own.
+"""
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
+
+from pyx.core cimport counters as count
+from pyx.delivery.connection cimport OPEN, Connection
+from pyx.protocol.message cimport Content, content_bytes
+from pyx.delivery.routing cimport OUTBOX_PART, put_identifier
+from pyx.delivery.session cimport REPLAYED_COPY
+
+cdef enum:
+    NO_LOCAL = 4
+    RETAIN_AS_PUBLISHED = 8
+    USER_PROPERTY = 0x26
+
+cdef bytes NAME = b"mqttd-offset"
+cdef bytes NAME_OF_LOST = b"mqttd-offset-lost"
+cdef const char* DIGITS = b"0123456789abcdef"
+
+
+cdef bytes user_property(bytes name, bytes value):
+    # MQTT 5, 2.2.2.2: 0x26, a pair of strings
+    return bytes((USER_PROPERTY,)) + len(name).to_bytes(2, "big") + name + len(value).to_bytes(2, "big") + value
+
+
+def write_position(bytes tag not None, uint64_t number):
+    """A position as clients see it: the tag of the archive, then the number in hexadecimal digits."""
+    return tag + b"%016x" % number
+
+
+def has_room(Backlog router not None, Session s not None):
+    """Whether a replay may put more into the session's queue: it is empty, and so is most of its outbox. If not, the
+    handler is told when it is (`drained`)."""
+    cdef Connection conn = <Connection>s.connection
+    if conn is None or conn.state != OPEN or s.queue_count:
+        return False
+    s.awaits_outbox = conn.out.pending > router.limits.outbox_bytes_max // <uint32_t>OUTBOX_PART
+    return not s.awaits_outbox
+
+
+def drop_queued(Backlog router not None, Session s not None, uint32_t number):
+    """The replay with this number has ended: what of it waits in the queue is dropped. -> how many messages."""
+    cdef uint64_t dropped = 0
+    for _, record in s.take_queued(number, REPLAYED_COPY):
+        dropped += 1
+        if record:
+            router.forget_queued(s, record)
+    router.counters.at[count.DROPPED_UNSUBSCRIBED] += dropped
+    if dropped and s.behind and s.connection is not None:
+        router.set_ready(s)
+    return dropped
+
+
+@cython.final
+cdef class Merge:
+    """Pages of all sources in, copies in the session's queue out. `tag`: what its positions begin with; `after`: by
+    source, what lies up to this number is not for it; `floors`: {origin: number} likewise."""
+
+    def __cinit__(self, Session session not None, int options, uint32_t identifier, uint32_t number, bytes tag not None,
+                  list after not None, dict floors not None):
+        cdef uint8_t[8] head
+        cdef uint32_t i
+        self.count = <uint32_t>len(after)
+        self.sources = <Source*>calloc(self.count + 1, sizeof(Source))
+        self.floors = <uint64_t*>calloc(ORIGINS, sizeof(uint64_t))
+        if self.sources == NULL or self.floors == NULL:
+            raise MemoryError
+        self.session = session
+        self.options = <uint8_t>options
+        self.number = number
+        self.pages = [None] * self.count
+        for i in range(self.count):
+            self.sources[i].up_to = after[i]
+        for origin, floor in floors.items():
+            if not 0 <= origin < <int>ORIGINS:
+                raise ValueError("no worker")
+            self.floors[<uint32_t>origin] = floor
+        self.position = min(after)
+        self.lost = None
+        self.properties = b""
+        if identifier:
+            self.properties = PyBytes_FromStringAndSize(<const char*>head, put_identifier(head, identifier))
+        # all but its number, which is as long for every position
+        self.properties += user_property(NAME, tag + bytes(POSITION_DIGITS))[:-<int>POSITION_DIGITS]
+
+    def __dealloc__(self):
+        free(self.sources)
+        free(self.floors)
+
+    def add(self, uint32_t source, list messages not None, uint64_t up_to, bint is_end):
+        """A page of a source: its messages behind what it gave before, rising by number; `up_to`: up to this number
+        that was all; `is_end`: it has nothing more."""
+        cdef Source* s
+        cdef list page
+        if source >= self.count:
+            raise ValueError("no source")
+        s = &self.sources[source]
+        if messages:
+            page = <list>self.pages[source] if self.pages[source] is not None else None
+            if page is None:
+                self.pages[source] = messages
+                s.at = 0
+            else:
+                self.pages[source] = page[s.at:] + messages
+                s.at = 0
+        if up_to > s.up_to:
+            s.up_to = up_to
+        if is_end:
+            s.reached = True
+        self.settle()
+
+    cdef int settle(self) except -1:
+        # is it live now; how far has everything been delivered
+        cdef uint32_t i
+        cdef uint64_t lowest = <uint64_t>-1, given
+        cdef bint live = True
+        for i in range(self.count):
+            given = self.given(i)
+            if given < lowest:
+                lowest = given
+            if not self.sources[i].reached:
+                live = False
+        if live:
+            self.live = True
+        if lowest != <uint64_t>-1 and lowest > self.position:
+            self.position = lowest
+        return 0
+
+    cdef uint64_t given(self, uint32_t i) except? 0xFFFFFFFFFFFFFFFF:
+        # up to this number everything of the source has been delivered
+        cdef Message m
+        if self.pages[i] is None:
+            return self.sources[i].up_to
+        m = <Message>(<list>self.pages[i])[self.sources[i].at]
+        return m.content.number - 1
+
+    def delivered(self, uint32_t source):
+        """The number up to which everything of the source has been delivered: to be asked behind it, should what has
+        come of it be forgotten."""
+        if source >= self.count:
+            raise ValueError("no source")
+        return self.given(source)
+
+    def up_to(self, uint32_t source):
+        """The number up to which everything of the source has come."""
+        if source >= self.count:
+            raise ValueError("no source")
+        return self.sources[source].up_to
+
+    def waiting(self, uint32_t source):
+        """Messages that have come of the source and were not delivered."""
+        cdef list page
+        if source >= self.count:
+            raise ValueError("no source")
+        if self.pages[source] is None:
+            return 0
+        page = <list>self.pages[source]
+        return len(page) - self.sources[source].at
+
+    def rest(self):
+        """Its session has gone: what has come is forgotten, and is asked for again behind `delivered`."""
+        cdef uint32_t i
+        for i in range(self.count):
+            self.sources[i].up_to = self.given(i)
+            self.pages[i] = None
+            self.sources[i].at = 0
+            self.sources[i].reached = False
+        self.live = False
+
+    def state(self):
+        """(position, {origin: number}): what of numbers above the position was delivered all the same."""
+        cdef uint32_t i
+        cdef dict floors = {}
+        for i in range(ORIGINS):
+            if self.floors[i] > self.position:
+                floors[i] = self.floors[i]
+        return self.position, floors
+
+    def take_kept(self):
+        """Whether a copy of QoS 1 or 2 was queued since the last call."""
+        cdef bint kept = self.kept
+        self.kept = False
+        return kept
+
+    @property
+    def is_due(self):
+        """Whether `feed` would find something."""
+        cdef uint32_t i
+        cdef uint64_t horizon
+        if self.live:
+            for i in range(self.count):
+                if self.pages[i] is not None:
+                    return True
+            return False
+        horizon = self.horizon
+        for i in range(self.count):
+            if self.pages[i] is not None and self.given(i) < horizon:
+                return True
+        return False
+
+    @property
+    def horizon(self):
+        """The lowest number up to which every source has given everything."""
+        cdef uint32_t i
+        cdef uint64_t lowest = <uint64_t>-1
+        for i in range(self.count):
+            if self.sources[i].up_to < lowest:
+                lowest = self.sources[i].up_to
+        return lowest
+
+    def feed(self, Backlog router not None, uint32_t messages_max, uint64_t bytes_max):
+        """Queue what comes next, in order: at most so many messages, and about so many bytes. -> how many were looked
+        at."""
+        cdef uint64_t horizon = <uint64_t>-1 if self.live else self.horizon
+        cdef uint64_t others, next_number, number, given, size = 0
+        cdef uint32_t i, best, looked = 0, length
+        cdef list page
+        cdef Message m
+        while looked < messages_max and size < bytes_max:
+            # the source with the lowest number; it is read until another one is lower
+            best = self.count
+            number = next_number = others = <uint64_t>-1
+            for i in range(self.count):
+                given = self.given(i)
+                if self.pages[i] is not None and given < number:
+                    if best < self.count and number < others:
+                        others = number
+                    next_number = number
+                    number = given
+                    best = i
+                else:
+                    if given < others:
+                        others = given
+                    if self.pages[i] is not None and given < next_number:
+                        next_number = given
+            if best == self.count or number >= horizon:
+                break
+            page = <list>self.pages[best]
+            length = <uint32_t>len(page)
+            i = self.sources[best].at
+            while i < length and looked < messages_max and size < bytes_max:
+                m = <Message>page[i]
+                if m.content.number > horizon or m.content.number - 1 > next_number:
+                    break
+                i += 1
+                looked += 1
+                size += content_bytes(&m.content)
+                self.deliver(router, m, min(m.content.number, others))
+            if i == length:
+                self.pages[best] = None
+                self.sources[best].at = 0
+            else:
+                self.sources[best].at = i
+        self.settle()
+        return looked
+
+    cdef int deliver(self, Backlog router, Message m, uint64_t position) except -1:
+        cdef Content* c = &m.content
+        cdef uint8_t qos = self.options & 3
+        cdef uint32_t origin = c.number & (<uint32_t>ORIGINS - 1)
+        if c.number <= self.floors[origin]:
+            return 0                            # before the number of workers was another one
+        self.floors[origin] = c.number
+        if position > self.position:
+            self.position = position
+        if self.options & NO_LOCAL and m.publisher is not None and m.publisher == self.session.client_id:
+            return 0
+        if c.expires and router.wall_ms >= c.expires:
+            return 0
+        if qos > c.qos:
+            qos = c.qos
+        if qos:
+            self.kept = True
+        router.counters.at[count.REPLAYED_MESSAGES] += 1
+        router.counters.at[count.REPLAYED_BYTES] += content_bytes(c)
+        return router.queue_for(self.session, m, qos, c.retain and self.options & RETAIN_AS_PUBLISHED,
+                                self.properties_for(self.position), REPLAYED_COPY, self.number)
+
+    cdef bytes properties_for(self, uint64_t position):
+        cdef Py_ssize_t n = len(self.properties)
+        cdef bytes made = PyBytes_FromStringAndSize(NULL, n + POSITION_DIGITS)
+        cdef char* p = PyBytes_AS_STRING(made)
+        cdef int i
+        memcpy(p, PyBytes_AS_STRING(self.properties), n)
+        p += n
+        for i in range(POSITION_DIGITS):
+            p[i] = DIGITS[position >> (60 - 4 * i) & 15]
+        if self.lost is not None:
+            made += user_property(NAME_OF_LOST, self.lost)
+            self.lost = None
+        return made

@@ -1,0 +1,226 @@
+# cython: language_level=3
+"""One session: its windows, the QoS 1 and 2 handshakes in both directions, what waits for it.
+
+window    outgoing messages without their last answer, a table by Packet Identifier: slot = id & (cap - 1). Identifiers
+          count up; one whose slot is taken by an old one is passed over.
+arrived   Packet Identifiers of QoS 2 publishes without their PUBREL, the same kind of table.
+queue     messages of this session alone (retained ones it asked for, shares of a group): a ring.
+log       everything else it is behind with: the session holds a cursor, the store the messages. `behind` says that new
+          messages of QoS > 0 go to the log and not straight to the window; `cursor` is the last position it was done
+          with.
+"""
+from cpython.ref cimport PyObject
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from pyx.delivery.connection cimport Connection
+from pyx.matching.filters cimport Formers
+from pyx.core.flag cimport flag
+from pyx.core.limits cimport QueueRule
+from pyx.protocol.message cimport Message
+from pyx.matching.subscriptions cimport Membership, Memberships, Subscriptions
+from pyx.delivery.unread cimport Search, Unread
+
+
+cdef enum:
+    SHARED_COPY = 8             # flag of an in-flight or queued message: it belongs to a share group
+    RETAINED_COPY = 16          # of a queued message: a retained one, sent because of a SUBSCRIBE
+    REPLAYED_COPY = 64          # of a queued message: read from the archive, for a subscription that replays
+    WATCHED_MAX = 65536         # topics a session remembers while it waits for retained messages: 3 MB
+    WATCHED_ALL_MAX = 1 << 20   # topics all sessions remember: 48 MB
+
+
+cdef enum WindowState:
+    FREE = 0
+    WAIT_PUBACK = 1
+    WAIT_PUBREC = 2
+    WAIT_PUBCOMP = 3
+
+
+cdef struct Inflight:
+    # strong; NULL where nothing will be sent again (a session that ends with its connection)
+    PyObject* message
+    PyObject* identifiers       # strong bytes: Subscription Identifiers as properties; or NULL
+    uint64_t order              # rises with each message sent
+    uint16_t packet_id
+    uint8_t state
+    uint8_t flags               # bits 0-1 QoS, bit 2 RETAIN, SHARED_COPY
+    # Group.number of that; of a slot that waits for a PUBCOMP: 1 = its PUBREL is of a former connection
+    uint32_t group
+    # where a store that keeps has the message: in the log, or (OWN_RECORD) the number of its own record; 0 = nowhere
+    uint64_t position
+
+
+cdef struct Queued:
+    PyObject* message           # strong
+    PyObject* identifiers       # strong or NULL
+    # of a share of a group its Group.number, of a retained message the number of the SUBSCRIBE that asked for it, of a
+    # replayed one the number of that replay
+    uint32_t origin
+    uint8_t flags               # as in Inflight; RETAINED_COPY, REPLAYED_COPY
+    uint64_t number             # of its own record in a store that keeps; 0 = none
+
+
+cdef struct Seen:               # the last message to be retained that was sent as it came, by topic
+    uint64_t topic              # a keyed hash; 0: free
+    uint64_t number
+    uint32_t asked              # `Session.asked` then
+
+
+cdef struct Pages:              # of a window that is too large for one record (pyx.delivery.pages); a bit for each page
+    uint64_t[16] out_changed    # since the window was stored
+    uint64_t[16] out_stored
+    uint64_t arrived_changed
+    uint64_t arrived_stored
+    bint is_out_paged
+    bint is_arrived_paged
+
+
+cdef class Hold:                # of a session whose publishers wait, or have waited (pyx.delivery.back_pressure)
+    cdef uint64_t since         # ms
+    cdef uint64_t messages      # what its queue held when its publishers were let go
+    cdef uint64_t bytes
+    cdef list filters           # those it has flagged, or None
+    cdef uint32_t left          # so many of its first subscriptions are still to be flagged
+
+
+cdef class Session:             # one for each client: it has no gaps, and what few sessions have lies elsewhere
+    cdef public str client_id
+    cdef readonly uint64_t identity     # fixed hash of the client id: names it in share groups
+    cdef public Connection connection   # None while offline
+    cdef Memberships own
+    cdef Inflight* window
+    cdef int64_t inflight_room          # bytes that what is in flight and kept for another time may still grow by
+    cdef uint32_t window_cap
+    cdef uint32_t told_left             # siblings are still to be told of so many of its first subscriptions
+    # of 65,535 Packet Identifiers:
+    cdef uint16_t inflight              # taken slots
+    cdef uint16_t released              # slots of PUBRELs of former connections
+    cdef public uint16_t inflight_max   # the lesser of the client's Receive Maximum and ours
+    cdef public uint16_t slots_max      # ours
+    cdef uint64_t order
+    cdef uint16_t next_id
+    cdef public uint8_t version
+    cdef readonly uint8_t queue_rule    # 0: the default's, else the number of a [[queue]] table (Router.set_rule)
+    cdef uint8_t hold_state             # pyx.delivery.back_pressure.SessionHold
+    cdef public flag durable            # outlives its connection
+    cdef flag behind
+    cdef flag crowded                   # in the router's list of sessions whose bounds are to be looked at
+    cdef flag ready                     # in the router's list of sessions to be served
+    cdef flag closing
+    cdef flag unflagging                # filters that are flagged are to be so no more: before any is again
+    cdef flag flagging                  # in the router's list of sessions for which either goes on
+    cdef flag watched                   # retained messages are on their way: which topics are retained anew is noted
+    cdef flag awaits_outbox             # a replay has more for it than its outbox should hold
+    # of a session whose store keeps (pyx.delivery.windows):
+    cdef flag touched                   # in the router's list of windows to be stored with this tick
+    cdef flag lagging                   # in its list of those to be stored some time
+    cdef flag awaiting                  # in its list of sessions that wait for their window to be durable
+    cdef flag kept                      # something is stored of it
+    cdef flag over                      # it has ended: nothing is stored of it any more
+    cdef uint32_t watching              # questions for retained messages that are open
+    cdef uint64_t committing            # ticket of its last window that something waits for
+    cdef Pages* pages                   # NULL: the window is one record
+    # [(order, packet_id)] still to be sent again after a resumption, last first; or None
+    cdef object releases                # PUBRELs: all of them before anything else, whatever is in flight
+    cdef object resend                  # PUBLISHes
+    cdef uint32_t* arrived              # packet_id | 1 << 16, 0 = free
+    cdef uint32_t arrived_cap
+    cdef uint32_t arrived_count
+    cdef Queued* queue
+    cdef uint32_t queue_head
+    cdef uint32_t queue_count
+    cdef uint32_t queue_cap
+    cdef uint32_t batch_at
+    cdef uint64_t queue_bytes
+    cdef object batch                   # pyx.storage.records.Batch being read, or None
+    cdef uint64_t cursor
+    cdef uint64_t stamp                 # of the router's last merge this session was in
+    cdef uint32_t merged                # where
+    cdef uint32_t asked                 # SUBSCRIBEs that asked for retained messages
+    cdef uint64_t asked_behind          # the last position of the log when the last of them did
+    cdef Seen* seen                     # an open table: linear probing, at most half full
+    cdef uint32_t seen_cap
+    cdef uint32_t seen_count
+    cdef uint64_t swept                 # in which sweep its bounds were looked at
+    # [(from, to)] positions logged while it was offline and queue_qos0 was on, or None
+    cdef list absences
+    cdef list holes                     # [(from, to)] positions that were dropped because the queue was full, or None
+    # what it has not read, while it is behind and has too many filters to merge their indexes; or None
+    cdef Unread unread
+    cdef Search search                  # while that is looked for in the log; or None
+    cdef Hold hold                      # None: its publishers have never waited
+    # what its table says, also while the configuration has others already; NULL: it has none
+    cdef QueueRule* rule
+    cdef uint64_t* drops                # of this minute, by reason (pyx.delivery.minute_statistics); NULL: none
+    cdef public object replays          # broker's own: {Topic Filter: subscription that reads the archive}, or None
+    cdef public object details          # broker's own: expiry, will, ...
+
+    cdef Inflight* open_slot(self) except NULL
+    # a slot keeps this message, to send it again; and lets go of what it keeps
+    cdef int keep_in(self, Inflight* slot, Message message, PyObject* identifiers) except -1
+    cdef void let_go(self, Inflight* slot) noexcept
+    cdef int grow_window(self) except -1
+    cdef Inflight* slot(self, uint16_t packet_id) noexcept
+    cdef void release(self, Inflight* slot) noexcept
+    cdef int arrive(self, uint16_t packet_id) except -1         # 1 new, 0 was there
+    cdef bint leave(self, uint16_t packet_id) noexcept
+    cdef bint put_up_again(self) except -1                      # all that is in flight; False: nothing is
+    cdef uint16_t next_again(self) except? 0
+    cdef Inflight* place_slot(self, uint16_t packet_id) except NULL     # with this Packet Identifier, as it was before
+    cdef int enqueue(self, Message message, PyObject* identifiers, uint8_t flags, uint32_t origin,
+                     uint64_t number) except -1
+    # remove and return the messages of that origin, as (message, number of its record); kind: SHARED_COPY, ...
+    cdef list take_queued(self, uint32_t origin, uint8_t kind)
+    cdef void dequeue(self) noexcept
+    cdef int clear(self) except -1
+    cdef Seen* seen_at(self, uint64_t topic) noexcept
+    # a message to be retained was sent as it came (0: there is no room to remember it); `topic`: a keyed hash of it
+    cdef int sent_live(self, uint64_t topic, uint64_t number) except -1
+    cdef void note_newer(self, Seen* place, uint64_t number) noexcept
+    # whether one of that topic that is not older has been sent so since that SUBSCRIBE
+    cdef bint overtaken(self, uint64_t topic, uint64_t number, uint32_t asked) noexcept
+    cdef void watch_no_more(self) noexcept
+    # its subscription, of these options, is replaced by one that would not have what is queued: up to `last`
+    cdef int keep_former(self, Subscriptions subscriptions, Membership* e, uint8_t options, uint64_t last) except -1
+    cdef list formers(self, const Formers* formers, const Membership* e)
+    # adds where they lie to the spans
+    cdef bint wants_formers(self, const Formers* formers, const Membership* e, set spans) except -1
+
+
+cdef inline bint has_slot(Session s) noexcept:
+    # May a PUBLISH of QoS > 0 be sent. One more as long as those in flight have not all the bytes they may have: so one
+    # of any size may be. A PUBREL counts against no Receive Maximum [MQTT-3.3.4-10], and that of a former
+    # connection not at all: its message is counted there (MQTT 5, 4.9); but its slot is taken
+    return s.inflight - s.released < s.inflight_max and s.inflight < s.slots_max and s.inflight_room > 0
+
+
+cdef inline bint may_go_on(Session s) noexcept:
+    # has its outbox room, then it may be served
+    return s.behind and (has_slot(s) or s.resend is not None or s.releases is not None)
+
+
+cdef inline bint is_stored(Session s) noexcept:
+    # A store that keeps has it, and follows it: it outlives its connection, or has outlived a former one. Until it ends
+    # nothing that it is done with may be found there again
+    return s.durable or s.kept
+
+
+cdef inline void out_changes(Session s, uint16_t packet_id) noexcept:
+    # what is in flight under this Packet Identifier is another, or none any more
+    if s.pages != NULL:
+        s.pages.out_changed[packet_id >> 12] |= <uint64_t>1 << (packet_id >> 6 & 63)
+
+
+cdef inline void arrived_changes(Session s, uint16_t packet_id) noexcept:
+    if s.pages != NULL:
+        s.pages.arrived_changed |= <uint64_t>1 << (packet_id >> 10)
+
+
+cdef inline bint has_arrived(Session s, uint16_t packet_id) noexcept:
+    cdef uint32_t k, v = packet_id | 0x10000u
+    if s.arrived_count == 0:
+        return False
+    k = v & (s.arrived_cap - 1)
+    while s.arrived[k] and s.arrived[k] != v:
+        k = (k + 1) & (s.arrived_cap - 1)
+    return s.arrived[k] == v

@@ -1,0 +1,676 @@
+"""What a disk has of a session's windows, and what may leave only when it has it.
+
+A store that keeps has of each session that outlives its connection:
+
+- in the log, every message at QoS 1 and 2 for it, whether it is connected or not;
+- its *window* (family V of `leveldb_store.format.schema`; a large one has pages as well, `pyx.delivery.pages`): up to
+  where it has been sent the log, what of that is in flight under which Packet Identifier and in which state, and the
+  Packet Identifiers of its own QoS 2 publishes without PUBREL. So: what lies behind `cursor` was never sent; what lies
+  before and is not in flight is finished;
+- a record of its own (family Q) for each message that stands in no index it reads: shares of a group, retained
+  messages it asked for, and what is in flight of a subscription that has ended. A large one that others may wait for
+  as well is stored once for all of them (family J of `leveldb_store.format.queued_messages`).
+
+Whatever the client could hold against us after a crash is stored before it leaves: a QoS 2 PUBLISH with its Packet
+Identifier and a PUBREL (*departures*: they wait in one ring, by the ticket of their tick), a PUBREC and a PUBCOMP (in
+the ring of acks). These *touch* the session: its window is stored with the tick. A QoS 1 PUBLISH and its PUBACK only
+make it *lag*: then it is stored within LAG_MS, and nothing waits for that. So a crash may bring a QoS 1 message again,
+and never one of QoS 2.
+
+`restore` puts all of that back, for a session that has its subscriptions again and no connection yet.
+"""
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport int64_t
+from libc.stdlib cimport free, malloc, qsort
+from libc.string cimport memcpy
+
+from pyx.core cimport counters as count
+from pyx.core.little_endian cimport get16, get32, get64, put16, put32, put64
+from pyx.protocol.message cimport content_bytes, message_copy
+from pyx.storage.records cimport Block, ENTRY_EXPIRES, Entry, LogKey, read_entry
+from pyx.delivery.routing cimport find_expiry, free_pointers, pointers_push
+from pyx.delivery.pages cimport ARRIVED_IN_PAGES, OUT_IN_PAGES, forget_pages, store_pages
+from pyx.delivery.session cimport FREE, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, is_stored, out_changes
+from pyx.matching.subscriptions cimport Filter, Membership
+from pyx.core.work cimport OBJECT, PLACE, PYTHON, VISIT, work
+
+cdef enum:
+    LAG_MS = 100                # so long a window may be behind what was acknowledged
+    LAGGING_MAX = 1000          # windows stored for that in one tick
+    CONTIGUOUS = 4096           # positions: an older message in flight is held by itself, not with all behind it
+    HEAD_BYTES = 15             # of a window: u64 WINDOW_2, u16 next Packet Identifier, u8 flags, u16 out, u16 in
+    HEAD_1_BYTES = 14           # of version 1: u64 of which the highest bit is 0, and no flags
+    OUT_BYTES = 12              # u16 Packet Identifier, u8 flags, u8 state, u64 position
+    QUEUED_HEAD_BYTES = 9       # u8 flags | FORM_2, u32 origin, u32 bytes of Subscription Identifiers
+    QUEUED_HEAD_1_BYTES = 7     # of version 1: the last is a u16, and so is the publisher's length
+    FORM_2 = 0x80
+    OF_ITS_OWN = 0x20           # flag of a queued message: its message has a record of its own
+    ONCE_BYTES = 1024           # a message of so many bytes is stored once, whoever waits for it
+    NO_PUBLISHER_1 = 0xFFFF
+
+
+cdef uint64_t WINDOW_2 = <uint64_t>1 << 63
+
+
+cdef int by_order(const void* a, const void* b) noexcept nogil:
+    cdef uint64_t x = (<Inflight**>a)[0].order, y = (<Inflight**>b)[0].order
+    return (x > y) - (x < y)
+
+
+cdef bytes whole(Packed p):
+    return PyBytes_FromStringAndSize(<char*>p.at, p.size)
+
+
+cdef bytes window_key(Session s):
+    return b"V" + s.client_id.encode("utf-8", "surrogatepass")
+
+
+cdef bytes queued_prefix(Session s):
+    return b"Q" + s.client_id.encode("utf-8", "surrogatepass") + b"\0"
+
+
+cdef bytes queued_key(Session s, uint64_t number):
+    cdef object wide = number
+    return queued_prefix(s) + wide.to_bytes(8, "big")
+
+
+def window_positions(bytes window not None):
+    """The positions in the log of what a record of family V has in flight, which has everything in itself: pages have
+    been put into it (leveldb_store.format.windows). ValueError: it is damaged, or says that there are pages."""
+    cdef const uint8_t* p = <const uint8_t*><const char*>window
+    cdef const uint8_t* end = p + len(window)
+    cdef uint32_t count_out, count_in
+    cdef uint8_t qos
+    cdef bint is_new = len(window) >= 8 and get64(p) & WINDOW_2 != 0
+    cdef list positions = []
+    cdef set seen = set()
+    if len(window) < (HEAD_BYTES if is_new else HEAD_1_BYTES):
+        raise ValueError("a window is cut off")
+    p += 10
+    if is_new:
+        if p[0]:
+            raise ValueError("a window has pages that are not here")
+        p += 1
+    count_out = get16(p)
+    count_in = get16(p + 2)
+    p += 4
+    if end - p < <int64_t>count_out * OUT_BYTES + 2 * <int64_t>count_in + 8:
+        raise ValueError("a window is cut off")
+    for _ in range(count_out):
+        qos = p[2] & 3
+        if not (qos == 1 and p[3] == WAIT_PUBACK or qos == 2 and (p[3] == WAIT_PUBREC or p[3] == WAIT_PUBCOMP)):
+            raise ValueError("a window has a message in no state")
+        seen.add(get16(p))
+        if not p[2] & OWN_RECORD and p[3] != WAIT_PUBCOMP:
+            positions.append(get64(p + 4))
+        p += OUT_BYTES
+    if len(seen) != count_out or 0 in seen:
+        raise ValueError("a window has a Packet Identifier twice, or 0")
+    p += 2 * count_in + 8
+    for _ in range(2):
+        if end - p < 2 or end - p < 2 + 16 * <int64_t>get16(p):
+            raise ValueError("a window is cut off")
+        p += 2 + 16 * get16(p)
+    if is_new:
+        if p != end:
+            raise ValueError("a window is damaged")
+        return positions
+    # version 1 says here where subscriptions begin that were made while behind: their own records say it as well
+    if end - p < 2:
+        raise ValueError("a window is cut off")
+    count_in = get16(p)
+    p += 2
+    for _ in range(count_in):
+        if end - p < 2 or end - p < 10 + <int64_t>get16(p):
+            raise ValueError("a window is cut off")
+        p += 10 + get16(p)
+    return positions
+
+
+cdef bytes message_key(uint64_t number):
+    cdef object wide = number
+    return b"J" + wide.to_bytes(8, "big")
+
+
+def unpack_message(bytes value not None):
+    """The message of a record of family J. ValueError: it is damaged."""
+    return unpack_queued(b"\x80" + b"\0" * (QUEUED_HEAD_BYTES - 1) + value)[3]
+
+
+def unpack_queued(bytes value not None):
+    """(flags, origin, Subscription Identifiers or None, message) of a record of family Q, of either version, that has
+    its message in itself. ValueError: it is damaged."""
+    cdef const uint8_t* p = <const uint8_t*><const char*>value
+    cdef size_t n = len(value), at, head = QUEUED_HEAD_BYTES if n and p[0] & FORM_2 else QUEUED_HEAD_1_BYTES
+    cdef bint is_new = head == QUEUED_HEAD_BYTES
+    cdef uint64_t ids, length
+    cdef Entry e
+    cdef Message m
+    if n < head:
+        raise ValueError("a queued message is cut off")
+    if is_new and p[0] & OF_ITS_OWN:
+        raise ValueError("a queued message has its message in another record, or is damaged")
+    ids = get32(p + 5) if is_new else get16(p + 5)
+    if head + ids > n:
+        raise ValueError("a queued message is cut off")
+    at = head + ids
+    at += read_entry(p + at, n - at, &e)
+    if n - at < (4 if is_new else 2):
+        raise ValueError("a queued message is cut off")
+    if e.flags & ENTRY_EXPIRES:
+        e.content.expiry_offset = find_expiry(&e.content)
+    m = message_copy(&e.content, None)
+    if is_new:
+        length = get32(p + at)
+        at += 4
+        if length:
+            length -= 1
+            m.publisher = value[at:].decode("utf-8", "surrogatepass")
+    else:
+        length = get16(p + at)
+        at += 2
+        if length != NO_PUBLISHER_1 or at < n:
+            m.publisher = value[at:].decode("utf-8", "surrogatepass")
+        else:
+            length = 0
+    if n - at != length or p[0] & 3 == 3:
+        raise ValueError("a queued message is damaged")
+    return p[0] & ~FORM_2, get32(p + 1), value[head:head + ids] if ids else None, m
+
+
+cdef class Windows(Answering):
+    """Stores windows, holds back what waits for them, and puts them back."""
+
+    def __cinit__(self, *_):
+        self.moved = {}
+        self.messages = {}
+        self.message_of = {}
+
+    def __dealloc__(self):
+        while self.departures_count:
+            self.pop_departure()
+        free(self.departures)
+        free_pointers(&self.touched)
+        free_pointers(&self.lagging)
+        free_pointers(&self.awaiting)
+
+    # ------------------------------------------------------------ what waits
+
+    cdef int touch(self, Session s) except -1:
+        # its window is stored with this tick; what says so to the client leaves after that
+        if not s.touched:
+            s.touched = True
+            pointers_push(&self.touched, s)
+        s.committing = self.last_ticket + 1
+        self.recorded = self.synced = True
+        return 0
+
+    def stored_together(self, Session s not None):
+        """What the store is told of it in this tick holds only together with its window: how far it has been sent the
+        log."""
+        if self.keeps and is_stored(s) and not s.over:
+            self.touch(s)
+
+    cdef int lag(self, Session s) except -1:
+        if not s.lagging:
+            s.lagging = True
+            if self.lagging.count == 0:
+                self.lag_due = self.now_ms + LAG_MS
+            pointers_push(&self.lagging, s)
+        return 0
+
+    cdef int wake(self, Session s) except -1:
+        # what it reads is looked at when the log is swept
+        cdef uint32_t i
+        cdef Filter* f
+        work(s.own.count * VISIT)
+        for i in range(s.own.count):
+            f = s.own.items[i].filter
+            if f.index != NULL:
+                (<LogKey>f.index).rests = False
+        return 0
+
+    cdef int await_window(self, Session s) except -1:
+        if not s.awaiting:
+            s.awaiting = True
+            pointers_push(&self.awaiting, s)
+        return 0
+
+    cdef int depart(self, Session s, Connection conn, Inflight* slot) except -1:
+        # the slot's PUBLISH or PUBREL, when its session's window is durable
+        cdef Departure* ring
+        cdef Departure* d
+        cdef uint32_t cap, i
+        if self.departures_count == self.departures_cap:
+            cap = self.departures_cap * 2 if self.departures_cap else 64
+            ring = <Departure*>malloc(cap * sizeof(Departure))
+            if ring == NULL:
+                raise MemoryError
+            work(self.departures_count * (2 * PLACE))
+            for i in range(self.departures_count):
+                ring[i] = self.departures[(self.departures_head + i) & (self.departures_cap - 1)]
+            free(self.departures)
+            self.departures = ring
+            self.departures_cap = cap
+            self.departures_head = 0
+        d = &self.departures[(self.departures_head + self.departures_count) & (self.departures_cap - 1)]
+        d.ticket = s.committing
+        d.order = slot.order
+        d.packet_id = slot.packet_id
+        d.state = slot.state
+        d.connection = <PyObject*>conn
+        Py_INCREF(conn)
+        self.departures_count += 1
+        return 0
+
+    cdef int pop_departure(self) except -1:
+        cdef Departure* d = &self.departures[self.departures_head]
+        Py_DECREF(<object>d.connection)
+        self.departures_head = (self.departures_head + 1) & (self.departures_cap - 1)
+        self.departures_count -= 1
+        return 0
+
+    cdef int let_depart(self) except -1:
+        # what the disk has by now leaves; unless its connection is gone: then it is sent again on the next one
+        cdef Departure d
+        cdef Connection conn
+        cdef Session s
+        cdef Inflight* slot
+        cdef uint32_t i
+        while self.departures_count and self.departures[self.departures_head].ticket <= self.durable_ticket:
+            work(2 * VISIT)
+            d = self.departures[self.departures_head]
+            conn = <Connection>d.connection
+            s = <Session>conn.session
+            if s is not None and s.connection is conn:
+                slot = s.slot(d.packet_id)
+                if slot != NULL and slot.order == d.order and slot.state == d.state:
+                    try:
+                        self.send_departing(s, conn, slot)
+                    except Exception as error:
+                        self.fail(conn, error)
+            self.pop_departure()
+        i = 0
+        while i < self.awaiting.count:
+            work(VISIT)
+            s = <Session>self.awaiting.items[i]
+            if s.committing > self.durable_ticket:
+                i += 1
+                continue
+            s.awaiting = False
+            self.set_ready(s)
+            self.awaiting.count -= 1
+            self.awaiting.items[i] = self.awaiting.items[self.awaiting.count]
+            Py_DECREF(s)
+        return 0
+
+    # ------------------------------------------------------------ windows
+
+    cdef int look_at_lagging(self) except -1:
+        # at the end of a tick: those that have lagged for long enough
+        cdef uint32_t i, n = self.lagging.count
+        cdef Session s
+        if n > LAGGING_MAX:
+            n = LAGGING_MAX
+        for i in range(n):
+            s = <Session>self.lagging.items[i]
+            if not s.touched:
+                self.try_to_store(s)
+            s.lagging = False
+            Py_DECREF(s)
+        work(self.lagging.count * PLACE)
+        for i in range(n, self.lagging.count):
+            self.lagging.items[i - n] = self.lagging.items[i]
+        self.lagging.count -= n
+        self.recorded = True
+        return 0
+
+    cdef int store_windows(self) except -1:
+        # of all sessions that were touched in this tick
+        cdef uint32_t i
+        cdef Session s
+        for i in range(self.touched.count):
+            s = <Session>self.touched.items[i]
+            self.try_to_store(s)
+            s.touched = False
+            Py_DECREF(s)
+        self.touched.count = 0
+        return 0
+
+    cdef int try_to_store(self, Session s) except -1:
+        try:
+            self.store_window(s)
+        except Exception as error:
+            self.fail_session(s, error)
+        return 0
+
+    cdef int store_window(self, Session s) except -1:
+        cdef Packed packed = Packed.__new__(Packed)
+        cdef uint8_t* p
+        cdef uint64_t cursor = s.cursor if s.behind else self.next_position - 1
+        cdef int flags
+        cdef uint32_t i
+        if s.over or not is_stored(s):
+            return 0
+        self.moved[s] = None
+        flags = store_pages(self.store, s)
+        work(2 * PYTHON)
+        p = packed.room(HEAD_BYTES)
+        p = put64(p, WINDOW_2)
+        p = put16(p, s.next_id)
+        p[0] = <uint8_t>flags
+        put16(put16(p + 1, 0 if flags & OUT_IN_PAGES else s.inflight),
+              0 if flags & ARRIVED_IN_PAGES else s.arrived_count)
+        if not flags & OUT_IN_PAGES:
+            self.put_out(packed, s)
+        if not flags & ARRIVED_IN_PAGES:
+            work(s.arrived_cap * PLACE)
+            p = packed.room(2 * s.arrived_count)
+            for i in range(s.arrived_cap):
+                if s.arrived[i]:
+                    p = put16(p, s.arrived[i] & 0xFFFF)
+        put64(packed.room(8), cursor)
+        self.put_rest(packed, s)
+        self.store.put(window_key(s), whole(packed))
+        s.kept = True
+        return 0
+
+    cdef int put_out(self, Packed packed, Session s) except -1:
+        # what is in flight, in its order
+        cdef Inflight** out = <Inflight**>malloc((s.inflight + 1) * sizeof(Inflight*))
+        cdef uint8_t* p
+        cdef uint32_t i, n = 0
+        if out == NULL:
+            raise MemoryError
+        work(s.window_cap * PLACE + s.inflight * (6 * VISIT))
+        try:
+            for i in range(s.window_cap):
+                if s.window[i].state != FREE:
+                    out[n] = &s.window[i]
+                    n += 1
+            qsort(out, n, sizeof(Inflight*), by_order)
+            p = packed.room(n * OUT_BYTES)
+            for i in range(n):
+                p = put16(p, out[i].packet_id)
+                p[0] = out[i].flags
+                p[1] = out[i].state
+                p = put64(p + 2, out[i].position)
+        finally:
+            free(out)
+        return 0
+
+    cdef int put_rest(self, Packed packed, Session s) except -1:
+        # holes and absences
+        cdef list spans
+        cdef uint32_t n
+        for spans in (s.holes, s.absences):
+            work(OBJECT + (<uint64_t>len(spans) * OBJECT if spans is not None else 0))
+            n = <uint32_t>len(spans) if spans is not None else 0
+            put16(packed.room(2), n)
+            for a, z in spans or ():
+                put64(put64(packed.room(16), a), z)
+        return 0
+
+    cdef int forget_window(self, Session s) except -1:
+        # the session ends, with all that was stored of it here
+        cdef uint32_t i
+        cdef Queued* q
+        s.over = True
+        if not s.kept:
+            return 0
+        work(s.window_cap * PLACE + s.queue_count * VISIT)
+        for i in range(s.window_cap):
+            if s.window[i].state != FREE and s.window[i].flags & OWN_RECORD:
+                self.forget_queued(s, s.window[i].position)
+        for i in range(s.queue_count):
+            q = &s.queue[(s.queue_head + i) & (s.queue_cap - 1)]
+            if q.number:
+                self.forget_queued(s, q.number)
+        forget_pages(self.store, s)
+        self.store.delete(window_key(s))
+        self.recorded = self.synced = True
+        return 0
+
+    cdef uint64_t in_flight_since(self, Session s, set spans) except? 0xFFFFFFFFFFFFFFFF:
+        # the position behind which the session still needs the log for what is in flight; what lies far back goes into
+        # `spans` instead: a client that answers one message never must not hold all that came since
+        cdef uint64_t last = self.block.first - 1, lowest = last
+        cdef uint64_t near = last - CONTIGUOUS if last > CONTIGUOUS else 0
+        cdef Inflight* slot
+        cdef uint32_t i
+        work(s.window_cap * PLACE)
+        for i in range(s.window_cap):
+            slot = &s.window[i]
+            if slot.state == FREE or slot.state == WAIT_PUBCOMP or slot.flags & OWN_RECORD or slot.position == 0:
+                continue
+            if slot.position <= near:
+                work(2 * OBJECT)
+                spans.add((slot.position - 1, slot.position))
+            elif slot.position <= lowest:
+                lowest = slot.position - 1
+        return lowest
+
+    # ------------------------------------------------------------ records of one message
+
+    cdef uint64_t keep_queued(self, Session s, Message m, uint8_t flags, uint32_t origin,
+                              PyObject* identifiers) except? 0:
+        # a message that stands in no index; returns its number
+        cdef Packed packed = Packed.__new__(Packed)
+        cdef uint64_t number = self.new_number()
+        cdef uint32_t n = <uint32_t>len(<bytes>identifiers) if identifiers != NULL else 0
+        cdef uint8_t* p = packed.room(QUEUED_HEAD_BYTES + n)
+        # a share of a group waits for one member alone
+        cdef bint is_once = not flags & SHARED_COPY and m.content.number and content_bytes(&m.content) >= ONCE_BYTES
+        work(3 * PYTHON)
+        p[0] = flags | FORM_2 | (OF_ITS_OWN if is_once else 0)
+        p = put32(put32(p + 1, origin), n)
+        if n:
+            memcpy(p, <const char*><bytes>identifiers, n)
+        if is_once:
+            put64(packed.room(8), m.content.number)
+            self.keep_message(m)
+            self.count_message(number, m.content.number)
+        else:
+            self.put_message(packed, m)
+        self.store.put(queued_key(s, number), whole(packed))
+        self.recorded = s.kept = True
+        if self.durabilities is not None:
+            self.settle_durability(&m.content)
+        return number
+
+    cdef int put_message(self, Packed packed, Message m) except -1:
+        cdef bytes publisher
+        cdef uint32_t n
+        packed.entry(&m.content, 0, NULL)
+        if isinstance(m.publisher, str):
+            publisher = m.publisher.encode("utf-8", "surrogatepass")
+            n = <uint32_t>len(publisher)
+            memcpy(put32(packed.room(4 + n), n + 1), <const char*>publisher, n)
+        else:
+            put32(packed.room(4), 0)
+        return 0
+
+    cdef int keep_message(self, Message m) except -1:
+        # in a record of its own, if it is not there yet
+        cdef Packed packed
+        if m.content.number not in self.messages:
+            work(2 * PYTHON)
+            packed = Packed.__new__(Packed)
+            self.put_message(packed, m)
+            self.store.put(message_key(m.content.number), whole(packed))
+        return 0
+
+    cdef int count_message(self, uint64_t number, uint64_t message) except -1:
+        work(2 * OBJECT)
+        self.messages[message] = self.messages.get(message, 0) + 1
+        self.message_of[number] = message
+        return 0
+
+    cdef int forget_queued(self, Session s, uint64_t number) except -1:
+        cdef uint64_t left
+        work(2 * PYTHON)
+        self.store.delete(queued_key(s, number))
+        self.recorded = True
+        message = self.message_of.pop(number, None)
+        if message is not None:
+            work(2 * PYTHON)
+            left = self.messages[message] - 1
+            if left:
+                self.messages[message] = left
+            else:
+                del self.messages[message]
+                self.store.delete(message_key(message))
+        return 0
+
+    cdef int finish_slot(self, Session s, Inflight* slot) except -1:
+        # what is in flight is done with
+        if self.keeps and is_stored(s):
+            if slot.flags & OWN_RECORD and slot.state != WAIT_PUBCOMP:
+                self.forget_queued(s, slot.position)
+            self.lag(s)
+        s.release(slot)
+        return 0
+
+    cdef int keep_unsubscribed(self, Session s) except -1:
+        # a subscription ends, and with it perhaps the index that what is in flight stands in [MQTT-3.10.4-3]
+        cdef uint32_t i
+        cdef Inflight* slot
+        work(s.window_cap * PLACE)
+        for i in range(s.window_cap):
+            slot = &s.window[i]
+            if slot.state != FREE and slot.message != NULL and not slot.flags & OWN_RECORD and slot.position:
+                slot.position = self.keep_queued(s, <Message>slot.message, slot.flags, slot.group, slot.identifiers)
+                slot.flags |= OWN_RECORD
+                out_changes(s, slot.packet_id)
+                self.touch(s)
+        return 0
+
+    # ------------------------------------------------------------ implemented by Backlog
+
+    cdef int send_departing(self, Session s, Connection conn, Inflight* slot) except -1:
+        raise NotImplementedError
+
+    cdef bytes identifiers_of(self, Session s, Message m):
+        raise NotImplementedError
+
+    def abandon(self):
+        """See Routing."""
+        while self.departures_count:
+            self.pop_departure()
+        free_pointers(&self.touched)
+        free_pointers(&self.lagging)
+        free_pointers(&self.awaiting)
+        self.moved.clear()
+        self.messages.clear()
+        self.message_of.clear()
+        Answering.abandon(self)
+
+    # ------------------------------------------------------------ putting back
+
+    def go_on_behind(self, uint64_t position):
+        """Before anything is logged: the store has positions up to this one."""
+        self.next_position = position + 1
+        self.block = Block(self.next_position)
+
+    def restore_queued(self, uint64_t number, uint64_t message):
+        """The queued message with this number has its message in the record of that one, which is there."""
+        self.count_message(number, message)
+
+    @property
+    def position(self):
+        """Of the last message that was logged."""
+        return self.next_position - 1
+
+    def restore(self, Session s not None, bytes window, dict queued not None, dict messages not None):
+        """Put back what the store has of a session: what is in flight, the Packet Identifiers of both directions, and
+        how far it has been sent the log. It has its subscriptions again, and no connection. `window`: its record of
+        family V; None: there is none, and it has been sent everything. `queued`: {number: `unpack_queued`} of its
+        records of family Q, rising; what is in flight is taken out of it. `messages`: {position: message}, those of
+        `window_positions`. ValueError: the window is damaged, and nothing has happened."""
+        cdef uint32_t i
+        cdef Membership* e
+        cdef LogKey key
+        if window is not None:
+            window_positions(window)
+        for i in range(s.own.count):
+            e = &s.own.items[i]
+            if e.group == NULL:
+                key = self.key_of(e.filter)
+                key.rests = key.restored = True
+        s.behind = True
+        s.cursor = self.next_position - 1
+        if window is not None:
+            self.put_back(s, <const uint8_t*><const char*>window, queued, messages)
+        if self.limits.queue_qos0:
+            if s.absences is None:
+                s.absences = []
+            if not s.absences or s.absences[len(s.absences) - 1][1] != <uint64_t>-1:
+                s.absences.append((self.next_position - 1, <uint64_t>-1))
+        self.put_back_queue(s, queued)
+        s.kept = True
+
+    cdef int put_back(self, Session s, const uint8_t* p, dict own, dict messages) except -1:
+        # of a window that window_positions has found whole
+        cdef uint32_t count_out, count_in, i, which, many
+        cdef Inflight* slot
+        cdef Message m
+        cdef bytes identifiers
+        cdef uint64_t position
+        cdef uint32_t group
+        cdef list spans
+        s.next_id = <uint16_t>get16(p + 8)
+        p += HEAD_BYTES if get64(p) & WINDOW_2 else HEAD_1_BYTES
+        count_out = get16(p - 4)
+        count_in = get16(p - 2)
+        for _ in range(count_out):
+            position = get64(p + 4)
+            m = None
+            identifiers = None
+            group = 0
+            if p[2] & OWN_RECORD:
+                if position in own:
+                    _, group, identifiers, m = own.pop(position)
+            elif p[3] != WAIT_PUBCOMP:
+                m = messages.get(position)
+                if m is not None:
+                    identifiers = self.identifiers_of(s, m)
+            if p[3] == WAIT_PUBCOMP:
+                m = None
+            if m is not None or p[3] == WAIT_PUBCOMP:
+                # else it was finished since this window was stored, and forgotten
+                slot = s.place_slot(<uint16_t>get16(p))
+                slot.flags = p[2]
+                slot.state = p[3]
+                slot.position = position
+                slot.group = group
+                if m is not None:
+                    s.keep_in(slot, m, <PyObject*>identifiers if identifiers is not None else NULL)
+                self.counters.at[count.MATCHED] += 1
+            p += OUT_BYTES
+        for _ in range(count_in):
+            s.arrive(<uint16_t>get16(p))
+            p += 2
+        # a disk that has lost its last blocks gives their positions anew: what it gives is not passed over
+        s.cursor = min(<uint64_t>get64(p), self.next_position - 1)
+        p += 8
+        for which in range(2):
+            many = get16(p)
+            spans = [(get64(p + 2 + 16 * i), get64(p + 10 + 16 * i)) for i in range(many)]
+            p += 2 + 16 * many
+            if many and which == 0:
+                s.holes = [(a, min(z, self.next_position - 1)) for a, z in spans if a < self.next_position - 1] or None
+            elif many:
+                s.absences = spans
+        return 0
+
+    cdef int put_back_queue(self, Session s, dict own) except -1:
+        cdef Message m
+        cdef uint64_t number
+        for number, (flags, origin, identifiers, message) in own.items():
+            m = message
+            # what a lagging window did not have in flight yet
+            s.enqueue(m, <PyObject*>identifiers if identifiers is not None else NULL, flags & ~OWN_RECORD, origin,
+                      number)
+            self.counters.at[count.MATCHED] += 1
+        return 0

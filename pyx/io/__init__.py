@@ -1,0 +1,1 @@
+"""Sockets of clients: the reactor, and the decoder that turns their bytes into packets."""

@@ -1,0 +1,46 @@
+# cython: language_level=3
+"""Bytes of a connection -> packets -> the router (PUBLISH, its acks, PINGREQ) or the handler (all others)."""
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from pyx.protocol.codec cimport Publish, Scratch
+from pyx.delivery.connection cimport Connection
+from pyx.delivery.router cimport Router
+from pyx.delivery.session cimport Session
+from pyx.matching.subscriptions cimport Matches, Subscriptions
+
+
+cdef class Dispatch:
+    cdef readonly Router router
+    cdef Subscriptions subscriptions
+    cdef Scratch scratch
+    cdef object raw                     # the CONNECT being handed up
+    cdef uint32_t counted               # packets of the bytes in hand that another worker has counted
+    cdef uint64_t filters_tick           # the tick of filters_left
+    cdef int64_t filters_left           # Topic Filters that may still be subscribed to in that tick
+    cdef readonly list carried          # connections with whole packets left over for the next tick
+
+    # n bytes at p; nothing was left over before, or it stands in front of p. p does not lie in conn.part
+    cdef int take(self, Connection conn, uint8_t* p, uint32_t n) except -1
+    cdef int take_part(self, Connection conn) except -1
+    cdef int take_guarded(self, Connection conn) except -1      # an error of ours ends the connection
+    cpdef int carry_on(self, Connection conn) except -1
+    cdef int carry(self, Connection conn) except -1             # with packets left over, to the next tick
+    cdef int failed(self, Connection conn, error) except -1
+    cdef int hold_note(self, Connection conn, uint8_t packet_type, client_id) except -1
+    cdef uint32_t decode(self, Connection conn, uint8_t* p, uint32_t n) except? 0xFFFFFFFF
+    cdef bint filters_spent(self) noexcept
+    cdef int first_packet(self, Connection conn, const uint8_t* p, uint32_t n, uint64_t total) except -1
+    cdef int check_lists(self, uint8_t packet_type, const uint8_t* body, uint32_t n, bint v5) except -1
+    cdef int packet(self, Connection conn, uint8_t* p, uint32_t header, uint32_t total) except -1
+    cdef int slow_packet(self, Connection conn, Session s, uint8_t* p, uint32_t header, uint32_t total) except -1
+    cdef int publish(self, Connection conn, uint8_t flags, uint8_t* p, uint32_t header, uint32_t total) except -1
+    cdef int connect(self, Connection conn, uint8_t* p, uint32_t header, uint32_t total) except -1
+    cdef int hand_up(self, Connection conn) except -1
+    cdef int answer_again(self, Connection conn, Session s, uint16_t packet_id) except -1
+    cdef int check_properties(self, Publish* pub) except -1
+    cdef bint topic_fits(self, Publish* pub) except -1
+    cdef int guard(self, Connection conn, Session s, Publish* pub, Matches* m, uint32_t total) except -1
+    cdef bint arrives(self, Connection conn, Session s, uint16_t packet_id) except -1
+    cdef bint known(self, Session s, uint16_t packet_id) except -1
+    cdef int refuse(self, Connection conn, Session s, Publish* pub, uint8_t reason, str why) except -1
+    cdef int alias(self, Connection conn, Publish* pub) except -1

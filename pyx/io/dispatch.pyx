@@ -1,0 +1,623 @@
+"""Bytes of a connection -> packets.
+
+PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP and PINGREQ are finished here and in the router; CONNECT, SUBSCRIBE,
+UNSUBSCRIBE, DISCONNECT and AUTH are decoded and handed to the handler. Whatever a client sends ends in a packet, a
+documented MQTT error or a wait for more bytes: MalformedPacket and ProtocolError are caught in one place, `decode`.
+
+A partial packet is kept aside by the connection; nothing is allocated on the word of a length field.
+"""
+cimport cython
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.ref cimport Py_INCREF, Py_XDECREF, PyObject
+from cpython.unicode cimport PyUnicode_AsUTF8AndSize
+from libc.stdint cimport uint64_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memchr, memcmp, memmove
+
+from pyx.core cimport counters as count
+from pyx.protocol.codec cimport (
+    Ack, Publish, connect_version, decode_ack, decode_auth, decode_connect, decode_disconnect, decode_pingreq,
+    decode_publish, decode_subscribe, decode_unsubscribe, fixed_header, packet_flags,
+)
+from pyx.protocol.bounds cimport lists_too_many_filters, lists_too_many_properties, publish_lists_too_much
+from pyx.core.counters cimport note, note_nothing, note_packet
+from pyx.delivery.connection cimport CLOSING, DECIDING, OPEN, OPENING
+from pyx.delivery.back_pressure cimport HELD, REFUSED, UNSTORED
+from pyx.core.limits cimport Limits
+from pyx.protocol.message cimport Content
+from pyx.core.outbox cimport outbox_reserve
+from pyx.protocol.packets cimport (
+    AUTH, CONNECT, DISCONNECT, PINGREQ, PUBACK, PUBCOMP,
+    PUBLISH, PUBREC, PUBREL, SUBSCRIBE, UNSUBSCRIBE,
+)
+from pyx.protocol.packets cimport Connect
+from pyx.protocol.reasons cimport malformed, protocol_error
+from pyx.delivery.routing cimport TURN
+from pyx.delivery.session cimport Session, is_stored
+from pyx.matching.subscriptions cimport Matches
+from pyx.protocol.topics cimport level_count, topic_name_valid
+from pyx.protocol.wire cimport utf8_valid, varint_size
+from pyx.core.work cimport (
+    CARRIED, CONNECT as CONNECT_DECIDED, KIBI, Mark, OBJECT, PACKETS, RECORD, VISIT, callback_begins, callback_ends,
+    work,
+)
+
+from pyx.protocol.encoders import encode_ack
+from pyx.protocol.reasons import MalformedPacket, ProtocolError
+
+cdef enum:
+    NO_MATCHING_SUBSCRIBERS = 0x10
+    PACKET_ID_NOT_FOUND = 0x92
+    RECEIVE_MAXIMUM_EXCEEDED = 0x93
+    TOPIC_ALIAS_INVALID = 0x94
+    PACKET_TOO_LARGE = 0x95
+    TOPIC_NAME_INVALID = 0x90
+    QUOTA_EXCEEDED = 0x97
+    NOT_AUTHORIZED = 0x87
+    PAYLOAD_FORMAT_INVALID = 0x99
+    RETAIN_NOT_SUPPORTED = 0x9A
+    QOS_NOT_SUPPORTED = 0x9B
+    PROTOCOL_ERROR = 0x82
+    DIRECT = 65536              # a packet of more bytes is received into the connection's own buffer
+
+
+cdef int check_first(Connection conn, const uint8_t* p, uint32_t n) except -1:
+    # before the CONNACK: CONNECT, and then nothing but what its authentication needs [MQTT-3.1.0-1, MQTT-3.1.2-30]
+    if conn.authenticating:
+        if p[0] >> 4 == AUTH or p[0] >> 4 == DISCONNECT:
+            return 0
+        return protocol_error(PROTOCOL_ERROR, "neither AUTH nor DISCONNECT before the CONNACK")
+    # say what it is where that helps. A TLS handshake (22, 3, ...) would be a CONNECT with flags, which MQTT 3.1 lets
+    # pass, and a Remaining Length of 3, which no CONNECT can have
+    if p[0] == 0x16 and n >= 2 and p[1] == 3:
+        return protocol_error(PROTOCOL_ERROR, "TLS on a plain port")
+    if p[0] >> 4 == CONNECT:
+        return 0
+    if n >= 4 and (memcmp(p, b"GET ", 4) == 0 or memcmp(p, b"POST", 4) == 0 or memcmp(p, b"HEAD", 4) == 0):
+        return protocol_error(PROTOCOL_ERROR, "HTTP on a plain port")
+    return protocol_error(PROTOCOL_ERROR, "first packet is not CONNECT")
+
+
+cdef bint utf8_payload(const uint8_t* p, size_t n) noexcept nogil:
+    """Is a payload well-formed UTF-8. Other than a string of MQTT it may contain U+0000 (MQTT 5, 3.3.2.3.2)."""
+    cdef const uint8_t* null
+    while n:
+        null = <const uint8_t*>memchr(p, 0, n)
+        if null == NULL:
+            return utf8_valid(p, n)
+        if not utf8_valid(p, <size_t>(null - p)):
+            return False
+        n -= <size_t>(null - p) + 1
+        p = null + 1
+    return True
+
+
+cdef inline void fill_content(Content* c, const Publish* pub, uint64_t wall_ms) noexcept nogil:
+    c.topic = pub.topic
+    c.topic_len = pub.topic_len
+    c.props = pub.props
+    c.props_len = pub.props_len
+    c.payload = pub.payload
+    c.payload_len = pub.payload_len
+    c.qos = pub.qos
+    c.retain = pub.retain
+    c.expiry_offset = pub.expiry_offset
+    c.expires = wall_ms + <uint64_t>pub.expiry_interval * 1000 if pub.expiry_offset >= 0 else 0
+
+
+@cython.final
+cdef class Dispatch:
+    """The way from bytes to packets, for all connections of one router."""
+
+    def __cinit__(self, Router router not None):
+        self.router = router
+        self.subscriptions = router.subscriptions
+        self.scratch.buf = NULL
+        self.scratch.cap = 0
+        self.carried = []
+
+    def __dealloc__(self):
+        free(self.scratch.buf)
+
+    def feed(self, Connection conn not None, data, bint counted=False):
+        """Bytes that came from the client, in any pieces: hand-off, tests, simulation. The reactor has its own way in.
+        `counted`: they begin with a CONNECT, and another worker has counted it and them as received."""
+        cdef const uint8_t[::1] view = data
+        if view.shape[0] == 0 or conn.state >= CLOSING:
+            return
+        self.router.clock.hear()
+        conn.bytes_in += view.shape[0]
+        if counted:
+            self.counted = 1
+        else:
+            self.router.counters.at[count.BYTES_RECEIVED] += view.shape[0]
+        conn.keep(&view[0], <uint32_t>view.shape[0])
+        if not conn.carried and conn.state != DECIDING:
+            self.take_guarded(conn)
+
+    def learn_version(self, Connection conn not None, bytes unread not None):
+        """Which version the CONNECT at the front of `unread` speaks: for an answer to it that decodes no more of it."""
+        cdef const uint8_t* p = <const uint8_t*><const char*>unread
+        cdef uint32_t remaining = 0, n = <uint32_t>len(unread)
+        cdef int header = fixed_header(p, n, False, &remaining)
+        if header > 0:
+            conn.version = <uint8_t>connect_version(p + header, n - <uint32_t>header)
+
+    def resume(self, Connection conn not None):
+        """A CONNECT was decided on: go on with what came behind it, unless it was refused."""
+        if conn.state == OPEN and conn.part_len and not conn.carried:
+            self.take_guarded(conn)
+
+    cdef int take_guarded(self, Connection conn) except -1:
+        try:
+            self.take_part(conn)
+        except Exception as error:
+            self.router.fail(conn, error)
+        return 0
+
+    def take_carried(self):
+        """Decode on where the packet budget of the last tick ended. True: something is left again."""
+        cdef list carried = self.carried
+        cdef Connection conn
+        cdef Py_ssize_t first
+        cdef Mark mark
+        callback_begins(&mark)
+        work(<uint64_t>len(carried) * VISIT)
+        self.carried = []
+        if len(carried) > 1:                # what all connections share is given to another one first
+            first = <Py_ssize_t>(self.router.tick % <uint64_t>len(carried))
+            carried = carried[first:] + carried[:first]
+        for conn in carried:
+            conn.in_turn = False
+            if conn.paused and conn.state == OPEN:
+                continue                    # until `carry_on`
+            conn.carried = False
+            if (conn.state == OPEN or conn.state == OPENING) and conn.part_len:
+                self.take_guarded(conn)
+            if not conn.carried and conn.not_reading and not conn.paused:
+                self.router.resumed.append(conn)
+        callback_ends(&mark, CARRIED)
+        return len(self.carried) > 0
+
+    cpdef int carry_on(self, Connection conn) except -1:
+        # a connection that was paused with packets left over goes on with them
+        if conn.carried:
+            self.carry(conn)
+        return 0
+
+    cdef int carry(self, Connection conn) except -1:
+        conn.carried = True
+        if not conn.in_turn:
+            conn.in_turn = True
+            self.carried.append(conn)
+        return 0
+
+    cdef int take(self, Connection conn, uint8_t* p, uint32_t n) except -1:
+        cdef uint32_t used
+        cdef Mark mark
+        callback_begins(&mark)
+        used = self.decode(conn, p, n)
+        conn.part_len = 0
+        if used < n and conn.state < CLOSING:
+            conn.keep(p + used, n - used)
+        elif conn.part != NULL:
+            conn.free_part()
+        callback_ends(&mark, PACKETS)
+        if conn.state == DECIDING and self.raw is not None:
+            self.hand_up(conn)
+        return 0
+
+    cdef int take_part(self, Connection conn) except -1:
+        # the same for bytes that stand in conn.part
+        cdef uint32_t used, n = conn.part_len
+        cdef uint8_t* p = conn.part
+        cdef Mark mark
+        callback_begins(&mark)
+        self.router.adoptable = conn
+        try:
+            used = self.decode(conn, p, n)
+        finally:
+            self.router.adoptable = None
+            callback_ends(&mark, PACKETS)
+        if conn.part == NULL:               # a Message took the buffer: it held just that packet
+            return 0
+        if used >= n or conn.state >= CLOSING:
+            conn.free_part()
+        elif used:
+            memmove(p, p + used, n - used)
+            conn.part_len = n - used
+        if conn.state == DECIDING and self.raw is not None:
+            self.hand_up(conn)
+        return 0
+
+    cdef int hand_up(self, Connection conn) except -1:
+        cdef Mark mark
+        packet, raw = self.raw
+        self.raw = None
+        callback_begins(&mark)
+        try:
+            self.hold_note(conn, CONNECT, (<Connect>packet).client_id)
+            self.router.handler.connect(conn, packet, raw)
+        except Exception as error:
+            self.failed(conn, error)
+        note_nothing(self.router.counters.at)
+        callback_ends(&mark, CONNECT_DECIDED)
+        if (conn.state == OPEN or conn.state == OPENING) and conn.part_len:
+            self.take_part(conn)
+        return 0
+
+    cdef uint32_t decode(self, Connection conn, uint8_t* p, uint32_t n) except? 0xFFFFFFFF:
+        # handles whole packets at p; returns the bytes they took
+        cdef uint32_t at = 0, remaining = 0, packets = 0, most = self.router.limits.tick_connection_packets_max
+        cdef int header
+        cdef uint64_t total, until = min(self.router.effort() + TURN, self.router.round_until)
+        conn.part_want = 0
+        try:
+            self.hold_note(conn, 0, (<Session>conn.session).client_id if conn.session is not None else None)
+            while at < n:
+                if conn.busy:
+                    conn.carried = conn.paused = True
+                    break
+                header = fixed_header(p + at, n - at, conn.version == 5, &remaining)
+                if header == 0:
+                    if conn.state == OPENING:
+                        check_first(conn, p + at, n - at)
+                    break
+                if header < 0:
+                    if conn.state == OPENING:
+                        check_first(conn, p + at, n - at)
+                    malformed("Remaining Length of more bytes than it may have")
+                total = <uint64_t>header + remaining
+                if conn.state == OPENING:
+                    self.first_packet(conn, p + at, n - at, total)
+                if total > self.router.limits.packet_bytes_max:
+                    self.router.counters.at[count.PACKETS_TOO_LARGE] += 1
+                    protocol_error(PACKET_TOO_LARGE, "packet larger than packet_bytes_max")
+                if total > n - at:
+                    conn.part_want = <uint32_t>total
+                    break
+                if packets == most or p[at] >> 4 == PUBLISH and self.router.effort() > until or \
+                        p[at] & 0xD0 == SUBSCRIBE << 4 and self.filters_spent():
+                    self.router.counters.at[count.TICK_PACKETS_CARRIED] += 1
+                    self.carry(conn)
+                    break
+                packets += 1
+                work(RECORD + total // 1024 * KIBI)
+                # only a packet that has the buffer to itself can give it to its Message
+                if total != n:
+                    self.router.adoptable = None
+                if self.packet(conn, p + at, <uint32_t>header, <uint32_t>total):
+                    # a packet that is not taken yet: it stays in front, the router brings the connection back
+                    packets -= 1
+                    conn.carried = True
+                    break
+                at += <uint32_t>total
+                if conn.state != OPEN and conn.state != OPENING:
+                    break
+        except Exception as error:
+            self.failed(conn, error)
+            at = n
+        note_nothing(self.router.counters.at)
+        if packets:
+            conn.heard = self.router.now_ms
+            self.router.counters.at[count.PACKETS_RECEIVED] += packets - self.counted
+            self.counted = 0
+        return at
+
+    cdef int failed(self, Connection conn, error) except -1:
+        if isinstance(error, (MalformedPacket, ProtocolError)):
+            self.router.counters.at[count.PROTOCOL_ERRORS] += 1
+            try:
+                self.router.handler.protocol_error(conn, error)
+                return 0
+            except Exception as own:
+                error = own
+        # ours, not the client's: this connection ends, the others of the worker go on
+        return self.router.fail(conn, error)
+
+    cdef int hold_note(self, Connection conn, uint8_t packet_type, client_id) except -1:
+        # of whom the worker has something in hand, should it die of it (`counters.in_hand`)
+        cdef Py_ssize_t n = 0
+        cdef const char* text
+        if client_id is None:
+            note(self.router.counters.at, packet_type, conn.peer_family, conn.peer, sizeof(conn.peer))
+        else:
+            text = PyUnicode_AsUTF8AndSize(client_id, &n)
+            note(self.router.counters.at, packet_type, 1, <const uint8_t*>text, <size_t>n)
+        return 0
+
+    cdef bint filters_spent(self) noexcept:
+        # before a SUBSCRIBE or UNSUBSCRIBE: these take twenty times as long as a PUBLISH and more, for each filter
+        if self.filters_tick != self.router.tick:
+            self.filters_tick = self.router.tick
+            self.filters_left = self.router.limits.tick_filters_max
+        return self.filters_left <= 0
+
+    cdef int first_packet(self, Connection conn, const uint8_t* p, uint32_t n, uint64_t total) except -1:
+        # before the CONNACK: nothing that does not belong there, and nothing larger than it may be
+        check_first(conn, p, n)
+        if total > self.router.limits.connect_bytes_max:
+            self.router.counters.at[count.CONNECTS_TOO_LARGE] += 1
+            protocol_error(PACKET_TOO_LARGE, "larger than connect_bytes_max")
+        return 0
+
+    cdef int check_lists(self, uint8_t packet_type, const uint8_t* body, uint32_t n, bint v5) except -1:
+        # so many User Properties or Topic Filters that they are not even decoded
+        if v5 and lists_too_many_properties(packet_type, body, n, self.router.limits):
+            self.router.counters.at[count.USER_PROPERTIES_REFUSED] += 1
+            protocol_error(QUOTA_EXCEEDED, "more than user_properties_max or user_property_bytes_max")
+        if (packet_type == SUBSCRIBE or packet_type == UNSUBSCRIBE) and \
+                lists_too_many_filters(packet_type, body, n, v5, self.router.limits):
+            self.router.counters.at[count.FILTERS_PER_PACKET_REFUSED] += 1
+            protocol_error(QUOTA_EXCEEDED, "more than filters_per_packet_max")
+        return 0
+
+    cdef int packet(self, Connection conn, uint8_t* p, uint32_t header, uint32_t total) except -1:
+        # 1: it is not taken yet
+        cdef uint8_t packet_type = p[0] >> 4, flags = packet_flags(p[0], conn.version)
+        cdef uint8_t* body = p + header
+        cdef uint32_t n = total - header
+        cdef bint v5 = conn.version == 5
+        cdef Session s
+        cdef Ack ack
+        cdef uint8_t* o
+        cdef uint8_t reason
+        cdef int held
+        if packet_type == PUBLISH:
+            return self.publish(conn, flags, p, header, total)
+        if n > self.router.limits.unwalked_bytes:
+            self.check_lists(packet_type, body, n, v5)
+        s = <Session>conn.session
+        if packet_type == PUBACK:
+            decode_ack(&ack, PUBACK, flags, body, n, v5)
+            self.router.puback(s, ack.packet_id, ack.reason)
+        elif packet_type == PUBREC:
+            decode_ack(&ack, PUBREC, flags, body, n, v5)
+            self.router.pubrec(s, conn, ack.packet_id, ack.reason)
+        elif packet_type == PUBREL:
+            decode_ack(&ack, PUBREL, flags, body, n, v5)
+            reason = 0
+            if not s.leave(ack.packet_id):
+                reason = PACKET_ID_NOT_FOUND
+            elif conn.unreleased:
+                conn.unreleased -= 1
+            self.router.logged = False
+            if self.router.keeps and is_stored(s):
+                self.router.touch(s)
+            self.router.answer(conn, PUBCOMP, ack.packet_id, reason, 0)
+        elif packet_type == PUBCOMP:
+            decode_ack(&ack, PUBCOMP, flags, body, n, v5)
+            self.router.pubcomp(s, conn, ack.packet_id)
+        elif packet_type == PINGREQ:
+            decode_pingreq(flags, n)
+            o = outbox_reserve(&conn.out, 2)
+            o[0] = 0xD0
+            o[1] = 0
+            self.router.counters.at[count.ANSWERS_SENT] += 1
+            self.router.set_dirty(conn)
+        else:
+            note_packet(self.router.counters.at, packet_type)
+            held = self.slow_packet(conn, s, p, header, total)
+            note_packet(self.router.counters.at, 0)
+            return held
+        return 0
+
+    cdef int slow_packet(self, Connection conn, Session s, uint8_t* p, uint32_t header, uint32_t total) except -1:
+        # those that the handler decides on; returns as `packet`
+        cdef uint8_t packet_type = p[0] >> 4, flags = packet_flags(p[0], conn.version)
+        cdef uint8_t* body = p + header
+        cdef uint32_t n = total - header
+        cdef bint v5 = conn.version == 5
+        if packet_type == CONNECT:
+            if conn.state != OPENING:
+                protocol_error(PROTOCOL_ERROR, "second CONNECT")
+            self.connect(conn, p, header, total)
+        elif packet_type == SUBSCRIBE:
+            subscribe = decode_subscribe(flags, body, n, v5)
+            work(<uint64_t>len(subscribe.filters) * (4 * OBJECT))
+            if self.router.judge_filters(conn, s, <uint32_t>len(subscribe.filters)) == HELD:
+                return 1
+            self.filters_left -= len(subscribe.filters)
+            self.router.handler.subscribe(conn, s, subscribe)
+        elif packet_type == UNSUBSCRIBE:
+            unsubscribe = decode_unsubscribe(flags, body, n, v5)
+            work(<uint64_t>len(unsubscribe.filters) * (2 * OBJECT))
+            if self.router.judge_filters(conn, s, <uint32_t>len(unsubscribe.filters)) == HELD:
+                return 1
+            self.filters_left -= len(unsubscribe.filters)
+            self.router.handler.unsubscribe(conn, s, unsubscribe)
+        elif packet_type == DISCONNECT:
+            self.router.handler.disconnect(conn, decode_disconnect(flags, body, n, v5))
+        elif packet_type == AUTH and v5:
+            self.router.handler.auth(conn, decode_auth(flags, body, n, v5))
+        elif packet_type == 0 or packet_type == AUTH:
+            malformed("packet type 15 before MQTT 5" if packet_type else "packet type 0")
+        else:
+            protocol_error(PROTOCOL_ERROR, "packet that only a server sends")
+        return 0
+
+    cdef int connect(self, Connection conn, uint8_t* p, uint32_t header, uint32_t total) except -1:
+        cdef Connect packet
+        conn.version = <uint8_t>connect_version(p + header, total - header)      # how to answer if it is bad
+        if conn.version == 5 and total - header > self.router.limits.unwalked_bytes:
+            self.check_lists(CONNECT, p + header, total - header, True)
+        packet = decode_connect(p[0] & 15, p + header, total - header)
+        conn.version = packet.version
+        if packet.version == 5 and header != 1 + varint_size(total - header):
+            malformed("Remaining Length of more bytes than needed")
+        if conn.state == OPENING:
+            conn.state = DECIDING
+            self.raw = (packet, PyBytes_FromStringAndSize(<char*>p, total))
+        return 0
+
+    cdef int publish(self, Connection conn, uint8_t flags, uint8_t* p, uint32_t header, uint32_t total) except -1:
+        cdef Router router = self.router
+        cdef Session s = <Session>conn.session
+        cdef Publish pub
+        cdef Content c
+        cdef Matches* m
+        cdef bint v5 = conn.version == 5
+        cdef int kind, held
+        cdef uint8_t reason
+        cdef uint32_t id_at
+        decode_publish(&pub, flags, p + header, total - header, v5, &self.scratch)
+        if pub.props_len > router.limits.unwalked_bytes:
+            self.check_properties(&pub)
+        if pub.has_alias:
+            self.alias(conn, &pub)
+        m = self.subscriptions.cached(pub.topic, pub.topic_len)
+        if m == NULL:
+            if not self.topic_fits(&pub):
+                return self.refuse(conn, s, &pub, TOPIC_NAME_INVALID,
+                                   "Topic Name beyond topic_bytes_max or topic_levels_max")
+            m = self.subscriptions.match(pub.topic, pub.topic_len)
+        if router.guarded:
+            held = self.guard(conn, s, &pub, m, total)
+            if held:
+                return held - 1
+        conn.messages_in += 1
+        if pub.topic[0] == c'$' and pub.topic_len >= 4 and memcmp(pub.topic, b"$SYS", 4) == 0 and \
+                (pub.topic_len == 4 or pub.topic[4] == c'/'):
+            return self.refuse(conn, s, &pub, NOT_AUTHORIZED, "a topic of the server's own")
+        if pub.payload_format and router.limits.validate_payload_format and \
+                not utf8_payload(pub.payload, pub.payload_len):
+            return self.refuse(conn, s, &pub, PAYLOAD_FORMAT_INVALID, "payload is not UTF-8, as its indicator says")
+        if pub.retain and not router.limits.retain_available:
+            protocol_error(RETAIN_NOT_SUPPORTED, "PUBLISH with RETAIN, and nothing is retained here")
+        if pub.qos:
+            if pub.qos > router.limits.maximum_qos:
+                protocol_error(QOS_NOT_SUPPORTED, "QoS above Maximum QoS")
+            if conn.unanswered + conn.unreleased >= router.limits.receive_maximum and v5:
+                # a resent QoS 2 publish whose identifier is known takes no place of its own
+                if pub.qos == 1 or not self.known(s, pub.packet_id):
+                    if conn.ack_count:
+                        conn.messages_in -= 1       # it is looked at again
+                        return router.await_answers(conn, s)
+                    router.counters.at[count.RECEIVE_MAXIMUM_EXCEEDED] += 1
+                    protocol_error(RECEIVE_MAXIMUM_EXCEEDED, "more than Receive Maximum unacknowledged publishes")
+            if pub.qos == 2 and not self.arrives(conn, s, pub.packet_id):
+                # there already: whatever the first one waits for, the answer waits for it too
+                router.counters.at[count.PUBLISH_DUPLICATES] += 1
+                return self.answer_again(conn, s, pub.packet_id)
+            router.counters.at[count.PUBLISH_RECEIVED_QOS1 if pub.qos == 1 else count.PUBLISH_RECEIVED_QOS2] += 1
+        router.counters.at[count.PUBLISH_RECEIVED] += 1
+        router.counters.at[count.PUBLISH_BYTES_RECEIVED] += pub.payload_len
+        fill_content(&c, &pub, router.wall_ms)
+        c.number = router.new_number()
+        kind = -1
+        id_at = 0
+        if not pub.has_alias:
+            kind = (1 if v5 else 0) | (2 if pub.qos else 0)
+            id_at = header + 2 + pub.topic_len
+        router.begin(&c, s, s.client_id, p, total, kind, id_at)
+        reason = 0 if router.publish(m) or not v5 else NO_MATCHING_SUBSCRIBERS
+        if router.full_peers and router.matched_peers & router.full_peers:
+            router.pause(conn)
+        if pub.qos:
+            router.answer(conn, PUBACK if pub.qos == 1 else PUBREC, pub.packet_id, reason, router.mask)
+        if router.now_ms >= router.sample_ms:
+            router.sample(m, pub.qos == 0 or conn.ack_count == 0)
+        return 0
+
+    cdef int answer_again(self, Connection conn, Session s, uint16_t packet_id) except -1:
+        cdef Router router = self.router
+        router.logged = False
+        if router.keeps and is_stored(s):
+            router.touch(s)
+        router.answer(conn, PUBREC, packet_id, 0, router.unacknowledged_peers())
+        router.acks_due = True
+        return 0
+
+    cdef int check_properties(self, Publish* pub) except -1:
+        if publish_lists_too_much(pub.props, pub.props_len, self.router.limits):
+            self.router.counters.at[count.USER_PROPERTIES_REFUSED] += 1
+            protocol_error(QUOTA_EXCEEDED, "more than user_properties_max or user_property_bytes_max")
+        return 0
+
+    cdef bint topic_fits(self, Publish* pub) except -1:
+        # once for each topic in the router's cache of results
+        cdef Limits limits = self.router.limits
+        if not topic_name_valid(pub.topic, pub.topic_len):
+            protocol_error(TOPIC_NAME_INVALID, "Topic Name with wildcard, U+0000, bad UTF-8, or empty")
+        if pub.topic_len > limits.topic_bytes_max:
+            self.router.counters.at[count.TOPICS_TOO_LONG] += 1
+            return False
+        if level_count(pub.topic, pub.topic_len) > limits.topic_levels_max:
+            self.router.counters.at[count.TOPICS_TOO_DEEP] += 1
+            return False
+        return True
+
+    cdef int guard(self, Connection conn, Session s, Publish* pub, Matches* m, uint32_t total) except -1:
+        # what is asked while something is guarded (see pyx.delivery.back_pressure). 0: route it; 1: it is finished; 2:
+        # not taken yet
+        cdef int verdict
+        if pub.qos == 2 and self.known(s, pub.packet_id):
+            return 0                        # sent again: its place was taken before
+        verdict = self.router.judge(conn, s, pub.qos, pub.retain, m, total)
+        if verdict == REFUSED:
+            self.refuse(conn, s, pub, QUOTA_EXCEEDED, "worker_memory_bytes_max")
+            return 1
+        if verdict == UNSTORED:
+            self.refuse(conn, s, pub, QUOTA_EXCEEDED, "nothing can be stored at present")
+            return 1
+        return 2 if verdict == HELD else 0
+
+    cdef bint arrives(self, Connection conn, Session s, uint16_t packet_id) except -1:
+        # False: it is there already
+        if not s.arrive(packet_id):
+            return False
+        conn.unreleased += 1
+        if self.router.keeps and is_stored(s):
+            self.router.touch(s)
+        return True
+
+    cdef bint known(self, Session s, uint16_t packet_id) except -1:
+        if s.arrive(packet_id):
+            s.leave(packet_id)
+            return False
+        return True
+
+    cdef int refuse(self, Connection conn, Session s, Publish* pub, uint8_t reason, str why) except -1:
+        # v5 is told in the ack, at QoS 0 in no way [MQTT 5, 4.13.2]. v3 cannot be told: a message for a topic that is
+        # not the client's is answered as if all were well, any other closes the connection [MQTT-3.3.5-2]
+        cdef uint8_t kind = PUBACK if pub.qos == 1 else PUBREC
+        if pub.qos == 2 and self.known(s, pub.packet_id):
+            # sent again: the first one was taken, whatever the settings were then, and its identifier is in use
+            self.router.counters.at[count.PUBLISH_DUPLICATES] += 1
+            return self.answer_again(conn, s, pub.packet_id)
+        if conn.version != 5 and reason != NOT_AUTHORIZED:
+            protocol_error(reason, why)
+        self.router.counters.at[count.PUBLISH_REFUSED] += 1
+        if pub.qos and conn.version == 5:
+            self.router.answer_packet(conn, encode_ack(
+                5, kind, pub.packet_id, reason, {"reason_string": why} if conn.problem_information else None, True,
+                conn.packet_bytes_max))
+        elif pub.qos:
+            self.router.logged = False
+            if pub.qos == 2:
+                self.arrives(conn, s, pub.packet_id)
+            self.router.answer(conn, kind, pub.packet_id, 0, 0)
+        self.router.handler.publish_refused(conn, PyBytes_FromStringAndSize(<char*>pub.topic, pub.topic_len), reason)
+        return 0
+
+    cdef int alias(self, Connection conn, Publish* pub) except -1:
+        cdef bytes topic
+        if pub.topic_alias > conn.topic_alias_max:
+            self.router.counters.at[count.TOPIC_ALIASES_REFUSED] += 1
+            protocol_error(TOPIC_ALIAS_INVALID, "Topic Alias above Topic Alias Maximum")
+        if pub.topic_len:
+            if conn.aliases == NULL:
+                conn.aliases = <PyObject**>calloc(conn.topic_alias_max + 1, sizeof(PyObject*))
+                if conn.aliases == NULL:
+                    raise MemoryError
+            topic = PyBytes_FromStringAndSize(<char*>pub.topic, pub.topic_len)
+            Py_XDECREF(conn.aliases[pub.topic_alias])
+            Py_INCREF(topic)
+            conn.aliases[pub.topic_alias] = <PyObject*>topic
+        else:
+            if conn.aliases == NULL or conn.aliases[pub.topic_alias] == NULL:
+                protocol_error(PROTOCOL_ERROR, "Topic Alias that was never set")
+            topic = <bytes>conn.aliases[pub.topic_alias]
+            pub.topic = <const uint8_t*><const char*>topic
+            pub.topic_len = <uint16_t>len(topic)
+        return 0

@@ -1,0 +1,150 @@
+# cython: language_level=3
+"""See rosters.pxd."""
+from libc.stdint cimport uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, realloc
+
+from pyx.matching.filters cimport Group, Member
+from pyx.core.work cimport PLACE, VISIT, work
+
+cdef enum:
+    PLACED_FROM = 32            # below that a walk is as quick
+
+
+cdef inline uint32_t home(const Group* g, const Member* m) noexcept nogil:
+    return <uint32_t> ((m.identity ^ m.worker * <uint64_t> 0x9E3779B97F4A7C15) >> 7) & (2 * g.roster_cap - 1)
+
+
+cdef inline uint32_t following(const Group* g, uint32_t place) noexcept nogil:
+    return (place + 1) & (2 * g.roster_cap - 1)
+
+
+cdef uint32_t place_of(const Group* g, uint32_t at) noexcept:
+    """Where the table says that the member stands at `at`: it does."""
+    cdef uint32_t place = home(g, &g.roster[at])
+    while g.roster_places[place] != at + 1:
+        place = following(g, place)
+    return place
+
+
+cdef void put_place(Group* g, uint32_t at) noexcept:
+    cdef uint32_t place = home(g, &g.roster[at])
+    while g.roster_places[place]:
+        place = following(g, place)
+    g.roster_places[place] = at + 1
+
+
+cdef void drop_place(Group* g, uint32_t hole) noexcept:
+    cdef uint32_t mask = 2 * g.roster_cap - 1
+    cdef uint32_t at = hole, first
+    while True:                         # those behind the hole move up unless that would put them before their home
+        at = following(g, at)
+        if g.roster_places[at] == 0:
+            break
+        first = home(g, &g.roster[g.roster_places[at] - 1])
+        if ((at - first) & mask) >= ((at - hole) & mask):
+            g.roster_places[hole] = g.roster_places[at]
+            hole = at
+    g.roster_places[hole] = 0
+
+
+cdef inline bint is_it(const Member* m, uint64_t identity, const void* session, uint32_t worker) noexcept nogil:
+    # a local one by its session: two client ids might have one hash
+    return m.identity == identity and m.session == session and m.worker == worker
+
+
+cdef Member* roster_find(Group* g, uint64_t identity, void* session, uint32_t worker) noexcept:
+    cdef Member sought
+    cdef uint32_t i, at
+    work(VISIT)
+    if g.roster_places != NULL:
+        sought.identity, sought.worker = identity, worker
+        i = home(g, &sought)
+        while g.roster_places[i]:
+            at = g.roster_places[i] - 1
+            if is_it(&g.roster[at], identity, session, worker):
+                return &g.roster[at]
+            i = following(g, i)
+        return NULL
+    for i in range(g.roster_count):
+        if is_it(&g.roster[i], identity, session, worker):
+            return &g.roster[i]
+    return NULL
+
+
+cdef int grow(Group* g) except -1:
+    cdef uint32_t i, cap = g.roster_cap * 2 if g.roster_cap else 4
+    cdef uint32_t* places = NULL
+    cdef Member* roster
+    work(cap * PLACE)
+    if cap >= PLACED_FROM:
+        places = <uint32_t*> calloc(2 * <size_t> cap, sizeof(uint32_t))
+        if places == NULL:
+            raise MemoryError()
+    roster = <Member*> realloc(g.roster, cap * sizeof(Member))
+    if roster == NULL:
+        free(places)
+        raise MemoryError()
+    g.roster = roster
+    g.roster_cap = cap
+    free(g.roster_places)
+    g.roster_places = places
+    if places != NULL:
+        for i in range(g.roster_count):
+            put_place(g, i)
+    return 0
+
+
+cdef int roster_put(
+    Group* g, uint64_t identity, uint64_t since, void* session, uint32_t worker, uint32_t told
+) except -1:
+    cdef Member* m = roster_find(g, identity, session, worker)
+    if m == NULL:
+        if g.roster_count == g.roster_cap:
+            grow(g)
+        m = &g.roster[g.roster_count]
+        m.identity = identity
+        m.session = session
+        m.worker = worker
+        if g.roster_places != NULL:
+            put_place(g, g.roster_count)
+        g.roster_count += 1
+    m.since = since
+    m.told = told
+    return 0
+
+
+cdef void remove_at(Group* g, uint32_t at) noexcept:
+    cdef uint32_t last = g.roster_count - 1
+    if g.roster_places != NULL:
+        drop_place(g, place_of(g, at))
+        if at != last:
+            g.roster_places[place_of(g, last)] = at + 1
+    g.roster[at] = g.roster[last]
+    g.roster_count = last
+    if last == 0:
+        roster_free(g)
+
+
+cdef void roster_strike(Group* g, uint64_t identity, void* session, uint32_t worker) noexcept:
+    cdef Member* m = roster_find(g, identity, session, worker)
+    if m != NULL:
+        remove_at(g, <uint32_t> (m - g.roster))
+
+
+cdef void roster_forget(Group* g, uint32_t worker, uint32_t told) noexcept:
+    cdef uint32_t i = 0
+    work(g.roster_count * (2 * PLACE))
+    while i < g.roster_count:
+        if g.roster[i].worker == worker and (told == 0 or g.roster[i].told != told):
+            work(VISIT)
+            remove_at(g, i)
+        else:
+            i += 1
+
+
+cdef void roster_free(Group* g) noexcept:
+    free(g.roster)
+    free(g.roster_places)
+    g.roster = NULL
+    g.roster_places = NULL
+    g.roster_count = g.roster_cap = 0

@@ -1,0 +1,72 @@
+# cython: language_level=3
+"""See interest.pxd."""
+cimport cython
+from libc.stdint cimport uint32_t
+from libc.string cimport memset
+
+from pyx.matching.filters cimport Filter, Group
+from pyx.matching.subscriptions cimport Subscriptions
+from pyx.core.tables cimport PAGE_ENTRIES_MAX, Paging, table_page
+from pyx.core.work cimport OBJECT, VISIT, work
+
+cdef enum:
+    AT_ONCE = 2000              # Filters and Groups in a piece, or a page more
+
+
+@cython.final
+@cython.auto_pickle(False)
+cdef class WholeInterest:
+    def __cinit__(self, int sibling, uint32_t number):
+        if sibling < 0 or sibling >= 64:
+            raise ValueError("a sibling is numbered 0 to 63")
+        self.sibling = sibling
+        self.number = number
+        self.named = set()
+        memset(&self.paging, 0, sizeof(Paging))
+
+    cdef int name_filter(self, Filter* f) except -1:
+        work(2 * OBJECT)
+        self.named.add(<size_t> f)
+        return 0
+
+    cdef int name_group(self, Group* g) except -1:
+        work(2 * OBJECT)
+        self.named.add(<size_t> g)
+        return 0
+
+    cdef bint forget_some(self, Subscriptions subscriptions) except -1:
+        cdef void* entries[PAGE_ENTRIES_MAX]
+        cdef uint32_t i, n, looked_at = 0
+        while looked_at < AT_ONCE:
+            if self.paging.over:
+                if self.groups:
+                    self.named = set()
+                    return False
+                self.groups = True
+                memset(&self.paging, 0, sizeof(Paging))
+            # whatever is dropped below is this entry, or the Filter of this Group: the others of the page stay
+            n = table_page(&subscriptions.named if self.groups else &subscriptions.table, &self.paging, entries)
+            work((n + 1) * (VISIT + OBJECT))
+            looked_at += n + 1
+            for i in range(n):
+                if self.groups:
+                    self.forget_group(subscriptions, <Group*> entries[i])
+                else:
+                    self.forget_filter(subscriptions, <Filter*> entries[i])
+        return True
+
+    cdef int forget_filter(self, Subscriptions subscriptions, Filter* f) except -1:
+        if f.siblings >> self.sibling & 1 and <size_t> f not in self.named:
+            subscriptions.set_sibling(f, self.sibling, False)
+        return 0
+
+    cdef int forget_group(self, Subscriptions subscriptions, Group* g) except -1:
+        cdef Filter* f = g.filter
+        if <size_t> g not in self.named:
+            subscriptions.leave_group(g, self.sibling, self.number)
+        elif g.roster is not NULL:
+            subscriptions.leave_roster(g, self.sibling, self.number)
+        else:
+            return 0
+        subscriptions.drop_if_unused(f, g)
+        return 0

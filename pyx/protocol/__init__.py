@@ -1,0 +1,1 @@
+"""MQTT without sessions: packets, properties, reason codes, messages and the bytes of an outgoing PUBLISH."""

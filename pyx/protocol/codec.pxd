@@ -1,0 +1,118 @@
+# cython: language_level=3
+"""Control packets, decoded and encoded; versions 3 (MQTT 3.1), 4 (3.1.1) and 5 take one path, the version is data.
+
+Call order of a receiver: fixed_header on what has come (0: wait) -> is the packet within the limit, are all its bytes
+there -> packet_flags -> decode_publish | decode_ack | decode_pingreq | decode_connect ... on the body. Nothing here
+keeps state.
+
+Every decoder gets the whole body, and either returns with everything checked that the packet alone can show, or raises
+MalformedPacket or ProtocolError (pyx.protocol.reasons) with the Reason Code to close with.
+"""
+from libc.stddef cimport size_t
+from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t
+
+from pyx.protocol.packets cimport (
+    Auth, Connect, Disconnect, PUBLISH, PUBREL, SUBSCRIBE, Subscribe, UNSUBSCRIBE, Unsubscribe,
+)
+from pyx.protocol.wire cimport put_u16
+
+
+cdef struct Publish:                # borrowed from the receive buffer (or from scratch): valid while both are untouched
+    uint8_t qos
+    uint8_t retain
+    uint8_t dup
+    uint8_t has_alias               # a Topic Alias was present
+    uint16_t packet_id              # 0 at QoS 0
+    uint16_t topic_alias            # never 0 when has_alias; whether it is within Topic Alias Maximum is the session's
+    uint16_t topic_len              # 0 only with has_alias
+    uint32_t props_len              # v5 properties in wire form WITHOUT their length, WITHOUT Topic Alias; 0 for v3
+    uint32_t payload_len
+    int32_t expiry_offset           # of the 4 value bytes of Message Expiry Interval in props, -1 = absent
+    uint32_t expiry_interval        # seconds, when present
+    uint8_t payload_format          # 0/1
+    const uint8_t* topic            # content not validated (the router does, cached)
+    const uint8_t* props
+    const uint8_t* payload
+
+
+cdef struct Ack:
+    uint16_t packet_id
+    uint8_t reason
+
+
+cdef struct Scratch:                # malloc'd, the caller's to free; start with {NULL, 0}; the codec grows it
+    uint8_t* buf
+    uint32_t cap
+
+
+# Fixed header of what starts at p, of which n bytes have come. Returns its length (2 to 5) and sets *remaining; 0: wait
+# for more bytes (*remaining untouched); -1: malformed. minimal: refuse a Remaining Length of more bytes than needed (a
+# must in v5, unsaid in v3; a CONNECT is read with False, its version being unknown yet: compare with varint_size).
+cdef inline int fixed_header(const uint8_t* p, size_t n, bint minimal, uint32_t* remaining) noexcept nogil:
+    cdef uint32_t value
+    cdef int i
+    if n < 2:
+        return 0
+    if p[1] < 0x80:
+        remaining[0] = p[1]
+        return 2
+    value = p[1] & 0x7F
+    for i in range(2, 5):
+        if <size_t>i >= n:
+            return 0
+        value |= <uint32_t>(p[i] & 0x7F) << (7 * (i - 1))
+        if p[i] < 0x80:
+            if minimal and p[i] == 0:
+                return -1
+            remaining[0] = value
+            return i + 1
+    return -1
+
+
+# The flags nibble for the decoders. Of the bits that MQTT 3.1 (level 3) does not use none may be looked at, and it lets
+# a client set DUP on PUBREL, SUBSCRIBE and UNSUBSCRIBE: all these are taken away here, so that the decoders demand the
+# same bits of every version.
+cdef inline uint8_t packet_flags(uint8_t first, uint8_t version) noexcept nogil:
+    if version == 3 and first >> 4 != PUBLISH:
+        if first >> 4 == PUBREL or first >> 4 == SUBSCRIBE or first >> 4 == UNSUBSCRIBE:
+            return first & 0x06
+        return 0
+    return first & 0x0F
+
+
+cdef int decode_publish(
+    Publish* out, uint8_t flags, const uint8_t* body, uint32_t n, bint v5, Scratch* scratch
+) except -1
+# a PUBLISH that the server sent: it may have Subscription Identifiers
+cdef int decode_delivery(
+    Publish* out, uint8_t flags, const uint8_t* body, uint32_t n, bint v5, Scratch* scratch
+) except -1
+cdef int decode_ack(Ack* out, uint8_t packet_type, uint8_t flags, const uint8_t* body, uint32_t n, bint v5) except -1
+# For the topic of a PUBLISH, not yet known to be good: MalformedPacket (UTF-8), ProtocolError 0x90 (empty, wildcards)
+cdef int check_topic_name(const uint8_t* topic, size_t n) except -1
+
+cdef int decode_pingreq(uint8_t flags, uint32_t n) except -1
+
+# 3, 4 or 5 if the body of a CONNECT begins with a protocol name and level we serve, else 0: the version in which to
+# answer a CONNECT that decode_connect refuses
+cdef int connect_version(const uint8_t* body, uint32_t n) noexcept nogil
+
+cdef Connect decode_connect(uint8_t flags, const uint8_t* body, uint32_t n)
+cdef Subscribe decode_subscribe(uint8_t flags, const uint8_t* body, uint32_t n, bint v5)
+cdef Unsubscribe decode_unsubscribe(uint8_t flags, const uint8_t* body, uint32_t n, bint v5)
+cdef Disconnect decode_disconnect(uint8_t flags, const uint8_t* body, uint32_t n, bint v5)
+cdef Auth decode_auth(uint8_t flags, const uint8_t* body, uint32_t n, bint v5)
+
+
+# A PUBACK, PUBREC, PUBREL or PUBCOMP: 4 bytes, 5 with a reason other than 0 in v5 (v3 has none). Returns the next byte.
+cdef inline uint8_t* put_ack(
+    uint8_t* p, uint8_t packet_type, uint16_t packet_id, uint8_t reason, bint v5
+) noexcept nogil:
+    p[0] = <uint8_t>(packet_type << 4) | (2 if packet_type == PUBREL else 0)
+    p[1] = 2
+    put_u16(p + 2, packet_id)
+    if not v5 or reason == 0:
+        return p + 4
+    p[1] = 3
+    p[4] = reason
+    return p + 5

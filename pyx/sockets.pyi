@@ -1,8 +1,0 @@
-from typing_extensions import disjoint_base
-
-from pyx.ledger import Ledger
-
-@disjoint_base
-class Sockets(Ledger):
-    said: list[str]
-    remaining: int

@@ -1,0 +1,1 @@
+"""The bytes of logged, archived and forwarded messages, packed and unpacked."""

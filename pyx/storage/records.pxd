@@ -1,0 +1,103 @@
+# cython: language_level=3
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from pyx.protocol.message cimport Content, Message
+
+
+cdef class LogKey:
+    """One log index's name and what the current tick adds to it. Filter.index points here."""
+    cdef readonly bytes name
+    cdef uint32_t place             # in the router's list
+    cdef uint32_t* records          # indexes into the block
+    cdef uint32_t count
+    cdef uint32_t cap
+    cdef uint64_t grown             # messages since the last sweep
+    cdef uint64_t grown_bytes
+    cdef bint rests                 # a store that keeps: nothing that a sweep looks at has changed since the last one
+    cdef bint restored              # it was there at the start, and was not swept yet
+
+
+cdef class Batch:
+    """Messages with their arrival positions, rising."""
+    cdef uint64_t* positions
+    cdef list messages
+    cdef readonly uint32_t count
+    cdef readonly bint truncated    # more lies behind the last one
+
+
+cdef struct Laid:                   # what an index gets of a block that is appended in pieces
+    uint32_t* records               # owned
+    uint32_t count
+
+
+cdef class Block:
+    """The records of one tick: what the store appends."""
+    cdef readonly uint64_t first    # arrival position of the first record; the others follow without gap
+    cdef readonly uint64_t bytes
+    cdef list messages
+    cdef list keys                  # LogKeys with records
+    cdef Laid* laid                 # by key, when it is sealed; else NULL
+    cdef uint32_t laid_count
+    cdef readonly uint32_t taken    # of these
+
+    cdef int seal(self) except -1   # it is to be appended in pieces: the keys are ready for the next block
+    cdef Batch batch_of(self, const uint32_t* records, uint32_t n)
+    cdef uint32_t add(self, Message m) except? 0xFFFFFFFF
+    cdef int index(self, LogKey key, uint32_t record) except -1
+
+
+cdef class Index:
+    """A log index held in memory: positions and messages, appended at one end and trimmed at the other."""
+    cdef uint64_t* positions
+    cdef uint64_t* ends             # running bytes up to and with that entry
+    cdef list messages
+    cdef uint32_t head
+    cdef uint32_t tail
+    cdef uint32_t cap
+    cdef readonly uint64_t total_bytes
+
+    cdef uint32_t first_after(self, uint64_t position) noexcept
+
+
+cdef Batch merge_batches(list batches)
+cdef bint lies_within(list spans, uint64_t position) except -1
+
+
+# Mesh entries: zmq_mesh.envelope has the plain Python decoder; one test runs golden bytes through both.
+cdef enum EntryFlags:
+    ENTRY_QOS = 0x03
+    ENTRY_RETAIN = 0x04
+    ENTRY_EXPIRES = 0x08
+    ENTRY_SHARED = 0x10
+    ENTRY_OWN_FRAME = 0x20
+    ENTRY_RETAINED_ONLY = 0x40
+    ENTRY_CONTROL = 0x80            # not a message: kind and payload for the sibling's broker
+
+cdef struct Entry:
+    Content content
+    const uint8_t* group            # "group/filter" for which this worker was chosen, NULL = for none
+    uint64_t key                    # of the strategies hash_topic and hash_client
+    uint32_t group_len
+    uint8_t insist                  # it must be queued here when no member is online
+    uint8_t flags
+
+
+cdef struct Choice:                 # of a worker, for a share group: what an entry says of it
+    const uint8_t* group            # "group/filter"
+    uint64_t key
+    uint32_t group_len              # less than 65,536
+    uint8_t insist
+
+
+cdef class Packed:
+    """A growing buffer that is given away whole: exposes the buffer protocol, no copy."""
+    cdef uint8_t* at
+    cdef uint32_t size
+    cdef uint32_t cap
+    cdef uint32_t entries
+    cdef uint8_t* room(self, uint32_t n) except NULL
+    # choice: NULL = the entry is for no share group
+    cdef int entry(self, const Content* c, uint8_t flags, const Choice* choice) except -1
+
+
+# next entry of a mesh batch; returns the bytes it took, raises ValueError for a damaged one
+cdef int64_t read_entry(const uint8_t* p, size_t n, Entry* out) except -1

@@ -1,0 +1,546 @@
+"""What a tick writes down, and what a session reads back: blocks, batches, and the bytes of a mesh entry.
+
+The store's contract (leveldb_store) is in blocks: the router adds each message that somebody cannot take at once to the
+tick's Block, once, and names the log indexes that want it; the store appends the block whole. A session that is behind
+reads Batches by index name and position. Nothing here is called per message from Python.
+"""
+cimport cython
+from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy, memmove
+
+from pyx.core.little_endian cimport get16, get32, get64, put16, put32, put64
+from pyx.protocol.message cimport content_bytes, message_copy
+from pyx.core.work cimport INDEX, KIBI, OBJECT, PLACE, RECORD, VISIT, work
+
+cdef enum:
+    READ_MESSAGES_MAX = 1024        # per batch
+    CHOICE_BYTES = 11               # of an entry's choice before its group: insist, key, length
+
+
+@cython.final
+cdef class LogKey:
+    def __cinit__(self, bytes name not None):
+        self.name = name
+
+    def __dealloc__(self):
+        free(self.records)
+
+
+@cython.final
+cdef class Block:
+    """The records of one tick. ``batches()`` gives what each index gets."""
+
+    def __cinit__(self, uint64_t first):
+        self.first = first
+        self.messages = []
+        self.keys = []
+
+    def __dealloc__(self):
+        cdef uint32_t i
+        for i in range(self.taken, self.laid_count):
+            free(self.laid[i].records)
+        free(self.laid)
+
+    @property
+    def count(self):
+        return len(self.messages)
+
+    @property
+    def indexes(self):
+        """How many indexes name it."""
+        return len(self.keys)
+
+    @property
+    def left(self):
+        """Of a block in pieces: how many indexes `batches` has still to give."""
+        return self.laid_count - self.taken if self.laid != NULL else 0
+
+    cdef uint32_t add(self, Message m) except? 0xFFFFFFFF:
+        self.messages.append(m)
+        self.bytes += content_bytes(&m.content)
+        return <uint32_t>(len(self.messages) - 1)
+
+    cdef int index(self, LogKey key, uint32_t record) except -1:
+        cdef uint32_t cap
+        cdef uint32_t* r
+        if key.count == 0:
+            self.keys.append(key)
+        elif key.records[key.count - 1] == record:
+            return 0
+        if key.count == key.cap:
+            cap = key.cap * 2 if key.cap else 8
+            r = <uint32_t*>realloc(key.records, cap * sizeof(uint32_t))
+            if r == NULL:
+                raise MemoryError
+            key.records = r
+            key.cap = cap
+        key.records[key.count] = record
+        key.count += 1
+        key.grown += 1
+        key.grown_bytes += content_bytes(&(<Message>self.messages[record]).content)
+        return 0
+
+    cdef int seal(self) except -1:
+        cdef LogKey key
+        cdef uint32_t n = <uint32_t>len(self.keys)
+        work(n * VISIT)
+        self.laid = <Laid*>malloc((n if n else 1) * sizeof(Laid))
+        if self.laid == NULL:
+            raise MemoryError
+        for key in self.keys:
+            self.laid[self.laid_count].records = key.records
+            self.laid[self.laid_count].count = key.count
+            self.laid_count += 1
+            key.records = NULL
+            key.count = key.cap = 0
+        return 0
+
+    def batches(self, uint32_t most=0):
+        """[(index name, Batch)], and the keys are ready for the next block. Of one that is sealed so many of them
+        (0: all that are left): the next call goes on."""
+        cdef LogKey key
+        cdef uint32_t n
+        out = []
+        if self.laid != NULL:
+            n = self.laid_count - self.taken
+            for _ in range(n if most == 0 else min(n, most)):
+                key = self.keys[self.taken]
+                out.append((key.name, self.batch_of(self.laid[self.taken].records, self.laid[self.taken].count)))
+                free(self.laid[self.taken].records)
+                self.taken += 1
+            return out
+        for key in self.keys:
+            out.append((key.name, self.batch_of(key.records, key.count)))
+            key.count = 0
+            if key.cap > 256:
+                free(key.records)
+                key.records = NULL
+                key.cap = 0
+        self.taken = <uint32_t>len(self.keys)
+        return out
+
+    cdef Batch batch_of(self, const uint32_t* records, uint32_t n):
+        cdef Batch b = batch_new(n)
+        cdef uint32_t i
+        work(INDEX + n * OBJECT)
+        for i in range(n):
+            b.positions[i] = self.first + records[i]
+            b.messages.append(self.messages[records[i]])
+        b.count = n
+        return b
+
+
+@cython.final
+@cython.freelist(16)
+cdef class Batch:
+    def __cinit__(self):
+        self.messages = []
+
+    def __dealloc__(self):
+        free(self.positions)
+
+    def __len__(self):
+        return self.count
+
+    @property
+    def last(self):
+        """Position of the last message, 0 = there is none."""
+        return self.positions[self.count - 1] if self.count else 0
+
+    def items(self):
+        """[(position, Message)]: for tests and tools."""
+        return [(self.positions[i], self.messages[i]) for i in range(self.count)]
+
+
+cdef Batch batch_new(uint32_t n):
+    cdef Batch b = Batch.__new__(Batch)
+    b.positions = <uint64_t*>malloc((n if n else 1) * sizeof(uint64_t))
+    if b.positions == NULL:
+        raise MemoryError
+    return b
+
+
+@cython.final
+cdef class Index:
+    """A log index in memory. Positions rise; running counts and bytes make a backlog a subtraction."""
+
+    def __cinit__(self):
+        self.messages = []
+
+    def __dealloc__(self):
+        free(self.positions)
+        free(self.ends)
+
+    def __len__(self):
+        return self.tail - self.head
+
+    def extend(self, Batch batch not None):
+        """Append; the batch's positions must lie behind the last one here."""
+        cdef uint32_t i, live, cap
+        cdef uint64_t* p
+        cdef Message m
+        if batch.count == 0:
+            return
+        if self.cap - self.tail < batch.count:
+            live = self.tail - self.head
+            if self.head > live and self.cap - live >= batch.count:
+                self._compact()
+            else:
+                self._compact()
+                cap = self.cap * 2 if self.cap else 16
+                while cap < live + batch.count:
+                    cap *= 2
+                p = <uint64_t*>realloc(self.positions, cap * sizeof(uint64_t))
+                if p == NULL:
+                    raise MemoryError
+                self.positions = p
+                p = <uint64_t*>realloc(self.ends, cap * sizeof(uint64_t))
+                if p == NULL:
+                    raise MemoryError
+                self.ends = p
+                self.cap = cap
+        work(batch.count * OBJECT)
+        for i in range(batch.count):
+            m = <Message>batch.messages[i]
+            self.total_bytes += content_bytes(&m.content)
+            self.positions[self.tail] = batch.positions[i]
+            self.ends[self.tail] = self.total_bytes
+            self.tail += 1
+        self.messages.extend(batch.messages)
+
+    def _compact(self):
+        cdef uint32_t live = self.tail - self.head
+        if self.head:
+            work(live * (2 * PLACE) + self.head * PLACE)
+            memmove(self.positions, self.positions + self.head, live * sizeof(uint64_t))
+            memmove(self.ends, self.ends + self.head, live * sizeof(uint64_t))
+            del self.messages[:self.head]
+            self.head = 0
+            self.tail = live
+
+    cdef uint32_t first_after(self, uint64_t position) noexcept:
+        # the first entry behind position, in [head, tail]
+        cdef uint32_t lo = self.head, hi = self.tail, mid
+        work(INDEX // 4)
+        while lo < hi:
+            mid = (lo + hi) // 2
+            if self.positions[mid] <= position:
+                lo = mid + 1
+            else:
+                hi = mid
+        return lo
+
+    def read(self, uint64_t after, uint64_t bytes_max):
+        """A Batch of what lies behind `after`: at least one message if there is one, else up to `bytes_max` bytes."""
+        cdef uint32_t i = self.first_after(after), k = i, n
+        cdef uint64_t begin
+        cdef Batch b
+        if i < self.tail:
+            begin = self.ends[i - 1] \
+                    if i > self.head else self.ends[i] - content_bytes(&(<Message>self.messages[i]).content)
+            k = i + 1
+            while k < self.tail and k - i < READ_MESSAGES_MAX and self.ends[k] - begin + 64 * (k - i) <= bytes_max:
+                k += 1
+        n = k - i
+        b = batch_new(n)
+        work(n * OBJECT)
+        if n:
+            memcpy(b.positions, self.positions + i, n * sizeof(uint64_t))
+            b.messages = self.messages[i:k]
+        b.count = n
+        b.truncated = k < self.tail
+        return b
+
+    def backlog(self, uint64_t after):
+        """(messages, bytes) behind `after`."""
+        cdef uint32_t i = self.first_after(after)
+        if i == self.tail:
+            return 0, 0
+        return self.tail - i, self.total_bytes - (self.ends[i] - content_bytes(&(<Message>self.messages[i]).content))
+
+    def position_of_last(self, uint64_t messages, uint64_t bytes_max):
+        """The position behind which at most `messages` messages and `bytes_max` bytes lie: a cursor before it is
+        over."""
+        cdef uint32_t n = self.tail - self.head, i = self.head, lo, hi, mid
+        cdef uint64_t floor
+        if n == 0:
+            return 0
+        if n > messages:
+            i = self.tail - <uint32_t>messages
+        if i < self.tail and self.total_bytes > bytes_max:
+            floor = self.total_bytes - bytes_max        # what has ended before it is too much
+            if self.ends[i] - content_bytes(&(<Message>self.messages[i]).content) < floor:
+                lo = i + 1
+                hi = self.tail
+                while lo < hi:
+                    mid = (lo + hi) // 2
+                    if self.ends[mid - 1] < floor:
+                        lo = mid + 1
+                    else:
+                        hi = mid
+                i = lo
+        if i == self.head:
+            return 0
+        return self.positions[i - 1]
+
+    def trim(self, uint64_t up_to):
+        """Forget everything at or before position `up_to`."""
+        cdef uint32_t k = self.first_after(up_to), i
+        work((k - self.head) * OBJECT)
+        for i in range(self.head, k):
+            self.messages[i] = None
+        self.head = k
+        if self.head == self.tail or self.head > 1024 and self.head > self.cap // 2:
+            self._compact()
+
+    def drop(self, uint64_t after, uint64_t up_to):
+        """Forget everything behind position `after` up to and with `up_to`."""
+        cdef uint32_t begin = self.first_after(after), end = self.first_after(up_to), i
+        cdef uint64_t gone
+        if begin >= end:
+            return
+        work((self.tail - end) * (2 * PLACE) + (end - begin) * OBJECT)
+        gone = self.ends[end - 1] - (self.ends[begin] - content_bytes(&(<Message>self.messages[begin]).content))
+        for i in range(end, self.tail):
+            self.positions[i - end + begin] = self.positions[i]
+            self.ends[i - end + begin] = self.ends[i] - gone
+        del self.messages[begin:end]
+        self.tail -= end - begin
+        self.total_bytes -= gone
+
+
+cdef bint lies_within(list spans, uint64_t position) except -1:
+    # spans: (a, z) in order, each from behind a up to z; those that end before the position, which only rises, are gone
+    cdef uint64_t a, z
+    while spans:
+        work(OBJECT)
+        a, z = spans[0]
+        if position <= a:
+            return False
+        if position <= z:
+            return True
+        del spans[0]
+    return False
+
+
+cdef Batch merge_batches(list batches):
+    # one Batch of several indexes', by position, each position once; ends where the first truncated one ends
+    cdef Batch b, out
+    cdef uint64_t horizon = <uint64_t>-1, best
+    cdef uint32_t total = 0, n = len(batches), i, which
+    cdef bint more = False
+    cdef uint32_t* at
+    if n == 1:
+        return <Batch>batches[0]
+    for b in batches:
+        total += b.count
+        if b.truncated:
+            more = True
+            if b.positions[b.count - 1] < horizon:
+                horizon = b.positions[b.count - 1]
+    out = batch_new(total)
+    at = <uint32_t*>malloc((n if n else 1) * sizeof(uint32_t))
+    if at == NULL:
+        raise MemoryError
+    work(total * (RECORD + <uint64_t>n * (2 * PLACE)))
+    for i in range(n):
+        at[i] = 0
+    try:
+        while True:
+            best = <uint64_t>-1
+            which = 0
+            for i in range(n):
+                b = <Batch>batches[i]
+                if at[i] < b.count and b.positions[at[i]] < best:
+                    best = b.positions[at[i]]
+                    which = i
+            if best == <uint64_t>-1 or best > horizon:
+                break
+            out.positions[out.count] = best
+            out.messages.append((<Batch>batches[which]).messages[at[which]])
+            out.count += 1
+            for i in range(n):
+                b = <Batch>batches[i]
+                if at[i] < b.count and b.positions[at[i]] == best:
+                    at[i] += 1
+    finally:
+        free(at)
+    out.truncated = more
+    return out
+
+
+# ---------------------------------------------------------------- mesh entries
+
+
+@cython.final
+cdef class Packed:
+    def __dealloc__(self):
+        free(self.at)
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, self.at, self.size, 1, flags)
+
+    def __len__(self):
+        return self.size
+
+    @property
+    def entry_count(self):
+        return self.entries
+
+    cdef uint8_t* room(self, uint32_t n) except NULL:
+        cdef uint64_t cap
+        cdef uint8_t* b
+        if self.cap - self.size < n:
+            cap = self.cap * <uint64_t>2 if self.cap else 1024
+            while cap < <uint64_t>self.size + n:
+                cap *= 2
+            if cap > 0xFFFFFFFF:
+                raise MemoryError
+            b = <uint8_t*>realloc(self.at, cap)
+            if b == NULL:
+                raise MemoryError
+            self.at = b
+            self.cap = <uint32_t>cap
+        b = self.at + self.size
+        self.size += n
+        return b
+
+    cdef int entry(self, const Content* c, uint8_t flags, const Choice* choice) except -1:
+        # flags: ENTRY_OWN_FRAME and ENTRY_RETAINED_ONLY from the caller, the others from the content
+        cdef uint32_t n = 19 + c.topic_len + c.props_len
+        cdef uint8_t* p
+        flags |= c.qos
+        if c.retain:
+            flags |= ENTRY_RETAIN
+        if c.expires:
+            flags |= ENTRY_EXPIRES
+            n += 8
+        if choice != NULL:
+            flags |= ENTRY_SHARED
+            n += CHOICE_BYTES + choice.group_len
+        if not flags & ENTRY_OWN_FRAME:
+            n += c.payload_len
+        work(RECORD + n // 1024 * KIBI)
+        p = self.room(n)
+        p[0] = flags
+        p = put16(p + 1, c.topic_len)
+        p = put32(p, c.props_len)
+        p = put32(p, c.payload_len)
+        p = put64(p, c.number)
+        if c.expires:
+            p = put64(p, c.expires)
+        if choice != NULL:
+            p[0] = choice.insist
+            p = put16(put64(p + 1, choice.key), choice.group_len)
+            memcpy(p, choice.group, choice.group_len)
+            p += choice.group_len
+        memcpy(p, c.topic, c.topic_len)
+        p += c.topic_len
+        if c.props_len:
+            memcpy(p, c.props, c.props_len)
+            p += c.props_len
+        if not flags & ENTRY_OWN_FRAME:
+            memcpy(p, c.payload, c.payload_len)
+        self.entries += 1
+        return 0
+
+
+cdef int64_t read_entry(const uint8_t* p, size_t n, Entry* out) except -1:
+    cdef const uint8_t* at = p
+    cdef const uint8_t* end = p + n
+    cdef Content* c = &out.content
+    cdef uint64_t need
+    work(RECORD)
+    if n < 19:
+        raise ValueError("mesh entry cut off")
+    out.flags = p[0]
+    c.qos = out.flags & ENTRY_QOS
+    if c.qos == 3:
+        raise ValueError("mesh entry with QoS 3")
+    c.retain = (out.flags & ENTRY_RETAIN) != 0
+    c.topic_len = <unsigned short>get16(p + 1)
+    c.props_len = get32(p + 3)
+    c.payload_len = get32(p + 7)
+    c.number = get64(p + 11)
+    c.expires = 0
+    c.expiry_offset = -1
+    at += 19
+    if out.flags & ENTRY_EXPIRES:
+        if end - at < 8:
+            raise ValueError("mesh entry cut off")
+        c.expires = get64(at)
+        at += 8
+    out.group = NULL
+    out.group_len = 0
+    out.insist = 0
+    out.key = 0
+    if out.flags & ENTRY_SHARED:
+        if end - at < CHOICE_BYTES:
+            raise ValueError("mesh entry cut off")
+        out.insist = at[0]
+        out.key = get64(at + 1)
+        out.group_len = get16(at + 9)
+        at += CHOICE_BYTES
+        if <uint64_t>(end - at) < out.group_len:
+            raise ValueError("mesh entry cut off")
+        out.group = at
+        at += out.group_len
+    need = <uint64_t>c.topic_len + c.props_len + (0 if out.flags & ENTRY_OWN_FRAME else c.payload_len)
+    if <uint64_t>(end - at) < need:
+        raise ValueError("mesh entry cut off")
+    c.topic = at
+    at += c.topic_len
+    c.props = at
+    at += c.props_len
+    if out.flags & ENTRY_OWN_FRAME:
+        c.payload = NULL
+    else:
+        c.payload = at
+        at += c.payload_len
+    return at - p
+
+
+def without_words(const uint8_t[::1] part not None):
+    """A copy of packed entries, for a worker that may come back as another incarnation: what its broker had to say to
+    the sibling's (questions, flags) was for its own time and has no kind any more. ValueError: it is damaged."""
+    cdef size_t at = 0, n = <size_t>part.shape[0], begin
+    cdef Entry e
+    cdef bytes copy = PyBytes_FromStringAndSize(<const char*>&part[0], <Py_ssize_t>n) if n else b""
+    cdef uint8_t* p = <uint8_t*><char*>copy         # nobody else has it yet
+    while at < n:
+        begin = at
+        at += read_entry(p + begin, n - begin, &e)
+        # (who published the entry that follows is as true as that is)
+        if e.flags & ENTRY_CONTROL and e.content.topic_len and e.content.topic[0] != c'^':
+            (<uint8_t*>e.content.topic)[0] = c'.'
+    return copy
+
+
+def pack_messages(list messages not None):
+    """Messages as mesh entries in one buffer: an answer to a sibling's question for retained messages."""
+    cdef Packed packed = Packed.__new__(Packed)
+    cdef Message m
+    for m in messages:
+        packed.entry(&m.content, 0, NULL)
+    return PyBytes_FromStringAndSize(<char*>packed.at, packed.size)
+
+
+def unpack_messages(bytes data not None, expiry_offset):
+    """The messages of `pack_messages`; `expiry_offset(properties)` says where an expiry stands."""
+    cdef const uint8_t* p = <const uint8_t*><const char*>data
+    cdef size_t at = 0, n = len(data)
+    cdef Entry e
+    cdef Message m
+    out = []
+    while at < n:
+        at += read_entry(p + at, n - at, &e)
+        if e.flags & ENTRY_OWN_FRAME:
+            raise ValueError("mesh entry without its payload")
+        if e.content.expires:
+            e.content.expiry_offset = expiry_offset(PyBytes_FromStringAndSize(<const char*>e.content.props,
+                                                                              e.content.props_len))
+        m = message_copy(&e.content, None)
+        out.append(m)
+    return out

@@ -1,0 +1,1 @@
+"""Jobs that write Parquet, and what they have committed."""

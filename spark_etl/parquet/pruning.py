@@ -1,0 +1,56 @@
+"""The job `prune`: snapshots that are in the Parquet are removed, but for the newest of each host."""
+
+from __future__ import annotations
+
+import shutil
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from leveldb_store.snapshots.snapshot import NAME
+from spark_etl.jobs import JobError
+from spark_etl.parquet.job import found, taken_of
+from spark_etl.parquet.output import Commit, Output
+from spark_etl.tables.snapshots import Snapshot
+
+__all__ = ["add_options", "prunable", "run"]
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Of the job."""
+    parser.add_argument("--snapshots", required=True, help="directories of snapshots, with commas between them")
+    parser.add_argument("--out", required=True, type=Path, help="directory of the Parquet tables")
+    parser.add_argument("--keep", type=_count, default=2, help="so many of each host stay (%(default)s)")
+
+
+def run(options: Namespace) -> int:
+    """Do it, and say which. While the output is locked no job reads them."""
+    if not Output(options.out).is_there:
+        raise JobError(f"{options.out}: is no output of the job parquet")
+    with Output(options.out) as output:
+        for snapshot in prunable(found(options.snapshots), output.last(), options.keep):
+            try:
+                # without it a directory is no snapshot, so a half of one is never read
+                (snapshot.directory / NAME).unlink()
+                shutil.rmtree(snapshot.directory)
+            except OSError as error:
+                raise JobError(f"{snapshot.directory}: {error.strerror or error}") from None
+            print(f"removed {snapshot.directory}")
+    return 0
+
+
+def prunable(snapshots: Sequence[Snapshot], commit: Commit, keep: int) -> list[Snapshot]:
+    """Those that were taken, but the newest `keep` of each host. `snapshots`: by their times."""
+    taken = {each.identity for each in commit.snapshots}
+    gone = []
+    for host in sorted({snapshot.host for snapshot in snapshots}):
+        there = [snapshot for snapshot in snapshots if snapshot.host == host]
+        old = there[: len(there) - keep] if keep else there
+        gone += [snapshot for snapshot in old if taken_of(snapshot).identity in taken]
+    return gone
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise ArgumentTypeError(f"{text!r} is no number of snapshots")
+    return int(text)

@@ -1,0 +1,1 @@
+"""The data source `mqttd` for Spark: planning, tasks, the stream reader."""

@@ -1,0 +1,167 @@
+"""The data source `mqttd` for Spark (Python Data Source API).
+
+    load(PATHS)               snapshots (`spark_etl.tables.snapshots.find`) option("table", NAME)     default: messages
+    option("columns", A,B)    only these columns: what is not wanted is not decoded option("partition_bytes", N)  of
+    files, for one task option("scratch", DIR)    where clones of stores are made; default: beside them
+    option("missing", "skip")  of streams (`spark_etl.source.stream_reader`): what was removed before a snapshot had it
+    is no error option("metrics", DIR)    each task writes there what it has read, as NUMBER.json
+
+Spark makes a `MqttdSource` in a Python process on the driver, which plans, and pickles the reader for the tasks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from spark_etl.source.plan import PARTITION_BYTES, spans_of
+from spark_etl.source.stream_reader import ArrivalsReader
+from spark_etl.tables import clones
+from spark_etl.tables.catalogue import Column, Table, table_of
+from spark_etl.tables.conditions import Conditions, conditions_of
+from spark_etl.tables.frames import Counts, Frames
+from spark_etl.tables.manifests import OF_MANIFESTS
+from spark_etl.tables.reading import Span, read
+from spark_etl.tables.snapshots import find, store_at, stores_of
+
+__all__ = ["MqttdReader", "MqttdSource", "OptionError"]
+
+OPTIONS: Final = {"path", "paths", "table", "columns", "partition_bytes", "scratch", "metrics", "missing"}
+
+
+class OptionError(Exception):
+    """An option is wrong: one line."""
+
+
+class MqttdSource(DataSource):
+    """`spark.read.format("mqttd")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Of the format."""
+        return "mqttd"
+
+    def schema(self) -> str:
+        """The columns that are wanted. Raises OptionError, TableError, SnapshotError."""
+        options = Options.of(dict(self.options))
+        find(options.paths)
+        return ", ".join(f"`{column.name}` {column.type}" for column in options.columns)
+
+    def reader(self, schema: StructType) -> MqttdReader:
+        """Of a query."""
+        return MqttdReader(Options.of(dict(self.options)), schema)
+
+    def streamReader(self, schema: StructType) -> ArrivalsReader:  # noqa: N802  Spark's name
+        """Of a stream."""
+        return ArrivalsReader(Options.of(dict(self.options)), schema)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What was asked for, looked at."""
+
+    paths: str
+    table: Table
+    columns: tuple[Column, ...]
+    partition_bytes: int = PARTITION_BYTES
+    scratch: str | None = None
+    metrics: str | None = None
+    missing: str = "fail"
+
+    @classmethod
+    def of(cls, given: dict[str, str]) -> Options:
+        """Of the options of a DataFrameReader. Raises OptionError, TableError."""
+        given = {name.lower(): value for name, value in given.items()}
+        unknown = given.keys() - OPTIONS
+        if unknown:
+            raise OptionError(
+                f"there is no option {', '.join(sorted(unknown))}; there are {', '.join(sorted(OPTIONS))}"
+            )
+        paths = given.get("path", "")
+        if "paths" in given:
+            paths = ",".join(json.loads(given["paths"]))
+        if not paths:
+            raise OptionError("no snapshot is named: load(DIRECTORY)")
+        table = table_of(given.get("table", "messages"))
+        names = [name.strip() for name in given.get("columns", ",".join(table.names)).split(",")]
+        size = given.get("partition_bytes", str(PARTITION_BYTES))
+        if not size.isdecimal() or not int(size):
+            raise OptionError(f"partition_bytes is {size!r}, not a number of bytes")
+        missing = given.get("missing", "fail")
+        if missing not in ("fail", "skip"):
+            raise OptionError(f"missing is {missing!r}, neither fail nor skip")
+        return cls(
+            paths, table, table.chosen(names), int(size), given.get("scratch") or None, given.get("metrics") or None,
+            missing,
+        )  # fmt: skip
+
+
+class Part(InputPartition):
+    """What a task reads: spans of keys of a store, or what the manifest says of it."""
+
+    def __init__(self, number: int, directory: str, worker: int, spans: list[Span]) -> None:
+        super().__init__(number)
+        self.directory = directory
+        self.worker = worker
+        self.spans = spans
+
+
+class MqttdReader(DataSourceReader):
+    """Plans a query, and reads the parts of it."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._conditions = Conditions()
+        options.table.chosen(schema.names)
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
+        """What need not be read. Spark looks at all rows once more."""
+        self._conditions = conditions_of(filters)
+        return filters
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Of all stores. Raises SnapshotError."""
+        options = self._options
+        stores = stores_of(find(options.paths))
+        for place in sorted({clones.place_of(store.path, options.scratch) for store in stores}):
+            clones.sweep(place)
+        parts: list[InputPartition] = []
+        for store in stores:
+            spans: Iterable[list[Span]] = [[]]
+            if options.table.name not in OF_MANIFESTS:
+                spans = spans_of(store, options.table.name, self._conditions, options.partition_bytes, options.scratch)
+            for each in spans:
+                parts.append(Part(len(parts), str(store.snapshot.directory), store.facts.worker, each))
+        return parts
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a part. Raises SnapshotError."""
+        if not isinstance(partition, Part):
+            return  # Spark's own, where there is nothing to read
+        options = self._options
+        store = store_at(partition.directory, partition.worker)
+        frames = Frames(to_arrow_schema(self._schema, timezone="UTC"), store, Counts())
+        if options.table.name in OF_MANIFESTS:
+            yield from OF_MANIFESTS[options.table.name](store, frames)
+        else:
+            yield from read(store, options.table.name, partition.spans, self._conditions, frames, options.scratch)
+        if options.metrics:
+            _write(Path(options.metrics), partition, frames.counts)
+
+
+def _write(directory: Path, part: Part, counts: Counts) -> None:
+    # a task that is tried again writes the same file
+    directory.mkdir(parents=True, exist_ok=True)
+    half = directory / f".{part.value}-{os.getpid()}"
+    half.write_text(json.dumps({"snapshot": part.directory, "store": part.worker, **counts.as_dict()}) + "\n")
+    half.rename(directory / f"{part.value}.json")

@@ -1,0 +1,46 @@
+"""Parquet files by date and tenant, of about the size that is good to read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from leveldb_store.format.archive_schema import TENANT
+from spark_etl.source.plan import PARTITION_BYTES
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["DAY_MICROSECONDS", "FILE_BYTES", "LOGS", "files_of_rows", "files_of_stores", "write"]
+
+LOGS: Final = {"messages": "messages", "events": "events", "counters": "events", "drops": "events"}
+"""Tables of which each row is there once, and the kind of their sequences (`spark_etl.source.coverage`)."""
+
+FILE_BYTES: Final = 128 << 20
+"""Of a Parquet file, about: what is read in a second or two."""
+
+_ROWS: Final = 2_000_000
+DAY_MICROSECONDS: Final = 86_400_000_000
+
+
+def write(rows: DataFrame, table: str, directory: Path, files: int) -> None:
+    """Rows to Parquet, by date (UTC) and tenant, by so many tasks: as many files for each date and tenant, at most."""
+    from pyspark.sql import functions as sf
+
+    microseconds = "shiftright(number, 8)" if table in LOGS else "unix_micros(taken)"
+    rows = rows.withColumn("date", sf.expr(f"date_from_unix_date(int({microseconds} div {DAY_MICROSECONDS}))"))
+    if "tenant" not in rows.columns:
+        rows = rows.withColumn("tenant", sf.lit(TENANT))
+    rows.coalesce(files).write.partitionBy("date", "tenant").parquet(str(directory))
+
+
+def files_of_rows(rows: int) -> int:
+    """How many files so many short rows are worth."""
+    return 1 + rows // _ROWS
+
+
+def files_of_stores(size: int, parallel: int) -> int:
+    """How many files are worth the messages in so many bytes of stores: one, or one for each of the tasks at a time, or
+    as many as are not too large.
+    """
+    return min(-(-size // PARTITION_BYTES) or 1, max(parallel, -(-size // FILE_BYTES)))

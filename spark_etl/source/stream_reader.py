@@ -1,0 +1,180 @@
+"""The stream reader of the data source `mqttd`: what is new in a directory in which snapshots arrive.
+
+    spark.readStream.format("mqttd").option("table", "messages").load(DIRECTORY)
+
+Of the archive's messages, and of the tables that are made of events. An offset says for each sequence up to which
+number it was read, and how much of it was stored up to there (`spark_etl.source.coverage`). What lies between two
+offsets is the same whichever snapshot has it, so a batch that is read again after a crash has the same rows, also when
+other snapshots have arrived since, or some that have it as well have been removed.
+
+What is not so is an error, of one line: something was removed by retention before a snapshot was taken (unless
+`option("missing", "skip")`), or the snapshot is of a copy of the data directory that has gone on by itself. Snapshots
+that are older than what was read are passed over. The job `parquet` knows better, because it can look at its output.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import plyvel
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from leveldb_store.format.schema import SchemaError
+from leveldb_store.snapshots.clone import CloneError
+from leveldb_store.snapshots.snapshot import NAME
+from spark_etl.source.coverage import Run, Stretch, runs_of
+from spark_etl.source.files import LOGS
+from spark_etl.tables import clones
+from spark_etl.tables.conditions import Conditions
+from spark_etl.tables.frames import Counts, Frames
+from spark_etl.tables.reading import Span, read
+from spark_etl.tables.snapshots import Snapshot, SnapshotError, Store, damage, find, stores_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.streaming.datasource import ReadLimit
+    from pyspark.sql.types import StructType
+
+    from spark_etl.source.data_source import Options
+
+__all__ = ["ArrivalsReader"]
+
+Offset = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part(InputPartition):
+    """Keys of one sequence in one store."""
+
+    directory: str
+    worker: int
+    span: Span
+
+
+@dataclass(slots=True)
+class _Place:
+    """Up to where a sequence was read: the number, and how much was stored up to it."""
+
+    number: int
+    behind: int
+
+
+class ArrivalsReader(DataSourceStreamReader):
+    """Plans batches on the driver, and reads the parts of them. Methods raise SnapshotError."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        if options.table.name not in LOGS:
+            raise SnapshotError(f"{options.table.name} cannot be streamed; {', '.join(LOGS)} can")
+        self._options = options
+        self._schema = schema
+
+    def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
+        """Nothing was read."""
+        return {}
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802, ARG002
+        """Of all that has arrived."""
+        found = {name: _Place(**place) for name, place in start.items()}
+        for snapshot in self._arrived():
+            for name, stretch in self._stretches(snapshot):
+                if name not in found or found[name].number < stretch.last:
+                    found[name] = _Place(stretch.last, stretch.behind)
+        return {name: {"number": each.number, "behind": each.behind} for name, each in sorted(found.items())}
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        """What lies between two offsets."""
+        places = {name: _Place(**place) for name, place in start.items()}
+        wanted = {name: int(place["number"]) for name, place in end.items()}
+        parts: list[InputPartition] = []
+        if start == end:
+            return parts
+        for snapshot in self._arrived():
+            if any(places.get(name, _Place(0, 0)).number < number for name, number in wanted.items()):
+                parts += self._parts(snapshot, places, wanted)
+        for name, number in wanted.items():
+            if places.get(name, _Place(0, 0)).number < number:
+                raise SnapshotError(f"{self._options.paths}: no snapshot has {name} up to number {number} any more")
+        return parts
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a part."""
+        assert isinstance(partition, _Part)
+        options = self._options
+        (snapshot,) = find(partition.directory)
+        store = Store(snapshot, snapshot.manifest.stores[partition.worker])
+        frames = Frames(to_arrow_schema(self._schema, timezone="UTC"), store, Counts())
+        yield from read(store, options.table.name, [partition.span], Conditions(), frames, options.scratch)
+
+    def commit(self, end: Offset) -> None:
+        """Nothing is kept of what was read."""
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+    # ---------------------------------------------------------------- on the driver
+
+    def _arrived(self) -> list[Snapshot]:
+        # in the order of their times; there may be none yet
+        texts = self._options.paths.split(",")
+        if not any(Path(text).is_dir() and next(Path(text).rglob(NAME), None) for text in texts):
+            return []
+        return sorted(find(self._options.paths), key=lambda each: (each.manifest.taken_ms, str(each.directory)))
+
+    def _runs(self, snapshot: Snapshot) -> Iterator[tuple[Store, str, Run]]:
+        # those that the table is made of; a run may be asked until the next is taken
+        for store in stores_of([snapshot]):
+            try:
+                with clones.cloned(store.path, self._options.scratch) as db:
+                    for run in runs_of(db, store):
+                        if run.sequence.kind == LOGS[self._options.table.name]:
+                            yield (
+                                store,
+                                "/".join(map(str, (run.sequence.host, run.sequence.worker, run.sequence.rule))),
+                                run,
+                            )
+            except (CloneError, SchemaError, plyvel.Error, OSError) as error:
+                raise SnapshotError(f"{damage(store)} ({error})") from None
+
+    @functools.cached_property
+    def _known(self) -> dict[tuple[str, int], list[tuple[str, Stretch]]]:
+        return {}
+
+    def _stretches(self, snapshot: Snapshot) -> list[tuple[str, Stretch]]:
+        key = str(snapshot.directory), snapshot.manifest.taken_ms
+        if key not in self._known:
+            self._known[key] = [(name, run.stretch) for _, name, run in self._runs(snapshot)]
+        return self._known[key]
+
+    def _parts(self, snapshot: Snapshot, places: dict[str, _Place], wanted: dict[str, int]) -> Iterator[InputPartition]:
+        for store, name, run in self._runs(snapshot):
+            last = min(wanted.get(name, 0), run.stretch.last)
+            place = places.get(name)
+            if (place is not None and last <= place.number) or last < run.stretch.first:
+                continue
+            if place is not None:
+                self._compare(snapshot, name, place, run)
+            behind = run.counted(last)
+            if behind is None:
+                continue  # another one has it
+            span = Span(run.key(place.number + 1 if place else 0), run.key(last) + b"\0")
+            yield _Part(str(snapshot.directory), store.facts.worker, span)
+            places[name] = _Place(last, behind)
+
+    def _compare(self, snapshot: Snapshot, name: str, place: _Place, run: Run) -> None:
+        # whether it goes on where the last one has ended
+        stretch = run.stretch
+        found = run.counted(place.number) if stretch.first <= place.number else min(place.behind, stretch.before)
+        if found != place.behind:
+            raise SnapshotError(
+                f"{snapshot.directory}: {name} has not the history of what was read up to {place.number}"
+            )
+        if stretch.first > place.number and stretch.before > place.behind and self._options.missing != "skip":
+            raise SnapshotError(
+                f"{snapshot.directory}: {name}: {stretch.before - place.behind:,} behind number {place.number} were "
+                "removed before a snapshot was taken"
+            )

@@ -1,0 +1,104 @@
+"""What reads which table: by the version of the stores' schema, then by table, then by family of keys.
+
+A store is read in spans of keys, each of one family. What a family's reader is given is a `Reading`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import plyvel
+
+from leveldb_store.format import schema
+from leveldb_store.format.schema import SchemaError
+from leveldb_store.snapshots.clone import CloneError
+from leveldb_store.snapshots.snapshot import SnapshotError
+from spark_etl.tables import clones, cursors, messages, state
+from spark_etl.tables import event_tables as happened
+from spark_etl.tables.conditions import Conditions
+from spark_etl.tables.frames import Frames
+from spark_etl.tables.snapshots import Store, damage
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Reading", "Span", "families_of", "read"]
+
+
+class Span(NamedTuple):
+    """Keys of one family, from `start` on, before `stop`."""
+
+    start: bytes
+    stop: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A clone of a store, and what is wanted of it."""
+
+    db: plyvel.DB
+    store: Store
+    conditions: Conditions
+    frames: Frames
+
+    def get(self, key: bytes) -> bytes | None:
+        """The record with this key."""
+        value: bytes | None = self.db.get(key, verify_checksums=True)
+        return value
+
+    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Records with these keys."""
+        with closing(self.db.iterator(start=start, stop=stop, fill_cache=False, verify_checksums=True)) as found:
+            yield from found
+
+
+_Reader = Callable[[Reading, bytes, bytes], Iterator["pa.RecordBatch"]]
+
+_TABLES: Final[dict[str, dict[bytes, _Reader]]] = {
+    "messages": {
+        schema.ARCHIVED: messages.archived,
+        schema.BLOCK: messages.logged,
+        schema.QUEUED: messages.kept,
+    },
+    "retained": {schema.RETAINED: messages.retained},
+    "sessions": {schema.SESSION: state.sessions},
+    "subscriptions": {schema.SUBSCRIPTION: state.subscriptions, schema.REPLAY: state.replays},
+    "inflight": {schema.WINDOW: state.inflight},
+    "cursors": {schema.SESSION: cursors.cursors},
+    "handoff": {schema.HANDOFF: state.handoff},
+    "events": {schema.EVENT: happened.events},
+    "counters": {schema.EVENT: happened.counters},
+    "drops": {schema.EVENT: happened.drops},
+}
+
+#: by schema version; the decoders of `leveldb_store` tell by each record which form it has
+_VERSIONS: Final = dict.fromkeys(range(schema.OLDEST_VERSION, schema.VERSION + 1), _TABLES)
+
+
+def families_of(store: Store, table: str) -> dict[bytes, _Reader]:
+    """The families of keys of which a table is made, and what reads them. Raises SnapshotError."""
+    version = store.snapshot.manifest.schema
+    if version not in _VERSIONS:
+        raise SnapshotError(
+            f"{store.snapshot.directory}: the stores have schema version {version}, "
+            f"this mqttd reads {', '.join(map(str, _VERSIONS))}"
+        )
+    return _VERSIONS[version][table]
+
+
+def read(
+    store: Store, table: str, spans: list[Span], conditions: Conditions, frames: Frames, scratch: str | None
+) -> Iterator[pa.RecordBatch]:
+    """Rows of a table from spans of one store. Raises SnapshotError, with the file that is to blame."""
+    readers = families_of(store, table)
+    try:
+        with clones.cloned(store.path, scratch) as db:
+            frames.counts.clones += 1
+            reading = Reading(db, store, conditions, frames)
+            for span in spans:
+                yield from readers[span.start[:1]](reading, span.start, span.stop)
+    except (CloneError, SchemaError, plyvel.Error) as error:
+        raise SnapshotError(f"{damage(store)} ({error})") from None
