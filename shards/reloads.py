@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from shards.policy import Policy
 from shards.worker_context import Message
-
-if TYPE_CHECKING:
-    from shards.supervisor import Policy
 
 
 class ReloadRefused(Exception):

@@ -52,6 +52,7 @@ from shards.clock import HostClock
 from shards.console import Console
 from shards.cores import usable_cpus
 from shards.notify import Notifier
+from shards.policy import Policy
 from shards.reloads import Reload, Reloaded, ReloadRefused
 from shards.runtime_dir import RuntimeDir
 from shards.worker_context import HEARTBEAT_SECONDS, ControlSeat, Message, Seat, messages, send_message
@@ -60,7 +61,6 @@ __all__ = [
     "HEARTBEAT_SECONDS",
     "ControlSeat",
     "Log",
-    "Policy",
     "ReloadRefused",
     "Reloaded",
     "Seat",
@@ -79,14 +79,6 @@ _DEATHS_MAX = 10
 _DEATHS_SECONDS = 60.0
 _WATCHED = signals.STOPPING | signals.IGNORED | {signal.SIGHUP, signal.SIGCHLD}
 _WATCHED_BY_CHILDREN = frozenset({stacks.SIGNAL})
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """The supervisor's own bounds."""
-
-    worker_hang_seconds_max: float = 10.0
-    stop_seconds_max: float = 10.0
 
 
 @dataclass(slots=True)

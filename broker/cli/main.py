@@ -34,10 +34,10 @@ from shards.data_dir import DataDir, DataDirError
 from shards.descriptors import left_for_connections, raise_descriptor_limit
 from shards.listening import CannotListen
 from shards.obituary import Obituary
+from shards.policy import Policy
 from shards.runtime_dir import RuntimeDir, RuntimeDirError
 from shards.supervisor import (
     ControlSeat,
-    Policy,
     Reloaded,
     ReloadRefused,
     Seat,

@@ -1,7 +1,7 @@
 """A snapshot: a copy of all stores of a broker, made while it runs, and a list of what is in it.
 
-    DIR/worker-I        a clone of the store of worker I (leveldb_store.snapshots.clone), sealed: nothing is left in its
-    log DIR/snapshot.json   `Manifest`, written last: a directory without it is no snapshot
+    DIR/worker-I        a clone of the store of worker I (leveldb_store.snapshots.clone), sealed: its log is empty
+    DIR/snapshot.json   `Manifest`, written last: a directory without it is no snapshot
 
 Each store is a prefix of what its worker has committed; they are not of one instant. What was acknowledged before it
 began is in it. One thing has to be seen to: what worker A keeps for its sibling B in its hand-off log (family H) it

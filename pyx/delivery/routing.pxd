@@ -3,17 +3,17 @@
 
 A Router is made in layers, each a file of its own that knows only those below it:
 
-    pyx.delivery.routing     Routing     the state; the publish in hand; the log of the tick
-    pyx.delivery.answering   Answering   acks and other answers, and what they wait for
-    pyx.delivery.windows     Windows     what a disk has of a session's windows, and what waits for it
-    pyx.delivery.back_pressure     Holding     publishers that are made to wait: too fast, a full session, no memory
-    pyx.delivery.bounding    Bounding    sessions that are behind: how much waits for them, its bounds, and forgetting
-    pyx.delivery.backlog     Backlog     sessions that are behind: reading the log, resending
-    pyx.delivery.fanout      FanOut      from a match to its subscribers; what is retained
-    pyx.delivery.siblings    Siblings    the other workers: entries for them, entries from them
-    pyx.delivery.sharing     Sharing     share groups: which worker, which member, and who next when that one is gone
-    pyx.delivery.ending      Ending      how sessions end
-    pyx.delivery.router      Router      a publish; subscriptions and sessions; the tick
+    pyx.delivery.routing        Routing      the state; the publish in hand; the log of the tick
+    pyx.delivery.answering      Answering    acks and other answers, and what they wait for
+    pyx.delivery.windows        Windows      what a disk has of a session's windows, and what waits for it
+    pyx.delivery.back_pressure  Holding      publishers that are made to wait: too fast, a full session, no memory
+    pyx.delivery.bounding       Bounding     sessions that are behind: how much waits for them, its bounds, and forgetting
+    pyx.delivery.backlog        Backlog      sessions that are behind: reading the log, resending
+    pyx.delivery.fanout         FanOut       from a match to its subscribers; what is retained
+    pyx.delivery.siblings       Siblings     the other workers: entries for them, entries from them
+    pyx.delivery.sharing        Sharing      share groups: which worker, which member, and who next when that one is gone
+    pyx.delivery.ending         Ending       how sessions end
+    pyx.delivery.router         Router       a publish; subscriptions and sessions; the tick
 """
 from cpython.ref cimport PyObject
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t

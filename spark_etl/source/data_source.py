@@ -1,10 +1,13 @@
 """The data source `mqttd` for Spark (Python Data Source API).
 
-    load(PATHS)               snapshots (`spark_etl.tables.snapshots.find`) option("table", NAME)     default: messages
-    option("columns", A,B)    only these columns: what is not wanted is not decoded option("partition_bytes", N)  of
-    files, for one task option("scratch", DIR)    where clones of stores are made; default: beside them
-    option("missing", "skip")  of streams (`spark_etl.source.stream_reader`): what was removed before a snapshot had it
-    is no error option("metrics", DIR)    each task writes there what it has read, as NUMBER.json
+    load(PATHS)                     snapshots (`spark_etl.tables.snapshots.find`)
+    option("table", NAME)           default: messages
+    option("columns", A,B)          only these columns: what is not wanted is not decoded
+    option("partition_bytes", N)    of files, for one task
+    option("scratch", DIR)          where clones of stores are made; default: beside them
+    option("missing", "skip")       of streams (`spark_etl.source.stream_reader`): what was removed before a snapshot
+                                    had it is no error
+    option("metrics", DIR)          each task writes there what it has read, as NUMBER.json
 
 Spark makes a `MqttdSource` in a Python process on the driver, which plans, and pickles the reader for the tasks.
 """
@@ -14,32 +17,24 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from spark_etl.source.plan import PARTITION_BYTES, spans_of
+from spark_etl.source.options import Options
+from spark_etl.source.plan import spans_of
 from spark_etl.source.stream_reader import ArrivalsReader
 from spark_etl.tables import clones
-from spark_etl.tables.catalogue import Column, Table, table_of
 from spark_etl.tables.conditions import Conditions, conditions_of
 from spark_etl.tables.frames import Counts, Frames
 from spark_etl.tables.manifests import OF_MANIFESTS
 from spark_etl.tables.reading import Span, read
 from spark_etl.tables.snapshots import find, store_at, stores_of
 
-__all__ = ["MqttdReader", "MqttdSource", "OptionError"]
-
-OPTIONS: Final = {"path", "paths", "table", "columns", "partition_bytes", "scratch", "metrics", "missing"}
-
-
-class OptionError(Exception):
-    """An option is wrong: one line."""
+__all__ = ["MqttdReader", "MqttdSource"]
 
 
 class MqttdSource(DataSource):
@@ -63,46 +58,6 @@ class MqttdSource(DataSource):
     def streamReader(self, schema: StructType) -> ArrivalsReader:  # noqa: N802  Spark's name
         """Of a stream."""
         return ArrivalsReader(Options.of(dict(self.options)), schema)
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What was asked for, looked at."""
-
-    paths: str
-    table: Table
-    columns: tuple[Column, ...]
-    partition_bytes: int = PARTITION_BYTES
-    scratch: str | None = None
-    metrics: str | None = None
-    missing: str = "fail"
-
-    @classmethod
-    def of(cls, given: dict[str, str]) -> Options:
-        """Of the options of a DataFrameReader. Raises OptionError, TableError."""
-        given = {name.lower(): value for name, value in given.items()}
-        unknown = given.keys() - OPTIONS
-        if unknown:
-            raise OptionError(
-                f"there is no option {', '.join(sorted(unknown))}; there are {', '.join(sorted(OPTIONS))}"
-            )
-        paths = given.get("path", "")
-        if "paths" in given:
-            paths = ",".join(json.loads(given["paths"]))
-        if not paths:
-            raise OptionError("no snapshot is named: load(DIRECTORY)")
-        table = table_of(given.get("table", "messages"))
-        names = [name.strip() for name in given.get("columns", ",".join(table.names)).split(",")]
-        size = given.get("partition_bytes", str(PARTITION_BYTES))
-        if not size.isdecimal() or not int(size):
-            raise OptionError(f"partition_bytes is {size!r}, not a number of bytes")
-        missing = given.get("missing", "fail")
-        if missing not in ("fail", "skip"):
-            raise OptionError(f"missing is {missing!r}, neither fail nor skip")
-        return cls(
-            paths, table, table.chosen(names), int(size), given.get("scratch") or None, given.get("metrics") or None,
-            missing,
-        )  # fmt: skip
 
 
 class Part(InputPartition):

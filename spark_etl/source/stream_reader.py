@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit
     from pyspark.sql.types import StructType
 
-    from spark_etl.source.data_source import Options
+    from spark_etl.source.options import Options
 
 __all__ = ["ArrivalsReader"]
 

@@ -26,7 +26,7 @@ from spark_etl.tables.state import shared, window_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from spark_etl.tables.reading import Reading
+    from spark_etl.tables.opened import Reading
 
 __all__ = ["cursors"]
 

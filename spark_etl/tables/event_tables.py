@@ -13,7 +13,7 @@ from spark_etl.tables.frames import instant
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from spark_etl.tables.reading import Reading
+    from spark_etl.tables.opened import Reading
 
 __all__ = ["counters", "drops", "events"]
 

@@ -25,7 +25,7 @@ from spark_etl.tables.frames import BYTES_MAX, ROWS, Frames
 from spark_etl.tables.records import ARCHIVED_LEAD, Records, starts_of
 
 if TYPE_CHECKING:
-    from spark_etl.tables.reading import Reading
+    from spark_etl.tables.opened import Reading
 
 __all__ = ["archived", "kept", "logged", "retained"]
 

@@ -1,13 +1,12 @@
 """What reads which table: by the version of the stores' schema, then by table, then by family of keys.
 
-A store is read in spans of keys, each of one family. What a family's reader is given is a `Reading`.
+A store is read in spans of keys, each of one family. What a family's reader is given is a
+`spark_etl.tables.opened.Reading`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import plyvel
@@ -16,16 +15,16 @@ from leveldb_store.format import schema
 from leveldb_store.format.schema import SchemaError
 from leveldb_store.snapshots.clone import CloneError
 from leveldb_store.snapshots.snapshot import SnapshotError
-from spark_etl.tables import clones, cursors, messages, state
-from spark_etl.tables import event_tables as happened
+from spark_etl.tables import clones, cursors, event_tables, messages, state
 from spark_etl.tables.conditions import Conditions
 from spark_etl.tables.frames import Frames
+from spark_etl.tables.opened import Reading
 from spark_etl.tables.snapshots import Store, damage
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Reading", "Span", "families_of", "read"]
+__all__ = ["Span", "families_of", "read"]
 
 
 class Span(NamedTuple):
@@ -33,26 +32,6 @@ class Span(NamedTuple):
 
     start: bytes
     stop: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """A clone of a store, and what is wanted of it."""
-
-    db: plyvel.DB
-    store: Store
-    conditions: Conditions
-    frames: Frames
-
-    def get(self, key: bytes) -> bytes | None:
-        """The record with this key."""
-        value: bytes | None = self.db.get(key, verify_checksums=True)
-        return value
-
-    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Records with these keys."""
-        with closing(self.db.iterator(start=start, stop=stop, fill_cache=False, verify_checksums=True)) as found:
-            yield from found
 
 
 _Reader = Callable[[Reading, bytes, bytes], Iterator["pa.RecordBatch"]]
@@ -69,9 +48,9 @@ _TABLES: Final[dict[str, dict[bytes, _Reader]]] = {
     "inflight": {schema.WINDOW: state.inflight},
     "cursors": {schema.SESSION: cursors.cursors},
     "handoff": {schema.HANDOFF: state.handoff},
-    "events": {schema.EVENT: happened.events},
-    "counters": {schema.EVENT: happened.counters},
-    "drops": {schema.EVENT: happened.drops},
+    "events": {schema.EVENT: event_tables.events},
+    "counters": {schema.EVENT: event_tables.counters},
+    "drops": {schema.EVENT: event_tables.drops},
 }
 
 #: by schema version; the decoders of `leveldb_store` tell by each record which form it has

@@ -19,8 +19,9 @@ from typing import Any
 
 from shards import handoff
 from shards.listening import CannotListen
+from shards.policy import Policy
 from shards.runtime_dir import RuntimeDir
-from shards.supervisor import Policy, Reloaded, ReloadRefused, Seat, Supervisor
+from shards.supervisor import Reloaded, ReloadRefused, Seat, Supervisor
 
 
 def _log(level: str, event: str, **fields: Any) -> None:

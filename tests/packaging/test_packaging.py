@@ -81,10 +81,11 @@ def built(tree: Path, request: pytest.FixtureRequest) -> tuple[Path, Path]:
 def take_modules(build: Path) -> None:
     """What was compiled for this tree is newer than its sources, there as well: it is not compiled again."""
     shutil.copytree(ROOT / "build" / "cython-release", build / "cython-release")
-    library = build / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}" / "pyx"
-    library.mkdir(parents=True)
-    for module in (ROOT / "pyx").glob("*.so"):
-        shutil.copyfile(module, library / module.name)
+    library = build / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
+    for module in (ROOT / "pyx").rglob("*.so"):
+        there = library / module.relative_to(ROOT)
+        there.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(module, there)
 
 
 def test_sdist(built: tuple[Path, Path]) -> None:

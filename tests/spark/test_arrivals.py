@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructType
 
 from leveldb_store.format.schema import StoredMessage
-from spark_etl.source.data_source import Options
+from spark_etl.source.options import Options
 from spark_etl.source.stream_reader import ArrivalsReader
 from spark_etl.tables.snapshots import SnapshotError
 from tests.made_snapshot import archive_of, number_at, snapshot_of

@@ -1,5 +1,6 @@
-"""Imports go one way: pyx at the bottom, the libraries above it, broker and loadtest on top. The table of folders in
-docs/architecture.md says the same (`tests.unit.test_documents`).
+"""Imports go one way: pyx at the bottom, the libraries above it, broker and loadtest on top; and inside of each folder
+there is no circle of packages, nor one of files. The table of folders in docs/architecture.md says the same
+(`tests.unit.test_documents`).
 
 This reads the imports of .py files with ``ast`` and the imports and cimports of .pyx and .pxd files line by line: tools
 that know only Python would not see half of them.
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.whole_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: what is pure Python of the store: analysts have no compiler
+#: packages of the store that are pure Python: analysts have no compiler
 PURE = ["format", "snapshots"]
 
 #: folder -> what it may import of ours, besides itself. A dotted name allows that module alone.
@@ -92,6 +93,72 @@ def test_imports_one_way() -> None:
     assert not found
 
 
+def module_of(path: Path) -> str:
+    """The dotted name of a source file; a package is its ``__init__``."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def arrows(folder: str) -> set[tuple[str, str]]:
+    """(importer, imported) for the files of a folder. An import for types alone counts as well; that of its own package
+    does not.
+    """
+    files = [path for suffix in ("py", "pyx", "pxd") for path in sorted((ROOT / folder).rglob(f"*.{suffix}"))]
+    modules = {module_of(path) for path in files}
+    found = set()
+    for path in files:
+        own = module_of(path)
+        read = of_python if path.suffix == ".py" else of_cython
+        for name in read(path.read_text(), ".".join(path.relative_to(ROOT).parent.parts)):
+            imported = name if name in modules else name.rpartition(".")[0]
+            if imported in modules and imported != own and not own.startswith(f"{imported}."):
+                found.add((own, imported))
+    return found
+
+
+def circle(edges: set[tuple[str, str]]) -> list[str]:
+    """One that these arrows make, or nothing."""
+    after: dict[str, set[str]] = {}
+    for begin, end in edges:
+        after.setdefault(begin, set()).add(end)
+    done: set[str] = set()
+
+    def follow(name: str, way: list[str]) -> list[str]:
+        if name in way:
+            return [*way[way.index(name) :], name]
+        if name in done:
+            return []
+        for each in sorted(after.get(name, ())):
+            if found := follow(each, [*way, name]):
+                return found
+        done.add(name)
+        return []
+
+    return next((found for name in sorted(after) if (found := follow(name, []))), [])
+
+
+def package(module: str) -> str:
+    """The package below the folder that a module lies in; a module that lies in none is one."""
+    return ".".join(module.split(".")[:2])
+
+
+@pytest.mark.parametrize("folder", ALLOWED)
+def test_packages_make_no_circle(folder: str) -> None:
+    """Arrows between the packages of a folder go one way."""
+    between = {(package(begin), package(end)) for begin, end in arrows(folder) if package(begin) != package(end)}
+    assert circle(between) == []
+
+
+@pytest.mark.parametrize("folder", ALLOWED)
+def test_files_make_no_circle(folder: str) -> None:
+    assert circle(arrows(folder)) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert circle({("a", "b"), ("b", "c"), ("c", "d"), ("d", "b"), ("x", "a")}) == ["b", "c", "d", "b"]
+    assert circle({("a", "b"), ("b", "c"), ("a", "c")}) == []
+
+
 @pytest.mark.parametrize(
     ("importer", "suffix", "line", "names"),
     [
@@ -106,7 +173,8 @@ def test_imports_one_way() -> None:
         ("pyx", "pxd", "from shards.placement cimport (\n    home,\n    owner)", ["shards.placement.home"]),
         ("pyx", "pyx", "cimport libc.string", []),
         ("spark_etl", "py", "from leveldb_store.format.schema import decode", []),
-        ("spark_etl", "py", "from leveldb_store import clone", []),
+        ("spark_etl", "py", "from leveldb_store.snapshots import clone", []),
+        ("spark_etl", "py", "from leveldb_store.engine import wal", ["leveldb_store.engine.wal"]),
         ("spark_etl", "py", "from leveldb_store import store", ["leveldb_store.store"]),
         ("spark_etl", "py", "import pyx", ["pyx"]),
         ("broker", "py", "from tests import wire", ["tests.wire"]),

@@ -1,0 +1,38 @@
+"""An open clone of a store, from which the rows of a table are read."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import plyvel
+
+    from spark_etl.tables.conditions import Conditions
+    from spark_etl.tables.frames import Frames
+    from spark_etl.tables.snapshots import Store
+
+__all__ = ["Reading"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A clone of a store, and what is wanted of it."""
+
+    db: plyvel.DB
+    store: Store
+    conditions: Conditions
+    frames: Frames
+
+    def get(self, key: bytes) -> bytes | None:
+        """The record with this key."""
+        value: bytes | None = self.db.get(key, verify_checksums=True)
+        return value
+
+    def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Records with these keys."""
+        with closing(self.db.iterator(start=start, stop=stop, fill_cache=False, verify_checksums=True)) as found:
+            yield from found
