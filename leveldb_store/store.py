@@ -76,7 +76,7 @@ class Held:
         return size
 
 
-class Log:
+class IndexState:
     """One index: where it ends, where it begins, and its tail."""
 
     __slots__ = (
@@ -136,7 +136,7 @@ class LevelStore:
         """(key, value, what is wrong) of records about indexes that nobody can read."""
         try:
             # number of an index that was not used since the start, or what is known of it
-            self._logs: dict[bytes, Log | int] = {}
+            self._logs: dict[bytes, IndexState | int] = {}
             self._next_number = 1 + self._find_numbers()
             gone = [schema.key_number(key) for key, _ in self._database.scan(schema.GONE)]
             self._next_number = max([self._next_number, *(1 + number for number in gone)])
@@ -167,9 +167,9 @@ class LevelStore:
         self._messages = 0
         self._bytes = 0
         # blocks in tails: (last position, ticket, bytes, the logs that list it)
-        self._recent: deque[tuple[int, int, int, list[Log]]] = deque()
+        self._recent: deque[tuple[int, int, int, list[IndexState]]] = deque()
         self._recent_bytes = 0
-        self._laid: list[Log] = []  # the logs that list the block that is being appended, as far as it is
+        self._laid: list[IndexState] = []  # the logs that list the block that is being appended, as far as it is
         self._is_partial = False  # some are still to come
         if self.archive.changes:
             for record, new in self.archive.changes:
@@ -203,7 +203,7 @@ class LevelStore:
         indexes, logs = block.indexes, self._laid
         for name, added in batches:
             spend(4 * STEP)
-            log = self._log(name) or self._new_log(name, batch)
+            log = self._log(name) or self._new_index(name, batch)
             value, begin, end, size = pack_part(added, log.messages, log.bytes, first, indexes)
             batch.put(schema.part_key(log.number, begin), value)
             self._work.size += len(value)
@@ -480,7 +480,7 @@ class LevelStore:
 
     # ------------------------------------------------------------ what is known of an index
 
-    def _log(self, name: bytes) -> Log | None:
+    def _log(self, name: bytes) -> IndexState | None:
         found = self._logs.get(name)
         if isinstance(found, int):
             try:
@@ -490,17 +490,17 @@ class LevelStore:
             self._count((0, 0), self._behind(found, found.low))
         return found
 
-    def _new_log(self, name: bytes, batch: WriteBatch | Held) -> Log:
-        log = self._logs[name] = Log(self._next_number)
+    def _new_index(self, name: bytes, batch: WriteBatch | Held) -> IndexState:
+        log = self._logs[name] = IndexState(self._next_number)
         self._next_number += 1
         batch.put(schema.name_key(name), schema.U32.pack(log.number))
         # a power cut must not take the name away and leave what is behind it under a number that is given again
         self._work.is_synced = True
         return log
 
-    def _load(self, number: int) -> Log:
+    def _load(self, number: int) -> IndexState:
         # from its first and last part; counts of what is deleted between cancel out
-        log = Log(number)
+        log = IndexState(number)
         spend(2 * SOUGHT)
         log.low = self._known(schema.trimmed_key(number), self._low_of) or 0
         if log.low:
@@ -555,7 +555,7 @@ class LevelStore:
             before = span.up_to
         return spans
 
-    def _running(self, log: Log, position: int) -> tuple[int, int]:
+    def _running(self, log: IndexState, position: int) -> tuple[int, int]:
         # (messages, bytes) of all that was ever appended up to and with `position`, which lies in no span
         if position >= log.last:
             return log.messages, log.bytes
@@ -571,7 +571,7 @@ class LevelStore:
                 found = max(found, (span.messages_up_to, span.bytes_up_to))
         return found
 
-    def _behind(self, log: Log, after: int) -> tuple[int, int]:
+    def _behind(self, log: IndexState, after: int) -> tuple[int, int]:
         # (messages, bytes) behind `after` that somebody may need
         if after >= log.last:
             return 0, 0
@@ -587,7 +587,7 @@ class LevelStore:
                 size -= span.bytes_up_to - span.bytes_after
         return messages, size
 
-    def _set_spans(self, log: Log, spans: list[Span]) -> None:
+    def _set_spans(self, log: IndexState, spans: list[Span]) -> None:
         # The low-water mark goes with them, as a span from the beginning: parts of a span that it has passed are
         # deleted, those before may not be yet, and their counts must fit together after a crash, too
         log.spans = spans

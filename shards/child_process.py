@@ -10,20 +10,20 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-__all__ = ["ApartFailed", "apart"]
+__all__ = ["ChildFailed", "run_in_child"]
 
 _PR_SET_PDEATHSIG = 1
 _TEXT_BYTES_MAX = 4096
 
 
-class ApartFailed(Exception):
+class ChildFailed(Exception):
     """It ended without having done its work. Its text is one line."""
 
 
-def apart(work: Callable[[], None], refused: type[Exception]) -> None:
+def run_in_child(work: Callable[[], None], refused: type[Exception]) -> None:
     """Call `work` in a child process and wait for its end. No other thread may run: none goes along, and LevelDB, for
     one, would wait in the child for the one that it had here. What it raises of kind `refused` is raised here as
-    ApartFailed, with its text; anything else, and a child that was killed, likewise. The child never outlives its
+    ChildFailed, with its text; anything else, and a child that was killed, likewise. The child never outlives its
     parent.
     """
     libc = ctypes.CDLL(None)
@@ -46,9 +46,9 @@ def apart(work: Callable[[], None], refused: type[Exception]) -> None:
     _, status = os.waitpid(pid, 0)
     exit_status = os.waitstatus_to_exitcode(status)
     if exit_status < 0:
-        raise ApartFailed(f"killed by {signal.Signals(-exit_status).name}")
+        raise ChildFailed(f"killed by {signal.Signals(-exit_status).name}")
     if exit_status:
-        raise ApartFailed(text or f"exit status {exit_status}")
+        raise ChildFailed(text or f"exit status {exit_status}")
 
 
 def _work(work: Callable[[], None], refused: type[Exception], say: int) -> NoReturn:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from shards.worker_context import Message
+from shards.worker_channel import Message
 
 __all__ = ["QUESTION_BYTES_MAX", "Console", "Written"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shards.policy import Policy
-from shards.worker_context import Message
+from shards.worker_channel import Message
 
 
 class ReloadRefused(Exception):
@@ -23,7 +23,7 @@ class Reloaded:
     """What re-reading the configuration gave."""
 
     settings: Any
-    """For the workers that are forked from now on (`Seat.settings`)."""
+    """For the workers that are forked from now on (`WorkerChannel.settings`)."""
     message: Message
     """For those that run: the "settings" of their "reload" message (JSON types only)."""
     policy: Policy

@@ -7,7 +7,7 @@ Made before the first fork, and outliving every worker, so that a worker's death
     shared rows      per worker: counters (written by the worker alone) and a heartbeat
     clock            of all: the highest message number, and the broker's time (`shards.clock`)
     admin listeners  of the control process, if there is one
-Made per fork: the control pair, which is how the two talk (`shards.worker_context` has the words).
+Made per fork: the control pair, which is how the two talk (`shards.worker_channel` has the words).
 
 Beside the workers it may keep one *control process*, which serves nobody's messages: it is told how the workers are
 whenever that changes, its death disturbs nobody and never ends the broker, and it ends when the last worker has.
@@ -55,16 +55,16 @@ from shards.notify import Notifier
 from shards.policy import Policy
 from shards.reloads import Reload, Reloaded, ReloadRefused
 from shards.runtime_dir import RuntimeDir
-from shards.worker_context import HEARTBEAT_SECONDS, ControlSeat, Message, Seat, messages, send_message
+from shards.worker_channel import HEARTBEAT_SECONDS, ControlChannel, Message, WorkerChannel, messages, send_message
 
 __all__ = [
     "HEARTBEAT_SECONDS",
-    "ControlSeat",
+    "ControlChannel",
     "Log",
     "ReloadRefused",
     "Reloaded",
-    "Seat",
     "Supervisor",
+    "WorkerChannel",
 ]
 
 Log = Callable[..., None]
@@ -106,7 +106,7 @@ class Supervisor:
 
     def __init__(
         self,
-        run: Callable[[Seat], int],
+        run: Callable[[WorkerChannel], int],
         *,
         workers: int,
         hosts: Sequence[str],
@@ -121,14 +121,14 @@ class Supervisor:
         row_bytes: int = 4096,
         heartbeat: int = 0,
         bury: Callable[[memoryview], dict[str, Any]] = lambda _row: {},
-        control: Callable[[ControlSeat], int] | None = None,
+        control: Callable[[ControlChannel], int] | None = None,
         admin: Sequence[socket.socket] = (),
         console: Console | None = None,
         clock: HostClock | None = None,
     ) -> None:
         """Makes the sockets.
 
-        `run(seat)` is a worker's whole life, called in its own process; its result is the exit status. `settings`
+        `run(channel)` is a worker's whole life, called in its own process; its result is the exit status. `settings`
         reach it unread. `row_bytes` is the size of a counter row, `heartbeat` the index of the heartbeat among its u64;
         `bury` closes a dead worker's and says what the log is to say of it.
 
@@ -338,14 +338,14 @@ class Supervisor:
         ours.setblocking(False)
         theirs.setblocking(False)
         incarnation = max(post.incarnation + 1, time.time_ns() // 1000)
-        seat = self._control_seat(theirs) if post is self._control else self._seat(post, incarnation, theirs)
+        channel = self._control_channel(theirs) if post is self._control else self._channel(post, incarnation, theirs)
         # A signal between the fork and the child's own handlers would be written into *our* wake-up socket.
         signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
         try:
             pid = os.fork()
             if pid == 0:
                 ours.close()
-                self._be_child(seat)
+                self._be_child(channel)
         except OSError as error:  # no memory, no process ids left: as if it had died
             ours.close()
             self._log("error", "fork_failed", **self._named(post), reason=error.strerror)
@@ -366,10 +366,10 @@ class Supervisor:
                     self._tell(post, {"event": "sibling_up", "worker": other.index, "incarnation": other.incarnation})
         self._tell_state()
 
-    def _seat(self, post: _Post, incarnation: int, control: socket.socket) -> Seat:
+    def _channel(self, post: _Post, incarnation: int, control: socket.socket) -> WorkerChannel:
         incarnations = [other.incarnation if other.pid else 0 for other in self._posts]
         incarnations[post.index] = incarnation
-        return Seat(
+        return WorkerChannel(
             index=post.index,
             workers=self._workers,
             incarnation=incarnation,
@@ -387,8 +387,8 @@ class Supervisor:
             began=self._began,
         )
 
-    def _control_seat(self, control: socket.socket) -> ControlSeat:
-        return ControlSeat(
+    def _control_channel(self, control: socket.socket) -> ControlChannel:
+        return ControlChannel(
             index=self._control.index,
             workers=self._workers,
             listeners=self._admin,
@@ -617,20 +617,20 @@ class Supervisor:
 
     # -- in the child
 
-    def _be_child(self, seat: Seat | ControlSeat) -> NoReturn:
+    def _be_child(self, channel: WorkerChannel | ControlChannel) -> NoReturn:
         status = 1
         try:
-            self._settle(seat)
-            if isinstance(seat, Seat):
-                status = self._run(seat)
+            self._settle(channel)
+            if isinstance(channel, WorkerChannel):
+                status = self._run(channel)
             elif self._run_control is not None:
-                status = self._run_control(seat)
+                status = self._run_control(channel)
         except SystemExit as error:
             status = error.code if isinstance(error.code, int) else int(error.code is not None)
         except BaseException as error:  # noqa: BLE001 (whatever it is, it must not unwind into the supervisor's frames)
             reason = "".join(traceback.format_exception_only(error)).strip().replace("\n", " ")
-            seat.failed(reason)
-            post = self._all[seat.index]
+            channel.failed(reason)
+            post = self._all[channel.index]
             self._log(
                 "error", self._event(post, "failed"), **self._named(post), reason=reason, stack=traceback.format_exc()
             )
@@ -640,7 +640,7 @@ class Supervisor:
                 sys.stderr.flush()
             os._exit(status & 0xFF)
 
-    def _settle(self, seat: Seat | ControlSeat) -> None:
+    def _settle(self, channel: WorkerChannel | ControlChannel) -> None:
         """Make the forked copy of the supervisor a process of its own."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the worker has a handler: die
@@ -651,26 +651,26 @@ class Supervisor:
         self._libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
         if os.getppid() != self._pid:  # it died before the kernel was asked to tell
             os._exit(1)
-        self._close_what_is_not(seat)
-        self._stack_file = stacks.register(seat.runtime_dir, seat.index)
+        self._close_what_is_not(channel)
+        self._stack_file = stacks.register(channel.runtime_dir, channel.index)
         # the others when it can say that they came: signals.ignore_with_a_line
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED - signals.IGNORED | _WATCHED_BY_CHILDREN)
-        worker = isinstance(seat, Seat)
-        setproctitle(f"mqttd: worker {seat.index}" if worker else "mqttd: control")
+        worker = isinstance(channel, WorkerChannel)
+        setproctitle(f"mqttd: worker {channel.index}" if worker else "mqttd: control")
         random.seed()
         if self._pin_cpus and worker:
             cpus = usable_cpus()
-            os.sched_setaffinity(0, {cpus[seat.index % len(cpus)]})
+            os.sched_setaffinity(0, {cpus[channel.index % len(cpus)]})
 
-    def _close_what_is_not(self, seat: Seat | ControlSeat) -> None:
+    def _close_what_is_not(self, channel: WorkerChannel | ControlChannel) -> None:
         for index, own in enumerate(self._listeners):
-            if index != seat.index:
+            if index != channel.index:
                 for listener in own:
                     listener.close()  # else a stopped sibling's backlog would stay open through us
         for index, (_, receive) in enumerate(self._handoffs):
-            if index != seat.index:
+            if index != channel.index:
                 receive.close()
-        if isinstance(seat, Seat):
+        if isinstance(channel, WorkerChannel):
             for listener in self._admin:
                 listener.close()
         else:

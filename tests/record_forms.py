@@ -437,10 +437,10 @@ def _moment_form() -> Form:
     return Form(
         "moment",
         record(*range(len(moment.FIELDS))),
-        lambda each: moment.encode_moment(each._asdict()),
-        lambda data: record(**moment.decode_moment(data)),
+        lambda each: moment.encode_counters(each._asdict()),
+        lambda data: record(**moment.decode_counters(data)),
         dict.fromkeys(moment.FIELDS, U64) | {"number": 2**53 - 1},
-        "moment.encode_moment",
+        "moment.encode_counters",
     )
 
 

@@ -62,10 +62,10 @@ class Kind(IntEnum):
 
     HELLO = 1
     WELCOME = 2
-    WORD = 3  # acks, heartbeat
+    ACK = 3  # acks, heartbeat
     BATCH = 4
     INTEREST = 5
-    VOID = 6  # keeps a number of the stream whose content is obsolete
+    SKIP = 6  # keeps a number of the stream whose content is obsolete
 
 
 class Refusal(IntEnum):

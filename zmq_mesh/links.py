@@ -57,7 +57,7 @@ from zmq_mesh.envelope import (
     take_apart,
 )
 from zmq_mesh.interest import decode_changes
-from zmq_mesh.outgoing import BATCH, HELLO, INTEREST, REFUSED, U64, VOID, WELCOME, WORD, Outgoing, pack_refused
+from zmq_mesh.outgoing import ACK, BATCH, HELLO, INTEREST, REFUSED, SKIP, U64, WELCOME, Outgoing, pack_refused
 
 __all__ = ["WHOLE_BATCH", "Events", "HandoffLog", "Link", "LinkLimits", "Payload"]
 
@@ -127,7 +127,7 @@ class Link(Outgoing):
                 self._blocked = False
                 self._pump()
             if self._owe and not self._blocked:
-                self._say_word()
+                self._say_ack()
         if self._done or self._over or self._released >= 0:
             self._tell_done()
         if self._unloadable:
@@ -154,7 +154,7 @@ class Link(Outgoing):
         if not self._welcomed and now - self._hello_at >= (pause if self.away else pause / 3.0):
             self._say_hello()
         elif self._open and now - self._said_at >= pause * 0.75:
-            self._say_word()
+            self._say_ack()
         self.flush(now)
 
     def writable(self, now: float) -> bool:
@@ -213,7 +213,7 @@ class Link(Outgoing):
         if kind <= WELCOME:
             self._greeted(self.peer_incarnation, first, now)
             return
-        if kind > VOID or committed > self._sequence or received > self._sequence or frames_seen > self._frame:
+        if kind > SKIP or committed > self._sequence or received > self._sequence or frames_seen > self._frame:
             raise EnvelopeError(f"peer {self.peer}: kind {kind}, acks {received}, {committed} of {self._sequence} sent")
         volatile, sequenced, index = take_apart(
             first, frames, HEAD_END + REFUSAL.size * refusals, flags, volatile_bytes, sequenced_bytes,
@@ -246,7 +246,7 @@ class Link(Outgoing):
         if flags & GAP:
             self._resend(received, frames_seen)
 
-        if kind == WORD:
+        if kind == ACK:
             if self._highest > self._received:
                 self._owe = True
             return
@@ -254,7 +254,7 @@ class Link(Outgoing):
         if not fresh and volatile is not None:
             volatile = None
             index += payloads_volatile
-        if flags & SEQUENCED and (sequence == self._received + 1 or kind == VOID):
+        if flags & SEQUENCED and (sequence == self._received + 1 or kind == SKIP):
             self._deliver(kind, flags, sequence, volatile, sequenced, list(frames[index:]))
             return
         if flags & SEQUENCED:
@@ -283,7 +283,7 @@ class Link(Outgoing):
         part: memoryview | None,
         payloads: list[Payload],
     ) -> None:
-        """The next number of the stream (or a VOID, which may be a range that covers the next)."""
+        """The next number of the stream (or a SKIP, which may be a range that covers the next)."""
         if kind == BATCH:
             self._received = self._last_batch = sequence
             self._events.batch(self.peer, volatile, part, payloads, sequence + self._offset)
@@ -291,7 +291,7 @@ class Link(Outgoing):
         if part is None or len(part) < U64.size:
             raise EnvelopeError(f"kind {kind} without its number")
         number = U64.unpack_from(part)[0]
-        if kind == VOID and not number <= self._received + 1 <= sequence:
+        if kind == SKIP and not number <= self._received + 1 <= sequence:
             self._owe = True
             return
         if self._committed == self._received:
@@ -493,7 +493,7 @@ class Link(Outgoing):
         if self._handoff is not None:
             for item in self._kept:
                 if item.kind == INTEREST:
-                    item.kind, item.flags, item.part = VOID, SEQUENCED, U64.pack(item.sequence)
+                    item.kind, item.flags, item.part = SKIP, SEQUENCED, U64.pack(item.sequence)
                 elif item.kind == BATCH and not item.logged:
                     self.outbox_bytes -= item.nbytes
                     self._log(item)
@@ -528,8 +528,8 @@ class Link(Outgoing):
             else:
                 self._handoff.when_stored(lambda: self._events.acknowledged(self.peer, ticket))
 
-    def _say_word(self) -> None:
-        if not self._transmit(WORD, 0, None, (), (), 0, 0, 0, 0, 0):
+    def _say_ack(self) -> None:
+        if not self._transmit(ACK, 0, None, (), (), 0, 0, 0, 0, 0):
             self._owe = True
 
     def _say_hello(self) -> None:

@@ -31,11 +31,11 @@ from zmq_mesh.interest import Publisher
 
 # Members of an IntEnum cost more than ints on the way of each batch.
 BATCH: Final = int(Kind.BATCH)
-WORD: Final = int(Kind.WORD)
+ACK: Final = int(Kind.ACK)
 HELLO: Final = int(Kind.HELLO)
 WELCOME: Final = int(Kind.WELCOME)
 INTEREST: Final = int(Kind.INTEREST)
-VOID: Final = int(Kind.VOID)
+SKIP: Final = int(Kind.SKIP)
 U64: Final = Struct("<Q")
 _U64_MASK: Final = (1 << 64) - 1
 # After a restart the stream goes on beyond every number the former incarnation may have used without logging it.
@@ -53,7 +53,7 @@ def pack_refused(refused: Iterable[tuple[int, int]]) -> bytes:
 
 
 class Kept:
-    """One number of the stream, until it is acked. A VOID may stand for a range that ends with its number."""
+    """One number of the stream, until it is acked. A SKIP may stand for a range that ends with its number."""
 
     __slots__ = (
         "at",
@@ -346,12 +346,12 @@ class Outgoing:
             self._holds.popleft()
 
     def _restore(self, handoff: HandoffLog) -> None:
-        """Take the log of a former incarnation of this worker; numbers that are not in it become VOID."""
+        """Take the log of a former incarnation of this worker; numbers that are not in it become SKIP."""
         at = handoff.acknowledged
         self._acknowledged = at
         for sequence, nbytes, entries in handoff.found():
             if sequence > at + 1:
-                self._keep_void(at + 1, sequence - 1)
+                self._keep_skip(at + 1, sequence - 1)
             item = Kept(sequence, b"", (), nbytes, -1, entries, self.now)
             item.logged = item.stored = item.lasts = item.unloading = item.unloaded = True
             self.handoff_bytes += nbytes
@@ -359,12 +359,12 @@ class Outgoing:
             at = sequence
         # An incarnation that died before any ack came may have used numbers of which the log knows nothing.
         handoff.reserve(max(at, handoff.reserved) + RESTART_SKIP)
-        self._keep_void(at + 1, handoff.reserved)
+        self._keep_skip(at + 1, handoff.reserved)
         self._sequence = self._kept[-1].sequence
         self._unsent = len(self._kept)
 
-    def _keep_void(self, start: int, end: int) -> None:
-        self._kept.append(Kept(end, U64.pack(start), (), 0, -1, 0, self.now, VOID))
+    def _keep_skip(self, start: int, end: int) -> None:
+        self._kept.append(Kept(end, U64.pack(start), (), 0, -1, 0, self.now, SKIP))
 
     def _drop_volatile(self) -> None:
         while self._waiting:
@@ -485,7 +485,7 @@ class Outgoing:
         return self._transmit(BATCH, flags, None, inline, frames, len(volatile), 0, len(payloads), 0, volatile_bytes)
 
     def _transmit_other(self, kept: Kept) -> bool:
-        """Interest or VOID: one part, no payloads."""
+        """Interest or SKIP: one part, no payloads."""
         if len(kept.part) > INLINE_BYTES_MAX:
             return self._transmit(
                 kept.kind, kept.flags | SEQUENCED_FRAME, kept, (), [kept.part], 0, len(kept.part), 0, 0, 0
@@ -578,7 +578,7 @@ class Outgoing:
         return self._kept[index] if index < len(self._kept) else None
 
     def _index(self, sequence: int) -> int:
-        """Where in kept the first number >= sequence is. There are no holes but VOIDs, so a guess mostly hits."""
+        """Where in kept the first number >= sequence is. There are no holes but SKIPs, so a guess mostly hits."""
         kept = self._kept
         if not kept:
             return 0

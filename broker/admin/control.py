@@ -35,7 +35,7 @@ from shards import stacks
 from shards.signals import ignore_with_a_line
 
 if TYPE_CHECKING:
-    from shards.worker_context import ControlSeat
+    from shards.worker_channel import ControlChannel
 
 __all__ = ["Control", "Pulse", "run"]
 
@@ -49,13 +49,13 @@ _STOP_SECONDS_MAX = 1.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def run(seat: ControlSeat) -> int:
+def run(channel: ControlChannel) -> int:
     """Serve until told to stop; returns the exit status."""
-    return asyncio.run(_serve(seat))
+    return asyncio.run(_serve(channel))
 
 
-async def _serve(seat: ControlSeat) -> int:
-    control = Control(seat)
+async def _serve(channel: ControlChannel) -> int:
+    control = Control(channel)
     await control.start()
     try:
         return await control.stopped
@@ -82,20 +82,20 @@ class Pulse:
 class Control:
     """The HTTP server and what its answers are made of."""
 
-    def __init__(self, seat: ControlSeat) -> None:
-        self.seat = seat
+    def __init__(self, channel: ControlChannel) -> None:
+        self.channel = channel
         self.loop = asyncio.get_running_loop()
         self.stopped: asyncio.Future[int] = self.loop.create_future()
-        self.log = Log.of(seat.settings).bind(process="control")
+        self.log = Log.of(channel.settings).bind(process="control")
         logging.getLogger().handlers[:] = [StandardLibrary(self.log)]  # asyncio and aiohttp speak there
         self._broker = "starting"
-        self._workers: list[dict[str, Any]] = [{"state": "starting", "pid": 0, "restarts": 0}] * seat.workers
-        rows = self._rows = [Row(row) for row in seat.rows]
-        beats: list[Callable[[], int]] = [lambda: int(seat.supervisor_heartbeat[0])]
+        self._workers: list[dict[str, Any]] = [{"state": "starting", "pid": 0, "restarts": 0}] * channel.workers
+        rows = self._rows = [Row(row) for row in channel.rows]
+        beats: list[Callable[[], int]] = [lambda: int(channel.supervisor_heartbeat[0])]
         beats += [lambda row=row: row.get(counters.HEARTBEAT) for row in rows]  # type: ignore[misc]
         self._pulse = Pulse(beats, time.monotonic())
         self._registry = CollectorRegistry()
-        self._registry.register(Rows(seat.rows, self._state))
+        self._registry.register(Rows(channel.rows, self._state))
         self._runner = web.AppRunner(
             self._application(), access_log=None, handle_signals=False, shutdown_timeout=_STOP_SECONDS_MAX
         )
@@ -114,17 +114,17 @@ class Control:
         ignore_with_a_line(
             self.loop, frozenset({stacks.SIGNAL}), lambda name: self.log.warning("signal_ignored", signal=name)
         )
-        self.loop.add_reader(self.seat.control.fileno(), self._on_control)
+        self.loop.add_reader(self.channel.control.fileno(), self._on_control)
         self._on_control()
         self._look()
         await self._runner.setup()
-        for listener in self.seat.listeners:
+        for listener in self.channel.listeners:
             await web.SockSite(self._runner, listener).start()
-        self.seat.ready()
+        self.channel.ready()
 
     async def close(self) -> None:
         """Answer what was asked, let go."""
-        self.loop.remove_reader(self.seat.control.fileno())
+        self.loop.remove_reader(self.channel.control.fileno())
         await self._runner.cleanup()
 
     def _stop(self) -> None:
@@ -132,18 +132,18 @@ class Control:
             self.stopped.set_result(0)
 
     def _look(self) -> None:
-        self.seat.heartbeat[0] += 1
+        self.channel.heartbeat[0] += 1
         self._pulse.ages(time.monotonic())
         self.loop.call_later(_LOOK_SECONDS, self._look)
 
     def _on_control(self) -> None:
-        for message in self.seat.messages():
+        for message in self.channel.messages():
             match message:
                 case {"event": "state", "broker": str(state), "workers": list(workers)}:
                     self._broker = state
                     self._workers = workers
                 case {"event": "reload", "number": int(number), "settings": settings}:
-                    self.seat.tell("reloaded", number=number, reason=self._reload(settings))
+                    self.channel.tell("reloaded", number=number, reason=self._reload(settings))
                 case {"event": "stop"}:
                     self._stop()
                 case {"event": "closed"}:
@@ -151,7 +151,7 @@ class Control:
 
     def _reload(self, message: dict[str, Any]) -> str | None:
         try:
-            new = self.seat.settings = self.seat.settings.reloaded(message)
+            new = self.channel.settings = self.channel.settings.reloaded(message)
         except ConfigError as error:  # the supervisor has found no error: the password file has changed since
             return str(error)
         self.log.configure(new.log_level, new.limits.log_lines_per_second_max)
@@ -163,7 +163,7 @@ class Control:
         now = time.monotonic()
         _, *ages = self._pulse.ages(now)
         return State(
-            now - self.seat.began,
+            now - self.channel.began,
             [
                 Worker(worker["state"] == "ready", worker["restarts"], age)
                 for worker, age in zip(self._workers, ages, strict=True)
@@ -177,8 +177,8 @@ class Control:
         report = {
             "broker": self._broker,
             "version": broker.__version__,
-            "uptime_seconds": round(now - self.seat.began, 3),
-            "supervisor": {"pid": self.seat.supervisor_pid, "heartbeat_age_seconds": round(supervisor, 3)},
+            "uptime_seconds": round(now - self.channel.began, 3),
+            "supervisor": {"pid": self.channel.supervisor_pid, "heartbeat_age_seconds": round(supervisor, 3)},
             "workers": [
                 {
                     "worker": index,

@@ -37,11 +37,11 @@ from shards.obituary import Obituary
 from shards.policy import Policy
 from shards.runtime_dir import RuntimeDir, RuntimeDirError
 from shards.supervisor import (
-    ControlSeat,
+    ControlChannel,
     Reloaded,
     ReloadRefused,
-    Seat,
     Supervisor,
+    WorkerChannel,
 )
 
 _CANNOT_START = 1
@@ -290,15 +290,15 @@ def _text(listener: socket.socket) -> str:
     return f"[{host}]:{port}" if listener.family == socket.AF_INET6 else f"{host}:{port}"
 
 
-def _control() -> Callable[[ControlSeat], int]:
+def _control() -> Callable[[ControlChannel], int]:
     """The control process. Imported before the fork: its HTTP server lies in memory once, shared by all processes, and
     is not loaded while the first clients come.
     """
-    run: Callable[[ControlSeat], int] = importlib.import_module("broker.admin.control").run
+    run: Callable[[ControlChannel], int] = importlib.import_module("broker.admin.control").run
     return run
 
 
-def _worker() -> tuple[Callable[[Seat], int], int, int, Obituary]:
+def _worker() -> tuple[Callable[[WorkerChannel], int], int, int, Obituary]:
     """(a worker's `run`, the bytes of its counter row, the index of its heartbeat in it, what closes the row's books).
 
     Imported before the fork, so that the workers share the memory of the code.

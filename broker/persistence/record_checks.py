@@ -12,7 +12,7 @@ from typing import Final
 
 from leveldb_store.format import schema, windows
 from leveldb_store.format.events import decode_event
-from leveldb_store.format.persisted_counters import decode_moment
+from leveldb_store.format.persisted_counters import decode_counters
 from leveldb_store.format.queued_messages import decode_own, message_of
 from leveldb_store.format.replay_schema import decode_replay, split_replay
 from leveldb_store.format.subscription_schema import decode_owed, decode_subscription
@@ -70,7 +70,7 @@ def _about(key: bytes, value: bytes) -> None:
     elif key in (schema.POSITION, schema.EVENTS_DELETED):
         schema.decode_u64(value)
     elif key == schema.COUNTERS:
-        decode_moment(value)
+        decode_counters(value)
     elif key != schema.SCHEMA:
         raise ValueError("of no family")
 

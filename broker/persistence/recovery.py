@@ -31,7 +31,7 @@ from broker.persistence.set_aside import UNREADABLE
 from broker.piecework import AT_ONCE
 from leveldb_store.contract import StoreError
 from leveldb_store.format import schema
-from leveldb_store.format.persisted_counters import decode_moment
+from leveldb_store.format.persisted_counters import decode_counters
 from leveldb_store.format.queued_messages import head_of, message_key, message_of
 from leveldb_store.format.replay_schema import decode_replay, split_replay
 from leveldb_store.format.subscription_schema import decode_owed, decode_subscription
@@ -224,7 +224,7 @@ class _Recovery:
         for key, value, problem in self._node.store.unread:
             self._set_aside(key, value, problem)
         self._each(schema.NUMBER, lambda _, value: self._router.numbers_behind(schema.decode_number(value)))
-        self._each(schema.COUNTERS, lambda _, value: self._router.clock.behind(decode_moment(value).get("number", 0)))
+        self._each(schema.COUNTERS, lambda _, value: self._router.clock.behind(decode_counters(value).get("number", 0)))
 
     def _session(self, key: bytes, value: bytes) -> None:
         now = self._router.wall_ms

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from broker.repartition.progress import StartProgress
 from leveldb_store.engine.disk_reserve import Room
-from shards.child_process import ApartFailed, apart
+from shards.child_process import ChildFailed, run_in_child
 
 if TYPE_CHECKING:
     from broker.config.leveldb import LevelDB
@@ -46,8 +46,8 @@ class Repartitioning:
         from broker.repartition.stores import RepartitionError  # with LevelDB
 
         try:
-            apart(lambda: _work(change, self._settings, self._log, self._is_strict), RepartitionError)
-        except ApartFailed as error:
+            run_in_child(lambda: _work(change, self._settings, self._log, self._is_strict), RepartitionError)
+        except ChildFailed as error:
             raise Refused(
                 f"the stores of {before} workers cannot be repartitioned for {after}: {error}; they are as they were: "
                 f"start with --workers {before}, or with another --data-dir"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from broker.repartition.progress import StartProgress
-from shards.child_process import ApartFailed, apart
+from shards.child_process import ChildFailed, run_in_child
 
 if TYPE_CHECKING:
     from broker.logs import Log
@@ -34,8 +34,8 @@ class Upgrading:
         from leveldb_store.upgrade import UpgradeError  # with LevelDB
 
         try:
-            apart(lambda: _work(change, self._log, self._is_strict), UpgradeError)
-        except ApartFailed as error:
+            run_in_child(lambda: _work(change, self._log, self._is_strict), UpgradeError)
+        except ChildFailed as error:
             raise UpgradeRefused(f"{error}; the stores are as they were") from None
         except KeyboardInterrupt:
             raise UpgradeRefused("interrupted; the stores are as they were") from None

@@ -49,7 +49,7 @@ from pyx.protocol.wire import refuse_disallowed
 from shards import handoff, stacks
 from shards.descriptors import left_for_connections
 from shards.signals import ignore_with_a_line
-from shards.worker_context import Seat
+from shards.worker_channel import WorkerChannel
 from zmq_mesh.links import LinkLimits
 from zmq_mesh.sockets import Mesh
 
@@ -83,17 +83,17 @@ def _anonymous_bytes() -> int:
     return (int(resident) - int(shared)) * _PAGE_BYTES
 
 
-def run(seat: Seat) -> int:
+def run(channel: WorkerChannel) -> int:
     """Serve until told to stop; returns the exit status."""
     uvloop.install()
-    return asyncio.run(_serve(seat))
+    return asyncio.run(_serve(channel))
 
 
-async def _serve(seat: Seat) -> int:
+async def _serve(channel: WorkerChannel) -> int:
     try:
-        worker = _recovered(seat)
+        worker = _recovered(channel)
     except StoreError as error:
-        seat.failed(str(error))
+        channel.failed(str(error))
         return _NO_STORE
     try:
         worker.start()
@@ -102,14 +102,14 @@ async def _serve(seat: Seat) -> int:
         worker.close()
 
 
-def _recovered(seat: Seat) -> Worker:
+def _recovered(channel: WorkerChannel) -> Worker:
     """A worker with what its store has, which is repaired, once, if it shows to be damaged. Raises StoreError."""
-    books = bytes(seat.row)
+    books = bytes(channel.row)
     try:
-        return Worker(seat)
+        return Worker(channel)
     except DamagedStoreError as error:
-        seat.row[:] = books  # what half a recovery has counted is counted again
-        return Worker(seat, repair=str(error))
+        channel.row[:] = books  # what half a recovery has counted is counted again
+        return Worker(channel, repair=str(error))
 
 
 class _Waiting:
@@ -127,35 +127,35 @@ class _Waiting:
 class Worker:
     """Sockets, time and mesh around one Node."""
 
-    def __init__(self, seat: Seat, repair: str | None = None) -> None:
+    def __init__(self, channel: WorkerChannel, repair: str | None = None) -> None:
         """`repair`: why the store is to be repaired first. Raises StoreError."""
-        settings: Settings = seat.settings
-        self.seat = seat
+        settings: Settings = channel.settings
+        self.channel = channel
         self.settings = settings
         self.loop = asyncio.get_running_loop()
         self.stopped: asyncio.Future[int] = self.loop.create_future()
-        self.log = Log.of(settings).bind(worker=seat.index)
+        self.log = Log.of(settings).bind(worker=channel.index)
         logging.getLogger().handlers[:] = [StandardLibrary(self.log)]  # asyncio and uvloop speak there
         tune_allocator()
-        self._starting = Starting(seat, self.log)
+        self._starting = Starting(channel, self.log)
         self.store = self._starting.open_store(repair)
         now = time.monotonic()
         self.node = Node(
-            seat.index,
-            seat.workers,
+            channel.index,
+            channel.workers,
             settings,
             self.store,
             self.log,
             int(now * 1000),
-            int(now * 1000) + seat.clock.ahead_ms,
-            seat.row,
+            int(now * 1000) + channel.clock.ahead_ms,
+            channel.row,
             self._hand_over,
-            seat.clock.cell,
+            channel.clock.cell,
         )
         self.administration = Administration(self.node)
-        self.node.counters.set(count.INCARNATION, seat.incarnation)
+        self.node.counters.set(count.INCARNATION, channel.incarnation)
         self.node.recording.started()
-        self.node.sys_topics.over([count.Row(row) for row in seat.rows], int(seat.began * 1000))
+        self.node.sys_topics.over([count.Row(row) for row in channel.rows], int(channel.began * 1000))
         self.reactor = Reactor(self.node.router, self.node.dispatch)
         self._tell_reactor()
         refuse_disallowed(settings.refuse_disallowed_characters)
@@ -187,16 +187,16 @@ class Worker:
             self.hashes.close()
             self.store.close()
             raise
-        self.node.room.share(seat.rows)
+        self.node.room.share(channel.rows)
         self._beginning = recovered.begin() if recovered is not None else iter(())
 
     # ------------------------------------------------------------ start and stop
 
     def start(self) -> None:
         """Watch everything; accept connections when every sibling was heard."""
-        loop, seat = self.loop, self.seat
+        loop, channel = self.loop, self.channel
         loop.set_exception_handler(self._on_exception)
-        self.reactor.watch(seat.control.fileno(), self._on_control)
+        self.reactor.watch(channel.control.fileno(), self._on_control)
         self.reactor.watch(self.hashes.fileno(), self._on_hashes)
         if self.store.fileno() >= 0:
             self.reactor.watch(self.store.fileno(), self._on_stored)
@@ -209,7 +209,7 @@ class Worker:
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
         ignore_with_a_line(loop, frozenset({stacks.SIGNAL}), self._on_other_signal)
         loop.add_reader(self.reactor.fileno(), self._poll)
-        if seat.workers > 1:
+        if channel.workers > 1:
             self._start_mesh()
         else:
             self._listen()
@@ -231,7 +231,7 @@ class Worker:
         error = context.get("exception")
         text = "".join(traceback.format_exception(error)) if error is not None else str(context.get("message"))
         self.log.error("worker_failed", traceback=text)
-        self.seat.failed(f"internal error: {error!r}")
+        self.channel.failed(f"internal error: {error!r}")
         os._exit(70)
 
     def _start_mesh(self) -> None:
@@ -244,10 +244,10 @@ class Worker:
         kept = kept_links(self.node)
         self.node.set_aside.tell()
         self.mesh = Mesh(
-            self.seat.index,
+            self.channel.index,
             self.node.siblings,
-            self.seat.runtime_dir,
-            self.seat.incarnation,
+            self.channel.runtime_dir,
+            self.channel.incarnation,
             self.node.interest,
             self.node.peering,
             LinkLimits(
@@ -279,11 +279,11 @@ class Worker:
             return
         self._listening = True
         self.reactor.finish()
-        for sock in self.seat.listeners:
+        for sock in self.channel.listeners:
             self.reactor.listen(sock.fileno())
         # Not earlier: siblings hand over to a worker that starts, and it must not ack what nobody has heard.
-        self.reactor.watch(self.seat.handoff_receive.fileno(), self._on_handoff)
-        self.seat.ready()
+        self.reactor.watch(self.channel.handoff_receive.fileno(), self._on_handoff)
+        self.channel.ready()
 
     def _peers_changed(self) -> None:
         if self._waiting:
@@ -293,7 +293,7 @@ class Worker:
 
     @callback("control")
     def _on_control(self) -> None:
-        for message in self.seat.messages():
+        for message in self.channel.messages():
             event = message["event"]
             if event == "stop":
                 self._stop(float(message.get("seconds", 5.0)))
@@ -301,7 +301,7 @@ class Worker:
                 self.mesh.down(int(message["worker"]), int(message["incarnation"]))
                 self.reactor.finish()
             elif event == "reload":
-                self.seat.tell("reloaded", number=message["number"], reason=self._reload(message["settings"]))
+                self.channel.tell("reloaded", number=message["number"], reason=self._reload(message["settings"]))
             elif event == "ask":
                 number = message["number"]
                 self.administration.asked(message["ask"], partial(self._answer, number))
@@ -310,7 +310,7 @@ class Worker:
                 os._exit(1)  # the supervisor is gone
 
     def _answer(self, number: int, answer: dict[str, Any]) -> None:
-        self.seat.tell("answer", number=number, answer=answer)
+        self.channel.tell("answer", number=number, answer=answer)
 
     @callback("watched")
     def _on_hashes(self) -> None:
@@ -337,11 +337,13 @@ class Worker:
         limits = self.settings.limits
         self.reactor.connect_ms_max = int(limits.connect_seconds_max * 1000)
         # those above it are told so by CONNACK (connecting), unless they are many at once
-        possible = left_for_connections(self.seat.workers, len(self.seat.listeners), self.settings.tables_open_max)
+        possible = left_for_connections(
+            self.channel.workers, len(self.channel.listeners), self.settings.tables_open_max
+        )
         self.reactor.connections_max = min(possible, (limits.connections_max or possible) + _REFUSED_AT_ONCE)
         sources = self.reactor.sources
         sources.half_open_max = limits.half_open_per_address_max
-        sources.per_second_max = -(-limits.connections_per_address_per_second_max // self.seat.workers)
+        sources.per_second_max = -(-limits.connections_per_address_per_second_max // self.channel.workers)
 
     def _on_sigterm(self) -> None:
         self._stop(5.0)
@@ -356,7 +358,7 @@ class Worker:
         self._stopping = True
         self.log.info("stopping", connections=len(self.reactor))
         self.reactor.stop_listening()
-        for sock in self.seat.listeners:
+        for sock in self.channel.listeners:
             sock.close()
         self._poll()  # what lies in the sockets is answered
         if self.store.immediate:
@@ -392,13 +394,13 @@ class Worker:
     def close(self) -> None:
         """Let go of what the process holds; the loop still turns for a moment, and nothing of it comes here."""
         self.loop.remove_reader(self.reactor.fileno())
-        self.reactor.unwatch(self.seat.control.fileno())
+        self.reactor.unwatch(self.channel.control.fileno())
         self.reactor.unwatch(self.hashes.fileno())
         self.hashes.close()
         for pace in self._paces:
             pace.close()
         self._beside.close()
-        self.reactor.unwatch(self.seat.handoff_receive.fileno())
+        self.reactor.unwatch(self.channel.handoff_receive.fileno())
         if self.store.fileno() >= 0:
             self.reactor.unwatch(self.store.fileno())
         self.node.recording.close()
@@ -436,7 +438,7 @@ class Worker:
         if self.stopped.done():
             return
         now = time.monotonic()
-        self.seat.heartbeat[0] += 1
+        self.channel.heartbeat[0] += 1
         if self.mesh is not None:
             self.mesh.tick(now)
             self._mesh_state()
@@ -564,7 +566,7 @@ class Worker:
         host, _, port = conn.address.rpartition(":")
         try:
             sent = handoff.send(
-                self.seat.handoff_send[waiting.worker],
+                self.channel.handoff_send[waiting.worker],
                 conn.fd,
                 waiting.raw + conn.unread(),
                 waiting.deadline - time.monotonic(),
@@ -606,7 +608,7 @@ class Worker:
             return
         for _ in range(64):
             try:
-                came = handoff.receive(self.seat.handoff_receive)
+                came = handoff.receive(self.channel.handoff_receive)
             except handoff.HandoffLost as lost:
                 self.log.error("handoff_lost", reason=str(lost))
                 continue

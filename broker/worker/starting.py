@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from broker.logs import Log
     from broker.worker.core import Node
     from leveldb_store.contract import Store
-    from shards.worker_context import Seat
+    from shards.worker_channel import WorkerChannel
 
 __all__ = ["Starting"]
 
@@ -38,26 +38,26 @@ T = TypeVar("T")
 class Starting:
     """Of one worker."""
 
-    def __init__(self, seat: Seat, log: Log) -> None:
-        self._seat = seat
-        self._settings: Settings = seat.settings
+    def __init__(self, channel: WorkerChannel, log: Log) -> None:
+        self._channel = channel
+        self._settings: Settings = channel.settings
         self._log = log
         self._said: deque[str] = deque()
 
     def open_store(self, repair: str | None) -> Store:
         """The store of the settings. `repair`: why it is to be repaired first. Raises StoreError."""
-        settings, seat = self._settings, self._seat
+        settings, channel = self._settings, self._channel
         if settings.store == "memory":
             return MemoryStore()
         level = importlib.import_module("leveldb_store.store")  # not where there is no LevelDB
-        path = store_path(settings.data_dir, seat.index)
+        path = store_path(settings.data_dir, channel.index)
         values = {**settings.leveldb.model_dump(), **settings.leveldb.sizes(path, settings.workers)._asdict()}
         options = level.Options(**{**values, "compression": None if values["compression"] == "none" else "snappy"})
         archive = archive_options(
             settings.archive,
             archive_epoch_of(settings.data_dir),
-            seat.index,
-            seat.workers,
+            channel.index,
+            channel.workers,
             settings.limits.archive_pending_bytes_max,
         )
 
@@ -128,7 +128,7 @@ class Starting:
         with ThreadPoolExecutor(1) as thread:
             done: Future[T] = thread.submit(call)
             while not done.done():
-                self._seat.heartbeat[0] += 1
+                self._channel.heartbeat[0] += 1
                 wait([done], timeout=_BEAT_SECONDS)
                 meanwhile()
         return done.result()

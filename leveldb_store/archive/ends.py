@@ -14,7 +14,7 @@ from leveldb_store.engine.database import Database, told
 from leveldb_store.engine.readable import Readable, last_of
 from leveldb_store.format import archive_schema as schema
 from leveldb_store.format.archive_schema import HIGHEST
-from leveldb_store.format.persisted_counters import decode_moment
+from leveldb_store.format.persisted_counters import decode_counters
 from leveldb_store.format.schema import (
     ARCHIVE_REMOVED,
     ARCHIVE_RULE,
@@ -169,7 +169,7 @@ def _given(database: Database, said: Said) -> int:
             value = database.get(key)
             if value is not None:
                 highest = max(
-                    highest, decode_number(value) if key == NUMBER else decode_moment(value).get("number", 0) << 8
+                    highest, decode_number(value) if key == NUMBER else decode_counters(value).get("number", 0) << 8
                 )
         except (plyvel.CorruptionError, SchemaError, ValueError) as error:
             said(key, "the last number that was given", error)

@@ -17,7 +17,7 @@ from typing import Final
 
 from leveldb_store.format.schema import SchemaError
 
-__all__ = ["FIELDS", "FORMAT", "decode_moment", "encode_moment"]
+__all__ = ["FIELDS", "FORMAT", "decode_counters", "encode_counters"]
 
 FORMAT: Final = 1
 _MICROSECONDS_BITS: Final = 53
@@ -54,7 +54,7 @@ FIELDS: Final = (
 )
 
 
-def encode_moment(values: Mapping[str, int]) -> bytes:
+def encode_counters(values: Mapping[str, int]) -> bytes:
     """Of all FIELDS."""
     out = bytearray((FORMAT,))
     for name in FIELDS:
@@ -66,7 +66,7 @@ def encode_moment(values: Mapping[str, int]) -> bytes:
     return bytes(out)
 
 
-def decode_moment(data: bytes) -> dict[str, int]:
+def decode_counters(data: bytes) -> dict[str, int]:
     """The fields that are there and known, in their order; SchemaError if they are damaged or of another format."""
     if not data or data[0] != FORMAT:
         raise SchemaError(f"counters have format {data[0] if data else 'none'}, known is {FORMAT}")

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 import xxhash
 
 from leveldb_store.format import archive_schema, schema
-from leveldb_store.format.persisted_counters import decode_moment
+from leveldb_store.format.persisted_counters import decode_counters
 from leveldb_store.snapshots.clone import Clone, CloneError, clone, closed_for_good, opened, opened_as_it_is, remove
 
 if TYPE_CHECKING:
@@ -412,7 +412,7 @@ def count(db: plyvel.DB, progress: Callable[[int], None] = lambda _: None) -> Fo
         elif key == schema.POSITION:
             found.last_position = max(found.last_position, schema.decode_u64(value))
         elif key == schema.COUNTERS:
-            found.counters = decode_moment(value)
+            found.counters = decode_counters(value)
         elif key[:1] == schema.ARCHIVED:
             with contextlib.suppress(schema.SchemaError):  # one that is damaged is in the snapshot as it is
                 _count_archived(archived, key, value)

@@ -60,8 +60,8 @@ cdef enum Callback:             # their names: work.pyx
     LOGGED                      # the block of a tick goes to the store
     SERVE                       # sessions that are behind read on
     SWEEP                       # a slice of what is looked for, bounded and forgotten in the log
-    DEPART                      # what waited for its window
-    LAG                         # windows of sessions that lag
+    DEFERRED                    # what waited for its window
+    LAZY                        # windows that are stored some time
     COMMIT
     FORWARD                     # batches for siblings
     ACKS                        # acks that may leave

@@ -3,9 +3,9 @@ import functools
 
 #: of the kinds of callbacks, in their order
 NAMES = (
-    "packets", "connect", "carried", "closed", "asked_to_close", "logged", "serve", "sweep", "depart", "lag", "commit",
-    "forward", "acks", "drained", "send", "resume", "accept", "expire", "timer", "mesh", "stored", "handoff", "control",
-    "piece", "watched", "replay", "tick", "round",
+    "packets", "connect", "carried", "closed", "asked_to_close", "logged", "serve", "sweep", "deferred", "lazy",
+    "commit", "forward", "acks", "drained", "send", "resume", "accept", "expire", "timer", "mesh", "stored",
+    "handoff", "control", "piece", "watched", "replay", "tick", "round",
 )
 #: whether this is a test build
 COUNTED = bool(IS_COUNTED)

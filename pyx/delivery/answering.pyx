@@ -9,13 +9,13 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
 from pyx.core cimport counters as count
-from pyx.protocol.codec cimport put_ack
-from pyx.delivery.connection cimport CLOSING, Connection, PendingAck
 from pyx.core.outbox cimport outbox_reserve
-from pyx.protocol.packets cimport PUBCOMP
+from pyx.core.work cimport KIBI, OBJECT, PYTHON, VISIT, work
+from pyx.delivery.connection cimport CLOSING, Connection, PendingAck
 from pyx.delivery.routing cimport Peer, pointers_push
 from pyx.delivery.session cimport Session
-from pyx.core.work cimport KIBI, OBJECT, PYTHON, VISIT, work
+from pyx.protocol.codec cimport put_ack
+from pyx.protocol.packets cimport PUBCOMP
 
 
 cdef class Answering(Routing):

@@ -5,8 +5,8 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from pyx.delivery.connection cimport Connection, Pace, PendingAck
 from pyx.delivery.routing cimport Pointers
 from pyx.delivery.session cimport Session
-from pyx.matching.subscriptions cimport Matches
 from pyx.delivery.windows cimport Windows
+from pyx.matching.subscriptions cimport Matches
 
 
 cdef enum Verdict:
@@ -22,7 +22,7 @@ cdef enum SessionHold:              # Session.hold
     GIVEN_UP = 2                    # they have waited for long enough: what comes is dropped until the queue has shrunk
 
 
-cdef class Holding(Windows):
+cdef class BackPressure(Windows):
     cdef readonly uint32_t guarded  # what has to be asked before a publish is routed; 0 = nothing
     cdef list made_to_wait          # connections
     cdef object held_timer          # TimerCall or None

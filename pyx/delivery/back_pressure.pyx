@@ -28,12 +28,12 @@ from libc.stdlib cimport calloc
 from libc.string cimport memset
 
 from pyx.core cimport counters as count
+from pyx.core.work cimport FILTER, OBJECT, PLACE, PYTHON, VISIT, work
 from pyx.delivery.connection cimport OPEN, PendingAck
-from pyx.protocol.packets cimport PUBCOMP, PUBREC
 from pyx.delivery.routing cimport Peer, QUOTA_EXCEEDED, free_pointers, pointers_push
 from pyx.delivery.session cimport Hold, is_stored
 from pyx.matching.subscriptions cimport Filter, Membership, filter_text
-from pyx.core.work cimport FILTER, OBJECT, PLACE, PYTHON, VISIT, work
+from pyx.protocol.packets cimport PUBCOMP, PUBREC
 
 cdef enum:
     GUARD_RATE = 1
@@ -45,7 +45,7 @@ cdef enum:
     FLAGGED_AT_ONCE = 500
 
 
-cdef class Holding(Windows):
+cdef class BackPressure(Windows):
     """Judges publishes before they are routed."""
 
     def __cinit__(self, *_):
@@ -515,7 +515,7 @@ cdef class Holding(Windows):
             if conn.unreleased:
                 conn.unreleased -= 1
             if self.keeps and is_stored(s):
-                self.touch(s)
+                self.mark_dirty(s)
         return 0
 
     @property

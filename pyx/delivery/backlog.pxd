@@ -5,10 +5,10 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyx.delivery.bounding cimport Bounding
 from pyx.delivery.connection cimport Connection
+from pyx.delivery.session cimport Session
 from pyx.matching.filters cimport Membership
 from pyx.protocol.message cimport Content, Message
 from pyx.storage.records cimport Batch
-from pyx.delivery.session cimport Session
 
 
 cdef class Backlog(Bounding):

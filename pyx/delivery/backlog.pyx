@@ -11,23 +11,23 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.ref cimport Py_DECREF, PyObject
 
 from pyx.core cimport counters as count
-from pyx.protocol.codec cimport put_ack
-from pyx.delivery.connection cimport OPEN
 from pyx.core.hashing cimport hash_bytes
 from pyx.core.outbox cimport outbox_reserve, outbox_share
-from pyx.protocol.packets cimport PUBREL
-from pyx.storage.records cimport LogKey, lies_within, merge_batches
+from pyx.core.work cimport (
+    COPY, INDEX, KIBI, Mark, PLACE, RECORD, SERVE, VISIT, callback_begins, callback_ends, work,
+)
+from pyx.delivery.connection cimport OPEN
 from pyx.delivery.routing cimport IDENTIFIER_BYTES_MAX, MERGED_MAX, READ_BYTES_MAX, SLICE, put_identifier
 from pyx.delivery.session cimport (
     Inflight, Queued, RETAINED_COPY, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, has_slot, is_stored,
 )
-from pyx.matching.filters cimport Matches, Membership, Subscriber, filter_text, options_at
-from pyx.protocol.topics cimport topic_matches
-from pyx.delivery.windows cimport OWN_RECORD
 from pyx.delivery.unread cimport Unread
-from pyx.core.work cimport (
-    COPY, INDEX, KIBI, Mark, PLACE, RECORD, SERVE, VISIT, callback_begins, callback_ends, work,
-)
+from pyx.delivery.windows cimport OWN_RECORD
+from pyx.matching.filters cimport Matches, Membership, Subscriber, filter_text, options_at
+from pyx.protocol.codec cimport put_ack
+from pyx.protocol.packets cimport PUBREL
+from pyx.protocol.topics cimport topic_matches
+from pyx.storage.records cimport LogKey, lies_within, merge_batches
 
 cdef enum:
     LOOKS = 64                  # into the store, for one batch of a session with many filters
@@ -329,9 +329,9 @@ cdef class Backlog(Bounding):
                 s.keep_in(slot, m, ids)
             if self.keeps and is_stored(s):
                 if qos == 2:
-                    self.touch(s)
-                    return self.depart(s, conn, slot)
-                self.lag(s)
+                    self.mark_dirty(s)
+                    return self.defer(s, conn, slot)
+                self.mark_lazy(s)
         else:
             conn.out.qos0 += 1
         self.send_held(s, conn, m, qos, retain, False, packet_id, ids)
@@ -409,7 +409,7 @@ cdef class Backlog(Bounding):
                        slot.identifiers)
         return 0
 
-    cdef int send_departing(self, Session s, Connection conn, Inflight* slot) except -1:
+    cdef int send_one_deferred(self, Session s, Connection conn, Inflight* slot) except -1:
         cdef uint8_t* p
         if slot.state == WAIT_PUBCOMP:
             p = outbox_reserve(&conn.out, 5)

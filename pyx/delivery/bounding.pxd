@@ -2,12 +2,12 @@
 """How much waits for sessions that are behind: see the .pyx."""
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from pyx.matching.filters cimport Filter, Membership
-from pyx.delivery.back_pressure cimport Holding
 from pyx.core.limits cimport QueueRule
-from pyx.storage.records cimport LogKey
+from pyx.delivery.back_pressure cimport BackPressure
 from pyx.delivery.routing cimport Pointers
 from pyx.delivery.session cimport Session
+from pyx.matching.filters cimport Filter, Membership
+from pyx.storage.records cimport LogKey
 
 
 cdef class Sweep:
@@ -26,7 +26,7 @@ cdef class Sweep:
     cdef bint is_old                # others may have come since it was begun
 
 
-cdef class Bounding(Holding):
+cdef class Bounding(BackPressure):
     cdef public int64_t slice       # ns of work, nominal, of a slice of all that
     cdef Sweep swept_now            # the index that is too much for one slice, or None
     cdef Pointers seekers           # sessions whose unread messages are looked for in the log

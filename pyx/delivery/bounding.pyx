@@ -17,16 +17,16 @@ from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport calloc, free, malloc
 
 from pyx.core cimport counters as count
-from pyx.delivery.connection cimport Connection
-from pyx.matching.filters cimport Filter, Former, Membership, Subscriber
-from pyx.delivery.back_pressure cimport HOLDING, NO_HOLD
 from pyx.core.limits cimport DISCONNECT_WHEN_FULL, DROP_OLDEST, HOLD
-from pyx.protocol.message cimport Message, content_bytes
-from pyx.storage.records cimport Batch
+from pyx.core.work cimport INDEX, Mark, OBJECT, PLACE, SWEEP, VISIT, callback_begins, callback_ends, state, work
+from pyx.delivery.back_pressure cimport HOLDING, NO_HOLD
+from pyx.delivery.connection cimport Connection
 from pyx.delivery.routing cimport MERGED_MAX, QUOTA_EXCEEDED, READ_BYTES_MAX, SLICE, free_pointers, pointers_push
 from pyx.delivery.session cimport is_stored
 from pyx.delivery.unread cimport Search, Unread
-from pyx.core.work cimport INDEX, Mark, OBJECT, PLACE, SWEEP, VISIT, callback_begins, callback_ends, state, work
+from pyx.matching.filters cimport Filter, Former, Membership, Subscriber
+from pyx.protocol.message cimport Message, content_bytes
+from pyx.storage.records cimport Batch
 
 cdef enum:
     HOLD_ROOM = 1000            # messages that may be under way when publishers are told to wait
@@ -56,7 +56,7 @@ cdef class Sweep:
         free(self.slots)
 
 
-cdef class Bounding(Holding):
+cdef class Bounding(BackPressure):
     """Counts, bounds and forgets."""
 
     def __cinit__(self, *args, **kwargs):
@@ -72,7 +72,7 @@ cdef class Bounding(Holding):
         free_pointers(&self.seekers)
         free_pointers(&self.crowded)
         free_pointers(&self.tellers)
-        Holding.abandon(self)
+        BackPressure.abandon(self)
 
     def backlog(self, Session s not None):
         """(messages, bytes) in logs that the session has not read; its own queue not included. A message that several
@@ -366,7 +366,7 @@ cdef class Bounding(Holding):
             dropped = self.make_hole(s, &rule, total, size)
         if dropped:
             if self.keeps and is_stored(s):
-                self.lag(s)
+                self.mark_lazy(s)
             self.counters.at[count.MATCHED] += dropped
             self.counters.at[count.DROPPED_QUEUE_FULL] += dropped
             if s.connection is not None:

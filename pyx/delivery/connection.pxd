@@ -10,10 +10,10 @@ acks    a ring of acks in the order of the packets they answer. One leaves when 
 from cpython.ref cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from pyx.protocol.aliases cimport Aliases
 from pyx.core.flag cimport flag
 from pyx.core.outbox cimport Outbox
 from pyx.core.timers cimport TimerNode
+from pyx.protocol.aliases cimport Aliases
 
 
 cdef enum ConnectionState:

@@ -7,12 +7,12 @@ from cpython.ref cimport Py_XDECREF, Py_XINCREF
 from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy
 
-from pyx.protocol.aliases cimport aliases_free
 from pyx.core.kernel cimport (
     AF_INET, AF_INET6, getsockname, ntohs, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t,
 )
 from pyx.core.outbox cimport outbox_clear
 from pyx.core.work cimport PLACE, VISIT, work
+from pyx.protocol.aliases cimport aliases_free
 
 
 @cython.final

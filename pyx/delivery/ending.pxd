@@ -2,10 +2,10 @@
 """How sessions end: see the .pyx."""
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from pyx.matching.filters cimport Filter, Group, Memberships
-from pyx.protocol.message cimport Message
 from pyx.delivery.session cimport Session
 from pyx.delivery.sharing cimport Sharing
+from pyx.matching.filters cimport Filter, Group, Memberships
+from pyx.protocol.message cimport Message
 
 
 cdef class Remains:

@@ -16,13 +16,13 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from pyx.core cimport counters as count
-from pyx.matching.filters cimport Membership, filter_text
-from pyx.protocol.message cimport Message
-from pyx.matching.group_members cimport roster_strike
+from pyx.core.work cimport KIBI, OBJECT, PLACE, PYTHON, VISIT, work
 from pyx.delivery.session cimport FREE, Inflight, Queued, SHARED_COPY, WAIT_PUBACK
 from pyx.delivery.sharing cimport HASH_TOPIC
 from pyx.delivery.windows cimport OWN_RECORD
-from pyx.core.work cimport KIBI, OBJECT, PLACE, PYTHON, VISIT, work
+from pyx.matching.filters cimport Membership, filter_text
+from pyx.matching.group_members cimport roster_strike
+from pyx.protocol.message cimport Message
 
 cdef enum:
     NAME_HEAD_BYTES = 5         # of a name: u16 bytes of its Topic Filter, u16 of its ShareName, u8 whether it has one

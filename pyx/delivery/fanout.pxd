@@ -4,10 +4,10 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
 from pyx.delivery.backlog cimport Backlog
 from pyx.delivery.connection cimport Connection
-from pyx.protocol.message cimport Message
 from pyx.delivery.routing cimport Merged
 from pyx.delivery.session cimport Inflight, Session
 from pyx.matching.subscriptions cimport Filter, Matches
+from pyx.protocol.message cimport Message
 
 
 cdef class FanOut(Backlog):

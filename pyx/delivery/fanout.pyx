@@ -10,18 +10,18 @@ from libc.stdlib cimport realloc
 from libc.string cimport memcpy
 
 from pyx.core cimport counters as count
-from pyx.delivery.connection cimport Connection
-from pyx.protocol.frames cimport Frame, frame_make
-from pyx.protocol.message cimport Content, Message, content_bytes
 from pyx.core.outbox cimport outbox_reserve, outbox_share
 from pyx.core.placement cimport owner_of
+from pyx.core.work cimport COPY, KIBI, VISIT, work
+from pyx.delivery.connection cimport Connection
 from pyx.delivery.routing cimport Identifier, put_identifier
 from pyx.delivery.session cimport SHARED_COPY, WAIT_PUBACK, WAIT_PUBREC, has_slot, is_stored
-from pyx.matching.subscriptions cimport Group, Subscriber, SubscriberList
 from pyx.delivery.unread cimport Unread
-from pyx.protocol.wire cimport put_u16
-from pyx.core.work cimport COPY, KIBI, VISIT, work
 from pyx.delivery.windows cimport OWN_RECORD
+from pyx.matching.subscriptions cimport Group, Subscriber, SubscriberList
+from pyx.protocol.frames cimport Frame, frame_make
+from pyx.protocol.message cimport Content, Message, content_bytes
+from pyx.protocol.wire cimport put_u16
 
 
 cdef uint32_t plain_offline(const Filter* f) noexcept nogil:
@@ -277,10 +277,10 @@ cdef class FanOut(Backlog):
     cdef int place(self, Session s, Connection conn, Inflight* slot) except -1:
         # where the store has what was just sent: returns what `deliver` does
         if slot.flags & 3 == 2:
-            self.touch(s)
-            self.depart(s, conn, slot)          # not before its window is stored
-        elif not s.lagging:
-            self.lag(s)
+            self.mark_dirty(s)
+            self.defer(s, conn, slot)          # not before its window is stored
+        elif not s.window_lazy:
+            self.mark_lazy(s)
         if slot.flags & SHARED_COPY:
             slot.position = self.keep_queued(s, self.held, slot.flags, slot.group, slot.identifiers)
             slot.flags |= OWN_RECORD

@@ -8,8 +8,8 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from pyx.core.counters cimport DROPPED_EXPIRED, DROPPED_WORKER_LOST
 from pyx.core.hashing cimport HashKey
-from pyx.protocol.message cimport Content
 from pyx.delivery.session cimport Session
+from pyx.protocol.message cimport Content
 
 
 cdef enum:

@@ -17,8 +17,8 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from pyx.core.little_endian cimport put16, put64
-from pyx.delivery.session cimport FREE, Inflight, Pages, arrived_changes, has_arrived, out_changes
 from pyx.core.work cimport PLACE, PYTHON, RECORD, work
+from pyx.delivery.session cimport FREE, Inflight, Pages, arrived_changes, has_arrived, out_changes
 
 cdef enum:
     PAGED_ABOVE = 128

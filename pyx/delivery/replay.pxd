@@ -3,8 +3,8 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from pyx.delivery.backlog cimport Backlog
-from pyx.protocol.message cimport Message
 from pyx.delivery.session cimport Session
+from pyx.protocol.message cimport Message
 
 
 cdef enum:

@@ -20,9 +20,9 @@ from libc.string cimport memcpy
 
 from pyx.core cimport counters as count
 from pyx.delivery.connection cimport OPEN, Connection
-from pyx.protocol.message cimport Content, content_bytes
 from pyx.delivery.routing cimport OUTBOX_PART, put_identifier
 from pyx.delivery.session cimport REPLAYED_COPY
+from pyx.protocol.message cimport Content, content_bytes
 
 cdef enum:
     NO_LOCAL = 4

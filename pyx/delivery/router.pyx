@@ -20,25 +20,25 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport uint32_t
 
 from pyx.core cimport counters as count
-from pyx.protocol.codec cimport put_ack
+from pyx.core.outbox cimport outbox_reserve
+from pyx.core.work cimport (
+    ACKS, COMMIT, DEFERRED, DRAINED, FORWARD, LAZY, LOGGED, Mark, OBJECT, PIECE, PYTHON, TICK, VISIT,
+    callback_begins, callback_ends, work,
+)
 from pyx.delivery.connection cimport OPEN
 from pyx.delivery.ending cimport Remains
-from pyx.protocol.message cimport Content, Message, content_bytes
-from pyx.core.outbox cimport outbox_reserve
-from pyx.protocol.packets cimport PUBREL
-from pyx.protocol.reasons cimport REASON_PROTOCOL_ERROR, protocol_error
-from pyx.storage.records cimport Block, ENTRY_RETAINED_ONLY, LogKey
 from pyx.delivery.routing cimport ABSENCES_MAX, NUMBER_WORKER_BITS, ROUND, SHARE, SLICE, find_expiry, put_identifier
 from pyx.delivery.session cimport (
     Inflight, RETAINED_COPY, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, is_stored, out_changes,
 )
 from pyx.delivery.sharing cimport HASH_CLIENT, HASH_TOPIC, LEAST_INFLIGHT, ROUND_ROBIN, STICKY, WAITS
-from pyx.matching.subscriptions cimport Filter, Group, Subscriber
-from pyx.core.work cimport (
-    ACKS, COMMIT, DEPART, DRAINED, FORWARD, LAG, LOGGED, Mark, OBJECT, PIECE, PYTHON, TICK, VISIT,
-    callback_begins, callback_ends, work,
-)
 from pyx.delivery.windows cimport OWN_RECORD
+from pyx.matching.subscriptions cimport Filter, Group, Subscriber
+from pyx.protocol.codec cimport put_ack
+from pyx.protocol.message cimport Content, Message, content_bytes
+from pyx.protocol.packets cimport PUBREL
+from pyx.protocol.reasons cimport REASON_PROTOCOL_ERROR, protocol_error
+from pyx.storage.records cimport Block, ENTRY_RETAINED_ONLY, LogKey
 
 
 # what a handler answers when it is asked for the strategy of a share group (`Router.strategy_of`)
@@ -150,7 +150,7 @@ cdef class Router(Ending):
             self.handler.retained_changed(changes)
         if self.held_peers:
             self.hand_off()
-        if self.touched.count:
+        if self.dirty_windows.count:
             self.store_windows()
         self.recorded = False
         synced = self.synced or waited and self.durabilities is None
@@ -230,10 +230,10 @@ cdef class Router(Ending):
             callback_begins(&part)
             self.divided = self.handler.work_on()
             callback_ends(&part, PIECE)
-        if self.departures_count or self.awaiting.count:
+        if self.deferred_count or self.awaiting.count:
             callback_begins(&part)
-            self.let_depart()
-            callback_ends(&part, DEPART)
+            self.send_deferred()
+            callback_ends(&part, DEFERRED)
         if self.next_position != self.block.first or self.laid is not None:
             self.append_block()
         if self.laid is None:
@@ -268,10 +268,10 @@ cdef class Router(Ending):
             self.go_on()
         if self.ready.count:
             self.serve_ready()
-        if self.lagging.count and self.now_ms >= self.lag_due:
+        if self.lazy_windows.count and self.now_ms >= self.lazy_due:
             callback_begins(&part)
-            self.look_at_lagging()
-            callback_ends(&part, LAG)
+            self.store_lazy_windows()
+            callback_ends(&part, LAZY)
         if self.recorded or self.archive_due:
             self.commit()
         self.clock.tell()
@@ -324,7 +324,7 @@ cdef class Router(Ending):
             if self.keeps and is_stored(s):
                 if slot.flags & OWN_RECORD:
                     self.forget_queued(s, slot.position)
-                self.touch(s)
+                self.mark_dirty(s)
             slot.state = WAIT_PUBCOMP
             slot.group = 0
             slot.order = s.order            # PUBRELs are sent again in the order of the PUBRECs
@@ -344,7 +344,7 @@ cdef class Router(Ending):
             reason = 0x92
             conn.strays += 1
         if self.keeps and slot != NULL and s.committing > self.durable_ticket:
-            return self.depart(s, conn, slot)
+            return self.defer(s, conn, slot)
         self.counters.at[count.ANSWERS_SENT] += 1
         p = outbox_reserve(&conn.out, 5)
         if put_ack(p, PUBREL, packet_id, reason, conn.version == 5) - p == 4:
@@ -397,7 +397,7 @@ cdef class Router(Ending):
                     s.keep_former(self.subscriptions, &s.own.items[held], was, self.next_position - 1)
         new = self.subscriptions.add(f, g, <void*>s, &s.own, <uint8_t>options, identifier, s.connection is not None)
         if self.keeps and is_stored(s) and not self.restoring:
-            self.touch(s)                   # up to here it has been sent everything, whatever else the log holds
+            self.mark_dirty(s)                   # up to here it has been sent everything, whatever else the log holds
         if group is None and (new or not wanted and s.absences is None):
             # what is in the log already was not for it, or was sent at QoS 0
             s.own.items[held if held >= 0 else <int>s.own.count - 1].since = self.next_position - 1
@@ -493,7 +493,7 @@ cdef class Router(Ending):
             if group is None and s.unread is not None and s.unread.lists(<LogKey>f.index):
                 self.seek(s)                # what it would have found here may stand in others of its indexes as well
         if self.keeps and is_stored(s):
-            self.touch(s)
+            self.mark_dirty(s)
             if group is None and s.inflight:
                 self.keep_unsubscribed(s)
         if g != NULL:
@@ -596,7 +596,7 @@ cdef class Router(Ending):
             self.subscriptions.set_offline(&s.own, s.unread is None)
             self.tell_online(s)
             if self.keeps:
-                self.touch(s)
+                self.mark_dirty(s)
         else:
             self.end_session(s, remains)
 

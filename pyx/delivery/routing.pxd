@@ -6,32 +6,32 @@ A Router is made in layers, each a file of its own that knows only those below i
     pyx.delivery.routing        Routing      the state; the publish in hand; the log of the tick
     pyx.delivery.answering      Answering    acks and other answers, and what they wait for
     pyx.delivery.windows        Windows      what a disk has of a session's windows, and what waits for it
-    pyx.delivery.back_pressure  Holding      publishers that are made to wait: too fast, a full session, no memory
-    pyx.delivery.bounding       Bounding     sessions that are behind: how much waits for them, its bounds, and forgetting
+    pyx.delivery.back_pressure  BackPressure publishers that are made to wait: too fast, a full session, no memory
+    pyx.delivery.bounding       Bounding     how much waits for sessions that are behind, its bounds, and forgetting
     pyx.delivery.backlog        Backlog      sessions that are behind: reading the log, resending
     pyx.delivery.fanout         FanOut       from a match to its subscribers; what is retained
     pyx.delivery.siblings       Siblings     the other workers: entries for them, entries from them
-    pyx.delivery.sharing        Sharing      share groups: which worker, which member, and who next when that one is gone
+    pyx.delivery.sharing        Sharing      share groups: which worker, which member, and who is next
     pyx.delivery.ending         Ending       how sessions end
     pyx.delivery.router         Router       a publish; subscriptions and sessions; the tick
 """
 from cpython.ref cimport PyObject
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from pyx.storage.archive cimport Archiver
 from pyx.core.clock cimport Clock
-from pyx.delivery.connection cimport Connection
 from pyx.core.counters cimport Row
-from pyx.protocol.frames cimport Frame
 from pyx.core.limits cimport Limits
-from pyx.protocol.message cimport Content, Message
-from pyx.storage.records cimport Block, LogKey, Packed
+from pyx.core.timers cimport TimerWheel
+from pyx.core.work cimport COPY, VISIT
+from pyx.delivery.connection cimport Connection
+from pyx.delivery.minute_statistics cimport Drops, Prefixes
 from pyx.delivery.session cimport Session
 from pyx.matching.subscriptions cimport Filter, Matches, Subscriptions
-from pyx.delivery.minute_statistics cimport Drops, Prefixes
-from pyx.core.timers cimport TimerWheel
+from pyx.protocol.frames cimport Frame
+from pyx.protocol.message cimport Content, Message
 from pyx.protocol.wire cimport put_varint
-from pyx.core.work cimport COPY, VISIT
+from pyx.storage.archive cimport Archiver
+from pyx.storage.records cimport Block, LogKey, Packed
 
 
 cdef enum:

@@ -9,22 +9,22 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 
 from pyx.core cimport counters as count
-from pyx.protocol.aliases cimport ALIAS_BYTES, ALIAS_TOPIC_BYTES_MIN, alias_for
-from pyx.delivery.connection cimport CLOSED, CLOSING, OPEN
-from pyx.protocol.frames cimport put_head, remaining_length
 from pyx.core.hashing cimport hash_bytes
 from pyx.core.limits cimport DISCONNECT_WHEN_FULL
 from pyx.core.little_endian cimport put64
-from pyx.protocol.message cimport message_adopt, message_copy
 from pyx.core.outbox cimport iovec, outbox_clear, outbox_gather, outbox_reserve, outbox_sent
-from pyx.protocol.properties cimport MESSAGE_EXPIRY_INTERVAL, find_property
-from pyx.storage.records cimport ENTRY_CONTROL, Packed
-from pyx.delivery.session cimport has_slot, may_go_on
-from pyx.matching.subscriptions cimport filter_text
-from pyx.protocol.topics cimport topic_matches
-from pyx.delivery.unread cimport Unread
-from pyx.protocol.wire cimport varint_size
 from pyx.core.work cimport Mark, OBJECT, PYTHON, RECORD, STORED, VISIT, callback_begins, callback_ends, work
+from pyx.delivery.connection cimport CLOSED, CLOSING, OPEN
+from pyx.delivery.session cimport has_slot, may_go_on
+from pyx.delivery.unread cimport Unread
+from pyx.matching.subscriptions cimport filter_text
+from pyx.protocol.aliases cimport ALIAS_BYTES, ALIAS_TOPIC_BYTES_MIN, alias_for
+from pyx.protocol.frames cimport put_head, remaining_length
+from pyx.protocol.message cimport message_adopt, message_copy
+from pyx.protocol.properties cimport MESSAGE_EXPIRY_INTERVAL, find_property
+from pyx.protocol.topics cimport topic_matches
+from pyx.protocol.wire cimport varint_size
+from pyx.storage.records cimport ENTRY_CONTROL, Packed
 
 cdef enum:
     NUMBER_KEPT = 1_000_000 << NUMBER_WORKER_BITS       # a second

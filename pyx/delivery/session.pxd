@@ -12,13 +12,13 @@ log       everything else it is behind with: the session holds a cursor, the sto
 from cpython.ref cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from pyx.delivery.connection cimport Connection
-from pyx.matching.filters cimport Formers
 from pyx.core.flag cimport flag
 from pyx.core.limits cimport QueueRule
-from pyx.protocol.message cimport Message
-from pyx.matching.subscriptions cimport Membership, Memberships, Subscriptions
+from pyx.delivery.connection cimport Connection
 from pyx.delivery.unread cimport Search, Unread
+from pyx.matching.filters cimport Formers
+from pyx.matching.subscriptions cimport Membership, Memberships, Subscriptions
+from pyx.protocol.message cimport Message
 
 
 cdef enum:
@@ -112,8 +112,8 @@ cdef class Session:             # one for each client: it has no gaps, and what 
     cdef flag watched                   # retained messages are on their way: which topics are retained anew is noted
     cdef flag awaits_outbox             # a replay has more for it than its outbox should hold
     # of a session whose store keeps (pyx.delivery.windows):
-    cdef flag touched                   # in the router's list of windows to be stored with this tick
-    cdef flag lagging                   # in its list of those to be stored some time
+    cdef flag window_dirty              # in the router's list of windows to be stored with this tick
+    cdef flag window_lazy               # in its list of those to be stored some time
     cdef flag awaiting                  # in its list of sessions that wait for their window to be durable
     cdef flag kept                      # something is stored of it
     cdef flag over                      # it has ended: nothing is stored of it any more

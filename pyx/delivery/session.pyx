@@ -5,10 +5,10 @@ from cpython.unicode cimport PyUnicode_AsUTF8AndSize
 from libc.stdlib cimport calloc, free, malloc
 
 
-from pyx.matching.filters cimport Former, Formers, Membership, filter_text
-from pyx.protocol.message cimport content_bytes
 from pyx.core.placement cimport fixed_hash
 from pyx.core.work cimport PLACE, OBJECT, VISIT, work
+from pyx.matching.filters cimport Former, Formers, Membership, filter_text
+from pyx.protocol.message cimport content_bytes
 
 cdef enum:
     WINDOW_FIRST = 8

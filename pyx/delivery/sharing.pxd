@@ -2,11 +2,11 @@
 """Share groups: see the .pyx."""
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
+from pyx.delivery.session cimport Session
+from pyx.delivery.siblings cimport Siblings
 from pyx.matching.filters cimport Group, Member, Subscriber
 from pyx.protocol.message cimport Message
 from pyx.storage.records cimport Entry
-from pyx.delivery.session cimport Session
-from pyx.delivery.siblings cimport Siblings
 
 
 cdef enum Strategy:

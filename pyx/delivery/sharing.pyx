@@ -19,16 +19,16 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t, uint64_t
 
 from pyx.core import counters as count
-from pyx.delivery.connection cimport OPEN, Connection, PendingAck
-from pyx.protocol.message cimport Content
 from pyx.core.placement cimport fixed_hash, mixed
-from pyx.storage.records cimport ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Choice, read_entry
-from pyx.matching.group_members cimport roster_put, roster_strike
+from pyx.core.work cimport OBJECT, PLACE, PYTHON, VISIT, work
+from pyx.delivery.connection cimport OPEN, Connection, PendingAck
 from pyx.delivery.routing cimport REFUSED_NO_MEMBER, REFUSED_OFFLINE, pointers_push, put_identifier
 from pyx.delivery.session cimport SHARED_COPY, has_slot
+from pyx.matching.group_members cimport roster_put, roster_strike
 from pyx.matching.subscriptions cimport Membership, SubscriberList, filter_text
+from pyx.protocol.message cimport Content
 from pyx.protocol.topics cimport topic_matches
-from pyx.core.work cimport OBJECT, PLACE, PYTHON, VISIT, work
+from pyx.storage.records cimport ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Choice, read_entry
 
 cdef enum:
     HERE = -1                       # instead of a sibling

@@ -3,10 +3,10 @@
 from libc.stdint cimport uint8_t, uint32_t
 
 from pyx.delivery.fanout cimport FanOut
+from pyx.delivery.routing cimport Peer
 from pyx.matching.interest cimport WholeInterest
 from pyx.protocol.message cimport Content, Message
 from pyx.storage.records cimport Choice, Entry, Packed
-from pyx.delivery.routing cimport Peer
 
 
 cdef class Siblings(FanOut):

@@ -8,15 +8,15 @@ from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy, memset
 
 from pyx.core cimport counters as count
-from pyx.matching.interest cimport WholeInterest
-from pyx.protocol.message cimport message_borrow
 from pyx.core.placement cimport owner_of
-from pyx.storage.records cimport ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Packed, read_entry
-from pyx.matching.group_members cimport roster_put, roster_strike
+from pyx.core.work cimport FILTER, PLACE, PYTHON, VISIT, work
 from pyx.delivery.routing cimport OWN_FRAME_BYTES, Peer, SHARE, find_expiry
 from pyx.delivery.session cimport Session
+from pyx.matching.group_members cimport roster_put, roster_strike
+from pyx.matching.interest cimport WholeInterest
 from pyx.matching.subscriptions cimport Filter, Group, Matches, SubscriberList
-from pyx.core.work cimport FILTER, PLACE, PYTHON, VISIT, work
+from pyx.protocol.message cimport message_borrow
+from pyx.storage.records cimport ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Packed, read_entry
 
 # kinds of control entries that are read here (others are for the broker)
 cdef char SAMPLED = c'~'

@@ -14,8 +14,8 @@ from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdlib cimport free, malloc, qsort, realloc
 from libc.string cimport memmove
 
-from pyx.protocol.message cimport Message, content_bytes
 from pyx.core.work cimport INDEX, OBJECT, PLACE, VISIT, work
+from pyx.protocol.message cimport Message, content_bytes
 
 cdef enum:
     READ_MESSAGES_MAX = 1024        # per batch

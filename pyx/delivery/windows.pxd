@@ -5,17 +5,17 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyx.delivery.answering cimport Answering
 from pyx.delivery.connection cimport Connection
-from pyx.protocol.message cimport Message
-from pyx.storage.records cimport Packed
 from pyx.delivery.routing cimport Pointers
 from pyx.delivery.session cimport Inflight, Queued, Session
+from pyx.protocol.message cimport Message
+from pyx.storage.records cimport Packed
 
 
 cdef enum:
     OWN_RECORD = 0x20           # flag of an in-flight message: `position` is the number of a record of its own
 
 
-cdef struct Departure:          # a QoS 2 PUBLISH or a PUBREL that waits for the disk
+cdef struct Deferred:           # a QoS 2 PUBLISH or a PUBREL that waits for the disk
     uint64_t ticket
     uint64_t order              # of the slot
     PyObject* connection        # strong
@@ -24,25 +24,25 @@ cdef struct Departure:          # a QoS 2 PUBLISH or a PUBREL that waits for the
 
 
 cdef class Windows(Answering):
-    cdef Pointers touched       # sessions whose window is stored with this tick
-    cdef Pointers lagging       # sessions whose window is to be stored some time
+    cdef Pointers dirty_windows  # sessions whose window is stored with this tick
+    cdef Pointers lazy_windows   # sessions whose window is to be stored some time
     cdef Pointers awaiting      # sessions that are ready when their window is durable
     cdef dict moved             # sessions whose window was stored since the log was last swept: the order they came in
     cdef dict messages          # number of a message that has a record of its own -> how many queued messages it is
     cdef dict message_of        # number of such a queued message -> number of its message
-    cdef uint64_t lag_due       # ms: when the lagging ones are stored
-    cdef Departure* departures  # a ring, tickets rising
-    cdef uint32_t departures_head
-    cdef uint32_t departures_count
-    cdef uint32_t departures_cap
+    cdef uint64_t lazy_due      # ms: when the lazy ones are stored
+    cdef Deferred* deferred    # a ring, tickets rising
+    cdef uint32_t deferred_head
+    cdef uint32_t deferred_count
+    cdef uint32_t deferred_cap
 
-    cdef int touch(self, Session s) except -1
-    cdef int lag(self, Session s) except -1
+    cdef int mark_dirty(self, Session s) except -1
+    cdef int mark_lazy(self, Session s) except -1
     cdef int wake(self, Session s) except -1
     cdef int await_window(self, Session s) except -1
-    cdef int depart(self, Session s, Connection conn, Inflight* slot) except -1
-    cdef int let_depart(self) except -1
-    cdef int look_at_lagging(self) except -1
+    cdef int defer(self, Session s, Connection conn, Inflight* slot) except -1
+    cdef int send_deferred(self) except -1
+    cdef int store_lazy_windows(self) except -1
     cdef int store_windows(self) except -1
     cdef int store_window(self, Session s) except -1
     cdef int try_to_store(self, Session s) except -1            # its client's connection ends, if that fails
@@ -58,11 +58,11 @@ cdef class Windows(Answering):
     cdef int count_message(self, uint64_t number, uint64_t message) except -1
     cdef int finish_slot(self, Session s, Inflight* slot) except -1
     cdef int keep_unsubscribed(self, Session s) except -1
-    cdef int pop_departure(self) except -1
+    cdef int pop_deferred(self) except -1
     cdef int put_back(self, Session s, const uint8_t* p, dict own, dict messages) except -1
     cdef int put_back_queue(self, Session s, dict own) except -1
 
     # implemented by Backlog
-    cdef int send_departing(self, Session s, Connection conn, Inflight* slot) except -1
+    cdef int send_one_deferred(self, Session s, Connection conn, Inflight* slot) except -1
     # Subscription Identifiers of what matches, as properties, or None
     cdef bytes identifiers_of(self, Session s, Message m)

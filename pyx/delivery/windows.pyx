@@ -12,10 +12,10 @@ A store that keeps has of each session that outlives its connection:
   as well is stored once for all of them (family J of `leveldb_store.format.queued_messages`).
 
 Whatever the client could hold against us after a crash is stored before it leaves: a QoS 2 PUBLISH with its Packet
-Identifier and a PUBREL (*departures*: they wait in one ring, by the ticket of their tick), a PUBREC and a PUBCOMP (in
-the ring of acks). These *touch* the session: its window is stored with the tick. A QoS 1 PUBLISH and its PUBACK only
-make it *lag*: then it is stored within LAG_MS, and nothing waits for that. So a crash may bring a QoS 1 message again,
-and never one of QoS 2.
+Identifier and a PUBREL (*deferred*: they wait in one ring, by the ticket of their tick), a PUBREC and a PUBCOMP (in
+the ring of acks). These make the session's window *dirty*: it is stored with the tick. A QoS 1 PUBLISH and its PUBACK
+only make it *lazy*: then it is stored within LAZY_MS, and nothing waits for that. So a crash may bring a QoS 1 message
+again, and never one of QoS 2.
 
 `restore` puts all of that back, for a session that has its subscriptions again and no connection yet.
 """
@@ -27,17 +27,17 @@ from libc.string cimport memcpy
 
 from pyx.core cimport counters as count
 from pyx.core.little_endian cimport get16, get32, get64, put16, put32, put64
-from pyx.protocol.message cimport content_bytes, message_copy
-from pyx.storage.records cimport Block, ENTRY_EXPIRES, Entry, LogKey, read_entry
-from pyx.delivery.routing cimport find_expiry, free_pointers, pointers_push
+from pyx.core.work cimport OBJECT, PLACE, PYTHON, VISIT, work
 from pyx.delivery.pages cimport ARRIVED_IN_PAGES, OUT_IN_PAGES, forget_pages, store_pages
+from pyx.delivery.routing cimport find_expiry, free_pointers, pointers_push
 from pyx.delivery.session cimport FREE, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, is_stored, out_changes
 from pyx.matching.subscriptions cimport Filter, Membership
-from pyx.core.work cimport OBJECT, PLACE, PYTHON, VISIT, work
+from pyx.protocol.message cimport content_bytes, message_copy
+from pyx.storage.records cimport Block, ENTRY_EXPIRES, Entry, LogKey, read_entry
 
 cdef enum:
-    LAG_MS = 100                # so long a window may be behind what was acknowledged
-    LAGGING_MAX = 1000          # windows stored for that in one tick
+    LAZY_MS = 100               # so long a window may be behind what was acknowledged
+    LAZY_WINDOWS_MAX = 1000     # of them are stored in one tick
     CONTIGUOUS = 4096           # positions: an older message in flight is held by itself, not with all behind it
     HEAD_BYTES = 15             # of a window: u64 WINDOW_2, u16 next Packet Identifier, u8 flags, u16 out, u16 in
     HEAD_1_BYTES = 14           # of version 1: u64 of which the highest bit is 0, and no flags
@@ -188,20 +188,20 @@ cdef class Windows(Answering):
         self.message_of = {}
 
     def __dealloc__(self):
-        while self.departures_count:
-            self.pop_departure()
-        free(self.departures)
-        free_pointers(&self.touched)
-        free_pointers(&self.lagging)
+        while self.deferred_count:
+            self.pop_deferred()
+        free(self.deferred)
+        free_pointers(&self.dirty_windows)
+        free_pointers(&self.lazy_windows)
         free_pointers(&self.awaiting)
 
     # ------------------------------------------------------------ what waits
 
-    cdef int touch(self, Session s) except -1:
+    cdef int mark_dirty(self, Session s) except -1:
         # its window is stored with this tick; what says so to the client leaves after that
-        if not s.touched:
-            s.touched = True
-            pointers_push(&self.touched, s)
+        if not s.window_dirty:
+            s.window_dirty = True
+            pointers_push(&self.dirty_windows, s)
         s.committing = self.last_ticket + 1
         self.recorded = self.synced = True
         return 0
@@ -210,14 +210,14 @@ cdef class Windows(Answering):
         """What the store is told of it in this tick holds only together with its window: how far it has been sent the
         log."""
         if self.keeps and is_stored(s) and not s.over:
-            self.touch(s)
+            self.mark_dirty(s)
 
-    cdef int lag(self, Session s) except -1:
-        if not s.lagging:
-            s.lagging = True
-            if self.lagging.count == 0:
-                self.lag_due = self.now_ms + LAG_MS
-            pointers_push(&self.lagging, s)
+    cdef int mark_lazy(self, Session s) except -1:
+        if not s.window_lazy:
+            s.window_lazy = True
+            if self.lazy_windows.count == 0:
+                self.lazy_due = self.now_ms + LAZY_MS
+            pointers_push(&self.lazy_windows, s)
         return 0
 
     cdef int wake(self, Session s) except -1:
@@ -237,60 +237,60 @@ cdef class Windows(Answering):
             pointers_push(&self.awaiting, s)
         return 0
 
-    cdef int depart(self, Session s, Connection conn, Inflight* slot) except -1:
+    cdef int defer(self, Session s, Connection conn, Inflight* slot) except -1:
         # the slot's PUBLISH or PUBREL, when its session's window is durable
-        cdef Departure* ring
-        cdef Departure* d
+        cdef Deferred* ring
+        cdef Deferred* d
         cdef uint32_t cap, i
-        if self.departures_count == self.departures_cap:
-            cap = self.departures_cap * 2 if self.departures_cap else 64
-            ring = <Departure*>malloc(cap * sizeof(Departure))
+        if self.deferred_count == self.deferred_cap:
+            cap = self.deferred_cap * 2 if self.deferred_cap else 64
+            ring = <Deferred*>malloc(cap * sizeof(Deferred))
             if ring == NULL:
                 raise MemoryError
-            work(self.departures_count * (2 * PLACE))
-            for i in range(self.departures_count):
-                ring[i] = self.departures[(self.departures_head + i) & (self.departures_cap - 1)]
-            free(self.departures)
-            self.departures = ring
-            self.departures_cap = cap
-            self.departures_head = 0
-        d = &self.departures[(self.departures_head + self.departures_count) & (self.departures_cap - 1)]
+            work(self.deferred_count * (2 * PLACE))
+            for i in range(self.deferred_count):
+                ring[i] = self.deferred[(self.deferred_head + i) & (self.deferred_cap - 1)]
+            free(self.deferred)
+            self.deferred = ring
+            self.deferred_cap = cap
+            self.deferred_head = 0
+        d = &self.deferred[(self.deferred_head + self.deferred_count) & (self.deferred_cap - 1)]
         d.ticket = s.committing
         d.order = slot.order
         d.packet_id = slot.packet_id
         d.state = slot.state
         d.connection = <PyObject*>conn
         Py_INCREF(conn)
-        self.departures_count += 1
+        self.deferred_count += 1
         return 0
 
-    cdef int pop_departure(self) except -1:
-        cdef Departure* d = &self.departures[self.departures_head]
+    cdef int pop_deferred(self) except -1:
+        cdef Deferred* d = &self.deferred[self.deferred_head]
         Py_DECREF(<object>d.connection)
-        self.departures_head = (self.departures_head + 1) & (self.departures_cap - 1)
-        self.departures_count -= 1
+        self.deferred_head = (self.deferred_head + 1) & (self.deferred_cap - 1)
+        self.deferred_count -= 1
         return 0
 
-    cdef int let_depart(self) except -1:
+    cdef int send_deferred(self) except -1:
         # what the disk has by now leaves; unless its connection is gone: then it is sent again on the next one
-        cdef Departure d
+        cdef Deferred d
         cdef Connection conn
         cdef Session s
         cdef Inflight* slot
         cdef uint32_t i
-        while self.departures_count and self.departures[self.departures_head].ticket <= self.durable_ticket:
+        while self.deferred_count and self.deferred[self.deferred_head].ticket <= self.durable_ticket:
             work(2 * VISIT)
-            d = self.departures[self.departures_head]
+            d = self.deferred[self.deferred_head]
             conn = <Connection>d.connection
             s = <Session>conn.session
             if s is not None and s.connection is conn:
                 slot = s.slot(d.packet_id)
                 if slot != NULL and slot.order == d.order and slot.state == d.state:
                     try:
-                        self.send_departing(s, conn, slot)
+                        self.send_one_deferred(s, conn, slot)
                     except Exception as error:
                         self.fail(conn, error)
-            self.pop_departure()
+            self.pop_deferred()
         i = 0
         while i < self.awaiting.count:
             work(VISIT)
@@ -307,35 +307,35 @@ cdef class Windows(Answering):
 
     # ------------------------------------------------------------ windows
 
-    cdef int look_at_lagging(self) except -1:
+    cdef int store_lazy_windows(self) except -1:
         # at the end of a tick: those that have lagged for long enough
-        cdef uint32_t i, n = self.lagging.count
+        cdef uint32_t i, n = self.lazy_windows.count
         cdef Session s
-        if n > LAGGING_MAX:
-            n = LAGGING_MAX
+        if n > LAZY_WINDOWS_MAX:
+            n = LAZY_WINDOWS_MAX
         for i in range(n):
-            s = <Session>self.lagging.items[i]
-            if not s.touched:
+            s = <Session>self.lazy_windows.items[i]
+            if not s.window_dirty:
                 self.try_to_store(s)
-            s.lagging = False
+            s.window_lazy = False
             Py_DECREF(s)
-        work(self.lagging.count * PLACE)
-        for i in range(n, self.lagging.count):
-            self.lagging.items[i - n] = self.lagging.items[i]
-        self.lagging.count -= n
+        work(self.lazy_windows.count * PLACE)
+        for i in range(n, self.lazy_windows.count):
+            self.lazy_windows.items[i - n] = self.lazy_windows.items[i]
+        self.lazy_windows.count -= n
         self.recorded = True
         return 0
 
     cdef int store_windows(self) except -1:
-        # of all sessions that were touched in this tick
+        # of all sessions whose window became dirty in this tick
         cdef uint32_t i
         cdef Session s
-        for i in range(self.touched.count):
-            s = <Session>self.touched.items[i]
+        for i in range(self.dirty_windows.count):
+            s = <Session>self.dirty_windows.items[i]
             self.try_to_store(s)
-            s.touched = False
+            s.window_dirty = False
             Py_DECREF(s)
-        self.touched.count = 0
+        self.dirty_windows.count = 0
         return 0
 
     cdef int try_to_store(self, Session s) except -1:
@@ -528,7 +528,7 @@ cdef class Windows(Answering):
         if self.keeps and is_stored(s):
             if slot.flags & OWN_RECORD and slot.state != WAIT_PUBCOMP:
                 self.forget_queued(s, slot.position)
-            self.lag(s)
+            self.mark_lazy(s)
         s.release(slot)
         return 0
 
@@ -543,12 +543,12 @@ cdef class Windows(Answering):
                 slot.position = self.keep_queued(s, <Message>slot.message, slot.flags, slot.group, slot.identifiers)
                 slot.flags |= OWN_RECORD
                 out_changes(s, slot.packet_id)
-                self.touch(s)
+                self.mark_dirty(s)
         return 0
 
     # ------------------------------------------------------------ implemented by Backlog
 
-    cdef int send_departing(self, Session s, Connection conn, Inflight* slot) except -1:
+    cdef int send_one_deferred(self, Session s, Connection conn, Inflight* slot) except -1:
         raise NotImplementedError
 
     cdef bytes identifiers_of(self, Session s, Message m):
@@ -556,10 +556,10 @@ cdef class Windows(Answering):
 
     def abandon(self):
         """See Routing."""
-        while self.departures_count:
-            self.pop_departure()
-        free_pointers(&self.touched)
-        free_pointers(&self.lagging)
+        while self.deferred_count:
+            self.pop_deferred()
+        free_pointers(&self.dirty_windows)
+        free_pointers(&self.lazy_windows)
         free_pointers(&self.awaiting)
         self.moved.clear()
         self.messages.clear()
@@ -669,7 +669,7 @@ cdef class Windows(Answering):
         cdef uint64_t number
         for number, (flags, origin, identifiers, message) in own.items():
             m = message
-            # what a lagging window did not have in flight yet
+            # what a lazy window did not have in flight yet
             s.enqueue(m, <PyObject*>identifiers if identifiers is not None else NULL, flags & ~OWN_RECORD, origin,
                       number)
             self.counters.at[count.MATCHED] += 1

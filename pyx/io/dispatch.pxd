@@ -2,11 +2,11 @@
 """Bytes of a connection -> packets -> the router (PUBLISH, its acks, PINGREQ) or the handler (all others)."""
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
-from pyx.protocol.codec cimport Publish, Scratch
 from pyx.delivery.connection cimport Connection
 from pyx.delivery.router cimport Router
 from pyx.delivery.session cimport Session
 from pyx.matching.subscriptions cimport Matches, Subscriptions
+from pyx.protocol.codec cimport Publish, Scratch
 
 
 cdef class Dispatch:

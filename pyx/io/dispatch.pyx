@@ -15,32 +15,32 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memchr, memcmp, memmove
 
 from pyx.core cimport counters as count
+from pyx.core.counters cimport note, note_nothing, note_packet
+from pyx.core.limits cimport Limits
+from pyx.core.outbox cimport outbox_reserve
+from pyx.core.work cimport (
+    CARRIED, CONNECT as CONNECT_DECIDED, KIBI, Mark, OBJECT, PACKETS, RECORD, VISIT, callback_begins, callback_ends,
+    work,
+)
+from pyx.delivery.back_pressure cimport HELD, REFUSED, UNSTORED
+from pyx.delivery.connection cimport CLOSING, DECIDING, OPEN, OPENING
+from pyx.delivery.routing cimport TURN
+from pyx.delivery.session cimport Session, is_stored
+from pyx.matching.subscriptions cimport Matches
+from pyx.protocol.bounds cimport lists_too_many_filters, lists_too_many_properties, publish_lists_too_much
 from pyx.protocol.codec cimport (
     Ack, Publish, connect_version, decode_ack, decode_auth, decode_connect, decode_disconnect, decode_pingreq,
     decode_publish, decode_subscribe, decode_unsubscribe, fixed_header, packet_flags,
 )
-from pyx.protocol.bounds cimport lists_too_many_filters, lists_too_many_properties, publish_lists_too_much
-from pyx.core.counters cimport note, note_nothing, note_packet
-from pyx.delivery.connection cimport CLOSING, DECIDING, OPEN, OPENING
-from pyx.delivery.back_pressure cimport HELD, REFUSED, UNSTORED
-from pyx.core.limits cimport Limits
 from pyx.protocol.message cimport Content
-from pyx.core.outbox cimport outbox_reserve
 from pyx.protocol.packets cimport (
     AUTH, CONNECT, DISCONNECT, PINGREQ, PUBACK, PUBCOMP,
     PUBLISH, PUBREC, PUBREL, SUBSCRIBE, UNSUBSCRIBE,
 )
 from pyx.protocol.packets cimport Connect
 from pyx.protocol.reasons cimport malformed, protocol_error
-from pyx.delivery.routing cimport TURN
-from pyx.delivery.session cimport Session, is_stored
-from pyx.matching.subscriptions cimport Matches
 from pyx.protocol.topics cimport level_count, topic_name_valid
 from pyx.protocol.wire cimport utf8_valid, varint_size
-from pyx.core.work cimport (
-    CARRIED, CONNECT as CONNECT_DECIDED, KIBI, Mark, OBJECT, PACKETS, RECORD, VISIT, callback_begins, callback_ends,
-    work,
-)
 
 from pyx.protocol.encoders import encode_ack
 from pyx.protocol.reasons import MalformedPacket, ProtocolError
@@ -58,7 +58,6 @@ cdef enum:
     RETAIN_NOT_SUPPORTED = 0x9A
     QOS_NOT_SUPPORTED = 0x9B
     PROTOCOL_ERROR = 0x82
-    DIRECT = 65536              # a packet of more bytes is received into the connection's own buffer
 
 
 cdef int check_first(Connection conn, const uint8_t* p, uint32_t n) except -1:
@@ -383,7 +382,7 @@ cdef class Dispatch:
                 conn.unreleased -= 1
             self.router.logged = False
             if self.router.keeps and is_stored(s):
-                self.router.touch(s)
+                self.router.mark_dirty(s)
             self.router.answer(conn, PUBCOMP, ack.packet_id, reason, 0)
         elif packet_type == PUBCOMP:
             decode_ack(&ack, PUBCOMP, flags, body, n, v5)
@@ -523,7 +522,7 @@ cdef class Dispatch:
         cdef Router router = self.router
         router.logged = False
         if router.keeps and is_stored(s):
-            router.touch(s)
+            router.mark_dirty(s)
         router.answer(conn, PUBREC, packet_id, 0, router.unacknowledged_peers())
         router.acks_due = True
         return 0
@@ -568,7 +567,7 @@ cdef class Dispatch:
             return False
         conn.unreleased += 1
         if self.router.keeps and is_stored(s):
-            self.router.touch(s)
+            self.router.mark_dirty(s)
         return True
 
     cdef bint known(self, Session s, uint16_t packet_id) except -1:

@@ -1,18 +1,19 @@
 # cython: language_level=3
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-from pyx.delivery.connection cimport Connection
-from pyx.io.dispatch cimport Dispatch
-from pyx.delivery.router cimport Router
-from pyx.io.sources cimport Sources
 from pyx.core.timers cimport TimerNode, TimerWheel
+from pyx.delivery.connection cimport Connection
+from pyx.delivery.router cimport Router
+from pyx.io.dispatch cimport Dispatch
+from pyx.io.poller cimport Poller
+from pyx.io.sources cimport Sources
 
 
 cdef class Reactor:
     cdef readonly Router router
     cdef readonly Dispatch dispatch
     cdef TimerWheel timers
-    cdef int epoll
+    cdef Poller poller
     cdef uint8_t* buffer                # what was received: valid until the next recv
     cdef uint32_t buffer_bytes
     cdef public uint64_t slice          # ns of work, nominal, or of time, of one callback that has many connections
@@ -43,7 +44,6 @@ cdef class Reactor:
     cdef int flush(self, Connection conn) except -1
     cdef int flush_all(self) except -1
     cdef int interest(self, Connection conn) except -1
-    cdef int register(self, int how, int fd, uint32_t events, size_t tag) except -1
     cdef int lost(self, Connection conn, str why) except -1
     cdef int end(self, Connection conn) except -1
     cdef int close_asked(self) except -1

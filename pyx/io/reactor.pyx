@@ -1,16 +1,21 @@
-"""Sockets: epoll, accept, recv, send. One instance per worker, nested in the event loop by its epoll descriptor.
+"""Sockets: accept, recv, send, and when. One instance per worker, nested in the event loop by its poller's descriptor.
 
-A round: collect what epoll names (one recv per readable connection into one shared buffer, decoded in place) -> the
-router's end of tick (commit, sessions that read on, entries for peers, acks) -> one send per connection with output.
-The event loop calls `poll` when the epoll descriptor is readable, and `poll` goes on while there is work, for a bounded
-number of rounds.
+Which sockets are ready a poller says (`pyx.io.poller`); what is done about that, and what is not (accepting, bounds,
+timers, lingering), is decided here.
+
+A round: collect what the poller names (one recv per readable connection into one shared buffer, decoded in place) ->
+the router's end of tick (commit, sessions that read on, entries for peers, acks) -> one send per connection with
+output.
+The event loop calls `poll` when the poller's descriptor is readable, and `poll` goes on while there is work, for a
+bounded number of rounds.
 
 What may be done for very many connections at once (sending, closing, what timers cause) is done in slices, and goes on
-in the next round. A round handles what came for about ROUND_NS; epoll names the rest again.
+in the next round. A round handles what came for about ROUND_NS; the poller names the rest again.
 
 Write interest is registered only while the kernel's buffer is full. Read interest goes while a publisher must wait for
 a peer. Everything here is bounded per round and connection (tick_connection_bytes_max, tick_connection_packets_max),
-and level-triggered epoll brings a connection that was cut off back at the end of its queue: that is the fairness.
+and a poller, which is level-triggered, names a connection that was cut off again, behind the others: that is the
+fairness.
 
 A connection that we end is closed after its last bytes left: our FIN goes out, what still comes is thrown away for a
 second or until the client's FIN (closing at once with unread input would make the kernel send RST and destroy what we
@@ -22,31 +27,32 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memmove, memset
 
 from pyx.core cimport counters as count
-from pyx.delivery.connection cimport CLOSED, CLOSING, DECIDING, OPEN
 from pyx.core.counters cimport DELIVERY_DURATION, PUBLISH_DURATION, observe
 from pyx.core.kernel cimport (
-    CLOCK_REALTIME, EAGAIN, ECONNABORTED, EINTR, EPERM, EPOLLERR, EPOLLHUP, EPOLLIN, EPOLLOUT, EPOLL_CLOEXEC,
-    EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLL_CTL_MOD, EPROTO, MSG_NOSIGNAL, SHUT_WR, SOCK_CLOEXEC, SOCK_NONBLOCK, accept4,
-    clock_gettime, close, epoll_create1, epoll_ctl, epoll_event, epoll_wait, errno, getpeername, monotonic_ns, msghdr,
-    recv, send, sendmsg, shutdown, sockaddr, sockaddr_storage, socklen_t, timespec,
+    CLOCK_REALTIME, EAGAIN, ECONNABORTED, EINTR, EPERM, EPROTO, MSG_NOSIGNAL, SHUT_WR, SOCK_CLOEXEC, SOCK_NONBLOCK,
+    accept4, clock_gettime, close, errno, getpeername, monotonic_ns, msghdr, recv, send, sendmsg, shutdown, sockaddr,
+    sockaddr_storage, socklen_t, timespec,
 )
 from pyx.core.outbox cimport iovec, outbox_gather
-from pyx.delivery.routing cimport SLICE
-from pyx.delivery.session cimport Session, may_go_on
-from pyx.io.sources cimport set_peer
 from pyx.core.timers cimport TimerNode
 from pyx.core.work cimport (
     ACCEPT, ASKED_TO_CLOSE, EXPIRE, KIBI, Mark, PLACE, PYTHON, RESUME, ROUND, SEND, SYSTEM, VISIT, WATCHED,
     callback_begins, callback_ends, callback_ends_named, progress, work,
 )
+from pyx.delivery.connection cimport CLOSED, CLOSING, DECIDING, OPEN
+from pyx.delivery.routing cimport SLICE
+from pyx.delivery.session cimport Session, may_go_on
+from pyx.io.epoll import Epoll
+from pyx.io.poller cimport Event, FAILED, HUNG_UP, READABLE, WRITABLE
+from pyx.io.sources cimport set_peer
 
 cdef enum:
-    EVENTS = 512                # of one epoll_wait
+    EVENTS = 512                # of one round, at most
     BUSY_NS = 1_000_000         # rounds closer than this: wait for the next one here
     STAY_NS = 5_000_000         # then the event loop around has its turn
     WAIT_MS = 50                # not shorter: a timer that is the kernel's next one costs more than the detour
     PAUSE_NS = 500_000_000      # longer than any round: this process was stopped
-    ROUND_NS = 50_000_000       # for what epoll names
+    ROUND_NS = 50_000_000       # for what the poller names
     ACCEPTS = 64                # of one round
     VECTORS = 64                # of one sendmsg
     LINGER_MS = 1000
@@ -57,12 +63,10 @@ cdef enum:
 
 @cython.final
 cdef class Reactor:
-    """The sockets of one worker."""
+    """The sockets of one worker. `poller`: says which are ready; None: epoll."""
 
-    def __cinit__(self, Router router not None, Dispatch dispatch not None):
-        self.epoll = epoll_create1(EPOLL_CLOEXEC)
-        if self.epoll < 0:
-            raise OSError(errno, "epoll_create1")
+    def __cinit__(self, Router router not None, Dispatch dispatch not None, Poller poller=None):
+        self.poller = poller if poller is not None else Epoll()
         self.router = router
         self.dispatch = dispatch
         self.timers = router.timers
@@ -83,8 +87,6 @@ cdef class Reactor:
 
     def __dealloc__(self):
         free(self.buffer)
-        if self.epoll >= 0:
-            close(self.epoll)
 
     cdef void now(self) noexcept:
         cdef timespec t
@@ -98,19 +100,19 @@ cdef class Reactor:
         self.router.wall_ms = self.router.now_ms + self.router.wall_offset
 
     def fileno(self):
-        """The epoll descriptor: readable when `poll` has something to do."""
-        return self.epoll
+        """The poller's descriptor: readable when `poll` has something to do."""
+        return self.poller.fileno()
 
     def listen(self, int fd):
         """Accept connections of a listening, non-blocking socket. The caller keeps it open."""
-        self.register(EPOLL_CTL_ADD, fd, EPOLLIN, 4 * <size_t>fd + 1)       # bit 0: no object's address
+        self.poller.add(fd, READABLE, 4 * <size_t>fd + 1)       # bit 0: no object's address
         self.listeners.append(fd)
         self.accepting = True
 
     def stop_listening(self):
         """Accept nothing more."""
         for fd in self.listeners:
-            epoll_ctl(self.epoll, EPOLL_CTL_DEL, fd, NULL)
+            self.poller.remove(fd)
         self.listeners = []
         self.accepting = False
 
@@ -158,7 +160,7 @@ cdef class Reactor:
         While traffic is dense the event loop around this one is a detour for every wake-up; it has its turn every
         STAY_NS, or WAIT_MS after the traffic ended.
         """
-        cdef epoll_event[EVENTS] events
+        cdef Event[EVENTS] events
         cdef int n, i, wait = 0
         cdef uint32_t what
         cdef uint64_t begun, before, until
@@ -168,15 +170,7 @@ cdef class Reactor:
         cdef Mark mark
         begun = monotonic_ns()
         while True:
-            if wait:
-                with nogil:
-                    n = epoll_wait(self.epoll, events, EVENTS, WAIT_MS)
-            else:
-                n = epoll_wait(self.epoll, events, EVENTS, 0)
-            if n < 0:
-                if errno == EINTR:
-                    continue
-                raise OSError(errno, "epoll_wait")
+            n = self.poller.wait(events, EVENTS, WAIT_MS if wait else 0)
             if n == 0 and not self.again:
                 break
             callback_begins(&mark)
@@ -193,7 +187,7 @@ cdef class Reactor:
             for i in range(n):
                 if i & 7 == 7 and progress() >= until:
                     break                   # the others are named again
-                p = <size_t>events[i].data.ptr
+                p = events[i].tag
                 if p & 3:
                     if p & 1:
                         self.accept(<int>(p >> 2))
@@ -202,8 +196,8 @@ cdef class Reactor:
                             watched = []
                         watched.append(self.watchers.get(<int>(p >> 2)))
                     continue
-                conn = <Connection>events[i].data.ptr
-                what = events[i].events
+                conn = <Connection><void*>p
+                what = events[i].what
                 if conn.state == CLOSED:
                     continue
                 try:
@@ -223,12 +217,12 @@ cdef class Reactor:
             self.schedule()
 
     cdef int ready(self, Connection conn, uint32_t what) except -1:
-        if what & EPOLLOUT:
+        if what & WRITABLE:
             self.flush(conn)
-        if what & (EPOLLIN | EPOLLERR | EPOLLHUP) and conn.state != CLOSED:
+        if what & (READABLE | FAILED | HUNG_UP) and conn.state != CLOSED:
             if conn.not_reading and not conn.lingering:
                 # a client that has closed both directions and has left packets: they are handled first
-                if what & EPOLLERR or what & EPOLLHUP and (not conn.carried or conn.paused):
+                if what & FAILED or what & HUNG_UP and (not conn.carried or conn.paused):
                     return self.lost(conn, "connection lost")
             else:
                 return self.read(conn)
@@ -245,13 +239,13 @@ cdef class Reactor:
 
     def watch(self, int fd, callback):
         """Call `callback()` while `fd` is readable, after the clients of that round."""
-        self.register(EPOLL_CTL_ADD, fd, EPOLLIN, 4 * <size_t>fd + 2)       # bit 1: no object's address
+        self.poller.add(fd, READABLE, 4 * <size_t>fd + 2)       # bit 1: no object's address
         self.watchers[fd] = callback
 
     def unwatch(self, int fd):
         """Watch it no more; nothing if it is not watched."""
         if self.watchers.pop(fd, None) is not None:
-            epoll_ctl(self.epoll, EPOLL_CTL_DEL, fd, NULL)
+            self.poller.remove(fd)
 
     def finish(self):
         """The end of a round for work that did not come from a socket: timers, the mesh, the broker."""
@@ -400,7 +394,7 @@ cdef class Reactor:
         conn.opened = self.router.now_ms
         conn.heard = self.router.now_ms
         try:
-            self.register(EPOLL_CTL_ADD, fd, EPOLLIN, <size_t><void*>conn)
+            self.poller.add(fd, READABLE, <size_t><void*>conn)
         except OSError:
             close(fd)
             raise
@@ -511,20 +505,8 @@ cdef class Reactor:
                 or conn.ack_count > ACKS_MAX
 
     cdef int interest(self, Connection conn) except -1:
-        return self.register(EPOLL_CTL_MOD, conn.fd,
-                             (0 if conn.not_reading else EPOLLIN) | (EPOLLOUT if conn.want_write else 0),
-                             <size_t><void*>conn)
-
-    cdef int register(self, int how, int fd, uint32_t events, size_t tag) except -1:
-        # tag: what an event of it brings
-        cdef epoll_event ev
-        work(SYSTEM)
-        memset(&ev, 0, sizeof(ev))
-        ev.events = events
-        ev.data.ptr = <void*>tag
-        if epoll_ctl(self.epoll, how, fd, &ev) < 0:
-            raise OSError(errno, "epoll_ctl")
-        return 0
+        return self.poller.change(conn.fd, (0 if conn.not_reading else READABLE) | (WRITABLE if conn.want_write else 0),
+                                  <size_t><void*>conn)
 
     # ------------------------------------------------------------ out
 
@@ -686,7 +668,7 @@ cdef class Reactor:
             self.sources.leave(conn)
         self.timers.cancel(&conn.timer)
         if conn.fd >= 0:
-            epoll_ctl(self.epoll, EPOLL_CTL_DEL, conn.fd, NULL)
+            self.poller.remove(conn.fd)
             close(conn.fd)
             work(3 * SYSTEM)
             self.connections.pop(conn.fd, None)

@@ -1,8 +1,8 @@
 # cython: language_level=3
 from libc.stdint cimport uint32_t, uint64_t
 
-from pyx.delivery.connection cimport Connection
 from pyx.core.kernel cimport sockaddr_storage
+from pyx.delivery.connection cimport Connection
 
 
 cdef class Source:

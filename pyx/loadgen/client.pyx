@@ -21,11 +21,11 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy, memset
 
+from pyx.core.kernel cimport CLOCK_REALTIME, clock_gettime, monotonic_ns, timespec
+from pyx.core.little_endian cimport get32, get64, put32, put64
+from pyx.loadgen.ledger cimport CHECK_BYTES, PAYLOAD_HEAD_BYTES, check_of
 from pyx.protocol.codec cimport Publish, Scratch, check_topic_name, decode_delivery, fixed_header, put_ack
 from pyx.protocol.frames cimport put_head, remaining_length
-from pyx.core.kernel cimport CLOCK_REALTIME, clock_gettime, monotonic_ns, timespec
-from pyx.loadgen.ledger cimport CHECK_BYTES, PAYLOAD_HEAD_BYTES, check_of
-from pyx.core.little_endian cimport get32, get64, put32, put64
 from pyx.protocol.message cimport Content
 from pyx.protocol.packets cimport (
     AUTH, CONNACK, PINGRESP, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK, UNSUBACK, Connack, Suback, Unsuback,

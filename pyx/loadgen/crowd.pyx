@@ -11,7 +11,6 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memcpy
 
-from pyx.protocol.codec cimport fixed_header, put_ack
 from pyx.core.kernel cimport monotonic_ns, timespec
 from pyx.loadgen.ledger cimport (
     ACKNOWLEDGED,
@@ -28,8 +27,9 @@ from pyx.loadgen.ledger cimport (
     grown,
     zeroed,
 )
-from pyx.protocol.packets cimport CONNACK, PINGRESP, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK
 from pyx.loadgen.sockets cimport CLOSED, CONNECTING, OPEN, SUBSCRIBING, Client, Sockets, filled
+from pyx.protocol.codec cimport fixed_header, put_ack
+from pyx.protocol.packets cimport CONNACK, PINGRESP, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK
 from pyx.protocol.wire cimport put_u16, put_varint, varint_size
 
 cdef extern from "<time.h>" nogil:

@@ -3,8 +3,8 @@
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 
-from pyx.matching.filters cimport Group, Member
 from pyx.core.work cimport PLACE, VISIT, work
+from pyx.matching.filters cimport Group, Member
 
 cdef enum:
     PLACED_FROM = 32            # below that a walk is as quick

@@ -9,9 +9,9 @@ promised. So nothing is forgotten before all of it is known, and then what has n
 cimport cython
 from libc.stdint cimport uint32_t
 
+from pyx.core.tables cimport Paging
 from pyx.matching.filters cimport Filter, Group
 from pyx.matching.subscriptions cimport Subscriptions
-from pyx.core.tables cimport Paging
 
 
 @cython.final

@@ -4,10 +4,10 @@ cimport cython
 from libc.stdint cimport uint32_t
 from libc.string cimport memset
 
-from pyx.matching.filters cimport Filter, Group
-from pyx.matching.subscriptions cimport Subscriptions
 from pyx.core.tables cimport PAGE_ENTRIES_MAX, Paging, table_page
 from pyx.core.work cimport OBJECT, VISIT, work
+from pyx.matching.filters cimport Filter, Group
+from pyx.matching.subscriptions cimport Subscriptions
 
 cdef enum:
     AT_ONCE = 2000              # Filters and Groups in a piece, or a page more

@@ -21,7 +21,7 @@ cdef struct Result:
 
 
 @cython.final
-cdef class Results:
+cdef class MatchCache:
     cdef Result* entries                # NULL until there is one
     cdef size_t bytes                   # of all blocks
     cdef size_t hand                    # where the next eviction looks

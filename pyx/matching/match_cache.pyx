@@ -5,8 +5,8 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy
 
-from pyx.matching.filters cimport Filter, Matches
 from pyx.core.work cimport FILTER, PLACE, work
+from pyx.matching.filters cimport Filter, Matches
 
 cdef enum:
     BYTES_MAX = 8 << 20                     # of the blocks of all entries
@@ -14,7 +14,7 @@ cdef enum:
 
 
 @cython.auto_pickle(False)
-cdef class Results:
+cdef class MatchCache:
     def __dealloc__(self):
         cdef size_t i
         if self.entries is not NULL:

@@ -19,12 +19,12 @@ cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from pyx.core.counters cimport Row
+from pyx.core.hashing cimport HashKey, hash_fold
+from pyx.core.tables cimport Table
 from pyx.matching.filters cimport (
     Filter, Formers, Group, Matches, Membership, Memberships, Subscriber, SubscriberList, filter_text,
 )
-from pyx.core.hashing cimport HashKey, hash_fold
-from pyx.matching.match_cache cimport Results
-from pyx.core.tables cimport Table
+from pyx.matching.match_cache cimport MatchCache
 from pyx.matching.trie cimport Trie
 
 
@@ -48,7 +48,7 @@ cdef class Subscriptions:
     cdef Table table                    # every Filter, by its text
     cdef Trie trie
     cdef Table arrangements             # of wildcard filters: at most one filter of each matches a topic
-    cdef Results results
+    cdef MatchCache results
     cdef Table named                    # every Group, by ShareName and Topic Filter
     cdef dict groups                    # number -> address of the Group
     cdef Formers formers

@@ -3,8 +3,8 @@
 
 Every Filter is one block (header, its first subscriber, its text) in one hash table keyed by its text: that is how
 SUBSCRIBE finds it and how a topic finds its exact Filter. A Filter with wildcards hangs in the trie (trie.pyx)
-as well. Results are kept by topic (results.pxd); as long as there is no wildcard filter at all, the hash table is its
-own cache.
+as well. Results are kept by topic (match_cache.pxd); as long as there is no wildcard filter at all, the hash table is
+its own cache.
 """
 from os import urandom
 
@@ -14,22 +14,22 @@ from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcmp, memcpy, memset
 
 from pyx.core.counters cimport MATCH_DURATION, observe
-from pyx.matching.filters cimport (
-    Elsewhere, Filter, Former, Formers, Group, Matches, Membership, Memberships, Subscriber, SubscriberList,
-    filter_text,
-)
 from pyx.core.hashing cimport HashKey, hash_bytes
 from pyx.core.kernel cimport monotonic_ns
 from pyx.core.placement cimport fixed_hash
-from pyx.matching.match_cache cimport Results
-from pyx.matching.group_members cimport roster_forget, roster_free
 from pyx.core.tables cimport (
     Probe, Walk,
     table_first, table_free, table_init, table_insert, table_next, table_prefetch, table_remove, table_walk,
 )
-from pyx.protocol.topics cimport has_wildcard
-from pyx.matching.trie cimport Trie
 from pyx.core.work cimport FILTER, PLACE, VISIT, work
+from pyx.matching.filters cimport (
+    Elsewhere, Filter, Former, Formers, Group, Matches, Membership, Memberships, Subscriber, SubscriberList,
+    filter_text,
+)
+from pyx.matching.group_members cimport roster_forget, roster_free
+from pyx.matching.match_cache cimport MatchCache
+from pyx.matching.trie cimport Trie
+from pyx.protocol.topics cimport has_wildcard
 
 cdef enum:
     SIBLINGS_MAX = 64
@@ -119,7 +119,7 @@ cdef class Subscriptions:
         table_init(&self.arrangements)
         self.groups = {}
         self.trie = Trie()
-        self.results = Results()
+        self.results = MatchCache()
 
     def __dealloc__(self):
         cdef Walk walk

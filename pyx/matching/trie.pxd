@@ -7,9 +7,9 @@ found[0 .. found_count), which is the caller's to empty. Filters are borrowed; t
 cimport cython
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
-from pyx.matching.filters cimport Filter
 from pyx.core.hashing cimport HashKey
 from pyx.core.tables cimport Table
+from pyx.matching.filters cimport Filter
 
 
 cdef struct Node:               # a level of the trie: see subscriptions.pyx

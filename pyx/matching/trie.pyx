@@ -27,12 +27,12 @@ from libc.stdint cimport uint8_t, uint16_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy, memset
 
-from pyx.matching.filters cimport Filter, filter_text
 from pyx.core.hashing cimport HashKey, hash_bytes, hash_fold
 from pyx.core.tables cimport (
     Probe, Walk, table_first, table_free, table_init, table_insert, table_next, table_remove, table_walk,
 )
 from pyx.core.work cimport FILTER, NODE, work
+from pyx.matching.filters cimport Filter, filter_text
 
 cdef enum:
     COLD = 4 * NODE             # where a walk goes wide its Nodes are in no cache

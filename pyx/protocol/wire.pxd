@@ -131,11 +131,6 @@ cdef inline uint32_t varint_size(uint32_t v) noexcept nogil:
     return 1 + (v > 0x7F) + (v > 0x3FFF) + (v > 0x1FFFFF) + (v > 0xFFFFFFF)
 
 
-cdef inline uint8_t* put_u8(uint8_t* p, uint8_t v) noexcept nogil:
-    p[0] = v
-    return p + 1
-
-
 cdef inline uint8_t* put_u16(uint8_t* p, uint16_t v) noexcept nogil:
     p[0] = <uint8_t>(v >> 8)
     p[1] = <uint8_t>v

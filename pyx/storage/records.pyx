@@ -11,8 +11,8 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memmove
 
 from pyx.core.little_endian cimport get16, get32, get64, put16, put32, put64
-from pyx.protocol.message cimport content_bytes, message_copy
 from pyx.core.work cimport INDEX, KIBI, OBJECT, PLACE, RECORD, VISIT, work
+from pyx.protocol.message cimport content_bytes, message_copy
 
 cdef enum:
     READ_MESSAGES_MAX = 1024        # per batch

@@ -32,7 +32,7 @@ from spark_etl.tables.snapshots import Snapshot, Store, store_at
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Share", "shares", "write_straight"]
+__all__ = ["Share", "shares", "write_directly"]
 
 _GROUP_BYTES: Final = 64 << 20
 """Of messages, as Arrow has them, that become a row group. So much a task holds, and the group it is writing."""
@@ -81,7 +81,7 @@ def shares(missing: dict[Path, list[Missing]], snapshots: Sequence[Snapshot]) ->
     return found
 
 
-def write_straight(spark: SparkSession, wanted: list[Share], directory: Path, files: int) -> None:
+def write_directly(spark: SparkSession, wanted: list[Share], directory: Path, files: int) -> None:
     """Messages to Parquet, by date (UTC) and tenant, by so many tasks: as many files for each date, at most.
 
     Raises PySparkException.

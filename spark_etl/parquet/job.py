@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 from spark_etl.jobs import JobError, one_line
 from spark_etl.parquet.committed import columns_of, of_files
 from spark_etl.parquet.compacting import SMALL_FILES, compact
-from spark_etl.parquet.direct_writer import shares, write_straight
+from spark_etl.parquet.direct_writer import shares, write_directly
 from spark_etl.parquet.output import Commit, File, Output, Taken, with_columns
 from spark_etl.source.coverage import Missing, Run, Sequences, runs_of
 from spark_etl.source.files import LOGS, files_of_rows, files_of_stores, write
@@ -239,7 +239,7 @@ class _Taking:
                 ]
                 for directory, missing in self._batch.missing.items()
             }
-            if table == "messages" and not is_doubtful and self._straight(parts):
+            if table == "messages" and not is_doubtful and self._directly(parts):
                 continue
             frames = [
                 self._read(table, [snapshot]).where(_condition(table, parts[snapshot.directory]))
@@ -256,7 +256,7 @@ class _Taking:
         if table == "messages":
             self._queues()
 
-    def _straight(self, parts: dict[Path, list[Missing]]) -> bool:
+    def _directly(self, parts: dict[Path, list[Missing]]) -> bool:
         # whether it was done so; where messages of queues that the output has may be among them, it cannot be
         ends = [number for each in parts.values() for one in each for number in (one.first, one.last)]
         if not ends or self._known("messages", min(ends), max(ends), only_queued=True):
@@ -264,7 +264,7 @@ class _Taking:
         wanted = shares(parts, self._batch.snapshots)
         if wanted:
             made = self._making("messages")
-            write_straight(self._spark, wanted, made, self._files_of("messages", parts))
+            write_directly(self._spark, wanted, made, self._files_of("messages", parts))
             self._stage("messages", made)
         return True
 

@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 
 from spark_etl.source.options import Options
 from spark_etl.source.plan import spans_of
-from spark_etl.source.stream_reader import ArrivalsReader
+from spark_etl.source.stream_reader import MqttdStreamReader
 from spark_etl.tables import clones
 from spark_etl.tables.conditions import Conditions, conditions_of
 from spark_etl.tables.frames import Counts, Frames
@@ -55,9 +55,9 @@ class MqttdSource(DataSource):
         """Of a query."""
         return MqttdReader(Options.of(dict(self.options)), schema)
 
-    def streamReader(self, schema: StructType) -> ArrivalsReader:  # noqa: N802  Spark's name
+    def streamReader(self, schema: StructType) -> MqttdStreamReader:  # noqa: N802  Spark's name
         """Of a stream."""
-        return ArrivalsReader(Options.of(dict(self.options)), schema)
+        return MqttdStreamReader(Options.of(dict(self.options)), schema)
 
 
 class Part(InputPartition):

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from spark_etl.source.options import Options
 
-__all__ = ["ArrivalsReader"]
+__all__ = ["MqttdStreamReader"]
 
 Offset = dict[str, Any]
 
@@ -64,7 +64,7 @@ class _Place:
     behind: int
 
 
-class ArrivalsReader(DataSourceStreamReader):
+class MqttdStreamReader(DataSourceStreamReader):
     """Plans batches on the driver, and reads the parts of them. Methods raise SnapshotError."""
 
     def __init__(self, options: Options, schema: StructType) -> None:

@@ -8,10 +8,10 @@ from libc.stdint cimport uint32_t, uint64_t
 from posix.time cimport CLOCK_PROCESS_CPUTIME_ID, clock_gettime, timespec
 from cpython.ref cimport Py_DECREF
 
-from pyx.delivery.connection cimport Connection
-from pyx.io.dispatch cimport Dispatch
 from pyx.core.outbox cimport outbox_clear
+from pyx.delivery.connection cimport Connection
 from pyx.delivery.router cimport Router
+from pyx.io.dispatch cimport Dispatch
 
 from broker.config.settings import Settings
 from broker.logs import Log

@@ -5,11 +5,11 @@ What a generator reaches against it is what the generator can do, with its share
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
-from pyx.protocol.codec cimport fixed_header, put_ack
 from pyx.core.kernel cimport monotonic_ns
 from pyx.loadgen.ledger cimport RECEIVED
-from pyx.protocol.packets cimport CONNECT, DISCONNECT, PINGREQ, PUBACK, PUBLISH
 from pyx.loadgen.sockets cimport CLOSED, OPEN, Client, Sockets
+from pyx.protocol.codec cimport fixed_header, put_ack
+from pyx.protocol.packets cimport CONNECT, DISCONNECT, PINGREQ, PUBACK, PUBLISH
 
 
 cdef class Sink(Sockets):

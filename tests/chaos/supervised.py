@@ -21,7 +21,7 @@ from shards import handoff
 from shards.listening import CannotListen
 from shards.policy import Policy
 from shards.runtime_dir import RuntimeDir
-from shards.supervisor import Reloaded, ReloadRefused, Seat, Supervisor
+from shards.supervisor import Reloaded, ReloadRefused, Supervisor, WorkerChannel
 
 
 def _log(level: str, event: str, **fields: Any) -> None:
@@ -29,36 +29,36 @@ def _log(level: str, event: str, **fields: Any) -> None:
 
 
 class _Worker:
-    def __init__(self, seat: Seat) -> None:
-        self.seat = seat
+    def __init__(self, channel: WorkerChannel) -> None:
+        self.channel = channel
         self.heard: list[dict[str, Any]] = []
         self.connections: list[socket.socket] = []
 
     def serve(self) -> int:
-        seat = self.seat
+        channel = self.channel
         while True:
-            seat.heartbeat[0] += 1
+            channel.heartbeat[0] += 1
             readable, _, _ = select.select(
-                [seat.control, seat.handoff_receive, *seat.listeners, *self.connections], [], [], 0.05
+                [channel.control, channel.handoff_receive, *channel.listeners, *self.connections], [], [], 0.05
             )
-            if seat.control in readable:
-                messages = seat.messages()
+            if channel.control in readable:
+                messages = channel.messages()
                 self.heard += messages
                 for message in messages:
-                    if message["event"] == "reload" and seat.settings.get("deaf") != seat.index:
-                        refuses = seat.settings.get("refuses") == seat.index
-                        seat.tell("reloaded", number=message["number"], reason="not this one" if refuses else None)
+                    if message["event"] == "reload" and channel.settings.get("deaf") != channel.index:
+                        refuses = channel.settings.get("refuses") == channel.index
+                        channel.tell("reloaded", number=message["number"], reason="not this one" if refuses else None)
                 if any(message["event"] == "stop" for message in messages):
-                    if not seat.settings.get("ignore_stop"):
+                    if not channel.settings.get("ignore_stop"):
                         return 0
-                    while seat.listeners:
-                        seat.listeners.pop().close()
-            if seat.handoff_receive in readable:
-                handed_over = handoff.receive(seat.handoff_receive)
+                    while channel.listeners:
+                        channel.listeners.pop().close()
+            if channel.handoff_receive in readable:
+                handed_over = handoff.receive(channel.handoff_receive)
                 if handed_over is not None:
                     self.connections.append(socket.socket(fileno=handed_over.fd))
                     self.answer(self.connections[-1], handed_over.unread.decode())
-            for listener in seat.listeners:
+            for listener in channel.listeners:
                 if listener in readable:
                     self.connections.append(listener.accept()[0])
             for connection in [each for each in self.connections if each in readable]:
@@ -70,32 +70,32 @@ class _Worker:
                     connection.close()
 
     def answer(self, connection: socket.socket, line: str) -> None:
-        seat = self.seat
+        channel = self.channel
         command, *arguments = line.split()
         reply: Any = None
         match command:
             case "who":
                 reply = {
-                    "index": seat.index,
+                    "index": channel.index,
                     "pid": os.getpid(),
-                    "incarnation": seat.incarnation,
-                    "incarnations": seat.incarnations,
+                    "incarnation": channel.incarnation,
+                    "incarnations": channel.incarnations,
                     "random": random.random(),
                     "cpus": sorted(os.sched_getaffinity(0)),
-                    "listeners": [os.fstat(listener.fileno()).st_ino for listener in seat.listeners],
-                    "runtime_dir": seat.runtime_dir,
-                    "settings": seat.settings,
+                    "listeners": [os.fstat(listener.fileno()).st_ino for listener in channel.listeners],
+                    "runtime_dir": channel.runtime_dir,
+                    "settings": channel.settings,
                 }
             case "heard":
                 reply = self.heard
             case "count":  # in the shared row, beside the heartbeat
-                counters = seat.row.cast("Q")
+                counters = channel.row.cast("Q")
                 counters[1] += 1
-                reply = [row.cast("Q")[1] for row in seat.rows]
+                reply = [row.cast("Q")[1] for row in channel.rows]
             case "hand":  # hand this connection to worker N, which answers the rest of the line
                 index = int(arguments[0])
                 sent = handoff.send(
-                    seat.handoff_send[index], connection.fileno(), " ".join(arguments[1:]).encode(), 5.0, ("peer", 1)
+                    channel.handoff_send[index], connection.fileno(), " ".join(arguments[1:]).encode(), 5.0, ("peer", 1)
                 )
                 assert sent
                 self.connections.remove(connection)
@@ -113,23 +113,23 @@ def _stuck_in_here() -> None:
         pass
 
 
-def _run(seat: Seat) -> int:
-    settings = seat.settings
-    if settings.get("fails") == seat.index:
-        seat.failed("no such store")
+def _run(channel: WorkerChannel) -> int:
+    settings = channel.settings
+    if settings.get("fails") == channel.index:
+        channel.failed("no such store")
         return 1
-    if settings.get("raises") == seat.index:
+    if settings.get("raises") == channel.index:
         raise RuntimeError("broken\nworker")
-    if settings.get("dies") == seat.index:
+    if settings.get("dies") == channel.index:
         os.kill(os.getpid(), signal.SIGKILL)
     if settings.get("ignore_stop"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if settings.get("slow") == seat.index:
+    if settings.get("slow") == channel.index:
         while True:  # starting for ever, alive all the same
-            seat.heartbeat[0] += 1
+            channel.heartbeat[0] += 1
             select.select([], [], [], 0.05)
-    seat.ready()
-    return _Worker(seat).serve()
+    channel.ready()
+    return _Worker(channel).serve()
 
 
 def _main() -> int:

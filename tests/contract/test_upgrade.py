@@ -18,7 +18,7 @@ from leveldb_store.contract import StoreError
 from leveldb_store.format import schema
 from leveldb_store.store import LevelStore
 from leveldb_store.upgrade import STEPS, Steps, UpgradeError, upgrade
-from shards.child_process import ApartFailed, apart
+from shards.child_process import ChildFailed, run_in_child
 from shards.data_dir import DataDir, DataDirError, settled
 from tests.sansio import KeptLog
 
@@ -219,9 +219,9 @@ def test_killed_in_the_middle_it_begins_anew(data: Path, monkeypatch: pytest.Mon
 
     with monkeypatch.context() as patched:
         patched.setattr(upgrades, "STEPS", {1: {schema.RETAINED: die}})
-        with pytest.raises(ApartFailed, match="exit status 9"):
+        with pytest.raises(ChildFailed, match="exit status 9"):
             # the supervisor goes with it, as the kernel would have it: nothing of it tidies up
-            apart(lambda: os._exit(9) if killed(data) else None, DataDirError)
+            run_in_child(lambda: os._exit(9) if killed(data) else None, DataDirError)
     assert stores(data) == {"worker-0", "worker-1", "worker-0.1", "worker-1.1"}
     assert {path.name: content(path) for path in data.glob("worker-?")} == before
     opened(data)

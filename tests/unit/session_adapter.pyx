@@ -3,8 +3,8 @@
 from cpython.ref cimport PyObject, Py_INCREF
 from libc.stdint cimport uint16_t, uint32_t, uint8_t
 
-from pyx.protocol.message cimport Message
 from pyx.delivery.session cimport SHARED_COPY, WAIT_PUBACK, Session
+from pyx.protocol.message cimport Message
 
 
 def open_slot(Session session not None, Message message=None):

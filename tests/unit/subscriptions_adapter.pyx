@@ -3,8 +3,8 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free
 
-from pyx.matching.interest cimport WholeInterest
 from pyx.matching.group_members cimport roster_forget, roster_put, roster_strike
+from pyx.matching.interest cimport WholeInterest
 from pyx.matching.subscriptions cimport (
     Filter, Group, Matches, Membership, Memberships, SubscriberList, Subscriptions, filter_text,
 )

@@ -28,11 +28,11 @@ WITH_STAND_IN = """
 import select, sys, types
 from pyx.core import counters
 worker = types.ModuleType("broker.worker.process")
-def run(seat):
-    seat.ready()
-    while not any(message["event"] == "stop" for message in seat.messages()):
-        seat.heartbeat[0] += 1
-        select.select([seat.control], [], [], 0.1)
+def run(channel):
+    channel.ready()
+    while not any(message["event"] == "stop" for message in channel.messages()):
+        channel.heartbeat[0] += 1
+        select.select([channel.control], [], [], 0.1)
     return 0
 worker.run, counters.ROW_BYTES, counters.NAMES = run, 8192, ("x", "heartbeat")
 counters.bury = counters.in_hand = lambda row: None
@@ -329,7 +329,7 @@ def test_missing_compiled_modules_are_one_line(mqttd: Mqttd) -> None:
 
 
 def test_a_worker_that_cannot_start(mqttd: Mqttd) -> None:
-    program = WITH_STAND_IN + 'worker.run = lambda seat: seat.failed("the disk is full") or 1\n'
+    program = WITH_STAND_IN + 'worker.run = lambda channel: channel.failed("the disk is full") or 1\n'
     command = mqttd("--workers", "2", "--port", "0", program=program)
     assert command.status() == 1
     assert command.err().splitlines()[-1] in {

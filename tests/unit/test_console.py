@@ -14,7 +14,7 @@ import pytest
 
 from shards import console as module
 from shards.console import QUESTION_BYTES_MAX, Console, Written
-from shards.worker_context import Message
+from shards.worker_channel import Message
 
 SECONDS_MAX = 5.0
 PIECE_BYTES = 65_536

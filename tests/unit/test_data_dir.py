@@ -14,7 +14,7 @@ import pytest
 from broker.config.leveldb import LevelDB
 from broker.repartition.supervision import Refused, Repartitioning
 from shards import data_dir
-from shards.child_process import ApartFailed, apart
+from shards.child_process import ChildFailed, run_in_child
 from shards.data_dir import Change, DataDir, DataDirError, settled, store_path
 from tests.sansio import KeptLog
 
@@ -163,8 +163,8 @@ def test_one_that_was_killed_while_it_made_new_stores_has_the_old_ones(tmp_path:
         fill(change)
         os._exit(1)
 
-    with pytest.raises(ApartFailed):
-        apart(lambda: DataDir(str(tmp_path), 1, die).close(), DataDirError)
+    with pytest.raises(ChildFailed):
+        run_in_child(lambda: DataDir(str(tmp_path), 1, die).close(), DataDirError)
     assert names(tmp_path) == {"worker-0", "worker-1", "worker-0.1"}
     DataDir(str(tmp_path), then, fill).close()
     assert names(tmp_path) == {f"worker-{worker}{'' if then == 2 else '.1'}" for worker in range(then)}
@@ -185,9 +185,9 @@ def test_when_it_cannot_be_done_nothing_has_happened(tmp_path: Path) -> None:
     before = (tmp_path / "store.json").read_text()
 
     def fail(_: Change) -> None:
-        raise ApartFailed("no room")
+        raise ChildFailed("no room")
 
-    with pytest.raises(ApartFailed, match="no room"):
+    with pytest.raises(ChildFailed, match="no room"):
         DataDir(str(tmp_path), 3, fail)
     assert names(tmp_path) == {"worker-0", "worker-1"}
     assert (tmp_path / "store.json").read_text() == before
@@ -231,14 +231,14 @@ def test_what_it_cannot_do_is_said() -> None:
     def refuse() -> None:
         raise DataDirError("so it is")
 
-    with pytest.raises(ApartFailed, match=r"^so it is$"):
-        apart(refuse, DataDirError)
-    apart(lambda: None, DataDirError)
+    with pytest.raises(ChildFailed, match=r"^so it is$"):
+        run_in_child(refuse, DataDirError)
+    run_in_child(lambda: None, DataDirError)
 
 
 def test_one_that_is_killed_is_told(capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ApartFailed, match="killed by SIGKILL"):
-        apart(lambda: os.kill(os.getpid(), 9), DataDirError)
-    with pytest.raises(ApartFailed, match="internal error: ZeroDivisionError"):
-        apart(lambda: print(1 / 0), DataDirError)
+    with pytest.raises(ChildFailed, match="killed by SIGKILL"):
+        run_in_child(lambda: os.kill(os.getpid(), 9), DataDirError)
+    with pytest.raises(ChildFailed, match="internal error: ZeroDivisionError"):
+        run_in_child(lambda: print(1 / 0), DataDirError)
     assert "Traceback" in capfd.readouterr().err

@@ -301,7 +301,7 @@ def _capture(world: World, source: int, target: int) -> list[Any]:
         return True
 
     link._send = tap
-    link._say_word()
+    link._say_ack()
     link._send = send
     return taken
 

@@ -10,19 +10,22 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pyx.delivery.connection import Connection
+from pyx.io.epoll import Epoll
+from pyx.io.poller import Poller
 from pyx.io.reactor import Reactor
 from tests import wire
 from tests.sansio import CLOSED, Host
+from tests.unit.poller_adapter import Poll
 
 
 class Sockets:
-    """A worker's reactor; each client is the other end of a socket pair."""
+    """A worker's reactor; each client is the other end of a socket pair. `poller`: None is the usual one."""
 
-    def __init__(self, **limits: int) -> None:
+    def __init__(self, poller: Poller | None = None, **limits: int) -> None:
         self.host = Host(limits=limits)
         self.node = self.host.node
         self.again = False
-        self.reactor = Reactor(self.node.router, self.node.dispatch)
+        self.reactor = Reactor(self.node.router, self.node.dispatch, poller)
         self.reactor.schedule = self._schedule
         self.node.opened = self.reactor.start_keep_alive
         self._ends: list[socket.socket] = []
@@ -64,9 +67,10 @@ class Sockets:
         return len(self.reactor) == 0
 
 
-@pytest.fixture
-def sockets() -> Iterator[Sockets]:
-    it = Sockets()
+@pytest.fixture(params=[Epoll, Poll])
+def sockets(request: pytest.FixtureRequest) -> Iterator[Sockets]:
+    """With each poller there is: what the reactor decides does not hang on how it is told which sockets are ready."""
+    it = Sockets(request.param())
     yield it
     it.close()
 

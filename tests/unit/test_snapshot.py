@@ -15,7 +15,7 @@ import pytest
 
 from leveldb_store.format import archive_schema, schema
 from leveldb_store.format.archive_schema import ArchivedMessage
-from leveldb_store.format.persisted_counters import FIELDS, encode_moment
+from leveldb_store.format.persisted_counters import FIELDS, encode_counters
 from leveldb_store.snapshots import snapshot
 from leveldb_store.snapshots.clone import Clone, clone, reading
 from leveldb_store.snapshots.restoring import restore
@@ -47,7 +47,7 @@ class Stores:
             db.put(schema.SCHEMA, schema.U32.pack(schema.VERSION))
             identity = {"worker": worker, "workers": workers, "epoch": EPOCH}
             db.put(schema.STORE, json.dumps(identity).encode())
-            db.put(schema.COUNTERS, encode_moment(dict.fromkeys(FIELDS, worker + 1)))
+            db.put(schema.COUNTERS, encode_counters(dict.fromkeys(FIELDS, worker + 1)))
             for peer in range(workers):
                 if peer != worker:
                     db.put(schema.handoff_key(peer, 0), schema.encode_handoff_head(STREAM + worker, BEGINS))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from leveldb_store.format.persisted_counters import FIELDS, decode_moment, encode_moment
+from leveldb_store.format.persisted_counters import FIELDS, decode_counters, encode_counters
 from leveldb_store.format.schema import SchemaError
 from pyx.core import counters
 from pyx.core.counters import Row
@@ -29,7 +29,7 @@ def test_golden_bytes() -> None:
     packed = row.kept(1, 127, 128, 2)
     zeros = counters.KEPT.index("matched")
     assert packed == b"\x01\x01\x7f\x80\x01\x02" + bytes(zeros) + b"\xac\x02" + bytes(len(counters.KEPT) - zeros - 1)
-    assert decode_moment(packed) == dict.fromkeys(FIELDS, 0) | {
+    assert decode_counters(packed) == dict.fromkeys(FIELDS, 0) | {
         "time_ms": 1, "position": 127, "number": 128, "sessions": 2, "matched": 300,
     }  # fmt: skip
 
@@ -42,22 +42,22 @@ def test_both_sides_agree(values: tuple[int, ...]) -> None:
     for name in counters.KEPT:
         row.set(counters.NAMES.index(name), fields[name])
     packed = row.kept(*values[:4])
-    assert packed == encode_moment(fields)
-    assert decode_moment(packed) == fields
+    assert packed == encode_counters(fields)
+    assert decode_counters(packed) == fields
 
 
 def test_fields_of_others_are_left_out_and_missing_ones_are_not_there() -> None:
-    whole = encode_moment(dict.fromkeys(FIELDS, 3))
-    assert decode_moment(whole + b"\x05\x06") == dict.fromkeys(FIELDS, 3)
-    assert decode_moment(whole[:3]) == {"time_ms": 3, "position": 3}
+    whole = encode_counters(dict.fromkeys(FIELDS, 3))
+    assert decode_counters(whole + b"\x05\x06") == dict.fromkeys(FIELDS, 3)
+    assert decode_counters(whole[:3]) == {"time_ms": 3, "position": 3}
 
 
 def test_a_number_of_the_year_2255_is_told() -> None:
     with pytest.raises(SchemaError, match="2255"):
-        decode_moment(encode_moment(MOST | {"number": MOST["number"] + 1}))
+        decode_counters(encode_counters(MOST | {"number": MOST["number"] + 1}))
 
 
 @pytest.mark.parametrize("damaged", [b"", b"\x02\x01", b"\x01\x80", b"\x01" + b"\xff" * 10 + b"\x01"])
 def test_damage_is_told(damaged: bytes) -> None:
     with pytest.raises(SchemaError):
-        decode_moment(damaged)
+        decode_counters(damaged)

@@ -13,7 +13,7 @@ from pyspark.sql.types import LongType, StructType
 
 from leveldb_store.format.schema import StoredMessage
 from spark_etl.source.options import Options
-from spark_etl.source.stream_reader import ArrivalsReader
+from spark_etl.source.stream_reader import MqttdStreamReader
 from spark_etl.tables.snapshots import SnapshotError
 from tests.made_snapshot import archive_of, number_at, snapshot_of
 
@@ -92,11 +92,11 @@ def test_what_was_removed_before_it_was_read_ends_a_stream(spark: SparkSession, 
 # ---------------------------------------------------------------- without a query
 
 
-def reader(directory: Path, **options: str) -> ArrivalsReader:
-    return ArrivalsReader(Options.of({"path": str(directory), **options}), SCHEMA)
+def reader(directory: Path, **options: str) -> MqttdStreamReader:
+    return MqttdStreamReader(Options.of({"path": str(directory), **options}), SCHEMA)
 
 
-def read(planned: ArrivalsReader, start: dict[str, object], end: dict[str, object]) -> list[int]:
+def read(planned: MqttdStreamReader, start: dict[str, object], end: dict[str, object]) -> list[int]:
     found = [
         number
         for part in planned.partitions(start, end)

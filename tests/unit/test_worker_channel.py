@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shards.worker_context import INLINE_BYTES_MAX, messages, send_message
+from shards.worker_channel import INLINE_BYTES_MAX, messages, send_message
 
 
 def test_last_words_are_heard_although_the_other_side_ended_with_something_unread() -> None:

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from leveldb_store.format.schema import StoredMessage
-from spark_etl.parquet import direct_writer as straight
+from spark_etl.parquet import direct_writer
 from spark_etl.parquet import job as job
 from spark_etl.parquet.committed import committed
 from spark_etl.parquet.job import found, parquet
@@ -58,7 +58,7 @@ def test_files_have_the_rows_and_the_types_of_those_that_spark_writes(
 ) -> None:
     mine = taken(spark, snapshot, tmp_path / "mine")
     with monkeypatch.context() as without:
-        without.setattr(job._Taking, "_straight", lambda *_: False)
+        without.setattr(job._Taking, "_directly", lambda *_: False)
         others = taken(spark, snapshot, tmp_path / "others")
     assert {(file.date, file.tenant) for file in mine.files} == {(file.date, file.tenant) for file in others.files}
     assert {file.date for file in mine.files} == {"2026-09-21", "2026-09-22", "2026-09-23", "2026-09-24"}
@@ -97,8 +97,8 @@ def test_row_groups_can_be_left_out_by_number_and_topic(spark: SparkSession, sna
 def test_a_group_of_rows_ends_when_it_is_large_enough_and_no_day_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(straight, "_GROUP_BYTES", 100_000)
-    files = straight._Files(straight._fields(), tmp_path, 3)
+    monkeypatch.setattr(direct_writer, "_GROUP_BYTES", 100_000)
+    files = direct_writer._Files(direct_writer._fields(), tmp_path, 3)
     numbers = [number_at(T + each * 3600) for each in range(96)]
     for at in range(0, len(numbers), 30):
         files.add(_batch(files.fields, numbers[at : at + 30][::-1]))
@@ -122,10 +122,10 @@ def test_what_another_attempt_has_left_is_no_part_of_the_output(
     spark: SparkSession, snapshot: Path, tmp_path: Path
 ) -> None:
     (whole,) = found(str(snapshot))
-    wanted = straight.shares(job._planned([whole], Commit()).missing, [whole])
-    left = straight._Files(straight._fields(), tmp_path, 0)
-    assert straight._written(wanted[:1], left)
-    straight.write_straight(spark, wanted, tmp_path, 2)
+    wanted = direct_writer.shares(job._planned([whole], Commit()).missing, [whole])
+    left = direct_writer._Files(direct_writer._fields(), tmp_path, 0)
+    assert direct_writer._written(wanted[:1], left)
+    direct_writer.write_directly(spark, wanted, tmp_path, 2)
     paths = sorted(tmp_path.glob("date=*/tenant=*/*.parquet"))
     assert {path.name for path in paths} == {"part-00000.parquet", "part-00001.parquet"}
     assert sum(pq.read_metadata(path).num_rows for path in paths) == 1800
@@ -133,9 +133,9 @@ def test_what_another_attempt_has_left_is_no_part_of_the_output(
 
 def test_a_share_without_a_message_makes_no_file(spark: SparkSession, snapshot: Path, tmp_path: Path) -> None:
     (whole,) = found(str(snapshot))
-    share = straight.shares(job._planned([whole], Commit()).missing, [whole])[0]
+    share = direct_writer.shares(job._planned([whole], Commit()).missing, [whole])[0]
     nothing = replace(share, conditions=replace(share.conditions, first=1, last=2))
-    straight.write_straight(spark, [nothing, share], tmp_path, 2)
+    direct_writer.write_directly(spark, [nothing, share], tmp_path, 2)
     assert {path.name for path in tmp_path.glob("date=*/tenant=*/*.parquet")} == {"part-00001.parquet"}
 
 

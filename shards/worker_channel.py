@@ -41,7 +41,7 @@ _MESSAGE_BYTES_MAX = 65536
 _IN_MEMFD = b"@"
 
 
-class _Seated:
+class _Channel:
     """What everybody whom the supervisor forks can say to it, and hear."""
 
     __slots__ = ()
@@ -66,7 +66,7 @@ class _Seated:
 
 
 @dataclass(slots=True)
-class Seat(_Seated):
+class WorkerChannel(_Channel):
     """Everything a worker is given at its fork.
 
     Closing any of it is harmless to others: the supervisor keeps a copy of every descriptor but the control socket's.
@@ -102,7 +102,7 @@ class Seat(_Seated):
 
 
 @dataclass(slots=True)
-class ControlSeat(_Seated):
+class ControlChannel(_Channel):
     """What the control process is given at its fork."""
 
     index: int

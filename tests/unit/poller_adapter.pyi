@@ -1,0 +1,4 @@
+from pyx.io.poller import Poller
+
+class Poll(Poller):
+    """poll(2)."""
