@@ -180,12 +180,18 @@ class DataDir:
 
     def _upgraded(self, now: Settled, upgrade: Callable[[Change], bool]) -> Settled:
         new = replace(now, generation=now.generation + 1, schema=self._schema)
-        change = Change(*self._stores_of(now, new), now.epoch, now.epoch)
+        return self._superseded(now, new, upgrade)
+
+    def _superseded(self, now: Settled, new: Settled, make: Callable[[Change], bool]) -> Settled:
+        """Makes new stores beside those that are there, which they then replace: store.json names whole stores at every
+        moment. `make` fills them; False: there was nothing to do, and the stores stay as they are.
+        """
+        change = Change(*self._stores_of(now, new), now.epoch, new.epoch)
         self._make(now)
         try:
             self._make(new)
-            if not upgrade(change):
-                new = replace(now, schema=self._schema)
+            if not make(change):
+                new = replace(new, generation=now.generation)
             part = self._write_part(new)
         except BaseException:
             self._remove_others(now)
@@ -199,24 +205,19 @@ class DataDir:
         return old, beside
 
     def _change(self, now: Settled, workers: int) -> Settled:
-        if self._repartition is None:
+        repartition = self._repartition
+        if repartition is None:
             raise DataDirError(
                 f"data_dir {self.path}: was made for {now.workers} workers, not for {workers}: start with "
                 f"--workers {now.workers}, or with another --data-dir"
             )
+
+        def make(change: Change) -> bool:
+            repartition(change)
+            return True
+
         new = Settled(workers, secrets.token_hex(8), now.generation + 1, now.archive, now.schema)
-        change = Change(*self._stores_of(now, new), now.epoch, new.epoch)
-        self._make(now)
-        try:
-            self._make(new)
-            self._repartition(change)
-            part = self._write_part(new)
-        except BaseException:
-            self._remove_others(now)
-            raise
-        self._replace(part)  # an error behind this is no reason to remove either
-        self._remove_others(new)
-        return new
+        return self._superseded(now, new, make)
 
     def _write_part(self, now: Settled) -> Path:
         """What is to be store.json, on the disk."""

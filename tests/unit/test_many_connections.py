@@ -20,7 +20,7 @@ OPEN = {"filters_per_second_max": 0, "tick_filters_max": 100_000}
 
 @pytest.fixture
 def sockets() -> Iterator[Sockets]:
-    it = Sockets(**OPEN)
+    it = Sockets(None, **OPEN)
     yield it
     it.close()
 
