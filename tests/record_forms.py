@@ -21,13 +21,13 @@ from broker.config.limits import Limits
 from leveldb_store.format import (
     archive_schema,
     events,
+    persisted_counters,
     queued_messages,
     replay_schema,
     schema,
     subscription_schema,
     windows,
 )
-from leveldb_store.format import persisted_counters as moment
 from leveldb_store.format.archive_schema import ArchivedMessage, BlockHead, Rule
 from leveldb_store.format.replay_schema import StoredReplay
 from leveldb_store.format.schema import Part, Span, StoredMessage, StoredQueued, StoredSession, StoredWill
@@ -46,8 +46,8 @@ WORKERS = 64
 MANY = 1000
 
 MODULES: Sequence[ModuleType] = (
-    schema, subscription_schema, queued_messages, replay_schema, archive_schema, windows, events, moment, envelope,
-    interest,
+    schema, subscription_schema, queued_messages, replay_schema, archive_schema, windows, events,
+    persisted_counters, envelope, interest,
 )  # fmt: skip
 
 
@@ -432,19 +432,19 @@ def _event_form(kind: events.Kind) -> Form:
     return Form(f"event {kind.name}", sample, encode, decode, most, "events.encode_event")
 
 
-def _moment_form() -> Form:
-    record = NamedTuple("Moment", [(name, int) for name in moment.FIELDS])  # type: ignore[misc]
+def _counters_form() -> Form:
+    record = NamedTuple("Counters", [(name, int) for name in persisted_counters.FIELDS])  # type: ignore[misc]
     return Form(
-        "moment",
-        record(*range(len(moment.FIELDS))),
-        lambda each: moment.encode_counters(each._asdict()),
-        lambda data: record(**moment.decode_counters(data)),
-        dict.fromkeys(moment.FIELDS, U64) | {"number": 2**53 - 1},
-        "moment.encode_counters",
+        "counters",
+        record(*range(len(persisted_counters.FIELDS))),
+        lambda each: persisted_counters.encode_counters(each._asdict()),
+        lambda data: record(**persisted_counters.decode_counters(data)),
+        dict.fromkeys(persisted_counters.FIELDS, U64) | {"number": 2**53 - 1},
+        "persisted_counters.encode_counters",
     )
 
 
-HAPPENED = [_moment_form(), *(_event_form(kind) for kind in events.KINDS if fields_of(_event_form(kind).sample))]
+HAPPENED = [_counters_form(), *(_event_form(kind) for kind in events.KINDS if fields_of(_event_form(kind).sample))]
 FORMS: Sequence[Form] = (*STORE, *ARCHIVE, *MESH, *HAPPENED)
 REFUSALS = (struct.error, ValueError, OverflowError, schema.SchemaError, envelope.EnvelopeError)
 """What a record that does not fit is refused by, where it is encoded."""

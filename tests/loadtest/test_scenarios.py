@@ -41,7 +41,7 @@ RUNS: Final[dict[str, str]] = {
     "ReconnectStorm": "-u 12 -r 100 -t 4s --every 1 --rate 24 --fail-if return_p99>2s,lost>0",
     "Dashboards": "-u 6 -r 100 -t 4s --fail-if page_p99>2s,lost>0",
 }
-HOSTILE: Final = "-u 24 -r 100 -t 5s --patience 10 --fail-if failures>0,lost>0,p99>5s"
+HOSTILE: Final = "-u 24 -r 100 -t 10s --patience 10 --fail-if failures>0,lost>0,p99>5s"
 RESTART: Final = "-u 9 -r 100 -t 6s --every 1 --fail-if lost>0"
 
 

@@ -20,6 +20,7 @@ def test_a_scenario_is_delivered_whole(mosquitto: Mosquitto, scheme: str, scenar
     found = flood(
         mosquitto.url(scheme), scenario, "-c", "6", "-q", qos, "--rate", "600", "--processes", "2", *trust,
         "--client-prefix", f"{scheme}{scenario}-", "-t", f"{scheme}{scenario}/%i", "--payload", "3:64,2000",
+        "--drain", "9",
     )  # fmt: skip
     figures = found["figures"]
     assert found["ok"], found["said"]

@@ -58,8 +58,14 @@ def test_the_demo_counts_what_its_fleet_has_published(spark: SparkSession, worke
     page = (out / "report.html").read_text()
     for each in ANALYSES.values():
         assert f"<h2 id={each.name}>" in page
-    assert page.count("There is nothing of it") == 2  # nobody has retained anything
-    assert page.count("<svg") >= len(ANALYSES) - 3
+    sections = re.findall(r"<h2 id=(\w+)>(.*?)(?=<h2 id=|\Z)", page, re.DOTALL)
+    empty = {name for name, section in sections if "There is nothing of it" in section}
+    assert "retained_topics" in empty  # nobody has retained anything
+    # of what happens now and then, or at the end of a minute, there may be nothing in a few seconds
+    assert empty <= {"retained_topics", "retained_growth", "reconnects", "silent_devices", "backlog", "drop_reasons"}
+        "how fast all went decides on these"
+    )
+    assert page.count("<svg") >= len(ANALYSES) - 1 - len(empty)
     assert "as many records are read as its manifest says" in page
     assert f"{published.total():,}" in page  # of the rule
     missing = published.copy()
