@@ -90,9 +90,8 @@ class Node:
         self.router, self.dispatch, self.interest = context.router, context.dispatch, context.interest
         self.counters, self.timers, self.retained = context.counters, context.timers, context.retained
         self.piecework = context.piecework
-        self.call_later, self.soon, self.in_pieces = context.call_later, context.soon, context.in_pieces
-        self.guard, self.guard_session, self.defect = context.guard, context.guard_session, context.defect
-        self.is_ready, self.interest_number = context.is_ready, context.interest_number
+        self.call_later, self.is_ready = context.call_later, context.is_ready
+        self.guard, self.defect = context.guard, context.defect
 
     def _wire(self, context: Context) -> None:
         sessions = self.sessions = Sessions()
