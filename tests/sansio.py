@@ -18,7 +18,6 @@ from typing import Any
 from broker.config.settings import Limits, Settings
 from broker.logs import Log
 from broker.persistence.handoff_log import Kept, kept_links
-from broker.persistence.recovery import recover
 from broker.worker.core import Node
 from leveldb_store.memory import MemoryStore
 from pyx.core.work import callback
@@ -104,14 +103,14 @@ class Host:
             for i in range(workers)
         ]
         self._clocks_ahead_ms = [0] * workers
-        recovered = [recover(node) for node in self.nodes]
+        recovered = [node.recovery.run() for node in self.nodes]
         self.peers: list[Peer] = []
         self.held: set[tuple[int, int]] = set()
         """(from, to): what is between these workers waits."""
         self._under_way: dict[tuple[int, int], deque[list[Any]]] = {}
         self._ended: set[Connection] = set()
         for node in self.nodes:
-            kept = kept_links(node)
+            kept = kept_links(node.context, node.set_aside, node.peering)
             node.links = {peer: self._link(node, peer, kept) for peer in node.siblings}
             node.flush_mesh = lambda node=node: self._flush(node)  # type: ignore[misc]
         for node in self.nodes:

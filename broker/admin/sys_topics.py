@@ -22,7 +22,7 @@ from pyx.matching.retained import Retained
 from pyx.protocol.message import Message
 
 if TYPE_CHECKING:
-    from broker.worker.core import Node
+    from broker.context.context import Context
     from pyx.delivery.session import Session
 
 __all__ = ["Load", "SysTopics", "is_sys"]
@@ -97,10 +97,11 @@ class Load:
 class SysTopics:
     """One worker's publisher of $SYS, and the memory of what it has said."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._rows: Sequence[Row] = [node.counters]
-        self._began_ms = self._updated_ms = node.router.now_ms
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._router = context.router
+        self._rows: Sequence[Row] = [context.counters]
+        self._began_ms = self._updated_ms = context.router.now_ms
         self._interval_seconds = 0
         self._loads: dict[str, Load] = {}
         self._said: dict[str, str] = {}
@@ -117,7 +118,7 @@ class SysTopics:
 
     def reload(self) -> None:
         """Take over sys_interval_seconds."""
-        seconds = self._node.settings.sys_interval_seconds
+        seconds = self._context.settings.sys_interval_seconds
         if seconds == self._interval_seconds:
             return
         self._interval_seconds = seconds
@@ -129,7 +130,7 @@ class SysTopics:
         if seconds:
             sums = self._sums()
             self._loads = {name: Load(count(sums)) for name, count in _LOADS.items()}
-            self._updated_ms = self._node.router.now_ms
+            self._updated_ms = self._router.now_ms
             self._publish(sums)
             self._schedule()
 
@@ -137,15 +138,15 @@ class SysTopics:
         """To a new subscription: what was said last."""
         found = self._kept.match(filter, None, _TOPICS_MAX)
         if found and session.connection is not None:
-            self._node.router.queue_retained(session, [message for _, message in found], filter, asked)
+            self._router.queue_retained(session, [message for _, message in found], filter, asked)
 
     def _schedule(self) -> None:
         interval = self._interval_seconds * 1000
-        passed = (self._node.router.now_ms - self._began_ms) % interval
-        self._handle = self._node.timers.call(self._node.router.now_ms + interval - passed, self._update)
+        passed = (self._router.now_ms - self._began_ms) % interval
+        self._handle = self._context.timers.call(self._router.now_ms + interval - passed, self._update)
 
     def _update(self) -> None:
-        now = self._node.router.now_ms
+        now = self._router.now_ms
         sums = self._sums()
         if now > self._updated_ms:
             for name, load in self._loads.items():
@@ -163,11 +164,11 @@ class SysTopics:
         sums["connected"] = max(0, sums["connections_opened"] - sums["connections_closed"])
         # Every worker notes what it sees: so it is known when one of them has died.
         sums["maximum"] = max(sums["connected"], *(row["clients_maximum"] for row in rows))
-        self._node.counters.set(counters.CLIENTS_MAXIMUM, sums["maximum"])
+        self._context.counters.set(counters.CLIENTS_MAXIMUM, sums["maximum"])
         return sums
 
     def _publish(self, sums: Sums) -> None:
-        uptime = (self._node.router.now_ms - self._began_ms) // 1000
+        uptime = (self._router.now_ms - self._began_ms) // 1000
         self._say("version", f"mqttd version {broker.__version__}")
         self._say("uptime", f"{uptime} seconds")
         for name, value in _VALUES.items():
@@ -180,7 +181,7 @@ class SysTopics:
         if self._said.get(name) == text:
             return
         self._said[name] = text
-        router = self._node.router
+        router = self._router
         message = Message.create(_ROOT + name.encode(), text.encode(), retain=True, number=router.next_number())
         self._kept.set(message.topic, message.number, message)
         router.publish_here(message)

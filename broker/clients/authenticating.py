@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.auth import METHODS
 from broker.auth.cache import Cache
@@ -29,7 +29,7 @@ from pyx.protocol.reasons import ReasonCode
 
 if TYPE_CHECKING:
     from broker.auth.contract import Backend
-    from broker.worker.core import Node
+    from broker.context.context import Context
     from pyx.delivery.connection import Connection
     from pyx.protocol.packets import Auth, Connect
 
@@ -86,12 +86,36 @@ class _Exchange:
         """Who it is, once that is known."""
 
 
+class Entrance(Protocol):
+    """What becomes of a client when it is known who it is, or is not (`broker.clients.connecting`)."""
+
+    def open(self, entrant: Entrant, username: str | None, authentication: dict[str, Any]) -> None:
+        """It is known. `authentication`: properties of the CONNACK."""
+
+    def refuse(self, conn: Connection, reason: int, why: str, **fields: Any) -> None:
+        """CONNACK with this reason, and the end. `fields` go into the log line."""
+
+    def unavailable(self, conn: Connection, why: str) -> None:
+        """It cannot be known at present: CONNACK 0x88 (v3: 3)."""
+
+    def give_up(self, conn: Connection, why: str) -> None:
+        """The end, and nothing is said."""
+
+    def protocol_error_reason(self, conn: Connection, reason: int, why: str) -> None:
+        """The client has broken the protocol."""
+
+    def end_connection(self, conn: Connection, reason: int, why: str) -> None:
+        """One that is open ends."""
+
+
 class Authenticating:
     """Decisions about who a client is. `submit` computes hashes: in place, until the worker gives a better one."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._row = node.counters
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._row = context.counters
+        self.entrance: Entrance
+        """Given once, by whoever hands CONNECTs over."""
         self._cache = Cache()
         self._numbers = itertools.count(1)
         self._undecided: dict[Connection, Entrant] = {}
@@ -124,7 +148,7 @@ class Authenticating:
 
     def begin(self, entrant: Entrant) -> None:
         """Decide about a CONNECT, now or later."""
-        settings = self._node.settings
+        settings = self._context.settings
         packet, backend = entrant.packet, settings.credentials
         entrant.number = next(self._numbers)
         if "authentication_method" in packet.properties:
@@ -149,17 +173,17 @@ class Authenticating:
     ) -> None:
         for other in list(self._by_client.get(entrant.client_id, ())):
             if other.number < entrant.number:  # it has no CONNACK yet, so it is told nothing [MQTT-3.2.0-1]
-                self._node.connecting.give_up(other.conn, "a newer connection of this client id was faster")
+                self.entrance.give_up(other.conn, "a newer connection of this client id was faster")
         properties = {}
         if method is not None:
             properties = {"authentication_method": method.name, "authentication_data": data}
         entrant.conn.authenticating = False
-        self._node.connecting.open(entrant, username, properties)
+        self.entrance.open(entrant, username, properties)
 
     def _reject(self, entrant: Entrant, reason: int, why: str, **fields: str) -> None:
         self._row.add(count.AUTHENTICATIONS_FAILED)
         named = {"client": entrant.client_id, "username": entrant.packet.username, **fields}
-        self._node.connecting.refuse(entrant.conn, reason, why, **named)
+        self.entrance.refuse(entrant.conn, reason, why, **named)
 
     def _undecide(self, entrant: Entrant, check: _Check | None = None) -> None:
         self._undecided[entrant.conn] = entrant
@@ -183,7 +207,7 @@ class Authenticating:
     # ------------------------------------------------------------ passwords
 
     def _check_password(self, entrant: Entrant, username: str, password: bytes, backend: Backend) -> None:
-        limits = self._node.settings.limits
+        limits = self._context.settings.limits
         digest = self._cache.digest(username, password)
         if self._cache.has(digest, time.monotonic(), limits.auth_cache_seconds_max):
             self._row.add(count.CREDENTIALS_CACHED)
@@ -191,7 +215,7 @@ class Authenticating:
             return
         if self._waiting >= limits.auth_pending_max:
             self._row.add(count.AUTHENTICATIONS_REFUSED)
-            self._node.connecting.refuse(
+            self.entrance.refuse(
                 entrant.conn,
                 ReasonCode.QUOTA_EXCEEDED,
                 "too many passwords wait to be checked",
@@ -217,36 +241,36 @@ class Authenticating:
             self._checked(check, result)
         except Exception as error:  # noqa: BLE001  the one door
             for entrant in list(check.entrants.values()):
-                self._node.router.fail(entrant.conn, error)
+                self._context.router.fail(entrant.conn, error)
 
     def _checked(self, check: _Check, result: bool | Exception) -> None:
-        backend = self._node.settings.credentials
+        backend = self._context.settings.credentials
         if backend is not None and backend is not check.backend:  # a reload came in between: its file decides
             check.backend = backend
             self._start(check)
             return
         del self._checks[check.digest]
-        limits = self._node.settings.limits
+        limits = self._context.settings.limits
         if result is True:
             self._cache.put(check.digest, time.monotonic(), limits.auth_cache_entries_max)
         elif result is not False:
             self._row.add(count.INTERNAL_ERRORS)
-            self._node.log.error("password_check_failed", username=check.username, reason=repr(result))
+            self._context.log.error("password_check_failed", username=check.username, reason=repr(result))
         for entrant in list(check.entrants.values()):
             if entrant.conn not in check.entrants:
                 continue  # a newer connection of its client id has just come in
-            self._node.guard(entrant.conn, self._settle, entrant, check.username, result)
+            self._context.guard(entrant.conn, self._settle, entrant, check.username, result)
 
     def _settle(self, entrant: Entrant, username: str, result: bool | Exception) -> None:
         """Its password was looked at."""
         self._decided(entrant)
         if result is True:
             self._accept(entrant, username)
-            self._node.dispatch.resume(entrant.conn)
+            self._context.dispatch.resume(entrant.conn)
         elif result is False:
             self._reject(entrant, ReasonCode.BAD_USER_NAME_OR_PASSWORD, "wrong user name or password")
         else:
-            self._node.connecting.unavailable(entrant.conn, "its password could not be checked")
+            self.entrance.unavailable(entrant.conn, "its password could not be checked")
 
     # ------------------------------------------------------------ AUTH
 
@@ -263,7 +287,7 @@ class Authenticating:
     def auth(self, conn: Connection, packet: Auth) -> None:
         """AUTH of a client, before its CONNACK or after."""
         exchange = self._exchanges.get(conn)
-        error = self._node.connecting.protocol_error_reason
+        error = self.entrance.protocol_error_reason
         if exchange is None:  # [MQTT-4.12.0-7]
             error(conn, ReasonCode.PROTOCOL_ERROR, "AUTH without authentication method")
         elif packet.properties["authentication_method"] != exchange.name:  # [MQTT-4.12.0-5, MQTT-4.12.1-1]
@@ -271,7 +295,7 @@ class Authenticating:
         elif packet.reason_code == ReasonCode.RE_AUTHENTICATE:
             if exchange.method is not None:
                 error(conn, ReasonCode.PROTOCOL_ERROR, "re-authentication during an authentication")
-            elif (backend := self._node.settings.credentials) is None:
+            elif (backend := self._context.settings.credentials) is None:
                 self._fail(conn, exchange, "there are no users any more")
             else:
                 self._first_step(conn, exchange, backend, packet.properties.get("authentication_data"))
@@ -291,12 +315,12 @@ class Authenticating:
         method = exchange.method
         assert method is not None
         try:
-            if len(data) > self._node.settings.limits.auth_data_bytes_max:
+            if len(data) > self._context.settings.limits.auth_data_bytes_max:
                 raise MethodError("more than auth_data_bytes_max of Authentication Data")
             answer = method.step(data)
             if exchange.entrant is None and method.username != exchange.username:
                 raise MethodError("re-authentication as another user")
-            if method.done and self._node.settings.credentials is not exchange.backend:
+            if method.done and self._context.settings.credentials is not exchange.backend:
                 raise MethodError("the users were read again meanwhile")
         except MethodError as error:
             self._fail(conn, exchange, str(error))
@@ -322,7 +346,7 @@ class Authenticating:
         if len(packet) > conn.packet_bytes_max:  # [MQTT-3.1.2-24]
             self._fail(conn, exchange, "AUTH is larger than the client's Maximum Packet Size")
             return
-        self._node.router.write(conn, packet)
+        self._context.router.write(conn, packet)
         if exchange.entrant is not None:
             conn.authenticating = True
             conn.state = _OPENING
@@ -334,5 +358,5 @@ class Authenticating:
             self._reject(exchange.entrant, reason, "authentication failed", username=name, detail=why)
             return
         self._row.add(count.AUTHENTICATIONS_FAILED)
-        self._node.log.info("reauthentication_failed", address=conn.address, username=name, reason=why)
-        self._node.connecting.end_connection(conn, ReasonCode.NOT_AUTHORIZED, "re-authentication failed")
+        self._context.log.info("reauthentication_failed", address=conn.address, username=name, reason=why)
+        self.entrance.end_connection(conn, ReasonCode.NOT_AUTHORIZED, "re-authentication failed")

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from broker.clients.admission import offers, refusal
 from broker.clients.authenticating import Entrant
-from broker.clients.sessions import Details, own_bytes
 from broker.clients.takeovers import Takeovers
+from broker.context.sessions import Details, own_bytes
 from pyx.core import counters as count
 from pyx.core.steps import Steps
 from pyx.core.work import callback
@@ -31,7 +31,16 @@ from shards.placement import home
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from broker.worker.core import Node
+    from broker.clients.authenticating import Authenticating
+    from broker.clients.capacity import Room
+    from broker.clients.endings import Endings
+    from broker.clients.retaining import Retaining
+    from broker.clients.wills import Wills
+    from broker.context.context import Context
+    from broker.context.sessions import Sessions
+    from broker.persistence.recording import Recording
+    from broker.persistence.state_records import Custody
+    from broker.replay.replaying import Replaying
     from pyx.delivery.connection import Connection
     from pyx.delivery.session import Session
     from pyx.protocol.packets import Connect, Disconnect, Will
@@ -96,44 +105,67 @@ class _Awaiting:
 class Connecting:
     """Decisions at the beginning and at the end of a connection."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._router = node.router
-        self._sessions = node.sessions
-        self._row = node.counters
-        self._room = node.room
-        self._endings = node.endings
+    def __init__(
+        self,
+        context: Context,
+        sessions: Sessions,
+        custody: Custody,
+        recording: Recording,
+        authenticating: Authenticating,
+        room: Room,
+        endings: Endings,
+        wills: Wills,
+        retaining: Retaining,
+        replaying: Replaying,
+    ) -> None:
+        self._context = context
+        self._router = context.router
+        self._row = context.counters
+        self._sessions = sessions
+        self._custody = custody
+        self._recording = recording
+        self._authenticating = authenticating
+        self._room = room
+        self._endings = endings
+        self._wills = wills
+        self._retaining = retaining
+        self._replaying = replaying
         self._takeovers = Takeovers()
         self._plain_connack: dict[tuple[int, bool], bytes] = {}
         self._connected = 0
-        self._custody = node.custody
-        self._recording = node.recording
         self._awaiting: dict[Connection, _Awaiting] = {}
+        self.hand_over: Callable[[Connection, int, bytes], None] = self._no_home
+        """Pass a connection, and the bytes of its CONNECT, to the worker that is its home."""
+        self.opened: Callable[[Connection], None] = lambda _conn: None
+        """Called when a CONNACK 0 is in the outbox: the reactor starts the keep-alive timer."""
 
     # ------------------------------------------------------------ in
 
     def connect(self, conn: Connection, packet: Connect, raw: bytes) -> None:
         """A whole CONNECT has come; `raw` are its bytes, for a hand-off."""
-        node = self._node
+        context = self._context
         client_id = packet.client_id
         assigned = not client_id
         if packet.version == 5:
             conn.packet_bytes_max = min(
                 packet.properties.get("maximum_packet_size", _PACKET_BYTES_MAX), _PACKET_BYTES_MAX
             )
-        refused = refusal(packet, node.settings)
+        refused = refusal(packet, context.settings)
         if refused is not None:
             self._row.add(count.CLIENT_IDS_TOO_LONG, bool(client_id) and refused.reason == _CLIENT_ID)
             self.refuse(conn, refused.reason, refused.why, refused.server_reference, client=client_id)
             return
         if assigned:
             client_id = self._assign()
-        elif node.workers > 1:
-            worker = home(client_id, node.workers)
-            if worker != node.index:
-                node.hand_over(conn, worker, raw)
+        elif context.workers > 1:
+            worker = home(client_id, context.workers)
+            if worker != context.index:
+                self.hand_over(conn, worker, raw)
                 return
-        node.authenticating.begin(Entrant(conn, packet, client_id, assigned))
+        self._authenticating.begin(Entrant(conn, packet, client_id, assigned))
+
+    def _no_home(self, conn: Connection, _worker: int, _raw: bytes) -> None:
+        self.unavailable(conn, "its worker cannot be reached")
 
     def open(self, entrant: Entrant, username: str | None, authentication: dict[str, Any], tries: int = 0) -> None:
         """The client is known: give it its session. `authentication`: properties of the CONNACK; `tries`: how often it
@@ -143,7 +175,7 @@ class Connecting:
         if self._endings.is_ending(client_id):
             self._wait_for_end(entrant, username, authentication, tries)
             return
-        limits = self._node.settings.limits
+        limits = self._context.settings.limits
         version = packet.version
         asked = keep_alive = packet.keep_alive
         if limits.keep_alive_seconds_max and (not asked or asked > limits.keep_alive_seconds_max):
@@ -170,7 +202,7 @@ class Connecting:
             return
         if session is not None:
             self._sessions.reserve(0)  # should it end and begin anew, its place is kept
-        elif not self._room.for_session(client_id):
+        elif not self._finds_session_room(client_id):
             self._wait_for_room(entrant, tries, partial(self.open, entrant, username, authentication, tries + 1))
             return
         if session is not None:
@@ -206,6 +238,9 @@ class Connecting:
     def _wait_for_end(self, entrant: Entrant, username: str | None, authentication: dict[str, Any], tries: int) -> None:
         """Something is left of a session of this client that has ended: it is opened after that."""
         conn = entrant.conn
+        for other in self._endings.waiting(entrant.client_id):
+            if other is not conn:
+                self._give_way(other)
         self._endings.wait(conn, entrant.client_id, partial(self.open, entrant, username, authentication, tries))
         conn.state = _DECIDING
 
@@ -224,7 +259,7 @@ class Connecting:
     def _equip(self, session: Session, entrant: Entrant, expiry: int, username: str | None, size: int) -> None:
         """What CONNECT says of the session is so from now on."""
         conn, packet = entrant.conn, entrant.packet
-        limits = self._node.settings.limits
+        limits = self._context.settings.limits
         details: Details = session.details
         if details.expiry_handle is not None:
             details.expiry_handle.cancel()
@@ -255,7 +290,7 @@ class Connecting:
         if self._awaiting.get(conn) is not awaiting:
             return  # it has gone meanwhile
         self._admit(awaiting)
-        self._node.dispatch.resume(conn)
+        self._context.dispatch.resume(conn)
 
     def _admit(self, awaiting: _Awaiting) -> None:
         conn, packet, session = awaiting.entrant.conn, awaiting.entrant.packet, awaiting.session
@@ -266,12 +301,18 @@ class Connecting:
         self._connected += 1
         self._row.add(count.CONNECTIONS_OPENED)
         self._router.attach(session, conn)
-        self._node.attached(session)
-        self._node.opened(conn)
+        self._go_on(session)
+        self.opened(conn)
         self._recording.log_opened(conn, packet, session, awaiting.present, awaiting.keep_alive)
         self._recording.opened(conn, packet, session, awaiting.present, awaiting.keep_alive)
         if session.durable and not awaiting.present:
             self._recording.session_created(session)
+
+    def _go_on(self, session: Session) -> None:
+        """With what is done for it in pieces: it has a connection."""
+        if self._endings.works_for(session):
+            self._replaying.attached(session)
+            self._retaining.resumed(session)
 
     def _withdraw(self, conn: Connection) -> None:
         """If a CONNACK waits for the store: it will not be sent. The client was told nothing, so its will is none, a
@@ -310,7 +351,7 @@ class Connecting:
         else:
             left = max(0, before.will_due - self._router.now_ms)
             self._custody.will_waits(session, self._router.wall_ms + left)
-            self.start_will_delay(session, left / 1000)
+            self._wills.start_delay(session, left / 1000)
         self._custody.disconnected(session)
         self._endings.expire_in(session, details.expiry_interval)
 
@@ -328,23 +369,42 @@ class Connecting:
         awaiting = self._awaiting.get(conn)
         if awaiting is not None:
             why, client = "nothing can be stored at present", awaiting.session.client_id
-            self._node.guard(conn, partial(self.unavailable, conn, why, client=client))
+            self._context.guard(conn, partial(self.unavailable, conn, why, client=client))
 
     def _finds_connection_room(self, entrant: Entrant, session: Session | None) -> bool:
         """Whether connections_max lets it in: then it is counted. Else it is refused."""
         if self._room.for_connection(taking_over=session is not None and self._occupant(session) is not None):
             return True
-        self._node.too_many_connections()
+        self.too_many_connections()
         self.refuse(entrant.conn, ReasonCode.QUOTA_EXCEEDED, "too many connections", client=entrant.client_id)
         return False
 
+    def _finds_session_room(self, client_id: str) -> bool:
+        for other in self._room.waiting_for(client_id):
+            self._give_way(other)
+        return self._room.for_session()
+
+    def _give_way(self, conn: Connection) -> None:
+        """It has waited; it was told nothing yet [MQTT-3.2.0-1]."""
+        self.give_up(conn, "a newer connection of this client id was faster")
+
     def _wait_for_room(self, entrant: Entrant, tries: int, again: Callable[[], None]) -> None:
         """There are sessions_max: it is refused, or `again` is called when another session may have ended."""
+        conn, client_id = entrant.conn, entrant.client_id
         self._count()
-        if self._room.wait(entrant, tries, again):
-            entrant.conn.state = _DECIDING
-        else:
-            self._room.refuse(entrant)
+        if self._room.wait(conn, client_id, tries, again):
+            conn.state = _DECIDING
+            return
+        self._row.add(count.SESSIONS_OVER_MAX)
+        self._context.log.warning("sessions_max_reached", sessions_max=self._context.settings.limits.sessions_max)
+        self.refuse(conn, ReasonCode.QUOTA_EXCEEDED, "too many sessions", client=client_id)
+
+    def too_many_connections(self) -> None:
+        """connections_max, or what the worker can have."""
+        self._row.add(count.CONNECTIONS_OVER_MAX)
+        self._context.log.warning(
+            "connections_max_reached", connections_max=self._context.settings.limits.connections_max
+        )
 
     def _count(self) -> None:
         self._room.connections(self._connected + len(self._awaiting))
@@ -356,7 +416,7 @@ class Connecting:
     def _may_open(self, entrant: Entrant, size: int, session: Session | None) -> bool:
         # the bounds that concern a client and not its packet; `size`: what session_bytes_max counts
         conn, packet, client_id = entrant.conn, entrant.packet, entrant.client_id
-        limits = self._node.settings.limits
+        limits = self._context.settings.limits
         if size > limits.session_bytes_max:
             self._row.add(count.SESSIONS_TOO_LARGE)
             self.refuse(conn, ReasonCode.QUOTA_EXCEEDED, "session_bytes_max", client=client_id)
@@ -373,7 +433,7 @@ class Connecting:
         if not seconds:
             return True
         self._row.add(count.TAKEOVERS_REFUSED)
-        self._node.log.warning(
+        self._context.log.warning(
             "takeover_refused",
             client=client_id,
             address=conn.address,
@@ -387,7 +447,7 @@ class Connecting:
         """Called every second: forget what is over."""
         self._room.connections(self._connected + len(self._awaiting))
         self._room.sweep()
-        self._takeovers.forget_old(self._node.settings.limits.takeovers_per_minute_max, self._router.now_ms / 1000)
+        self._takeovers.forget_old(self._context.settings.limits.takeovers_per_minute_max, self._router.now_ms / 1000)
 
     def _granted(
         self, entrant: Entrant, expiry: int, keep_alive: int, authentication: dict[str, Any]
@@ -396,7 +456,7 @@ class Connecting:
         packet = entrant.packet
         if packet.version < 5:
             return None
-        properties = {**offers(self._node.settings, packet, entrant.client_id), **authentication}
+        properties = {**offers(self._context.settings, packet, entrant.client_id), **authentication}
         if expiry != packet.properties.get("session_expiry_interval", 0):
             properties["session_expiry_interval"] = expiry
         if entrant.assigned:
@@ -415,7 +475,7 @@ class Connecting:
         return plain
 
     def _expiry(self, packet: Connect) -> int:
-        limits = self._node.settings.limits
+        limits = self._context.settings.limits
         if packet.version == 5:
             asked: int = packet.properties.get("session_expiry_interval", 0)
         else:
@@ -423,7 +483,7 @@ class Connecting:
         return self._expiry_granted(asked)
 
     def _expiry_granted(self, asked: int) -> int:
-        most = self._node.settings.limits.session_expiry_seconds_max
+        most = self._context.settings.limits.session_expiry_seconds_max
         if not most or asked <= most:
             return asked
         self._row.add(count.SESSION_EXPIRIES_SHORTENED)
@@ -433,14 +493,14 @@ class Connecting:
         # an assigned id's home is the accepting worker: the connection stays where it is
         while True:
             client_id = "auto-" + secrets.token_hex(12)
-            if home(client_id, self._node.workers) == self._node.index and self._sessions.get(client_id) is None:
+            if home(client_id, self._context.workers) == self._context.index and self._sessions.get(client_id) is None:
                 return client_id
 
     def refuse(
         self, conn: Connection, reason: int, why: str, server_reference: str | None = None, **fields: Any
     ) -> None:
         """CONNACK with this reason (v3: its return code), and the end. `fields` go into the log line."""
-        self._node.authenticating.forget(conn)
+        self._authenticating.forget(conn)
         client = fields.get("client") or self._awaited(conn)
         self._withdraw(conn)
         self._row.add(count.CONNECTIONS_REFUSED)
@@ -453,7 +513,7 @@ class Connecting:
             packet = encode_connack(version, False, reason)
         if len(packet) <= conn.packet_bytes_max:
             self._router.write(conn, packet)
-        self._node.log.info("connection_refused", address=conn.address, reason=why, code=int(reason), **fields)
+        self._context.log.info("connection_refused", address=conn.address, reason=why, code=int(reason), **fields)
         self._recording.refused(conn, int(reason), why, client, fields.get("username"))
         self._router.close(conn, int(reason), why)
 
@@ -466,7 +526,7 @@ class Connecting:
     def connect_timeout(self, conn: Connection) -> None:
         """Not open within connect_seconds_max."""
         self._row.add(count.CONNECT_TIMEOUTS)
-        if self._node.authenticating.waits(conn):
+        if self._authenticating.waits(conn):
             self.unavailable(conn, "its password was not checked in time")
         elif conn in self._awaiting:
             self.unavailable(conn, "its session was not stored in time")
@@ -475,11 +535,11 @@ class Connecting:
 
     def give_up(self, conn: Connection, why: str) -> None:
         """Close a connection that is not open, and say nothing."""
-        self._node.authenticating.forget(conn)
+        self._authenticating.forget(conn)
         client = self._awaited(conn)
         self._withdraw(conn)
         self._row.add(count.CONNECTIONS_REFUSED)
-        self._node.log.info("connection_refused", address=conn.address, reason=why)
+        self._context.log.info("connection_refused", address=conn.address, reason=why)
         self._recording.refused(conn, 0, why, client)
         self._router.close(conn, AT_ONCE, why)
 
@@ -487,7 +547,7 @@ class Connecting:
 
     def farewell(self) -> tuple[ReasonCode, str]:
         """What every client is told when the broker stops."""
-        protocol = self._node.settings.protocol
+        protocol = self._context.settings.protocol
         if protocol.redirect is None:
             return ReasonCode.SERVER_SHUTTING_DOWN, "server is shutting down"
         reason = ReasonCode.SERVER_MOVED if protocol.redirect_permanent else ReasonCode.USE_ANOTHER_SERVER
@@ -520,7 +580,9 @@ class Connecting:
         if conn.state < _OPEN:
             self._refuse_bad_connect(conn, reason, why)
             return
-        self._node.log.info("protocol_error", client=self._client(conn), address=conn.address, reason=why, code=reason)
+        self._context.log.info(
+            "protocol_error", client=self._client(conn), address=conn.address, reason=why, code=reason
+        )
         self.end_connection(conn, reason, why)
 
     def _refuse_bad_connect(self, conn: Connection, reason: int, why: str) -> None:
@@ -529,7 +591,7 @@ class Connecting:
             self.refuse(conn, reason, why)
             return
         self._row.add(count.CONNECTIONS_REFUSED)
-        self._node.log.info("connection_refused", address=conn.address, reason=why, code=reason)
+        self._context.log.info("connection_refused", address=conn.address, reason=why, code=reason)
         self._recording.refused(conn, reason, why)
         self._router.close(conn, AT_ONCE, why)
 
@@ -548,7 +610,7 @@ class Connecting:
     @callback("closed")
     def closed(self, conn: Connection, reason: int, why: str, told: int | None = None) -> None:
         """The connection ends (ours or the client's doing): its session is detached, its will is due."""
-        self._node.authenticating.forget(conn)
+        self._authenticating.forget(conn)
         session: Session | None = conn.session
         if session is None:
             self._withdraw(conn)
@@ -571,28 +633,15 @@ class Connecting:
             steps.do(self._router.detach, session)
             steps.do(self._sessions.left, session)
             steps.do(self._custody.disconnected, session)
-            steps.do(self._node.replaying.detached, session)
+            steps.do(self._replaying.detached, session)
             steps.do(self._endings.expire_in, session, session.details.expiry_interval)
         if self._custody.keeps or session.details.will is not None:
-            steps.do(self._leave_will, session)
+            steps.do(self._wills.left, session)
         steps.finish()
 
     def _record_end(self, session: Session) -> None:
         if self._custody.stores(session):
             self._recording.session_ended(session, "its Session Expiry Interval is 0 now")
-
-    def _leave_will(self, session: Session) -> None:
-        """Its connection has ended: its will, if it has one, is due now or later."""
-        details: Details = session.details
-        will = details.will
-        delay = min(will.delay_interval, details.expiry_interval) if will is not None else 0
-        if will is None:
-            self._custody.will_gone(session)
-        elif delay:
-            self.start_will_delay(session, delay)
-            self._custody.will_waits(session, self._router.wall_ms + delay * 1000)
-        else:
-            self.will_due(session)
 
     def fail(self, conn: Connection) -> None:
         """An error of ours while something of this connection's was handled: 0x83 to v5, and the end. What was half
@@ -606,32 +655,14 @@ class Connecting:
         else:
             self.give_up(conn, why)
 
-    def start_will_delay(self, session: Session, seconds: float) -> None:
-        """The will of an offline session is due when so many have passed."""
-        details: Details = session.details
-        if details.will_handle is not None:
-            details.will_handle.cancel()
-        details.will_handle = self._node.call_later(seconds, lambda: self.will_due(session), session)
-
     def _say_goodbye(self, conn: Connection, reason: int, why: str) -> None:
         """DISCONNECT with its Reason String, and with the other server where it names one."""
         properties = {"reason_string": why}
-        reference = self._node.settings.protocol.redirect
+        reference = self._context.settings.protocol.redirect
         if reference is not None and reason in (ReasonCode.USE_ANOTHER_SERVER, ReasonCode.SERVER_MOVED):
             properties["server_reference"] = reference
         packet = encode_disconnect(reason, properties, packet_bytes_max=conn.packet_bytes_max)
         self._router.write(conn, packet if len(packet) <= conn.packet_bytes_max else encode_disconnect(reason))
-
-    def will_due(self, session: Session) -> None:
-        """Its will, if it has one, is published now."""
-        details: Details = session.details
-        will, details.will = details.will, None
-        details.will_handle = None
-        if will is not None:
-            steps = Steps()
-            steps.do(self._node.wills.publish, will, session.client_id)
-            steps.do(self._custody.will_gone, session)
-            steps.finish()
 
     def delete(self, client_id: str) -> bool:
         """The operator ends a session, and its connection with it. False: there is none."""
@@ -647,7 +678,7 @@ class Connecting:
         if session is not None:
             self._recording.session_ended(session, why)
             self._endings.end(session)
-        self._node.log.info("session_deleted", client=client_id)
+        self._context.log.info("session_deleted", client=client_id)
         return True
 
     def _client(self, conn: Connection) -> str | None:

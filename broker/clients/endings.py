@@ -2,20 +2,20 @@
 
 A session is over at once: nobody finds it any more, nothing is sent to it, and the store knows. What it leaves (the
 names of its subscriptions, their records, shares of groups for others) may be much; then that is cleared in pieces
-(`pyx.delivery.ending`, `broker.piecework`), and a CONNECT of the same client waits for the last of them, so that
-nothing of a former life is met by a new one.
+(`pyx.delivery.ending`, `broker.context.piecework`), and a CONNECT of the same client waits for the last of them, so
+that nothing of a former life is met by a new one.
 
 On the disk the record of a session that ends so says that it ends with its connection, as of now, and it stays until
 its last subscription is deleted. After a crash in between the next start finds a session that has expired, with what
-is left of it, and ends that (`broker.persistence.recovery`).
+is left of it, and ends that (`broker.worker.recovery`).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker.clients.sessions import NEVER
-from broker.piecework import AT_ONCE
+from broker.context.piecework import AT_ONCE
+from broker.context.sessions import NEVER
 from pyx.core import counters as count
 from pyx.core.steps import Steps
 from pyx.delivery.ending import Remains
@@ -23,8 +23,13 @@ from pyx.delivery.ending import Remains
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from broker.clients.sessions import Details
-    from broker.worker.core import Node
+    from broker.clients.retaining import Retaining
+    from broker.clients.wills import Wills
+    from broker.context.context import Context
+    from broker.context.sessions import Details, Sessions
+    from broker.persistence.recording import Recording
+    from broker.persistence.state_records import Custody
+    from broker.replay.replaying import Replaying
     from pyx.delivery.connection import Connection
     from pyx.delivery.session import Session
 
@@ -32,12 +37,26 @@ __all__ = ["Endings"]
 
 
 class Endings:
-    """Of one node's sessions."""
+    """Of one worker's sessions."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._router = node.router
-        self._custody = node.custody
+    def __init__(
+        self,
+        context: Context,
+        sessions: Sessions,
+        custody: Custody,
+        recording: Recording,
+        wills: Wills,
+        retaining: Retaining,
+        replaying: Replaying,
+    ) -> None:
+        self._context = context
+        self._router = context.router
+        self._sessions = sessions
+        self._custody = custody
+        self._recording = recording
+        self._wills = wills
+        self._retaining = retaining
+        self._replaying = replaying
         self.clients: dict[str, dict[Connection, Callable[[], None]]] = {}
         """Those of whose former session something is left: their connections that wait for it, and what is called
         then.
@@ -52,13 +71,13 @@ class Endings:
             details.expiry_handle.cancel()
             details.expiry_handle = None
         if seconds != NEVER:
-            details.expiry_handle = self._node.call_later(seconds, lambda: self._expire(session), session)
+            details.expiry_handle = self._context.call_later(seconds, lambda: self._expire(session), session)
 
     def _expire(self, session: Session) -> None:
         session.details.expiry_handle = None
-        self._node.counters.add(count.SESSIONS_EXPIRED)
+        self._context.counters.add(count.SESSIONS_EXPIRED)
         steps = Steps()
-        steps.do(self._node.recording.session_expired, session)
+        steps.do(self._recording.session_expired, session)
         steps.do(self.end, session)
         steps.finish()
 
@@ -71,16 +90,16 @@ class Endings:
             details.expiry_handle.cancel()
             details.expiry_handle = None
         steps = Steps()
-        steps.do(self._node.sessions.remove, session)
+        steps.do(self._sessions.remove, session)
         steps.do(self.bury, session, self._router.end_session)
         if details.will_handle is not None:
             details.will_handle.cancel()
-            steps.do(self._node.connecting.will_due, session)
+            steps.do(self._wills.due, session)
         steps.finish()
 
     def bury(self, session: Session, let_go: Callable[[Session, Remains | None], None]) -> None:
         """Delete and forget what it has; `let_go` is the router's part."""
-        if not self._custody.keeps and not self._node.works_for(session) and not is_large(session):
+        if not self._custody.keeps and not self.works_for(session) and not is_large(session):
             let_go(session, None)  # the common case: nobody else has anything of it
             return
         remains = Remains() if is_large(session) else None
@@ -90,26 +109,38 @@ class Endings:
         steps.do(let_go, session, remains)
         if remains is not None:
             steps.do(self._clear, session, remains, kept)
-        steps.do(self._node.ended, session)
+        steps.do(self._nothing_is_done_for, session)
+        steps.finish()
+
+    def works_for(self, session: Session) -> bool:
+        """Whether something is done for it in pieces."""
+        details: Details = session.details
+        return bool(session.replays or details.walks or details.walks_waiting)
+
+    def _nothing_is_done_for(self, session: Session) -> None:
+        """It is no more."""
+        steps = Steps()
+        steps.do(self._replaying.ended, session)
+        steps.do(self._retaining.ended, session)
         steps.finish()
 
     def _clear(self, session: Session, remains: Remains, kept: bool) -> None:
         client_id = session.client_id
         self.clients[client_id] = {}
-        self._node.piecework.add(
-            self._pieces(session, remains, kept), lambda error: self._node.defect(client_id, error)
+        self._context.piecework.add(
+            self._pieces(session, remains, kept), lambda error: self._context.defect(client_id, error)
         )
 
     def _pieces(self, session: Session, remains: Remains, kept: bool) -> Iterator[None]:
         client_id = session.client_id
         while len(remains):
-            self._node.guard_session(session, self._clear_some, client_id, remains, kept)
+            self._context.guard_session(session, self._clear_some, client_id, remains, kept)
             yield
         if kept:
             self._custody.ended(client_id)
         for conn, again in self.clients.pop(client_id).items():
-            self._node.guard(conn, again)
-            self._node.dispatch.resume(conn)
+            self._context.guard(conn, again)
+            self._context.dispatch.resume(conn)
 
     def _clear_some(self, client_id: str, remains: Remains, kept: bool) -> None:
         names = self._router.clear(remains, AT_ONCE)
@@ -122,15 +153,13 @@ class Endings:
         """Whether something of a former session of this client is left."""
         return client_id in self.clients
 
+    def waiting(self, client_id: str) -> list[Connection]:
+        """Those that wait for that."""
+        return list(self.clients[client_id])
+
     def wait(self, conn: Connection, client_id: str, again: Callable[[], None]) -> None:
-        """`again` is called when nothing of it is left. Who has waited for that before is told nothing
-        [MQTT-3.2.0-1].
-        """
-        waiting = self.clients[client_id]
-        for other in list(waiting):
-            if other is not conn:
-                self._node.connecting.give_up(other, "a newer connection of this client id was faster")
-        waiting[conn] = again
+        """`again` is called when nothing of it is left."""
+        self.clients[client_id][conn] = again
 
     def forget(self, conn: Connection) -> None:
         """It waits no longer."""

@@ -25,7 +25,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from broker.admin.sys_topics import is_sys
-from broker.clients.sessions import NO_WALKS, NONE_WAITING
+from broker.context.sessions import NO_WALKS, NONE_WAITING, Walk
 from pyx.core import counters as count
 from pyx.core.work import HELD, PACKED, STEP, spend
 from pyx.delivery.router import expiry_offset
@@ -34,8 +34,10 @@ from pyx.storage.stored import pack_stored, unpack_stored
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from broker.clients.sessions import Details
-    from broker.worker.core import Node
+    from broker.admin.sys_topics import SysTopics
+    from broker.context.context import Context
+    from broker.context.sessions import Details
+    from broker.persistence.state_records import Custody
     from pyx.delivery.session import Session
     from pyx.protocol.message import Message
 
@@ -57,28 +59,6 @@ _MESSAGE_STEPS = 20
 """What it takes to queue or to pack one message."""
 _SWEEP_STEPS = 2000
 """Topics looked at in a second to find messages that have expired."""
-
-
-class Walk:
-    """The look-up for one filter of one session. `parts`: each worker that has not given all, and where its last page
-    ended (b"": there was none yet).
-    """
-
-    __slots__ = ("asked", "filter", "is_queued", "numbers", "over", "parts", "session", "since", "waits")
-
-    def __init__(self, session: Session, filter: bytes, asked: int, since: int, parts: dict[int, bytes]) -> None:
-        self.session = session
-        self.filter = filter
-        self.asked = asked
-        self.since = since
-        """Messages with higher numbers were published after the SUBACK."""
-        self.parts = parts
-        self.numbers: dict[int, int] = {}
-        """Sibling -> number of the question that it has not answered."""
-        self.waits: set[int] = set()
-        """Workers whose next page waits for room in the session's queue: one timer for each."""
-        self.is_queued = False
-        self.over = False
 
 
 class _Put(NamedTuple):
@@ -108,15 +88,17 @@ class _Held(NamedTuple):
 class Retaining:
     """Finds retained messages here and at the siblings, and answers the siblings' questions."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._router = node.router
-        self._retained = node.retained
+    def __init__(self, context: Context, custody: Custody, sys_topics: SysTopics) -> None:
+        self._context = context
+        self._router = context.router
+        self._retained = context.retained
+        self._custody = custody
+        self._sys_topics = sys_topics
         self._questions: dict[int, tuple[Walk, int]] = {}
         self._held: dict[int, _Held] = {}
         """By the number under which its siblings were asked."""
         # not a number that a former incarnation of this worker has used: its answer may still come
-        self._number = node.router.wall_ms * 1000
+        self._number = context.router.wall_ms * 1000
         self._swept: bytes | None = None
         self._work: deque[Walk | _Put | _Asked] = deque()
         self.wake: Callable[[], None] = lambda: None
@@ -141,11 +123,11 @@ class Retaining:
             spend(2 * STEP)
             if isinstance(work, Walk):
                 work.is_queued = False
-                self._node.guard_session(work.session, self._send_own, work)
+                self._context.guard_session(work.session, self._send_own, work)
             elif isinstance(work, _Asked):
                 self._answer(work)
             elif work.number in self._questions:
-                self._node.guard_session(self._questions[work.number][0].session, self._put_anew, work.number)
+                self._context.guard_session(self._questions[work.number][0].session, self._put_anew, work.number)
             steps -= self._retained.spent - before
 
     def _put_work(self, work: Walk | _Put | _Asked) -> None:
@@ -200,7 +182,7 @@ class Retaining:
         spend(len(filters) * STEP)
         all_of_it = asked, self._router.next_number(), None  # one for all: they may be a hundred thousand
         steps = _STEPS
-        each = _MESSAGE_STEPS if self._node.custody.keeps and session.durable else 1
+        each = _MESSAGE_STEPS if self._custody.keeps and session.durable else 1
         for text in filters:
             waits = text in details.walks_waiting
             if not waits and steps > 0:
@@ -216,11 +198,11 @@ class Retaining:
                 session.watch()
             self._wait(session, text, all_of_it)
         self._begin_waiting(session)
-        self._node.counters.add(count.RETAINED_WALKS_DEFERRED, len(details.walks_waiting))
+        self._context.counters.add(count.RETAINED_WALKS_DEFERRED, len(details.walks_waiting))
 
     def _finds_nothing(self, text: bytes, steps: int) -> bool:
         """Whether it is known at once that nothing is retained for this filter: mostly there is not."""
-        if self._node.workers > 1 or is_sys(text):
+        if self._context.workers > 1 or is_sys(text):
             return False
         if not self._retained.count:
             return True
@@ -234,11 +216,11 @@ class Retaining:
         details.walks_waiting[text] = what
 
     def _parts(self, text: bytes) -> dict[int, bytes]:
-        return dict.fromkeys((self._node.index,) if is_sys(text) else range(self._node.workers), b"")
+        return dict.fromkeys((self._context.index,) if is_sys(text) else range(self._context.workers), b"")
 
     def owed(self, session: Session, text: bytes, asks: bool) -> list[tuple[int, bytes]]:
         """What the store is told that a subscription has not been given: all, if it `asks` now, or the rest."""
-        if not self._node.custody.keeps or is_sys(text) or not self._node.settings.protocol.retain_available:
+        if not self._custody.keeps or is_sys(text) or not self._context.settings.protocol.retain_available:
             return []
         if asks:
             return list(self._parts(text).items())
@@ -256,17 +238,17 @@ class Retaining:
 
     def _note(self, walk: Walk) -> None:
         """A page was queued, or there are no more: as the store is to have it, together with what was queued."""
-        if self._node.custody.keeps and walk.session.durable and not is_sys(walk.filter):
-            self._node.custody.owes(walk.session, walk.filter, self.owed(walk.session, walk.filter, False))
+        if self._custody.keeps and walk.session.durable and not is_sys(walk.filter):
+            self._custody.owes(walk.session, walk.filter, self.owed(walk.session, walk.filter, False))
 
     def _note_all(self, session: Session, text: bytes) -> None:
         """There was nothing for this filter."""
-        if self._node.custody.keeps and session.durable:
-            self._node.custody.owes(session, text, self.owed(session, text, False))
+        if self._custody.keeps and session.durable:
+            self._custody.owes(session, text, self.owed(session, text, False))
 
     def _begin_waiting(self, session: Session) -> None:
         details: Details = session.details
-        most = self._node.settings.limits.retained_walks_per_session_max
+        most = self._context.settings.limits.retained_walks_per_session_max
         while session.connection is not None and details.walks_waiting and len(details.walks) < most:
             text, (asked, since, parts) = details.walks_waiting.popitem(last=False)
             walk = Walk(session, text, asked, since, parts or self._parts(text))
@@ -280,7 +262,7 @@ class Retaining:
     def _go(self, walk: Walk) -> None:
         spend(len(walk.parts) * 2 * STEP)
         for worker in walk.parts:
-            if worker == self._node.index:
+            if worker == self._context.index:
                 self._due(walk)
             elif worker not in walk.numbers:
                 self._ask(walk, worker)
@@ -337,14 +319,14 @@ class Retaining:
         return session.queued >= _QUEUED_MAX or session.queued_bytes >= _QUEUED_BYTES_MAX
 
     def _send_own(self, walk: Walk) -> None:
-        session, here = walk.session, self._node.index
+        session, here = walk.session, self._context.index
         if walk.over or here not in walk.parts or self._rests(walk):
             return
         if self._is_full(session):
             self._later(walk, here)
             return
         if is_sys(walk.filter):  # every worker has these itself
-            self._node.sys_topics.send(session, walk.filter, walk.asked)
+            self._sys_topics.send(session, walk.filter, walk.asked)
             self._part_done(walk, here)
             return
         found, at = self._page(walk.filter, walk.parts[here])
@@ -360,12 +342,12 @@ class Retaining:
         """There is no room; whoever has tried before has set the timer."""
         if worker not in walk.waits:
             walk.waits.add(worker)
-            self._node.call_later(_LATER_SECONDS, lambda: self._try_again(walk, worker), walk.session)
+            self._context.call_later(_LATER_SECONDS, lambda: self._try_again(walk, worker), walk.session)
 
     def _try_again(self, walk: Walk, worker: int) -> None:
         # the client may have been away and come back meanwhile, and the walk gone on, or come to its end here
         walk.waits.discard(worker)
-        if worker == self._node.index:
+        if worker == self._context.index:
             self._due(walk)
         elif worker in walk.numbers:
             self._go_on(walk.numbers[worker])
@@ -384,7 +366,7 @@ class Retaining:
 
     def _put(self, number: int) -> None:
         walk, peer = self._questions[number]
-        if self._node.is_ready(peer):
+        if self._context.is_ready(peer):
             at = walk.parts[peer]
             self._router.tell(peer, b"?", _QUESTION.pack(number) + walk.filter + (b"\0" + at if at else b""))
 
@@ -410,7 +392,7 @@ class Retaining:
 
     def peer_ready(self, peer: int) -> None:
         """A sibling is back: what it did not answer is asked again."""
-        self._node.in_pieces(self._ask_anew(peer))
+        self._context.in_pieces(self._ask_anew(peer))
 
     def _ask_anew(self, peer: int) -> Iterator[None]:
         spend(len(self._questions) * HELD)
@@ -444,14 +426,14 @@ class Retaining:
             return  # asked before this worker or the link started anew, or nobody wants it any more
         begin = _ANSWER.size + length
         at = payload[_ANSWER.size : begin] if more else None
-        self._node.guard_session(walk.session, self._take_page, number, at, payload[begin:])
+        self._context.guard_session(walk.session, self._take_page, number, at, payload[begin:])
 
     def _take_page(self, number: int, at: bytes | None, payload: bytes) -> None:
         walk, peer = self._questions[number]
         messages = unpack_stored(payload, expiry_offset)
         # of a message that the sibling itself published the live copy came before this answer
         siblings = {message.number & 0xFF for message in messages if message.number > walk.since}
-        siblings = {each for each in siblings - {peer, self._node.index} if self._node.is_ready(each)}
+        siblings = {each for each in siblings - {peer, self._context.index} if self._context.is_ready(each)}
         if not siblings or walk.session.connection is None:
             self._queue_page(number, at, messages)
             return
@@ -469,11 +451,11 @@ class Retaining:
         del self._held[number]
         walk, _ = self._questions.get(held.number, (None, -1))
         if walk is not None:  # else it was asked for anew, or nobody wants it any more
-            self._node.guard_session(walk.session, self._queue_page, held.number, held.at, held.messages)
+            self._context.guard_session(walk.session, self._queue_page, held.number, held.at, held.messages)
 
     def peer_away(self, peer: int) -> None:
         """What waits for a word of this sibling waits no longer: it may be long, and then its messages come twice."""
-        self._node.in_pieces(self._wait_no_more(peer))
+        self._context.in_pieces(self._wait_no_more(peer))
 
     def _wait_no_more(self, peer: int) -> Iterator[None]:
         spend(len(self._held) * HELD)

@@ -4,8 +4,8 @@ A SUBACK leaves when every live sibling routes by the new interest, so that a pu
 worker, reaches the subscriber; and when the subscriptions of a session that outlives its connection are stored, as an
 UNSUBACK does. Retained messages follow the SUBACK.
 
-A packet with thousands of Topic Filters is carried out in pieces (`broker.piecework`): each of them takes effect and is
-stored with its piece, the answer comes with the last one, and the client is not read meanwhile.
+A packet with thousands of Topic Filters is carried out in pieces (`broker.context.piecework`): each of them takes
+effect and is stored with its piece, the answer comes with the last one, and the client is not read meanwhile.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from broker.config.queues import first_rule
-from broker.piecework import AT_ONCE
+from broker.context.piecework import AT_ONCE
 from broker.replay.opening import asked_offsets
 from pyx.core import counters as count
 from pyx.core.work import HELD, STEP, spend
@@ -26,9 +26,15 @@ from pyx.protocol.topics import contains_wildcard, is_topic_filter, levels, pars
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from broker.clients.sessions import Details
+    from broker.clients.connecting import Connecting
+    from broker.clients.retaining import Retaining
     from broker.config.settings import QueueRule
-    from broker.worker.core import Node
+    from broker.context.context import Context
+    from broker.context.sessions import Details, Sessions
+    from broker.persistence.recording import Recording
+    from broker.persistence.state_records import Custody
+    from broker.replay.opening import Opening
+    from broker.replay.replaying import Replaying
     from pyx.delivery.connection import Connection
     from pyx.delivery.session import Session
     from pyx.protocol.packets import Subscribe, Subscription, Unsubscribe
@@ -56,10 +62,27 @@ _WHY = {
 class Subscribing:
     """Decisions on subscriptions."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._router = node.router
-        self._queue_rules = [rule.filter.encode() for rule in node.settings.queue]
+    def __init__(
+        self,
+        context: Context,
+        sessions: Sessions,
+        custody: Custody,
+        recording: Recording,
+        connecting: Connecting,
+        retaining: Retaining,
+        replaying: Replaying,
+        opening: Opening,
+    ) -> None:
+        self._context = context
+        self._router = context.router
+        self._sessions = sessions
+        self._custody = custody
+        self._recording = recording
+        self._connecting = connecting
+        self._retaining = retaining
+        self._replaying = replaying
+        self._opening = opening
+        self._queue_rules = [rule.filter.encode() for rule in context.settings.queue]
         self._ruled: Session | None = None
         self._unruled: set[bytes] = set()
         """Of the session for which the rules are looked through anew, the Topic Filters that have not been yet."""
@@ -68,18 +91,18 @@ class Subscribing:
         """Those of the configuration: every session has the first one that covers one of its subscriptions. In pieces;
         a session has its former rule until it has been looked through. Another configuration ends what is left of it.
         """
-        sessions = self._node.sessions
+        sessions = self._sessions
         self._queue_rules = [rule.filter.encode() for rule in rules]
         sessions.ruling += 1
         return self._rule_anew(sessions.ruling, (1 + len(rules)) * STEP)
 
     def _rule_anew(self, ruling: int, each: int) -> Iterator[None]:
         done = 0
-        for session in self._node.sessions:
+        for session in self._sessions:
             if session.subscriptions > AT_ONCE and done:  # the list of its filters is a piece of its own
                 yield
                 done = 0
-            if ruling != self._node.sessions.ruling:
+            if ruling != self._sessions.ruling:
                 return
             details: Details = session.details
             if details.ruling != ruling:
@@ -92,7 +115,7 @@ class Subscribing:
                     if done > _PIECE:
                         yield
                         done = 0
-                        if ruling != self._node.sessions.ruling:
+                        if ruling != self._sessions.ruling:
                             return
                         continue
                     self._count_under(details, self._unruled.pop(), 1)
@@ -106,7 +129,7 @@ class Subscribing:
 
     def _count_rule(self, session: Session, text: bytes, one: int) -> None:
         details: Details = session.details
-        if details.ruling != self._node.sessions.ruling:
+        if details.ruling != self._sessions.ruling:
             return  # it will be
         if session is self._ruled:
             if one > 0:
@@ -138,12 +161,12 @@ class Subscribing:
         self._check_form(conn.version, (item.filter for item in packet.filters))
         if conn.version == 5 and (missing := self._not_offered(packet)):
             # what CONNACK said that it is not there breaks the protocol (MQTT 5, 3.2.2.3.11 to .13)
-            self._node.connecting.protocol_error_reason(conn, missing, f"a subscription {_WHY[missing]}")
+            self._connecting.protocol_error_reason(conn, missing, f"a subscription {_WHY[missing]}")
             return
         if conn.version == 5 and (offsets := asked_offsets(packet)):
-            self._node.opening.subscribe(conn, session, packet, offsets)
+            self._opening.subscribe(conn, session, packet, offsets)
             return
-        self._node.piecework.answer(conn, self._subscribe(conn, session, packet))
+        self._context.piecework.answer(conn, self._subscribe(conn, session, packet))
 
     def _subscribe(self, conn: Connection, session: Session, packet: Subscribe) -> Iterator[None]:
         filters, identifier, packet_id = packet.filters, packet.identifier, packet.packet_id
@@ -160,8 +183,8 @@ class Subscribing:
                 codes.append(self._subscribe_one(session, item, identifier, wanted, made))
         suback = encode_suback(conn.version, packet_id, codes, self._reason_string(conn, codes), conn.packet_bytes_max)
         # siblings have nothing to learn of filters that were all refused
-        interest = self._node.interest_number() if min(codes) <= _QOS else 0
-        retaining, asks = self._node.retaining, wanted and self._node.settings.protocol.retain_available
+        interest = self._context.interest_number() if min(codes) <= _QOS else 0
+        retaining, asks = self._retaining, wanted and self._context.settings.protocol.retain_available
         self._answer(
             conn,
             suback,
@@ -175,7 +198,7 @@ class Subscribing:
     ) -> int:
         """-> its reason code."""
         named = text = item.filter
-        options, most = item.options, self._node.settings.protocol.maximum_qos
+        options, most = item.options, self._context.settings.protocol.maximum_qos
         refused = self.check(session, text)
         if refused:
             return refused
@@ -191,9 +214,9 @@ class Subscribing:
         new = self._router.subscribe(session, text, options, identifier, group)
         handling = options & _RETAIN_HANDLING
         asks = group is None and handling != _NEVER_RETAINED and (new or handling != _ONLY_IF_NEW)
-        owed = self._node.retaining.owed(session, text, asks) if group is None else []
-        self._node.custody.subscribed(session, text, group, options, identifier, named, owed)
-        self._node.recording.subscribed(session, named, options, identifier)
+        owed = self._retaining.owed(session, text, asks) if group is None else []
+        self._custody.subscribed(session, text, group, options, identifier, named, owed)
+        self._recording.subscribed(session, named, options, identifier)
         if new:
             made.append((named, text, group))
             session.details.filter_bytes += len(named)
@@ -210,7 +233,7 @@ class Subscribing:
         session = conn.session
         if session is None or len(made) < sum(code <= _QOS for code in codes):
             return None
-        self._node.piecework.answer(conn, self._remove(session, made))
+        self._context.piecework.answer(conn, self._remove(session, made))
         refused = [ReasonCode.QUOTA_EXCEEDED if code <= _QOS else code for code in codes]
         properties = self._reason_string(conn, refused)
         return encode_suback(conn.version, packet_id, refused, properties, conn.packet_bytes_max)
@@ -223,7 +246,7 @@ class Subscribing:
                 yield
 
     def _not_offered(self, packet: Subscribe) -> ReasonCode | None:
-        protocol = self._node.settings.protocol
+        protocol = self._context.settings.protocol
         if (
             protocol.subscription_identifier_available
             and protocol.shared_subscription_available
@@ -241,7 +264,7 @@ class Subscribing:
 
     def _check_form(self, version: int, filters: Iterable[bytes]) -> None:
         # before anything is done: 0x8F is for filters that are correctly formed, and not allowed (MQTT 5, table 2-6)
-        if self._node.settings.protocol.lenient:
+        if self._context.settings.protocol.lenient:
             return
         for number, text in enumerate(filters, 1):
             spend(STEP // 2)
@@ -250,7 +273,7 @@ class Subscribing:
 
     def check(self, session: Session, text: bytes) -> int:
         """0, or the reason code with which this filter is refused."""
-        limits, protocol = self._node.settings.limits, self._node.settings.protocol
+        limits, protocol = self._context.settings.limits, self._context.settings.protocol
         size, group = len(text), None
         if text.startswith(_SHARED):
             share = parse_share(text)
@@ -260,7 +283,7 @@ class Subscribing:
                 return ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED
             group, text = share
             if len(group) > limits.share_name_bytes_max:
-                self._node.counters.add(count.SHARE_NAMES_TOO_LONG)
+                self._context.counters.add(count.SHARE_NAMES_TOO_LONG)
                 return ReasonCode.TOPIC_FILTER_INVALID
         if not is_topic_filter(text) or not self._fits(text):
             return ReasonCode.TOPIC_FILTER_INVALID
@@ -268,16 +291,16 @@ class Subscribing:
             return ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
         full = self._full(session, text, size)
         if full is not None and not self._has(session, text, group):  # replacing one takes nothing [MQTT-3.8.4-3]
-            self._node.counters.add(full)
+            self._context.counters.add(full)
             return ReasonCode.QUOTA_EXCEEDED
-        custody = self._node.custody
+        custody = self._custody
         if custody.stores(session) and custody.refuses():
             return ReasonCode.QUOTA_EXCEEDED
         return 0
 
     def _full(self, session: Session, text: bytes, size: int) -> int | None:
         """What counts that there is no room for this filter, of so many bytes with its group, or None."""
-        limits, details = self._node.settings.limits, session.details
+        limits, details = self._context.settings.limits, session.details
         subscriptions = session.subscriptions + len(session.replays or ())
         # the record of each subscription has the client id in its key
         named = details.filter_bytes + size + (subscriptions + 1) * session.client_id_bytes
@@ -293,7 +316,7 @@ class Subscribing:
         return self._router.has(session, text, group) or (group is None and text in (session.replays or ()))
 
     def _fits(self, text: bytes) -> bool:
-        limits, row = self._node.settings.limits, self._node.counters
+        limits, row = self._context.settings.limits, self._context.counters
         if len(text) > limits.topic_bytes_max:
             row.add(count.TOPICS_TOO_LONG)
             return False
@@ -309,7 +332,7 @@ class Subscribing:
         Raises MalformedPacket.
         """
         self._check_form(conn.version, packet.filters)
-        self._node.piecework.answer(conn, self._unsubscribe(conn, session, packet.filters, packet.packet_id))
+        self._context.piecework.answer(conn, self._unsubscribe(conn, session, packet.filters, packet.packet_id))
 
     def _unsubscribe(self, conn: Connection, session: Session, filters: list[bytes], packet_id: int) -> Iterator[None]:
         codes: list[int] = []
@@ -330,7 +353,7 @@ class Subscribing:
         self._answer(
             conn,
             unsuback,
-            self._node.interest_number() if shared else 0,
+            self._context.interest_number() if shared else 0,
             unstored=lambda conn: self._not_ended(conn, packet_id, codes),
         )
 
@@ -340,12 +363,12 @@ class Subscribing:
             return
         pieces = self._hand_on_some(session, remains)
         for _ in pieces:
-            self._node.piecework.add(pieces, lambda error: self._node.defect(session.client_id, error))
+            self._context.piecework.add(pieces, lambda error: self._context.defect(session.client_id, error))
             return
 
     def _hand_on_some(self, session: Session, remains: Remains) -> Iterator[None]:
         while len(remains):
-            self._node.guard_session(session, self._router.clear, remains, AT_ONCE)
+            self._context.guard_session(session, self._router.clear, remains, AT_ONCE)
             if len(remains):
                 yield
 
@@ -365,10 +388,10 @@ class Subscribing:
         return ReasonCode.SUCCESS if found else ReasonCode.NO_SUBSCRIPTION_EXISTED
 
     def _end_replay(self, session: Session, text: bytes) -> bool:
-        self._node.opening.cancel(session, text)
-        found = self._node.replaying.stop(session, text)
+        self._opening.cancel(session, text)
+        found = self._replaying.stop(session, text)
         if found:
-            self._node.recording.unsubscribed(session, text)
+            self._recording.unsubscribed(session, text)
         return found
 
     def remove(
@@ -378,10 +401,10 @@ class Subscribing:
         found = self._router.unsubscribe(session, text, group, remains)
         if found:
             session.details.filter_bytes -= len(named)
-            self._node.custody.unsubscribed(session, named)
-            self._node.recording.unsubscribed(session, named)
+            self._custody.unsubscribed(session, named)
+            self._recording.unsubscribed(session, named)
             if group is None:
-                self._node.retaining.unsubscribed(session, text)
+                self._retaining.unsubscribed(session, text)
                 if self._queue_rules:
                     self._count_rule(session, text, -1)
         return found
@@ -408,11 +431,14 @@ class Subscribing:
         unstored: Callable[[Connection], bytes | None] | None = None,
     ) -> None:
         if len(packet) > conn.packet_bytes_max:  # [MQTT-3.1.2-24]: the client asked for more than it can be told
-            self._node.connecting.protocol_error_reason(
-                conn, ReasonCode.PACKET_TOO_LARGE, "the answer is beyond Maximum Packet Size"
-            )
+            self.too_large(conn)
             return
         self._router.answer_packet(conn, packet, interest, then, unstored)
+
+    def too_large(self, conn: Connection) -> None:
+        """The answer is beyond the client's Maximum Packet Size."""
+        why = "the answer is beyond Maximum Packet Size"
+        self._connecting.protocol_error_reason(conn, ReasonCode.PACKET_TOO_LARGE, why)
 
     def _reason_string(self, conn: Connection, codes: list[int]) -> dict[str, str] | None:
         """What is wrong with the first filter that was refused, if any was and the client wants to know."""

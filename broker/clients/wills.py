@@ -1,22 +1,61 @@
-"""Will Messages [MQTT 5, 3.1.2.5]: published for a client whose connection ended without a normal DISCONNECT."""
+"""Will Messages [MQTT 5, 3.1.2.5]: published for a client whose connection ended without a normal DISCONNECT, at once
+or after its Will Delay Interval.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pyx.core.steps import Steps
 from pyx.delivery.router import expiry_offset
 from pyx.protocol.message import Message
 
 if TYPE_CHECKING:
-    from broker.worker.core import Node
+    from broker.context.context import Context
+    from broker.context.sessions import Details
+    from broker.persistence.state_records import Custody
+    from pyx.delivery.session import Session
     from pyx.protocol.packets import Will
 
 
 class Wills:
-    """Turns a will into a publish when it is due. When that is, connecting decides."""
+    """Of one worker's clients."""
 
-    def __init__(self, node: Node) -> None:
-        self._router = node.router
+    def __init__(self, context: Context, custody: Custody) -> None:
+        self._context = context
+        self._router = context.router
+        self._custody = custody
+
+    def left(self, session: Session) -> None:
+        """Its connection has ended: its will, if it has one, is due now or later."""
+        details: Details = session.details
+        will = details.will
+        delay = min(will.delay_interval, details.expiry_interval) if will is not None else 0
+        if will is None:
+            self._custody.will_gone(session)
+        elif delay:
+            self.start_delay(session, delay)
+            self._custody.will_waits(session, self._router.wall_ms + delay * 1000)
+        else:
+            self.due(session)
+
+    def start_delay(self, session: Session, seconds: float) -> None:
+        """The will of an offline session is due when so many have passed."""
+        details: Details = session.details
+        if details.will_handle is not None:
+            details.will_handle.cancel()
+        details.will_handle = self._context.call_later(seconds, lambda: self.due(session), session)
+
+    def due(self, session: Session) -> None:
+        """Its will, if it has one, is published now."""
+        details: Details = session.details
+        will, details.will = details.will, None
+        details.will_handle = None
+        if will is not None:
+            steps = Steps()
+            steps.do(self.publish, will, session.client_id)
+            steps.do(self._custody.will_gone, session)
+            steps.finish()
 
     def publish(self, will: Will, client_id: str) -> None:
         """Publish it now; its Message Expiry Interval counts from now on."""

@@ -1,1 +1,1 @@
-"""What a worker writes of its clients' state, and what it finds when it starts."""
+"""What a worker writes of its clients' state, and of its links; what cannot be read; how the disk is."""

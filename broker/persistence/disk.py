@@ -21,7 +21,7 @@ Siblings are told because they ask for us: they judge what their clients publish
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pyx.core import counters as count
 from pyx.protocol.reasons import ReasonCode
@@ -29,7 +29,7 @@ from pyx.protocol.reasons import ReasonCode
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from broker.worker.core import Node
+    from broker.context.context import Context
     from pyx.delivery.connection import Connection
 
 __all__ = ["Disk"]
@@ -40,11 +40,26 @@ _AT_ONCE = 100
 """Connections of which a piece looks through the answers that wait."""
 
 
-class Disk:
-    """The state of one node's store, as its clients and siblings know it."""
+class Connections(Protocol):
+    """Of clients, some of which wait for the disk (`broker.clients.connecting`)."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def awaiting(self) -> list[Connection]:
+        """Those whose CONNACK waits for it."""
+
+    def refuse_unstored(self, conn: Connection) -> None:
+        """Such a one waits no longer."""
+
+    def end_connection(self, conn: Connection, reason: int, why: str) -> None:
+        """One that is open ends."""
+
+
+class Disk:
+    """The state of one worker's store, as its clients and siblings know it."""
+
+    def __init__(self, context: Context, connections: Connections) -> None:
+        self._context = context
+        self._router = context.router
+        self._connections = connections
         self._failed: str | None = None
         self._full: str | None = None
         self._failed_at = 0
@@ -54,23 +69,23 @@ class Disk:
 
     def look(self) -> None:
         """The store may have something new to say."""
-        store, node = self._node.store, self._node
-        failed, full = store.failed, store.full
+        context = self._context
+        failed, full = context.store.failed, context.store.full
         if failed != self._failed:
             if failed is None:
-                node.log.warning("store_recovered")
+                context.log.warning("store_recovered")
             else:
-                self._failed_at = node.router.now_ms
-                node.log.error("store_failed", reason=failed)
+                self._failed_at = self._router.now_ms
+                context.log.error("store_failed", reason=failed)
             self._failed = failed
-            node.counters.set(count.STORE_FAILED, int(failed is not None))
+            context.counters.set(count.STORE_FAILED, int(failed is not None))
         if (full is None) != (self._full is None):
             if full is None:
-                node.log.warning("store_has_room")
+                context.log.warning("store_has_room")
             else:
-                node.log.error("store_full", reason=full)
-            node.counters.set(count.STORE_FULL, int(full is not None))
-            node.router.set_store_full(node.index, full is not None)
+                context.log.error("store_full", reason=full)
+            context.counters.set(count.STORE_FULL, int(full is not None))
+            self._router.set_store_full(context.index, full is not None)
             self._tell(_FULL if full is not None else _ROOM)
         self._full = full
 
@@ -78,22 +93,22 @@ class Disk:
         """Once a second: who has waited for long enough?"""
         if self._failed is None:
             return
-        if self._node.router.now_ms - self._failed_at >= self._node.settings.limits.store_error_seconds_max * 1000:
-            self._refuse(self._node.index)
+        if self._router.now_ms - self._failed_at >= self._context.settings.limits.store_error_seconds_max * 1000:
+            self._refuse(self._context.index)
             self._tell(_GIVEN_UP)
 
     def _tell(self, state: bytes) -> None:
-        for peer in self._node.siblings:
-            self._node.router.tell(peer, _KIND, state)
+        for peer in self._context.siblings:
+            self._router.tell(peer, _KIND, state)
 
     def greet(self, peer: int) -> None:
         """A sibling is heard (again)."""
         if self._full is not None:
-            self._node.router.tell(peer, _KIND, _FULL)
+            self._router.tell(peer, _KIND, _FULL)
 
     def told(self, peer: int, state: bytes) -> None:
         """A sibling says how its store is."""
-        router = self._node.router
+        router = self._router
         router.set_store_full(peer, state != _ROOM)
         if state == _GIVEN_UP:
             self._refuse(peer)
@@ -101,20 +116,20 @@ class Disk:
     def _refuse(self, worker: int) -> None:
         if worker not in self._refusing:
             self._refusing.add(worker)
-            self._node.in_pieces(self._refusals(worker))
+            self._context.in_pieces(self._refusals(worker))
 
     def _refusals(self, worker: int) -> Iterator[None]:
         # in pieces: whoever has got its answer meanwhile waits no longer
-        router, connecting = self._node.router, self._node.connecting
+        router, connections = self._router, self._connections
         try:
             for number, conn in enumerate(router.awaiting_answers(), 1):
                 router.refuse_unstored(conn, 1 << worker)
                 if number % _AT_ONCE == 0:
                     yield
-            if worker == self._node.index:
-                for number, conn in enumerate(connecting.awaiting(), 1):
+            if worker == self._context.index:
+                for number, conn in enumerate(connections.awaiting(), 1):
                     if self._failed is not None:
-                        connecting.refuse_unstored(conn)
+                        connections.refuse_unstored(conn)
                     if number % _AT_ONCE == 0:
                         yield
         finally:
@@ -122,4 +137,4 @@ class Disk:
 
     def unstored(self, conn: Connection) -> None:
         """A client that cannot be told that what it asked for is not stored has waited for store_error_seconds_max."""
-        self._node.connecting.end_connection(conn, ReasonCode.QUOTA_EXCEEDED, "nothing can be stored at present")
+        self._connections.end_connection(conn, ReasonCode.QUOTA_EXCEEDED, "nothing can be stored at present")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from broker.persistence.set_aside import UNREADABLE
 from leveldb_store.format import schema
@@ -20,7 +20,8 @@ from pyx.storage.records import without_words
 from zmq_mesh.contract import HandoffLog
 
 if TYPE_CHECKING:
-    from broker.worker.core import Node
+    from broker.context.context import Context
+    from broker.persistence.set_aside import SetAside
     from pyx.delivery.router import Router
 
 __all__ = ["Kept", "StoredHandoff", "kept_links"]
@@ -114,38 +115,55 @@ class Kept(NamedTuple):
     """(number, [(position, reason), ...]) of batches of a sibling's stream of which entries were refused, rising."""
 
 
-def kept_links(node: Node) -> Kept:
-    """What the store has of the links of this worker; nothing where it keeps nothing."""
+class Batches(Protocol):
+    """Those of siblings, as they are taken (`broker.worker.peering`)."""
+
+    def began(self, peer: int, taken: schema.PeerPosition) -> None:
+        """Of the batch behind this one the store has the first entries."""
+
+    def refusals_kept(self, peer: int, numbers: list[int]) -> None:
+        """Of these batches the store has refusals, rising."""
+
+
+def kept_links(context: Context, set_aside: SetAside, batches: Batches) -> Kept:
+    """What the store has of the links of this worker; nothing where it keeps nothing. `batches` is told its part."""
     kept = Kept({}, {}, {})
-    if not node.store.keeps:
+    router, store = context.router, context.store
+    if not store.keeps:
         return kept
-    for peer in node.siblings:
-        kept.handoffs[peer] = StoredHandoff(node.router, node.store, peer, node.set_aside.take)
+    for peer in context.siblings:
+        kept.handoffs[peer] = StoredHandoff(router, store, peer, set_aside.take)
         refused: dict[int, list[tuple[int, int]]] = {}
-        for key, value in node.store.scan(schema.peer_key(peer)):
+        for key, value in store.scan(schema.peer_key(peer)):
             try:
-                _take_position(node, kept, peer, refused, key, value)
+                if schema.is_refusals(key):
+                    refused[schema.key_position(key)] = schema.decode_refusals(value)
+                else:
+                    _take_position(router, batches, kept, peer, refused, key, value)
             except UNREADABLE as error:
-                node.set_aside.take(key, value, error)
+                set_aside.take(key, value, error)
         kept.refusals[peer] = sorted(refused.items())
-        node.peering.refusals_kept(peer, [number for number, _ in kept.refusals[peer]])
+        batches.refusals_kept(peer, [number for number, _ in kept.refusals[peer]])
     return kept
 
 
 def _take_position(
-    node: Node, kept: Kept, peer: int, refused: dict[int, list[tuple[int, int]]], key: bytes, value: bytes
+    router: Router,
+    batches: Batches,
+    kept: Kept,
+    peer: int,
+    refused: dict[int, list[tuple[int, int]]],
+    key: bytes,
+    value: bytes,
 ) -> None:
-    # a record of family P
-    if schema.is_refusals(key):
-        refused[schema.key_position(key)] = schema.decode_refusals(value)
-        return
+    # a record of family P that has no refusals of its own
     taken = schema.decode_peer(value)
     kept.received[peer] = taken.stream, taken.number
     if taken.taken:
-        node.peering.began(peer, taken)
+        batches.began(peer, taken)
     if taken.inside:  # of version 1: the next position that is stored has none of them
         for at, position, reason in taken.inside:
             refused.setdefault(at, []).append((position, reason))
         for at, each in refused.items():
-            node.router.put_record(schema.refusals_key(peer, at), schema.encode_refusals(each))
-        node.router.put_record(key, schema.encode_peer(taken.stream, taken.number))
+            router.put_record(schema.refusals_key(peer, at), schema.encode_refusals(each))
+        router.put_record(key, schema.encode_peer(taken.stream, taken.number))

@@ -27,8 +27,8 @@ from pyx.delivery.minute_statistics import Drops, Prefixes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from broker.clients.sessions import Details
-    from broker.worker.core import Node
+    from broker.context.context import Context
+    from broker.context.sessions import Details
     from leveldb_store.format.events import Kind
     from pyx.delivery.connection import Connection
     from pyx.delivery.session import Session
@@ -46,15 +46,15 @@ _REASONS = [
 
 
 class Recording:
-    """The events of one node."""
+    """The events of one worker."""
 
-    def __init__(self, node: Node) -> None:
-        settings = node.settings.events
-        self._router = node.router
-        self._store = node.store
-        self._node = node
-        self._row = node.counters
-        self.on: bool = settings.enabled and node.store.keeps
+    def __init__(self, context: Context) -> None:
+        settings = context.settings.events
+        self._context = context
+        self._router = context.router
+        self._store = context.store
+        self._row = context.counters
+        self.on: bool = settings.enabled and context.store.keeps
         """Whether anything is recorded."""
         if not self.on:
             return
@@ -68,7 +68,7 @@ class Recording:
         self._minute = self._router.clock.ms // _MINUTE_MS
         self._dropped = [self._row.get(number) for number, _ in _REASONS]
         self._samples = self._row.histogram(_PUBLISH_TO_ACK)
-        self._workers = node.workers
+        self._workers = context.workers
 
     def started(self) -> None:
         """The worker begins. Connections that it had before, and whose end nobody told, have ended."""
@@ -104,7 +104,7 @@ class Recording:
 
     def log_opened(self, conn: Connection, packet: Connect, session: Session, present: bool, keep_alive: int) -> None:
         """A log line of the same."""
-        log = self._node.log
+        log = self._context.log
         if log.allows("connection_opened"):
             log.write(
                 "info",
@@ -121,7 +121,7 @@ class Recording:
 
     def log_closed(self, conn: Connection, session: Session, why: str, told: int | None) -> None:
         """A log line of the same."""
-        log = self._node.log
+        log = self._context.log
         if log.allows("connection_closed"):
             log.write(
                 "info",

@@ -18,7 +18,7 @@ from pyx.protocol.reasons import MqttError
 from zmq_mesh.envelope import EnvelopeError
 
 if TYPE_CHECKING:
-    from broker.worker.core import Node
+    from broker.context.context import Context
 
 __all__ = ["UNREADABLE", "SetAside"]
 
@@ -29,27 +29,27 @@ UNREADABLE = (schema.SchemaError, EnvelopeError, MqttError, struct.error, ValueE
 class SetAside:
     """Of one worker. `begin` is called once, before the others."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._said: list[tuple[bytes, str]] = []
 
     def begin(self) -> None:
         """Count what was set aside by earlier starts."""
-        if self._node.store.keeps:
-            there = sum(1 for _ in self._node.store.scan(schema.SET_ASIDE))
-            self._node.counters.set(count.RECORDS_SET_ASIDE, there)
+        if self._context.store.keeps:
+            there = sum(1 for _ in self._context.store.scan(schema.SET_ASIDE))
+            self._context.counters.set(count.RECORDS_SET_ASIDE, there)
 
     def take(self, key: bytes, value: bytes, problem: object) -> None:
         """Keep this record, which cannot be read, apart. Raises StoreError where `strict_store` is set."""
-        if self._node.settings.strict_store:
-            raise StoreError(f"record {key!r} of the store of worker {self._node.index} cannot be read: {problem}")
-        self._node.router.put_record(schema.set_aside_key(key), value)
-        self._node.router.delete_record(key)
-        self._node.counters.add(count.RECORDS_SET_ASIDE)
+        if self._context.settings.strict_store:
+            raise StoreError(f"record {key!r} of the store of worker {self._context.index} cannot be read: {problem}")
+        self._context.router.put_record(schema.set_aside_key(key), value)
+        self._context.router.delete_record(key)
+        self._context.counters.add(count.RECORDS_SET_ASIDE)
         self._said.append((key, str(problem)))
 
     def tell(self) -> None:
         """Log what was set aside since the last time: a start reads in a thread, and the log is the loop's."""
         said, self._said = self._said, []
         for key, problem in said:
-            self._node.log.error("record_set_aside", record=ascii(key), problem=problem)
+            self._context.log.error("record_set_aside", record=ascii(key), problem=problem)

@@ -3,7 +3,7 @@
 Nothing here decides anything: connecting, subscribing, wills and the router say what has become of a thing, and one
 record is put or deleted for it (`leveldb_store.format.schema` knows how it looks). The records of a tick are stored
 together with the messages of that tick, all or none: a will and the message that it became, the end of a session and of
-its subscriptions. `broker.persistence.recovery` is the other end.
+its subscriptions. `broker.worker.recovery` is the other end.
 
     session       put when a client connects whose session will outlive its connection, and when it disconnects;
                   deleted, with its subscriptions and its window, when the session ends
@@ -32,8 +32,8 @@ from pyx.storage.stored import pack_stored
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from broker.clients.sessions import Details
-    from broker.worker.core import Node
+    from broker.context.context import Context
+    from broker.context.sessions import Details
     from pyx.delivery.session import Session
     from pyx.protocol.message import Message
 
@@ -43,10 +43,10 @@ __all__ = ["Custody"]
 class Custody:
     """The records of one worker's clients."""
 
-    def __init__(self, node: Node) -> None:
-        self._router = node.router
-        self._store = node.store
-        self.keeps: bool = node.store.keeps
+    def __init__(self, context: Context) -> None:
+        self._router = context.router
+        self._store = context.store
+        self.keeps: bool = context.store.keeps
         """Whether what is written outlives the worker."""
         self.sessions = 0
         """How many the store knows."""

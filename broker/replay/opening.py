@@ -9,9 +9,9 @@ longer. Until then what was subscribed before stays as it is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from broker.piecework import AT_ONCE
+from broker.context.piecework import AT_ONCE
 from broker.replay.offsets import EARLIEST_NAME, NAME, Asked, OffsetError, asked
 from broker.replay.sources import probe_of, starts_of
 from pyx.core import counters as count
@@ -23,7 +23,9 @@ from pyx.protocol.reasons import ReasonCode
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from broker.worker.core import Node
+    from broker.context.context import Context
+    from broker.persistence.recording import Recording
+    from broker.replay.replaying import Replaying
     from pyx.delivery.connection import Connection
     from pyx.delivery.session import Session
     from pyx.protocol.packets import Subscribe, Subscription
@@ -93,21 +95,40 @@ class _Waiting:
         """By worker: the last number that it had given."""
 
 
+class Subscriptions(Protocol):
+    """Those that are no replays, and the rules for all (`broker.clients.subscribing`)."""
+
+    def check(self, session: Session, text: bytes) -> int:
+        """0, or the reason code with which this filter is refused."""
+
+    def why(self, code: int) -> str:
+        """What is wrong with a filter that is refused with this reason code."""
+
+    def remove(self, session: Session, named: bytes, text: bytes, group: bytes | None) -> bool:
+        """End one. False: there was none."""
+
+    def too_large(self, conn: Connection) -> None:
+        """The answer is beyond the client's Maximum Packet Size."""
+
+
 class Opening:
     """Begins replays."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._router = node.router
-        self._replaying = node.replaying
+    def __init__(self, context: Context, recording: Recording, replaying: Replaying) -> None:
+        self._context = context
+        self._router = context.router
+        self._recording = recording
+        self._replaying = replaying
+        self.subscriptions: Subscriptions
+        """Given once, by whoever hands SUBSCRIBEs over."""
         self._waiting: dict[int, _Waiting] = {}
         self._wanted: dict[Session, dict[bytes, list[_Wanted]]] = {}
         """What these want, by Topic Filter."""
-        self._number = node.router.wall_ms * 1000
+        self._number = context.router.wall_ms * 1000
 
     def subscribe(self, conn: Connection, session: Session, packet: Subscribe, values: list[str]) -> None:
         """Answer it with a SUBACK, now or when siblings have said what they have."""
-        self._node.piecework.answer(conn, self._subscribe(conn, session, packet, values))
+        self._context.piecework.answer(conn, self._subscribe(conn, session, packet, values))
 
     def _subscribe(self, conn: Connection, session: Session, packet: Subscribe, values: list[str]) -> Iterator[None]:
         replaying = self._replaying
@@ -132,7 +153,7 @@ class Opening:
 
     def _judge_all(self, waiting: _Waiting, filters: list[Subscription], wrong: str) -> None:
         """Which of them can be."""
-        most = self._node.settings.protocol.maximum_qos
+        most = self._context.settings.protocol.maximum_qos
         spend(len(filters) * 4 * STEP)
         for item in filters:
             options = item.options if item.options & _QOS <= most else item.options & ~_QOS | most
@@ -151,11 +172,11 @@ class Opening:
 
     def _begin(self, waiting: _Waiting, number: int) -> None:
         """At least one of them can be."""
-        node = self._node
-        waiting.last = [number] * node.workers
+        context = self._context
+        waiting.last = [number] * context.workers
         self._look_here(waiting)
         if waiting.asked.is_position or waiting.asked.is_latest:
-            waiting.peers = {peer for peer in node.siblings if node.is_ready(peer)}
+            waiting.peers = {peer for peer in context.siblings if context.is_ready(peer)}
         if not waiting.peers:
             self._finish(waiting)
             return
@@ -173,7 +194,7 @@ class Opening:
         """(0 or the reason code, why) of a Topic Filter."""
         if text.startswith(b"$share/"):
             return _CANNOT, f"is shared: {NAME} is for subscriptions of one client"
-        refused = self._node.subscribing.check(waiting.session, text)
+        refused = self.subscriptions.check(waiting.session, text)
         if refused:
             return refused, ""
         assert self._replaying.archive is not None
@@ -183,7 +204,7 @@ class Opening:
 
     def _room(self, session: Session, text: bytes, beside: int) -> tuple[int, str]:
         """Likewise, of the limits. `beside`: so many more are about to be made."""
-        limits, replays = self._node.settings.limits, session.replays or {}
+        limits, replays = self._context.settings.limits, session.replays or {}
         if text not in replays and (
             len(replays) + beside >= limits.replays_per_session_max
             or self._replaying.count + beside >= limits.replays_max
@@ -212,7 +233,7 @@ class Opening:
 
     def peer_away(self, peer: int) -> None:
         """A sibling is silent or dead: nobody waits for it."""
-        self._node.in_pieces(self._without(peer))
+        self._context.in_pieces(self._without(peer))
 
     def _without(self, peer: int) -> Iterator[None]:
         done = len(self._waiting) * STEP // 10
@@ -226,7 +247,7 @@ class Opening:
             done += STEP
             if waiting is not None and peer in waiting.peers:
                 done += len(waiting.wanted) * 20 * STEP
-                self._node.guard(waiting.conn, self._answered, number, waiting, peer)
+                self._context.guard(waiting.conn, self._answered, number, waiting, peer)
 
     def _answered(self, number: int, waiting: _Waiting, peer: int) -> None:
         waiting.peers.discard(peer)
@@ -285,7 +306,7 @@ class Opening:
             if wanted.first is not None and wanted.first.code > _QOS:
                 wanted.code, wanted.why = wanted.first.code, wanted.first.why
         codes = [wanted.code for wanted in waiting.wanted]
-        self._node.counters.add(count.REPLAYS_REFUSED, sum(code > _QOS for code in codes))
+        self._context.counters.add(count.REPLAYS_REFUSED, sum(code > _QOS for code in codes))
         suback = self._suback(waiting, codes, earliest)
 
         def then() -> None:
@@ -299,14 +320,12 @@ class Opening:
                 return None
             for text in made:
                 if self._replaying.stop(session, text):
-                    self._node.recording.unsubscribed(session, text)
+                    self._recording.unsubscribed(session, text)
             refused = [int(ReasonCode.QUOTA_EXCEEDED) if code <= _QOS else code for code in codes]
             return encode_suback(5, waiting.packet_id, refused, None, conn.packet_bytes_max)
 
         if len(suback) > conn.packet_bytes_max:  # [MQTT-3.1.2-24]
-            self._node.connecting.protocol_error_reason(
-                conn, ReasonCode.PACKET_TOO_LARGE, "the answer is beyond Maximum Packet Size"
-            )
+            self.subscriptions.too_large(conn)
         elif waiting.answer is None:
             self._router.answer_packet(conn, suback, 0, then, unstored)
         else:
@@ -315,13 +334,13 @@ class Opening:
     def _make(self, waiting: _Waiting, wanted: _Wanted) -> bool:
         """True: it takes the place of another subscription."""
         session, text, asked_for = waiting.session, wanted.text, waiting.asked
-        after = waiting.last if asked_for.is_latest else [asked_for.after] * self._node.workers
-        replaced = self._node.subscribing.remove(session, text, text, None)
+        after = waiting.last if asked_for.is_latest else [asked_for.after] * self._context.workers
+        replaced = self.subscriptions.remove(session, text, text, None)
         replaced = text in (session.replays or {}) or replaced
         fresh = not asked_for.is_position and not asked_for.is_latest
         replay = self._replaying.make(session, text, wanted.options, waiting.identifier, after, fresh=fresh)
         self._replaying.keep(replay)
-        self._node.recording.subscribed(session, text, wanted.options, waiting.identifier)
+        self._recording.subscribed(session, text, wanted.options, waiting.identifier)
         return replaced
 
     def _suback(self, waiting: _Waiting, codes: list[int], earliest: int) -> bytes:
@@ -330,7 +349,7 @@ class Opening:
         if conn.problem_information:
             for number, wanted in enumerate(waiting.wanted, 1):
                 if wanted.code > _QOS:
-                    why = wanted.why or self._node.subscribing.why(wanted.code)
+                    why = wanted.why or self.subscriptions.why(wanted.code)
                     properties["reason_string"] = why if why.startswith(NAME) else f"filter {number} {why}"
                     break
             if earliest:

@@ -33,7 +33,8 @@ from pyx.delivery.replay import Merge, drop_queued, has_room, write_position
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from broker.worker.core import Node
+    from broker.context.context import Context
+    from broker.persistence.state_records import Custody
     from pyx.delivery.session import Session
 
 __all__ = ["Replay", "Replaying"]
@@ -99,22 +100,23 @@ class Replay:
 class Replaying:
     """The replays of one worker's sessions, and what its archive gives to those of others."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._router = node.router
-        self._row = node.counters
+    def __init__(self, context: Context, custody: Custody) -> None:
+        self._context = context
+        self._router = context.router
+        self._row = context.counters
+        self._custody = custody
         self._questions: dict[int, tuple[Replay, int]] = {}
         # no number that a former incarnation has used: its answer may still come
-        self._number = node.router.wall_ms * 1000
+        self._number = context.router.wall_ms * 1000
         self._work: deque[Question | Replay] = deque()
         self._dirty: set[Replay] = set()
         self._active: dict[Replay, None] = {}
         """Those that do not rest, as they began."""
         self._lags = False
         self.count = 0
-        self.archive = node.store.archive
+        self.archive = context.store.archive
         self.tag = tag_of(self.archive.epoch) if self.archive is not None else b""
-        self.sources = Sources(node, self, self.archive, self._queue) if self.archive is not None else None
+        self.sources = Sources(context, self, self.archive, self._queue) if self.archive is not None else None
         self.wake: Callable[[], None] = lambda: None
         """Called when there is something for `run` to do, and there was not."""
 
@@ -191,7 +193,7 @@ class Replaying:
         self._rest(replay)
         drop_queued(self._router, session, replay.merge.number)
         self._dirty.discard(replay)
-        if self._node.custody.stores(session):
+        if self._custody.stores(session):
             self._router.delete_record(replay_key(session.client_id, text))
         return True
 
@@ -201,7 +203,7 @@ class Replaying:
             return
         replay.is_resting = False
         self._active[replay] = None
-        for source in range(self._node.workers):
+        for source in range(self._context.workers):
             self._ask(replay, source, at_once=True)
 
     def attached(self, session: Session) -> None:
@@ -239,8 +241,8 @@ class Replaying:
 
     def _ask(self, replay: Replay, source: int, at_once: bool = False) -> None:
         """Ask that worker for what follows. `at_once`: if it has nothing, it is to say so now, and up to where."""
-        node = self._node
-        if source != node.index and not node.is_ready(source):
+        context = self._context
+        if source != context.index and not context.is_ready(source):
             return  # `sweep` asks again
         self._number += 1
         number = self._number
@@ -249,9 +251,9 @@ class Replaying:
         replay.heard[source] = self._router.now_ms
         merge = replay.merge
         after = merge.up_to(source)
-        bytes_max = max(_PAGE_BYTES_LEAST, 2 * node.settings.limits.replay_page_bytes // (1 + node.workers))
-        question = Question(node.index, number, replay.text, after, replay.starts[source], bytes_max)
-        if source == node.index:
+        bytes_max = max(_PAGE_BYTES_LEAST, 2 * context.settings.limits.replay_page_bytes // (1 + context.workers))
+        question = Question(context.index, number, replay.text, after, replay.starts[source], bytes_max)
+        if source == context.index:
             assert self.sources is not None
             self.sources.ask(question, at_once)
         else:
@@ -260,7 +262,7 @@ class Replaying:
     def _forget(self, source: int, number: int) -> None:
         # should the word be lost: what a sibling says of it is answered with it again
         self._questions.pop(number, None)
-        if source != self._node.index:
+        if source != self._context.index:
             self._router.tell_unkept(source, b"c", number.to_bytes(8, "little"))
         elif self.sources is not None:
             self.sources.forget(source, number)
@@ -296,7 +298,7 @@ class Replaying:
     def _fell_behind(self, replay: Replay, source: int, start: int, is_damage: bool) -> None:
         merge = replay.merge
         self._row.add(count.REPLAYS_FALLEN_BEHIND)
-        self._node.log.warning(
+        self._context.log.warning(
             "replay_fallen_behind",
             client=replay.session.client_id,
             filter=replay.text,
@@ -416,14 +418,14 @@ class Replaying:
         replay.is_dirty = False
         replay.noted = replay.whole[0]
         self._dirty.discard(replay)
-        if self._node.custody.stores(session):
+        if self._custody.stores(session):
             key = replay_key(session.client_id, replay.text)
             self._router.put_record(key, encode_replay(self._stored(replay)), waited=False)
 
     def keep(self, replay: Replay) -> None:
         """A new one: the SUBACK waits for its record."""
         session = replay.session
-        if self._node.custody.stores(session):
+        if self._custody.stores(session):
             self._router.put_record(replay_key(session.client_id, replay.text), encode_replay(self._stored(replay)))
 
     def _stored(self, replay: Replay) -> StoredReplay:
@@ -434,12 +436,12 @@ class Replaying:
         return StoredReplay(merge.options, replay.identifier, merge.number, position, lost, floors, gone)
 
     def _note_later(self, replay: Replay) -> None:
-        if not self._node.custody.stores(replay.session):
+        if not self._custody.stores(replay.session):
             return
         self._dirty.add(replay)
         if not self._lags:
             self._lags = True
-            self._node.call_later(_LAG_SECONDS, self._note_all)
+            self._context.call_later(_LAG_SECONDS, self._note_all)
 
     def _note_all(self) -> None:
         self._lags = False
@@ -447,7 +449,7 @@ class Replaying:
             self._note(replay)
         if self._dirty:
             self._lags = True
-            self._node.call_later(_LAG_SECONDS, self._note_all)
+            self._context.call_later(_LAG_SECONDS, self._note_all)
 
     def _note_progress(self, replay: Replay) -> None:
         # it has come further without a delivery: what a restart begins with is not much older than that
@@ -467,12 +469,12 @@ class Replaying:
             text,
             stored.options,
             stored.identifier,
-            [stored.position] * self._node.workers,  # an archive may have what several workers have numbered
+            [stored.position] * self._context.workers,  # an archive may have what several workers have numbered
             fresh=stored.position == 0,
             number=stored.number,
             floors=stored.floors,
         )
-        if len(stored.gone) == self._node.workers:  # of another number of workers it is told once more what is gone
+        if len(stored.gone) == self._context.workers:  # of another number of workers it is told once more what is gone
             replay.fresh = {source for source, start in enumerate(stored.gone) if start == ALL}
             replay.starts = [0 if start == ALL else start for start in stored.gone]
         replay.emptied()

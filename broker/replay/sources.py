@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from leveldb_store.contract import FallenBehind
 from pyx.core import counters as count
@@ -39,8 +39,7 @@ from pyx.delivery.router import expiry_offset
 from pyx.storage.stored import pack_stored, unpack_stored
 
 if TYPE_CHECKING:
-    from broker.replay.replaying import Replaying
-    from broker.worker.core import Node
+    from broker.context.context import Context
     from leveldb_store.contract import Archive, Page
     from pyx.protocol.message import Message
 
@@ -136,13 +135,26 @@ class Question:
         """Monotonic ms of the last sign of life."""
 
 
-class Sources:
-    """Answers for one worker's archive."""
+class Asker(Protocol):
+    """Who asks for this worker's own sessions (`broker.replay.replaying`)."""
 
-    def __init__(self, node: Node, replaying: Replaying, archive: Archive, step: Callable[[Question], None]) -> None:
-        self._node = node
-        self._router = node.router
-        self._replaying = replaying
+    def page(self, answer: Answer) -> None:
+        """A page has come."""
+
+    def so_far(self, source: int, pairs: list[tuple[int, int]]) -> list[int]:
+        """For these questions there is nothing up to these numbers, so far. -> those that nobody waits for."""
+
+    def beat(self, source: int, up_to: int, numbers: list[int]) -> list[int]:
+        """For these questions there is nothing up to that number. -> those that nobody waits for."""
+
+
+class Sources:
+    """Answers for one worker's archive. `asker`: of its own sessions' questions."""
+
+    def __init__(self, context: Context, asker: Asker, archive: Archive, step: Callable[[Question], None]) -> None:
+        self._context = context
+        self._router = context.router
+        self._asker = asker
         self._archive = archive
         self._queue = step
         """Has `step` called for a question when it is its turn."""
@@ -233,7 +245,7 @@ class Sources:
             question.queued = False
             return
         if question.page is None:
-            self._node.counters.add(count.REPLAY_PAGES)
+            self._context.counters.add(count.REPLAY_PAGES)
             if self.beside is not None:
                 self.beside(partial(self._read, question), partial(self._queue, question))
                 return
@@ -295,14 +307,14 @@ class Sources:
         now = self._router.now_ms
         if now >= self._silent_until:
             self._silent_until = now + _SAY_AGAIN_MS
-            self._node.log.error(
+            self._context.log.error(
                 "replay_cannot_read", filter=question.filter, behind=question.after, error=str(question.failed)
             )
 
     def _answer(self, question: Question, messages: list[Message], up_to: int, is_end: bool) -> None:
-        if question.peer == self._node.index:
+        if question.peer == self._context.index:
             gone, is_damage = question.gone, question.is_damage
-            self._replaying.page(Answer(question.number, up_to, gone, is_damage, is_end, messages))
+            self._asker.page(Answer(question.number, up_to, gone, is_damage, is_end, messages))
             return
         flags = (_IS_END if is_end else 0) | (_IS_LOST if question.gone is not None else 0)
         flags |= _IS_DAMAGE if question.is_damage else 0
@@ -330,7 +342,7 @@ class Sources:
     def _start_timer(self) -> None:
         if self._open and not self._timed:
             self._timed = True
-            self._node.call_later(_BEAT_SECONDS, self._on_timer)
+            self._context.call_later(_BEAT_SECONDS, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timed = False
@@ -354,15 +366,15 @@ class Sources:
                 question.said_ms = self._router.now_ms
                 found.setdefault(question.peer, []).append((question.number, question.after))
         for peer, pairs in found.items():
-            if peer == self._node.index:
-                for number in self._replaying.so_far(peer, pairs):
+            if peer == self._context.index:
+                for number in self._asker.so_far(peer, pairs):
                     self.forget(peer, number)
             else:
                 self._router.tell_unkept(peer, b"s", b"".join(_TWO.pack(*pair) for pair in pairs))
 
     def _send_beat(self, peer: int, up_to: int, numbers: list[int]) -> None:
-        if peer == self._node.index:
-            for number in self._replaying.beat(peer, up_to, numbers):
+        if peer == self._context.index:
+            for number in self._asker.beat(peer, up_to, numbers):
                 self.forget(peer, number)
         else:
             self._router.tell_unkept(peer, b"b", _NUMBER.pack(up_to) + b"".join(map(_NUMBER.pack, numbers)))

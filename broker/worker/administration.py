@@ -22,8 +22,9 @@ from pyx.core import work
 from pyx.core.work import STEP, spend
 
 if TYPE_CHECKING:
-    from broker.clients.sessions import Details
-    from broker.worker.core import Node
+    from broker.clients.connecting import Connecting
+    from broker.context.context import Context
+    from broker.context.sessions import Details, Sessions
     from pyx.delivery.session import Session
 
 __all__ = ["Administration"]
@@ -41,8 +42,10 @@ Answer = Callable[[dict[str, Any]], None]
 class Administration:
     """Answers for one worker."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    def __init__(self, context: Context, sessions: Sessions, connecting: Connecting) -> None:
+        self._context = context
+        self._sessions = sessions
+        self._connecting = connecting
         self._listed: list[str] = []
 
     def asked(self, ask: Any, answer: Answer) -> None:
@@ -53,8 +56,8 @@ class Administration:
             case {"sessions": "show", "client": str(client_id), "from": int(first)}:
                 answer(self._show(client_id, first))
             case {"sessions": "delete", "client": str(client_id)}:
-                deleted = self._node.connecting.delete(client_id)
-                self._node.router.when_durable(lambda: answer({"deleted": deleted}))
+                deleted = self._connecting.delete(client_id)
+                self._context.router.when_durable(lambda: answer({"deleted": deleted}))
             case {"events": "list", "from": int(after)}:
                 answer(self._events(after))
             case {"work": "highest"} if work.COUNTED:
@@ -63,18 +66,18 @@ class Administration:
                 answer({"unknown": True})
 
     def _events(self, after: int) -> dict[str, Any]:
-        found, is_all = self._node.store.events(max(after, 0), _EVENTS_BYTES_MAX)
+        found, is_all = self._context.store.events(max(after, 0), _EVENTS_BYTES_MAX)
         rows = [(number, base64.b64encode(value).decode()) for number, value in found]
         return {"events": rows, "next": None if is_all else found[-1][0]}
 
     def _list(self, first: int) -> dict[str, Any]:
         if first == 0:
-            self._listed = self._node.sessions.clients()
+            self._listed = self._sessions.clients()
         rows: list[dict[str, Any]] = []
         size, at = 0, max(first, 0)
         while at < len(self._listed) and len(rows) < _PAGE_ROWS_MAX:
             spend(STEP)
-            session = self._node.sessions.get(self._listed[at])
+            session = self._sessions.get(self._listed[at])
             row = None if session is None else self._row(session)
             size += len(json.dumps(row))
             if rows and size > _PAGE_BYTES_MAX:
@@ -88,10 +91,10 @@ class Administration:
         return {"sessions": rows, "next": None if over else at}
 
     def _show(self, client_id: str, first: int) -> dict[str, Any]:
-        session = self._node.sessions.get(client_id)
+        session = self._sessions.get(client_id)
         if session is None:
             return {"session": None, "subscriptions": [], "next": None}
-        messages, size = self._node.router.backlog(session)
+        messages, size = self._context.router.backlog(session)
         details: Details = session.details
         shown = self._row(session) | {
             "backlog_messages": messages,
@@ -120,7 +123,7 @@ class Administration:
         conn = session.connection
         return {
             "client": _text(session.client_id),
-            "worker": self._node.index,
+            "worker": self._context.index,
             "connected": conn is not None,
             "address": None if conn is None else conn.address,
             "username": None if details.username is None else _text(details.username),

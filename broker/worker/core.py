@@ -1,17 +1,22 @@
-"""A worker without its sockets and clock: router, sessions, store, links and the decisions of the slow paths, wired up.
+"""A worker without its sockets and clock: its context and its parts (the decisions of the slow paths), wired up.
 
 `broker.worker.process` gives it sockets, time and the mesh; the simulation gives it a seeded clock and network instead.
-It is the `handler` of the router, of the dispatch and of the reactor: everything that needs a decision ends in one of
-its methods.
+It is the handler of the data path (`pyx.delivery.handler`): everything that needs a decision ends in one of its
+methods, most of which are those of the parts.
 
-The links are anything with the faces of `zmq_mesh.links.Link` (submit, commit, ready, away, full), by worker index.
+Each part is given what it calls, and stands below what calls it: no part knows the Node. Where two call each other, the
+lower one says in a Protocol what it wants, and gets it here when the other is there.
+
+    context     broker.context: router, store, log, timers, ...; sessions
+    records     custody, recording, set_aside (broker.persistence)
+    the archive replaying, opening (broker.replay)
+    clients     wills, retaining, endings, room, authenticating, connecting, subscribing; disk, which closes some
+    the worker  words, peering, gauges, administration, recovery
 """
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from broker.admin.sys_topics import SysTopics
@@ -20,32 +25,24 @@ from broker.clients.capacity import Room
 from broker.clients.connecting import Connecting
 from broker.clients.endings import Endings
 from broker.clients.retaining import Retaining
-from broker.clients.sessions import Sessions
 from broker.clients.subscribing import Subscribing
 from broker.clients.wills import Wills
 from broker.config.data_path import fill
-from broker.config.share_groups import rule_of
+from broker.context.context import Context
+from broker.context.sessions import Sessions
 from broker.persistence.disk import Disk
 from broker.persistence.recording import Recording
 from broker.persistence.set_aside import SetAside
 from broker.persistence.state_records import Custody
-from broker.piecework import AT_ONCE, Piecework
 from broker.replay.opening import Opening
 from broker.replay.replaying import Replaying
+from broker.worker.administration import Administration
 from broker.worker.gauges import Gauges
 from broker.worker.peering import Peering
+from broker.worker.recovery import Recovery
+from broker.worker.words import Words
 from pyx.core import counters as count
-from pyx.core.counters import Row
-from pyx.core.limits import Limits
-from pyx.core.steps import Steps
-from pyx.core.timers import TimerWheel
-from pyx.core.work import STEP, spend
-from pyx.delivery.router import STRATEGIES, WAITS_FLAG, Router
-from pyx.io.dispatch import Dispatch
-from pyx.matching.retained import Retained
-from pyx.matching.subscriptions import Subscriptions
 from pyx.protocol.reasons import ReasonCode
-from zmq_mesh.interest import Publisher
 
 if TYPE_CHECKING:
     from broker.config.settings import Settings
@@ -77,61 +74,54 @@ class Node:
         hand_over: Callable[[Connection, int, bytes], None] | None = None,
         clock_cell: memoryview | None = None,
     ) -> None:
-        self.index = index
-        self.workers = workers
-        self.settings = settings
-        self.store = store
-        self.log = log
-        self.counters = Row(row) if row is not None else Row()
-        self.timers = TimerWheel(now_ms)
-        self.retained = Retained()
-        self.router = Router(
-            index, workers, Subscriptions(), fill(Limits(), settings), self.counters, self.timers, self.retained
-        )
-        if clock_cell is not None:
-            self.router.clock.share(clock_cell)
-        self.router.set_time(now_ms, wall_ms)
-        self.router.store = store
-        self.router.keeps = store.keeps
-        self.router.set_durabilities(
-            [(rule.filter.encode(), rule.durability == "fsync") for rule in settings.topic],
-            settings.durability == "fsync",
-        )
-        self.router.go_on_behind(store.last_position)
-        self.router.set_archive(store.archive)
-        self.router.handler = self
-        self.router.forward_now = self.forward
-        self.router.strategy_of = self._strategy_of
-        self.dispatch = Dispatch(self.router)
-        self.siblings = [i for i in range(workers) if i != index]
-        self.links: Mapping[int, Any] = {}
-        self.piecework = Piecework(self)
-        self.interest = self.router.interest = Publisher(in_pieces=self._tell_in_pieces) if workers > 1 else None
-        self.sessions = Sessions()
-        self.room = Room(self)
-        self.set_aside = SetAside(self)
-        self.custody = Custody(self)
-        self.disk = Disk(self)
-        self.recording = Recording(self)
-        self.wills = Wills(self)
-        self.authenticating = Authenticating(self)
-        self.endings = Endings(self)
-        self.connecting = Connecting(self)
-        self.subscribing = Subscribing(self)
-        self.retaining = Retaining(self)
-        self.replaying = Replaying(self)
-        self.opening = Opening(self)
-        self.peering = Peering(self)
-        self.gauges = Gauges(self)
-        self.hand_over = hand_over or self._no_home
-        self.opened: Callable[[Connection], None] = lambda _conn: None
-        """Called when a CONNACK 0 is in the outbox: the reactor starts the keep-alive timer."""
-        self.flush_mesh: Callable[[], None] = lambda: None
-        """Sends what the links were given; the worker delays it to gather more."""
-        self.peers_changed: Callable[[], None] = lambda: None
-        self.sys_topics = SysTopics(self)
+        context = Context(index, workers, settings, store, log, now_ms, wall_ms, row, clock_cell)
+        self._stand_on(context)
+        self._wire(context)
+        if hand_over is not None:
+            self.hand_over = hand_over
         self._expose()
+        context.router.handler = self
+        context.router.forward_now = self.forward
         self._sweep()
+
+    def _stand_on(self, context: Context) -> None:
+        self.context = context
+        self.index, self.workers, self.siblings = context.index, context.workers, context.siblings
+        self.router, self.dispatch, self.interest = context.router, context.dispatch, context.interest
+        self.counters, self.timers, self.retained = context.counters, context.timers, context.retained
+        self.piecework = context.piecework
+        self.call_later, self.is_ready = context.call_later, context.is_ready
+        self.guard, self.defect = context.guard, context.defect
+
+    def _wire(self, context: Context) -> None:
+        sessions = self.sessions = Sessions()
+        set_aside = self.set_aside = SetAside(context)
+        custody = self.custody = Custody(context)
+        recording = self.recording = Recording(context)
+        sys_topics = self.sys_topics = SysTopics(context)
+        replaying = self.replaying = Replaying(context, custody)
+        opening = self.opening = Opening(context, recording, replaying)
+        wills = self.wills = Wills(context, custody)
+        retaining = self.retaining = Retaining(context, custody, sys_topics)
+        endings = self.endings = Endings(context, sessions, custody, recording, wills, retaining, replaying)
+        room = self.room = Room(context, sessions, recording, endings)
+        authenticating = self.authenticating = Authenticating(context)
+        connecting = self.connecting = Connecting(
+            context, sessions, custody, recording, authenticating, room, endings, wills, retaining, replaying
+        )
+        authenticating.entrance = connecting
+        subscribing = self.subscribing = Subscribing(
+            context, sessions, custody, recording, connecting, retaining, replaying, opening
+        )
+        opening.subscriptions = subscribing
+        disk = self.disk = Disk(context, connecting)
+        words = self.words = Words(context, retaining, room, disk, replaying, opening)
+        self.peering = Peering(context, words, retaining, replaying, opening)
+        self.gauges = Gauges(context, sessions, replaying)
+        self.administration = Administration(context, sessions, connecting)
+        self.recovery = Recovery(
+            context, sessions, set_aside, custody, recording, wills, endings, subscribing, retaining, replaying
+        )
 
     def _expose(self) -> None:
         """The data path's callbacks, without a step in between."""
@@ -142,67 +132,30 @@ class Node:
         self.connect_timeout = self.connecting.connect_timeout
         self.keep_alive_timeout = self.connecting.keep_alive_timeout
         self.closed = self.connecting.closed
+        self.too_many_connections = self.connecting.too_many_connections
         self.subscribe = self.subscribing.subscribe
         self.unsubscribe = self.subscribing.unsubscribe
         self.retained_changed = self.custody.retained_changed
         self.unstored = self.disk.unstored
         self.drained = self.replaying.drained
         self.work_on = self.piecework.run
+        self.works_for = self.endings.works_for
+        self.told, self.greet = self.words.told, self.words.greet
+        self.hold_changed, self.set_memory_full = self.words.hold_changed, self.words.set_memory_full
+        self.forward, self.hold = self.peering.forward, self.peering.hold
 
     def reload(self, settings: Settings) -> None:
         """Take over what may change while the worker runs (it concerns what happens from now on)."""
-        changed = settings.shared != self.settings.shared
-        self.settings = settings
-        fill(self.router.limits, settings)
+        context, router = self.context, self.router
+        changed = settings.shared != context.settings.shared
+        context.settings = settings
+        fill(router.limits, settings)
         self.authenticating.reload()
         self.sys_topics.reload()
         if changed:
-            self.in_pieces(self.router.strategies_changed())
-        self.router.limits_changed()
-        self.in_pieces(self.subscribing.set_queue_rules(settings.queue))
-
-    def _strategy_of(self, group: bytes, topic_filter: bytes) -> int:
-        rule = rule_of(self.settings.shared, group, topic_filter)
-        if rule is None:
-            return STRATEGIES["round_robin"]
-        return STRATEGIES[rule.strategy] | (WAITS_FLAG if rule.when_full == "wait" else 0)
-
-    def set_memory_full(self, full: bool) -> None:
-        """The worker is at worker_memory_bytes_max, or no longer; siblings are told."""
-        self.router.set_memory_full(self.index, full)
-        for peer in self.siblings:
-            self.router.tell(peer, b"m", b"\1" if full else b"\0")
-
-    # ------------------------------------------------------------ time
-
-    def call_later(self, seconds: float, callback: Callable[[], None], session: Session | None = None) -> Any:
-        """Call once after so many seconds of running time; the handle has cancel(). `session`: whom it concerns, if it
-        is one client's.
-        """
-        call = callback if session is None else partial(self.guard_session, session, callback)
-        return self.timers.call(self.router.now_ms + int(seconds * 1000), call)
-
-    def soon(self, callback: Callable[[], None], session: Session | None = None) -> None:
-        """Call it in a later tick: long work is done in pieces."""
-        self.call_later(0, callback, session)
-
-    def attached(self, session: Session) -> None:
-        """It has a connection: what is done for it in pieces goes on."""
-        if self.works_for(session):
-            self.replaying.attached(session)
-            self.retaining.resumed(session)
-
-    def works_for(self, session: Session) -> bool:
-        """Whether something is done for it in pieces."""
-        details = session.details
-        return bool(session.replays or details.walks or details.walks_waiting)
-
-    def ended(self, session: Session) -> None:
-        """It is no more, and nothing is done for it."""
-        steps = Steps()
-        steps.do(self.replaying.ended, session)
-        steps.do(self.retaining.ended, session)
-        steps.finish()
+            context.in_pieces(router.strategies_changed())
+        router.limits_changed()
+        context.in_pieces(self.subscribing.set_queue_rules(settings.queue))
 
     def _sweep(self) -> None:
         self.router.sweep()
@@ -215,135 +168,75 @@ class Node:
         self.log.flush()
         self.timers.call(self.router.now_ms + _EVERY_SWEEP_MS, self._sweep)
 
-    # ------------------------------------------------------------ siblings
+    # ------------------------------------------------------------ what the worker around it gives, and may give anew
 
-    def interest_number(self) -> int:
-        """The number under which siblings will know what was subscribed up to now; 0 without siblings."""
-        if self.interest is None:
-            return 0
-        return self.interest.next
+    @property
+    def settings(self) -> Settings:
+        """Those of the last `reload`."""
+        return self.context.settings
 
-    def _tell_in_pieces(self, pieces: Iterator[None]) -> None:
-        # a snapshot for siblings: they are told in the tick of the last piece
-        def telling() -> Iterator[None]:
-            for _ in pieces:
-                self.router.interest_due = True
-                yield
+    @property
+    def store(self) -> Store:
+        """What it keeps its state in."""
+        return self.context.store
 
-        self.piecework.add(telling(), lambda error: self.defect(None, error))
+    @store.setter
+    def store(self, store: Store) -> None:
+        self.context.store = store
 
-    def in_pieces(self, pieces: Iterator[None]) -> None:
-        """Nobody's in particular: the first one is done now, the others in later ticks."""
-        self.piecework.begin(pieces, partial(self.defect, None))
+    @property
+    def log(self) -> Log:
+        """Where its parts write."""
+        return self.context.log
 
-    def is_ready(self, peer: int) -> bool:
-        """Can that sibling be asked now."""
-        link = self.links.get(peer)
-        return link is not None and link.ready and not link.away
+    @log.setter
+    def log(self, log: Log) -> None:
+        self.context.log = log
 
-    def forward(self) -> None:
-        """End of a tick with something for siblings: give it to the links, then let them send."""
-        router = self.router
-        if router.is_laying:  # some of it may have to be stored first: when that can be, all of it leaves
-            router.interest_due = True
-            return
-        dirty = router.dirty_peers
-        peer = 0
-        while dirty:
-            if dirty & 1:
-                self.submit(peer)
-            dirty >>= 1
-            peer += 1
-        router.interest_due = False
-        self.flush_mesh()
+    @property
+    def links(self) -> Mapping[int, Any]:
+        """By sibling, see `Context`."""
+        return self.context.links
 
-    def hold(self, peers: int) -> None:
-        """What these siblings (a bit for each) get of this tick must not be lost with this worker: it is stored with
-        the tick, and leaves after that.
-        """
-        for peer in self.siblings:
-            if peers >> peer & 1:
-                self.submit(peer, hold=True)
+    @links.setter
+    def links(self, links: Mapping[int, Any]) -> None:
+        self.context.links = links
 
-    def submit(self, peer: int, hold: bool = False) -> None:
-        """Give the link what the tick has for that sibling."""
-        link = self.links.get(peer)
-        while (taken := self.router.take(peer)) is not None and link is not None:
-            volatile, sequenced, payloads_volatile, payloads_sequenced, tick = taken
-            link.submit(
-                volatile,
-                sequenced,
-                payloads_volatile,
-                payloads_sequenced,
-                tick,
-                volatile.entry_count if volatile is not None else 0,
-                sequenced.entry_count if sequenced is not None else 0,
-                hold,
-            )
-        if link is not None and link.full:
-            self.router.peer_full(peer, True)
+    @property
+    def hand_over(self) -> Callable[[Connection, int, bytes], None]:
+        """See `Connecting`."""
+        return self.connecting.hand_over
 
-    def told(self, peer: int, kind: bytes, payload: bytes) -> None:
-        """A sibling's broker says something (`Router.tell`). It is about some client, and no reason to end."""
-        try:
-            self._hear(peer, kind, payload)
-        except Exception as error:  # noqa: BLE001  the one door
-            self.counters.add(count.INTERNAL_ERRORS)
-            self.defect(None, error)
+    @hand_over.setter
+    def hand_over(self, hand_over: Callable[[Connection, int, bytes], None]) -> None:
+        self.connecting.hand_over = hand_over
 
-    def _hear(self, peer: int, kind: bytes, payload: bytes) -> None:
-        if kind == b"?":
-            self.retaining.asked(peer, payload)
-        elif kind == b"!":
-            self.retaining.answered(peer, payload)
-        elif kind == b"h":
-            self.router.sibling_holds(peer, payload[1:], payload[:1] == b"\1")
-        elif kind == b"m":
-            self.router.set_memory_full(peer, payload == b"\1")
-        elif kind == b"e":
-            self.room.asked()
-        elif kind == b"d":
-            self.disk.told(peer, payload)
-        else:
-            self._told_of_archives(peer, kind, payload)
+    @property
+    def opened(self) -> Callable[[Connection], None]:
+        """See `Connecting`."""
+        return self.connecting.opened
 
-    def _told_of_archives(self, peer: int, kind: bytes, payload: bytes) -> None:
-        sources = self.replaying.sources
-        if kind == b"R":
-            self.replaying.answered(peer, payload)
-        elif kind == b"b":
-            self.replaying.told_beat(peer, payload)
-        elif kind == b"s":
-            self.replaying.told_so_far(peer, payload)
-        elif kind == b"O":
-            self.opening.started(peer, payload)
-        elif sources is None:
-            return
-        elif kind == b"r":
-            sources.asked(peer, payload)
-        elif kind == b"c":
-            sources.end(peer, payload)
-        elif kind == b"o":
-            sources.probed(peer, payload)
+    @opened.setter
+    def opened(self, opened: Callable[[Connection], None]) -> None:
+        self.connecting.opened = opened
 
-    def greet(self, peer: int) -> None:
-        """A sibling is heard (again): what it cannot know of this worker by now."""
-        self.in_pieces(self._tell_held(peer, self.router.held_filters()))
-        if self.router.is_memory_full:
-            self.router.tell(peer, b"m", b"\1")
-        self.disk.greet(peer)
+    @property
+    def flush_mesh(self) -> Callable[[], None]:
+        """See `Peering.flush`."""
+        return self.peering.flush
 
-    def _tell_held(self, peer: int, texts: list[bytes]) -> Iterator[None]:
-        # what changes meanwhile is told by itself
-        for number, text in enumerate(texts, 1):
-            spend(STEP)
-            if self.router.holds_own(text):
-                self.router.tell(peer, b"h", b"\1" + text)
-            if number % AT_ONCE == 0:
-                yield
+    @flush_mesh.setter
+    def flush_mesh(self, flush: Callable[[], None]) -> None:
+        self.peering.flush = flush
 
-    def _no_home(self, conn: Connection, _worker: int, _raw: bytes) -> None:
-        self.connecting.unavailable(conn, "its worker cannot be reached")
+    @property
+    def peers_changed(self) -> Callable[[], None]:
+        """See `Peering.changed`."""
+        return self.peering.changed
+
+    @peers_changed.setter
+    def peers_changed(self, changed: Callable[[], None]) -> None:
+        self.peering.changed = changed
 
     # ------------------------------------------------------------ the data path asks or tells
 
@@ -357,32 +250,6 @@ class Node:
         except Exception as again:  # noqa: BLE001  whatever it is, the socket is closed
             self.defect(None, again, conn.address)
             self.router.close(conn, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "internal error")
-
-    def defect(self, client: str | None, error: Exception, address: str | None = None) -> None:
-        """A defect of ours that concerns this client alone, and is counted: the log has all about it."""
-        try:
-            trace = "".join(traceback.format_exception(error))
-            self.log.error("internal_error", client=client, address=address, traceback=trace)
-        except Exception:  # noqa: BLE001  what cannot be logged has been counted
-            return
-
-    def guard(self, conn: Connection, call: Callable[..., object], *arguments: Any) -> None:
-        """Something of this connection's, outside of its packets: if it fails, the connection ends."""
-        try:
-            call(*arguments)
-        except Exception as error:  # noqa: BLE001  the one door
-            self.router.fail(conn, error)
-
-    def guard_session(self, session: Session, call: Callable[..., object], *arguments: Any) -> None:
-        """The same of a session's: its connection ends, if it has one."""
-        try:
-            call(*arguments)
-        except Exception as error:  # noqa: BLE001  the one door
-            if session.connection is not None:
-                self.router.fail(session.connection, error)
-            else:
-                self.counters.add(count.INTERNAL_ERRORS)
-                self.defect(session.client_id, error)
 
     def publish_refused(self, conn: Connection, topic: bytes, reason: int) -> None:
         """A publish that this client may not make."""
@@ -407,19 +274,9 @@ class Node:
         """The same, and its publishers are made to wait."""
         self.log.warning("queue_held", client=session.client_id)
 
-    def hold_changed(self, text: bytes, held: bool) -> None:
-        """Publishers that match this filter are to wait for a session here, or no longer: those at siblings, too."""
-        for peer in self.siblings:
-            self.router.tell(peer, b"h", (b"\1" if held else b"\0") + text)
-
     def retained_full(self, topic: bytes) -> None:
         """retained_messages_max or retained_bytes_max: the message is delivered but not kept."""
         self.log.warning("retained_full", topic=topic)
-
-    def too_many_connections(self) -> None:
-        """connections_max."""
-        self.counters.add(count.CONNECTIONS_OVER_MAX)
-        self.log.warning("connections_max_reached", connections_max=self.settings.limits.connections_max)
 
     def source_refused(self, conn: Connection, counter: int) -> None:
         """half_open_per_address_max or connections_per_address_per_second_max."""

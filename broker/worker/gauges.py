@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from pyx.core import counters as count
 
 if TYPE_CHECKING:
-    from broker.worker.core import Node
+    from broker.context.context import Context
+    from broker.context.sessions import Sessions
+    from broker.replay.replaying import Replaying
 
 _TOTALS = len(count.LINK_TOTALS)
 
@@ -19,10 +21,12 @@ _TOTALS = len(count.LINK_TOTALS)
 class Gauges:
     """Of one node; `update` is called every second by its worker, and by the node itself where there is none."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        row = node.counters
-        self._links = {peer: row.link(peer)[:_TOTALS] for peer in node.siblings}
+    def __init__(self, context: Context, sessions: Sessions, replaying: Replaying) -> None:
+        self._context = context
+        self._sessions = sessions
+        self._replaying = replaying
+        row = context.counters
+        self._links = {peer: row.link(peer)[:_TOTALS] for peer in context.siblings}
         self._bytes_received = row.get(count.MESH_BYTES_RECEIVED)
         self._frames_refused = row.get(count.MESH_FRAMES_REFUSED)
         self._batches_behind = row.get(count.MESH_BATCHES_BEHIND)
@@ -34,41 +38,41 @@ class Gauges:
 
     def update(self, connections: int | None = None, frames_malformed: int = 0) -> None:
         """Write them. `connections`: sockets of clients; `frames_malformed`: of siblings, since the start."""
-        node = self._node
-        row = node.counters
-        subscriptions = node.router.subscriptions
+        context, store = self._context, self._context.store
+        row = context.counters
+        subscriptions = context.router.subscriptions
         if connections is not None:
             row.set(count.CONNECTIONS, connections)
-        row.set(count.SESSIONS, len(node.sessions))
+        row.set(count.SESSIONS, len(self._sessions))
         row.set(count.SUBSCRIPTIONS, subscriptions.count)
         row.set(count.SHARED_SUBSCRIPTIONS, subscriptions.shared)
         row.set(count.FILTERS, subscriptions.filters)
-        row.set(count.REPLAYS, node.replaying.count)
-        messages, size = node.store.held()
+        row.set(count.REPLAYS, self._replaying.count)
+        messages, size = store.held()
         row.set(count.LOG_MESSAGES, messages)
         row.set(count.LOG_BYTES, size)
-        read, shared, left_out = node.store.reads()
+        read, shared, left_out = store.reads()
         row.set(count.STORE_BLOCKS_READ, self._blocks_read + read)
         row.set(count.STORE_READS_SHARED, self._reads_shared + shared)
         row.set(count.STORE_BLOCKS_LEFT_OUT, self._left_out + left_out)
-        archive = node.store.archive
+        archive = store.archive
         if archive is not None:
             messages, size = archive.removed
             row.set(count.ARCHIVE_BYTES, archive.held_bytes)
             row.set(count.ARCHIVED_BYTES, self._archived_bytes + archive.archiver.record_bytes)
             row.set(count.ARCHIVE_REMOVED_MESSAGES, self._removed[0] + messages)
             row.set(count.ARCHIVE_REMOVED_BYTES, self._removed[1] + size)
-        if node.links:
+        if context.links:
             self._update_links(frames_malformed)
 
     def _update_links(self, frames_malformed: int) -> None:
-        node = self._node
-        row = node.counters
-        now = node.router.now_ms / 1000
+        context = self._context
+        row = context.counters
+        now = context.router.now_ms / 1000
         received = self._bytes_received
         refused = self._frames_refused + frames_malformed
         behind = self._batches_behind
-        for peer, link in node.links.items():
+        for peer, link in context.links.items():
             batches, messages, size, resent, dropped = self._links[peer]
             row.set_link(
                 peer,

@@ -1,9 +1,11 @@
-"""What the links to the siblings tell this worker (`zmq_mesh.links.Events`), turned into calls of the router."""
+"""What the links to the siblings tell this worker (`zmq_mesh.links.Events`), turned into calls of the router; and what
+a tick has for the siblings, given to the links.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from leveldb_store.format import schema
@@ -13,7 +15,11 @@ from zmq_mesh.contract import WHOLE_BATCH
 from zmq_mesh.envelope import OLDEST_VERSION, VERSION, Refusal
 
 if TYPE_CHECKING:
-    from broker.worker.core import Node
+    from broker.clients.retaining import Retaining
+    from broker.context.context import Context
+    from broker.replay.opening import Opening
+    from broker.replay.replaying import Replaying
+    from broker.worker.words import Words
     from pyx.delivery.router import Router
     from pyx.matching.interest import WholeInterest
     from zmq_mesh.contract import Undelivered
@@ -70,18 +76,28 @@ class _Batch:
 class Peering:
     """Implements `zmq_mesh.links.Events` for one node. Everything here runs once per batch or more rarely."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._router = node.router
-        self._row = node.counters
+    def __init__(
+        self, context: Context, words: Words, retaining: Retaining, replaying: Replaying, opening: Opening
+    ) -> None:
+        self._context = context
+        self._router = context.router
+        self._row = context.counters
+        self._words = words
+        self._retaining = retaining
+        self._replaying = replaying
+        self._opening = opening
+        self.flush: Callable[[], None] = lambda: None
+        """Sends what the links were given; the worker delays it to gather more."""
+        self.changed: Callable[[], None] = lambda: None
+        """Called when a sibling is ready, away or gone."""
         self._commits: list[tuple[int, int, Any]] = []
         self._told_anew: dict[int, WholeInterest] = {}
         """By peer: of which not all parts have come."""
-        self._keeps: bool = node.store.keeps
+        self._keeps: bool = context.store.keeps
         self._refused: dict[int, deque[int]] = {}
         """By peer: numbers of batches of which the store has refusals."""
         self._interest_came = False
-        self._unheard = set(node.siblings)
+        self._unheard = set(context.siblings)
         """Siblings whose interest is not known since this worker began; empty as well when it waits no longer."""
         self._early: list[tuple[int, Undelivered, list[tuple[int, int]]]] = []
         """What `refused` was told meanwhile."""
@@ -130,7 +146,7 @@ class Peering:
             del refused[_REFUSED_MAX:]
         self._commits.append((peer, sequence, refused or ()))
         if self._keeps:
-            self._record_position(peer, place or self._node.links[peer].position(sequence), refused or [])
+            self._record_position(peer, place or self._context.links[peer].position(sequence), refused or [])
 
     def _record_position(self, peer: int, place: tuple[int, int], refused: list[tuple[int, int]]) -> None:
         # stored together with what the batch brought: a worker that comes back takes neither again nor misses any
@@ -160,7 +176,7 @@ class Peering:
     ) -> None:
         batch.used, (batch.at, batch.position), batch.refused = used, left, refused or []
         if batch.sequence and self._keeps:
-            batch.place = self._node.links[batch.peer].position(batch.sequence)  # the link may start anew meanwhile
+            batch.place = self._context.links[batch.peer].position(batch.sequence)  # the link may start anew meanwhile
             begun = self._begun.pop(batch.peer, None)
             if begun is not None and (begun.stream, begun.number + 1) == batch.place:
                 batch.taken, batch.refused = begun.taken, list(begun.refused)
@@ -174,7 +190,7 @@ class Peering:
         self._go_on(batch.peer)
 
     def _go_on(self, peer: int) -> None:
-        self._node.piecework.add(self._rest(peer), lambda error: self._failed(peer, error))
+        self._context.piecework.add(self._rest(peer), lambda error: self._failed(peer, error))
 
     def _rest(self, peer: int) -> Iterator[None]:
         waiting = self._waiting[peer]
@@ -193,7 +209,7 @@ class Peering:
 
     def _failed(self, peer: int, error: Exception) -> None:
         """Of this batch no more is taken; the others are not to blame."""
-        self._node.defect(None, error)
+        self._context.defect(None, error)
         self._end_batch(peer)
         if peer in self._waiting:
             self._go_on(peer)
@@ -229,6 +245,50 @@ class Peering:
         record = schema.encode_peer(stream, number - 1, batch.position, batch.refused)
         self._router.put_record(schema.peer_key(batch.peer), record, waited=False)
 
+    # ------------------------------------------------------------ what siblings get
+
+    def forward(self) -> None:
+        """End of a tick with something for siblings: give it to the links, then let them send."""
+        router = self._router
+        if router.is_laying:  # some of it may have to be stored first: when that can be, all of it leaves
+            router.interest_due = True
+            return
+        dirty = router.dirty_peers
+        peer = 0
+        while dirty:
+            if dirty & 1:
+                self._submit(peer)
+            dirty >>= 1
+            peer += 1
+        router.interest_due = False
+        self.flush()
+
+    def hold(self, peers: int) -> None:
+        """What these siblings (a bit for each) get of this tick must not be lost with this worker: it is stored with
+        the tick, and leaves after that.
+        """
+        for peer in self._context.siblings:
+            if peers >> peer & 1:
+                self._submit(peer, hold=True)
+
+    def _submit(self, peer: int, hold: bool = False) -> None:
+        """Give the link what the tick has for that sibling."""
+        link = self._context.links.get(peer)
+        while (taken := self._router.take(peer)) is not None and link is not None:
+            volatile, sequenced, payloads_volatile, payloads_sequenced, tick = taken
+            link.submit(
+                volatile,
+                sequenced,
+                payloads_volatile,
+                payloads_sequenced,
+                tick,
+                volatile.entry_count if volatile is not None else 0,
+                sequenced.entry_count if sequenced is not None else 0,
+                hold,
+            )
+        if link is not None and link.full:
+            self._router.peer_full(peer, True)
+
     # ------------------------------------------------------------ acks
 
     def refusals_kept(self, peer: int, numbers: list[int]) -> None:
@@ -256,7 +316,7 @@ class Peering:
         return True
 
     def _say(self, commits: list[tuple[int, int, Any]]) -> None:
-        links = self._node.links
+        links = self._context.links
         for peer, sequence, refused in commits:
             links[peer].commit(sequence, refused)
         if self._keeps:
@@ -277,13 +337,13 @@ class Peering:
             lost = len(refusals) - len(again)
             if again and self._unheard and batch.ticket < 0:  # of a former worker: no publisher waits
                 if not self._early:
-                    self._node.call_later(_HEARD_SECONDS, self._all_heard)
+                    self._context.call_later(_HEARD_SECONDS, self._all_heard)
                 self._early.append((peer, batch, again))
             elif again:
                 self._choose_again(peer, batch, again)
         if lost:
             self._drop(count.DROPPED_PEER_LOST, lost)
-            self._node.log.warning("peer_refused", peer=peer, messages=lost, reason=refusals[-1][1])
+            self._context.log.warning("peer_refused", peer=peer, messages=lost, reason=refusals[-1][1])
 
     def _choose_again(self, peer: int, batch: Undelivered, refusals: list[tuple[int, int]]) -> None:
         part, payloads = memoryview(batch.part), list(batch.payloads)
@@ -312,7 +372,7 @@ class Peering:
         lost = sum(self._again(peer, batch) for batch in batches)
         if lost:
             self._drop(count.DROPPED_PEER_LOST, lost)
-            self._node.log.warning("peer_lost", peer=peer, messages=lost)
+            self._context.log.warning("peer_lost", peer=peer, messages=lost)
         self._router.peer_acknowledged(peer, ticket)
 
     def interest(self, peer: int, changes: list[Change]) -> None:
@@ -338,7 +398,7 @@ class Peering:
     def _forget(self, whole: WholeInterest) -> None:
         """What was not named in it: some now, the rest in pieces."""
         if self._router.forget_unnamed(whole):
-            self._node.piecework.add(self._forget_rest(whole), lambda error: self._node.defect(None, error))
+            self._context.piecework.add(self._forget_rest(whole), lambda error: self._context.defect(None, error))
 
     def _forget_rest(self, whole: WholeInterest) -> Iterator[None]:
         while self._router.forget_unnamed(whole):
@@ -355,21 +415,21 @@ class Peering:
     def ready(self, peer: int) -> None:
         """The peer is heard and its interest is complete here."""
         self._router.peer_live(peer, True)
-        self._node.log.debug("peer_ready", peer=peer)
-        self._node.greet(peer)
-        self._node.retaining.peer_ready(peer)
-        self._node.replaying.peer_ready(peer)
-        self._node.peers_changed()
+        self._context.log.debug("peer_ready", peer=peer)
+        self._words.greet(peer)
+        self._retaining.peer_ready(peer)
+        self._replaying.peer_ready(peer)
+        self.changed()
 
     def away(self, peer: int) -> None:
         """Stopped or stalled: SUBACKs do not wait for it; its interest stays, what it should get is logged for it."""
-        self._node.log.warning("peer_away", peer=peer)
+        self._context.log.warning("peer_away", peer=peer)
         self._row.add(count.PEERS_AWAY)
         self._router.peer_away(peer)
         self._router.forget_holds(peer)
-        self._node.opening.peer_away(peer)
-        self._node.retaining.peer_away(peer)
-        self._node.peers_changed()
+        self._opening.peer_away(peer)
+        self._retaining.peer_away(peer)
+        self.changed()
 
     def unconfirmed(self, peer: int) -> None:
         """What it wants may have grown while this worker was paused: it gets everything until it has told us."""
@@ -378,19 +438,19 @@ class Peering:
     def incompatible(self, peer: int, oldest: int, newest: int) -> None:
         """Another release, with which this one cannot speak."""
         spoken = f"{OLDEST_VERSION} to {VERSION}"
-        self._node.log.error("peer_incompatible", peer=peer, versions=f"{oldest} to {newest}", spoken_here=spoken)
+        self._context.log.error("peer_incompatible", peer=peer, versions=f"{oldest} to {newest}", spoken_here=spoken)
 
     def gone(self, peer: int, incarnation: int) -> None:
         """That incarnation is dead; with the memory store its sessions, and with them its interest, are gone. With a
         store that keeps its successor has them: what they want until then goes to the hand-off log.
         """
-        self._node.log.warning("peer_gone", peer=peer)
+        self._context.log.warning("peer_gone", peer=peer)
         self._router.peer_live(peer, False)
         self._router.forget_holds(peer)
-        self._node.opening.peer_away(peer)
-        self._node.retaining.peer_away(peer)
-        self._node.replaying.peer_gone(peer)
+        self._opening.peer_away(peer)
+        self._retaining.peer_away(peer)
+        self._replaying.peer_gone(peer)
         if not self._keeps:
             self._forget(self._router.begin_interest(peer))
-            self._node.submit(peer)  # what this tick has for it is told as lost together with the rest
-        self._node.peers_changed()
+            self._submit(peer)  # what this tick has for it is told as lost together with the rest
+        self.changed()

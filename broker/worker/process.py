@@ -1,8 +1,8 @@
 """A worker: one event loop, its sockets, its clock, its mesh; `run` is what the supervisor forks into.
 
 The tick: the reactor polls its sockets and ends each round with the router's end of tick
-(`pyx.delivery.router.Router.finish_tick`), which commits, lets sessions read on, and calls `Node.forward` when siblings
-get something. What comes over the mesh is treated the same way: drained within a budget, routed, committed,
+(`pyx.delivery.router.Router.finish_tick`), which commits, lets sessions read on, and calls `Peering.forward` when
+siblings get something. What comes over the mesh is treated the same way: drained within a budget, routed, committed,
 acknowledged.
 
 When a batch leaves: at once when the mesh was quiet, else after up to mesh_coalesce_microseconds_max, by a timerfd
@@ -35,7 +35,6 @@ from broker.config.settings import ConfigError
 from broker.logs import Log, StandardLibrary
 from broker.persistence.handoff_log import kept_links
 from broker.replay.scheduler import Pace
-from broker.worker.administration import Administration
 from broker.worker.background_thread import Beside
 from broker.worker.core import Node
 from broker.worker.starting import Starting
@@ -152,7 +151,6 @@ class Worker:
             self._hand_over,
             channel.clock.cell,
         )
-        self.administration = Administration(self.node)
         self.node.counters.set(count.INCARNATION, channel.incarnation)
         self.node.recording.started()
         self.node.sys_topics.over([count.Row(row) for row in channel.rows], int(channel.began * 1000))
@@ -182,7 +180,7 @@ class Worker:
         self._paces = (Pace(self.reactor, self.node.replaying), Pace(self.reactor, self.node.retaining))
         self._beside = Beside(self.reactor, "archive-reader")
         try:
-            recovered = self._starting.recover(self.node)
+            recovered = self._starting.recover(self.node.recovery, self.node.set_aside, self.store)
         except StoreError:
             self.hashes.close()
             self.store.close()
@@ -241,7 +239,7 @@ class Worker:
         if self._timerfd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
         self.reactor.watch(self._timerfd, self._on_timerfd)
-        kept = kept_links(self.node)
+        kept = kept_links(self.node.context, self.node.set_aside, self.node.peering)
         self.node.set_aside.tell()
         self.mesh = Mesh(
             self.channel.index,
@@ -304,7 +302,7 @@ class Worker:
                 self.channel.tell("reloaded", number=message["number"], reason=self._reload(message["settings"]))
             elif event == "ask":
                 number = message["number"]
-                self.administration.asked(message["ask"], partial(self._answer, number))
+                self.node.administration.asked(message["ask"], partial(self._answer, number))
                 self.reactor.finish()
             elif event == "closed":
                 os._exit(1)  # the supervisor is gone

@@ -16,14 +16,14 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from broker.config.archive import archive_options
-from broker.persistence.recovery import Progress, Recovered, identify, recover
+from broker.worker.recovery import Progress, Recovered, Recovery
 from leveldb_store.memory import MemoryStore
 from shards.data_dir import archive_epoch_of, epoch_of, store_path
 
 if TYPE_CHECKING:
     from broker.config.settings import Settings
     from broker.logs import Log
-    from broker.worker.core import Node
+    from broker.persistence.set_aside import SetAside
     from leveldb_store.contract import Store
     from shards.worker_channel import WorkerChannel
 
@@ -79,9 +79,9 @@ class Starting:
             self.log_store()
         return store
 
-    def recover(self, node: Node) -> Recovered | None:
-        """Fill the node with what an earlier worker has stored. Raises StoreError."""
-        if not node.store.keeps:
+    def recover(self, recovery: Recovery, set_aside: SetAside, store: Store) -> Recovered | None:
+        """Fill the worker with what an earlier one has stored. Raises StoreError."""
+        if not store.keeps:
             return None
         began = said = time.monotonic()
         progress = Progress()
@@ -94,8 +94,8 @@ class Starting:
                 self._log.info("recovering", records=progress.records, seconds=round(now - began, 1))
 
         def recovering() -> Recovered:
-            identify(node, epoch_of(self._settings.data_dir))
-            return recover(node, progress)
+            recovery.identify(epoch_of(self._settings.data_dir))
+            return recovery.run(progress)
 
         gc.disable()  # what is made here stays: the collector need not walk through it, now or later
         try:
@@ -104,8 +104,8 @@ class Starting:
             gc.freeze()
             gc.enable()
         self.log_store()
-        node.set_aside.tell()
-        messages, size = node.store.held()
+        set_aside.tell()
+        messages, size = store.held()
         self._log.info(
             "recovered",
             sessions=recovered.sessions,

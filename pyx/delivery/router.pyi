@@ -9,6 +9,7 @@ from pyx.core.limits import Limits
 from pyx.core.timers import TimerWheel
 from pyx.delivery.connection import Connection
 from pyx.delivery.ending import Remains
+from pyx.delivery.handler import Handler
 from pyx.delivery.minute_statistics import Drops, Prefixes
 from pyx.delivery.session import Session
 from pyx.matching.interest import WholeInterest
@@ -27,7 +28,7 @@ _Taken = tuple[Packed | None, Packed | None, list[Message], list[Message], int]
 class Router:
     """Routes publishes of one worker. `store` and `handler` are set before the first connection."""
 
-    handler: Any
+    handler: Handler
     interest: Any
     strategy_of: Callable[[bytes, bytes], int] | None
     store: Any

@@ -248,7 +248,7 @@ def test_questions_for_retained_messages(number: int, length: int) -> None:
     for after in (b"", at):
         walk = Heard(parts={1: after}, filter=text)
         questions = {number: (walk, 1)}
-        asking = Heard(_questions=questions, _node=Heard(is_ready=bool), _router=router)
+        asking = Heard(_questions=questions, _context=Heard(is_ready=bool), _router=router)
         Retaining._put(cast(Any, asking), number)
         _, (_, word, question) = router.calls.pop()
         assert word == b"?"
@@ -260,8 +260,9 @@ def test_questions_for_retained_messages(number: int, length: int) -> None:
             Retaining._answer(cast(Any, page), asked)
             _, (_, word, answer) = router.calls.pop()
             assert word == b"!"
-            node = Heard()
-            Retaining.answered(cast(Any, Heard(_questions=questions, _held={}, _node=node, _take_page=None)), 1, answer)
-            ((_, (_, _, found, goes_on, messages)),) = node.calls
+            context = Heard()
+            answered = Heard(_questions=questions, _held={}, _context=context, _take_page=None)
+            Retaining.answered(cast(Any, answered), 1, answer)
+            ((_, (_, _, found, goes_on, messages)),) = context.calls
             assert (found, goes_on) == (number, further)
             assert [found_in(each) for each in unpack_stored(messages, lambda _: -1)] == [MESSAGE.sample]

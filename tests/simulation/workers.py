@@ -11,7 +11,7 @@ A worker ends between two ticks. What its end means:
 volatile    the memory store: sessions, log, hand-off and retained messages die with the worker; a new Node starts.
 survives    a store that keeps (tests.kept_store), on a disk that takes its time: batches become durable in their order,
             each some milliseconds later. When the worker is killed nothing remains but what was durable, and sometimes
-            some batches more; a new Node is made of these by broker.persistence.recovery and
+            some batches more; a new Node is made of these by broker.worker.recovery and
             broker.persistence.handoff_log, as a worker does that starts. Lost is what RAM alone held: every connection
             (with its bytes in both directions, pending acks and open questions), every session that ends with its
             connection, QoS 0 on its way. Siblings keep the interest of a worker that is gone.
@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 from broker.logs import Log
 from broker.persistence.handoff_log import Kept, kept_links
-from broker.persistence.recovery import Recovered, recover
 from broker.worker.core import Node
+from broker.worker.recovery import Recovered
 from leveldb_store.contract import Store
 from leveldb_store.memory import MemoryStore
 from pyx.delivery.connection import Connection
@@ -186,8 +186,8 @@ class Worker:
         self._new_node()
         node = self.node
         siblings = node.siblings
-        self._recovered = recover(node)
-        self.mesh = SimulatedMesh(self, world.link_limits, kept_links(node))
+        self._recovered = node.recovery.run()
+        self.mesh = SimulatedMesh(self, world.link_limits, kept_links(node.context, node.set_aside, node.peering))
         node.router.commit()
         node.links = self.mesh.links
         if not siblings:

@@ -63,8 +63,6 @@ def test_the_demo_counts_what_its_fleet_has_published(spark: SparkSession, worke
     assert "retained_topics" in empty  # nobody has retained anything
     # of what happens now and then, or at the end of a minute, there may be nothing in a few seconds
     assert empty <= {"retained_topics", "retained_growth", "reconnects", "silent_devices", "backlog", "drop_reasons"}
-        "how fast all went decides on these"
-    )
     assert page.count("<svg") >= len(ANALYSES) - 1 - len(empty)
     assert "as many records are read as its manifest says" in page
     assert f"{published.total():,}" in page  # of the rule

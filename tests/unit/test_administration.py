@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from broker.worker import administration
-from broker.worker.administration import Administration
 from pyx.core import work
 from tests import wire
 from tests.kept_host import commit, families, kept, lasting
@@ -17,7 +16,7 @@ from tests.sansio import Host
 
 def ask(host: Host, question: dict[str, Any]) -> dict[str, Any]:
     answers: list[dict[str, Any]] = []
-    Administration(host.node).asked(question, answers.append)
+    host.node.administration.asked(question, answers.append)
     host.settle()
     (answer,) = answers
     return answer
@@ -30,7 +29,7 @@ def test_every_session_is_listed_once_though_pages_are_short(monkeypatch: pytest
         peer = lasting(host, f"c{number}", 5)
         if number % 2:
             host.lose(peer)
-    asked = Administration(host.node)
+    asked = host.node.administration
     listed: list[tuple[str, bool]] = []
     at: int | None = 0
     while at is not None:
@@ -88,7 +87,7 @@ def test_a_session_that_is_deleted_leaves_nothing(connected: bool) -> None:
         host.lose(client)
         commit(host)
     answers: list[dict[str, Any]] = []
-    Administration(host.node).asked({"sessions": "delete", "client": "c"}, answers.append)
+    host.node.administration.asked({"sessions": "delete", "client": "c"}, answers.append)
     host.settle()
     assert not answers  # it is not on the disk yet
     commit(host)

@@ -15,7 +15,7 @@ import pytest
 from broker.config.limits import Limits
 from broker.config.settings import QueueRule
 from broker.config.share_groups import Shared
-from broker.persistence.recovery import Recovered
+from broker.worker.recovery import Recovered
 from pyx.core import work
 from pyx.core.work import callback
 from shards.placement import home

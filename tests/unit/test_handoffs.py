@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from broker.persistence.handoff_log import StoredHandoff, kept_links
+from broker.persistence.handoff_log import Kept, StoredHandoff, kept_links
+from broker.worker.core import Node
 from leveldb_store.format import schema
 from pyx.protocol.message import Message
 from pyx.storage.records import pack_messages, without_words
@@ -25,6 +26,10 @@ REFUSAL_OF_VERSION_1 = Struct("<QIB")
 
 def host_with(store: KeptStore) -> Host:
     return Host(workers=2, stores=[store, KeptStore()])
+
+
+def kept_links_of(node: Node) -> Kept:
+    return kept_links(node.context, node.set_aside, node.peering)
 
 
 def test_a_hand_off_log_is_found_again_as_it_was() -> None:
@@ -95,11 +100,11 @@ def test_links_begin_where_the_store_says() -> None:
     router.put_record(schema.refusals_key(1, 4), schema.encode_refusals([(0, 1), (7, 4)]))
     router.put_record(schema.refusals_key(1, 5), schema.encode_refusals([(2, 1)]))
     host.settle()
-    kept = kept_links(host.node)
+    kept = kept_links_of(host.node)
     assert kept.received == {1: (77, 5)}
     assert kept.refusals == {1: [(4, [(0, 1), (7, 4)]), (5, [(2, 1)])]}
     assert set(kept.handoffs) == {1}
-    assert kept_links(Host(workers=2).node) == ({}, {}, {})
+    assert kept_links_of(Host(workers=2).node) == ({}, {}, {})
 
 
 def test_refusals_of_version_1_stand_in_the_record_of_the_position() -> None:
@@ -112,7 +117,7 @@ def test_refusals_of_version_1_stand_in_the_record_of_the_position() -> None:
     host.node.router.put_record(schema.peer_key(1), record)
     host.settle()
     for _ in range(2):
-        kept = kept_links(host.node)
+        kept = kept_links_of(host.node)
         assert kept.received == {1: (77, 5)}
         assert kept.refusals == {1: [(3, [(9, 1)]), (4, [(0, 1), (2, 4)])]}
         host.settle()

@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from broker.piecework import AT_ONCE
+from broker.context.piecework import AT_ONCE
 from pyx.core import counters as count
 from pyx.core import work
 from pyx.core.work import STEP, spend

@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from broker.persistence.recovery import identify, recover
 from broker.worker.core import Node
 from leveldb_store.contract import StoreError
 from leveldb_store.format import schema
@@ -228,7 +227,7 @@ def test_no_session_expires_before_siblings_can_be_reached() -> None:
     host, store = kept()
     host.lose(lasting(host, "c", 5, expiry=10))
     node = Node(0, 1, host.settings, store.after_crash(), KeptLog(), host.now_ms, START_WALL_MS)
-    recovered = recover(node)
+    recovered = node.recovery.run()
     node.router.set_time(host.now_ms + 20_000, START_WALL_MS + 20_000)
     node.timers.advance(host.now_ms + 20_000)
     assert node.sessions.get("c") is not None
@@ -573,13 +572,13 @@ def test_what_was_acknowledged_is_there_whenever_the_worker_dies(seed: int) -> N
 
 def test_a_store_that_is_another_ones_is_refused() -> None:
     host, _ = kept()
-    identify(host.node, "epoch")
+    host.node.recovery.identify("epoch")
     host.settle()
-    identify(host.node, "epoch")
+    host.node.recovery.identify("epoch")
     after = host.crash()
-    identify(after.node, "epoch")
+    after.node.recovery.identify("epoch")
     with pytest.raises(StoreError, match="the store of worker 0 says that it is another one"):
-        identify(after.node, "another")
+        after.node.recovery.identify("another")
 
 
 def test_a_record_that_cannot_be_read_is_set_aside() -> None:

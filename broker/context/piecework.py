@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from broker.worker.core import Node
     from pyx.delivery.connection import Connection
+    from pyx.delivery.router import Router
 
 __all__ = ["AT_ONCE", "Piecework"]
 
@@ -22,11 +22,10 @@ AT_ONCE = 500
 
 
 class Piecework:
-    """Of one node."""
+    """Of one worker."""
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self._router = node.router
+    def __init__(self, router: Router) -> None:
+        self._router = router
         self._works: deque[tuple[Iterator[None], Callable[[Exception], object]]] = deque()
 
     def add(self, pieces: Iterator[None], failed: Callable[[Exception], object]) -> None:

@@ -1,4 +1,4 @@
-"""The sessions of one worker: who has one, when it ends.
+"""The sessions of one worker: who has one, when it ends, and what the broker knows of it.
 
 A session ends with its connection (Session Expiry Interval 0), when its interval has passed since the connection
 closed, or when its client asks for a clean start [MQTT-3.1.2-4]. Stored intervals are seconds; 0xFFFFFFFF never ends.
@@ -16,11 +16,33 @@ from pyx.core.work import HELD, spend
 from pyx.delivery.session import Session
 
 if TYPE_CHECKING:
-    from broker.clients.retaining import Walk
     from pyx.delivery.connection import Connection
     from pyx.protocol.packets import Will
 
 NEVER = 0xFFFFFFFF
+
+
+class Walk:
+    """The look-up for one filter of one session. `parts`: each worker that has not given all, and where its last page
+    ended (b"": there was none yet).
+    """
+
+    __slots__ = ("asked", "filter", "is_queued", "numbers", "over", "parts", "session", "since", "waits")
+
+    def __init__(self, session: Session, filter: bytes, asked: int, since: int, parts: dict[int, bytes]) -> None:
+        self.session = session
+        self.filter = filter
+        self.asked = asked
+        self.since = since
+        """Messages with higher numbers were published after the SUBACK."""
+        self.parts = parts
+        self.numbers: dict[int, int] = {}
+        """Sibling -> number of the question that it has not answered."""
+        self.waits: set[int] = set()
+        """Workers whose next page waits for room in the session's queue: one timer for each."""
+        self.is_queued = False
+        self.over = False
+
 
 WalksWaiting = OrderedDict[bytes, tuple[int, int, "dict[int, bytes] | None"]]
 NONE_WAITING: Final[WalksWaiting] = OrderedDict()

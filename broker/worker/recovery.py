@@ -1,6 +1,6 @@
 """What a worker finds in its store when it starts: sessions, subscriptions, windows, retained messages, wills.
 
-`recover` makes them anew before the worker has a link, a listener or a client: siblings learn of the filters with the
+`Recovery` makes them anew before the worker has a link, a listener or a client: siblings learn of the filters with the
 first word they hear, and none of our clients is served before. `Recovered.begin` publishes the wills when siblings can
 be reached.
 
@@ -26,9 +26,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from broker.clients.sessions import NEVER, own_bytes
+from broker.context.piecework import AT_ONCE
+from broker.context.sessions import NEVER, own_bytes
 from broker.persistence.set_aside import UNREADABLE
-from broker.piecework import AT_ONCE
 from leveldb_store.contract import StoreError
 from leveldb_store.format import schema
 from leveldb_store.format.persisted_counters import decode_counters
@@ -46,12 +46,20 @@ from pyx.storage.stored import unpack_stored
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from broker.clients.sessions import Details
-    from broker.worker.core import Node
+    from broker.clients.endings import Endings
+    from broker.clients.retaining import Retaining
+    from broker.clients.subscribing import Subscribing
+    from broker.clients.wills import Wills
+    from broker.context.context import Context
+    from broker.context.sessions import Details, Sessions
+    from broker.persistence.recording import Recording
+    from broker.persistence.set_aside import SetAside
+    from broker.persistence.state_records import Custody
+    from broker.replay.replaying import Replaying
     from pyx.delivery.session import Session
     from pyx.protocol.message import Message
 
-__all__ = ["Recovered", "identify", "recover"]
+__all__ = ["Progress", "Recovered", "Recovery"]
 
 _SHARED = b"$share/"
 _NEVER_SENT = encode_window(NEVER_SENT)
@@ -64,7 +72,14 @@ _ENDING = 5
 class Recovered:
     """What was found, in numbers, and what is to be done when siblings can be reached."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(
+        self, context: Context, custody: Custody, recording: Recording, wills: Wills, endings: Endings
+    ) -> None:
+        self._context = context
+        self._custody = custody
+        self._recording = recording
+        self._wills = wills
+        self._endings = endings
         self.sessions = 0
         self.expired = 0
         """Sessions that had ended meanwhile."""
@@ -72,7 +87,6 @@ class Recovered:
         self.windows = 0
         self.retained = 0
         self.wills = 0
-        self._node = node
         self._due: list[tuple[str, Session | None, Will, int]] = []
         self._over: list[Session] = []
         self._expire: list[tuple[Session, float]] = []
@@ -98,20 +112,21 @@ class Recovered:
         """Publish the wills that are due; the others have their time from now on. End the sessions that are over. A
         step at a time: nobody is served before the last.
         """
-        node, now = self._node, self._node.router.wall_ms
+        router = self._context.router
+        now = router.wall_ms
         due, self._due = self._due, []
         for number, (client_id, session, will, at) in enumerate(due):
             if number % _AT_ONCE == 0:
                 yield
             if at > now and session is not None:
-                node.connecting.start_will_delay(session, (at - now) / 1000)
+                self._wills.start_delay(session, (at - now) / 1000)
                 continue
             if session is not None:
                 session.details.will = None
-                node.custody.will_gone(session)
+                self._custody.will_gone(session)
             else:
-                node.router.delete_record(schema.will_key(client_id))
-            node.wills.publish(will, client_id)
+                router.delete_record(schema.will_key(client_id))
+            self._wills.publish(will, client_id)
         over, self._over = self._over, []
         done = AT_ONCE
         for session in over:
@@ -119,43 +134,14 @@ class Recovered:
                 yield
                 done = 0
             done += _ENDING + min(session.subscriptions, AT_ONCE)
-            node.counters.add(count.SESSIONS_EXPIRED)
-            node.recording.session_expired(session)
-            node.endings.end(session)
+            self._context.counters.add(count.SESSIONS_EXPIRED)
+            self._recording.session_expired(session)
+            self._endings.end(session)
         expire, self._expire = self._expire, []
         for number, (session, end) in enumerate(expire):
             if number % _AT_ONCE == 0:
                 yield
-            node.endings.expire_in(session, max(0.0, (end - now) / 1000))
-
-
-def identify(node: Node, epoch: str) -> None:
-    """Make sure that the node has its own store and not another worker's, or one of another data directory. A store
-    without a name gets it now. Raises StoreError.
-    """
-    own = {"worker": node.index, "workers": node.workers, "epoch": epoch}
-    node.set_aside.begin()
-    for key, value in node.store.scan(schema.STORE):
-        try:
-            found = json.loads(value)
-        except ValueError as error:
-            node.set_aside.take(key, value, error)
-            continue
-        if found != own:
-            raise StoreError(f"the store of worker {node.index} says that it is another one: {found}, not {own}")
-        return
-    node.router.put_record(schema.STORE, json.dumps(own).encode())
-
-
-def recover(node: Node, progress: Progress | None = None) -> Recovered:
-    """Fill an empty Node from its store. `progress.records` says how far it is, for another thread.
-
-    Raises DamagedStoreError, and StoreError when a record cannot be read and `strict_store` is set.
-    """
-    recovered = Recovered(node)
-    if node.store.keeps:
-        _Recovery(node, recovered, progress or Progress()).run()
-    return recovered
+            self._endings.expire_in(session, max(0.0, (end - now) / 1000))
 
 
 class Progress:
@@ -164,12 +150,32 @@ class Progress:
     records = 0
 
 
-class _Recovery:
-    def __init__(self, node: Node, recovered: Recovered, progress: Progress) -> None:
-        self._node = node
-        self._router = node.router
-        self._found = recovered
-        self._progress = progress
+class Recovery:
+    """Of one worker, which is empty when it begins."""
+
+    def __init__(
+        self,
+        context: Context,
+        sessions: Sessions,
+        set_aside: SetAside,
+        custody: Custody,
+        recording: Recording,
+        wills: Wills,
+        endings: Endings,
+        subscribing: Subscribing,
+        retaining: Retaining,
+        replaying: Replaying,
+    ) -> None:
+        self._context = context
+        self._router = context.router
+        self._sessions = sessions
+        self._records = set_aside
+        self._custody = custody
+        self._subscribing = subscribing
+        self._retaining = retaining
+        self._replaying = replaying
+        self._found = Recovered(context, custody, recording, wills, endings)
+        self._progress = Progress()
         self._over: set[str] = set()
         """Client ids whose session has expired."""
         self._offline: list[tuple[int, Session]] = []
@@ -179,23 +185,51 @@ class _Recovery:
         self._filters: set[bytes] = set()
         """Those of subscriptions that are no shares."""
 
-    def run(self) -> None:
+    def identify(self, epoch: str) -> None:
+        """Make sure that the worker has its own store and not another's, or one of another data directory. A store
+        without a name gets it now. Raises StoreError.
+        """
+        index, workers = self._context.index, self._context.workers
+        own = {"worker": index, "workers": workers, "epoch": epoch}
+        self._records.begin()
+        for key, value in self._context.store.scan(schema.STORE):
+            try:
+                found = json.loads(value)
+            except ValueError as error:
+                self._records.take(key, value, error)
+                continue
+            if found != own:
+                raise StoreError(f"the store of worker {index} says that it is another one: {found}, not {own}")
+            return
+        self._router.put_record(schema.STORE, json.dumps(own).encode())
+
+    def run(self, progress: Progress | None = None) -> Recovered:
+        """Fill the worker from its store, once. `progress.records` says how far it is, for another thread.
+
+        Raises DamagedStoreError, and StoreError when a record cannot be read and `strict_store` is set.
+        """
+        if self._context.store.keeps:
+            self._progress = progress or self._progress
+            self._all()
+        return self._found
+
+    def _all(self) -> None:
         self._numbers()
         self._each(schema.SESSION, self._session)
         for _, session in sorted(self._offline, key=lambda each: each[0]):
-            self._node.sessions.left(session)
+            self._sessions.left(session)
         self._each(schema.SUBSCRIPTION, self._subscription)
         self._each(schema.REPLAY, self._replay)
         self._windows()
         self._forget_logs()  # not before what is in flight was taken out of them
         self._each(schema.RETAINED, self._retained)
         self._each(schema.WILL, self._will)
-        for _ in self._node.subscribing.set_queue_rules(self._node.settings.queue):
+        for _ in self._subscribing.set_queue_rules(self._context.settings.queue):
             pass
         self._router.commit()
 
     def _each(self, family: bytes, restore: Callable[[bytes, bytes], None]) -> None:
-        for key, value in self._node.store.scan(family):
+        for key, value in self._context.store.scan(family):
             self._progress.records += 1
             try:
                 restore(key, value)
@@ -203,7 +237,7 @@ class _Recovery:
                 self._set_aside(key, value, error)
 
     def _set_aside(self, key: bytes, value: bytes, problem: object) -> None:
-        self._node.set_aside.take(key, value, problem)
+        self._records.take(key, value, problem)
         if key[:1] == schema.SESSION:
             self._unread.add(key[1:])
         elif key[:1] == schema.SUBSCRIPTION:
@@ -211,7 +245,7 @@ class _Recovery:
 
     def _session_of(self, client_id: str, key: bytes, value: bytes) -> Session | None:
         # None: there is none, and the record that belonged to it is gone, or set aside as the session is
-        session = self._node.sessions.get(client_id)
+        session = self._sessions.get(client_id)
         if session is None:
             if client_id.encode() in self._unread:
                 self._set_aside(key, value, "its session cannot be read")
@@ -221,7 +255,7 @@ class _Recovery:
 
     def _numbers(self) -> None:
         # what is numbered from now on is newer than all that is here, should the clock have been put back
-        for key, value, problem in self._node.store.unread:
+        for key, value, problem in self._context.store.unread:
             self._set_aside(key, value, problem)
         self._each(schema.NUMBER, lambda _, value: self._router.numbers_behind(schema.decode_number(value)))
         self._each(schema.COUNTERS, lambda _, value: self._router.clock.behind(decode_counters(value).get("number", 0)))
@@ -233,17 +267,17 @@ class _Recovery:
         left: float = stored.expiry_interval
         if left != NEVER:
             left -= (now - since) / 1000
-        session = self._node.sessions.new(client_id, stored.version)
+        session = self._sessions.new(client_id, stored.version)
         session.durable = True
         self._offline.append((since, session))
         details: Details = session.details
         details.own_bytes = own_bytes(client_id, stored.username, None)
         details.expiry_interval = details.stored_expiry = stored.expiry_interval
-        self._node.custody.sessions += 1
+        self._custody.sessions += 1
         details.username = stored.username
         details.created = stored.created
         if not stored.disconnected:
-            self._node.custody.disconnected(session)
+            self._custody.disconnected(session)
         if left > 0:
             self._found.sessions += 1
             if left != NEVER:
@@ -270,21 +304,21 @@ class _Recovery:
         if group is None:
             self._filters.add(text)
             if owed:
-                self._node.retaining.restore(session, text, owed)
+                self._retaining.restore(session, text, owed)
         self._found.subscriptions += 1
 
     def _replay(self, key: bytes, value: bytes) -> None:
         client_id, text = split_replay(key)
         session = self._session_of(client_id, key, value)
         if session is not None:
-            self._node.replaying.restore(session, text, decode_replay(value))
+            self._replaying.restore(session, text, decode_replay(value))
             self._found.subscriptions += 1
 
     def _forget_logs(self) -> None:
         # what was logged for sessions that ended with the worker, or before it could say that nobody needs it
-        for name in self._node.store.names():
+        for name in self._context.store.names():
             if name not in self._filters:
-                self._node.store.forget(name)
+                self._context.store.forget(name)
 
     def _windows(self) -> None:
         # all windows are read before the first is put back: so the blocks with what is in flight are read in order
@@ -307,8 +341,8 @@ class _Recovery:
             self._found.windows += 1
 
         self._each(schema.WINDOW, found)
-        messages = self._node.store.messages_at(sorted(positions))
-        for session in self._node.sessions:
+        messages = self._context.store.messages_at(sorted(positions))
+        for session in self._sessions:
             self._progress.records += 1
             window = windows.get(session, _NEVER_SENT)
             self._router.restore(session, window, queued.get(session.client_id, {}), messages)
@@ -331,7 +365,7 @@ class _Recovery:
         """By client id: its messages of records of their own, by number."""
         queued: dict[str, dict[int, tuple[int, int, bytes | None, Message]]] = {}
         messages: dict[int, Message] = {}
-        waiting = {message_of(value) for _, value in self._node.store.scan(schema.SET_ASIDE + schema.QUEUED)}
+        waiting = {message_of(value) for _, value in self._context.store.scan(schema.SET_ASIDE + schema.QUEUED)}
 
         # a record is named by its number: one that is given from now on is none of these, should the clock have been
         # put back
@@ -376,7 +410,7 @@ class _Recovery:
     def _will(self, key: bytes, value: bytes) -> None:
         now = self._router.wall_ms
         client_id, stored = key[1:].decode(), schema.decode_will(value)
-        session, message = self._node.sessions.get(client_id), stored.message
+        session, message = self._sessions.get(client_id), stored.message
         if client_id in self._over:
             session = None
         will = Will(
@@ -390,7 +424,7 @@ class _Recovery:
             details.own_bytes = own_bytes(client_id, details.username, will)
             if not due:
                 due = now + 1000 * min(will.delay_interval, details.expiry_interval)
-                self._node.custody.will_waits(session, due)
+                self._custody.will_waits(session, due)
             else:
                 due = min(due, now + 1000 * will.delay_interval)  # should the clock have been put back
         self._found.will(client_id, session, will, due)

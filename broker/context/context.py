@@ -1,0 +1,162 @@
+"""What every part of a worker stands on, and the small services that need no other part.
+
+A part is given a Context and, by name, the other parts that it calls. A Context knows none of the parts: what is done
+for a client is not to be found by reaching through it. `settings` is replaced when the configuration is read again,
+`links` when the mesh is there: both are read each time that they are wanted.
+"""
+
+from __future__ import annotations
+
+import traceback
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from broker.config.data_path import fill
+from broker.config.share_groups import rule_of
+from broker.context.piecework import Piecework
+from pyx.core import counters as count
+from pyx.core.counters import Row
+from pyx.core.limits import Limits
+from pyx.core.timers import TimerWheel
+from pyx.delivery.router import STRATEGIES, WAITS_FLAG, Router
+from pyx.io.dispatch import Dispatch
+from pyx.matching.retained import Retained
+from pyx.matching.subscriptions import Subscriptions
+from zmq_mesh.interest import Publisher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from broker.config.settings import Settings
+    from broker.logs import Log
+    from leveldb_store.contract import Store
+    from pyx.delivery.connection import Connection
+    from pyx.delivery.session import Session
+
+__all__ = ["Context"]
+
+
+class Context:
+    """Of one worker. `now_ms`: monotonic ms at start; `wall_ms`: the broker's time (`shards.clock`); `row`: of its
+    counters; `clock_cell`: of its host (`pyx.core.clock`).
+    """
+
+    def __init__(
+        self,
+        index: int,
+        workers: int,
+        settings: Settings,
+        store: Store,
+        log: Log,
+        now_ms: int,
+        wall_ms: int,
+        row: Any = None,
+        clock_cell: memoryview | None = None,
+    ) -> None:
+        self.index = index
+        self.workers = workers
+        self.siblings = [i for i in range(workers) if i != index]
+        self.settings = settings
+        """Those of the last `reload`."""
+        self.store = store
+        self.log = log
+        self.counters = Row(row) if row is not None else Row()
+        self.timers = TimerWheel(now_ms)
+        self.retained = Retained()
+        self.router = Router(
+            index, workers, Subscriptions(), fill(Limits(), settings), self.counters, self.timers, self.retained
+        )
+        if clock_cell is not None:
+            self.router.clock.share(clock_cell)
+        self.router.set_time(now_ms, wall_ms)
+        self._give_store()
+        self.router.strategy_of = self._strategy_of
+        self.dispatch = Dispatch(self.router)
+        self.links: Mapping[int, Any] = {}
+        """By sibling: anything with the face of `zmq_mesh.links.Link` (submit, commit, ready, away, full)."""
+        self.piecework = Piecework(self.router)
+        self.interest = self.router.interest = Publisher(in_pieces=self._tell_in_pieces) if workers > 1 else None
+
+    def _give_store(self) -> None:
+        router, store, settings = self.router, self.store, self.settings
+        router.store = store
+        router.keeps = store.keeps
+        router.set_durabilities(
+            [(rule.filter.encode(), rule.durability == "fsync") for rule in settings.topic],
+            settings.durability == "fsync",
+        )
+        router.go_on_behind(store.last_position)
+        router.set_archive(store.archive)
+
+    def _strategy_of(self, group: bytes, topic_filter: bytes) -> int:
+        rule = rule_of(self.settings.shared, group, topic_filter)
+        if rule is None:
+            return STRATEGIES["round_robin"]
+        return STRATEGIES[rule.strategy] | (WAITS_FLAG if rule.when_full == "wait" else 0)
+
+    # ------------------------------------------------------------ time
+
+    def call_later(self, seconds: float, callback: Callable[[], None], session: Session | None = None) -> Any:
+        """Call once after so many seconds of running time; the handle has cancel(). `session`: whom it concerns, if it
+        is one client's.
+        """
+        call = callback if session is None else partial(self.guard_session, session, callback)
+        return self.timers.call(self.router.now_ms + int(seconds * 1000), call)
+
+    def soon(self, callback: Callable[[], None], session: Session | None = None) -> None:
+        """Call it in a later tick: long work is done in pieces."""
+        self.call_later(0, callback, session)
+
+    def in_pieces(self, pieces: Iterator[None]) -> None:
+        """Nobody's in particular: the first one is done now, the others in later ticks."""
+        self.piecework.begin(pieces, partial(self.defect, None))
+
+    # ------------------------------------------------------------ siblings
+
+    def is_ready(self, peer: int) -> bool:
+        """Can that sibling be asked now."""
+        link = self.links.get(peer)
+        return link is not None and link.ready and not link.away
+
+    def interest_number(self) -> int:
+        """The number under which siblings will know what was subscribed up to now; 0 without siblings."""
+        if self.interest is None:
+            return 0
+        return self.interest.next
+
+    def _tell_in_pieces(self, pieces: Iterator[None]) -> None:
+        # a snapshot for siblings: they are told in the tick of the last piece
+        def telling() -> Iterator[None]:
+            for _ in pieces:
+                self.router.interest_due = True
+                yield
+
+        self.piecework.add(telling(), lambda error: self.defect(None, error))
+
+    # ------------------------------------------------------------ errors of ours
+
+    def defect(self, client: str | None, error: Exception, address: str | None = None) -> None:
+        """A defect of ours that concerns this client alone, and is counted: the log has all about it."""
+        try:
+            trace = "".join(traceback.format_exception(error))
+            self.log.error("internal_error", client=client, address=address, traceback=trace)
+        except Exception:  # noqa: BLE001  what cannot be logged has been counted
+            return
+
+    def guard(self, conn: Connection, call: Callable[..., object], *arguments: Any) -> None:
+        """Something of this connection's, outside of its packets: if it fails, the connection ends."""
+        try:
+            call(*arguments)
+        except Exception as error:  # noqa: BLE001  the one door
+            self.router.fail(conn, error)
+
+    def guard_session(self, session: Session, call: Callable[..., object], *arguments: Any) -> None:
+        """The same of a session's: its connection ends, if it has one."""
+        try:
+            call(*arguments)
+        except Exception as error:  # noqa: BLE001  the one door
+            if session.connection is not None:
+                self.router.fail(session.connection, error)
+            else:
+                self.counters.add(count.INTERNAL_ERRORS)
+                self.defect(session.client_id, error)

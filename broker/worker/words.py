@@ -1,0 +1,101 @@
+"""What the brokers of siblings say to each other, one word at a time (`Router.tell`); each part has its own.
+
+b"?" b"!"                retained messages               broker.clients.retaining
+b"e"                     a session to end for another    broker.clients.capacity
+b"h" b"m"                publishers wait, memory         here
+b"d"                     the disk                        broker.persistence.disk
+b"r" b"R" b"b" b"s" b"c" pages of archives               broker.replay.replaying, broker.replay.sources
+b"o" b"O"                where replays may begin         broker.replay.sources, broker.replay.opening
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from broker.context.piecework import AT_ONCE
+from pyx.core import counters as count
+from pyx.core.work import STEP, spend
+
+if TYPE_CHECKING:
+    from broker.clients.capacity import Room
+    from broker.clients.retaining import Retaining
+    from broker.context.context import Context
+    from broker.persistence.disk import Disk
+    from broker.replay.opening import Opening
+    from broker.replay.replaying import Replaying
+
+__all__ = ["Words"]
+
+
+class Words:
+    """Of one worker."""
+
+    def __init__(
+        self,
+        context: Context,
+        retaining: Retaining,
+        room: Room,
+        disk: Disk,
+        replaying: Replaying,
+        opening: Opening,
+    ) -> None:
+        self._context = context
+        self._router = context.router
+        self._disk = disk
+        self._heard: dict[bytes, Callable[[int, bytes], None]] = {
+            b"?": retaining.asked,
+            b"!": retaining.answered,
+            b"e": lambda _peer, _payload: room.asked(),
+            b"h": self._hold_changed_there,
+            b"m": lambda peer, payload: self._router.set_memory_full(peer, payload == b"\1"),
+            b"d": disk.told,
+            b"R": replaying.answered,
+            b"b": replaying.told_beat,
+            b"s": replaying.told_so_far,
+            b"O": opening.started,
+        }
+        if replaying.sources is not None:
+            sources = replaying.sources
+            self._heard |= {b"r": sources.asked, b"c": sources.end, b"o": sources.probed}
+
+    def told(self, peer: int, kind: bytes, payload: bytes) -> None:
+        """A sibling's broker says something. It is about some client, and no reason to end."""
+        heard = self._heard.get(kind)
+        if heard is None:
+            return
+        try:
+            heard(peer, payload)
+        except Exception as error:  # noqa: BLE001  the one door
+            self._context.counters.add(count.INTERNAL_ERRORS)
+            self._context.defect(None, error)
+
+    def greet(self, peer: int) -> None:
+        """A sibling is heard (again): what it cannot know of this worker by now."""
+        self._context.in_pieces(self._tell_held(peer, self._router.held_filters()))
+        if self._router.is_memory_full:
+            self._router.tell(peer, b"m", b"\1")
+        self._disk.greet(peer)
+
+    def _tell_held(self, peer: int, texts: list[bytes]) -> Iterator[None]:
+        # what changes meanwhile is told by itself
+        for number, text in enumerate(texts, 1):
+            spend(STEP)
+            if self._router.holds_own(text):
+                self._router.tell(peer, b"h", b"\1" + text)
+            if number % AT_ONCE == 0:
+                yield
+
+    def hold_changed(self, text: bytes, held: bool) -> None:
+        """Publishers that match this filter are to wait for a session here, or no longer: those at siblings, too."""
+        for peer in self._context.siblings:
+            self._router.tell(peer, b"h", (b"\1" if held else b"\0") + text)
+
+    def _hold_changed_there(self, peer: int, payload: bytes) -> None:
+        self._router.sibling_holds(peer, payload[1:], payload[:1] == b"\1")
+
+    def set_memory_full(self, full: bool) -> None:
+        """The worker is at worker_memory_bytes_max, or no longer; siblings are told."""
+        self._router.set_memory_full(self._context.index, full)
+        for peer in self._context.siblings:
+            self._router.tell(peer, b"m", b"\1" if full else b"\0")
