@@ -247,7 +247,7 @@ class Writer:
 
     def _write(self, batches: list[plyvel.WriteBatch], size: int, fsync: bool) -> bool:
         # until it is written; False: stopped before it was
-        room = self._database.room
+        room = self._database.reserve
         is_first = True
         while True:
             try:
@@ -286,7 +286,7 @@ class Writer:
             return
         self._next_look, self._written = now + LOOK_SECONDS, 0
         try:
-            full = self._database.room.look()
+            full = self._database.reserve.look()
         except OSError as error:
             full = f"the room on the disk cannot be told: {told(error)}"
         if full is not None:

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from shards.console import Written
 
-__all__ = ["Asking", "NoAnswer", "NoBroker"]
+__all__ = ["ConsoleClient", "NoAnswer", "NoBroker"]
 
 _SECONDS_MAX = 15.0
 
@@ -24,7 +24,7 @@ class NoBroker(NoAnswer):
     """None runs there."""
 
 
-class Asking:
+class ConsoleClient:
     """A connection to the supervisor. Raises NoAnswer, NoBroker."""
 
     def __init__(self, directory: str) -> None:

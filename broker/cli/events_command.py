@@ -22,7 +22,7 @@ from pathlib import Path
 
 import plyvel
 
-from broker.cli.console_client import Asking, NoAnswer, NoBroker
+from broker.cli.console_client import ConsoleClient, NoAnswer, NoBroker
 from broker.cli.store_command import Place, Unusable, stores_of
 from broker.config import settings as config
 from broker.logs import shown
@@ -128,16 +128,16 @@ def _sources(directory: str, since: int, stack: ExitStack) -> list[Iterable[_Rec
     if Path(directory, snapshot.NAME).exists():
         return [_stored(place, first) for place in stores_of(directory, stack)]
     try:
-        asking = stack.enter_context(Asking(directory))
+        client = stack.enter_context(ConsoleClient(directory))
     except NoBroker:
         return [_stored(place, first) for place in stores_of(directory, stack)]
-    return [_asked(asking, worker, first) for worker in range(asking.workers)]
+    return [_asked(client, worker, first) for worker in range(client.workers)]
 
 
-def _asked(asking: Asking, worker: int, first: int) -> Iterator[_Record]:
+def _asked(client: ConsoleClient, worker: int, first: int) -> Iterator[_Record]:
     after: int | None = max(first - 1, 0)
     while after is not None:
-        answer = asking.ask(worker, {"events": "list", "from": after})
+        answer = client.ask(worker, {"events": "list", "from": after})
         for number, value in answer["events"]:
             yield event_key(number), base64.b64decode(value)
         after = answer["next"]

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from broker.cli.console_client import Asking, NoAnswer
+from broker.cli.console_client import ConsoleClient, NoAnswer
 from broker.config import settings as config
 from broker.logs import shown as printable
 from shards.placement import home
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         file = given.config or os.environ.get(config.ENVIRONMENT_CONFIG)
         directory = given.data_dir or config.load(file, os.environ).data_dir
-        with Asking(directory) as broker:
+        with ConsoleClient(directory) as broker:
             if given.what == "list":
                 _list(broker, given.json)
                 return 0
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         return _NO_BROKER
 
 
-def _list(broker: Asking, as_json: bool) -> None:
+def _list(broker: ConsoleClient, as_json: bool) -> None:
     if not as_json:
         print(_line(_COLUMNS))
     for worker in range(broker.workers):
@@ -65,7 +65,7 @@ def _list(broker: Asking, as_json: bool) -> None:
                 print(json.dumps(row) if as_json else _line(_cells(row)))
 
 
-def _show(broker: Asking, client_id: str, as_json: bool) -> int:
+def _show(broker: ConsoleClient, client_id: str, as_json: bool) -> int:
     worker = home(client_id, broker.workers)
     pages = list(broker.pages(worker, {"sessions": "show", "client": client_id}))
     shown = pages[0]["session"]
@@ -82,7 +82,7 @@ def _show(broker: Asking, client_id: str, as_json: bool) -> int:
     return 0
 
 
-def _delete(broker: Asking, client_id: str) -> int:
+def _delete(broker: ConsoleClient, client_id: str) -> int:
     answer = broker.ask(home(client_id, broker.workers), {"sessions": "delete", "client": client_id})
     if not answer["deleted"]:
         print(f"mqttd: there is no session of {client_id!r}", file=sys.stderr)

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from broker.persistence.recording import Recording
     from pyx.delivery.connection import Connection
 
-__all__ = ["Room"]
+__all__ = ["Capacity"]
 
 _ASKED_AGAIN = 0.1  # seconds until a CONNECT that waits for a sibling's session to end looks again
 _TRIES = 3  # times that each sibling is asked
 _ENDED_AT_ONCE = 64  # sessions that one worker ends in a tick
 
 
-class Room:
+class Capacity:
     """Of one worker."""
 
     def __init__(self, context: Context, sessions: Sessions, recording: Recording, endings: Endings) -> None:

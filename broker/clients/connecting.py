@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from broker.clients.authenticating import Authenticating
-    from broker.clients.capacity import Room
+    from broker.clients.capacity import Capacity
     from broker.clients.endings import Endings
     from broker.clients.retaining import Retaining
     from broker.clients.wills import Wills
     from broker.context.context import Context
     from broker.context.sessions import Sessions
     from broker.persistence.recording import Recording
-    from broker.persistence.state_records import Custody
+    from broker.persistence.state_records import StateRecords
     from broker.replay.replaying import Replaying
     from pyx.delivery.connection import Connection
     from pyx.delivery.session import Session
@@ -109,10 +109,10 @@ class Connecting:
         self,
         context: Context,
         sessions: Sessions,
-        custody: Custody,
+        state_records: StateRecords,
         recording: Recording,
         authenticating: Authenticating,
-        room: Room,
+        capacity: Capacity,
         endings: Endings,
         wills: Wills,
         retaining: Retaining,
@@ -122,10 +122,10 @@ class Connecting:
         self._router = context.router
         self._row = context.counters
         self._sessions = sessions
-        self._custody = custody
+        self._state_records = state_records
         self._recording = recording
         self._authenticating = authenticating
-        self._room = room
+        self._capacity = capacity
         self._endings = endings
         self._wills = wills
         self._retaining = retaining
@@ -194,8 +194,8 @@ class Connecting:
         size = own_bytes(client_id, username, packet.will)
         if not self._may_open(entrant, size, session):
             return
-        waits = self._custody.promises(client_id, session, expiry, packet.clean_start, packet.will is not None)
-        if waits and self._custody.refuses(frees=expiry == 0 and packet.will is None):
+        waits = self._state_records.promises(client_id, session, expiry, packet.clean_start, packet.will is not None)
+        if waits and self._state_records.refuses(frees=expiry == 0 and packet.will is None):
             self.unavailable(conn, "nothing can be stored at present", client=client_id)
             return
         if not self._finds_connection_room(entrant, session):
@@ -228,7 +228,7 @@ class Connecting:
         session.details.awaiting = conn  # until its CONNACK: whatever fails, `_withdraw` takes all of it back
         self._awaiting[conn] = awaiting
         self._equip(session, entrant, expiry, username, size)
-        self._custody.connected(session)
+        self._state_records.connected(session)
         if waits:
             conn.state = _DECIDING
             self._router.when_durable(lambda: self._stored(awaiting), conn)
@@ -318,8 +318,8 @@ class Connecting:
         """If a CONNACK waits for the store: it will not be sent. The client was told nothing, so its will is none, a
         session that was made for it ends, and one that was there is what it was.
         """
-        if self._room.waiting:
-            self._room.forget(conn)
+        if self._capacity.waiting:
+            self._capacity.forget(conn)
         if self._endings.clients:
             self._endings.forget(conn)
         awaiting = self._awaiting.pop(conn, None)
@@ -336,7 +336,7 @@ class Connecting:
         details.awaiting = None
         if before is None:
             details.will = None
-            self._custody.will_gone(session)
+            self._state_records.will_gone(session)
             self._endings.end(session)
             return
         session.durable = True
@@ -347,12 +347,12 @@ class Connecting:
         details.will = before.will
         details.own_bytes = own_bytes(session.client_id, before.username, before.will)
         if before.will is None:
-            self._custody.will_gone(session)
+            self._state_records.will_gone(session)
         else:
             left = max(0, before.will_due - self._router.now_ms)
-            self._custody.will_waits(session, self._router.wall_ms + left)
+            self._state_records.will_waits(session, self._router.wall_ms + left)
             self._wills.start_delay(session, left / 1000)
-        self._custody.disconnected(session)
+        self._state_records.disconnected(session)
         self._endings.expire_in(session, details.expiry_interval)
 
     def _awaited(self, conn: Connection) -> str | None:
@@ -373,16 +373,16 @@ class Connecting:
 
     def _finds_connection_room(self, entrant: Entrant, session: Session | None) -> bool:
         """Whether connections_max lets it in: then it is counted. Else it is refused."""
-        if self._room.for_connection(taking_over=session is not None and self._occupant(session) is not None):
+        if self._capacity.for_connection(taking_over=session is not None and self._occupant(session) is not None):
             return True
         self.too_many_connections()
         self.refuse(entrant.conn, ReasonCode.QUOTA_EXCEEDED, "too many connections", client=entrant.client_id)
         return False
 
     def _finds_session_room(self, client_id: str) -> bool:
-        for other in self._room.waiting_for(client_id):
+        for other in self._capacity.waiting_for(client_id):
             self._give_way(other)
-        return self._room.for_session()
+        return self._capacity.for_session()
 
     def _give_way(self, conn: Connection) -> None:
         """It has waited; it was told nothing yet [MQTT-3.2.0-1]."""
@@ -392,7 +392,7 @@ class Connecting:
         """There are sessions_max: it is refused, or `again` is called when another session may have ended."""
         conn, client_id = entrant.conn, entrant.client_id
         self._count()
-        if self._room.wait(conn, client_id, tries, again):
+        if self._capacity.wait(conn, client_id, tries, again):
             conn.state = _DECIDING
             return
         self._row.add(count.SESSIONS_OVER_MAX)
@@ -407,7 +407,7 @@ class Connecting:
         )
 
     def _count(self) -> None:
-        self._room.connections(self._connected + len(self._awaiting))
+        self._capacity.connections(self._connected + len(self._awaiting))
 
     def _occupant(self, session: Session) -> Connection | None:
         """The connection that a newer one of this client id would take the place of."""
@@ -445,8 +445,8 @@ class Connecting:
 
     def sweep(self) -> None:
         """Called every second: forget what is over."""
-        self._room.connections(self._connected + len(self._awaiting))
-        self._room.sweep()
+        self._capacity.connections(self._connected + len(self._awaiting))
+        self._capacity.sweep()
         self._takeovers.forget_old(self._context.settings.limits.takeovers_per_minute_max, self._router.now_ms / 1000)
 
     def _granted(
@@ -625,22 +625,22 @@ class Connecting:
         steps.do(self._recording.log_closed, conn, session, why, told)
         steps.do(self._recording.closed, conn, session, why, reason, told)
         if session.details.expiry_interval == 0:
-            if self._custody.keeps:
+            if self._state_records.keeps:
                 steps.do(self._record_end, session)
             steps.do(self._endings.bury, session, self._router.detach)
             steps.do(self._sessions.remove, session)
         else:
             steps.do(self._router.detach, session)
             steps.do(self._sessions.left, session)
-            steps.do(self._custody.disconnected, session)
+            steps.do(self._state_records.disconnected, session)
             steps.do(self._replaying.detached, session)
             steps.do(self._endings.expire_in, session, session.details.expiry_interval)
-        if self._custody.keeps or session.details.will is not None:
+        if self._state_records.keeps or session.details.will is not None:
             steps.do(self._wills.left, session)
         steps.finish()
 
     def _record_end(self, session: Session) -> None:
-        if self._custody.stores(session):
+        if self._state_records.stores(session):
             self._recording.session_ended(session, "its Session Expiry Interval is 0 now")
 
     def fail(self, conn: Connection) -> None:

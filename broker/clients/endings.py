@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from broker.context.context import Context
     from broker.context.sessions import Details, Sessions
     from broker.persistence.recording import Recording
-    from broker.persistence.state_records import Custody
+    from broker.persistence.state_records import StateRecords
     from broker.replay.replaying import Replaying
     from pyx.delivery.connection import Connection
     from pyx.delivery.session import Session
@@ -43,7 +43,7 @@ class Endings:
         self,
         context: Context,
         sessions: Sessions,
-        custody: Custody,
+        state_records: StateRecords,
         recording: Recording,
         wills: Wills,
         retaining: Retaining,
@@ -52,7 +52,7 @@ class Endings:
         self._context = context
         self._router = context.router
         self._sessions = sessions
-        self._custody = custody
+        self._state_records = state_records
         self._recording = recording
         self._wills = wills
         self._retaining = retaining
@@ -99,13 +99,13 @@ class Endings:
 
     def bury(self, session: Session, let_go: Callable[[Session, Remains | None], None]) -> None:
         """Delete and forget what it has; `let_go` is the router's part."""
-        if not self._custody.keeps and not self.works_for(session) and not is_large(session):
+        if not self._state_records.keeps and not self.works_for(session) and not is_large(session):
             let_go(session, None)  # the common case: nobody else has anything of it
             return
         remains = Remains() if is_large(session) else None
-        kept = remains is not None and self._custody.stores(session)
+        kept = remains is not None and self._state_records.stores(session)
         steps = Steps()
-        steps.do(self._custody.ends_slowly if kept else self._custody.ends, session)
+        steps.do(self._state_records.ends_slowly if kept else self._state_records.ends, session)
         steps.do(let_go, session, remains)
         if remains is not None:
             steps.do(self._clear, session, remains, kept)
@@ -137,7 +137,7 @@ class Endings:
             self._context.guard_session(session, self._clear_some, client_id, remains, kept)
             yield
         if kept:
-            self._custody.ended(client_id)
+            self._state_records.ended(client_id)
         for conn, again in self.clients.pop(client_id).items():
             self._context.guard(conn, again)
             self._context.dispatch.resume(conn)
@@ -145,7 +145,7 @@ class Endings:
     def _clear_some(self, client_id: str, remains: Remains, kept: bool) -> None:
         names = self._router.clear(remains, AT_ONCE)
         if kept:
-            self._custody.clear(client_id, names)
+            self._state_records.clear(client_id, names)
 
     # ------------------------------------------------------------ who waits
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from broker.admin.sys_topics import SysTopics
     from broker.context.context import Context
     from broker.context.sessions import Details
-    from broker.persistence.state_records import Custody
+    from broker.persistence.state_records import StateRecords
     from pyx.delivery.session import Session
     from pyx.protocol.message import Message
 
@@ -88,11 +88,11 @@ class _Held(NamedTuple):
 class Retaining:
     """Finds retained messages here and at the siblings, and answers the siblings' questions."""
 
-    def __init__(self, context: Context, custody: Custody, sys_topics: SysTopics) -> None:
+    def __init__(self, context: Context, state_records: StateRecords, sys_topics: SysTopics) -> None:
         self._context = context
         self._router = context.router
         self._retained = context.retained
-        self._custody = custody
+        self._state_records = state_records
         self._sys_topics = sys_topics
         self._questions: dict[int, tuple[Walk, int]] = {}
         self._held: dict[int, _Held] = {}
@@ -182,7 +182,7 @@ class Retaining:
         spend(len(filters) * STEP)
         all_of_it = asked, self._router.next_number(), None  # one for all: they may be a hundred thousand
         steps = _STEPS
-        each = _MESSAGE_STEPS if self._custody.keeps and session.durable else 1
+        each = _MESSAGE_STEPS if self._state_records.keeps and session.durable else 1
         for text in filters:
             waits = text in details.walks_waiting
             if not waits and steps > 0:
@@ -220,7 +220,7 @@ class Retaining:
 
     def owed(self, session: Session, text: bytes, asks: bool) -> list[tuple[int, bytes]]:
         """What the store is told that a subscription has not been given: all, if it `asks` now, or the rest."""
-        if not self._custody.keeps or is_sys(text) or not self._context.settings.protocol.retain_available:
+        if not self._state_records.keeps or is_sys(text) or not self._context.settings.protocol.retain_available:
             return []
         if asks:
             return list(self._parts(text).items())
@@ -238,13 +238,13 @@ class Retaining:
 
     def _note(self, walk: Walk) -> None:
         """A page was queued, or there are no more: as the store is to have it, together with what was queued."""
-        if self._custody.keeps and walk.session.durable and not is_sys(walk.filter):
-            self._custody.owes(walk.session, walk.filter, self.owed(walk.session, walk.filter, False))
+        if self._state_records.keeps and walk.session.durable and not is_sys(walk.filter):
+            self._state_records.owes(walk.session, walk.filter, self.owed(walk.session, walk.filter, False))
 
     def _note_all(self, session: Session, text: bytes) -> None:
         """There was nothing for this filter."""
-        if self._custody.keeps and session.durable:
-            self._custody.owes(session, text, self.owed(session, text, False))
+        if self._state_records.keeps and session.durable:
+            self._state_records.owes(session, text, self.owed(session, text, False))
 
     def _begin_waiting(self, session: Session) -> None:
         details: Details = session.details

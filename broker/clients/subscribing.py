@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from broker.context.context import Context
     from broker.context.sessions import Details, Sessions
     from broker.persistence.recording import Recording
-    from broker.persistence.state_records import Custody
+    from broker.persistence.state_records import StateRecords
     from broker.replay.opening import Opening
     from broker.replay.replaying import Replaying
     from pyx.delivery.connection import Connection
@@ -66,7 +66,7 @@ class Subscribing:
         self,
         context: Context,
         sessions: Sessions,
-        custody: Custody,
+        state_records: StateRecords,
         recording: Recording,
         connecting: Connecting,
         retaining: Retaining,
@@ -76,7 +76,7 @@ class Subscribing:
         self._context = context
         self._router = context.router
         self._sessions = sessions
-        self._custody = custody
+        self._state_records = state_records
         self._recording = recording
         self._connecting = connecting
         self._retaining = retaining
@@ -215,7 +215,7 @@ class Subscribing:
         handling = options & _RETAIN_HANDLING
         asks = group is None and handling != _NEVER_RETAINED and (new or handling != _ONLY_IF_NEW)
         owed = self._retaining.owed(session, text, asks) if group is None else []
-        self._custody.subscribed(session, text, group, options, identifier, named, owed)
+        self._state_records.subscribed(session, text, group, options, identifier, named, owed)
         self._recording.subscribed(session, named, options, identifier)
         if new:
             made.append((named, text, group))
@@ -293,8 +293,8 @@ class Subscribing:
         if full is not None and not self._has(session, text, group):  # replacing one takes nothing [MQTT-3.8.4-3]
             self._context.counters.add(full)
             return ReasonCode.QUOTA_EXCEEDED
-        custody = self._custody
-        if custody.stores(session) and custody.refuses():
+        state_records = self._state_records
+        if state_records.stores(session) and state_records.refuses():
             return ReasonCode.QUOTA_EXCEEDED
         return 0
 
@@ -401,7 +401,7 @@ class Subscribing:
         found = self._router.unsubscribe(session, text, group, remains)
         if found:
             session.details.filter_bytes -= len(named)
-            self._custody.unsubscribed(session, named)
+            self._state_records.unsubscribed(session, named)
             self._recording.unsubscribed(session, named)
             if group is None:
                 self._retaining.unsubscribed(session, text)

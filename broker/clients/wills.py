@@ -13,7 +13,7 @@ from pyx.protocol.message import Message
 if TYPE_CHECKING:
     from broker.context.context import Context
     from broker.context.sessions import Details
-    from broker.persistence.state_records import Custody
+    from broker.persistence.state_records import StateRecords
     from pyx.delivery.session import Session
     from pyx.protocol.packets import Will
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 class Wills:
     """Of one worker's clients."""
 
-    def __init__(self, context: Context, custody: Custody) -> None:
+    def __init__(self, context: Context, state_records: StateRecords) -> None:
         self._context = context
         self._router = context.router
-        self._custody = custody
+        self._state_records = state_records
 
     def left(self, session: Session) -> None:
         """Its connection has ended: its will, if it has one, is due now or later."""
@@ -32,10 +32,10 @@ class Wills:
         will = details.will
         delay = min(will.delay_interval, details.expiry_interval) if will is not None else 0
         if will is None:
-            self._custody.will_gone(session)
+            self._state_records.will_gone(session)
         elif delay:
             self.start_delay(session, delay)
-            self._custody.will_waits(session, self._router.wall_ms + delay * 1000)
+            self._state_records.will_waits(session, self._router.wall_ms + delay * 1000)
         else:
             self.due(session)
 
@@ -54,7 +54,7 @@ class Wills:
         if will is not None:
             steps = Steps()
             steps.do(self.publish, will, session.client_id)
-            steps.do(self._custody.will_gone, session)
+            steps.do(self._state_records.will_gone, session)
             steps.finish()
 
     def publish(self, will: Will, client_id: str) -> None:

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from pyx.delivery.session import Session
     from pyx.protocol.message import Message
 
-__all__ = ["Custody"]
+__all__ = ["StateRecords"]
 
 
-class Custody:
+class StateRecords:
     """The records of one worker's clients."""
 
     def __init__(self, context: Context) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from broker.repartition.progress import StartProgress
-from leveldb_store.engine.disk_reserve import Room
+from leveldb_store.engine.disk_reserve import DiskReserve
 from shards.child_process import ChildFailed, run_in_child
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _check_room(change: Change, settings: LevelDB) -> None:
     # when the old stores are removed
     from broker.repartition.stores import RepartitionError  # with LevelDB
 
-    room = Room(change.new[0], *settings.sizes(change.new[0], len(change.new)))
+    room = DiskReserve(change.new[0], *settings.sizes(change.new[0], len(change.new)))
     wanted = len(change.new) * room.wanted()
     given_back = sum(file.stat().st_blocks for path in change.old for file in path.iterdir()) * _STAT_BLOCK_BYTES
     there = room.free() + given_back

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from broker.context.context import Context
-    from broker.persistence.state_records import Custody
+    from broker.persistence.state_records import StateRecords
     from pyx.delivery.session import Session
 
 __all__ = ["Replay", "Replaying"]
@@ -100,11 +100,11 @@ class Replay:
 class Replaying:
     """The replays of one worker's sessions, and what its archive gives to those of others."""
 
-    def __init__(self, context: Context, custody: Custody) -> None:
+    def __init__(self, context: Context, state_records: StateRecords) -> None:
         self._context = context
         self._router = context.router
         self._row = context.counters
-        self._custody = custody
+        self._state_records = state_records
         self._questions: dict[int, tuple[Replay, int]] = {}
         # no number that a former incarnation has used: its answer may still come
         self._number = context.router.wall_ms * 1000
@@ -193,7 +193,7 @@ class Replaying:
         self._rest(replay)
         drop_queued(self._router, session, replay.merge.number)
         self._dirty.discard(replay)
-        if self._custody.stores(session):
+        if self._state_records.stores(session):
             self._router.delete_record(replay_key(session.client_id, text))
         return True
 
@@ -418,14 +418,14 @@ class Replaying:
         replay.is_dirty = False
         replay.noted = replay.whole[0]
         self._dirty.discard(replay)
-        if self._custody.stores(session):
+        if self._state_records.stores(session):
             key = replay_key(session.client_id, replay.text)
             self._router.put_record(key, encode_replay(self._stored(replay)), waited=False)
 
     def keep(self, replay: Replay) -> None:
         """A new one: the SUBACK waits for its record."""
         session = replay.session
-        if self._custody.stores(session):
+        if self._state_records.stores(session):
             self._router.put_record(replay_key(session.client_id, replay.text), encode_replay(self._stored(replay)))
 
     def _stored(self, replay: Replay) -> StoredReplay:
@@ -436,7 +436,7 @@ class Replaying:
         return StoredReplay(merge.options, replay.identifier, merge.number, position, lost, floors, gone)
 
     def _note_later(self, replay: Replay) -> None:
-        if not self._custody.stores(replay.session):
+        if not self._state_records.stores(replay.session):
             return
         self._dirty.add(replay)
         if not self._lags:

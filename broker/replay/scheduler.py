@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pyx.io.reactor import Reactor
 
-__all__ = ["MESSAGE_NS", "Pace"]
+__all__ = ["MESSAGE_NS", "Scheduler"]
 
 _SPEC = Struct("qqqq")  # struct itimerspec: interval, then value, each in seconds and nanoseconds
 _TFD_NONBLOCK, _TFD_CLOEXEC, _CLOCK_MONOTONIC = 0o4000, 0o2000000, 1
@@ -55,7 +55,7 @@ class Work(Protocol):
         """Do one piece."""
 
 
-class Pace:
+class Scheduler:
     """Of one kind of work of one worker."""
 
     def __init__(self, reactor: Reactor, work: Work) -> None:

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyx.io.reactor import Reactor
 
-__all__ = ["Beside"]
+__all__ = ["BackgroundThread"]
 
 _REST_SECONDS_MAX = 0.25
 
 
-class Beside:
+class BackgroundThread:
     """Work for one thread, in its order; what is to follow is called in the loop's. `clock`: monotonic seconds."""
 
     def __init__(self, reactor: Reactor, name: str, clock: Callable[[], float] = time.monotonic) -> None:

@@ -8,9 +8,9 @@ Each part is given what it calls, and stands below what calls it: no part knows 
 lower one says in a Protocol what it wants, and gets it here when the other is there.
 
     context     broker.context: router, store, log, timers, ...; sessions
-    records     custody, recording, set_aside (broker.persistence)
+    records     state_records, recording, set_aside (broker.persistence)
     the archive replaying, opening (broker.replay)
-    clients     wills, retaining, endings, room, authenticating, connecting, subscribing; disk, which closes some
+    clients     wills, retaining, endings, capacity, authenticating, connecting, subscribing; disk, which closes some
     the worker  words, peering, gauges, administration, recovery
 """
 
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker.admin.sys_topics import SysTopics
 from broker.clients.authenticating import Authenticating
-from broker.clients.capacity import Room
+from broker.clients.capacity import Capacity
 from broker.clients.connecting import Connecting
 from broker.clients.endings import Endings
 from broker.clients.retaining import Retaining
@@ -33,7 +33,7 @@ from broker.context.sessions import Sessions
 from broker.persistence.disk import Disk
 from broker.persistence.recording import Recording
 from broker.persistence.set_aside import SetAside
-from broker.persistence.state_records import Custody
+from broker.persistence.state_records import StateRecords
 from broker.replay.opening import Opening
 from broker.replay.replaying import Replaying
 from broker.worker.administration import Administration
@@ -96,31 +96,31 @@ class Node:
     def _wire(self, context: Context) -> None:
         sessions = self.sessions = Sessions()
         set_aside = self.set_aside = SetAside(context)
-        custody = self.custody = Custody(context)
+        state_records = self.state_records = StateRecords(context)
         recording = self.recording = Recording(context)
         sys_topics = self.sys_topics = SysTopics(context)
-        replaying = self.replaying = Replaying(context, custody)
+        replaying = self.replaying = Replaying(context, state_records)
         opening = self.opening = Opening(context, recording, replaying)
-        wills = self.wills = Wills(context, custody)
-        retaining = self.retaining = Retaining(context, custody, sys_topics)
-        endings = self.endings = Endings(context, sessions, custody, recording, wills, retaining, replaying)
-        room = self.room = Room(context, sessions, recording, endings)
+        wills = self.wills = Wills(context, state_records)
+        retaining = self.retaining = Retaining(context, state_records, sys_topics)
+        endings = self.endings = Endings(context, sessions, state_records, recording, wills, retaining, replaying)
+        capacity = self.capacity = Capacity(context, sessions, recording, endings)
         authenticating = self.authenticating = Authenticating(context)
         connecting = self.connecting = Connecting(
-            context, sessions, custody, recording, authenticating, room, endings, wills, retaining, replaying
+            context, sessions, state_records, recording, authenticating, capacity, endings, wills, retaining, replaying
         )
         authenticating.entrance = connecting
         subscribing = self.subscribing = Subscribing(
-            context, sessions, custody, recording, connecting, retaining, replaying, opening
+            context, sessions, state_records, recording, connecting, retaining, replaying, opening
         )
         opening.subscriptions = subscribing
         disk = self.disk = Disk(context, connecting)
-        words = self.words = Words(context, retaining, room, disk, replaying, opening)
+        words = self.words = Words(context, retaining, capacity, disk, replaying, opening)
         self.peering = Peering(context, words, retaining, replaying, opening)
         self.gauges = Gauges(context, sessions, replaying)
         self.administration = Administration(context, sessions, connecting)
         self.recovery = Recovery(
-            context, sessions, set_aside, custody, recording, wills, endings, subscribing, retaining, replaying
+            context, sessions, set_aside, state_records, recording, wills, endings, subscribing, retaining, replaying
         )
 
     def _expose(self) -> None:
@@ -135,7 +135,7 @@ class Node:
         self.too_many_connections = self.connecting.too_many_connections
         self.subscribe = self.subscribing.subscribe
         self.unsubscribe = self.subscribing.unsubscribe
-        self.retained_changed = self.custody.retained_changed
+        self.retained_changed = self.state_records.retained_changed
         self.unstored = self.disk.unstored
         self.drained = self.replaying.drained
         self.work_on = self.piecework.run

@@ -34,8 +34,8 @@ from broker.clients.connecting import AT_ONCE
 from broker.config.settings import ConfigError
 from broker.logs import Log, StandardLibrary
 from broker.persistence.handoff_log import kept_links
-from broker.replay.scheduler import Pace
-from broker.worker.background_thread import Beside
+from broker.replay.scheduler import Scheduler
+from broker.worker.background_thread import BackgroundThread
 from broker.worker.core import Node
 from broker.worker.starting import Starting
 from leveldb_store.contract import DamagedStoreError, StoreError
@@ -177,15 +177,15 @@ class Worker:
         self._armed = False
         self._sent_at = 0.0
         self._coalesce = settings.limits.mesh_coalesce_microseconds_max * 1e-6
-        self._paces = (Pace(self.reactor, self.node.replaying), Pace(self.reactor, self.node.retaining))
-        self._beside = Beside(self.reactor, "archive-reader")
+        self._schedulers = (Scheduler(self.reactor, self.node.replaying), Scheduler(self.reactor, self.node.retaining))
+        self._background = BackgroundThread(self.reactor, "archive-reader")
         try:
             recovered = self._starting.recover(self.node.recovery, self.node.set_aside, self.store)
         except StoreError:
             self.hashes.close()
             self.store.close()
             raise
-        self.node.room.share(channel.rows)
+        self.node.capacity.share(channel.rows)
         self._beginning = recovered.begin() if recovered is not None else iter(())
 
     # ------------------------------------------------------------ start and stop
@@ -199,10 +199,10 @@ class Worker:
         if self.store.fileno() >= 0:
             self.reactor.watch(self.store.fileno(), self._on_stored)
         if self.node.replaying.sources is not None:
-            self._beside.start()
-            self.node.replaying.sources.beside = self._beside
-        for pace in self._paces:
-            pace.start()
+            self._background.start()
+            self.node.replaying.sources.beside = self._background
+        for each in self._schedulers:
+            each.start()
         loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # the supervisor decides
         ignore_with_a_line(loop, frozenset({stacks.SIGNAL}), self._on_other_signal)
@@ -395,9 +395,9 @@ class Worker:
         self.reactor.unwatch(self.channel.control.fileno())
         self.reactor.unwatch(self.hashes.fileno())
         self.hashes.close()
-        for pace in self._paces:
-            pace.close()
-        self._beside.close()
+        for each in self._schedulers:
+            each.close()
+        self._background.close()
         self.reactor.unwatch(self.channel.handoff_receive.fileno())
         if self.store.fileno() >= 0:
             self.reactor.unwatch(self.store.fileno())

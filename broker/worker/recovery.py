@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from broker.context.sessions import Details, Sessions
     from broker.persistence.recording import Recording
     from broker.persistence.set_aside import SetAside
-    from broker.persistence.state_records import Custody
+    from broker.persistence.state_records import StateRecords
     from broker.replay.replaying import Replaying
     from pyx.delivery.session import Session
     from pyx.protocol.message import Message
@@ -73,10 +73,10 @@ class Recovered:
     """What was found, in numbers, and what is to be done when siblings can be reached."""
 
     def __init__(
-        self, context: Context, custody: Custody, recording: Recording, wills: Wills, endings: Endings
+        self, context: Context, state_records: StateRecords, recording: Recording, wills: Wills, endings: Endings
     ) -> None:
         self._context = context
-        self._custody = custody
+        self._state_records = state_records
         self._recording = recording
         self._wills = wills
         self._endings = endings
@@ -123,7 +123,7 @@ class Recovered:
                 continue
             if session is not None:
                 session.details.will = None
-                self._custody.will_gone(session)
+                self._state_records.will_gone(session)
             else:
                 router.delete_record(schema.will_key(client_id))
             self._wills.publish(will, client_id)
@@ -158,7 +158,7 @@ class Recovery:
         context: Context,
         sessions: Sessions,
         set_aside: SetAside,
-        custody: Custody,
+        state_records: StateRecords,
         recording: Recording,
         wills: Wills,
         endings: Endings,
@@ -170,11 +170,11 @@ class Recovery:
         self._router = context.router
         self._sessions = sessions
         self._records = set_aside
-        self._custody = custody
+        self._state_records = state_records
         self._subscribing = subscribing
         self._retaining = retaining
         self._replaying = replaying
-        self._found = Recovered(context, custody, recording, wills, endings)
+        self._found = Recovered(context, state_records, recording, wills, endings)
         self._progress = Progress()
         self._over: set[str] = set()
         """Client ids whose session has expired."""
@@ -273,11 +273,11 @@ class Recovery:
         details: Details = session.details
         details.own_bytes = own_bytes(client_id, stored.username, None)
         details.expiry_interval = details.stored_expiry = stored.expiry_interval
-        self._custody.sessions += 1
+        self._state_records.sessions += 1
         details.username = stored.username
         details.created = stored.created
         if not stored.disconnected:
-            self._custody.disconnected(session)
+            self._state_records.disconnected(session)
         if left > 0:
             self._found.sessions += 1
             if left != NEVER:
@@ -424,7 +424,7 @@ class Recovery:
             details.own_bytes = own_bytes(client_id, details.username, will)
             if not due:
                 due = now + 1000 * min(will.delay_interval, details.expiry_interval)
-                self._custody.will_waits(session, due)
+                self._state_records.will_waits(session, due)
             else:
                 due = min(due, now + 1000 * will.delay_interval)  # should the clock have been put back
         self._found.will(client_id, session, will, due)

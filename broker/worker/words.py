@@ -18,7 +18,7 @@ from pyx.core import counters as count
 from pyx.core.work import STEP, spend
 
 if TYPE_CHECKING:
-    from broker.clients.capacity import Room
+    from broker.clients.capacity import Capacity
     from broker.clients.retaining import Retaining
     from broker.context.context import Context
     from broker.persistence.disk import Disk
@@ -35,7 +35,7 @@ class Words:
         self,
         context: Context,
         retaining: Retaining,
-        room: Room,
+        capacity: Capacity,
         disk: Disk,
         replaying: Replaying,
         opening: Opening,
@@ -46,7 +46,7 @@ class Words:
         self._heard: dict[bytes, Callable[[int, bytes], None]] = {
             b"?": retaining.asked,
             b"!": retaining.answered,
-            b"e": lambda _peer, _payload: room.asked(),
+            b"e": lambda _peer, _payload: capacity.asked(),
             b"h": self._hold_changed_there,
             b"m": lambda peer, payload: self._router.set_memory_full(peer, payload == b"\1"),
             b"d": disk.told,

@@ -31,7 +31,7 @@ from typing import Final
 import plyvel
 
 from leveldb_store.contract import StoreError
-from leveldb_store.engine.disk_reserve import RESERVE_NAMES, Room
+from leveldb_store.engine.disk_reserve import RESERVE_NAMES, DiskReserve
 from leveldb_store.engine.wal import cut_at_damage, cut_torn_end
 from leveldb_store.format import schema
 
@@ -115,7 +115,7 @@ class Database:
         self.archive_lock = threading.Lock()
         """Held while the archive is read: other reads do not wait for that."""
         self._options = options
-        self.room = Room(path, options.write_buffer_bytes, options.reserve_bytes)
+        self.reserve = DiskReserve(path, options.write_buffer_bytes, options.reserve_bytes)
         try:
             make_directory(path)
             self.db = self._open_or_repair(say) if repair is None else self._repaired(repair, say, True)
@@ -223,7 +223,7 @@ class Database:
         except plyvel.IOError as error:
             if "lock" in str(error):
                 raise StoreError(f"the store {self.path} is in use by another process") from None
-            if _NO_ROOM in str(error) and self.room.release():
+            if _NO_ROOM in str(error) and self.reserve.release():
                 say(f"the disk of the store {self.path} is full: it is opened with the room of its reserve")
                 return self._open_or_repair(say, until)
             if _NO_ROOM in str(error) and is_there and (until is None or time.monotonic() < until):

@@ -24,7 +24,7 @@ COMMIT_BYTES: Final = 16 << 20  # for what is to be written once the database is
 AGAIN: Final = 1.5  # so much of what is too little is enough again
 
 
-class Room:
+class DiskReserve:
     """Of one database; one thread uses it. `reserve_bytes`: both files together, 0 = none. Raises OSError."""
 
     def __init__(self, path: Path, write_buffer_bytes: int, reserve_bytes: int) -> None:

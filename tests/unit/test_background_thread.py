@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from broker.worker.background_thread import Beside
+from broker.worker.background_thread import BackgroundThread
 
 
 class OneFile:
@@ -34,7 +34,7 @@ def test_it_rests_as_long_as_it_works() -> None:
     now = [100.0]
     done: list[int] = []
     rests: list[float] = []
-    beside = Beside(reactor, "reader", clock=lambda: now[0])
+    beside = BackgroundThread(reactor, "reader", clock=lambda: now[0])
     beside.rest = rests.append
 
     def work(seconds: float) -> Callable[[], None]:
@@ -52,7 +52,7 @@ def test_it_rests_as_long_as_it_works() -> None:
 
 def test_an_error_is_the_loops() -> None:
     reactor: Any = OneFile()
-    beside = Beside(reactor, "reader")
+    beside = BackgroundThread(reactor, "reader")
     beside.start()
     beside(lambda: [].pop(), lambda: None)
     with pytest.raises(IndexError):

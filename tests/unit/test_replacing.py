@@ -185,7 +185,7 @@ def test_a_crash_between_the_subscription_and_the_window(again: str) -> None:
         peer.ack("PUBACK", packet.packet_id)
     host.settle()
     if again == "owed":
-        host.node.custody.owes(peer.session, FILTER.encode(), [(0, b"a/c")])
+        host.node.state_records.owes(peer.session, FILTER.encode(), [(0, b"a/c")])
     else:
         subscribe(peer, 0)
     host.settle()

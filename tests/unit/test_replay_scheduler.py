@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from broker.replay.replaying import Replaying
-from broker.replay.scheduler import _CREDIT_NS, MESSAGE_NS, Pace
+from broker.replay.scheduler import _CREDIT_NS, MESSAGE_NS, Scheduler
 from pyx.io.reactor import Reactor
 from tests.waiting import wait_until
 
@@ -44,7 +44,7 @@ class Works:
 @pytest.fixture
 def works() -> Iterator[Works]:
     made = Works()
-    pace = Pace(cast(Reactor, made), cast(Replaying, made))
+    pace = Scheduler(cast(Reactor, made), cast(Replaying, made))
     pace.start()
     made.pace = pace  # type: ignore[attr-defined]
     yield made
