@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import io
 import os
 import re
@@ -150,12 +151,18 @@ def statuses(command: str) -> set[int]:
     return found
 
 
+@functools.cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def texts(error: str) -> list[str]:
     """The lines that are raised as this error in this module (`print`: printed before it ends); what is filled in is in
     capitals.
     """
     module, _, name = error.rpartition(".")
-    tree = ast.parse((ROOT / module.replace(".", "/")).with_suffix(".py").read_text())
+    tree = _parsed((ROOT / module.replace(".", "/")).with_suffix(".py"))
     known = {
         node.targets[0].id: node.value
         for node in ast.walk(tree)
@@ -215,7 +222,7 @@ def raised() -> set[str]:
     for folder in ("broker", "shards", "leveldb_store"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(_parsed(path)):
                 if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
                     name = ast.unparse(node.exc.func)
                     if name in names and texts(f"{module}.{name}"):

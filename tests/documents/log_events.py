@@ -11,6 +11,7 @@ apart.
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -51,6 +52,7 @@ class Sources:
     trees: Mapping[str, ast.Module]
 
     @classmethod
+    @functools.cache
     def of_the_tree(cls) -> Sources:
         """Those of all folders that log."""
         paths = (path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")))
