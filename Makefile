@@ -94,9 +94,9 @@ SANITIZED = LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-n
 
 asan-tree: $(VENV)/made
 	MQTTD_TESTS=1 MQTTD_PROFILE=asan $(BIN)/python setup.py --quiet build --build-lib $(ASAN)
-	rm -rf $(ASAN)/tests/unit/*.py $(ASAN)/tests/{fuzz,contract,conformance,integration} && mkdir -p $(ASAN)/tests/unit
+	rm -rf $(ASAN)/tests/unit/*.py $(ASAN)/tests/{fuzz,contract,conformance,integration,documents} && mkdir -p $(ASAN)/tests/unit
 	cp tests/*.py $(ASAN)/tests/ && cp tests/unit/*.py $(ASAN)/tests/unit/
-	cp -r tests/{fuzz,contract,conformance,integration} $(ASAN)/tests/
+	cp -r tests/{fuzz,contract,conformance,integration,documents} $(ASAN)/tests/
 	cp -r pyproject.toml docs deploy $(ASAN)/
 
 # those marked `alone` afterwards, as in `make test`

@@ -1,8 +1,8 @@
 """The counter rows as Prometheus metrics: names, types and texts of all of them, and the collector that reads the rows.
 
 What is not named here is exported all the same, as `mqttd_<name>`: a new counter is one line in pyx/core/counters.pxd.
-The tables of docs/operations.md are made from this module (`python -m broker.admin.metrics --markdown
-docs/operations.md`).
+The tables of docs/reference/metrics.md are made from this module (`python -m broker.admin.metrics --markdown
+docs/reference/metrics.md`).
 """
 
 from __future__ import annotations
@@ -313,9 +313,9 @@ def connected(row: Row) -> int:
     return max(0, opened - row.get(counters.CONNECTIONS_CLOSED))
 
 
-# -- the tables of docs/operations.md
+# -- the tables of docs/reference/metrics.md
 
-_BEGIN = "<!-- generated: python -m broker.admin.metrics --markdown docs/operations.md -->"
+_BEGIN = "<!-- generated: python -m broker.admin.metrics --markdown docs/reference/metrics.md -->"
 _END = "<!-- end of what is generated -->"
 _SYS_BEGIN = "<!-- generated likewise: topics of $SYS -->"
 _SYS_END = "<!-- end of the topics of $SYS -->"

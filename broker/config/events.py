@@ -12,7 +12,7 @@ _MIB = 1 << 20
 
 
 class Events(BaseModel):
-    """What happens is recorded in the store: see [events](operations.md#events)."""
+    """What happens is recorded in the store: see [events](../operations.md#events)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

@@ -1,7 +1,7 @@
 """The settings of what the standard leaves to a server: what it offers, what it checks, where it sends clients.
 
 A client of MQTT 5 is told by CONNACK what is not offered, and breaks the protocol when it asks for it all the same. One
-of 3.1 or 3.1.1 cannot be told: docs/protocol.md says what it gets.
+of 3.1 or 3.1.1 cannot be told: docs/reference/protocol.md says what it gets.
 """
 
 from __future__ import annotations

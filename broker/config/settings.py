@@ -1,9 +1,9 @@
 """The settings: what they are, where they come from, and every mistake in them at once.
 
 One model drives everything: what the TOML file may contain, the environment names (MQTTD_PORT,
-MQTTD_LIMITS__PACKET_BYTES_MAX), what a reload may change, and the tables of docs/configuration.md (`python -m
-broker.config.settings --markdown docs/configuration.md`). A new setting is one field with a description; a new bound is
-one field of `Limits` that says what happens at the bound.
+MQTTD_LIMITS__PACKET_BYTES_MAX), what a reload may change, and the tables of docs/reference/configuration.md (`python -m
+broker.config.settings --markdown docs/reference/configuration.md`). A new setting is one field with a description; a
+new bound is one field of `Limits` that says what happens at the bound.
 
 Defaults < file < environment < flags. Values are not guessed: a TOML string is no number, `true` is no 1; the text of
 an environment variable is read as the type its key has. Errors are lines `key.path: what is wrong`, each with the
@@ -191,7 +191,7 @@ class Settings(BaseModel):
         default=None,
         min_length=1,
         description="File of users and hashed passwords, written by `mqttd passwd FILE USER`; see "
-        "[credentials](credentials.md). A reload reads it again, and keeps the old one if it is wrong.",
+        "[credentials](../credentials.md). A reload reads it again, and keeps the old one if it is wrong.",
     )
     pin_cpus: bool = Field(
         default=False, json_schema_extra=_RESTART, description="Whether each worker is bound to one CPU."
@@ -491,9 +491,9 @@ def _needs_restart(field: FieldInfo) -> bool:
     return isinstance(extra, dict) and bool(extra.get("restart"))
 
 
-# -- the tables of docs/configuration.md
+# -- the tables of docs/reference/configuration.md
 
-_BEGIN = "<!-- generated: python -m broker.config.settings --markdown docs/configuration.md -->"
+_BEGIN = "<!-- generated: python -m broker.config.settings --markdown docs/reference/configuration.md -->"
 _END = "<!-- end of what is generated -->"
 
 

@@ -17,7 +17,7 @@ __all__ = ["Shared", "rule_of"]
 
 class Shared(BaseModel):
     """How members of share groups (`$share/GROUP/FILTER`) are chosen. The first table that matches a group counts;
-    without one it is `round_robin`. [shared-subscriptions.md](shared-subscriptions.md) tells what each guarantees.
+    without one it is `round_robin`. [shared-subscriptions.md](../shared-subscriptions.md) tells what each guarantees.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

@@ -1,7 +1,7 @@
-"""Which test shows which normative statement: collected from the markers, written as docs/conformance.md.
+"""Which test shows which normative statement: collected from the markers, written as docs/reference/conformance.md.
 
-    python -m tests.conformance.document --write docs/conformance.md
-    python -m tests.conformance.document --check docs/conformance.md
+    python -m tests.conformance.document --write docs/reference/conformance.md
+    python -m tests.conformance.document --check docs/reference/conformance.md
 
 A test names what it shows by ``@pytest.mark.mqtt("5:3.1.2-22", "311:3.1.2-24")``: [MQTT-3.1.2-22] of MQTT 5.0 and
 [MQTT-3.1.2-24] of 3.1.1; the numbers of the two standards look alike and mean different things. ``statements.toml``
@@ -117,7 +117,7 @@ def tests_by_file(tests: Iterable[str]) -> str:
 
 
 def document(statements: Mapping[str, Statement], collected: Collected) -> str:
-    """docs/conformance.md."""
+    """docs/reference/conformance.md."""
     lines = [HEAD]
     for standard, name in NAMES.items():
         rows = [statement for statement in statements.values() if statement.standard == standard]
@@ -144,7 +144,7 @@ def document(statements: Mapping[str, Statement], collected: Collected) -> str:
 HEAD = """\
 # Conformance
 
-<!-- generated: python -m tests.conformance.document --write docs/conformance.md -->
+<!-- generated: python -m tests.conformance.document --write docs/reference/conformance.md -->
 
 Every normative statement of MQTT 3.1.1 and MQTT 5.0, and the tests that show it, as their markers say. The titles are
 ours and short; the statements are in the standards, under these numbers. *Binds*: `server` is about brokers, `client`

@@ -397,9 +397,9 @@ def test_the_first_queue_rule_in_order_decides() -> None:
 
 
 def test_the_documentation_has_the_tables_of_today() -> None:
-    path = ROOT / "docs" / "configuration.md"
+    path = ROOT / "docs" / "reference" / "configuration.md"
     assert config.with_tables(path.read_text()) == path.read_text(), (
-        "run: python -m broker.config.settings --markdown docs/configuration.md"
+        "run: python -m broker.config.settings --markdown docs/reference/configuration.md"
     )
 
 

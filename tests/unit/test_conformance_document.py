@@ -1,4 +1,4 @@
-"""docs/conformance.md says what the markers of the tests say, and there are no gaps."""
+"""docs/reference/conformance.md says what the markers of the tests say, and there are no gaps."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def test_both_standards_are_complete() -> None:
 
 @pytest.mark.whole_tree
 def test_the_page_agrees_with_the_tests() -> None:
-    """Nothing has drifted: ``python -m tests.conformance.document --write docs/conformance.md`` makes it true again."""
+    """Nothing has drifted: ``python -m tests.conformance.document --write PAGE`` makes it true again."""
     checked = subprocess.run(
-        [sys.executable, "-m", "tests.conformance.document", "--check", "docs/conformance.md"],
+        [sys.executable, "-m", "tests.conformance.document", "--check", "docs/reference/conformance.md"],
         cwd=ROOT,
         env={key: value for key, value in os.environ.items() if key != "MQTTD_TEST_BROKER"},
         capture_output=True,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.config.settings import leaves
 from tests.unit.test_imports_one_way import ALLOWED
 
 pytestmark = pytest.mark.whole_tree
@@ -172,3 +173,32 @@ def test_modules_that_the_architecture_names_are_there() -> None:
     # a function of a module: the module
     missing = [name for name in sorted(names) if not is_there(name) and not is_there(name.rpartition(".")[0])]
     assert not missing
+
+
+def test_where_to_change_what() -> None:
+    """Ten tasks, each with at most three files, all of which are there."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    section = text.partition("\n## Where to change what\n")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len({task for task, *_ in rows}) == len(rows) == 10
+    for task, files, how in rows:
+        named = re.findall(r"`([^`]+)`", files)
+        assert 1 <= len(named) <= 3, task
+        assert [name for name in named if not (ROOT / name).is_file()] == [], task
+        assert how, task
+
+
+def test_settings_that_the_page_of_migration_names_are_there() -> None:
+    """What says the same as an option of mosquitto.conf is a setting, whole."""
+    rows = re.findall(r"^\| `.*? \| (.*?) \|", (ROOT / "docs" / "how-to" / "migrate.md").read_text(), re.MULTILINE)
+    named = {name for cell in rows for name in re.findall(r"`([^`]+)`", cell)}
+    assert len(named) > 15
+    assert named <= {".".join(path) for path, _ in leaves()}
+
+
+def test_the_index_leads_to_every_page() -> None:
+    """docs/README.md has each page but the single decisions, which their folder has."""
+    there = {path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "adr"}
+    page = ROOT / "docs" / "README.md"
+    linked = {(page.parent / target.partition("#")[0]).resolve() for target in links(page.read_text())}
+    assert there - linked == {page}

@@ -122,9 +122,9 @@ def test_links_have_both_ends(rows: list[bytearray]) -> None:
 
 
 def test_the_documentation_has_the_tables_of_today() -> None:
-    path = ROOT / "docs" / "operations.md"
+    path = ROOT / "docs" / "reference" / "metrics.md"
     assert metrics.with_tables(path.read_text()) == path.read_text(), (
-        "run: python -m broker.admin.metrics --markdown docs/operations.md"
+        "run: python -m broker.admin.metrics --markdown docs/reference/metrics.md"
     )
 
 

@@ -1,0 +1,1 @@
+"""Pages that are written from the sources, and kept true by tests."""

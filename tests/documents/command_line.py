@@ -1,0 +1,286 @@
+"""The command `mqttd`: its flags, exit statuses and one-line errors, written as docs/reference/command-line.md.
+
+    python -m tests.documents.command_line --write docs/reference/command-line.md
+
+Flags are what ``--help`` says, error texts are read off the ``raise`` statements. What a status means stands here, and
+`statuses` finds those that the code of a command knows.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import io
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+from broker.cli.main import main as mqttd
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = "docs/reference/command-line.md"
+COLUMNS = 110
+
+BEGIN = f"<!-- generated: python -m tests.documents.command_line --write {PAGE} -->"
+END = "<!-- end of what is generated -->"
+
+_USAGE = "wrong usage, or wrong settings"
+_DATA = "the data directory, the snapshot or the disk cannot be used"
+
+#: Command -> its file, and what its statuses mean. 0 is done, if nothing else is said.
+STATUSES: dict[str, tuple[str, dict[int, str]]] = {
+    "": (
+        "main",
+        {
+            0: "stopped as asked",
+            1: "a worker cannot start, or ten died within a minute; no runtime directory; not compiled",
+            2: _USAGE,
+            3: "an address cannot be listened on: in use, no permission, not of this machine",
+            4: "the data directory cannot be used: another mqttd has it, a newer one has written it, or its stores "
+            "cannot be made anew for this release or number of workers",
+        },
+    ),
+    "check-config": ("main", {0: "no errors", 2: "the file has errors: a line for each"}),
+    "status": ("status", {0: "ready", 1: "not ready, or no answer", 2: _USAGE}),
+    "sessions": ("sessions_command", {0: "done", 1: "no such session, or no broker that answers", 2: _USAGE}),
+    "events": (
+        "events_command",
+        {0: "done", 1: "no answer, or something cannot be read", 2: _USAGE, 4: "the directory cannot be used"},
+    ),
+    "snapshot": (
+        "snapshots",
+        {0: "done", 2: f"{_USAGE}; OUT is not empty", 4: _DATA, 130: "interrupted: nothing is left"},
+    ),
+    "restore": (
+        "snapshots",
+        {0: "done", 2: f"{_USAGE}; the directory is not empty", 4: _DATA, 130: "interrupted: nothing is left"},
+    ),
+    "store": (
+        "store_command",
+        {0: "no problem", 1: "problems: a line for each", 2: _USAGE, 4: "in use, or no data directory"},
+    ),
+    "passwd": (
+        "passwd",
+        {0: "done", 1: "the file cannot be read or written, or has no such user", 2: "wrong usage, name or password"},
+    ),
+}
+
+#: Class of an error -> of which command and status its lines are, and what to do.
+ERRORS: dict[str, tuple[str, str]] = {
+    "broker.config.settings.ConfigError": (
+        "whatever reads settings, 2",
+        "Correct the file, the variable or the flag: the line names its place, as `limits.inflight_max: ...`.",
+    ),
+    "broker.cli.main._CannotStart": ("`mqttd`, 1", "Install mqttd where there is a C compiler."),
+    "shards.supervisor._fail": ("`mqttd`, 1", "The log says more: `worker_failed`, `worker_died`."),
+    "shards.runtime_dir.RuntimeDirError": ("`mqttd`, 1", "Name another `runtime_dir`, or none."),
+    "shards.listening.CannotListen": ("`mqttd`, 3", "Name another address or port, or stop who has it."),
+    "broker.cli.main.CannotListen": ("`mqttd`, 3", "Another `admin`, or `none`."),
+    "shards.data_dir.DataDirError": (
+        "`mqttd`, `events`, `snapshot`, `restore`, `store`, 4",
+        "Look whether another mqttd runs, and whose directory it is; [backups](../how-to/back-up.md) help with damage.",
+    ),
+    "broker.repartition.supervision.Refused": (
+        "`mqttd`, 4",
+        "Make room, or start with the old number: [another number of workers](../how-to/resize.md).",
+    ),
+    "broker.repartition.upgrading.UpgradeRefused": (
+        "`mqttd`, 4",
+        "Make room, or start the release from before: [upgrading](../how-to/upgrade.md).",
+    ),
+    "leveldb_store.snapshots.snapshot.SnapshotError": (
+        "`snapshot`, `restore`, `store`, `events`, 4",
+        "Take another snapshot; a newer format needs the mqttd that wrote it.",
+    ),
+    "leveldb_store.snapshots.restoring.SnapshotError": ("`restore`, 4", "Take another snapshot."),
+    "leveldb_store.snapshots.clone.CloneError": (
+        "`snapshot`, 4; `store`, `events`, 1",
+        "`mqttd store verify` says what is damaged; a start of the broker repairs it.",
+    ),
+    "broker.cli.snapshots._Refused": ("`snapshot`, `restore`, 2 or 4", "Another directory, or room on the disk."),
+    "broker.cli.store_command.Unusable": ("`store`, `events`, 4", "Name the data directory, or a snapshot."),
+    "broker.cli.console_client.NoBroker": ("`sessions`, 1", "Start the broker, or name its `--data-dir`."),
+    "broker.cli.console_client.NoAnswer": ("`sessions`, `events`, 1", "Try again; look at the log of the broker."),
+    "broker.cli.sessions_command.print": ("`sessions`, 1", "`mqttd sessions list` has all."),
+    "broker.cli.status.print": ("`status`, 1", "Start the broker, or name its `--admin`."),
+    "broker.cli.events_command.print": ("`events`, 1", "`mqttd store verify` says what is damaged."),
+    "broker.cli.store_command.print": ("`store`, 1", "`mqttd store verify` says what is damaged."),
+    "broker.cli.snapshots.print": ("`snapshot`, `restore`, 4, interrupted: 130", "Look at the disk."),
+    "broker.cli.passwd._Refused": ("`passwd`, 1 or 2", "As it says."),
+    "broker.cli.passwd.print": ("`passwd`, 1", "Look at the file."),
+}
+
+
+#: What is filled in, and is not called by its last name
+_NAMED = {
+    "address[0]": "HOST",
+    "address[1]": "PORT",
+    "error.filename": "FILE",
+    "error.filename or given.file": "FILE",
+    "self.path": "DIR",
+    "self._schema": "VERSION",
+    "now.schema": "VERSION",
+    "self._sources[worker]": "STORE",
+}
+
+
+def statuses(command: str) -> set[int]:
+    """The exit statuses that the code of a command knows: its constants, and the numbers that it returns."""
+    tree = ast.parse((ROOT / "broker" / "cli" / f"{STATUSES[command][0]}.py").read_text())
+    if command == "check-config":
+        tree.body[:] = [
+            each
+            for each in tree.body
+            if isinstance(each, ast.Assign) or (isinstance(each, ast.FunctionDef) and each.name == "_check_config")
+        ]
+    given = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    found = {0}
+    for line in tree.body:
+        match line:
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=int(status))):
+                if name in given and re.match(r"_(CANNOT|BAD|NO_|NONE|PROBLEMS|INTERRUPTED)", name):
+                    found.add(status)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Return) and node.value is not None:
+            branches = [node.value.body, node.value.orelse] if isinstance(node.value, ast.IfExp) else [node.value]
+            found |= {each.value for each in branches if isinstance(each, ast.Constant) and type(each.value) is int}
+    return found
+
+
+@functools.cache
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def texts(error: str) -> list[str]:
+    """The lines that are raised as this error in this module (`print`: printed before it ends); what is filled in is in
+    capitals.
+    """
+    module, _, name = error.rpartition(".")
+    tree = _parsed((ROOT / module.replace(".", "/")).with_suffix(".py"))
+    known = {
+        node.targets[0].id: node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    found = set()
+    for node in _last_words(tree) if name == "print" else ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == name:
+            said = {_text(each, known) for each in node.args if not isinstance(each, ast.Name)}
+            if name == "print":
+                said = {each.removeprefix("mqttd: ") for each in said if each.startswith("mqttd: ")}
+            found |= said - {"", "REASON", "LINE", "REFUSED"}
+    return sorted(found)
+
+
+def _last_words(tree: ast.Module) -> Iterator[ast.AST]:
+    """The calls that stand in one block with what gives the exit status."""
+    for node in ast.walk(tree):
+        for block in (getattr(node, "body", []), getattr(node, "orelse", [])):
+            if not isinstance(block, list) or not isinstance(node, ast.If | ast.ExceptHandler):
+                continue
+            if any(isinstance(each, ast.Return) or "status[0] =" in ast.unparse(each) for each in block):
+                yield from (each.value for each in block if isinstance(each, ast.Expr))
+
+
+def _text(node: ast.AST, known: dict[str, ast.expr]) -> str:
+    match node:
+        case ast.Constant(value=str() | int() as text):
+            return str(text)
+        case ast.JoinedStr(values=parts):
+            return "".join(_text(part, known) for part in parts)
+        case ast.FormattedValue(value=ast.Name(id=name)) if name in known and (said := _text(known[name], {})):
+            return said
+        case ast.IfExp(body=ast.JoinedStr() as body):
+            return _text(body, known)
+        case ast.FormattedValue(value=value):
+            return _filled_in(value)
+        case ast.List(elts=[one]):
+            return _text(one, known)
+    return ""
+
+
+def _filled_in(value: ast.expr) -> str:
+    text = ast.unparse(value)
+    if text in _NAMED:
+        return _NAMED[text]
+    if "error" in text or text.endswith("reason"):
+        return "REASON"
+    names: list[str] = re.findall(r"[A-Za-z_]+", text.partition(" or ")[0].partition(".decode")[0])
+    return names[-1].strip("_").upper()
+
+
+def raised() -> set[str]:
+    """Everywhere that one of these errors is raised with a text of its own, as ERRORS calls it."""
+    names = {error.rpartition(".")[2] for error in ERRORS} - {"_fail", "print"}
+    found = set()
+    for folder in ("broker", "shards", "leveldb_store"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            for node in ast.walk(_parsed(path)):
+                if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                    name = ast.unparse(node.exc.func)
+                    if name in names and texts(f"{module}.{name}"):
+                        found.add(f"{module}.{name}")
+    for path in sorted((ROOT / "broker" / "cli").glob("*.py")):
+        if texts(f"broker.cli.{path.stem}.print"):
+            found.add(f"broker.cli.{path.stem}.print")
+    return found
+
+
+def usage(command: str) -> str:
+    """What ``mqttd COMMAND --help`` prints."""
+    with (
+        mock.patch.dict(os.environ, {"COLUMNS": str(COLUMNS)}),
+        contextlib.redirect_stdout(io.StringIO()) as said,
+        contextlib.suppress(SystemExit),
+    ):
+        mqttd([*command.split(), "--help"])
+    return said.getvalue().rstrip()
+
+
+def page() -> Iterator[str]:
+    """The lines of what is generated."""
+    yield from ("## Exit statuses", "", "| command | status | meaning |", "|---|---|---|")
+    for command, (_, meanings) in STATUSES.items():
+        for status, meaning in meanings.items():
+            yield f"| `{f'mqttd {command}'.strip()}` | {status} | {meaning} |"
+    yield from ("", "## Errors", "")
+    yield "What is filled in stands in capitals. Each line begins with `mqttd: `, but those of `check-config`."
+    yield from ("", "| line | of, status | what to do |", "|---|---|---|")
+    for error, (of, meaning) in ERRORS.items():
+        yield f"| {'<br>'.join(f'`{text}`' for text in texts(error))} | {of} | {meaning} |"
+    yield from ("", "## Commands")
+    for command in STATUSES:
+        yield from ("", f"### {f'mqttd {command}'.strip()}", "")
+        yield from (f"    {line}".rstrip() for line in usage(command).splitlines())
+
+
+def with_tables(document: str) -> str:
+    """A document with its generated part made anew. Raises ValueError when it has no place for it."""
+    before, begin, rest = document.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the document has no lines {BEGIN!r} and {END!r}")
+    lines = "\n".join(page())
+    return f"{before}{begin}\n\n{lines}\n\n{end}{after}"
+
+
+def main(arguments: list[str]) -> int:
+    """The command line."""
+    match arguments:
+        case ["--write", file]:
+            path = Path(file)
+            path.write_text(with_tables(path.read_text()))
+            return 0
+    print(f"usage: python -m tests.documents.command_line --write {PAGE}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

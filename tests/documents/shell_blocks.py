@@ -1,0 +1,226 @@
+"""Runs the shell blocks of a page as a reader does, and looks whether what the page shows comes.
+
+    ```sh               runs to its end, status 0; the ```text behind it is all of its standard output
+    ```sh broker        stays, under this name: in the reader's own terminal, until Ctrl-C at the end
+    ```text broker      comes next in that terminal, other lines may be between
+
+Numbers and the width of gaps are those of the reader's machine; `...` stands for what may be anything, a line of it for
+any lines. The reader's ports are free ones: settings and options of clients come from the environment and from files
+that the programs read by themselves, so the blocks run as they stand there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from broker.testing import processes_of_session
+from tests.broker_process import ROOT
+from tests.waiting import wait_until
+
+__all__ = ["Block", "Reader", "blocks", "expected", "follow"]
+
+SECONDS_MAX = 180.0
+_BLOCK = re.compile(r"^```(sh|text)(?: (\w+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_SUBSCRIPTIONS = re.compile(rb"^(?:mqtt_subscriptions_active|mqttd_replays)\{[^}]*\} ([\d.]+)$", re.MULTILINE)
+
+
+class Block(NamedTuple):
+    """One block of a page."""
+
+    kind: str
+    """`sh` or `text`."""
+    terminal: str
+    """Empty: of what runs to its end."""
+    text: str
+
+
+def blocks(page: str) -> list[Block]:
+    """The shell blocks and what they show, in order."""
+    return [Block(kind, terminal, text) for kind, terminal, text in _BLOCK.findall(page)]
+
+
+def expected(shown: str) -> re.Pattern[str]:
+    """What a page shows, for any machine."""
+    lines = []
+    for line in shown.splitlines():
+        if line == "...":
+            lines.append(r"(?:.*\n)*?")
+            continue
+        parts = re.split(r"(\.\.\.|\d[\d,.]*\d|\d| +)", line)
+        lines.append("".join(map(_any_machine, parts)) + r" *\n")
+    return re.compile("".join(lines))
+
+
+def _any_machine(part: str) -> str:
+    if part == "...":
+        return ".*"
+    if part[:1].isdigit():
+        return r"\d[\d,.]*"
+    return " *" if part and not part.strip() else re.escape(part)
+
+
+def _has_ended(session: int) -> bool:
+    return not processes_of_session(session)
+
+
+class Reader:
+    """Who types the blocks: a directory, free ports, terminals that stay open."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._reserved = [socket.socket() for _ in range(2)]
+        for each in self._reserved:  # bound and never listening: ours, and mqttd may have them (broker.testing)
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            each.bind(("127.0.0.1", 0))
+        self.port, self.admin = (each.getsockname()[1] for each in self._reserved)
+        self._terminals: dict[str, subprocess.Popen[bytes]] = {}
+        self._read: dict[str, int] = {}
+        self._output = ""
+        self._environment = self._made()
+
+    def _made(self) -> dict[str, str]:
+        programs, config = self.directory / "bin", self.directory / "config"
+        for each in (programs, config):
+            each.mkdir(parents=True)
+        for client in ("mosquitto_pub", "mosquitto_sub"):
+            (config / client).write_text(f"-h 127.0.0.1\n-p {self.port}\n")
+        # with a pipe for standard input a broker ends when whoever runs the tests is gone; the generator's variables
+        # would be unknown settings to mqttd
+        module = '$([ "$1" = --workers ] || [ "$1" = --config ] && echo .testing)'
+        self._program("mqttd", f'unset MQTTD_LOAD_HOST\nexec "{sys.executable}" -P -m broker{module} "$@"')
+        self._program("python", f'exec "{sys.executable}" "$@"')
+        inherited = {name: text for name, text in os.environ.items() if not name.startswith("MQTTD_")}
+        return {
+            **inherited,
+            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "XDG_CONFIG_HOME": str(config),
+            "MQTTD_HOST": "127.0.0.1",
+            "MQTTD_PORT": str(self.port),
+            "MQTTD_ADMIN": f"127.0.0.1:{self.admin}",
+            "MQTTD_LEVELDB__RESERVE_BYTES": "0",
+            "MQTTD_LOAD_HOST": f"mqtt://127.0.0.1:{self.port}",
+        }
+
+    def _program(self, name: str, text: str) -> None:
+        path = self.directory / "bin" / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+
+    def do(self, block: Block) -> None:
+        """Type a block, or look whether what a page shows comes."""
+        if block.kind == "text":
+            self._look(block)
+        elif block.terminal:
+            self._open(block)
+        else:
+            self._output = self._run(block.text)
+
+    def _run(self, text: str) -> str:
+        command = text.replace("http://127.0.0.1:8083", f"http://127.0.0.1:{self.admin}")
+        done = subprocess.run(
+            ["bash", "-euc", command], cwd=self.directory, env=self._environment, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, timeout=SECONDS_MAX,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def _open(self, block: Block) -> None:
+        name = block.terminal
+        with self._file(name).open("wb") as output:
+            self._terminals[name] = subprocess.Popen(
+                ["bash", "-euc", f"exec {block.text}"], cwd=self.directory, env=self._environment,
+                stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+                # where a suite runs in the background of a shell, SIGINT is ignored, and that is inherited
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            )  # fmt: skip
+        self._read[name] = 0
+        if "mosquitto_sub" in block.text:
+            wait_until(self._subscriptions, SECONDS_MAX, "it has subscribed")
+
+    def _subscriptions(self) -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.admin}/metrics", timeout=SECONDS_MAX) as answer:
+            return sum(map(float, _SUBSCRIPTIONS.findall(answer.read())))
+
+    def _file(self, terminal: str) -> Path:
+        return self.directory / f"{terminal}.terminal"
+
+    def _look(self, block: Block) -> None:
+        pattern = expected(block.text)
+        if not block.terminal:
+            assert pattern.fullmatch(self._output), f"the page shows\n{block.text}\nand this came:\n{self._output}"
+            return
+
+        def came() -> bool:
+            found = pattern.search(self._file(block.terminal).read_text(), self._read[block.terminal])
+            if found is not None:
+                self._read[block.terminal] = found.end()
+            return found is not None
+
+        try:
+            wait_until(came, SECONDS_MAX, f"{block.terminal} shows\n{block.text}")
+        except TimeoutError as error:
+            error.add_note(self._file(block.terminal).read_text())
+            raise
+
+    def leave(self) -> None:
+        """Ctrl-C in each terminal, the last opened first. Raises AssertionError when something does not end by that."""
+        statuses = {}
+        while self._terminals:
+            name, process = self._terminals.popitem()
+            try:
+                os.killpg(process.pid, signal.SIGINT)
+                statuses[name] = process.wait(SECONDS_MAX)
+                wait_until(partial(_has_ended, process.pid), SECONDS_MAX, f"{name} has ended")
+            finally:
+                self._kill(process)
+        assert not any(statuses.values()), statuses
+
+    @staticmethod
+    def _kill(process: subprocess.Popen[bytes]) -> None:
+        for pid in processes_of_session(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.wait(SECONDS_MAX)
+        assert process.stdin is not None
+        process.stdin.close()
+
+    def close(self) -> None:
+        """Nothing is left, whatever has happened."""
+        for process in self._terminals.values():
+            self._kill(process)
+        for each in self._reserved:
+            each.close()
+
+
+@contextmanager
+def reading(directory: Path) -> Iterator[Reader]:
+    """A reader, and nothing of theirs afterwards."""
+    reader = Reader(directory)
+    try:
+        yield reader
+        reader.leave()
+    finally:
+        reader.close()
+
+
+def follow(page: Path, directory: Path) -> int:
+    """Do all that a page says. -> the number of its blocks."""
+    found = blocks(page.read_text())
+    with reading(directory) as reader:
+        for block in found:
+            reader.do(block)
+    return len(found)

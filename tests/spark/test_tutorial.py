@@ -1,0 +1,16 @@
+"""docs/tutorials/first-analysis.md runs as it stands there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.broker_process import KIND, ROOT
+from tests.documents.shell_blocks import follow
+
+pytestmark = pytest.mark.skipif(KIND == "mosquitto", reason="mosquitto has no such stores")
+
+
+def test_the_tutorial_runs(tmp_path: Path) -> None:
+    assert follow(ROOT / "docs" / "tutorials" / "first-analysis.md", tmp_path) >= 8
