@@ -59,7 +59,7 @@ class Place:
 
 
 OWNERS = [
-    "custody", "recording", "subscribing", "retaining", "replaying", "opening", "authenticating", "connecting",
+    "state_records", "recording", "subscribing", "retaining", "replaying", "opening", "authenticating", "connecting",
     "sessions", "wills", "log", "store", "interest",
 ]  # fmt: skip
 OF_THE_NODE = [
@@ -69,7 +69,7 @@ OF_THE_NODE = [
 ]  # fmt: skip
 #: nobody's in particular: the end of a tick, the sweeps of a second, what a sibling's broker says
 OTHERS = {
-    "custody.retained_changed", "interest.seal", "interest.since", "interest._last", "interest._trim",
+    "state_records.retained_changed", "interest.seal", "interest.since", "interest._last", "interest._trim",
     "interest._make_snapshot", "interest._make_rest", "interest._make_parts", "connecting.sweep", "sessions.recount",
     "retaining.sweep", "retaining._live", "retaining.answered", "retaining.peer_ready", "authenticating._done",
     "replaying.sweep", "replaying.run", "retaining.run", "recording.sweep", "recording._tell_minute",
