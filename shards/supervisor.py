@@ -174,10 +174,6 @@ class Supervisor:
         """`HOST:PORT` of every address, IPv6 hosts in brackets."""
         return [address.text(self.port) for address in self.addresses]
 
-    def pids(self) -> list[int]:
-        """The workers' process ids by index, 0 for one that does not run."""
-        return [post.pid for post in self._posts]
-
     # -- the loop
 
     def serve(self) -> int:

@@ -167,10 +167,6 @@ class Publisher:
         self._pending[key] = change
         return self.next
 
-    def withdraw(self, filter: bytes, group: bytes | None = None) -> int:
-        """Nobody here wants (filter, group) any more. -> as `change`."""
-        return self.change(filter, group, 0, False)
-
     @property
     def next(self) -> int:
         """The number under which peers know everything that was changed until now."""

@@ -97,7 +97,7 @@ def test_filter_and_group_of_the_same_filter_are_separate() -> None:
     publisher.change(b"a")
     publisher.change(b"a", b"")
     publisher.change(b"a", b"g")
-    publisher.withdraw(b"a")
+    publisher.change(b"a", members=0)
     publisher.seal()
     follower = Follower()
     follower.follow(publisher)
@@ -129,7 +129,7 @@ def test_history_of_small_deltas_is_bounded_with_all_that_they_take() -> None:
         for _ in range(20_000):
             publisher.change(b"a/b/c")
             publisher.seal()
-            publisher.withdraw(b"a/b/c")
+            publisher.change(b"a/b/c", members=0)
             publisher.seal()
         after, _ = tracemalloc.get_traced_memory()
     finally:
@@ -164,7 +164,7 @@ def test_a_large_snapshot_is_made_in_pieces_while_the_table_changes(monkeypatch:
     for piece, _ in enumerate(rest[0]):
         for number in range(20):
             gone, new = b"filter/%d" % (20 * piece + number), b"new/%d/%d" % (piece, number)
-            publisher.withdraw(gone)
+            publisher.change(gone, members=0)
             publisher.change(new)
             publisher.seal()
             table = table - {gone} | {new}

@@ -56,7 +56,7 @@ def test_ready_once_interest_is_complete_and_subscribe_waits_for_taken() -> None
     world.run(0.03)
     assert world.workers[0].taken == {1: number, 2: number}
     assert (b"b", None) in world.workers[2].wants[0]
-    number = world.workers[0].publisher.withdraw(b"a/+", b"g")
+    number = world.workers[0].publisher.change(b"a/+", b"g", 0)
     world.run(0.03)
     assert set(world.workers[2].wants[0]) == {(b"a/+", None), (b"b", None)}
     assert world.workers[0].taken == {1: number, 2: number}
