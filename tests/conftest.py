@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
@@ -29,6 +30,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # how long an example takes is the machine's affair: on a busy one, or under a sanitizer, it proves nothing
     settings.register_profile("mqttd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("mqttd")
+    # a shell ignores Ctrl-C for what it runs in the background, and whatever is started from there would, too
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "one_store: what the test waits for comes before any store, one is enough")
     config.addinivalue_line("markers", "mosquitto_differs(how): mosquitto 2.0.11 does not do as the standard says here")
 

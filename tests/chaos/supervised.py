@@ -25,7 +25,8 @@ from shards.supervisor import Reloaded, ReloadRefused, Supervisor, WorkerChannel
 
 
 def _log(level: str, event: str, **fields: Any) -> None:
-    print(json.dumps({"level": level, "event": event, **fields}), file=sys.stderr, flush=True)
+    # one write for a line: that of another process does not come in between
+    os.write(sys.stderr.fileno(), json.dumps({"level": level, "event": event, **fields}).encode() + b"\n")
 
 
 class _Worker:

@@ -195,9 +195,11 @@ def test_the_web_page_starts_a_test_and_shows_it(broker: BrokerProcess, tmp_path
         assert json.load(answer)["success"]
         expected = {"CONNECT": 2, "SUBSCRIBE": 2, "PUBLISH": 2 + 4 * MESSAGES, "DELIVERY": 4 * MESSAGES, "RECEIVED": 2}
         wait_until(lambda: requests(page) == expected, 30, "all of it is shown")
-    finally:
         web.send_signal(signal.SIGINT)
         assert web.wait(30) == 0, log.read_text()
+    finally:
+        web.kill()
+        web.wait()
 
 
 def reads(page: str) -> str | None:
