@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from broker.cli import main as cli
 from broker.testing import Mqttd
 from leveldb_store.format.schema import VERSION
 from leveldb_store.snapshots.snapshot import read_manifest
@@ -187,7 +186,7 @@ def test_a_data_directory_of_an_earlier_release_is_gone_on_with(broker: Mqttd, s
     assert broker.stop() == 0
     if schema in WHOLE:
         discard(tmp_path / "data")
-    assert cli.main(["store", "verify", str(tmp_path / "data")]) == 0
+    assert mqttd("store", "verify", tmp_path / "data").status == 0
 
 
 @pytest.mark.parametrize("schema", WHOLE)
@@ -250,7 +249,7 @@ def test_a_snapshot_of_an_earlier_release_is_restored(schema: str, tmp_path: Pat
     assert said.status == (schema in WHOLE), said
     assert read_manifest(snapshot).schema == int(schema.partition("-")[2])
     data = tmp_path / "data"
-    assert cli.main(["restore", "--from", str(snapshot), "--data-dir", str(data)]) == 0
+    assert mqttd("restore", "--from", snapshot, "--data-dir", data).status == 0
     with (
         Mqttd(WORKERS, {**CONFIG, "data_dir": str(data)}) as running,
         closing(back(running, named("away", 1))) as client,
