@@ -14,6 +14,7 @@ import pytest
 from broker.testing import Mqttd
 from leveldb_store.format.events import KINDS, event_key
 from shards.placement import home
+from tests import mqttd_command
 from tests.broker_process import KIND
 from tests.integration.test_store_commands import Command
 from tests.integration.test_store_commands import mqttd as mqttd
@@ -203,13 +204,13 @@ def test_sigkill_takes_a_second_at_most_and_the_next_start_says_so(scene: Scene,
     assert sum(store["families"]["events"]["records"] for store in stats) == len(scene.events())
 
 
-def test_a_snapshot_has_them_and_a_restored_broker_goes_on(scene: Scene, mqttd: Command, tmp_path: Path) -> None:
+def test_a_snapshot_has_them_and_a_restored_broker_goes_on(scene: Scene, tmp_path: Path) -> None:
     broker = scene.start(2)
     for number in range(6):
         scene.connected(broker, f"c{number}", **LASTING)
     before = scene.await_moments(2 + 12)
-    status, _, err = mqttd("snapshot", "--data-dir", str(scene.data), "--out", str(tmp_path / "out"))
-    assert status == 0, err
+    said = mqttd_command.mqttd("snapshot", "--data-dir", scene.data, "--out", tmp_path / "out")
+    assert said.status == 0, said.err
     scene.connected(broker, "later")
     scene.await_moments(7, "--kind", "connection_opened")
     assert broker.stop() == 0
@@ -217,8 +218,8 @@ def test_a_snapshot_has_them_and_a_restored_broker_goes_on(scene: Scene, mqttd: 
     assert scene.moments() == before
     assert scene.moments() == before, "reading changes nothing"
     scene.data = tmp_path / "restored"
-    status, _, err = mqttd("restore", "--from", str(tmp_path / "out"), "--data-dir", str(scene.data))
-    assert status == 0, err
+    said = mqttd_command.mqttd("restore", "--from", tmp_path / "out", "--data-dir", scene.data)
+    assert said.status == 0, said.err
     assert scene.moments() == before
     broker = scene.start(2)
     assert scene.await_moments(4, "--kind", "worker_started")[:2] == [

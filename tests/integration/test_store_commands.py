@@ -47,7 +47,10 @@ def mqttd(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
     def run(*arguments: str) -> tuple[int, str, str]:
         capsys.readouterr()
+        before = os.getpriority(os.PRIO_PROCESS, 0)
         status = cli.main(list(arguments))
+        # whatever came after it in this process would run behind everybody else
+        assert os.getpriority(os.PRIO_PROCESS, 0) == before, "it steps back: for tests.mqttd_command"
         return status, *capsys.readouterr()
 
     return run
