@@ -48,8 +48,9 @@ cdef class Epoll(Poller):
     cdef int change(self, int fd, uint32_t what, size_t tag) except -1:
         return self.control(EPOLL_CTL_MOD, fd, what, tag)
 
-    cdef void remove(self, int fd) noexcept:
-        epoll_ctl(self.descriptor, EPOLL_CTL_DEL, fd, NULL)
+    cdef int remove(self, int fd) except -1:
+        epoll_ctl(self.descriptor, EPOLL_CTL_DEL, fd, NULL)     # it may not be watched, which is no error
+        return 0
 
     cdef int wait(self, Event* events, int most, int timeout_ms) except -1:
         cdef epoll_event[EVENTS] found

@@ -20,10 +20,10 @@ cdef struct Event:
 
 
 cdef class Poller:
-    # All raise OSError.
+    # All raise OSError, and NotImplementedError where a subclass lacks one.
     cdef int add(self, int fd, uint32_t what, size_t tag) except -1
     cdef int change(self, int fd, uint32_t what, size_t tag) except -1
     # nothing if it is not watched
-    cdef void remove(self, int fd) noexcept
+    cdef int remove(self, int fd) except -1
     # how many of `most` there are; waits for the first one for so long, 0: not at all. A signal does not end it
     cdef int wait(self, Event* events, int most, int timeout_ms) except -1

@@ -2,7 +2,8 @@
 
 
 cdef class Poller:
-    """What a poller must have. `fileno`: readable when a `wait` would name something; -1: there is no such one."""
+    """What a poller must have; a subclass has all of it. `fileno`: readable when a `wait` would name something, -1:
+    there is no such descriptor."""
 
     def fileno(self):
         return -1
@@ -13,8 +14,8 @@ cdef class Poller:
     cdef int change(self, int fd, uint32_t what, size_t tag) except -1:
         raise NotImplementedError
 
-    cdef void remove(self, int fd) noexcept:
-        pass
+    cdef int remove(self, int fd) except -1:
+        raise NotImplementedError
 
     cdef int wait(self, Event* events, int most, int timeout_ms) except -1:
         raise NotImplementedError

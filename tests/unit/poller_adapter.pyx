@@ -45,12 +45,13 @@ cdef class Poll(Poller):
         self.tags[i] = tag
         return 0
 
-    cdef void remove(self, int fd) noexcept:
+    cdef int remove(self, int fd) except -1:
         cdef int i = self.find(fd)
         if i >= 0:
             self.count -= 1
             self.fds[i] = self.fds[self.count]
             self.tags[i] = self.tags[self.count]
+        return 0
 
     cdef int wait(self, Event* events, int most, int timeout_ms) except -1:
         cdef int i, at, n = 0
