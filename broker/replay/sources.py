@@ -22,7 +22,7 @@ are of one clock (`pyx.core.clock`), and a client may name any. `start`: what li
 whoever asks says up to where it knows that.
 
 What is read is read in `step`, one page at a time; `broker.replay.replaying` says when. A worker has it read by a
-thread (`Sources.beside`): then a second `step` answers.
+thread (`Sources.background`): then a second `step` answers.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class Sources:
         self._timed = False
         self._silent_until = 0
         """Monotonic ms: until then it is not said again that something cannot be read."""
-        self.beside: Callable[[Callable[[], None], Callable[[], None]], None] | None = None
+        self.background: Callable[[Callable[[], None], Callable[[], None]], None] | None = None
         """Has the first done by a thread and calls the second; None: pages are read at once."""
 
     @property
@@ -246,8 +246,8 @@ class Sources:
             return
         if question.page is None:
             self._context.counters.add(count.REPLAY_PAGES)
-            if self.beside is not None:
-                self.beside(partial(self._read, question), partial(self._queue, question))
+            if self.background is not None:
+                self.background(partial(self._read, question), partial(self._queue, question))
                 return
             self._read(question)
         question.queued = False

@@ -200,7 +200,7 @@ class Worker:
             self.reactor.watch(self.store.fileno(), self._on_stored)
         if self.node.replaying.sources is not None:
             self._background.start()
-            self.node.replaying.sources.beside = self._background
+            self.node.replaying.sources.background = self._background
         for each in self._schedulers:
             each.start()
         loop.add_signal_handler(signal.SIGTERM, self._on_sigterm)

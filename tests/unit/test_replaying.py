@@ -430,7 +430,7 @@ class Aside:
         self._waiting: list[tuple[Any, Any]] = []
         self.sources = host.nodes[worker].replaying.sources
         assert self.sources is not None
-        self.sources.beside = lambda work, then: self._waiting.append((work, then))
+        self.sources.background = lambda work, then: self._waiting.append((work, then))
 
     def turn(self) -> bool:
         """One page is read. False: none was asked for."""
