@@ -140,7 +140,8 @@ class Reader:
         return done.stdout
 
     def _open(self, block: Block) -> None:
-        name = block.terminal
+        name, subscribes = block.terminal, "mosquitto_sub" in block.text
+        before = self._subscriptions() if subscribes else 0.0
         with self._file(name).open("wb") as output:
             self._terminals[name] = subprocess.Popen(
                 ["bash", "-euc", f"exec {block.text}"], cwd=self.directory, env=self._environment,
@@ -149,8 +150,8 @@ class Reader:
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )  # fmt: skip
         self._read[name] = 0
-        if "mosquitto_sub" in block.text:
-            wait_until(self._subscriptions, SECONDS_MAX, "it has subscribed")
+        if subscribes:
+            wait_until(lambda: self._subscriptions() > before, SECONDS_MAX, "it has subscribed")
 
     def _subscriptions(self) -> float:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.admin}/metrics", timeout=SECONDS_MAX) as answer:
