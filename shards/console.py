@@ -3,22 +3,23 @@
     -> {"worker": I, "ask": {...}}
     <- {"worker": I, "answer": {...}}    or {"worker": I, "error": "..."}
 
-A unix socket in the runtime directory, for its owner alone (0600). `DATA_DIR/broker.json` says where it is. What is
-asked is the worker's business (`broker.worker.administration`); here it is passed on, one question of a client at a
-time. A client that does not read its answers, or says what is no question, is closed.
+A unix socket in the runtime directory, for its owner alone (0600). `broker.json`, in the data directory and in the
+runtime directory, says where it is. What is asked is the worker's business (`broker.worker.administration`); here it is
+passed on (`shards.questions`), one question of a client at a time. A client that does not read its answers, or says
+what is no question, is closed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from shards.questions import Questions
 from shards.worker_channel import Message
 
 __all__ = ["QUESTION_BYTES_MAX", "Console", "Written"]
@@ -34,11 +35,11 @@ _FILE = "broker.json"
 
 
 class Written:
-    """`DATA_DIR/broker.json`, as long as the broker runs."""
+    """`broker.json` in a directory, as long as the broker runs."""
 
-    def __init__(self, data_dir: str, console: str, workers: int) -> None:
+    def __init__(self, directory: str, console: str, workers: int) -> None:
         """Raises OSError; the file of a broker that was killed is gone then, too: it names sockets of the past."""
-        self._path = Path(data_dir, _FILE)
+        self._path = Path(directory, _FILE)
         self.remove()
         part = self._path.with_suffix(".part")
         part.unlink(missing_ok=True)
@@ -56,9 +57,9 @@ class Written:
         self._path.unlink(missing_ok=True)
 
     @staticmethod
-    def read(data_dir: str) -> Message:
+    def read(directory: str) -> Message:
         """What a broker has written there, perhaps one that was killed. OSError, ValueError: there is nothing."""
-        found: Message = json.loads(Path(data_dir, _FILE).read_text())
+        found: Message = json.loads(Path(directory, _FILE).read_text())
         return found
 
 
@@ -66,18 +67,18 @@ class Written:
 class _Client:
     socket: socket.socket
     unread: bytes = b""
-    number: int = 0
-    """Of the question that waits for its answer; 0: none."""
-    worker: int = 0
+    number: int | None = None
+    """Of the question that waits for its answer; None: none."""
 
 
 class Console:
-    """The listening socket and its clients. `ask(worker, message)` passes a question on; False: the worker is down."""
+    """The listening socket and its clients."""
 
     def __init__(self, runtime_dir: str) -> None:
         """Raises OSError."""
         self.path = os.path.join(runtime_dir, _NAME)
-        self.ask: Callable[[int, Message], bool] = lambda _worker, _message: False
+        self.questions = Questions(lambda _worker, _message: False)
+        """Where clients' questions go; given by whoever can reach workers."""
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
         mask = os.umask(0o177)
@@ -87,7 +88,6 @@ class Console:
             os.umask(mask)
         self._listener.listen(_CLIENTS_MAX)
         self._clients: dict[int, _Client] = {}
-        self._numbers = itertools.count(1)
 
     def sockets(self) -> list[socket.socket]:
         """To be watched for reading."""
@@ -107,18 +107,6 @@ class Console:
                 else:
                     accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * ANSWER_BYTES_MAX)
                     self._clients[accepted.fileno()] = _Client(accepted)
-
-    def answered(self, number: int, answer: object) -> None:
-        """A worker has answered."""
-        for client in list(self._clients.values()):
-            if client.number == number:
-                self._say(client, {"worker": client.worker, "answer": answer})
-
-    def gone(self, worker: int) -> None:
-        """A worker has died."""
-        for client in list(self._clients.values()):
-            if client.number and client.worker == worker:
-                self._say(client, {"worker": worker, "error": f"worker {worker} has died"})
 
     def close(self) -> None:
         """Let go of everything; in a forked child of its copies."""
@@ -140,7 +128,7 @@ class Console:
         self._next(client)
 
     def _next(self, client: _Client) -> None:
-        if client.number or b"\n" not in client.unread:
+        if client.number is not None or b"\n" not in client.unread:
             return
         line, _, client.unread = client.unread.partition(b"\n")
         try:
@@ -149,12 +137,10 @@ class Console:
         except (ValueError, KeyError, TypeError):
             self._drop(client)
             return
-        client.number, client.worker = next(self._numbers), worker
-        if not self.ask(worker, {"event": "ask", "number": client.number, "ask": ask}):
-            self._say(client, {"worker": worker, "error": f"worker {worker} does not run"})
+        client.number = self.questions.ask(worker, ask, partial(self._say, client))
 
     def _say(self, client: _Client, message: Message) -> None:
-        client.number = 0
+        client.number = None
         line = json.dumps(message).encode() + b"\n"
         try:
             sent = client.socket.send(line)
@@ -166,5 +152,7 @@ class Console:
             self._next(client)
 
     def _drop(self, client: _Client) -> None:
+        if client.number is not None:
+            self.questions.forget(client.number)
         self._clients.pop(client.socket.fileno(), None)
         client.socket.close()

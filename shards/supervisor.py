@@ -43,6 +43,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 from setproctitle import setproctitle
@@ -54,6 +55,7 @@ from shards.cores import usable_cpus
 from shards.notify import Notifier
 from shards.policy import Policy
 from shards.reloads import Reload, Reloaded, ReloadRefused
+from shards.questions import Questions
 from shards.runtime_dir import RuntimeDir
 from shards.worker_channel import HEARTBEAT_SECONDS, ControlChannel, Message, WorkerChannel, messages, send_message
 
@@ -151,9 +153,10 @@ class Supervisor:
         self._bury_row = bury
         self._run_control = control
         self._admin = list(admin)
+        self._questions = Questions(self._ask)
         self._console = console
         if console is not None:
-            console.ask = self._ask
+            console.questions = self._questions
         beats = memoryview(mmap.mmap(-1, 16)).cast("Q")
         self._beat = beats[:1]
         self._control = _Post(workers, beats[1:])
@@ -200,6 +203,7 @@ class Supervisor:
                 self._clock.look()
                 now = time.monotonic()
                 self._judge_heartbeats(now)
+                self._questions.expire(now)
                 self._judge_reload(now)
                 self._fork_what_is_due(now)
                 self._enforce_stop(now)
@@ -255,7 +259,7 @@ class Supervisor:
             self._handle_signals(set(came))
 
     def _seconds_until_due(self, now: float) -> float:
-        due = now + min(1.0, self._policy.worker_hang_seconds_max / 4)
+        due = min(now + min(1.0, self._policy.worker_hang_seconds_max / 4), self._questions.due())
         for post in self._all:
             if post.fork_at:
                 due = min(due, post.fork_at)
@@ -434,8 +438,7 @@ class Supervisor:
         named = self._named(post)
         if post is not self._control:
             named |= self._bury_row(self._rows[post.index])
-            if self._console is not None:
-                self._console.gone(post.index)
+            self._questions.gone(post.index)
             for other in self._posts:
                 message = {"event": "sibling_down", "worker": post.index, "incarnation": post.incarnation}
                 self._tell(other, message)
@@ -491,8 +494,10 @@ class Supervisor:
                     self._log("info", self._event(post, "ready"), **self._named(post), pid=post.pid, seconds=seconds)
                     self._say_ready()
                     self._tell_state()
-                case {"event": "answer", "number": int(number), "answer": answer} if self._console is not None:
-                    self._console.answered(number, answer)
+                case {"event": "answer", "number": int(number), "answer": answer}:
+                    self._questions.answered(number, answer)
+                case {"event": "ask", "number": int(number), "worker": int(worker), "ask": ask}:
+                    self._questions.ask(worker, ask, partial(self._pass_answer, post, post.pid, number))
                 case {"event": "failed", "reason": str(reason)}:
                     post.reason = reason
                 case {"event": "reloaded", "number": int(number), "reason": reason} if self._pending is not None:
@@ -521,6 +526,10 @@ class Supervisor:
             pass  # it is dying: SIGCHLD tells the rest
         except OSError as error:  # no descriptor, no memory: what it was to hear is not heard
             self._log("error", self._event(post, "not_told"), **self._named(post), reason=error.strerror)
+
+    def _pass_answer(self, post: _Post, pid: int, number: int, said: Message) -> None:
+        if post.pid == pid:  # else it was asked by one that has died
+            self._tell(post, {"event": "answered", "number": number, **said})
 
     def _ask(self, worker: int, message: Message) -> bool:
         if not 0 <= worker < self._workers or not self._posts[worker].ready_at:

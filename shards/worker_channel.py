@@ -4,7 +4,7 @@ The control socket is SOCK_SEQPACKET, one JSON object per packet; one that is lo
 memfd that comes with a packet of one byte:
     worker -> supervisor   {"event": "ready"}
                            {"event": "failed", "reason": "..."}
-                           {"event": "answer", "number": n, "answer": ...}           to an "ask" (shards.console)
+                           {"event": "answer", "number": n, "answer": ...}           to an "ask" (shards.questions)
                            {"event": "reloaded", "number": n, "reason": null | "..."}       to a "reload"; why not
     supervisor -> worker   {"event": "sibling_up", "worker": i, "incarnation": k}    it was forked, or was there first
                            {"event": "sibling_down", "worker": i, "incarnation": k}  it was reaped
@@ -14,6 +14,8 @@ memfd that comes with a packet of one byte:
     supervisor -> control  {"event": "state", "broker": "starting"|"serving"|"stopping", "workers":
                             [{"state": "starting"|"ready"|"down", "pid": p, "restarts": n}, ...]}
                            {"event": "reload", ...}, {"event": "stop", ...}          as for workers
+                           {"event": "answered", "number": n, "worker": i, "answer": ...}   or "error": "...", to its
+    control -> supervisor  {"event": "ask", "number": n, "worker": i, "ask": ...}    a question for a worker
     seen by either side    {"event": "closed"}                                       the other one is gone
 SIGTERM means the same as "stop" and may come as well, or twice: a fallback for a worker that does not read its
 control socket.

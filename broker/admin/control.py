@@ -1,12 +1,14 @@
 """The control process: what an operator, a load balancer or Prometheus asks a running broker, over HTTP.
 
-    GET /health     200 while the heartbeats of the supervisor and of all workers move, else 503; JSON
-    GET /ready      200 while every worker serves, 503 while one does not, and while the broker starts or stops; JSON
-    GET /metrics    the counter rows as Prometheus text
+    GET /health         200 while the heartbeats of the supervisor and of all workers move, else 503; JSON
+    GET /ready          200 while every worker serves, else, also while the broker starts or stops, 503; JSON
+    GET /metrics        the counter rows as Prometheus text
+    GET /api/v1/stores  how much each worker's store has; 503 while a worker does not answer; JSON
 
-It reads what others write: the counter rows, the heartbeats in them, and the "state" that the supervisor tells it. It
-holds nothing that anybody waits for, so it may be killed at any time: connections wait in the backlog, which belongs to
-the supervisor, for its successor. Errors are application/problem+json [RFC 9457].
+It reads what others write: the counter rows, the heartbeats in them, and the "state" that the supervisor tells it. The
+rest it asks the workers for (`broker.admin.workers`). It holds nothing that anybody waits for, so it may be killed at
+any time: connections wait in the backlog, which belongs to the supervisor, for its successor. Errors are
+application/problem+json [RFC 9457].
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 import broker
 from broker.admin.metrics import Rows, State, Worker
+from broker.admin.requests import NoAnswer, StoreStats
+from broker.admin.workers import Workers
 from broker.config.settings import ConfigError
 from broker.logs import Log, StandardLibrary
 from pyx.core import counters
@@ -89,6 +93,7 @@ class Control:
         self.log = Log.of(channel.settings).bind(process="control")
         logging.getLogger().handlers[:] = [StandardLibrary(self.log)]  # asyncio and aiohttp speak there
         self._broker = "starting"
+        self._asking = Workers(channel.tell)
         self._workers: list[dict[str, Any]] = [{"state": "starting", "pid": 0, "restarts": 0}] * channel.workers
         rows = self._rows = [Row(row) for row in channel.rows]
         beats: list[Callable[[], int]] = [lambda: int(channel.supervisor_heartbeat[0])]
@@ -106,6 +111,7 @@ class Control:
         application.router.add_get("/ready", self._get_ready)
         application.router.add_get("/metrics", self._get_metrics)
         application.on_response_prepare.append(_head)
+        application.router.add_get("/api/v1/stores", self._get_stores)
         return application
 
     async def start(self) -> None:
@@ -143,6 +149,8 @@ class Control:
                     self._broker = state
                     self._workers = workers
                 case {"event": "reload", "number": int(number), "settings": settings}:
+                case {"event": "answered", "number": int(_)}:
+                    self._asking.answered(message)
                     self.channel.tell("reloaded", number=number, reason=self._reload(settings))
                 case {"event": "stop"}:
                     self._stop()
@@ -205,6 +213,19 @@ class Control:
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     @web.middleware
+    async def _get_stores(self, _request: web.Request) -> web.Response:
+        """Of a worker that does not answer, why."""
+        stores = await asyncio.gather(*(self._store_stats(worker) for worker in range(self.channel.workers)))
+        return _answer({"stores": stores}, all("error" not in store for store in stores))
+
+    async def _store_stats(self, worker: int) -> dict[str, Any]:
+        try:
+            answer = await self._asking.ask(worker, StoreStats())
+        except NoAnswer as error:
+            return {"worker": worker, "error": str(error)}
+        store: dict[str, Any] = answer["store"]
+        return store
+
     async def _problems(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await handler(request)

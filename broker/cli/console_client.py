@@ -1,34 +1,46 @@
-"""Questions for the workers of a running broker, over the supervisor's control socket, which `DATA_DIR/broker.json`
-names (`shards.console`). What they answer: `broker.worker.administration`.
+"""Requests to the workers of a running broker, over the supervisor's control socket, which `broker.json` names
+(`shards.console`), in the broker's data directory or its runtime directory. Requests and answers:
+`broker.admin.requests`.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Iterator
 from typing import Any, Self
 
+from broker.admin.requests import UNKNOWN, NoAnswer, Paged, Request, encode, page_at
+from broker.config import settings as config
 from shards.console import Written
 
-__all__ = ["ConsoleClient", "NoAnswer", "NoBroker"]
+__all__ = ["ConsoleClient", "NoBroker", "configured_directory"]
 
 _SECONDS_MAX = 15.0
-
-
-class NoAnswer(Exception):
-    """One line."""
 
 
 class NoBroker(NoAnswer):
     """None runs there."""
 
 
+def configured_directory(file: str | None) -> str:
+    """Where a broker with this configuration file (None: MQTTD_CONFIG, or none) has its broker.json. Raises ConfigError
+    and, of a store in memory and no `runtime_dir`, NoAnswer: then the broker alone knows.
+    """
+    settings = config.load(file or os.environ.get(config.ENVIRONMENT_CONFIG) or None, os.environ)
+    if settings.store != "memory":
+        return settings.data_dir
+    if settings.runtime_dir is None:
+        raise NoAnswer("a broker with its store in memory is found by its runtime_dir, which its start names")
+    return settings.runtime_dir
+
+
 class ConsoleClient:
     """A connection to the supervisor. Raises NoAnswer, NoBroker."""
 
     def __init__(self, directory: str) -> None:
-        none = f"no mqttd runs on the data directory {directory}"
+        none = f"no mqttd runs on {directory}"
         try:
             found = Written.read(directory)
             self.workers, path = int(found["workers"]), str(found["control"])
@@ -57,10 +69,10 @@ class ConsoleClient:
         self._lines.close()
         self._socket.close()
 
-    def ask(self, worker: int, question: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, worker: int, request: Request) -> dict[str, Any]:
         """A worker's answer."""
         try:
-            self._socket.sendall(json.dumps({"worker": worker, "ask": question}).encode() + b"\n")
+            self._socket.sendall(json.dumps({"worker": worker, "ask": encode(request)}).encode() + b"\n")
             line = self._lines.readline()
         except OSError as error:
             raise NoAnswer(f"worker {worker} does not answer: {error.strerror or error}") from None
@@ -70,12 +82,14 @@ class ConsoleClient:
         if "error" in said:
             raise NoAnswer(said["error"])
         answer: dict[str, Any] = said["answer"]
+        if answer == UNKNOWN:
+            raise NoAnswer(f"worker {worker} does not know this request: the broker is of another release")
         return answer
 
-    def pages(self, worker: int, question: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def pages(self, worker: int, request: Paged) -> Iterator[dict[str, Any]]:
         """All pages of an answer."""
-        at: int | None = 0
+        at: int | None = request.at
         while at is not None:
-            page = self.ask(worker, {**question, "from": at})
+            page = self.ask(worker, page_at(request, at))
             yield page
             at = page["next"]

@@ -22,7 +22,8 @@ from pathlib import Path
 
 import plyvel
 
-from broker.cli.console_client import ConsoleClient, NoAnswer, NoBroker
+from broker.admin.requests import ListEvents, NoAnswer
+from broker.cli.console_client import ConsoleClient, NoBroker
 from broker.cli.store_command import Place, Unusable, stores_of
 from broker.config import settings as config
 from broker.logs import shown
@@ -135,12 +136,9 @@ def _sources(directory: str, since: int, stack: ExitStack) -> list[Iterable[_Rec
 
 
 def _asked(client: ConsoleClient, worker: int, first: int) -> Iterator[_Record]:
-    after: int | None = max(first - 1, 0)
-    while after is not None:
-        answer = client.ask(worker, {"events": "list", "from": after})
-        for number, value in answer["events"]:
+    for page in client.pages(worker, ListEvents(max(first - 1, 0))):
+        for number, value in page["events"]:
             yield event_key(number), base64.b64decode(value)
-        after = answer["next"]
 
 
 def _stored(place: Place, first: int) -> Iterator[_Record]:

@@ -56,7 +56,7 @@ mqttd sessions list        ask a running broker about sessions, or delete one (m
 mqttd events               what a broker has recorded of connections, sessions, drops (mqttd events --help)
 mqttd snapshot --out DIR   copy the stores of a broker that may be running (mqttd snapshot --help)
 mqttd restore              make a data directory of a snapshot (mqttd restore --help)
-mqttd store stats|verify   look into the stores of a broker that is stopped, or of a snapshot (mqttd store --help)
+mqttd store stats|verify   look into the stores of a broker, or of a snapshot (mqttd store --help)
 mqttd passwd FILE USER     set the password of a user in a password file; --help says more
 
 Settings come from defaults, then the file, then the environment (MQTTD_PORT, MQTTD_LIMITS__PACKET_BYTES_MAX, ...),
@@ -197,7 +197,7 @@ def _serve(file: str | None, flags: Mapping[str, Any]) -> int:
     except RuntimeDirError as error:
         raise _CannotStart(_CANNOT_START, str(error)) from None
     admin: list[socket.socket] = []
-    console = None if data_dir is None else Console(runtime_dir.path)
+    console = Console(runtime_dir.path)
     try:
         admin = _listen_admin(settings, log)
         supervisor = Supervisor(
@@ -228,10 +228,12 @@ def _serve(file: str | None, flags: Mapping[str, Any]) -> int:
     _warn_if_exposed(settings, log)
     if threading.active_count() != 1:
         raise AssertionError("a thread was started before the fork")
-    written = None if console is None else _written(settings, console, log)
+    directories = [runtime_dir.path] + ([] if data_dir is None else [data_dir.path])
+    written = [_written(directory, settings, console, log) for directory in directories]
     status = supervisor.serve()
-    if written is not None:
-        written.remove()
+    for each in written:
+        if each is not None:
+            each.remove()
     if data_dir is not None:
         data_dir.close()
     if supervisor.failure:
@@ -317,14 +319,14 @@ def _worker() -> tuple[Callable[[WorkerChannel], int], int, int, Obituary]:
     return run, counters.ROW_BYTES, counters.NAMES.index("heartbeat"), obituary
 
 
-def _written(settings: Settings, console: Console, log: Log) -> Written | None:
+def _written(directory: str, settings: Settings, console: Console, log: Log) -> Written | None:
     """broker.json; None where the disk has no room for it, which is no reason not to serve: what is stored is there to
     be read, and that makes room.
     """
     try:
-        return Written(settings.data_dir, console.path, settings.workers)
+        return Written(directory, console.path, settings.workers)
     except OSError as error:
-        log.warning("broker_json_failed", data_dir=settings.data_dir, reason=error.strerror or str(error))
+        log.warning("broker_json_failed", directory=directory, reason=error.strerror or str(error))
         return None
 
 
@@ -412,6 +414,7 @@ def _say_start(supervisor: Supervisor, settings: Settings, log: Log, descriptors
     )
 
 
+        f"  runtime dir   {supervisor.runtime_dir.path}\n"
 def _store(settings: Settings) -> str:
     """Where messages are kept, in words."""
     if settings.store == "memory":

@@ -1,18 +1,19 @@
-"""`mqttd sessions list|show|delete`: the sessions of a running broker that keeps them on a disk.
+"""`mqttd sessions list|show|delete`: the sessions of a running broker.
 
-Asked over the supervisor's control socket, which `DATA_DIR/broker.json` names.
+Asked over the supervisor's control socket, which `broker.json` names: in the broker's data directory, and in its
+runtime directory.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from broker.cli.console_client import ConsoleClient, NoAnswer
+from broker.admin.requests import DeleteSession, ListSessions, NoAnswer, ShowSession
+from broker.cli.console_client import ConsoleClient, configured_directory
 from broker.config import settings as config
 from broker.logs import shown as printable
 from shards.placement import home
@@ -31,15 +32,16 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="mqttd sessions", description="The sessions of a running broker.")
     parser.add_argument("what", choices=["list", "show", "delete"], help="delete closes its connection, too")
     parser.add_argument("client", nargs="?", metavar="CLIENT_ID", help="for show and delete")
-    parser.add_argument("--data-dir", metavar="DIR", help="the broker's (default: as in the configuration)")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--data-dir", metavar="DIR", help="the broker's (default: as in the configuration)")
+    where.add_argument("--runtime-dir", metavar="DIR", help="the broker's, where its store is in memory")
     parser.add_argument("--config", metavar="FILE", help="configuration file of the broker; also MQTTD_CONFIG")
     parser.add_argument("--json", action="store_true", help="print JSON; list: an object per line")
     given = parser.parse_intermixed_args(arguments)
     if (given.client is None) != (given.what == "list"):
         parser.error(f"{given.what}: {'a client id is needed' if given.client is None else 'takes no client id'}")
     try:
-        file = given.config or os.environ.get(config.ENVIRONMENT_CONFIG)
-        directory = given.data_dir or config.load(file, os.environ).data_dir
+        directory = given.data_dir or given.runtime_dir or configured_directory(given.config)
         with ConsoleClient(directory) as broker:
             if given.what == "list":
                 _list(broker, given.json)
@@ -60,14 +62,14 @@ def _list(broker: ConsoleClient, as_json: bool) -> None:
     if not as_json:
         print(_line(_COLUMNS))
     for worker in range(broker.workers):
-        for page in broker.pages(worker, {"sessions": "list"}):
+        for page in broker.pages(worker, ListSessions()):
             for row in page["sessions"]:
                 print(json.dumps(row) if as_json else _line(_cells(row)))
 
 
 def _show(broker: ConsoleClient, client_id: str, as_json: bool) -> int:
     worker = home(client_id, broker.workers)
-    pages = list(broker.pages(worker, {"sessions": "show", "client": client_id}))
+    pages = list(broker.pages(worker, ShowSession(client_id)))
     shown = pages[0]["session"]
     if shown is None:
         print(f"mqttd: there is no session of {client_id!r}", file=sys.stderr)
@@ -83,7 +85,7 @@ def _show(broker: ConsoleClient, client_id: str, as_json: bool) -> int:
 
 
 def _delete(broker: ConsoleClient, client_id: str) -> int:
-    answer = broker.ask(home(client_id, broker.workers), {"sessions": "delete", "client": client_id})
+    answer = broker.ask(home(client_id, broker.workers), DeleteSession(client_id))
     if not answer["deleted"]:
         print(f"mqttd: there is no session of {client_id!r}", file=sys.stderr)
         return _NONE

@@ -1,12 +1,5 @@
-"""What a worker answers its operator (`shards.console` brings the questions, `mqttd sessions` asks them).
-
-    {"sessions": "list", "from": N}              {"sessions": [...], "next": N or null}
-    {"sessions": "show", "client": C, "from": N} {"session": {...} or null, "subscriptions": [...], "next": N or null}
-    {"sessions": "delete", "client": C}          {"deleted": true or false}, when the store has it
-    {"events": "list", "from": N}                {"events": [[number, value], ...], "next": N or null}
-    {"work": "highest"}                          {"work": {kind of callback: ns}}, in test builds (pyx/core/work.pxd)
-
-Events (`leveldb_store.format.events`) come as they are stored, in base 64, those behind number N that are on the disk.
+"""What a worker answers its operator: the requests of `broker.admin.requests`, which `shards.console` and the control
+process bring.
 
 Lists come in pages that fit into a message. A list goes through the sessions as they were when it began.
 """
@@ -18,6 +11,16 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from broker.admin.requests import (
+    UNKNOWN,
+    DeleteSession,
+    ListEvents,
+    ListSessions,
+    ShowSession,
+    StoreStats,
+    WorkDone,
+    decode,
+)
 from pyx.core import work
 from pyx.core.work import STEP, spend
 
@@ -35,6 +38,11 @@ _EVENTS_BYTES_MAX = _PAGE_BYTES_MAX * 3 // 4
 _PAGE_ROWS_MAX = 500
 _TEXT_MAX = 2000
 """Characters of a name that are told."""
+_STORED = (
+    "sessions", "subscriptions", "retained_messages", "retained_bytes", "log_messages", "log_bytes", "archive_bytes",
+    "events_bytes", "records_set_aside",
+)  # fmt: skip
+"""Counters that say how much a store has; gauges, which the worker sets once a second."""
 
 Answer = Callable[[dict[str, Any]], None]
 
@@ -48,25 +56,38 @@ class Administration:
         self._connecting = connecting
         self._listed: list[str] = []
 
-    def asked(self, ask: Any, answer: Answer) -> None:
+    def asked(self, ask: object, answer: Answer) -> None:
         """`answer` is called once, now or when the store has what was asked for."""
-        match ask:
-            case {"sessions": "list", "from": int(first)}:
-                answer(self._list(first))
-            case {"sessions": "show", "client": str(client_id), "from": int(first)}:
-                answer(self._show(client_id, first))
-            case {"sessions": "delete", "client": str(client_id)}:
+        match decode(ask):
+            case ListSessions(at):
+                answer(self._list(at))
+            case ShowSession(client_id, at):
+                answer(self._show(client_id, at))
+            case DeleteSession(client_id):
                 deleted = self._connecting.delete(client_id)
                 self._context.router.when_durable(lambda: answer({"deleted": deleted}))
-            case {"events": "list", "from": int(after)}:
+            case ListEvents(after):
                 answer(self._events(after))
-            case {"work": "highest"} if work.COUNTED:
+            case StoreStats():
+                answer({"store": self._store()})
+            case WorkDone() if work.COUNTED:
                 answer({"work": work.highest(), "over": work.over()})
             case _:
-                answer({"unknown": True})
+                answer(UNKNOWN)
+
+    def _store(self) -> dict[str, Any]:
+        store, row = self._context.store, self._context.counters
+        return {
+            "worker": self._context.index,
+            "kept": store.keeps,
+            "last_position": store.last_position,
+            "full": store.full,
+            "failed": store.failed,
+            **{name: row[name] for name in _STORED},
+        }
 
     def _events(self, after: int) -> dict[str, Any]:
-        found, is_all = self._context.store.events(max(after, 0), _EVENTS_BYTES_MAX)
+        found, is_all = self._context.store.events(after, _EVENTS_BYTES_MAX)
         rows = [(number, base64.b64encode(value).decode()) for number, value in found]
         return {"events": rows, "next": None if is_all else found[-1][0]}
 
@@ -74,7 +95,7 @@ class Administration:
         if first == 0:
             self._listed = self._sessions.clients()
         rows: list[dict[str, Any]] = []
-        size, at = 0, max(first, 0)
+        size, at = 0, first
         while at < len(self._listed) and len(rows) < _PAGE_ROWS_MAX:
             spend(STEP)
             session = self._sessions.get(self._listed[at])
@@ -102,7 +123,7 @@ class Administration:
             "created": details.created or None,
             "will": _text(details.will.topic.decode()) if details.will is not None else None,
         }
-        at = max(first, 0)
+        at = first
         replays = list(session.replays or ())
         filters = session.subscribed(at, _PAGE_ROWS_MAX)
         filters += replays[max(0, at - session.subscriptions) :]

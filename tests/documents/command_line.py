@@ -61,7 +61,12 @@ STATUSES: dict[str, tuple[str, dict[int, str]]] = {
     ),
     "store": (
         "store_command",
-        {0: "no problem", 1: "problems: a line for each", 2: _USAGE, 4: "in use, or no data directory"},
+        {
+            0: "no problem",
+            1: "problems: a line for each; the broker does not answer",
+            2: _USAGE,
+            4: "in use, or no data directory",
+        },
     ),
     "passwd": (
         "passwd",
@@ -103,8 +108,18 @@ ERRORS: dict[str, tuple[str, str]] = {
     ),
     "broker.cli.snapshots._Refused": ("`snapshot`, `restore`, 2 or 4", "Another directory, or room on the disk."),
     "broker.cli.store_command.Unusable": ("`store`, `events`, 4", "Name the data directory, or a snapshot."),
-    "broker.cli.console_client.NoBroker": ("`sessions`, 1", "Start the broker, or name its `--data-dir`."),
-    "broker.cli.console_client.NoAnswer": ("`sessions`, `events`, 1", "Try again; look at the log of the broker."),
+    "broker.cli.console_client.NoBroker": (
+        "`sessions`, 1",
+        "Start the broker, or name its `--data-dir` or `--runtime-dir`.",
+    ),
+    "broker.cli.console_client.NoAnswer": (
+        "`sessions`, `events`, `store`, 1",
+        "Name the directory, or try again; look at the log of the broker.",
+    ),
+    "broker.admin.workers.NoAnswer": (
+        "`GET /api/v1/stores`, 503",
+        "Try again; look at the log of the broker.",
+    ),
     "broker.cli.sessions_command.print": ("`sessions`, 1", "`mqttd sessions list` has all."),
     "broker.cli.status.print": ("`status`, 1", "Start the broker, or name its `--admin`."),
     "broker.cli.events_command.print": ("`events`, 1", "`mqttd store verify` says what is damaged."),

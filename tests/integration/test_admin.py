@@ -17,6 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from shards.placement import home
+from shards.questions import QUESTION_SECONDS_MAX
 from tests.broker_process import KIND, ROOT, BrokerProcess
 from tests.waiting import wait_until
 from tests.wire import Client
@@ -43,9 +44,9 @@ def open_client() -> Iterator[OpenClient]:
         client.close()
 
 
-def ask(broker: BrokerProcess, path: str, method: str = "GET") -> tuple[int, str, bytes]:
+def ask(broker: BrokerProcess, path: str, method: str = "GET", seconds: float = SECONDS_MAX) -> tuple[int, str, bytes]:
     """(status, content type, body)."""
-    connection = http.client.HTTPConnection(*broker.admin, timeout=SECONDS_MAX)
+    connection = http.client.HTTPConnection(*broker.admin, timeout=seconds)
     try:
         connection.request(method, path)
         answer = connection.getresponse()
@@ -72,6 +73,16 @@ def totals(broker: BrokerProcess) -> dict[str, float]:
     return found
 
 
+def samples(broker: BrokerProcess, name: str) -> list[tuple[dict[str, str], float]]:
+    """The labels and the value of each sample of a metric."""
+    return [
+        (sample.labels, sample.value)
+        for family in text_string_to_metric_families(ask(broker, "/metrics")[2].decode())
+        for sample in family.samples
+        if sample.name == name
+    ]
+
+
 def ids_on(worker: int, workers: int) -> str:
     """A client id whose home is that worker."""
     return next(f"c{n}" for n in range(1000) if home(f"c{n}", workers) == worker)
@@ -94,6 +105,55 @@ def test_health_ready_and_errors(own_broker: OwnBroker) -> None:
         assert (answered, kind) == (status, "application/problem+json")
         assert json.loads(body)["status"] == status
     assert ask(broker, "/ready", "HEAD") == (200, "application/json", b"")
+
+
+@pytest.mark.parametrize("store", ["memory", "leveldb"])
+def test_stores_are_what_the_workers_answer(own_broker: OwnBroker, open_client: OpenClient, store: str) -> None:
+    """Of both kinds of store, through the supervisor and back."""
+    broker = own_broker(2, [*ADMIN, "--store", store])
+    for worker in (0, 1):
+        client = open_client(broker, 5)
+        client.connect(ids_on(worker, 2), clean=False, properties={"session_expiry_interval": 100})
+        client.subscribe(("t", 1))
+    publisher = open_client(broker, 5)
+    publisher.connect("publisher")
+    for number in range(4):
+        publisher.publish(f"retained/{number}", b"x", qos=1, retain=True)
+
+    def stores() -> list[dict[str, Any]]:
+        status, kind, body = ask(broker, "/api/v1/stores")
+        assert (status, kind) == (200, "application/json")
+        found: list[dict[str, Any]] = json.loads(body)["stores"]
+        return found
+
+    def is_all() -> bool:
+        return sum(int(each["retained_messages"]) for each in stores()) == 4
+
+    wait_until(is_all, SECONDS_MAX, "the gauges are written")
+    found = stores()
+    assert [each["worker"] for each in found] == [0, 1]
+    assert sum(each["sessions"] for each in found) == 3
+    assert all(each["subscriptions"] == 1 for each in found)
+    assert [each["kept"] for each in found] == [store == "leveldb"] * 2
+    assert not any(each["full"] or each["failed"] for each in found)
+
+
+def test_a_worker_that_does_not_answer_is_named(own_broker: OwnBroker) -> None:
+    """The others are said; the next request finds all of them again."""
+    broker = own_broker(2, ADMIN)
+    wait_until(lambda: status_of(broker, "/ready") == 200, SECONDS_MAX, "it is ready")
+    os.kill(broker.worker_pids()[1], signal.SIGSTOP)  # until it is killed for its silence
+    status, kind, body = ask(broker, "/api/v1/stores", seconds=2 * QUESTION_SECONDS_MAX)
+    assert (status, kind) == (503, "application/json")
+    well, ill = json.loads(body)["stores"]
+    assert well["worker"] == 0
+    assert "error" not in well
+    assert ill["worker"] == 1
+    assert ill["error"] in (
+        "worker 1 has died",
+        f"worker 1 has not answered in {QUESTION_SECONDS_MAX:g} s",
+    )
+    wait_until(lambda: status_of(broker, "/api/v1/stores") == 200, 3 * SECONDS_MAX, "worker 1 is back")
 
 
 def test_metrics_agree_with_what_clients_count(own_broker: OwnBroker, open_client: OpenClient, workers: int) -> None:

@@ -16,6 +16,7 @@ from broker.cli import main as cli
 from broker.testing import BrokerFailed, Mqttd
 from leveldb_store.format import schema
 from tests.broker_process import KIND
+from tests.waiting import wait_until
 from tests.wire import Client
 
 pytestmark = pytest.mark.skipif(KIND == "mosquitto", reason="mosquitto has no such stores")
@@ -108,7 +109,57 @@ def test_sessions_are_listed_shown_and_deleted(start: Start, mqttd: Command, tmp
     assert (status, err) == (1, "mqttd: there is no session of 'here'\n")
     assert broker.stop() == 0
     status, _, err = mqttd("sessions", "list", *data)
-    assert (status, err) == (1, f"mqttd: no mqttd runs on the data directory {tmp_path}/data\n")
+    assert (status, err) == (1, f"mqttd: no mqttd runs on {tmp_path}/data\n")
+
+
+def test_a_broker_with_its_store_in_memory_is_asked_too(
+    mqttd: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its runtime directory, as it is named or as the configuration has it."""
+    where = tmp_path / "run"
+    config = tmp_path / "mqttd.toml"
+    config.write_text(f'store = "memory"\nruntime_dir = "{where}"\n')
+    with Mqttd(2, {"store": "memory", "runtime_dir": where}) as broker, closing(Client(broker.address, 5)) as client:
+        client.connect("here", properties={"session_expiry_interval": 0})
+        client.publish("t", b"x", qos=1, retain=True)
+        for named in (["--runtime-dir", str(where)], ["--config", str(config)]):
+            status, out, err = mqttd("sessions", "list", "--json", *named)
+            assert (status, err) == (0, "")
+            assert [json.loads(each)["client"] for each in out.splitlines()] == ["here"]
+        for named in ([str(where)], ["--config", str(config)]):
+            status, out, err = mqttd("store", "stats", "--json", *named)
+            assert (status, err) == (0, "")
+            assert [(each["worker"], each["kept"]) for each in json.loads(out)] == [(0, False), (1, False)]
+        assert "worker 1:\n" in mqttd("store", "stats", str(where))[1]
+        assert mqttd("sessions", "delete", "here", "--runtime-dir", str(where))[0] == 0
+        assert client.expect("DISCONNECT").reason == 0x98
+    assert not list(where.iterdir())
+    status, _, err = mqttd("sessions", "list", "--runtime-dir", str(where))
+    assert (status, err) == (1, f"mqttd: no mqttd runs on {where}\n")
+    monkeypatch.setenv("MQTTD_STORE", "memory")
+    for command in (("sessions", "list"), ("store", "stats")):
+        status, _, err = mqttd(*command)
+        assert status == 1
+        assert err == "mqttd: a broker with its store in memory is found by its runtime_dir, which its start names\n"
+
+
+def test_a_running_broker_is_asked_for_the_stats_of_its_stores(start: Start, mqttd: Command, tmp_path: Path) -> None:
+    """Once it is killed they are read."""
+    broker, data = start(2), str(tmp_path / "data")
+    filled(broker)
+
+    def retained() -> int:
+        status, out, err = mqttd("store", "stats", "--json", data)
+        assert (status, err) == (0, "")
+        return sum(each["retained_messages"] for each in json.loads(out))
+
+    wait_until(lambda: retained() == 3, 10, "the gauges are written")
+    out = mqttd("store", "stats", data)[1]
+    assert [line for line in out.splitlines() if not line.startswith(" ")] == ["worker 0:", "worker 1:"]
+    assert sum(int(line.split()[-1]) for line in out.splitlines() if line.startswith("  retained messages")) == 3
+    broker.kill()
+    stats = json.loads(mqttd("store", "stats", "--json", data)[1])
+    assert sum(store["families"]["retained messages"]["records"] for store in stats) == 3
 
 
 def test_stores_are_verified_and_problems_named(start: Start, mqttd: Command, tmp_path: Path) -> None:

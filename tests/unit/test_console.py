@@ -1,4 +1,4 @@
-"""The control socket of the supervisor: questions go to workers, answers come back."""
+"""The control socket of the supervisor: questions go to workers, answers come back or their absence is said."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import select
 import socket
 import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 from shards import console as module
 from shards.console import QUESTION_BYTES_MAX, Console, Written
+from shards.questions import QUESTION_SECONDS_MAX, Questions
 from shards.worker_channel import Message
 
 SECONDS_MAX = 5.0
@@ -36,7 +38,7 @@ def asked(console: Console) -> list[tuple[int, Message]]:
         seen.append((worker, message))
         return worker != 9
 
-    console.ask = ask
+    console.questions = Questions(ask)
     return seen
 
 
@@ -49,10 +51,18 @@ def connected(console: Console) -> socket.socket:
 
 
 def turn(console: Console) -> None:
-    """What is readable is read."""
+    """What is readable is read; a supervisor looks for what is due afterwards."""
     while ready := select.select(console.sockets(), [], [], 0)[0]:
         for each in ready:
             console.readable(each.fileno())
+    expire(console.questions)
+
+
+def expire(questions: Questions, ahead: float = 0.0) -> None:
+    """What is due in `ahead` seconds, and what that asks in turn."""
+    now = time.monotonic() + ahead
+    while questions.due() <= now:
+        questions.expire(now)
 
 
 def line(client: socket.socket) -> Message:
@@ -77,12 +87,12 @@ def test_questions_reach_their_worker_one_at_a_time(console: Console, asked: lis
         turn(console)
         ((worker, message),) = asked
         assert (worker, message["event"], message["ask"]) == (1, "ask", {"a": 1})
-        console.answered(message["number"] + 1, "not this one")
-        console.answered(message["number"], {"x": "y"})
+        console.questions.answered(message["number"] + 1, "not this one")
+        console.questions.answered(message["number"], {"x": "y"})
         assert line(client) == {"worker": 1, "answer": {"x": "y"}}
         assert asked[1][0] == 2
         assert asked[1][1]["ask"] == "b"
-        console.answered(asked[1][1]["number"], None)
+        console.questions.answered(asked[1][1]["number"], None)
         assert line(client) == {"worker": 2, "answer": None}
 
 
@@ -94,10 +104,42 @@ def test_a_worker_that_is_down_or_dies_is_told(console: Console, asked: list[tup
         assert asked[-1][0] == 3
         other.sendall(b'{"worker": 4, "ask": 0}\n')
         turn(console)
-        console.gone(3)
+        console.questions.gone(3)
         assert line(client) == {"worker": 3, "error": "worker 3 has died"}
-        console.answered(asked[-1][1]["number"], 1)
+        console.questions.answered(asked[-1][1]["number"], 1)
         assert line(other) == {"worker": 4, "answer": 1}
+
+
+def test_a_worker_that_says_nothing_is_answered_for(console: Console, asked: list[tuple[int, Message]]) -> None:
+    with connected(console) as client:
+        client.sendall(b'{"worker": 1, "ask": 0}\n{"worker": 2, "ask": 0}\n')
+        turn(console)
+        expire(console.questions, QUESTION_SECONDS_MAX - 1)
+        client.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            client.recv(1)
+        client.settimeout(SECONDS_MAX)
+        console.questions.expire(time.monotonic() + QUESTION_SECONDS_MAX)
+        assert line(client) == {"worker": 1, "error": f"worker 1 has not answered in {QUESTION_SECONDS_MAX:g} s"}
+        console.questions.answered(asked[0][1]["number"], "late")
+        console.questions.answered(asked[1][1]["number"], "in time")
+        assert line(client) == {"worker": 2, "answer": "in time"}
+
+
+@pytest.mark.usefixtures("asked")
+def test_ten_thousand_questions_for_one_that_is_down_are_answered(console: Console) -> None:
+    """One after the other, not one within the other."""
+    answered: list[Message] = []
+
+    def again(said: Message) -> None:
+        answered.append(said)
+        if len(answered) < 10_000:
+            console.questions.ask(9, 0, again)
+
+    console.questions.ask(9, 0, again)
+    expire(console.questions)
+    assert answered == [{"worker": 9, "error": "worker 9 does not run"}] * 10_000
+    assert console.questions.due() == float("inf")
 
 
 def say(console: Console, client: socket.socket, said: bytes) -> None:
@@ -114,7 +156,7 @@ def test_the_longest_client_id_is_asked_for(console: Console, asked: list[tuple[
         say(console, client, json.dumps({"worker": 1, "ask": ask}).encode() + b"\n")
         ((_, message),) = asked
         assert message["ask"] == ask
-        console.answered(message["number"], None)
+        console.questions.answered(message["number"], None)
         assert line(client) == {"worker": 1, "answer": None}
 
 
@@ -133,7 +175,7 @@ def test_a_client_that_leaves_is_forgotten(console: Console, asked: list[tuple[i
         turn(console)
     turn(console)
     assert len(console.sockets()) == 1
-    console.answered(asked[0][1]["number"], 0)
+    console.questions.answered(asked[0][1]["number"], 0)
 
 
 def test_there_are_not_too_many(console: Console) -> None:

@@ -1,0 +1,126 @@
+"""What workers can be asked: the requests, their form as JSON, and the answers (`broker.worker.administration`).
+
+    ListSessions    {"sessions": "list", "from": N}              {"sessions": [...], "next": N or null}
+    ShowSession     {"sessions": "show", "client": C, "from": N} {"session": {...} or null, "subscriptions": [...],
+                                                                  "next": N or null}
+    DeleteSession   {"sessions": "delete", "client": C}          {"deleted": true or false}, when the store has it
+    ListEvents      {"events": "list", "from": N}                {"events": [[number, value], ...], "next": N or null}
+    StoreStats      {"store": "stats"}                           {"store": {...}}
+    WorkDone        {"work": "highest"}                          {"work": {kind of callback: ns}}, in test builds
+                                                                 (pyx/core/work.pxd)
+
+Events (`leveldb_store.format.events`) come as they are stored, in base 64, those behind number N that are on the disk.
+Those with N are answered in pages that fit into a message: `next` is the N of the next page, null: that was the last.
+What is none of them, as another release may ask it, is answered {"unknown": true}.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+__all__ = [
+    "UNKNOWN",
+    "DeleteSession",
+    "ListEvents",
+    "ListSessions",
+    "NoAnswer",
+    "Paged",
+    "Request",
+    "ShowSession",
+    "StoreStats",
+    "WorkDone",
+    "decode",
+    "encode",
+    "page_at",
+]
+
+UNKNOWN = {"unknown": True}
+"""The answer to what is no request."""
+
+
+class NoAnswer(Exception):
+    """A worker has not answered. Its text is one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListSessions:
+    """All sessions of the worker, as they were when the first page was asked for."""
+
+    at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ShowSession:
+    """One, with its Topic Filters."""
+
+    client: str
+    at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteSession:
+    """End it; its connection is closed, too."""
+
+    client: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListEvents:
+    """Those behind this number."""
+
+    at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """How much the worker's store has."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkDone:
+    """The most that each kind of callback has cost."""
+
+
+Paged = ListSessions | ShowSession | ListEvents
+Request = Paged | DeleteSession | StoreStats | WorkDone
+
+
+def encode(request: Request) -> dict[str, Any]:
+    """As JSON."""
+    match request:
+        case ListSessions(at):
+            return {"sessions": "list", "from": at}
+        case ShowSession(client, at):
+            return {"sessions": "show", "client": client, "from": at}
+        case DeleteSession(client):
+            return {"sessions": "delete", "client": client}
+        case ListEvents(at):
+            return {"events": "list", "from": at}
+        case StoreStats():
+            return {"store": "stats"}
+        case WorkDone():
+            return {"work": "highest"}
+
+
+def decode(said: object) -> Request | None:
+    """The other way. None: it is none of them."""
+    match said:
+        case {"sessions": "list", "from": int(at)}:
+            return ListSessions(max(at, 0))
+        case {"sessions": "show", "client": str(client), "from": int(at)}:
+            return ShowSession(client, max(at, 0))
+        case {"sessions": "delete", "client": str(client)}:
+            return DeleteSession(client)
+        case {"events": "list", "from": int(at)}:
+            return ListEvents(max(at, 0))
+        case {"store": "stats"}:
+            return StoreStats()
+        case {"work": "highest"}:
+            return WorkDone()
+    return None
+
+
+def page_at(request: Paged, at: int) -> Paged:
+    """The same, of another page."""
+    return replace(request, at=at)

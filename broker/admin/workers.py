@@ -1,0 +1,57 @@
+"""Requests of the control process to workers: asynchronous, each with a time-out, lists page by page.
+
+The supervisor passes them on (`shards.questions`), and answers for a worker that does not run, dies, or says nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from broker.admin.requests import UNKNOWN, NoAnswer, Paged, Request, encode, page_at
+
+__all__ = ["Workers"]
+
+
+class Workers:
+    """Asks them. `tell(event, fields)` is the channel to the supervisor."""
+
+    def __init__(self, tell: Callable[..., None]) -> None:
+        self._tell = tell
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+
+    async def ask(self, worker: int, request: Request, seconds: float = 12.0) -> dict[str, Any]:
+        """The worker's answer. Raises NoAnswer, after `seconds` at the latest."""
+        number = next(self._numbers)
+        self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._tell("ask", number=number, worker=worker, ask=encode(request))
+            answer = await asyncio.wait_for(self._waiting[number], seconds)
+        except TimeoutError:
+            raise NoAnswer(f"worker {worker} has not answered in {seconds:g} s") from None
+        finally:
+            del self._waiting[number]
+        if answer == UNKNOWN:
+            raise NoAnswer(f"worker {worker} does not know this request")
+        return answer
+
+    async def pages(self, worker: int, request: Paged, seconds: float = 12.0) -> AsyncIterator[dict[str, Any]]:
+        """All pages of an answer, each asked for when it is wanted. Raises NoAnswer."""
+        at: int | None = 0
+        while at is not None:
+            page = await self.ask(worker, page_at(request, at), seconds)
+            yield page
+            at = page["next"]
+
+    def answered(self, message: dict[str, Any]) -> None:
+        """The supervisor brings an answer, or an error; nothing, if nobody waits for it any more."""
+        waiting = self._waiting.get(message["number"])
+        if waiting is None or waiting.done():
+            return
+        if "error" in message:
+            waiting.set_exception(NoAnswer(str(message["error"])))
+        else:
+            waiting.set_result(message["answer"])

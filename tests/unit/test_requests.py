@@ -1,0 +1,166 @@
+"""Requests to workers: their form as JSON, and how the control process waits for the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from dataclasses import is_dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker.admin import requests
+from broker.admin.requests import (
+    UNKNOWN,
+    DeleteSession,
+    ListEvents,
+    ListSessions,
+    NoAnswer,
+    Request,
+    ShowSession,
+    StoreStats,
+    WorkDone,
+    decode,
+    encode,
+)
+from broker.admin.workers import Workers
+
+_NUMBERS = st.integers(0, 2**63 - 1)
+_REQUESTS: st.SearchStrategy[Request] = st.one_of(
+    st.builds(ListSessions, _NUMBERS),
+    st.builds(ShowSession, st.text(), _NUMBERS),
+    st.builds(DeleteSession, st.text()),
+    st.builds(ListEvents, _NUMBERS),
+    st.just(StoreStats()),
+    st.just(WorkDone()),
+)
+
+
+@given(_REQUESTS)
+def test_a_request_comes_back_from_its_json(request: Request) -> None:
+    assert decode(json.loads(json.dumps(encode(request)))) == request
+
+
+def test_their_form_is_what_other_releases_know() -> None:
+    """A command asks a broker that is a release older or newer."""
+    assert [encode(each) for each in (ListSessions(5), ShowSession("c", 6), DeleteSession("c"), ListEvents(7))] == [
+        {"sessions": "list", "from": 5},
+        {"sessions": "show", "client": "c", "from": 6},
+        {"sessions": "delete", "client": "c"},
+        {"events": "list", "from": 7},
+    ]
+    assert encode(StoreStats()) == {"store": "stats"}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [None, 0, "store", [], {}, {"sessions": "list"}, {"sessions": "list", "from": "0"}, {"store": "verify"},
+     {"sessions": "show", "client": 1, "from": 0}, {"sessions": "drop", "client": "c"}, {"work": 1}],
+)  # fmt: skip
+def test_what_is_no_request_is_none(said: object) -> None:
+    """It may come of another release."""
+    assert decode(said) is None
+
+
+def test_a_page_before_the_first_is_the_first() -> None:
+    assert decode({"sessions": "list", "from": -1}) == ListSessions(0)
+    assert decode({"sessions": "show", "client": "c", "from": -(2**70)}) == ShowSession("c", 0)
+
+
+Asked = list[dict[str, Any]]
+
+
+def run(test: Callable[[Workers, Asked], Coroutine[Any, Any, None]]) -> None:
+    """With what the supervisor is told; every request is forgotten in the end."""
+
+    async def main() -> None:
+        asked: Asked = []
+        workers = Workers(lambda event, **fields: asked.append({"event": event, **fields}))
+        await asyncio.wait_for(test(workers, asked), 10)
+        assert not workers._waiting
+
+    asyncio.run(main())
+
+
+async def until_asked(asked: Asked, count: int) -> dict[str, Any]:
+    """What was asked for the `count`th time."""
+    while len(asked) < count:
+        await asyncio.sleep(0)
+    return asked[count - 1]
+
+
+def test_answers_reach_those_who_asked() -> None:
+    async def test(workers: Workers, asked: Asked) -> None:
+        first, second = (asyncio.ensure_future(workers.ask(worker, StoreStats())) for worker in (0, 1))
+        await until_asked(asked, 2)
+        assert [each["worker"] for each in asked] == [0, 1]
+        assert all((each["event"], each["ask"]) == ("ask", encode(StoreStats())) for each in asked)
+        workers.answered({"event": "answered", "number": asked[1]["number"], "worker": 1, "answer": {"of": 1}})
+        workers.answered({"event": "answered", "number": 999, "worker": 1, "answer": {}})
+        assert await second == {"of": 1}
+        assert not first.done()
+        workers.answered({"event": "answered", "number": asked[0]["number"], "worker": 0, "error": "worker 0 has died"})
+        with pytest.raises(NoAnswer, match=r"^worker 0 has died$"):
+            await first
+        workers.answered({"event": "answered", "number": asked[0]["number"], "worker": 0, "answer": {}})
+
+    run(test)
+
+
+def test_a_request_of_another_release_has_no_answer() -> None:
+    async def test(workers: Workers, asked: Asked) -> None:
+        asking = asyncio.ensure_future(workers.ask(0, StoreStats()))
+        said = await until_asked(asked, 1)
+        workers.answered({"number": said["number"], "answer": UNKNOWN})
+        with pytest.raises(NoAnswer, match=r"^worker 0 does not know this request$"):
+            await asking
+
+    run(test)
+
+
+def test_a_list_comes_page_by_page() -> None:
+    """A page is asked for when the one before has been looked at."""
+
+    async def test(workers: Workers, asked: Asked) -> None:
+        pages = workers.pages(3, ShowSession("c"))
+        for count, (at, following) in enumerate([(0, 40), (40, 70), (70, None)], 1):
+            page = asyncio.ensure_future(anext(pages))
+            said = await until_asked(asked, count)
+            assert decode(said["ask"]) == ShowSession("c", at)
+            await asyncio.sleep(0)
+            assert len(asked) == count
+            workers.answered({"number": said["number"], "answer": {"next": following}})
+            assert await page == {"next": following}
+        with pytest.raises(StopAsyncIteration):
+            await anext(pages)
+
+    run(test)
+
+
+def test_a_supervisor_that_says_nothing_is_not_waited_for_for_ever() -> None:
+    async def test(workers: Workers, asked: Asked) -> None:
+        with pytest.raises(NoAnswer, match=r"^worker 2 has not answered in 0\.01 s$"):
+            await workers.ask(2, StoreStats(), seconds=0.01)
+        workers.answered({"number": asked[0]["number"], "answer": {}})
+
+    run(test)
+
+
+def test_whoever_does_not_wait_any_more_is_forgotten() -> None:
+    async def test(workers: Workers, asked: Asked) -> None:
+        asking = asyncio.ensure_future(workers.ask(0, StoreStats()))
+        said = await until_asked(asked, 1)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        workers.answered({"number": said["number"], "answer": {}})
+
+    run(test)
+
+
+def test_every_request_is_tried_here() -> None:
+    named = {name for name in requests.__all__ if is_dataclass(getattr(requests, name))}
+    assert named == {"DeleteSession", "ListEvents", "ListSessions", "ShowSession", "StoreStats", "WorkDone"}
