@@ -32,7 +32,7 @@ class Verifier:
 
 
 class Backend(Protocol):
-    """Where users come from. All names are as the client sent them."""
+    """Where users come from: a link of a chain (`broker.auth.chain`). All names are as the client sent them."""
 
     world_readable: bool
     """Whether others on this machine may read what it reads: worth a warning."""

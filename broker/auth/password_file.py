@@ -76,7 +76,7 @@ class PasswordFile:
         if user is not None and user.hash is not None:
             return user.hash.verify(password)
         self._somebody(username).verify(password)
-        return False
+        return None if user is None else False
 
     def scram(self, username: str) -> Verifier:
         """The user's SCRAM verifier; one that nothing matches for a name without."""

@@ -28,7 +28,7 @@ from pyx.protocol.codec import encode_auth
 from pyx.protocol.reasons import ReasonCode
 
 if TYPE_CHECKING:
-    from broker.auth.contract import Backend
+    from broker.auth.chain import Chain
     from broker.context.context import Context
     from pyx.delivery.connection import Connection
     from pyx.protocol.packets import Auth, Connect
@@ -78,7 +78,7 @@ class _Exchange:
         self.name = name
         self.method: Method | None = None
         """The authentication under way."""
-        self.backend: Backend | None = None
+        self.backend: Chain | None = None
         """What `method` looks users up in."""
         self.entrant: Entrant | None = entrant
         """Until the CONNACK."""
@@ -206,7 +206,7 @@ class Authenticating:
 
     # ------------------------------------------------------------ passwords
 
-    def _check_password(self, entrant: Entrant, username: str, password: bytes, backend: Backend) -> None:
+    def _check_password(self, entrant: Entrant, username: str, password: bytes, backend: Chain) -> None:
         limits = self._context.settings.limits
         digest = self._cache.digest(username, password)
         if self._cache.has(digest, time.monotonic(), limits.auth_cache_seconds_max):
@@ -274,7 +274,7 @@ class Authenticating:
 
     # ------------------------------------------------------------ AUTH
 
-    def _begin_exchange(self, entrant: Entrant, backend: Backend | None) -> None:
+    def _begin_exchange(self, entrant: Entrant, backend: Chain | None) -> None:
         properties = entrant.packet.properties
         name = properties["authentication_method"]
         if backend is None or name not in METHODS:
@@ -304,7 +304,7 @@ class Authenticating:
         else:
             self._step(conn, exchange, packet.properties.get("authentication_data", b""))
 
-    def _first_step(self, conn: Connection, exchange: _Exchange, backend: Backend, data: bytes | None) -> None:
+    def _first_step(self, conn: Connection, exchange: _Exchange, backend: Chain, data: bytes | None) -> None:
         exchange.method, exchange.backend = METHODS[exchange.name](backend), backend
         if data is None:  # the client lets us begin; its first message comes in its AUTH
             self._say(conn, exchange, ReasonCode.CONTINUE_AUTHENTICATION, None)

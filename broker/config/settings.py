@@ -26,6 +26,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from broker.auth import BACKENDS
+from broker.auth.chain import Chain
 from broker.auth.contract import Backend, CredentialsError
 from broker.config.addresses import is_loopback, split_address
 from broker.config.archive import ARCHIVE_RULES_MAX, ArchiveRule, archive_errors
@@ -251,7 +252,7 @@ class Settings(BaseModel):
         return "fsync" in (self.durability, *(rule.durability for rule in self.topic))
 
     @cached_property
-    def credentials(self) -> Backend | None:
+    def credentials(self) -> Chain | None:
         """Where users come from, read on first use and then as it was; None: nothing is configured.
 
         Raises CredentialsError, but not after `load` or `reloaded`, which have read it.
@@ -259,10 +260,14 @@ class Settings(BaseModel):
         for name, open_backend in BACKENDS.items():
             if (value := getattr(self, name)) is not None:
                 try:
-                    return open_backend(value)
+                    backends.append(open_backend(value))
+        backends: list[Backend] = []
+        errors: list[str] = []
                 except CredentialsError as error:
-                    raise CredentialsError([f"{name}: {line}" for line in error.lines]) from None
-        return None
+                    errors += [f"{name}: {line}" for line in error.lines]
+        if errors:
+            raise CredentialsError(errors)
+        return Chain(backends) if backends else None
 
     @property
     def admin_address(self) -> tuple[str, int] | None:

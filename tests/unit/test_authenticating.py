@@ -10,6 +10,7 @@ import pytest
 
 from broker.auth import scram
 from broker.auth.contract import Backend
+from broker.auth.password_file import PasswordFile
 from broker.auth.pool import Done
 from broker.config.settings import Settings
 from shards.placement import home
@@ -442,6 +443,5 @@ def test_an_unknown_user_is_led_through_the_whole_exchange(users: Path) -> None:
 
 
 def test_backends_agree_with_their_contract(users: Path) -> None:
-    backend: Backend | None = Settings(password_file=str(users)).credentials
-    assert backend is not None
+    backend: Backend = PasswordFile.load(str(users))
     assert len(backend) == 3
