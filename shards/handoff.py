@@ -2,7 +2,8 @@
 unix socket, the bytes already read from it beside.
 
 One message is one connection (little-endian):
-    header   version u8, flags u8, port u16, host length u16, unread length u32, deadline u64
+    header   version u8, flags u8, listener u8, a byte that is 0, port u16, host length u16, unread length u32,
+             deadline u64
     host     the peer's address as text
     unread   the first INLINE_BYTES_MAX of the bytes the client sent and nobody has handled
     rights   the connection, and with flag 1 a memfd with the rest of the unread bytes
@@ -25,8 +26,8 @@ from struct import Struct
 
 INLINE_BYTES_MAX = 60_000
 
-_HEADER = Struct("<BBHHIQ")
-_VERSION = 2
+_HEADER = Struct("<BBBxHHIQ")
+_VERSION = 3
 _REST_IN_MEMFD = 1
 _HOST_BYTES_MAX = 255
 _MESSAGE_BYTES_MAX = _HEADER.size + _HOST_BYTES_MAX + INLINE_BYTES_MAX
@@ -54,6 +55,8 @@ class HandedOver:
     """Until the connect timer ends; 0 or less: it has."""
     peer: tuple[str, int]
     """Host and port of the client."""
+    listener: int
+    """By which it came, as the workers number them (`shards.listening`)."""
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -71,17 +74,18 @@ def send(
     unread: bytes | bytearray | memoryview,
     remaining_seconds: float,
     peer: tuple[str, int],
+    listener: int = 0,
 ) -> bool:
     """Hand the connection `fd` over. False when the home's socket is full (try again later); then nothing has happened.
 
-    Raises OSError for anything else that goes wrong.
+    `listener`: by which it came, 0 to 255. Raises OSError for anything else that goes wrong.
     """
     host = peer[0].encode("utf-8", "replace")[:_HOST_BYTES_MAX]
     deadline = max(0, time.monotonic_ns() + int(remaining_seconds * 1e9))
     view = memoryview(unread)
     rest = view[INLINE_BYTES_MAX:]
     flags = _REST_IN_MEMFD if rest else 0
-    header = _HEADER.pack(_VERSION, flags, peer[1], len(host), len(view), deadline)
+    header = _HEADER.pack(_VERSION, flags, listener, peer[1], len(host), len(view), deadline)
     descriptors = array.array("i", [fd])
     memfd = -1
     try:
@@ -135,7 +139,7 @@ def receive(sock: socket.socket) -> HandedOver | None:
 def _unpack(data: bytes, descriptors: array.array[int]) -> HandedOver:
     if len(data) < _HEADER.size:
         raise HandoffLost("a hand-off without its header")
-    version, flags, port, host_length, unread_length, deadline = _HEADER.unpack_from(data)
+    version, flags, listener, port, host_length, unread_length, deadline = _HEADER.unpack_from(data)
     if version != _VERSION or len(descriptors) != (2 if flags & _REST_IN_MEMFD else 1):
         raise HandoffLost(f"a hand-off of version {version} with {len(descriptors)} descriptors")
     unread_at = _HEADER.size + host_length
@@ -146,7 +150,7 @@ def _unpack(data: bytes, descriptors: array.array[int]) -> HandedOver:
     if len(unread) != unread_length:
         raise HandoffLost("a hand-off with fewer unread bytes than it names")
     remaining = (deadline - time.monotonic_ns()) / 1e9
-    return HandedOver(descriptors[0], unread, remaining, (host, port))
+    return HandedOver(descriptors[0], unread, remaining, (host, port), listener)
 
 
 def _write_all(fd: int, data: memoryview) -> None:

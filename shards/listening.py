@@ -1,6 +1,11 @@
-"""The listening sockets of all workers, made by the supervisor before the fork.
+"""Listeners: what the broker can be reached by, and the sockets that all workers have of each, made by the supervisor
+before the fork.
 
-Each worker has a socket of its own per address, all bound to one port with SO_REUSEPORT: the kernel spreads
+A listener has a name, a kind, and what its kind needs to open it. Workers know it by its number, its place in the
+configuration: each connection has that number, also when it is handed to another worker (`shards.handoff`), and so do
+its log lines and counters. A new kind is one function in KINDS.
+
+Of kind tcp each worker has a socket of its own per address, all bound to one port with SO_REUSEPORT: the kernel spreads
 connections over them. Since sockets that share a port would also share it with a second broker unnoticed, the port is
 first bound once without SO_REUSEPORT. Because the supervisor keeps every socket open, connections that arrive while a
 worker is down wait in its backlog for its successor.
@@ -11,9 +16,9 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 BACKLOG = 4096
 _PORT_ATTEMPTS = 20
@@ -21,6 +26,91 @@ _PORT_ATTEMPTS = 20
 
 class CannotListen(Exception):
     """An address cannot be listened on. Its text is one line for the operator."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListenOn:
+    """What a listener is to be, as the configuration says it."""
+
+    name: str
+    kind: str
+    """One of KINDS."""
+    hosts: tuple[str, ...]
+    """Addresses or names."""
+    port: int
+    """0: one that is free on all of them."""
+
+
+class Opened(NamedTuple):
+    """What a kind has made of it."""
+
+    addresses: list[str]
+    """How clients reach it, for people: `HOST:PORT`."""
+    sockets: list[list[socket.socket]]
+    """Of each worker: listening, non-blocking."""
+
+
+@dataclass(slots=True)
+class Listener:
+    """A worker's part of a listener."""
+
+    name: str
+    kind: str
+    sockets: list[socket.socket]
+
+    def close(self) -> None:
+        """Close its sockets; again is harmless."""
+        for each in self.sockets:
+            each.close()
+
+
+class Listeners:
+    """All that are listened on, for all workers. Raises CannotListen, and nothing stays open then."""
+
+    def __init__(self, asked: Sequence[ListenOn], workers: int) -> None:
+        self.addresses: list[list[str]] = []
+        """Of each listener, how clients reach it."""
+        self._of_workers: list[list[Listener]] = [[] for _ in range(workers)]
+        try:
+            for each in asked:
+                opened = KINDS[each.kind].open(each, workers)
+                self.addresses.append(opened.addresses)
+                for own, sockets in zip(self._of_workers, opened.sockets, strict=True):
+                    own.append(Listener(each.name, each.kind, sockets))
+        except CannotListen as error:
+            self.close()
+            raise _named(error, each, asked) from None
+
+    def of(self, worker: int) -> list[Listener]:
+        """The part of a worker, in the order of the configuration."""
+        return self._of_workers[worker]
+
+    def sockets(self) -> int:
+        """How many each worker has."""
+        return sum(len(listener.sockets) for listener in self._of_workers[0])
+
+    def close(self) -> None:
+        """Close them all; again is harmless."""
+        for worker in range(len(self._of_workers)):
+            self.close_of(worker)
+
+    def close_of(self, worker: int) -> None:
+        """Close this worker's part."""
+        for listener in self._of_workers[worker]:
+            listener.close()
+
+
+def probe_all(asked: Sequence[ListenOn]) -> None:
+    """See whether all of them could be opened now. Raises CannotListen."""
+    for each in asked:
+        try:
+            KINDS[each.kind].probe(each)
+        except CannotListen as error:
+            raise _named(error, each, asked) from None
+
+
+def _named(error: CannotListen, which: ListenOn, asked: Sequence[ListenOn]) -> CannotListen:
+    return CannotListen(f"listener {which.name}: {error}" if len(asked) > 1 else str(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +180,31 @@ def close(sockets: Sequence[Sequence[socket.socket]]) -> None:
     for own in sockets:
         for listener in own:
             listener.close()
+
+
+def open_tcp(asked: ListenOn, workers: int) -> Opened:
+    """Sockets whose bytes are MQTT packets. Raises CannotListen."""
+    addresses = resolve(asked.hosts)
+    port, sockets = listen(addresses, asked.port, workers)
+    return Opened([address.text(port) for address in addresses], sockets)
+
+
+def probe_tcp(asked: ListenOn) -> None:
+    """Whether it could be opened now. Raises CannotListen."""
+    probe(resolve(asked.hosts), asked.port)
+
+
+class Kind(NamedTuple):
+    """What can be done with listeners of a kind. Both raise CannotListen."""
+
+    open: Callable[[ListenOn, int], Opened]
+    """For so many workers."""
+    probe: Callable[[ListenOn], None]
+    """See whether that would be possible, and leave nothing open."""
+
+
+KINDS: dict[str, Kind] = {"tcp": Kind(open_tcp, probe_tcp)}
+"""By the name that the configuration has for it (`broker.config.listeners`)."""
 
 
 def probe(addresses: Sequence[Address], port: int) -> int:

@@ -52,6 +52,7 @@ from shards import handoff, listening, rows, signals, stacks
 from shards.clock import HostClock
 from shards.console import Console
 from shards.cores import usable_cpus
+from shards.listening import Listeners, ListenOn
 from shards.notify import Notifier
 from shards.policy import Policy
 from shards.reloads import Reload, Reloaded, ReloadRefused
@@ -111,8 +112,7 @@ class Supervisor:
         run: Callable[[WorkerChannel], int],
         *,
         workers: int,
-        hosts: Sequence[str],
-        port: int,
+        listeners: Sequence[ListenOn],
         settings: Any,
         policy: Policy,
         log: Log,
@@ -145,8 +145,7 @@ class Supervisor:
         self._reload = reload
         self._pin_cpus = pin_cpus
         self.runtime_dir = runtime_dir
-        self.addresses = listening.resolve(hosts)
-        self.port, self._listeners = listening.listen(self.addresses, port, workers)
+        self.listeners = Listeners(listeners, workers)
         self._handoffs = [handoff.pair() for _ in range(workers)]
         self._rows = rows.shared_rows(workers, row_bytes)
         self._clock = clock or HostClock()
@@ -174,8 +173,8 @@ class Supervisor:
         """Why `serve` gave something else than 0, one line."""
 
     def listening_on(self) -> list[str]:
-        """`HOST:PORT` of every address, IPv6 hosts in brackets."""
-        return [address.text(self.port) for address in self.addresses]
+        """`HOST:PORT` of every address of every listener, IPv6 hosts in brackets."""
+        return [address for addresses in self.listeners.addresses for address in addresses]
 
     # -- the loop
 
@@ -222,7 +221,8 @@ class Supervisor:
 
     def close(self) -> None:
         """Close every socket and remove the runtime directory's contents."""
-        listening.close([*self._listeners, self._admin])
+        self.listeners.close()
+        listening.close([self._admin])
         for send, receive in self._handoffs:
             send.close()
             receive.close()
@@ -374,7 +374,7 @@ class Supervisor:
             workers=self._workers,
             incarnation=incarnation,
             incarnations=incarnations,
-            listeners=self._listeners[post.index],
+            listeners=self.listeners.of(post.index),
             row=self._rows[post.index],
             rows=self._rows,
             heartbeat=post.heartbeat,
@@ -589,7 +589,7 @@ class Supervisor:
         self._stop_at = time.monotonic()
         self._notifier.stopping()
         # Else the kernel goes on filling the backlogs after the workers have closed their copies.
-        listening.close(self._listeners)
+        self.listeners.close()
         for post in self._posts:
             post.fork_at = 0.0
             self._tell(post, {"event": "stop", "seconds": self._policy.stop_seconds_max * 0.8})
@@ -668,10 +668,9 @@ class Supervisor:
             os.sched_setaffinity(0, {cpus[channel.index % len(cpus)]})
 
     def _close_what_is_not(self, channel: WorkerChannel | ControlChannel) -> None:
-        for index, own in enumerate(self._listeners):
+        for index in range(self._workers):
             if index != channel.index:
-                for listener in own:
-                    listener.close()  # else a stopped sibling's backlog would stay open through us
+                self.listeners.close_of(index)  # else a stopped sibling's backlog would stay open through us
         for index, (_, receive) in enumerate(self._handoffs):
             if index != channel.index:
                 receive.close()

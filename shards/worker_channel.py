@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shards.clock import HostClock
+from shards.listening import Listener
 
 Message = dict[str, Any]
 
@@ -80,8 +81,8 @@ class WorkerChannel(_Channel):
     """Microseconds since the epoch at the fork; rises with every fork of this worker whatever the clock does."""
     incarnations: list[int]
     """Of all workers at the moment of the fork, 0 for one that does not run. Later changes come as sibling_up/_down."""
-    listeners: list[socket.socket]
-    """This worker's own, one per address, non-blocking, listening, TCP_NODELAY set (accepted sockets inherit it)."""
+    listeners: list[Listener]
+    """This worker's part of each; their order is their number. TCP_NODELAY is set (accepted sockets inherit it)."""
     row: memoryview
     """This worker's counter row: bytes in shared memory, 64-byte aligned, outliving restarts. Written by it alone."""
     rows: list[memoryview]

@@ -100,7 +100,8 @@ class Control:
         beats += [lambda row=row: row.get(counters.HEARTBEAT) for row in rows]  # type: ignore[misc]
         self._pulse = Pulse(beats, time.monotonic())
         self._registry = CollectorRegistry()
-        self._registry.register(Rows(channel.rows, self._state))
+        names = [each.name for each in channel.settings.listeners]
+        self._registry.register(Rows(channel.rows, self._state, names))
         self._runner = web.AppRunner(
             self._application(), access_log=None, handle_signals=False, shutdown_timeout=_STOP_SECONDS_MAX
         )
@@ -110,8 +111,8 @@ class Control:
         application.router.add_get("/health", self._get_health)
         application.router.add_get("/ready", self._get_ready)
         application.router.add_get("/metrics", self._get_metrics)
-        application.on_response_prepare.append(_head)
         application.router.add_get("/api/v1/stores", self._get_stores)
+        application.on_response_prepare.append(_head)
         return application
 
     async def start(self) -> None:
@@ -148,9 +149,9 @@ class Control:
                 case {"event": "state", "broker": str(state), "workers": list(workers)}:
                     self._broker = state
                     self._workers = workers
-                case {"event": "reload", "number": int(number), "settings": settings}:
                 case {"event": "answered", "number": int(_)}:
                     self._asking.answered(message)
+                case {"event": "reload", "number": int(number), "settings": settings}:
                     self.channel.tell("reloaded", number=number, reason=self._reload(settings))
                 case {"event": "stop"}:
                     self._stop()
@@ -212,7 +213,6 @@ class Control:
     async def _get_metrics(self, _request: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
-    @web.middleware
     async def _get_stores(self, _request: web.Request) -> web.Response:
         """Of a worker that does not answer, why."""
         stores = await asyncio.gather(*(self._store_stats(worker) for worker in range(self.channel.workers)))
@@ -226,6 +226,7 @@ class Control:
         store: dict[str, Any] = answer["store"]
         return store
 
+    @web.middleware
     async def _problems(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             return await handler(request)

@@ -198,6 +198,18 @@ _LINKS: dict[str, tuple[str, str, float]] = {
 _BROKER: tuple[Family, ...] = (
     Family("mqttd_build_info", "gauge", "Always 1; the label says which mqttd this is.", ("version",)),
     Family("mqttd_uptime_seconds", "gauge", "Since the supervisor was started.", ()),
+_LISTENERS: dict[str, tuple[str, str, str]] = {
+    "connections_accepted": (
+        "mqttd_listener_connections_accepted",
+        "counter",
+        "Sockets accepted by a worker, of this listener.",
+    ),
+    "connections": (
+        "mqttd_listener_connections",
+        "gauge",
+        "Sockets of clients of this listener that a worker serves, those without a CONNECT yet included.",
+    ),
+}
     Family("mqttd_worker_up", "gauge", "1: serving; 0: starting or down."),
     Family("mqttd_worker_restarts", "counter", "Times the worker was started again."),
     Family("mqttd_worker_heartbeat_age_seconds", "gauge", "Since the worker's heartbeat was last seen to move."),
@@ -227,6 +239,11 @@ def _links() -> Iterator[tuple[int, Family, float]]:
 def _histograms() -> Iterator[tuple[int, Family]]:
     for which, name in enumerate(counters.HISTOGRAMS):
         shown, text = _HISTOGRAMS[name]
+def _listeners() -> Iterator[tuple[int, Family]]:
+    for place, name in enumerate(counters.LISTENER_NAMES):
+        yield place, Family(*_LISTENERS[name], ("worker", "listener"))
+
+
         yield which, Family(shown, "histogram", text)
 
 
@@ -247,16 +264,18 @@ def families() -> list[Family]:
         *(family for _, family, _ in _links()),
     ]
 
+        *(family for _, family in _listeners()),
 
 class Rows(Collector):
-    """Reads the rows of all workers when it is asked."""
+    """Reads the rows of all workers when it is asked. `listeners`: the names of those that are listened on."""
 
-    def __init__(self, rows: Sequence[memoryview], state: Callable[[], State]) -> None:
+    def __init__(self, rows: Sequence[memoryview], state: Callable[[], State], listeners: Sequence[str]) -> None:
         self._rows = [Row(row) for row in rows]
         self._state = state
 
     def collect(self) -> Iterator[Metric]:
         """All metrics."""
+        self._listeners = listeners
         yield from self._broker()
         yield self._made(_CURRENT, [((str(i),), connected(row)) for i, row in enumerate(self._rows)])
         drops = list(_drops())
@@ -271,6 +290,13 @@ class Rows(Collector):
         links = [
             ((str(i), str(peer)), row.link(peer))
             for i, row in enumerate(self._rows)
+        listeners = [
+            ((str(i), name), row.listener(number))
+            for i, row in enumerate(self._rows)
+            for number, name in enumerate(self._listeners)
+        ]
+        for place, family in _listeners():
+            yield self._made(family, [(labels, values[place]) for labels, values in listeners])
             for peer in range(len(self._rows))
             if peer != i
         ]

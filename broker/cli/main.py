@@ -23,6 +23,7 @@ from typing import Any
 import broker
 from broker.cli import passwd
 from broker.config import settings as config
+from broker.config.addresses import split_address
 from broker.config.settings import WORKERS_MAX, ConfigError, Settings
 from broker.logs import Log
 from leveldb_store.format.schema import VERSION
@@ -32,7 +33,7 @@ from shards.console import Console, Written
 from shards.cores import usable_cores
 from shards.data_dir import DataDir, DataDirError
 from shards.descriptors import left_for_connections, raise_descriptor_limit
-from shards.listening import CannotListen
+from shards.listening import CannotListen, ListenOn
 from shards.obituary import Obituary
 from shards.policy import Policy
 from shards.runtime_dir import RuntimeDir, RuntimeDirError
@@ -188,7 +189,7 @@ def _serve(file: str | None, flags: Mapping[str, Any]) -> int:
     descriptors = raise_descriptor_limit()
     try:
         # of a second broker in the same directory it is said that the port is in use: its data_dir is, too
-        listening.probe(listening.resolve(settings.host), settings.port)
+        listening.probe_all(_listen_on(settings))
     except CannotListen as error:
         raise _CannotStart(_CANNOT_LISTEN, str(error)) from None
     data_dir = _data_dir(settings, log)
@@ -203,8 +204,7 @@ def _serve(file: str | None, flags: Mapping[str, Any]) -> int:
         supervisor = Supervisor(
             run,
             workers=settings.workers,
-            hosts=settings.host,
-            port=settings.port,
+            listeners=_listen_on(settings),
             settings=settings,
             policy=_policy(settings),
             log=log.emit,
@@ -268,8 +268,21 @@ def _resolved(settings: Settings) -> Settings:
     updates: dict[str, Any] = {"workers": settings.workers or min(usable_cores(), WORKERS_MAX)}
     updates["data_dir"] = os.path.abspath(settings.data_dir)
     if "host" not in settings.model_fields_set:
-        updates["host"] = [host for host in settings.host if listening.available(host)] or settings.host
+        updates["host"] = _available(settings.host)
+    updates["listener"] = [
+        each if "host" in each.model_fields_set else each.model_copy(update={"host": _available(each.host)})
+        for each in settings.listener
+    ]
     return settings.model_copy(update=updates)
+
+
+def _available(hosts: list[str]) -> list[str]:
+    """Those that this machine has; all, if it has none of them."""
+    return [host for host in hosts if listening.available(host)] or hosts
+
+
+def _listen_on(settings: Settings) -> list[ListenOn]:
+    return [ListenOn(each.name, each.kind, tuple(each.host), each.port) for each in settings.listeners]
 
 
 def _listen_admin(settings: Settings, log: Log) -> list[socket.socket]:
@@ -367,7 +380,7 @@ def _say_start(supervisor: Supervisor, settings: Settings, log: Log, descriptors
     """The start banner: for people as text, for machines as one event."""
     limits = settings.limits
     connections = settings.workers * left_for_connections(
-        settings.workers, len(supervisor.addresses), settings.tables_open_max
+        settings.workers, supervisor.listeners.sockets(), settings.tables_open_max
     )
     if limits.connections_max:
         connections = min(connections, limits.connections_max)
@@ -390,9 +403,9 @@ def _say_start(supervisor: Supervisor, settings: Settings, log: Log, descriptors
             limits=limits.model_dump(),
         )
         return
-    address = supervisor.addresses[0]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.sockaddr[0], address.sockaddr[0])
-    target = f"-h {host} -p {supervisor.port}"
+    host, port = split_address(supervisor.listening_on()[0])
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    target = f"-h {host} -p {port}"
     if not settings.anonymous_allowed:
         target += " -u USER -P PASSWORD"
     print(

@@ -358,5 +358,8 @@ class Authenticating:
             self._reject(exchange.entrant, reason, "authentication failed", username=name, detail=why)
             return
         self._row.add(count.AUTHENTICATIONS_FAILED)
-        self._context.log.info("reauthentication_failed", address=conn.address, username=name, reason=why)
+        listener = self._context.listener_of(conn)
+        self._context.log.info(
+            "reauthentication_failed", address=conn.address, listener=listener, username=name, reason=why
+        )
         self.entrance.end_connection(conn, ReasonCode.NOT_AUTHORIZED, "re-authentication failed")

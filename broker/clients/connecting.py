@@ -444,6 +444,7 @@ class Connecting:
         return False
 
     def sweep(self) -> None:
+            listener=self._context.listener_of(conn),
         """Called every second: forget what is over."""
         self._capacity.connections(self._connected + len(self._awaiting))
         self._capacity.sweep()
@@ -513,7 +514,7 @@ class Connecting:
             packet = encode_connack(version, False, reason)
         if len(packet) <= conn.packet_bytes_max:
             self._router.write(conn, packet)
-        self._context.log.info("connection_refused", address=conn.address, reason=why, code=int(reason), **fields)
+        self._log_refused(conn, why, code=int(reason), **fields)
         self._recording.refused(conn, int(reason), why, client, fields.get("username"))
         self._router.close(conn, int(reason), why)
 
@@ -539,7 +540,7 @@ class Connecting:
         client = self._awaited(conn)
         self._withdraw(conn)
         self._row.add(count.CONNECTIONS_REFUSED)
-        self._context.log.info("connection_refused", address=conn.address, reason=why)
+        self._log_refused(conn, why)
         self._recording.refused(conn, 0, why, client)
         self._router.close(conn, AT_ONCE, why)
 
@@ -581,17 +582,18 @@ class Connecting:
             self._refuse_bad_connect(conn, reason, why)
             return
         self._context.log.info(
-            "protocol_error", client=self._client(conn), address=conn.address, reason=why, code=reason
+            "protocol_error", client=client, address=conn.address, listener=listener, reason=why, code=reason
         )
         self.end_connection(conn, reason, why)
 
     def _refuse_bad_connect(self, conn: Connection, reason: int, why: str) -> None:
+        listener, client = self._context.listener_of(conn), self._client(conn)
         if conn.version == 5 or reason == ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
             # an unknown level is answered in the form that all versions understand: return code 1 [MQTT-3.1.2-2]
             self.refuse(conn, reason, why)
             return
         self._row.add(count.CONNECTIONS_REFUSED)
-        self._context.log.info("connection_refused", address=conn.address, reason=why, code=reason)
+        self._log_refused(conn, why, code=reason)
         self._recording.refused(conn, reason, why)
         self._router.close(conn, AT_ONCE, why)
 
@@ -601,6 +603,10 @@ class Connecting:
 
     def end_connection(self, conn: Connection, reason: int, why: str, told: int | None = None) -> None:
         """Close a connection from our side: DISCONNECT to v5 with a reason, books closed at once; the socket
+    def _log_refused(self, conn: Connection, why: str, **fields: Any) -> None:
+        listener = self._context.listener_of(conn)
+        self._context.log.info("connection_refused", address=conn.address, listener=listener, reason=why, **fields)
+
         follows.
         """
         # the router may have asked for its end already in this tick: its session is let go now all the same

@@ -34,6 +34,7 @@ from broker.config.events import Events
 from broker.config.leveldb import LevelDB
 from broker.config.limits import BYTES_MAX, COUNT_MAX
 from broker.config.limits import Limits as Limits
+from broker.config.listeners import LISTENERS_MAX, Listener, all_listeners, listed, listener_errors
 from broker.config.protocol import Protocol
 from broker.config.queues import wrong_with
 from broker.config.share_groups import Shared
@@ -64,10 +65,6 @@ class ConfigError(Exception):
 
 
 QueueFull = Literal["drop_newest", "drop_oldest", "disconnect", "hold"]
-
-
-def _listed(value: object) -> object:
-    return [value] if isinstance(value, str) else value
 
 
 class QueueRule(BaseModel):
@@ -118,12 +115,11 @@ class Settings(BaseModel):
         description="Worker processes, at most 64, because a set of workers is a word of 64 bits; 0: as many as there "
         "are usable cores (CPU affinity and control group quota), and 64 where there are more.",
     )
-    host: Annotated[list[str], BeforeValidator(_listed)] = Field(
+    host: Annotated[list[str], BeforeValidator(listed)] = Field(
         default=["127.0.0.1", "::1"],
-        min_length=1,
         json_schema_extra=_RESTART,
         description="Addresses or names to listen on, IPv4 and IPv6. ::1 is left out by default where a machine "
-        "has no IPv6.",
+        "has no IPv6. Empty: only what `[[listener]]` tables say.",
     )
     port: int = Field(
         default=1883,
@@ -221,6 +217,9 @@ class Settings(BaseModel):
         le=65535,
         description="How often `$SYS/broker/...` is published; 0: never, and nobody gets it.",
     )
+    listener: Annotated[list[Listener], Field(max_length=LISTENERS_MAX - 1)] = Field(
+        default_factory=list, json_schema_extra=_RESTART, description="What else is listened on."
+    )
     queue: Annotated[list[QueueRule], Field(max_length=_QUEUE_RULES_MAX)] = Field(
         default_factory=list, description="Other rules for the queues of some Topic Filters."
     )
@@ -235,6 +234,11 @@ class Settings(BaseModel):
     leveldb: LevelDB = Field(default_factory=lambda: LevelDB(), json_schema_extra=_RESTART)
     events: Events = Field(default_factory=lambda: Events(), json_schema_extra=_RESTART)
     limits: Limits = Field(default_factory=lambda: Limits())
+
+    @property
+    def listeners(self) -> list[Listener]:
+        """All that are listened on; their order is their number (`shards.listening`)."""
+        return all_listeners(self.host, self.port, self.listener)
 
     @property
     def anonymous_allowed(self) -> bool:
@@ -350,10 +354,8 @@ def _admin_errors(settings: Settings) -> Iterator[str]:
 
 def _contradictions(settings: Settings) -> Iterator[str]:
     """What no field can see alone."""
-    for host in settings.host:
-        if not host or host != host.strip():
-            yield f"host: {host!r} is neither an address nor a name"
-    reachable = [host for host in settings.host if not is_loopback(host)]
+    yield from listener_errors(settings.listeners)
+    reachable = [host for each in settings.listeners for host in each.host if not is_loopback(host)]
     if reachable and settings.allow_anonymous is None and settings.password_file is None:
         yield (
             f"host: {', '.join(reachable)} can be reached from other machines and no credentials are configured: "

@@ -58,6 +58,7 @@ class Context:
         self.siblings = [i for i in range(workers) if i != index]
         self.settings = settings
         """Those of the last `reload`."""
+        self._listeners = [each.name for each in settings.listeners]  # a reload changes none
         self.store = store
         self.log = log
         self.counters = Row(row) if row is not None else Row()
@@ -93,6 +94,10 @@ class Context:
         if rule is None:
             return STRATEGIES["round_robin"]
         return STRATEGIES[rule.strategy] | (WAITS_FLAG if rule.when_full == "wait" else 0)
+
+    def listener_of(self, conn: Connection) -> str:
+        """The name of the listener that it has come by."""
+        return self._listeners[conn.listener]
 
     # ------------------------------------------------------------ time
 

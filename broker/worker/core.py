@@ -280,7 +280,8 @@ class Node:
 
     def source_refused(self, conn: Connection, counter: int) -> None:
         """half_open_per_address_max or connections_per_address_per_second_max."""
-        self.log.warning("source_refused", address=conn.address, reason=count.NAMES[counter])
+        listener = self.context.listener_of(conn)
+        self.log.warning("source_refused", address=conn.address, listener=listener, reason=count.NAMES[counter])
         self.recording.refused(conn, 0, count.NAMES[counter])
 
     def accept_failed(self, error: int) -> None:

@@ -277,8 +277,9 @@ class Worker:
             return
         self._listening = True
         self.reactor.finish()
-        for sock in self.channel.listeners:
-            self.reactor.listen(sock.fileno())
+        for number, listener in enumerate(self.channel.listeners):
+            for each in listener.sockets:
+                self.reactor.listen(each.fileno(), number)
         # Not earlier: siblings hand over to a worker that starts, and it must not ack what nobody has heard.
         self.reactor.watch(self.channel.handoff_receive.fileno(), self._on_handoff)
         self.channel.ready()
@@ -335,9 +336,8 @@ class Worker:
         limits = self.settings.limits
         self.reactor.connect_ms_max = int(limits.connect_seconds_max * 1000)
         # those above it are told so by CONNACK (connecting), unless they are many at once
-        possible = left_for_connections(
-            self.channel.workers, len(self.channel.listeners), self.settings.tables_open_max
-        )
+        listening = sum(len(listener.sockets) for listener in self.channel.listeners)
+        possible = left_for_connections(self.channel.workers, listening, self.settings.tables_open_max)
         self.reactor.connections_max = min(possible, (limits.connections_max or possible) + _REFUSED_AT_ONCE)
         sources = self.reactor.sources
         sources.half_open_max = limits.half_open_per_address_max
@@ -356,8 +356,8 @@ class Worker:
         self._stopping = True
         self.log.info("stopping", connections=len(self.reactor))
         self.reactor.stop_listening()
-        for sock in self.channel.listeners:
-            sock.close()
+        for listener in self.channel.listeners:
+            listener.close()
         self._poll()  # what lies in the sockets is answered
         if self.store.immediate:
             self._say_goodbye(seconds)
@@ -569,6 +569,7 @@ class Worker:
                 waiting.raw + conn.unread(),
                 waiting.deadline - time.monotonic(),
                 (host.strip("[]"), int(port or 0)),
+                conn.listener,
             )
         except OSError as error:
             self.log.error("handoff_failed", worker_to=waiting.worker, reason=str(error))
@@ -626,7 +627,7 @@ class Worker:
                 self.node.too_many_connections()
             os.close(came.fd)
             return
-        conn = self.reactor.adopt(came.fd, b"", max(0, int(came.remaining_seconds * 1000)))
+        conn = self.reactor.adopt(came.fd, b"", max(0, int(came.remaining_seconds * 1000)), came.listener)
         self.node.guard(conn, self._go_on, conn, came)
 
     def _go_on(self, conn: Connection, came: handoff.HandedOver) -> None:

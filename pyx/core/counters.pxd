@@ -2,6 +2,7 @@
 """One table of counters; a row is one worker's, mapped by the supervisor so that it outlives the worker.
 
     0   ..   the counters below, gauges first
+    312 ..   listeners: LISTENER_PLACES for each
     344 ..   claims: its part of what all workers together may have (pyx.core.claims)
     352 ..   what the worker has in hand, should it die of it
     384 ..   histograms: HISTOGRAM_PLACES each
@@ -172,6 +173,9 @@ cdef enum:
     PLACES = 1024                   # of a row: room for more counters
     CLAIMS_AT = 344
     NOTE_AT = 352                   # whose packets are in hand: see `note`
+    LISTENERS_AT = 312
+    LISTENER_PLACES = 2
+    LISTENERS_MAX = 16
     NOTE_PLACES = 32
     HISTOGRAMS_AT = 384
     HISTOGRAM_PLACES = 32           # sum in ns, then the samples of each bucket, the last one without a bound
@@ -190,6 +194,12 @@ cdef enum Histogram:  # samples, not all there is: see `sample` in routing and s
 
 cdef enum LinkPlace:
     LINK_BATCHES
+cdef enum ListenerPlace:
+    LISTENER_ACCEPTED               # connections that came by it to this worker, whoever serves them
+    LISTENER_CONNECTIONS            # a gauge: of those that this worker serves, before and after the CONNECT
+    LISTENER_PLACES_END
+
+
     LINK_MESSAGES
     LINK_BYTES
     LINK_RESENT

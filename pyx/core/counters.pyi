@@ -12,6 +12,8 @@ BOUNDS_NS: tuple[int, ...]
 LINK_TOTALS: tuple[str, ...]
 """Names of those places of a link that only rise; LINK_GAUGES follow them in the row."""
 LINK_GAUGES: tuple[str, ...]
+LISTENER_NAMES: tuple[str, ...]
+"""Names of a listener's places, in their order."""
 KEPT: tuple[str, ...]
 """Names of the counters that a store keeps with each commit, in this order."""
 
@@ -175,6 +177,7 @@ class Row:
     def set_link(self, peer: int, values: Sequence[int]) -> None: ...
     def histogram(self, which: int) -> tuple[int, list[int]]: ...
     def observe(self, which: int, ns: int) -> None: ...
+    def listener(self, index: int) -> list[int]: ...
     def kept(self, time_ms: int, position: int, number: int, sessions: int) -> bytes:
         """What a store keeps of it with each commit: these, then those of KEPT, as varints."""
 

@@ -20,6 +20,9 @@ BOUNDS_NS = (
 LINK_TOTALS = ("batches", "messages", "bytes", "resent", "qos0_dropped")
 LINK_GAUGES = ("unacknowledged", "oldest_ms", "outbox_bytes")
 
+#: names of a listener's places, in their order
+LISTENER_NAMES = ("connections_accepted", "connections")
+
 #: what a store keeps with each commit, in this order; more of them only at the end
 #: (leveldb_store.format.persisted_counters.FIELDS)
 KEPT = (
@@ -65,14 +68,16 @@ def __getattr__(name):
 
 def _check_layout():
     cdef int counters = COUNTERS_END, histograms = HISTOGRAMS_END, totals = LINK_UNACKNOWLEDGED, link = LINK_PLACES_END
-    cdef int links_at = LINKS_AT, places = PLACES
-    if counters > CLAIMS_AT or NOTE_AT + NOTE_PLACES > HISTOGRAMS_AT \
+    cdef int links_at = LINKS_AT, places = PLACES, listener = LISTENER_PLACES_END
+    if counters > LISTENERS_AT or LISTENERS_AT + LISTENERS_MAX * LISTENER_PLACES > CLAIMS_AT \
+            or NOTE_AT + NOTE_PLACES > HISTOGRAMS_AT \
             or HISTOGRAMS_AT + HISTOGRAMS_MAX * HISTOGRAM_PLACES > links_at \
             or links_at + LINKS_MAX * LINK_PLACES > places or places * sizeof(uint64_t) != ROW_BYTES:
         raise ImportError("the parts of a counter row do not fit")
     if histograms > HISTOGRAMS_MAX or len(HISTOGRAMS) != histograms or len(BOUNDS_NS) != BOUNDS \
             or BOUNDS + 2 > HISTOGRAM_PLACES or link > LINK_PLACES or len(LINK_TOTALS) != totals \
-            or len(LINK_TOTALS + LINK_GAUGES) != link:
+            or len(LINK_TOTALS + LINK_GAUGES) != link \
+            or listener != LISTENER_PLACES or len(LISTENER_NAMES) != listener:
         raise ImportError("a part of a counter row and its names do not fit")
 
 
@@ -130,6 +135,8 @@ def bury(row):
     r.at[CONNECTIONS_CLOSED] = r.at[CONNECTIONS_OPENED]
     for i in range(INCARNATION, CONNECTIONS_ACCEPTED):
         r.at[i] = 0
+    for i in range(LISTENERS_MAX):
+        r.at[LISTENERS_AT + i * LISTENER_PLACES + LISTENER_CONNECTIONS] = 0
     r.at[CLAIMS_AT] = 0                     # its connections; sessions may lie in its store
     note_nothing(r.at)
     for i in range(LINKS_MAX):
@@ -211,6 +218,13 @@ cdef class Row:
             raise IndexError(peer)
         for i in range(end):
             self.at[LINKS_AT + peer * LINK_PLACES + i] = values[i]
+
+    def listener(self, int index):
+        """The places of a listener, in the order of LISTENER_NAMES."""
+        cdef int i, end = LISTENER_PLACES_END
+        if not 0 <= index < LISTENERS_MAX:
+            raise IndexError(index)
+        return [self.at[LISTENERS_AT + index * LISTENER_PLACES + i] for i in range(end)]
 
     def histogram(self, int which):
         """(sum in ns, samples per bucket: of each of BOUNDS_NS, then of those above)."""

@@ -56,10 +56,9 @@ cdef class Connection:
     cdef uint8_t[16] peer               # address of the client, 4 or 16 bytes
     cdef uint16_t peer_port
     cdef uint8_t peer_family            # 4, 6; 0 = none
-    cdef public object via              # where it came from when that is not its socket's peer (PROXY, tests), or None
-    cdef public object context          # broker's own: the listener, the hand-off, a half-done authentication
     cdef public int fd                  # -1: none (tests, simulation, after close)
     cdef public uint8_t version         # 3, 4, 5; 0 before CONNECT
+    cdef public uint8_t listener        # by which it came, as the workers number them (shards.listening)
     cdef public uint8_t state
     cdef flag dirty                     # in the router's list of connections with output
     cdef flag want_write                # waits for EPOLLOUT

@@ -10,6 +10,7 @@ class Connection:
 
     session: Session | None
     via: Any
+    listener: int
     context: Any
     fd: int
     version: int
@@ -32,7 +33,7 @@ class Connection:
     @property
     def address(self) -> str: ...
     @property
-    def listener(self) -> str | None: ...
+    def local_address(self) -> str | None: ...
     @property
     def pending(self) -> int: ...
     @property

@@ -109,7 +109,7 @@ cdef class Connection:
         return "?"
 
     @property
-    def listener(self):
+    def local_address(self):
         """The address that the client has reached, as text; None: it has no socket."""
         cdef sockaddr_storage address
         cdef sockaddr_in* a4 = <sockaddr_in*>&address

@@ -25,7 +25,7 @@ cdef class Reactor:
     cdef uint64_t last_ns               # of the last round
     cdef public bint stays              # poll waits for more while traffic is dense
     cdef public bint leave              # back to the event loop after this round
-    cdef list listeners                 # [fd]
+    cdef dict listeners                 # fd -> number of its listener
     cdef bint accepting
     cdef bint again                     # something is left to do without a new event
     cdef public uint32_t connections_max
@@ -39,7 +39,8 @@ cdef class Reactor:
     cdef int time_is_up(self, Connection conn, TimerNode* t) except -1
     cdef int say_closed(self, Connection conn, int reason, str why) except -1
     cdef bint may_come(self, Connection conn) except -1
-    cdef Connection open(self, int fd)
+    cdef Connection open(self, int fd, uint8_t listener)
+    cdef uint64_t* of_listener(self, uint8_t listener) noexcept
     cdef int read(self, Connection conn) except -1
     cdef int flush(self, Connection conn) except -1
     cdef int flush_all(self) except -1

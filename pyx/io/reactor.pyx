@@ -27,7 +27,10 @@ from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memcpy, memmove, memset
 
 from pyx.core cimport counters as count
-from pyx.core.counters cimport DELIVERY_DURATION, PUBLISH_DURATION, observe
+from pyx.core.counters cimport (
+    DELIVERY_DURATION, LISTENER_ACCEPTED, LISTENER_CONNECTIONS, LISTENER_PLACES, LISTENERS_AT, LISTENERS_MAX,
+    PUBLISH_DURATION, observe,
+)
 from pyx.core.kernel cimport (
     CLOCK_REALTIME, EAGAIN, ECONNABORTED, EINTR, EPERM, EPROTO, MSG_NOSIGNAL, SHUT_WR, SOCK_CLOEXEC, SOCK_NONBLOCK,
     accept4, clock_gettime, close, errno, getpeername, monotonic_ns, msghdr, recv, send, sendmsg, shutdown, sockaddr,
@@ -78,7 +81,7 @@ cdef class Reactor:
         self.connections = {}
         self.graveyard = []
         self.watchers = {}
-        self.listeners = []
+        self.listeners = {}
         self.connections_max = 0xFFFFFFFF
         self.sources = Sources()
         self.connect_ms_max = 10_000
@@ -103,22 +106,26 @@ cdef class Reactor:
         """The poller's descriptor: readable when `poll` has something to do."""
         return self.poller.fileno()
 
-    def listen(self, int fd):
-        """Accept connections of a listening, non-blocking socket. The caller keeps it open."""
+    def listen(self, int fd, int listener=0):
+        """Accept connections of a listening, non-blocking socket. The caller keeps it open. `listener`: the number of
+        what is listened on, which each of its connections has from now on; ValueError: there are not so many."""
+        if not 0 <= listener < LISTENERS_MAX:
+            raise ValueError(f"there is no listener {listener}")
         self.poller.add(fd, READABLE, 4 * <size_t>fd + 1)       # bit 0: no object's address
-        self.listeners.append(fd)
+        self.listeners[fd] = listener
         self.accepting = True
 
     def stop_listening(self):
         """Accept nothing more."""
         for fd in self.listeners:
             self.poller.remove(fd)
-        self.listeners = []
+        self.listeners = {}
         self.accepting = False
 
-    def adopt(self, int fd, bytes unread not None=b"", int remaining_ms=-1):
-        """Take a connected, non-blocking socket and what was read from it already; returns its Connection."""
-        cdef Connection conn = self.open(fd)
+    def adopt(self, int fd, bytes unread not None=b"", int remaining_ms=-1, uint8_t listener=0):
+        """Take a connected, non-blocking socket and what was read from it already; returns its Connection. `listener`:
+        by which it came to the worker that accepted it."""
+        cdef Connection conn = self.open(fd, listener)
         cdef sockaddr_storage address
         cdef socklen_t n = sizeof(address)
         if getpeername(fd, <sockaddr*>&address, &n) == 0:
@@ -334,7 +341,8 @@ cdef class Reactor:
 
     # ------------------------------------------------------------ accept
 
-    cdef int accept(self, int listener) except -1:
+    cdef int accept(self, int listening) except -1:
+        cdef uint8_t listener = self.listeners[listening]
         cdef int fd, e
         cdef sockaddr_storage address
         cdef socklen_t n
@@ -344,7 +352,7 @@ cdef class Reactor:
         for _ in range(ACCEPTS):
             work(3 * SYSTEM)
             n = sizeof(address)
-            fd = accept4(listener, <sockaddr*>&address, &n, SOCK_NONBLOCK | SOCK_CLOEXEC)
+            fd = accept4(listening, <sockaddr*>&address, &n, SOCK_NONBLOCK | SOCK_CLOEXEC)
             if fd < 0:
                 e = errno
                 if e == EAGAIN:
@@ -356,12 +364,13 @@ cdef class Reactor:
                 self.pause_accepting(e)
                 break
             self.router.counters.at[count.CONNECTIONS_ACCEPTED] += 1
+            self.of_listener(listener)[<int>LISTENER_ACCEPTED] += 1
             if <uint32_t>len(self.connections) >= self.connections_max:
                 self.router.counters.at[count.CONNECTIONS_REFUSED] += 1
                 self.router.handler.too_many_connections()
                 close(fd)
                 continue
-            conn = self.open(fd)
+            conn = self.open(fd, listener)
             set_peer(conn, &address)
             if not self.may_come(conn):
                 self.end(conn)
@@ -386,11 +395,16 @@ cdef class Reactor:
         self.timers.call(self.router.now_ms + ACCEPT_PAUSE_MS, lambda: self._accept_again(listeners))
 
     def _accept_again(self, listeners):
-        for fd in listeners:
-            self.listen(fd)
+        for fd, listener in listeners.items():
+            self.listen(fd, listener)
 
-    cdef Connection open(self, int fd):
+    cdef uint64_t* of_listener(self, uint8_t listener) noexcept:
+        # its places in the counter row
+        return self.router.counters.at + <int>LISTENERS_AT + listener % <int>LISTENERS_MAX * <int>LISTENER_PLACES
+
+    cdef Connection open(self, int fd, uint8_t listener):
         cdef Connection conn = Connection.__new__(Connection)
+        conn.listener = listener
         conn.opened = self.router.now_ms
         conn.heard = self.router.now_ms
         try:
@@ -400,6 +414,7 @@ cdef class Reactor:
             raise
         conn.fd = fd
         self.connections[fd] = conn
+        self.of_listener(listener)[<int>LISTENER_CONNECTIONS] += 1
         return conn
 
     # ------------------------------------------------------------ in
@@ -671,7 +686,8 @@ cdef class Reactor:
             self.poller.remove(conn.fd)
             close(conn.fd)
             work(3 * SYSTEM)
-            self.connections.pop(conn.fd, None)
+            if self.connections.pop(conn.fd, None) is not None:
+                self.of_listener(conn.listener)[<int>LISTENER_CONNECTIONS] -= 1
             conn.fd = -1
             self.graveyard.append(conn)
         conn.session = None

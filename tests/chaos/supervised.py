@@ -18,7 +18,7 @@ import sys
 from typing import Any
 
 from shards import handoff
-from shards.listening import CannotListen
+from shards.listening import CannotListen, ListenOn
 from shards.policy import Policy
 from shards.runtime_dir import RuntimeDir
 from shards.supervisor import Reloaded, ReloadRefused, Supervisor, WorkerChannel
@@ -37,10 +37,11 @@ class _Worker:
 
     def serve(self) -> int:
         channel = self.channel
+        listening = [each for listener in channel.listeners for each in listener.sockets]
         while True:
             channel.heartbeat[0] += 1
             readable, _, _ = select.select(
-                [channel.control, channel.handoff_receive, *channel.listeners, *self.connections], [], [], 0.05
+                [channel.control, channel.handoff_receive, *listening, *self.connections], [], [], 0.05
             )
             if channel.control in readable:
                 messages = channel.messages()
@@ -52,14 +53,14 @@ class _Worker:
                 if any(message["event"] == "stop" for message in messages):
                     if not channel.settings.get("ignore_stop"):
                         return 0
-                    while channel.listeners:
-                        channel.listeners.pop().close()
+                    while listening:
+                        listening.pop().close()
             if channel.handoff_receive in readable:
                 handed_over = handoff.receive(channel.handoff_receive)
                 if handed_over is not None:
                     self.connections.append(socket.socket(fileno=handed_over.fd))
                     self.answer(self.connections[-1], handed_over.unread.decode())
-            for listener in channel.listeners:
+            for listener in listening:
                 if listener in readable:
                     self.connections.append(listener.accept()[0])
             for connection in [each for each in self.connections if each in readable]:
@@ -83,7 +84,7 @@ class _Worker:
                     "incarnations": channel.incarnations,
                     "random": random.random(),
                     "cpus": sorted(os.sched_getaffinity(0)),
-                    "listeners": [os.fstat(listener.fileno()).st_ino for listener in channel.listeners],
+                    "listeners": [os.fstat(each.fileno()).st_ino for own in channel.listeners for each in own.sockets],
                     "runtime_dir": channel.runtime_dir,
                     "settings": channel.settings,
                 }
@@ -150,13 +151,12 @@ def _main() -> int:
         supervisor = Supervisor(
             _run,
             workers=options.get("workers", 2),
-            hosts=options.get("hosts", ["127.0.0.1"]),
-            port=options.get("port", 0),
+            listeners=[ListenOn("default", "tcp", tuple(options.get("hosts", ["127.0.0.1"])), options.get("port", 0))],
             settings=settings,
             policy=policy,
             log=_log,
             runtime_dir=RuntimeDir(options.get("runtime_dir")),
-            on_ready=lambda: print(f"ready {supervisor.port}", flush=True),
+            on_ready=lambda: print(f"ready {supervisor.listening_on()[0].rpartition(':')[2]}", flush=True),
             reload=reload,
             pin_cpus=options.get("pin_cpus", False),
         )

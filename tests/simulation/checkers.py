@@ -52,12 +52,13 @@ def check_limits(worker: Worker) -> None:
             raise Violation(f"{who}: backlog of {messages} messages, queue_messages_max {limits.queue_messages_max}")
         if nbytes > limits.queue_bytes_max * 2:
             raise Violation(f"{who}: backlog of {nbytes} bytes, queue_bytes_max {limits.queue_bytes_max}")
-    for conn in worker.lines:
+    for conn, line in worker.lines.items():
+        of = f"{line.client.name}#{line.number}"
         # what one packet adds is seen only afterwards
         if conn.pending > limits.outbox_bytes_max + world.tick_bytes_max:
-            raise Violation(f"{conn.address}: {conn.pending} bytes, outbox_bytes_max {limits.outbox_bytes_max}")
+            raise Violation(f"{of}: {conn.pending} bytes, outbox_bytes_max {limits.outbox_bytes_max}")
         if conn.version == 5 and conn.acks_pending > limits.receive_maximum + 8:
-            raise Violation(f"{conn.address}: {conn.acks_pending} acks wait, receive_maximum {limits.receive_maximum}")
+            raise Violation(f"{of}: {conn.acks_pending} acks wait, receive_maximum {limits.receive_maximum}")
     for peer, link in worker.mesh.links.items():
         if link.outbox_bytes > 2 * world.link_limits.peer_outbox_bytes_max + world.tick_bytes_max:
             raise Violation(f"link {worker.index} -> {peer}: outbox of {link.outbox_bytes} bytes")

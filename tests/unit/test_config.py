@@ -127,13 +127,55 @@ def test_errors_say_where_a_value_came_from() -> None:
         ("[limit]\ninflight_max = 1", "limit: unknown key; did you mean limits?"),
         ("zzz = 1", "zzz: unknown key"),
         ("limits = 3", "limits: input should be a valid dictionary or instance of Limits, not 3"),
-        ("host = []", "host: list should have at least 1 item after validation, not 0"),
+        ("host = []", "host: it may be empty only where there is a [[listener]]"),
+        (
+            "[[listener]]\nport = 1\nname = 'a b'",
+            "listener.name: string should match pattern '^[A-Za-z0-9_.-]{1,32}$', not 'a b'",
+        ),
+        ("[[listener]]\nport = 1\nname = 'default'", "listener.name: 'default' is there already"),
+        (
+            "[[listener]]\nport = 1\nname = 'a'\n[[listener]]\nport = 2\nname = 'a'",
+            "listener.name: 'a' is there already",
+        ),
+        ("[[listener]]\nname = 'a'", "listener.port: field required"),
+        ("[[listener]]\nport = 1\nname = 'a'\nkind = 'tls'", "listener.kind: input should be 'tcp', not 'tls'"),
+        ("[[listener]]\nport = 1\nname = 'a'\nhost = ['']", "listener.host: '' is neither an address nor a name"),
+        (
+            "[[listener]]\nport = 1\nname = 'a'\nhost = []",
+            "listener.host: list should have at least 1 item after validation, not 0",
+        ),
         ("host = ['127.0.0.1', 5]", "host: input should be a valid string, not 5"),
         ("host = ''", "host: '' is neither an address nor a name"),
     ],
 )
 def test_error(write: Write, text: str, error: str) -> None:
     assert error in errors(write(text))
+
+
+def test_listeners_are_numbered_in_their_order_and_host_may_be_left_empty_for_them(write: Write) -> None:
+    table = "[[listener]]\nname = '{}'\nport = {}\n"
+    both = load(write("port = 7\n" + table.format("a", 1) + table.format("b", 2)))
+    assert [(each.name, each.kind, each.port) for each in both.listeners] == [
+        ("default", "tcp", 7), ("a", "tcp", 1), ("b", "tcp", 2),
+    ]  # fmt: skip
+    assert both.listeners[1].host == both.host
+    assert [each.name for each in load(write("host = []\n" + table.format("a", 1))).listeners] == ["a"]
+    assert both.reloaded(both.reloadable()).listeners == both.listeners
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16])
+def test_as_many_listeners_as_a_counter_row_has_places_for(write: Write, count: int) -> None:
+    file = write("".join(f"[[listener]]\nname = 'l{number}'\nport = 0\n" for number in range(count)))
+    if count <= 15:
+        assert len(load(file).listeners) == count + 1
+    else:
+        assert errors(file) == ["listener: list should have at most 15 items after validation, not 16"]
+
+
+def test_a_listener_that_others_can_reach_needs_credentials_like_any_other(write: Write) -> None:
+    table = "[[listener]]\nname = 'out'\nport = 0\nhost = '0.0.0.0'\n"
+    assert errors(write(table))[0].startswith("host: 0.0.0.0 can be reached from other machines and no credentials")
+    load(write("allow_anonymous = true\n" + table))
 
 
 def test_unknown_environment_variables_are_errors_but_for_those_of_build_and_tests() -> None:

@@ -57,6 +57,22 @@ def test_unread_bytes_of_any_size_arrive_with_the_connection(pair: Pair, connect
     assert handoff.receive(receive) is None
 
 
+@pytest.mark.parametrize("listener", [0, 1, 15, 255])
+def test_the_listener_travels_with_the_connection(pair: Pair, connection: Pair, listener: int) -> None:
+    send, receive = pair
+    assert handoff.send(send, connection[0].fileno(), b"unread", 1.0, ("h", 1), listener)
+    got = handoff.receive(receive)
+    assert got is not None
+    assert (got.listener, got.unread) == (listener, b"unread")
+    os.close(got.fd)
+
+
+@pytest.mark.parametrize("listener", [-1, 256])
+def test_a_listener_of_more_than_a_byte_is_refused(pair: Pair, connection: Pair, listener: int) -> None:
+    with pytest.raises(struct.error):
+        handoff.send(pair[0], connection[0].fileno(), b"", 1.0, ("h", 1), listener)
+
+
 @pytest.mark.parametrize("host", [0, 1, 254, 255, 256])
 @pytest.mark.parametrize("number", [0, 1, 65_534, 65_535, 65_536])
 def test_each_field_at_each_of_its_lengths(pair: Pair, connection: Pair, number: int, host: int) -> None:

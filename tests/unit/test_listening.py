@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
 from shards import listening
-from shards.listening import Address, CannotListen
+from shards.listening import Address, CannotListen, Kind, Listeners, ListenOn, Opened
 
 
 def test_port_0_gives_every_worker_a_socket_per_address_on_one_port() -> None:
@@ -99,3 +100,64 @@ def test_addresses_named_twice_count_once() -> None:
 def test_a_name_that_does_not_resolve() -> None:
     with pytest.raises(CannotListen, match=r"^cannot listen on no\.such\.invalid: "):
         listening.resolve(["no.such.invalid"])
+
+
+def test_every_worker_has_its_part_of_every_listener_in_the_order_of_the_configuration() -> None:
+    asked = [ListenOn("default", "tcp", ("127.0.0.1", "::1"), 0), ListenOn("plant", "tcp", ("127.0.0.1",), 0)]
+    opened = Listeners(asked, 3)
+    for worker in range(3):
+        own = opened.of(worker)
+        assert [(each.name, each.kind, len(each.sockets)) for each in own] == [
+            ("default", "tcp", 2),
+            ("plant", "tcp", 1),
+        ]
+        ports = [[each.getsockname()[1] for each in listener.sockets] for listener in own]
+        assert [[address.rpartition(":")[2] for address in each] for each in opened.addresses] == [
+            [str(port) for port in each] for each in ports
+        ]
+    assert opened.sockets() == 3
+    opened.close_of(0)
+    assert [each.fileno() for listener in opened.of(0) for each in listener.sockets] == [-1, -1, -1]
+    assert all(each.fileno() >= 0 for listener in opened.of(1) for each in listener.sockets)
+    opened.close()
+    opened.close()
+
+
+def test_one_that_cannot_be_opened_is_named_and_nothing_stays_open() -> None:
+    first = Listeners([ListenOn("default", "tcp", ("127.0.0.1",), 0)], 1)
+    taken = int(first.addresses[0][0].rpartition(":")[2])
+    both = [ListenOn("default", "tcp", ("127.0.0.1",), 0), ListenOn("plant", "tcp", ("127.0.0.1",), taken)]
+    why = rf"^listener plant: cannot listen on 127.0.0.1:{taken}: the port is in use$"
+    with pytest.raises(CannotListen, match=why):
+        listening.probe_all(both)
+    with pytest.raises(CannotListen, match=why):
+        Listeners(both, 2)
+    with pytest.raises(CannotListen, match=rf"^cannot listen on 127.0.0.1:{taken}: the port is in use$"):
+        Listeners(both[1:], 2)  # the only one needs no name
+    first.close()
+    Listeners(both, 2).close()
+
+
+def test_a_kind_is_one_function(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A listener of another kind, on a unix socket that all workers share."""
+
+    def open_unix(asked: ListenOn, workers: int) -> Opened:
+        path = str(tmp_path / asked.hosts[0])
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            try:
+                listener.bind(path)
+            except OSError as error:
+                raise CannotListen(f"cannot listen on {path}: {error.strerror}") from None
+            listener.listen()
+            listener.setblocking(False)
+            return Opened([path], [[listener.dup()] for _ in range(workers)])
+
+    monkeypatch.setitem(listening.KINDS, "unix", Kind(open_unix, lambda _asked: None))
+    opened = Listeners([ListenOn("tcp", "tcp", ("127.0.0.1",), 0), ListenOn("local", "unix", ("s",), 0)], 2)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.connect(opened.addresses[1][0])
+        accepted, _ = opened.of(1)[1].sockets[0].accept()
+        accepted.close()
+    with pytest.raises(CannotListen, match=r"^listener other: cannot listen on .*/s: Address already in use$"):
+        Listeners([ListenOn("one", "tcp", ("127.0.0.1",), 0), ListenOn("other", "unix", ("s",), 0)], 1)
+    opened.close()

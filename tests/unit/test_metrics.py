@@ -29,7 +29,8 @@ def scrape(*rows: Row | bytearray) -> tuple[Samples, dict[str, str]]:
     """(samples by name and labels, types by name as exported) of a broker with these rows."""
     registry = CollectorRegistry()
     state = State(5.0, [Worker(True, 2, 0.1) for _ in rows])
-    registry.register(Rows([memoryview(row) for row in rows if isinstance(row, bytearray)], lambda: state))
+    memory = [memoryview(row) for row in rows if isinstance(row, bytearray)]
+    registry.register(Rows(memory, lambda: state, ["default", "plant"]))
     samples: Samples = {}
     types = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
