@@ -55,8 +55,8 @@ from shards.cores import usable_cpus
 from shards.listening import Listeners, ListenOn
 from shards.notify import Notifier
 from shards.policy import Policy
-from shards.reloads import Reload, Reloaded, ReloadRefused
 from shards.questions import Questions
+from shards.reloads import Reload, Reloaded, ReloadRefused
 from shards.runtime_dir import RuntimeDir
 from shards.worker_channel import HEARTBEAT_SECONDS, ControlChannel, Message, WorkerChannel, messages, send_message
 
@@ -152,8 +152,8 @@ class Supervisor:
         self._bury_row = bury
         self._run_control = control
         self._admin = list(admin)
-        self._questions = Questions(self._ask)
         self._console = console
+        self._questions = Questions(self._ask)
         if console is not None:
             console.questions = self._questions
         beats = memoryview(mmap.mmap(-1, 16)).cast("Q")
@@ -202,8 +202,8 @@ class Supervisor:
                 self._clock.look()
                 now = time.monotonic()
                 self._judge_heartbeats(now)
-                self._questions.expire(now)
                 self._judge_reload(now)
+                self._questions.expire(now)
                 self._fork_what_is_due(now)
                 self._enforce_stop(now)
                 self._feed_watchdog(now)

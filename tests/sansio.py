@@ -105,6 +105,7 @@ class Host:
         self._clocks_ahead_ms = [0] * workers
         recovered = [node.recovery.run() for node in self.nodes]
         self.peers: list[Peer] = []
+        self.peer_of: dict[Connection, Peer] = {}
         self.held: set[tuple[int, int]] = set()
         """(from, to): what is between these workers waits."""
         self._under_way: dict[tuple[int, int], deque[list[Any]]] = {}
@@ -256,8 +257,8 @@ class Host:
     def _send(self, node: Node) -> bool:
         moved = False
         for conn in node.router.take_dirty():
-            peer = conn.context
-            if isinstance(peer, Peer) and not peer.stalled:
+            peer = self.peer_of.get(conn)
+            if peer is not None and not peer.stalled:
                 moved = peer.take() or moved
         return moved
 
@@ -337,7 +338,7 @@ class Peer:
         self.node = node
         self.version = version
         self.conn = Connection()
-        self.conn.context = self
+        host.peer_of[self.conn] = self
         self.stalled = False
         self.client_id = ""
         self.session_present = False

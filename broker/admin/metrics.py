@@ -133,6 +133,9 @@ _HELP: dict[str, str] = {
     "publish_duplicates": "PUBLISH packets of QoS 2 that had come before.",
     "publish_bytes_received": "Bytes of payload from clients.",
     "publish_bytes_sent": "Bytes of payload to clients.",
+    "publish_refused": "PUBLISH packets refused: not authorised, of $SYS, beyond a bound, or not as indicated.",
+    "subscriptions_not_authorised": "Subscriptions refused because the client may not have them.",
+    "wills_refused": "Wills not published because their client may not publish them any more.",
     "publish_unmatched": "PUBLISH packets that nobody wanted.",
     "redelivered": "PUBLISH packets sent again with DUP.",
     "retained_refused": "Messages not retained: retained_messages_max or retained_bytes_max.",
@@ -195,9 +198,6 @@ _LINKS: dict[str, tuple[str, str, float]] = {
     "oldest_ms": ("mqttd_link_oldest_unacknowledged_seconds", "Age of the oldest of them.", 0.001),
     "outbox_bytes": ("mqttd_link_outbox_bytes", "Bytes that wait for the other worker.", 1),
 }
-_BROKER: tuple[Family, ...] = (
-    Family("mqttd_build_info", "gauge", "Always 1; the label says which mqttd this is.", ("version",)),
-    Family("mqttd_uptime_seconds", "gauge", "Since the supervisor was started.", ()),
 _LISTENERS: dict[str, tuple[str, str, str]] = {
     "connections_accepted": (
         "mqttd_listener_connections_accepted",
@@ -210,6 +210,9 @@ _LISTENERS: dict[str, tuple[str, str, str]] = {
         "Sockets of clients of this listener that a worker serves, those without a CONNECT yet included.",
     ),
 }
+_BROKER: tuple[Family, ...] = (
+    Family("mqttd_build_info", "gauge", "Always 1; the label says which mqttd this is.", ("version",)),
+    Family("mqttd_uptime_seconds", "gauge", "Since the supervisor was started.", ()),
     Family("mqttd_worker_up", "gauge", "1: serving; 0: starting or down."),
     Family("mqttd_worker_restarts", "counter", "Times the worker was started again."),
     Family("mqttd_worker_heartbeat_age_seconds", "gauge", "Since the worker's heartbeat was last seen to move."),
@@ -236,14 +239,14 @@ def _links() -> Iterator[tuple[int, Family, float]]:
         )
 
 
-def _histograms() -> Iterator[tuple[int, Family]]:
-    for which, name in enumerate(counters.HISTOGRAMS):
-        shown, text = _HISTOGRAMS[name]
 def _listeners() -> Iterator[tuple[int, Family]]:
     for place, name in enumerate(counters.LISTENER_NAMES):
         yield place, Family(*_LISTENERS[name], ("worker", "listener"))
 
 
+def _histograms() -> Iterator[tuple[int, Family]]:
+    for which, name in enumerate(counters.HISTOGRAMS):
+        shown, text = _HISTOGRAMS[name]
         yield which, Family(shown, "histogram", text)
 
 
@@ -261,10 +264,10 @@ def families() -> list[Family]:
         _DROPPED,
         *(family for _, family in _plain()),
         *(family for _, family in _histograms()),
+        *(family for _, family in _listeners()),
         *(family for _, family, _ in _links()),
     ]
 
-        *(family for _, family in _listeners()),
 
 class Rows(Collector):
     """Reads the rows of all workers when it is asked. `listeners`: the names of those that are listened on."""
@@ -272,10 +275,10 @@ class Rows(Collector):
     def __init__(self, rows: Sequence[memoryview], state: Callable[[], State], listeners: Sequence[str]) -> None:
         self._rows = [Row(row) for row in rows]
         self._state = state
+        self._listeners = listeners
 
     def collect(self) -> Iterator[Metric]:
         """All metrics."""
-        self._listeners = listeners
         yield from self._broker()
         yield self._made(_CURRENT, [((str(i),), connected(row)) for i, row in enumerate(self._rows)])
         drops = list(_drops())
@@ -287,9 +290,6 @@ class Rows(Collector):
             yield self._made(family, [((str(i),), row.get(index)) for i, row in enumerate(self._rows)])
         for which, family in _histograms():
             yield self._histogram(which, family)
-        links = [
-            ((str(i), str(peer)), row.link(peer))
-            for i, row in enumerate(self._rows)
         listeners = [
             ((str(i), name), row.listener(number))
             for i, row in enumerate(self._rows)
@@ -297,6 +297,9 @@ class Rows(Collector):
         ]
         for place, family in _listeners():
             yield self._made(family, [(labels, values[place]) for labels, values in listeners])
+        links = [
+            ((str(i), str(peer)), row.link(peer))
+            for i, row in enumerate(self._rows)
             for peer in range(len(self._rows))
             if peer != i
         ]

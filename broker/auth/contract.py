@@ -40,11 +40,16 @@ class Backend(Protocol):
     def __len__(self) -> int:
         """How many users there are."""
 
-    def check(self, username: str, password: bytes) -> bool:
-        """Whether the password is right. May be slow, and is called in a thread; as slow for unknown users."""
+    def check(self, username: str, password: bytes) -> bool | None:
+        """Whether the password is right; None: the user is not one of its own, and the next back-end decides. May be
+        slow, and is called in a thread; as slow for users that are not its own.
+        """
 
-    def scram(self, username: str) -> Verifier:
-        """What SCRAM-SHA-256 needs; for unknown users a verifier that no password matches."""
+    def scram(self, username: str) -> Verifier | None:
+        """What SCRAM-SHA-256 needs; None: the user is not one of its own."""
+
+    def nobody(self, username: str) -> Verifier:
+        """A verifier that no password matches, and that looks like those of its users: always the same for a name."""
 
 
 class Method(Protocol):

@@ -70,19 +70,23 @@ class PasswordFile:
     def __len__(self) -> int:
         return len(self._users)
 
-    def check(self, username: str, password: bytes) -> bool:
-        """Whether this is the user's password. Slow, and as slow for names that do not exist; from any thread."""
+    def check(self, username: str, password: bytes) -> bool | None:
+        """Whether this is the user's password; None: there is no such user. Slow, and as slow for names that do not
+        exist; from any thread.
+        """
         user = self._users.get(username)
         if user is not None and user.hash is not None:
             return user.hash.verify(password)
         self._somebody(username).verify(password)
         return None if user is None else False
 
-    def scram(self, username: str) -> Verifier:
-        """The user's SCRAM verifier; one that nothing matches for a name without."""
+    def scram(self, username: str) -> Verifier | None:
+        """The user's SCRAM verifier; None: there is no such user."""
         user = self._users.get(username)
-        if user is not None and user.verifier is not None:
-            return user.verifier
+        return None if user is None else user.verifier or self.nobody(username)
+
+    def nobody(self, username: str) -> Verifier:
+        """A verifier that no password matches, in the form that most users have."""
         iterations, salt_bytes = self._fake_form or (scram.ITERATIONS, scram.SALT_BYTES)
         salt = hashlib.shake_256(_FAKE_KEY + username.encode()).digest(salt_bytes)
         return Verifier(iterations, salt, secrets.token_bytes(32), secrets.token_bytes(32))

@@ -414,6 +414,7 @@ def _say_start(supervisor: Supervisor, settings: Settings, log: Log, descriptors
         f"  admin         {', '.join(f'http://{each}' for each in admin) or 'none'}\n"
         f"  workers       {settings.workers}\n"
         f"  store         {_store(settings)}\n"
+        f"  runtime dir   {supervisor.runtime_dir.path}\n"
         f"  connections   {connections} at most ({descriptors} file descriptors per worker)\n"
         f"  limits        packet {limits.packet_bytes_max} bytes; per session {limits.queue_messages_max} messages "
         f"or {limits.queue_bytes_max} bytes queued, {limits.inflight_max} in flight\n"
@@ -427,7 +428,6 @@ def _say_start(supervisor: Supervisor, settings: Settings, log: Log, descriptors
     )
 
 
-        f"  runtime dir   {supervisor.runtime_dir.path}\n"
 def _store(settings: Settings) -> str:
     """Where messages are kept, in words."""
     if settings.store == "memory":

@@ -60,7 +60,7 @@ class _Check:
 
     __slots__ = ("backend", "cancel", "digest", "entrants", "password", "username")
 
-    def __init__(self, digest: bytes, username: str, password: bytes, backend: Backend) -> None:
+    def __init__(self, digest: bytes, username: str, password: bytes, backend: Chain) -> None:
         self.digest = digest
         self.username = username
         self.password = password

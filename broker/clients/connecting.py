@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from broker.clients.authenticating import Authenticating
+    from broker.clients.authorising import Authorising
     from broker.clients.capacity import Capacity
     from broker.clients.endings import Endings
     from broker.clients.retaining import Retaining
@@ -112,6 +113,7 @@ class Connecting:
         state_records: StateRecords,
         recording: Recording,
         authenticating: Authenticating,
+        authorising: Authorising,
         capacity: Capacity,
         endings: Endings,
         wills: Wills,
@@ -125,6 +127,7 @@ class Connecting:
         self._state_records = state_records
         self._recording = recording
         self._authenticating = authenticating
+        self._authorising = authorising
         self._capacity = capacity
         self._endings = endings
         self._wills = wills
@@ -174,6 +177,9 @@ class Connecting:
         conn, packet, client_id = entrant.conn, entrant.packet, entrant.client_id
         if self._endings.is_ending(client_id):
             self._wait_for_end(entrant, username, authentication, tries)
+            return
+        if packet.will is not None and not self._authorising.may_have(packet.will, conn, client_id, username):
+            self.refuse(conn, ReasonCode.NOT_AUTHORIZED, "its will is not authorised", client=client_id)
             return
         limits = self._context.settings.limits
         version = packet.version
@@ -438,13 +444,13 @@ class Connecting:
             client=client_id,
             address=conn.address,
             address_connected=occupant.address,
+            listener=self._context.listener_of(conn),
             seconds=round(seconds, 1),
         )
         self.refuse(conn, ReasonCode.QUOTA_EXCEEDED, "too many take-overs of this client id", client=client_id)
         return False
 
     def sweep(self) -> None:
-            listener=self._context.listener_of(conn),
         """Called every second: forget what is over."""
         self._capacity.connections(self._connected + len(self._awaiting))
         self._capacity.sweep()
@@ -581,13 +587,13 @@ class Connecting:
         if conn.state < _OPEN:
             self._refuse_bad_connect(conn, reason, why)
             return
+        listener, client = self._context.listener_of(conn), self._client(conn)
         self._context.log.info(
             "protocol_error", client=client, address=conn.address, listener=listener, reason=why, code=reason
         )
         self.end_connection(conn, reason, why)
 
     def _refuse_bad_connect(self, conn: Connection, reason: int, why: str) -> None:
-        listener, client = self._context.listener_of(conn), self._client(conn)
         if conn.version == 5 or reason == ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
             # an unknown level is answered in the form that all versions understand: return code 1 [MQTT-3.1.2-2]
             self.refuse(conn, reason, why)
@@ -597,16 +603,16 @@ class Connecting:
         self._recording.refused(conn, reason, why)
         self._router.close(conn, AT_ONCE, why)
 
+    def _log_refused(self, conn: Connection, why: str, **fields: Any) -> None:
+        listener = self._context.listener_of(conn)
+        self._context.log.info("connection_refused", address=conn.address, listener=listener, reason=why, **fields)
+
     def keep_alive_timeout(self, conn: Connection) -> None:
         """Nothing came for one and a half keep-alives [MQTT-3.1.2-22]."""
         self.end_connection(conn, ReasonCode.KEEP_ALIVE_TIMEOUT, "keep-alive timeout")
 
     def end_connection(self, conn: Connection, reason: int, why: str, told: int | None = None) -> None:
         """Close a connection from our side: DISCONNECT to v5 with a reason, books closed at once; the socket
-    def _log_refused(self, conn: Connection, why: str, **fields: Any) -> None:
-        listener = self._context.listener_of(conn)
-        self._context.log.info("connection_refused", address=conn.address, listener=listener, reason=why, **fields)
-
         follows.
         """
         # the router may have asked for its end already in this tick: its session is let go now all the same

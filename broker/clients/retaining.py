@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from broker.admin.sys_topics import SysTopics
+    from broker.clients.authorising import Authorising
     from broker.context.context import Context
     from broker.context.sessions import Details
     from broker.persistence.state_records import StateRecords
@@ -88,8 +89,11 @@ class _Held(NamedTuple):
 class Retaining:
     """Finds retained messages here and at the siblings, and answers the siblings' questions."""
 
-    def __init__(self, context: Context, state_records: StateRecords, sys_topics: SysTopics) -> None:
+    def __init__(
+        self, context: Context, state_records: StateRecords, sys_topics: SysTopics, authorising: Authorising
+    ) -> None:
         self._context = context
+        self._authorising = authorising
         self._router = context.router
         self._retained = context.retained
         self._state_records = state_records
@@ -353,6 +357,7 @@ class Retaining:
             self._go_on(walk.numbers[worker])
 
     def _queue(self, walk: Walk, messages: list[Message]) -> None:
+        messages = self._authorising.receivable(walk.session, messages)
         if messages:
             self._router.queue_retained(walk.session, messages, walk.filter, walk.asked)
 

@@ -26,6 +26,7 @@ from pyx.protocol.topics import contains_wildcard, is_topic_filter, levels, pars
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from broker.clients.authorising import Authorising
     from broker.clients.connecting import Connecting
     from broker.clients.retaining import Retaining
     from broker.config.settings import QueueRule
@@ -51,6 +52,7 @@ _Named = tuple[bytes, bytes, bytes | None]
 _WHY = {
     ReasonCode.TOPIC_FILTER_INVALID: "is no Topic Filter, or beyond topic_bytes_max, topic_levels_max or "
     "share_name_bytes_max",
+    ReasonCode.NOT_AUTHORIZED: "is not authorised",
     ReasonCode.QUOTA_EXCEEDED: "is beyond filters_per_session_max, session_bytes_max, filters_max, "
     "wildcard_arrangements_max or worker_memory_bytes_max, or cannot be stored at present",
     ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED: "has a wildcard, and there are none here",
@@ -68,6 +70,7 @@ class Subscribing:
         sessions: Sessions,
         state_records: StateRecords,
         recording: Recording,
+        authorising: Authorising,
         connecting: Connecting,
         retaining: Retaining,
         replaying: Replaying,
@@ -78,6 +81,7 @@ class Subscribing:
         self._sessions = sessions
         self._state_records = state_records
         self._recording = recording
+        self._authorising = authorising
         self._connecting = connecting
         self._retaining = retaining
         self._replaying = replaying
@@ -199,7 +203,7 @@ class Subscribing:
         """-> its reason code."""
         named = text = item.filter
         options, most = item.options, self._context.settings.protocol.maximum_qos
-        refused = self.check(session, text)
+        refused = self.check(session, text, options & _QOS)
         if refused:
             return refused
         group = None
@@ -271,8 +275,8 @@ class Subscribing:
             if wrong := wrong_filter(text, version):
                 raise MalformedPacket(f"filter {number}: {wrong}")
 
-    def check(self, session: Session, text: bytes) -> int:
-        """0, or the reason code with which this filter is refused."""
+    def check(self, session: Session, text: bytes, qos: int) -> int:
+        """0, or the reason code with which this filter, with the QoS that was asked for, is refused."""
         limits, protocol = self._context.settings.limits, self._context.settings.protocol
         size, group = len(text), None
         if text.startswith(_SHARED):
@@ -289,6 +293,9 @@ class Subscribing:
             return ReasonCode.TOPIC_FILTER_INVALID
         if not protocol.wildcard_subscription_available and contains_wildcard(text):
             return ReasonCode.WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED
+        if not self._authorising.may_subscribe(session, text, qos, group):
+            self._context.counters.add(count.SUBSCRIPTIONS_NOT_AUTHORISED)
+            return ReasonCode.NOT_AUTHORIZED
         full = self._full(session, text, size)
         if full is not None and not self._has(session, text, group):  # replacing one takes nothing [MQTT-3.8.4-3]
             self._context.counters.add(full)

@@ -11,6 +11,7 @@ from pyx.delivery.router import expiry_offset
 from pyx.protocol.message import Message
 
 if TYPE_CHECKING:
+    from broker.clients.authorising import Authorising
     from broker.context.context import Context
     from broker.context.sessions import Details
     from broker.persistence.state_records import StateRecords
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 class Wills:
     """Of one worker's clients."""
 
-    def __init__(self, context: Context, state_records: StateRecords) -> None:
+    def __init__(self, context: Context, state_records: StateRecords, authorising: Authorising) -> None:
         self._context = context
+        self._authorising = authorising
         self._router = context.router
         self._state_records = state_records
 
@@ -53,12 +55,14 @@ class Wills:
         details.will_handle = None
         if will is not None:
             steps = Steps()
-            steps.do(self.publish, will, session.client_id)
+            steps.do(self.publish, will, session.client_id, details.username)
             steps.do(self._state_records.will_gone, session)
             steps.finish()
 
-    def publish(self, will: Will, client_id: str) -> None:
-        """Publish it now; its Message Expiry Interval counts from now on."""
+    def publish(self, will: Will, client_id: str, username: str | None) -> None:
+        """Publish it now, if its client may still do that; its Message Expiry Interval counts from now on."""
+        if not self._authorising.may_leave(will, client_id, username):
+            return
         router = self._router
         expires = router.wall_ms + will.expiry_interval * 1000 if will.expiry_interval is not None else 0
         router.publish_message(

@@ -261,12 +261,12 @@ class Settings(BaseModel):
 
         Raises CredentialsError, but not after `load` or `reloaded`, which have read it.
         """
+        backends: list[Backend] = []
+        errors: list[str] = []
         for name, open_backend in BACKENDS.items():
             if (value := getattr(self, name)) is not None:
                 try:
                     backends.append(open_backend(value))
-        backends: list[Backend] = []
-        errors: list[str] = []
                 except CredentialsError as error:
                     errors += [f"{name}: {line}" for line in error.lines]
         if errors:
@@ -293,7 +293,13 @@ class Settings(BaseModel):
 
 TABLES: dict[str, type[BaseModel]] = {"protocol": Protocol, "leveldb": LevelDB, "events": Events, "limits": Limits}
 """The tables of the file, by the key of Settings that holds them."""
-RULES: dict[str, type[BaseModel]] = {"shared": Shared, "queue": QueueRule, "topic": TopicRule, "archive": ArchiveRule}
+RULES: dict[str, type[BaseModel]] = {
+    "listener": Listener,
+    "shared": Shared,
+    "queue": QueueRule,
+    "topic": TopicRule,
+    "archive": ArchiveRule,
+}
 """Those of which there may be many (`[[shared]]`); no environment variable says them."""
 
 
@@ -520,6 +526,7 @@ def markdown() -> str:
                 parts.append(f"| `{path[-1]}` | {default} | `{name}` | {reload} | {_meaning(field)} |")
         parts.append("")
     parts += _limits_markdown()
+    parts += _rules_markdown("Listeners", "listener", f"at most {LISTENERS_MAX - 1}; a change needs a restart")
     parts += _rules_markdown("Strategies of share groups", "shared", "a reload takes them over")
     parts += _rules_markdown("Rules for full queues", "queue", f"at most {_QUEUE_RULES_MAX}; a reload takes them over")
     parts += _rules_markdown("Durability of topics", "topic", f"at most {_TOPIC_RULES_MAX}; a change needs a restart")

@@ -84,7 +84,7 @@ class Recording:
         details: Details = session.details
         self._put(
             events.OPENED,
-            (session.client_id, details.username, conn.address, conn.listener),
+            (session.client_id, details.username, conn.address, conn.local_address),
             (packet.version, keep_alive, packet.clean_start, present, details.expiry_interval),
         )
 
@@ -95,7 +95,7 @@ class Recording:
         by = events.BY_CLIENT if told is not None else events.BY_BROKER if reason else events.BY_NOBODY
         self._put(
             events.CLOSED,
-            (session.client_id, session.details.username, conn.address, conn.listener, why),
+            (session.client_id, session.details.username, conn.address, conn.local_address, why),
             (
                 conn.version, reason if told is None else told, by, self._router.now_ms - conn.opened,
                 conn.messages_in, conn.messages_out, conn.bytes_in, conn.bytes_out, conn.drops,
@@ -145,7 +145,7 @@ class Recording:
     ) -> None:
         """A connection has ended before, or with, its CONNACK."""
         if self.on and self._allows(events.REFUSED):
-            texts = (client, username, conn.address, conn.listener, why)
+            texts = (client, username, conn.address, conn.local_address, why)
             self._put(events.REFUSED, texts, (conn.version, reason & 0xFF))
 
     # ------------------------------------------------------------ sessions

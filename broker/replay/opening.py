@@ -98,8 +98,8 @@ class _Waiting:
 class Subscriptions(Protocol):
     """Those that are no replays, and the rules for all (`broker.clients.subscribing`)."""
 
-    def check(self, session: Session, text: bytes) -> int:
-        """0, or the reason code with which this filter is refused."""
+    def check(self, session: Session, text: bytes, qos: int) -> int:
+        """0, or the reason code with which this filter, with the QoS that was asked for, is refused."""
 
     def why(self, code: int) -> str:
         """What is wrong with a filter that is refused with this reason code."""
@@ -111,14 +111,22 @@ class Subscriptions(Protocol):
         """The answer is beyond the client's Maximum Packet Size."""
 
 
+class Replays(Protocol):
+    """Who may read the archive (`broker.clients.authorising`)."""
+
+    def may_replay(self, session: Session, topic_filter: bytes) -> bool:
+        """Whether this subscription of it may begin in the archive."""
+
+
 class Opening:
     """Begins replays."""
 
-    def __init__(self, context: Context, recording: Recording, replaying: Replaying) -> None:
+    def __init__(self, context: Context, recording: Recording, replaying: Replaying, rights: Replays) -> None:
         self._context = context
         self._router = context.router
         self._recording = recording
         self._replaying = replaying
+        self._rights = rights
         self.subscriptions: Subscriptions
         """Given once, by whoever hands SUBSCRIBEs over."""
         self._waiting: dict[int, _Waiting] = {}
@@ -163,7 +171,7 @@ class Opening:
                 first.options = options
                 waiting.wanted.append(_Wanted(text, options, options & _QOS, "", first))
                 continue
-            code, why = (int(_CANNOT), wrong) if wrong else self._judge(waiting, text)
+            code, why = (int(_CANNOT), wrong) if wrong else self._judge(waiting, text, item.options & _QOS)
             wanted = _Wanted(text, options, code or options & _QOS, why, None)
             waiting.wanted.append(wanted)
             if not code:
@@ -190,13 +198,16 @@ class Opening:
         for peer in waiting.peers:
             self._router.tell(peer, b"o", probe)
 
-    def _judge(self, waiting: _Waiting, text: bytes) -> tuple[int, str]:
+    def _judge(self, waiting: _Waiting, text: bytes, qos: int) -> tuple[int, str]:
         """(0 or the reason code, why) of a Topic Filter."""
         if text.startswith(b"$share/"):
             return _CANNOT, f"is shared: {NAME} is for subscriptions of one client"
-        refused = self.subscriptions.check(waiting.session, text)
+        refused = self.subscriptions.check(waiting.session, text, qos)
         if refused:
             return refused, ""
+        if not self._rights.may_replay(waiting.session, text):
+            self._context.counters.add(count.SUBSCRIPTIONS_NOT_AUTHORISED)
+            return ReasonCode.NOT_AUTHORIZED, ""
         assert self._replaying.archive is not None
         if not self._replaying.archive.covers(text):
             return _CANNOT, "is not archived: no [[archive]] table covers it"

@@ -10,7 +10,8 @@ lower one says in a Protocol what it wants, and gets it here when the other is t
     context     broker.context: router, store, log, timers, ...; sessions
     records     state_records, recording, set_aside (broker.persistence)
     the archive replaying, opening (broker.replay)
-    clients     wills, retaining, endings, capacity, authenticating, connecting, subscribing; disk, which closes some
+    clients     authorising, wills, retaining, endings, capacity, authenticating, connecting, subscribing; disk, which
+                closes some
     the worker  words, peering, gauges, administration, recovery
 """
 
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker.admin.sys_topics import SysTopics
 from broker.clients.authenticating import Authenticating
+from broker.clients.authorising import Authorising
 from broker.clients.capacity import Capacity
 from broker.clients.connecting import Connecting
 from broker.clients.endings import Endings
@@ -100,18 +102,20 @@ class Node:
         recording = self.recording = Recording(context)
         sys_topics = self.sys_topics = SysTopics(context)
         replaying = self.replaying = Replaying(context, state_records)
-        opening = self.opening = Opening(context, recording, replaying)
-        wills = self.wills = Wills(context, state_records)
-        retaining = self.retaining = Retaining(context, state_records, sys_topics)
+        authorising = self.authorising = Authorising(context)
+        opening = self.opening = Opening(context, recording, replaying, authorising)
+        wills = self.wills = Wills(context, state_records, authorising)
+        retaining = self.retaining = Retaining(context, state_records, sys_topics, authorising)
         endings = self.endings = Endings(context, sessions, state_records, recording, wills, retaining, replaying)
         capacity = self.capacity = Capacity(context, sessions, recording, endings)
         authenticating = self.authenticating = Authenticating(context)
         connecting = self.connecting = Connecting(
-            context, sessions, state_records, recording, authenticating, capacity, endings, wills, retaining, replaying
-        )
+            context, sessions, state_records, recording, authenticating, authorising, capacity, endings, wills,
+            retaining, replaying,
+        )  # fmt: skip
         authenticating.entrance = connecting
         subscribing = self.subscribing = Subscribing(
-            context, sessions, state_records, recording, connecting, retaining, replaying, opening
+            context, sessions, state_records, recording, authorising, connecting, retaining, replaying, opening
         )
         opening.subscriptions = subscribing
         disk = self.disk = Disk(context, connecting)

@@ -126,7 +126,7 @@ class Recovered:
                 self._state_records.will_gone(session)
             else:
                 router.delete_record(schema.will_key(client_id))
-            self._wills.publish(will, client_id)
+            self._wills.publish(will, client_id, None if session is None else session.details.username)
         over, self._over = self._over, []
         done = AT_ONCE
         for session in over:

@@ -66,7 +66,9 @@ cpdef enum:
     PUBLISH_RECEIVED_QOS2
     PUBLISH_DUPLICATES              # QoS 2 publishes that were there already
     PUBLISH_BYTES_RECEIVED          # payloads
-    PUBLISH_REFUSED                 # $SYS, topic beyond its bounds, payload not as indicated: the client may go on
+    PUBLISH_REFUSED                 # $SYS, not authorised, beyond bounds, not as indicated: the client may go on
+    SUBSCRIPTIONS_NOT_AUTHORISED
+    WILLS_REFUSED                   # when they were due
     PUBLISH_UNMATCHED
     PUBLISH_BYTES_SENT              # payloads
     PUBLISH_SENT                    # PUBLISH packets put into outboxes, redeliveries included
@@ -171,11 +173,11 @@ cpdef enum:
 
 cdef enum:
     PLACES = 1024                   # of a row: room for more counters
-    CLAIMS_AT = 344
-    NOTE_AT = 352                   # whose packets are in hand: see `note`
     LISTENERS_AT = 312
     LISTENER_PLACES = 2
     LISTENERS_MAX = 16
+    CLAIMS_AT = 344
+    NOTE_AT = 352                   # whose packets are in hand: see `note`
     NOTE_PLACES = 32
     HISTOGRAMS_AT = 384
     HISTOGRAM_PLACES = 32           # sum in ns, then the samples of each bucket, the last one without a bound
@@ -192,14 +194,14 @@ cdef enum Histogram:  # samples, not all there is: see `sample` in routing and s
     HISTOGRAMS_END
 
 
-cdef enum LinkPlace:
-    LINK_BATCHES
 cdef enum ListenerPlace:
     LISTENER_ACCEPTED               # connections that came by it to this worker, whoever serves them
     LISTENER_CONNECTIONS            # a gauge: of those that this worker serves, before and after the CONNECT
     LISTENER_PLACES_END
 
 
+cdef enum LinkPlace:
+    LINK_BATCHES
     LINK_MESSAGES
     LINK_BYTES
     LINK_RESENT

@@ -13,6 +13,7 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from pyx.core.flag cimport flag
 from pyx.core.outbox cimport Outbox
 from pyx.core.timers cimport TimerNode
+from pyx.delivery.authorise cimport Verdicts
 from pyx.protocol.aliases cimport Aliases
 
 
@@ -57,8 +58,8 @@ cdef class Connection:
     cdef uint16_t peer_port
     cdef uint8_t peer_family            # 4, 6; 0 = none
     cdef public int fd                  # -1: none (tests, simulation, after close)
-    cdef public uint8_t version         # 3, 4, 5; 0 before CONNECT
     cdef public uint8_t listener        # by which it came, as the workers number them (shards.listening)
+    cdef public uint8_t version         # 3, 4, 5; 0 before CONNECT
     cdef public uint8_t state
     cdef flag dirty                     # in the router's list of connections with output
     cdef flag want_write                # waits for EPOLLOUT
@@ -94,6 +95,7 @@ cdef class Connection:
     cdef uint32_t unreleased
     cdef uint32_t strays                # PUBRELs for identifiers that were not in flight, without their PUBCOMP
     cdef object source                  # Source while it is half open (pyx.io.sources), else None
+    cdef Verdicts* verdicts             # what it may publish; NULL until rules were asked
     cdef Pace* pace                     # NULL until the first publish that is judged
     cdef public uint64_t opened         # ms, monotonic
     cdef public uint64_t bytes_in

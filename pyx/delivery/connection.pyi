@@ -1,6 +1,6 @@
 """One client connection without its socket: what came, what is to leave, and acks that wait."""
 
-from typing import Any, final
+from typing import final
 
 from pyx.delivery.session import Session
 
@@ -9,10 +9,8 @@ class Connection:
     """A connection's protocol state. The reactor owns its socket; in tests and the simulation there is none."""
 
     session: Session | None
-    via: Any
-    listener: int
-    context: Any
     fd: int
+    listener: int
     version: int
     state: int
     paused: bool

@@ -12,6 +12,7 @@ from pyx.core.kernel cimport (
 )
 from pyx.core.outbox cimport outbox_clear
 from pyx.core.work cimport PLACE, VISIT, work
+from pyx.delivery.authorise cimport verdicts_free
 from pyx.protocol.aliases cimport aliases_free
 
 
@@ -22,8 +23,6 @@ cdef class Connection:
     def __cinit__(self):
         self.session = None
         self.had = None
-        self.via = None
-        self.context = None
         self.source = None
         self.fd = -1
         self.problem_information = True
@@ -39,6 +38,7 @@ cdef class Connection:
         if self.acks != NULL:
             free(self.acks)
         free(self.pace)
+        verdicts_free(self.verdicts)
         if self.aliases != NULL:
             for i in range(self.topic_alias_max + 1):
                 Py_XDECREF(self.aliases[i])
@@ -100,8 +100,6 @@ cdef class Connection:
     @property
     def address(self):
         """Of the client, as text."""
-        if self.via is not None:
-            return self.via
         if self.peer_family == 4:
             return f"{self.peer[0]}.{self.peer[1]}.{self.peer[2]}.{self.peer[3]}:{self.peer_port}"
         if self.peer_family == 6:

@@ -2,6 +2,7 @@
 """Bytes of a connection -> packets -> the router (PUBLISH, its acks, PINGREQ) or the handler (all others)."""
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+from pyx.delivery.authorise cimport Authorise
 from pyx.delivery.connection cimport Connection
 from pyx.delivery.router cimport Router
 from pyx.delivery.session cimport Session
@@ -11,6 +12,7 @@ from pyx.protocol.codec cimport Publish, Scratch
 
 cdef class Dispatch:
     cdef readonly Router router
+    cdef readonly Authorise authorise
     cdef Subscriptions subscriptions
     cdef Scratch scratch
     cdef object raw                     # the CONNECT being handed up

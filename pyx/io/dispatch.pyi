@@ -2,6 +2,7 @@
 
 from typing import Any, final
 
+from pyx.delivery.authorise import Authorise
 from pyx.delivery.connection import Connection
 from pyx.delivery.router import Router
 
@@ -11,6 +12,8 @@ class Dispatch:
 
     @property
     def router(self) -> Router: ...
+    @property
+    def authorise(self) -> Authorise: ...
     @property
     def carried(self) -> list[Connection]: ...
     def __new__(cls, router: Router) -> Dispatch: ...

@@ -110,6 +110,7 @@ cdef class Dispatch:
 
     def __cinit__(self, Router router not None):
         self.router = router
+        self.authorise = Authorise()
         self.subscriptions = router.subscriptions
         self.scratch.buf = NULL
         self.scratch.cap = 0
@@ -456,9 +457,9 @@ cdef class Dispatch:
         cdef Content c
         cdef Matches* m
         cdef bint v5 = conn.version == 5
-        cdef int kind, held
+        cdef int kind = -1, held
         cdef uint8_t reason
-        cdef uint32_t id_at
+        cdef uint32_t id_at = 0
         decode_publish(&pub, flags, p + header, total - header, v5, &self.scratch)
         if pub.props_len > router.limits.unwalked_bytes:
             self.check_properties(&pub)
@@ -478,6 +479,9 @@ cdef class Dispatch:
         if pub.topic[0] == c'$' and pub.topic_len >= 4 and memcmp(pub.topic, b"$SYS", 4) == 0 and \
                 (pub.topic_len == 4 or pub.topic[4] == c'/'):
             return self.refuse(conn, s, &pub, NOT_AUTHORIZED, "a topic of the server's own")
+        if self.authorise.restricts and not self.authorise.may_publish(
+                &conn.verdicts, s, pub.topic, pub.topic_len, m.topic_hash, pub.qos, pub.retain):
+            return self.refuse(conn, s, &pub, NOT_AUTHORIZED, "not authorised")
         if pub.payload_format and router.limits.validate_payload_format and \
                 not utf8_payload(pub.payload, pub.payload_len):
             return self.refuse(conn, s, &pub, PAYLOAD_FORMAT_INVALID, "payload is not UTF-8, as its indicator says")
@@ -503,8 +507,6 @@ cdef class Dispatch:
         router.counters.at[count.PUBLISH_BYTES_RECEIVED] += pub.payload_len
         fill_content(&c, &pub, router.wall_ms)
         c.number = router.new_number()
-        kind = -1
-        id_at = 0
         if not pub.has_alias:
             kind = (1 if v5 else 0) | (2 if pub.qos else 0)
             id_at = header + 2 + pub.topic_len

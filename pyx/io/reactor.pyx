@@ -691,7 +691,6 @@ cdef class Reactor:
             conn.fd = -1
             self.graveyard.append(conn)
         conn.session = None
-        conn.context = None
         conn.drop_acks()
         conn.free_part()
         self.router.discard_output(conn)

@@ -212,13 +212,12 @@ class Stage:
     # ------------------------------------------------------------ between workers
 
     def _hand_over(self, conn: Connection, worker: int, raw: bytes) -> None:
-        line = conn.context
+        line = self.host.peer_of.pop(conn)
         assert isinstance(line, Line)
         self.moving.append((line, raw + conn.unread()))
         conn.state = CLOSED
-        conn.context = None
         line.conn = Connection()
-        line.conn.context = line
+        self.host.peer_of[line.conn] = line
         line.node = self.host.nodes[worker]
 
     def _arrive(self) -> None:

@@ -409,7 +409,6 @@ class Worker:
     def _adopt(self, line: Line) -> Connection:
         conn = Connection()
         conn.opened = self.clock.monotonic_ms
-        conn.via = f"{line.client.name}#{line.number}"
         line.conn, line.worker = conn, self
         self.lines[conn] = line
         return conn

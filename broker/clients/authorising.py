@@ -1,0 +1,101 @@
+"""What clients may do: the one place that every publish, subscription, will, replay and retained message passes.
+
+It knows who asks, and the rules (`broker.auth.rules`) what they may. Without rules everybody may do everything, and
+nobody is asked. What was decided of a publish is kept in the data path (`pyx.delivery.authorise`) until the rules
+change.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from broker.auth.rules import Client
+from pyx.core import counters as count
+from pyx.core.work import STEP, spend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from broker.auth.rules import Rules
+    from broker.context.context import Context
+    from broker.context.sessions import Details
+    from pyx.delivery.connection import Connection
+    from pyx.delivery.session import Session
+    from pyx.protocol.message import Message
+    from pyx.protocol.packets import Will
+
+__all__ = ["Authorising"]
+
+
+class Authorising:
+    """Of one worker's clients."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._rules: Rules | None = None
+
+    @property
+    def rules(self) -> Rules | None:
+        """None: everybody may do everything. When they are set, what was decided before is void."""
+        return self._rules
+
+    @rules.setter
+    def rules(self, rules: Rules | None) -> None:
+        self._rules = rules
+        self._context.dispatch.authorise.set_rules(None if rules is None else self._may_publish)
+
+    def _client(self, session: Session) -> Client:
+        details: Details = session.details
+        conn = session.connection
+        listener = None if conn is None else self._context.listener_of(conn)
+        return Client(session.client_id, details.username, listener)
+
+    def _asked(self, client: Client, may: Callable[..., bool], *what: object) -> bool:
+        spend(STEP)
+        try:
+            return may(client, *what)
+        except Exception as error:  # noqa: BLE001  what fails allows nothing
+            self._context.counters.add(count.INTERNAL_ERRORS)
+            self._context.defect(client.client_id, error)
+            return False
+
+    def _may_publish(self, session: Session, topic: bytes, qos: int, retain: bool) -> bool:
+        assert self._rules is not None
+        return self._asked(self._client(session), self._rules.may_publish, topic, qos, retain)
+
+    def may_have(self, will: Will, conn: Connection, client_id: str, username: str | None) -> bool:
+        """Whether the CONNECT of this client may name such a will."""
+        if self._rules is None:
+            return True
+        client = Client(client_id, username, self._context.listener_of(conn))
+        return self._asked(client, self._rules.may_publish, will.topic, will.qos, will.retain)
+
+    def may_leave(self, will: Will, client_id: str, username: str | None) -> bool:
+        """Whether the will of a client that has gone may be published now. If not, that is counted and logged."""
+        if self._rules is None:
+            return True
+        client = Client(client_id, username, None)
+        if self._asked(client, self._rules.may_publish, will.topic, will.qos, will.retain):
+            return True
+        self._context.counters.add(count.WILLS_REFUSED)
+        self._context.log.info("will_refused", client=client_id, topic=will.topic)
+        return False
+
+    def may_subscribe(self, session: Session, topic_filter: bytes, qos: int, group: bytes | None) -> bool:
+        """Whether it may have this subscription."""
+        if self._rules is None:
+            return True
+        return self._asked(self._client(session), self._rules.may_subscribe, topic_filter, qos, group)
+
+    def may_replay(self, session: Session, topic_filter: bytes) -> bool:
+        """Whether this subscription of it may begin in the archive."""
+        if self._rules is None:
+            return True
+        return self._asked(self._client(session), self._rules.may_replay, topic_filter)
+
+    def receivable(self, session: Session, messages: list[Message]) -> list[Message]:
+        """Those of these retained messages that it may be sent."""
+        if self._rules is None:
+            return messages
+        client, may = self._client(session), self._rules.may_receive
+        return [message for message in messages if self._asked(client, may, message.topic)]
