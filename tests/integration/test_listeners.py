@@ -120,5 +120,6 @@ def test_a_reload_says_that_listeners_need_a_restart(start: Callable[..., Broker
     os.kill(broker.pid, signal.SIGHUP)
     wait_until(lambda: bool(broker.logged("reload_needs_restart", since)), SECONDS, "it is said")
     assert broker.logged("reload_needs_restart", since)[0]["keys"] == ["listener"]
+    wait_until(lambda: bool(broker.logged("reloaded", since)), SECONDS, "the rest is reloaded")
     line: dict[str, Any] = broker.logged("reloaded", since)[0]
     assert line["level"] == "info"

@@ -119,7 +119,8 @@ def test_a_broker_with_its_store_in_memory_is_asked_too(
     where = tmp_path / "run"
     config = tmp_path / "mqttd.toml"
     config.write_text(f'store = "memory"\nruntime_dir = "{where}"\n')
-    with Mqttd(2, {"store": "memory", "runtime_dir": where}) as broker, closing(Client(broker.address, 5)) as client:
+    arguments = ["--store", "memory", "--runtime-dir", str(where)]
+    with Mqttd(2, arguments=arguments) as broker, closing(Client(broker.address, 5)) as client:
         client.connect("here", properties={"session_expiry_interval": 0})
         client.publish("t", b"x", qos=1, retain=True)
         for named in (["--runtime-dir", str(where)], ["--config", str(config)]):
