@@ -3,6 +3,7 @@
 #   make run      virtual environment, compile, start on 127.0.0.1:1883
 #   make test     install what the tests need (Debian packages too), compile, run them: what a change can break
 #   make test-all the tests that take long: more seeds, more power cuts, longer histories of what `make test` has
+#   make test-newest  the quick tests on the newest CPython of this machine (or NEWEST=), compiled for it
 #   make check    ruff, mypy --strict, cython-lint, performance hints, import directions, tidiness
 #   make asan     the tests without sockets, under AddressSanitizer and UndefinedBehaviorSanitizer
 #   make fuzz     SECONDS=60 of mutated packets, and of whole sessions of several clients
@@ -11,7 +12,7 @@
 #   make demo     SECONDS=60 of a broker with a fleet, snapshots of it, Spark's answers: mqttd-demo/report.html
 #   make bench    the measurements (by hand); RULER=../shared/ruler has the comparison with other brokers
 #
-# PYTHON= chooses the interpreter (CPython 3.11 or 3.12), VENV= where the virtual environment is made.
+# PYTHON= chooses the interpreter (CPython 3.11 to 3.14), VENV= where the virtual environment is made.
 
 SHELL   = /bin/bash
 PYTHON ?= python3
@@ -32,7 +33,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PACKAGES = $(wildcard broker shards zmq_mesh leveldb_store loadtest spark_etl)
 
-.PHONY: run compile compile-tests compile-bench test test-all check asan asan-tree fuzz fuzz-asan soak bench demo clean debian debian-test
+.PHONY: run compile compile-tests compile-bench test test-all test-newest check asan asan-tree fuzz fuzz-asan soak bench demo clean debian debian-test
 
 run: compile
 	$(BIN)/python -m broker $(ARGS)
@@ -47,8 +48,8 @@ debian-test:
 	@PYTHON="$(PYTHON)" tests/packaging/debian-packages test
 
 $(VENV)/made: pyproject.toml | debian
-	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' || \
-	    { echo "mqttd needs CPython 3.11 or 3.12; $(PYTHON) is $$("$(PYTHON)" -V). Say PYTHON=python3.12"; exit 1; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' || \
+	    { echo "mqttd needs CPython 3.11 to 3.14; $(PYTHON) is $$("$(PYTHON)" -V). Say PYTHON=python3.12"; exit 1; }
 	"$(PYTHON)" -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
@@ -75,6 +76,16 @@ test: debian-test compile-tests
 
 test-all: debian-test compile-tests
 	$(BIN)/python -m tests.run --long $(ARGS)
+
+# In an environment of its own; modules of several versions lie side by side. Nothing to do where no other one is there.
+NEWEST ?= $(shell PYTHON="$(PYTHON)" tests/packaging/newest-python)
+test-newest:
+ifeq ($(NEWEST),)
+	@echo "no newer CPython than $$("$(PYTHON)" -V) is here that mqttd runs on"
+else
+	$(MAKE) PYTHON=$(NEWEST) VENV=.venv-newest debian-test compile-tests
+	.venv-newest/bin/python -m tests.run tests/unit tests/contract $(ARGS)
+endif
 
 check: $(VENV)/made
 	$(BIN)/ruff check .
