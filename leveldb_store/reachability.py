@@ -27,6 +27,7 @@ from typing import Final, NamedTuple
 
 from leveldb_store.format import schema
 from leveldb_store.format.queued_messages import message_of
+from pyx.core.peer import is_sibling
 
 __all__ = ["Stray", "unreachable"]
 
@@ -132,5 +133,6 @@ def _of_links(scan: Scan) -> Iterator[Stray]:
         return
     for family, kind in ((schema.HANDOFF, "hand-off log of no worker"), (schema.PEER, "link position of no worker")):
         for key, _ in scan(family):
-            if key[1] >= workers:
+            peer = schema.peer_of_key(key)
+            if is_sibling(peer) and peer >= workers:
                 yield Stray(kind, key)

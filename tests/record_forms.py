@@ -32,6 +32,7 @@ from leveldb_store.format.archive_schema import ArchivedMessage, BlockHead, Rule
 from leveldb_store.format.replay_schema import StoredReplay
 from leveldb_store.format.schema import Part, Span, StoredMessage, StoredQueued, StoredSession, StoredWill
 from leveldb_store.format.windows import Window
+from pyx.core.peer import sibling
 from zmq_mesh import envelope, interest
 from zmq_mesh.envelope import Entry, Greeting, Head, Prefix
 from zmq_mesh.interest import Change
@@ -386,8 +387,8 @@ MESH = [
          {"topic": U16, "payload": PAYLOAD, "number": U64, "qos": 2, "retain": 1, "properties": PROPERTIES,
           "expires": Most(U64, 1), "shared": Most(U16, 1), "insist": 1, "key": U64, "own_frame": None,
           "retained_only": 1, "control": 1}, "envelope.encode_entry"),
-    Form("prefix", Prefix(1, 2, 3, 4), lambda each: envelope.pack_prefix(*each) + bytes(envelope.HEAD.size),
-         envelope.unpack_prefix,
+    Form("prefix", Prefix(sibling(1), sibling(2), 3, 4),
+         lambda each: envelope.pack_prefix(*each) + bytes(envelope.HEAD.size), envelope.unpack_prefix,
          {"sender": U32, "receiver": U32, "sender_incarnation": U64, "receiver_incarnation": U64}, ""),
     Form("head", Head(*range(1, 15)), lambda each: bytes(envelope.PREFIX_BYTES) + envelope.HEAD.pack(*each),
          envelope.unpack_head,

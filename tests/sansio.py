@@ -20,6 +20,7 @@ from broker.logs import Log
 from broker.persistence.handoff_log import Kept, kept_links
 from broker.worker.core import Node
 from leveldb_store.memory import MemoryStore
+from pyx.core import peer as peers
 from pyx.core.work import callback
 from pyx.delivery.connection import Connection
 from pyx.delivery.session import Session
@@ -132,7 +133,7 @@ class Host:
     def now(self) -> float:
         return self.now_ms / 1000
 
-    def _link(self, node: Node, peer: int, kept: Kept) -> Link:
+    def _link(self, node: Node, peer: peers.Peer, kept: Kept) -> Link:
         line: deque[list[Any]] = deque()
         self._under_way[node.index, peer] = line
 
@@ -142,7 +143,7 @@ class Host:
 
         assert node.interest is not None
         return Link(
-            node.index,
+            node.context.own,
             peer,
             1,
             node.interest,
@@ -267,7 +268,7 @@ class Host:
         for node in self.nodes:
             if node.index != worker:
                 self.held |= {(worker, node.index), (node.index, worker)}
-                node.links[worker].down(1)
+                node.links[peers.sibling(worker)].down(1)
         self.settle()
 
     def crash(self, seconds: float = 0) -> Host:

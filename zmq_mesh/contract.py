@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
+from pyx.core.peer import Peer
 from zmq_mesh.envelope import Buffer
 from zmq_mesh.interest import Change
 
@@ -45,7 +46,7 @@ class Events(Protocol):
 
     def batch(
         self,
-        peer: int,
+        peer: Peer,
         volatile: memoryview | None,
         sequenced: memoryview | None,
         payloads: list[Payload],
@@ -53,52 +54,52 @@ class Events(Protocol):
     ) -> None:
         """A batch. sequence: 0 without a sequenced part, else rising over the link's life: give it to `commit`."""
 
-    def acknowledged(self, peer: int, ticket: int) -> None:
+    def acknowledged(self, peer: Peer, ticket: int) -> None:
         """Every batch with a ticket <= this one is in the peer's custody (or in the hand-off log)."""
 
-    def refused(self, peer: int, batch: Undelivered, refusals: Sequence[tuple[int, int]]) -> None:
+    def refused(self, peer: Peer, batch: Undelivered, refusals: Sequence[tuple[int, int]]) -> None:
         """The entries at these positions of the sequenced part were refused, rising, each with its reason
         (envelope.Refusal); comes before the ack of its ticket. WHOLE_BATCH alone: every entry, the hand-off log is
         full.
         """
 
-    def refusals_known(self, peer: int, number: int) -> None:
+    def refusals_known(self, peer: Peer, number: int) -> None:
         """The peer knows what was refused of its batches up to this number (`Link.position`), or asks no more."""
 
-    def lost(self, peer: int, batches: list[Undelivered], ticket: int) -> None:
+    def lost(self, peer: Peer, batches: list[Undelivered], ticket: int) -> None:
         """The peer is gone; batches with a ticket <= this one are done, these were not acknowledged (peer_lost)."""
 
-    def interest(self, peer: int, changes: list[Change]) -> None:
+    def interest(self, peer: Peer, changes: list[Change]) -> None:
         """Changes of the peer's interest; they count as taken when this returns."""
 
-    def interest_snapshot(self, peer: int, entries: list[Change], first: bool, last: bool) -> None:
+    def interest_snapshot(self, peer: Peer, entries: list[Change], first: bool, last: bool) -> None:
         """A part of all that the peer wants. After the last one it counts as taken, and what none of them has named is
         not wanted any more. A first one may come before the last one of the snapshot before: of that nothing counts.
         """
 
-    def interest_taken(self, peer: int, number: int) -> None:
+    def interest_taken(self, peer: Peer, number: int) -> None:
         """The peer routes by our interest table up to this number."""
 
-    def answered(self, peer: int) -> None:
+    def answered(self, peer: Peer) -> None:
         """The peer greeted, and was told of our interest as of now: it may serve by that before it is `ready` here.
         SUBACKs wait for it from now on, until `away` or `gone`.
         """
 
-    def ready(self, peer: int) -> None:
+    def ready(self, peer: Peer) -> None:
         """First heard since own start, or back from away, or confirmed after `greet`: its interest is complete here."""
 
-    def away(self, peer: int) -> None:
+    def away(self, peer: Peer) -> None:
         """Silent or stalled: SUBACKs do not wait for it. Its interest stays in force (hand-off log)."""
 
-    def unconfirmed(self, peer: int) -> None:
+    def unconfirmed(self, peer: Peer) -> None:
         """Asked after a pause of our own (`greet`) it was silent: before it fell so it may have given SUBACKs that did
         not wait for us, so it may want more than is known here. Until it is `ready`, or `gone`.
         """
 
-    def incompatible(self, peer: int, oldest: int, newest: int) -> None:
+    def incompatible(self, peer: Peer, oldest: int, newest: int) -> None:
         """It speaks these versions of the mesh and none of ours: it counts as not there. Once per incarnation."""
 
-    def gone(self, peer: int, incarnation: int) -> None:
+    def gone(self, peer: Peer, incarnation: int) -> None:
         """That incarnation is dead; once per incarnation. With the memory store its interest ends here."""
 
 

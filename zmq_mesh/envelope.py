@@ -13,6 +13,7 @@ A message is a list of frames (one ZeroMQ multipart message):
                 | u64 frame | u64 sequence | u64 received | u64 committed | u64 acknowledged
                 | u64 frames seen | u64 taken
     refusal     u64 sequence | u32 position | u8 reason
+    sender, receiver: peers (pyx.core.peer); within a host the index of a worker
     greeting    u64 stream | u64 your stream | u64 interest | u32 greeting
 
 Two releases may speak with each other: a greeting (HELLO, WELCOME) is the same in all versions, and says which ones its
@@ -42,6 +43,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
+
+from pyx.core.peer import Peer
 
 Buffer = bytes | bytearray | memoryview
 
@@ -115,8 +118,8 @@ class EnvelopeError(Exception):
 class Prefix(NamedTuple):
     """Who speaks to whom; incarnation 0 of the receiver = not known to the sender."""
 
-    sender: int
-    receiver: int
+    sender: Peer
+    receiver: Peer
     sender_incarnation: int
     receiver_incarnation: int
 
@@ -165,8 +168,8 @@ def unpack_versions(said: int) -> tuple[int, int]:
 
 
 def pack_prefix(
-    sender: int,
-    receiver: int,
+    sender: Peer,
+    receiver: Peer,
     sender_incarnation: int,
     receiver_incarnation: int,
     your_stream: int = 0,

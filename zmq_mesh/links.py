@@ -68,7 +68,7 @@ VERSION_AT: Final = 1  # in a prefix
 class Link(Outgoing):
     """The state of one directed pair of workers, both directions.
 
-    own, peer: worker indexes (u32). incarnation: of this worker, greater than that of every earlier one. send: takes
+    own, peer: pyx.core.peer. incarnation: of this worker, greater than that of every earlier one. send: takes
     the frames of one message and says whether the transport accepted it (False = try again later). reconnect: asks the
     transport for a new connection now instead of after its back-off (the peer has just been restarted). handoff: a log
     that outlives the worker; None = memory. received: (stream, sequence) the store of this worker has committed of the

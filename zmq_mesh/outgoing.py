@@ -10,6 +10,7 @@ from itertools import islice, takewhile
 from struct import Struct
 from typing import Final
 
+from pyx.core.peer import Peer
 from pyx.core.work import STEP, spend
 from zmq_mesh import envelope
 from zmq_mesh.contract import Events, HandoffLog, LinkLimits, Payload, Undelivered
@@ -115,8 +116,8 @@ class Outgoing:
 
     def __init__(
         self,
-        own: int,
-        peer: int,
+        own: Peer,
+        peer: Peer,
         incarnation: int,
         publisher: Publisher,
         events: Events,

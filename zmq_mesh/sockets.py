@@ -16,6 +16,7 @@ from typing import Any, Final, cast
 
 import zmq
 
+from pyx.core.peer import Peer
 from zmq_mesh.contract import Events, HandoffLog, LinkLimits, Payload
 from zmq_mesh.envelope import MORE, PREFIX_BYTES, Buffer, EnvelopeError, unpack_prefix
 from zmq_mesh.interest import Publisher
@@ -99,8 +100,8 @@ class Mesh:
 
     def __init__(
         self,
-        own: int,
-        peers: Iterable[int],
+        own: Peer,
+        peers: Iterable[Peer],
         runtime_dir: str,
         incarnation: int,
         publisher: Publisher,
@@ -108,9 +109,9 @@ class Mesh:
         limits: LinkLimits,
         now: float,
         *,
-        handoffs: dict[int, HandoffLog] | None = None,
-        received: dict[int, tuple[int, int]] | None = None,
-        refusals: dict[int, list[tuple[int, list[tuple[int, int]]]]] | None = None,
+        handoffs: dict[Peer, HandoffLog] | None = None,
+        received: dict[Peer, tuple[int, int]] | None = None,
+        refusals: dict[Peer, list[tuple[int, list[tuple[int, int]]]]] | None = None,
         drain_bytes_max: int = 1024 * 1024,
     ) -> None:
         self.drain_bytes_max = drain_bytes_max
@@ -123,9 +124,9 @@ class Mesh:
         self._inlet.setsockopt(zmq.LINGER, 0)
         self._inlet.bind(endpoint(runtime_dir, own))  # takes the path over from a dead predecessor
         self.fileno = cast(int, self._inlet.getsockopt(zmq.FD))
-        self.links: dict[int, Link] = {}
+        self.links: dict[Peer, Link] = {}
         self._outlets: dict[int, _Outlet] = {}
-        self._by_fileno: dict[int, int] = {}
+        self._by_fileno: dict[int, Peer] = {}
         self._routes: dict[bytes, Link] = {}  # by the prefix of their messages
         for peer in peers:
             outlet = _Outlet(self._context, endpoint(runtime_dir, peer))
@@ -207,7 +208,7 @@ class Mesh:
         except zmq.Again:
             return False
 
-    def look_again(self, now: float, peer: int) -> None:
+    def look_again(self, now: float, peer: Peer) -> None:
         """The descriptor of the socket to that sibling was readable: it may take messages again."""
         self._outlets[peer].socket.getsockopt(zmq.EVENTS)  # arms the descriptor
         self.links[peer].writable(now)
@@ -248,7 +249,7 @@ class Mesh:
         """Every sibling has been heard since own start and is not away or gone now."""
         return all(link.ready for link in self.links.values())
 
-    def down(self, peer: int, incarnation: int) -> None:
+    def down(self, peer: Peer, incarnation: int) -> None:
         """The supervisor has reaped that incarnation of a sibling."""
         self.links[peer].down(incarnation)
 

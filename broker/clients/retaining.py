@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from broker.admin.sys_topics import is_sys
 from broker.context.sessions import NO_WALKS, NONE_WAITING, Walk
 from pyx.core import counters as count
+from pyx.core.peer import Peer, publisher_of, sibling
 from pyx.core.work import HELD, PACKED, STEP, spend
 from pyx.delivery.router import expiry_offset
 from pyx.storage.stored import pack_stored, unpack_stored
@@ -71,7 +72,7 @@ class _Put(NamedTuple):
 class _Asked(NamedTuple):
     """A sibling's question."""
 
-    peer: int
+    peer: Peer
     number: int
     filter: bytes
     after: bytes
@@ -81,7 +82,7 @@ class _Held(NamedTuple):
     """An answer to the question `number` that waits until these siblings have told what they had to tell before."""
 
     number: int
-    siblings: set[int]
+    siblings: set[Peer]
     at: bytes | None
     messages: list[Message]
 
@@ -98,7 +99,7 @@ class Retaining:
         self._retained = context.retained
         self._state_records = state_records
         self._sys_topics = sys_topics
-        self._questions: dict[int, tuple[Walk, int]] = {}
+        self._questions: dict[int, tuple[Walk, Peer]] = {}
         self._held: dict[int, _Held] = {}
         """By the number under which its siblings were asked."""
         # not a number that a former incarnation of this worker has used: its answer may still come
@@ -213,16 +214,17 @@ class Retaining:
         found, at = self._retained.page(text, None, 1, steps)
         return not found and at is None
 
-    def _wait(self, session: Session, text: bytes, what: tuple[int, int, dict[int, bytes] | None]) -> None:
+    def _wait(self, session: Session, text: bytes, what: tuple[int, int, dict[Peer, bytes] | None]) -> None:
         details: Details = session.details
         if details.walks_waiting is NONE_WAITING:
             details.walks_waiting = OrderedDict()
         details.walks_waiting[text] = what
 
-    def _parts(self, text: bytes) -> dict[int, bytes]:
-        return dict.fromkeys((self._context.index,) if is_sys(text) else range(self._context.workers), b"")
+    def _parts(self, text: bytes) -> dict[Peer, bytes]:
+        context = self._context
+        return dict.fromkeys((context.own,) if is_sys(text) else (context.own, *context.siblings), b"")
 
-    def owed(self, session: Session, text: bytes, asks: bool) -> list[tuple[int, bytes]]:
+    def owed(self, session: Session, text: bytes, asks: bool) -> list[tuple[Peer, bytes]]:
         """What the store is told that a subscription has not been given: all, if it `asks` now, or the rest."""
         if not self._state_records.keeps or is_sys(text) or not self._context.settings.protocol.retain_available:
             return []
@@ -238,7 +240,8 @@ class Retaining:
         """An earlier worker has stored it; goes on when the client is back."""
         session.watch()
         since = self._router.next_number()
-        self._wait(session, text, (session.ask(self._router.position), since, dict(owed)))
+        parts = {sibling(worker): at for worker, at in owed}
+        self._wait(session, text, (session.ask(self._router.position), since, parts))
 
     def _note(self, walk: Walk) -> None:
         """A page was queued, or there are no more: as the store is to have it, together with what was queued."""
@@ -305,7 +308,7 @@ class Retaining:
         walk.session.unwatch()
         self._begin_waiting(walk.session)
 
-    def _part_done(self, walk: Walk, worker: int) -> None:
+    def _part_done(self, walk: Walk, worker: Peer) -> None:
         del walk.parts[worker]
         if not walk.parts:
             self._end(walk)
@@ -323,7 +326,7 @@ class Retaining:
         return session.queued >= _QUEUED_MAX or session.queued_bytes >= _QUEUED_BYTES_MAX
 
     def _send_own(self, walk: Walk) -> None:
-        session, here = walk.session, self._context.index
+        session, here = walk.session, self._context.own
         if walk.over or here not in walk.parts or self._rests(walk):
             return
         if self._is_full(session):
@@ -342,13 +345,13 @@ class Retaining:
             self._note(walk)
             self._due(walk)
 
-    def _later(self, walk: Walk, worker: int) -> None:
+    def _later(self, walk: Walk, worker: Peer) -> None:
         """There is no room; whoever has tried before has set the timer."""
         if worker not in walk.waits:
             walk.waits.add(worker)
             self._context.call_later(_LATER_SECONDS, lambda: self._try_again(walk, worker), walk.session)
 
-    def _try_again(self, walk: Walk, worker: int) -> None:
+    def _try_again(self, walk: Walk, worker: Peer) -> None:
         # the client may have been away and come back meanwhile, and the walk gone on, or come to its end here
         walk.waits.discard(worker)
         if worker == self._context.index:
@@ -363,7 +366,7 @@ class Retaining:
 
     # ------------------------------------------------------------ questions
 
-    def _ask(self, walk: Walk, peer: int) -> None:
+    def _ask(self, walk: Walk, peer: Peer) -> None:
         self._number += 1
         self._questions[self._number] = walk, peer
         walk.numbers[peer] = self._number
@@ -395,11 +398,11 @@ class Retaining:
         walk.numbers[peer] = self._number
         self._go_on(self._number)
 
-    def peer_ready(self, peer: int) -> None:
+    def peer_ready(self, peer: Peer) -> None:
         """A sibling is back: what it did not answer is asked again."""
         self._context.in_pieces(self._ask_anew(peer))
 
-    def _ask_anew(self, peer: int) -> Iterator[None]:
+    def _ask_anew(self, peer: Peer) -> Iterator[None]:
         spend(len(self._questions) * HELD)
         for at, number in enumerate(list(self._questions), 1):
             spend(STEP)
@@ -409,7 +412,7 @@ class Retaining:
             if at % _AT_ONCE == 0:
                 yield
 
-    def asked(self, peer: int, payload: bytes) -> None:
+    def asked(self, peer: Peer, payload: bytes) -> None:
         """A sibling asks."""
         (number,) = _QUESTION.unpack_from(payload)
         text, _, after = payload[_QUESTION.size :].partition(b"\0")
@@ -420,7 +423,7 @@ class Retaining:
         head = _ANSWER.pack(asked.number, at is not None, len(at or b"")) + (at or b"")
         self._router.tell(asked.peer, b"!", head + pack_stored(found))
 
-    def answered(self, peer: int, payload: bytes) -> None:
+    def answered(self, peer: Peer, payload: bytes) -> None:
         """A page of a sibling's answer: queue it, and ask for the next."""
         number, more, length = _ANSWER.unpack_from(payload)
         if number in self._held:
@@ -437,7 +440,7 @@ class Retaining:
         walk, peer = self._questions[number]
         messages = unpack_stored(payload, expiry_offset)
         # of a message that the sibling itself published the live copy came before this answer
-        siblings = {message.number & 0xFF for message in messages if message.number > walk.since}
+        siblings = {publisher_of(message.number) for message in messages if message.number > walk.since}
         siblings = {each for each in siblings - {peer, self._context.index} if self._context.is_ready(each)}
         if not siblings or walk.session.connection is None:
             self._queue_page(number, at, messages)
@@ -447,7 +450,7 @@ class Retaining:
         for each in siblings:
             self._router.tell(each, b"?", _QUESTION.pack(self._number))
 
-    def _told_before(self, number: int, peer: int) -> None:
+    def _told_before(self, number: int, peer: Peer) -> None:
         """The sibling has told all that it had to tell before it was asked, or tells nothing any more."""
         held = self._held[number]
         held.siblings.discard(peer)
@@ -458,11 +461,11 @@ class Retaining:
         if walk is not None:  # else it was asked for anew, or nobody wants it any more
             self._context.guard_session(walk.session, self._queue_page, held.number, held.at, held.messages)
 
-    def peer_away(self, peer: int) -> None:
+    def peer_away(self, peer: Peer) -> None:
         """What waits for a word of this sibling waits no longer: it may be long, and then its messages come twice."""
         self._context.in_pieces(self._wait_no_more(peer))
 
-    def _wait_no_more(self, peer: int) -> Iterator[None]:
+    def _wait_no_more(self, peer: Peer) -> Iterator[None]:
         spend(len(self._held) * HELD)
         done = 0
         for number in list(self._held):

@@ -17,6 +17,7 @@ from broker.context.piecework import Piecework
 from pyx.core import counters as count
 from pyx.core.counters import Row
 from pyx.core.limits import Limits
+from pyx.core.peer import Peer, sibling, siblings
 from pyx.core.timers import TimerWheel
 from pyx.delivery.router import STRATEGIES, WAITS_FLAG, Router
 from pyx.io.dispatch import Dispatch
@@ -55,7 +56,9 @@ class Context:
     ) -> None:
         self.index = index
         self.workers = workers
-        self.siblings = [i for i in range(workers) if i != index]
+        self.own = sibling(index)
+        """This worker, as its siblings call it."""
+        self.siblings = list(siblings(index, workers))
         self.settings = settings
         """Those of the last `reload`."""
         self._listeners = [each.name for each in settings.listeners]  # a reload changes none
@@ -73,7 +76,7 @@ class Context:
         self._give_store()
         self.router.strategy_of = self._strategy_of
         self.dispatch = Dispatch(self.router)
-        self.links: Mapping[int, Any] = {}
+        self.links: Mapping[Peer, Any] = {}
         """By sibling: anything with the face of `zmq_mesh.links.Link` (submit, commit, ready, away, full)."""
         self.piecework = Piecework(self.router)
         self.interest = self.router.interest = Publisher(in_pieces=self._tell_in_pieces) if workers > 1 else None
@@ -118,7 +121,7 @@ class Context:
 
     # ------------------------------------------------------------ siblings
 
-    def is_ready(self, peer: int) -> bool:
+    def is_ready(self, peer: Peer) -> bool:
         """Can that sibling be asked now."""
         link = self.links.get(peer)
         return link is not None and link.ready and not link.away

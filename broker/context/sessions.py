@@ -16,6 +16,7 @@ from pyx.core.work import HELD, spend
 from pyx.delivery.session import Session
 
 if TYPE_CHECKING:
+    from pyx.core.peer import Peer
     from pyx.delivery.connection import Connection
     from pyx.protocol.packets import Will
 
@@ -29,22 +30,22 @@ class Walk:
 
     __slots__ = ("asked", "filter", "is_queued", "numbers", "over", "parts", "session", "since", "waits")
 
-    def __init__(self, session: Session, filter: bytes, asked: int, since: int, parts: dict[int, bytes]) -> None:
+    def __init__(self, session: Session, filter: bytes, asked: int, since: int, parts: dict[Peer, bytes]) -> None:
         self.session = session
         self.filter = filter
         self.asked = asked
         self.since = since
         """Messages with higher numbers were published after the SUBACK."""
         self.parts = parts
-        self.numbers: dict[int, int] = {}
+        self.numbers: dict[Peer, int] = {}
         """Sibling -> number of the question that it has not answered."""
-        self.waits: set[int] = set()
+        self.waits: set[Peer] = set()
         """Workers whose next page waits for room in the session's queue: one timer for each."""
         self.is_queued = False
         self.over = False
 
 
-WalksWaiting = OrderedDict[bytes, tuple[int, int, "dict[int, bytes] | None"]]
+WalksWaiting = OrderedDict[bytes, tuple[int, int, "dict[Peer, bytes] | None"]]
 NONE_WAITING: Final[WalksWaiting] = OrderedDict()
 NO_WALKS: Final[dict[Walk, None]] = {}
 """Of all sessions that have none: nobody puts anything there."""

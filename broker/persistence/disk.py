@@ -24,6 +24,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from pyx.core import counters as count
+from pyx.core.peer import Peer
 from pyx.protocol.reasons import ReasonCode
 
 if TYPE_CHECKING:
@@ -101,12 +102,12 @@ class Disk:
         for peer in self._context.siblings:
             self._router.tell(peer, _KIND, state)
 
-    def greet(self, peer: int) -> None:
+    def greet(self, peer: Peer) -> None:
         """A sibling is heard (again)."""
         if self._full is not None:
             self._router.tell(peer, _KIND, _FULL)
 
-    def told(self, peer: int, state: bytes) -> None:
+    def told(self, peer: Peer, state: bytes) -> None:
         """A sibling says how its store is."""
         router = self._router
         router.set_store_full(peer, state != _ROOM)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from broker.persistence.set_aside import UNREADABLE
 from leveldb_store.format import schema
+from pyx.core.peer import Peer
 from pyx.storage.records import without_words
 from zmq_mesh.contract import HandoffLog
 
@@ -33,7 +34,7 @@ class StoredHandoff(HandoffLog):
     lasts = True
 
     def __init__(
-        self, router: Router, store: Any, peer: int, set_aside: Callable[[bytes, bytes, object], None]
+        self, router: Router, store: Any, peer: Peer, set_aside: Callable[[bytes, bytes, object], None]
     ) -> None:
         """`set_aside` takes records that cannot be read: (key, value, what is wrong)."""
         super().__init__(0)
@@ -42,7 +43,7 @@ class StoredHandoff(HandoffLog):
         self._store = store
         self._sequences: deque[int] = deque()
         self._found: list[tuple[int, int, int]] = []  # until the link has taken it
-        for key, value in store.scan(schema.HANDOFF + bytes((peer,))):
+        for key, value in store.scan(schema.handoff_prefix(peer)):
             try:
                 sequence = schema.key_position(key)
                 if sequence == 0:
@@ -108,20 +109,20 @@ class StoredHandoff(HandoffLog):
 class Kept(NamedTuple):
     """What the links begin with, by peer."""
 
-    handoffs: dict[int, HandoffLog]
-    received: dict[int, tuple[int, int]]
+    handoffs: dict[Peer, HandoffLog]
+    received: dict[Peer, tuple[int, int]]
     """(stream, number) up to which a sibling's stream was taken."""
-    refusals: dict[int, list[tuple[int, list[tuple[int, int]]]]]
+    refusals: dict[Peer, list[tuple[int, list[tuple[int, int]]]]]
     """(number, [(position, reason), ...]) of batches of a sibling's stream of which entries were refused, rising."""
 
 
 class Batches(Protocol):
     """Those of siblings, as they are taken (`broker.worker.peering`)."""
 
-    def began(self, peer: int, taken: schema.PeerPosition) -> None:
+    def began(self, peer: Peer, taken: schema.PeerPosition) -> None:
         """Of the batch behind this one the store has the first entries."""
 
-    def refusals_kept(self, peer: int, numbers: list[int]) -> None:
+    def refusals_kept(self, peer: Peer, numbers: list[int]) -> None:
         """Of these batches the store has refusals, rising."""
 
 
@@ -151,7 +152,7 @@ def _take_position(
     router: Router,
     batches: Batches,
     kept: Kept,
-    peer: int,
+    peer: Peer,
     refused: dict[int, list[tuple[int, int]]],
     key: bytes,
     value: bytes,

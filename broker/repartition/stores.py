@@ -47,6 +47,7 @@ from leveldb_store.format import schema, windows
 from leveldb_store.format.queued_messages import message_of
 from leveldb_store.format.replay_schema import split_replay
 from leveldb_store.format.subscription_schema import decode_owed, decode_subscription, encode_subscription
+from pyx.core.peer import sibling
 from pyx.core.placement import group_number, owner
 from pyx.protocol.topics import parse_share
 from pyx.storage.stored import block_messages, part_before, part_ends, part_running
@@ -322,17 +323,20 @@ class _Repartition:
         for key, value in self.scan(source, schema.PEER):
             if schema.is_refusals(key):  # behind the position of its peer
                 at = schema.key_position(key)
-                source.taken[key[1]].refused.update((at, position) for position, _ in schema.decode_refusals(value))
+                source.taken[schema.peer_of_key(key)].refused.update(
+                    (at, position) for position, _ in schema.decode_refusals(value)
+                )
                 continue
             found = schema.decode_peer(value)
             refused = {(at, position) for at, position, _ in found.inside}
             refused.update((found.number + 1, position) for position, _ in found.refused)
-            source.taken[key[1]] = _Taken(found.stream, found.number, found.taken, refused)
+            source.taken[schema.peer_of_key(key)] = _Taken(found.stream, found.number, found.taken, refused)
         for key, value in self.scan(source, schema.HANDOFF):
-            if schema.key_position(key) and key[1] < len(self.sources):
+            peer = schema.peer_of_key(key)
+            if schema.key_position(key) and peer < len(self.sources):
                 entries, part, payloads = schema.decode_handoff(value)
                 many = entries if entries >= 0 else sum(1 for _ in decode_entries(part, payloads))
-                self.sources[key[1]].expected += many
+                self.sources[peer].expected += many
 
     def _survey(self, source: _Source) -> None:
         for key, _ in self.scan(source, schema.SESSION):
@@ -581,7 +585,7 @@ class _HandOff:
 
     def _from(self, other: _Source) -> None:
         taken = self._source.taken.get(other.index, _Taken())
-        for key, value in self._work.scan(other, schema.HANDOFF + bytes((self._source.index,))):
+        for key, value in self._work.scan(other, schema.handoff_prefix(sibling(self._source.index))):
             sequence = schema.key_position(key)
             if sequence == 0:
                 if schema.decode_handoff_head(value)[0] != taken.stream:

@@ -15,6 +15,7 @@ from broker.context.piecework import AT_ONCE
 from broker.replay.offsets import EARLIEST_NAME, NAME, Asked, OffsetError, asked
 from broker.replay.sources import probe_of, starts_of
 from pyx.core import counters as count
+from pyx.core.peer import Peer
 from pyx.core.work import STEP, spend
 from pyx.delivery.replay import write_position
 from pyx.protocol.codec import encode_suback
@@ -89,7 +90,7 @@ class _Waiting:
         """How many of these take the place of none."""
         self.asked = Asked()
         self.answer: list[Any] | None = None
-        self.peers: set[int] = set()
+        self.peers: set[Peer] = set()
         """Workers that have not answered."""
         self.last: list[int] = []
         """By worker: the last number that it had given."""
@@ -231,7 +232,7 @@ class Opening:
 
     # ------------------------------------------------------------ siblings
 
-    def started(self, peer: int, payload: bytes) -> None:
+    def started(self, peer: Peer, payload: bytes) -> None:
         """The word b"O" of a sibling."""
         number, last, starts = starts_of(payload)
         waiting = self._waiting.get(number)
@@ -242,11 +243,11 @@ class Opening:
             wanted.start = max(wanted.start, start)
         self._answered(number, waiting, peer)
 
-    def peer_away(self, peer: int) -> None:
+    def peer_away(self, peer: Peer) -> None:
         """A sibling is silent or dead: nobody waits for it."""
         self._context.in_pieces(self._without(peer))
 
-    def _without(self, peer: int) -> Iterator[None]:
+    def _without(self, peer: Peer) -> Iterator[None]:
         done = len(self._waiting) * STEP // 10
         spend(done)
         for number in list(self._waiting):
@@ -260,7 +261,7 @@ class Opening:
                 done += len(waiting.wanted) * 20 * STEP
                 self._context.guard(waiting.conn, self._answered, number, waiting, peer)
 
-    def _answered(self, number: int, waiting: _Waiting, peer: int) -> None:
+    def _answered(self, number: int, waiting: _Waiting, peer: Peer) -> None:
         waiting.peers.discard(peer)
         if not waiting.peers:
             del self._waiting[number]

@@ -28,6 +28,7 @@ from broker.replay.offsets import tag_of
 from broker.replay.sources import Answer, Question, Sources, page_of, read_of, so_far_of
 from leveldb_store.format.replay_schema import ALL, StoredReplay, encode_replay, replay_key
 from pyx.core import counters as count
+from pyx.core.peer import Peer, sibling
 from pyx.delivery.replay import Merge, drop_queued, has_room, write_position
 
 if TYPE_CHECKING:
@@ -242,7 +243,7 @@ class Replaying:
     def _ask(self, replay: Replay, source: int, at_once: bool = False) -> None:
         """Ask that worker for what follows. `at_once`: if it has nothing, it is to say so now, and up to where."""
         context = self._context
-        if source != context.index and not context.is_ready(source):
+        if source != context.index and not context.is_ready(sibling(source)):
             return  # `sweep` asks again
         self._number += 1
         number = self._number
@@ -252,7 +253,7 @@ class Replaying:
         merge = replay.merge
         after = merge.up_to(source)
         bytes_max = max(_PAGE_BYTES_LEAST, 2 * context.settings.limits.replay_page_bytes // (1 + context.workers))
-        question = Question(context.index, number, replay.text, after, replay.starts[source], bytes_max)
+        question = Question(context.own, number, replay.text, after, replay.starts[source], bytes_max)
         if source == context.index:
             assert self.sources is not None
             self.sources.ask(question, at_once)
@@ -265,14 +266,14 @@ class Replaying:
         if source != self._context.index:
             self._router.tell_unkept(source, b"c", number.to_bytes(8, "little"))
         elif self.sources is not None:
-            self.sources.forget(source, number)
+            self.sources.forget(sibling(source), number)
 
     def _ask_more(self, replay: Replay) -> None:
         for source, number in enumerate(replay.asked):
             if not number and replay.merge.waiting(source) <= replay.sizes[source] // 2:
                 self._ask(replay, source)
 
-    def answered(self, peer: int, payload: bytes) -> None:
+    def answered(self, peer: Peer, payload: bytes) -> None:
         """The word b"R" of a sibling: a page."""
         answer = page_of(payload)
         if self._questions.get(answer.number, (None, -1))[1] == peer:
@@ -310,16 +311,16 @@ class Replaying:
         if merge.lost is None:
             merge.lost = write_position(self.tag, merge.position)
 
-    def told_beat(self, peer: int, payload: bytes) -> None:
+    def told_beat(self, peer: Peer, payload: bytes) -> None:
         """The word b"b" of a sibling."""
         up_to, *numbers = memoryview(payload).cast("Q")
         self._end(peer, self.beat(peer, up_to, numbers))
 
-    def told_so_far(self, peer: int, payload: bytes) -> None:
+    def told_so_far(self, peer: Peer, payload: bytes) -> None:
         """The word b"s" of a sibling."""
         self._end(peer, self.so_far(peer, so_far_of(payload)))
 
-    def _end(self, peer: int, over: list[int]) -> None:
+    def _end(self, peer: Peer, over: list[int]) -> None:
         if over:
             self._router.tell_unkept(peer, b"c", b"".join(number.to_bytes(8, "little") for number in over))
 
@@ -357,14 +358,14 @@ class Replaying:
                 self._due(replay)
         return over
 
-    def peer_ready(self, peer: int) -> None:
+    def peer_ready(self, peer: Peer) -> None:
         """A sibling is back: it knows none of our questions."""
         for replay in list(self._active):
             if replay.asked[peer]:
                 self._forget(peer, replay.asked[peer])
             self._ask(replay, peer, at_once=True)
 
-    def peer_gone(self, peer: int) -> None:
+    def peer_gone(self, peer: Peer) -> None:
         """A sibling is dead, and its questions with it."""
         if self.sources is not None:
             self.sources.forget_all(peer)

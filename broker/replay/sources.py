@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from leveldb_store.contract import FallenBehind
 from pyx.core import counters as count
+from pyx.core.peer import Peer
 from pyx.delivery.archived import Watch, may_match
 from pyx.delivery.router import expiry_offset
 from pyx.storage.stored import pack_stored, unpack_stored
@@ -112,7 +113,7 @@ class Question:
         "queued", "said_ms", "start",
     )  # fmt: skip
 
-    def __init__(self, peer: int, number: int, text: bytes, after: int, start: int, bytes_max: int) -> None:
+    def __init__(self, peer: Peer, number: int, text: bytes, after: int, start: int, bytes_max: int) -> None:
         self.peer = peer
         self.number = number
         self.filter = text
@@ -158,9 +159,9 @@ class Sources:
         self._archive = archive
         self._queue = step
         """Has `step` called for a question when it is its turn."""
-        self._open: dict[tuple[int, int], Question] = {}
+        self._open: dict[tuple[Peer, int], Question] = {}
         """By who asks and the question."""
-        self._held: dict[tuple[int, int], Question] = {}
+        self._held: dict[tuple[Peer, int], Question] = {}
         """Those that have found nothing: neither up to what they asked for nor up to ..."""
         self._held_up_to = 0
         """... this number."""
@@ -184,7 +185,7 @@ class Sources:
 
     # ------------------------------------------------------------ questions
 
-    def asked(self, peer: int, payload: bytes) -> None:
+    def asked(self, peer: Peer, payload: bytes) -> None:
         """The word b"r" of a sibling."""
         number, after, start, bytes_max, at_once = _READ.unpack_from(payload)
         self.ask(Question(peer, number, payload[_READ.size :], after, start, bytes_max), bool(at_once))
@@ -208,24 +209,24 @@ class Sources:
             question.queued = True
             self._queue(question)
 
-    def end(self, peer: int, payload: bytes) -> None:
+    def end(self, peer: Peer, payload: bytes) -> None:
         """The word b"c": nobody waits for these answers."""
         for (number,) in _NUMBER.iter_unpack(payload):
             self.forget(peer, number)
 
-    def forget(self, peer: int, number: int) -> None:
+    def forget(self, peer: Peer, number: int) -> None:
         """Nobody waits for this answer."""
         self._open.pop((peer, number), None)
         self._held.pop((peer, number), None)
         self._watch.discard((peer, number))
 
-    def forget_all(self, peer: int) -> None:
+    def forget_all(self, peer: Peer) -> None:
         """That worker is dead."""
         for asker, number in list(self._open):
             if asker == peer:
                 self.forget(asker, number)
 
-    def probed(self, peer: int, payload: bytes) -> None:
+    def probed(self, peer: Peer, payload: bytes) -> None:
         """The word b"o": where does the log begin, and what is the last number."""
         starts, at = [], _NUMBER.size
         while at < len(payload):
@@ -301,7 +302,7 @@ class Sources:
         except Exception as error:  # noqa: BLE001
             question.failed = error
 
-    def _failed(self, key: tuple[int, int], question: Question) -> None:
+    def _failed(self, key: tuple[Peer, int], question: Question) -> None:
         # it is not answered: whoever asked does so again, later
         del self._open[key]
         now = self._router.now_ms
@@ -351,7 +352,7 @@ class Sources:
         up_to = self._router.archived_up_to()
         self._progress()
         self._held_up_to = max(self._held_up_to, up_to)  # or retention would pass them
-        silent: dict[int, list[int]] = {}
+        silent: dict[Peer, list[int]] = {}
         for peer, number in self._held:
             silent.setdefault(peer, []).append(number)
         for peer, numbers in silent.items():
@@ -360,7 +361,7 @@ class Sources:
     def _say_so_far(self) -> None:
         # to those whose question takes long: what it has come to is not read for them again
         late = self._router.now_ms - _SO_FAR_MS
-        found: dict[int, list[tuple[int, int]]] = {}
+        found: dict[Peer, list[tuple[int, int]]] = {}
         for key, question in self._open.items():
             if key not in self._held and question.said_ms <= late:
                 question.said_ms = self._router.now_ms
@@ -372,7 +373,7 @@ class Sources:
             else:
                 self._router.tell_unkept(peer, b"s", b"".join(_TWO.pack(*pair) for pair in pairs))
 
-    def _send_beat(self, peer: int, up_to: int, numbers: list[int]) -> None:
+    def _send_beat(self, peer: Peer, up_to: int, numbers: list[int]) -> None:
         if peer == self._context.index:
             for number in self._asker.beat(peer, up_to, numbers):
                 self.forget(peer, number)

@@ -44,6 +44,7 @@ from broker.worker.peering import Peering
 from broker.worker.recovery import Recovery
 from broker.worker.words import Words
 from pyx.core import counters as count
+from pyx.core.peer import Peer
 from pyx.protocol.reasons import ReasonCode
 
 if TYPE_CHECKING:
@@ -198,12 +199,12 @@ class Node:
         self.context.log = log
 
     @property
-    def links(self) -> Mapping[int, Any]:
+    def links(self) -> Mapping[Peer, Any]:
         """By sibling, see `Context`."""
         return self.context.links
 
     @links.setter
-    def links(self, links: Mapping[int, Any]) -> None:
+    def links(self, links: Mapping[Peer, Any]) -> None:
         self.context.links = links
 
     @property

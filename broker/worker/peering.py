@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from leveldb_store.format import schema
 from pyx.core import counters as count
+from pyx.core.peer import Peer
 from pyx.core.work import STEP, callback, spend
 from zmq_mesh.contract import WHOLE_BATCH
 from zmq_mesh.envelope import OLDEST_VERSION, VERSION, Refusal
@@ -34,7 +35,7 @@ _HEARD_SECONDS = 5.0
 """So long a worker that has just started waits to hear from all siblings which members their share groups have."""
 
 
-def _apply(router: Router, peer: int, change: Change) -> None:
+def _apply(router: Router, peer: Peer, change: Change) -> None:
     text, group, members, _, online, full, member, since = change
     if member:
         assert group is not None
@@ -49,7 +50,7 @@ class _Batch:
     __slots__ = ("at", "parts", "payloads", "peer", "place", "position", "refused", "sequence", "size", "taken", "used")
 
     def __init__(
-        self, peer: int, volatile: memoryview | None, sequenced: memoryview | None, payloads: list[Any], sequence: int
+        self, peer: Peer, volatile: memoryview | None, sequenced: memoryview | None, payloads: list[Any], sequence: int
     ) -> None:
         self.peer = peer
         self.parts: list[tuple[bool, memoryview]] = []
@@ -90,7 +91,7 @@ class Peering:
         """Sends what the links were given; the worker delays it to gather more."""
         self.changed: Callable[[], None] = lambda: None
         """Called when a sibling is ready, away or gone."""
-        self._commits: list[tuple[int, int, Any]] = []
+        self._commits: list[tuple[Peer, int, Any]] = []
         self._told_anew: dict[int, WholeInterest] = {}
         """By peer: of which not all parts have come."""
         self._keeps: bool = context.store.keeps
@@ -99,7 +100,7 @@ class Peering:
         self._interest_came = False
         self._unheard = set(context.siblings)
         """Siblings whose interest is not known since this worker began; empty as well when it waits no longer."""
-        self._early: list[tuple[int, Undelivered, list[tuple[int, int]]]] = []
+        self._early: list[tuple[Peer, Undelivered, list[tuple[int, int]]]] = []
         """What `refused` was told meanwhile."""
         self._waiting: dict[int, deque[_Batch]] = {}
         """By peer: a batch that is taken in pieces, and those behind it."""
@@ -109,7 +110,7 @@ class Peering:
 
     @callback("mesh")
     def batch(
-        self, peer: int, volatile: memoryview | None, sequenced: memoryview | None, payloads: list[Any], sequence: int
+        self, peer: Peer, volatile: memoryview | None, sequenced: memoryview | None, payloads: list[Any], sequence: int
     ) -> None:
         """Route a batch. Its ack leaves when the tick's log is committed (`commit`). Where that is much work it is done
         in pieces, and those that come behind it wait.
@@ -138,7 +139,7 @@ class Peering:
             self._taken(peer, sequence, refused)
 
     def _taken(
-        self, peer: int, sequence: int, refused: list[tuple[int, int]] | None, place: tuple[int, int] | None = None
+        self, peer: Peer, sequence: int, refused: list[tuple[int, int]] | None, place: tuple[int, int] | None = None
     ) -> None:
         """All of the batch was. `place`: what the link has said of the sequence, if that was asked before."""
         if refused and len(refused) > _REFUSED_MAX:  # more than a message can say; only of a log from earlier releases
@@ -148,7 +149,7 @@ class Peering:
         if self._keeps:
             self._record_position(peer, place or self._context.links[peer].position(sequence), refused or [])
 
-    def _record_position(self, peer: int, place: tuple[int, int], refused: list[tuple[int, int]]) -> None:
+    def _record_position(self, peer: Peer, place: tuple[int, int], refused: list[tuple[int, int]]) -> None:
         # stored together with what the batch brought: a worker that comes back takes neither again nor misses any
         stream, number = place
         self._router.put_record(schema.peer_key(peer), schema.encode_peer(stream, number), waited=False)
@@ -163,7 +164,7 @@ class Peering:
         """Whether so much has come, and is not taken in whole, that siblings are not read."""
         return self._waiting_bytes >= _WAITING_BYTES_MAX
 
-    def began(self, peer: int, taken: schema.PeerPosition) -> None:
+    def began(self, peer: Peer, taken: schema.PeerPosition) -> None:
         """At the start: of the batch behind this one the store has the first entries."""
         self._begun[peer] = taken
 
@@ -189,10 +190,10 @@ class Peering:
         self._note_entries(batch)
         self._go_on(batch.peer)
 
-    def _go_on(self, peer: int) -> None:
+    def _go_on(self, peer: Peer) -> None:
         self._context.piecework.add(self._rest(peer), lambda error: self._failed(peer, error))
 
-    def _rest(self, peer: int) -> Iterator[None]:
+    def _rest(self, peer: Peer) -> Iterator[None]:
         waiting = self._waiting[peer]
         until = self._router.turn_ends
         while waiting:
@@ -201,13 +202,13 @@ class Peering:
                 until = self._router.turn_ends
             self._end_batch(peer)
 
-    def _end_batch(self, peer: int) -> None:
+    def _end_batch(self, peer: Peer) -> None:
         waiting = self._waiting[peer]
         self._waiting_bytes -= waiting.popleft().size
         if not waiting:
             del self._waiting[peer]
 
-    def _failed(self, peer: int, error: Exception) -> None:
+    def _failed(self, peer: Peer, error: Exception) -> None:
         """Of this batch no more is taken; the others are not to blame."""
         self._context.defect(None, error)
         self._end_batch(peer)
@@ -254,12 +255,9 @@ class Peering:
             router.interest_due = True
             return
         dirty = router.dirty_peers
-        peer = 0
-        while dirty:
-            if dirty & 1:
+        for peer in self._context.siblings:
+            if dirty >> peer & 1:
                 self._submit(peer)
-            dirty >>= 1
-            peer += 1
         router.interest_due = False
         self.flush()
 
@@ -271,7 +269,7 @@ class Peering:
             if peers >> peer & 1:
                 self._submit(peer, hold=True)
 
-    def _submit(self, peer: int, hold: bool = False) -> None:
+    def _submit(self, peer: Peer, hold: bool = False) -> None:
         """Give the link what the tick has for that sibling."""
         link = self._context.links.get(peer)
         while (taken := self._router.take(peer)) is not None and link is not None:
@@ -291,11 +289,11 @@ class Peering:
 
     # ------------------------------------------------------------ acks
 
-    def refusals_kept(self, peer: int, numbers: list[int]) -> None:
+    def refusals_kept(self, peer: Peer, numbers: list[int]) -> None:
         """At the start: of these batches the store has refusals, rising."""
         self._refused[peer] = deque(numbers)
 
-    def refusals_known(self, peer: int, number: int) -> None:
+    def refusals_known(self, peer: Peer, number: int) -> None:
         """The peer knows of all up to this number: they need not be kept."""
         numbers = self._refused.get(peer)
         while numbers and numbers[0] <= number:
@@ -315,18 +313,18 @@ class Peering:
         self._say(commits)
         return True
 
-    def _say(self, commits: list[tuple[int, int, Any]]) -> None:
+    def _say(self, commits: list[tuple[Peer, int, Any]]) -> None:
         links = self._context.links
         for peer, sequence, refused in commits:
             links[peer].commit(sequence, refused)
         if self._keeps:
             self._router.interest_due = True  # the links are flushed with this tick
 
-    def acknowledged(self, peer: int, ticket: int) -> None:
+    def acknowledged(self, peer: Peer, ticket: int) -> None:
         """Acks of publishers that waited for this peer may leave."""
         self._router.peer_acknowledged(peer, ticket)
 
-    def refused(self, peer: int, batch: Undelivered, refusals: Sequence[tuple[int, int]]) -> None:
+    def refused(self, peer: Peer, batch: Undelivered, refusals: Sequence[tuple[int, int]]) -> None:
         """Entries were not taken, or (position WHOLE_BATCH) a whole batch, because the hand-off log is full. What was
         for a share group goes to another member.
         """
@@ -345,7 +343,7 @@ class Peering:
             self._drop(count.DROPPED_PEER_LOST, lost)
             self._context.log.warning("peer_refused", peer=peer, messages=lost, reason=refusals[-1][1])
 
-    def _choose_again(self, peer: int, batch: Undelivered, refusals: list[tuple[int, int]]) -> None:
+    def _choose_again(self, peer: Peer, batch: Undelivered, refusals: list[tuple[int, int]]) -> None:
         part, payloads = memoryview(batch.part), list(batch.payloads)
         self._router.choose_again(peer, max(batch.ticket, 0), part, payloads, refusals)
 
@@ -355,7 +353,7 @@ class Peering:
         for peer, batch, refusals in early:
             self._choose_again(peer, batch, refusals)
 
-    def _again(self, peer: int, batch: Undelivered) -> int:
+    def _again(self, peer: Peer, batch: Undelivered) -> int:
         """Choose another member for shares of a group. -> how many copies nobody gets."""
         part, payloads = memoryview(batch.part), list(batch.payloads)
         return self._router.choose_again_lost(peer, max(batch.ticket, 0), part, payloads, batch.sent)
@@ -365,7 +363,7 @@ class Peering:
         self._row.add(count.MATCHED, copies)
         self._row.add(reason, copies)
 
-    def lost(self, peer: int, batches: list[Undelivered], ticket: int) -> None:
+    def lost(self, peer: Peer, batches: list[Undelivered], ticket: int) -> None:
         """What waited for a worker that died (memory store). Publishers' acks wait for those that are chosen
         instead.
         """
@@ -375,7 +373,7 @@ class Peering:
             self._context.log.warning("peer_lost", peer=peer, messages=lost)
         self._router.peer_acknowledged(peer, ticket)
 
-    def interest(self, peer: int, changes: list[Change]) -> None:
+    def interest(self, peer: Peer, changes: list[Change]) -> None:
         """The peer wants, or no longer wants, filters: its SUBACKs wait until we say that we know."""
         self._interest_came = True
         router = self._router
@@ -383,7 +381,7 @@ class Peering:
         for change in changes:
             _apply(router, peer, change)
 
-    def interest_snapshot(self, peer: int, entries: list[Change], first: bool, last: bool) -> None:
+    def interest_snapshot(self, peer: Peer, entries: list[Change], first: bool, last: bool) -> None:
         """All that the peer wants, in parts. What it does not want any more is forgotten after the last one."""
         if first:
             self._told_anew[peer] = self._router.begin_interest(peer)
@@ -404,15 +402,15 @@ class Peering:
         while self._router.forget_unnamed(whole):
             yield
 
-    def interest_taken(self, peer: int, number: int) -> None:
+    def interest_taken(self, peer: Peer, number: int) -> None:
         """SUBACKs that waited for this peer may leave."""
         self._router.peer_took_interest(peer, number)
 
-    def answered(self, peer: int) -> None:
+    def answered(self, peer: Peer) -> None:
         """The peer may serve by our interest as of now: SUBACKs wait for it."""
         self._router.peer_answered(peer)
 
-    def ready(self, peer: int) -> None:
+    def ready(self, peer: Peer) -> None:
         """The peer is heard and its interest is complete here."""
         self._router.peer_live(peer, True)
         self._context.log.debug("peer_ready", peer=peer)
@@ -421,7 +419,7 @@ class Peering:
         self._replaying.peer_ready(peer)
         self.changed()
 
-    def away(self, peer: int) -> None:
+    def away(self, peer: Peer) -> None:
         """Stopped or stalled: SUBACKs do not wait for it; its interest stays, what it should get is logged for it."""
         self._context.log.warning("peer_away", peer=peer)
         self._row.add(count.PEERS_AWAY)
@@ -431,16 +429,16 @@ class Peering:
         self._retaining.peer_away(peer)
         self.changed()
 
-    def unconfirmed(self, peer: int) -> None:
+    def unconfirmed(self, peer: Peer) -> None:
         """What it wants may have grown while this worker was paused: it gets everything until it has told us."""
         self._router.peer_unsure(peer)
 
-    def incompatible(self, peer: int, oldest: int, newest: int) -> None:
+    def incompatible(self, peer: Peer, oldest: int, newest: int) -> None:
         """Another release, with which this one cannot speak."""
         spoken = f"{OLDEST_VERSION} to {VERSION}"
         self._context.log.error("peer_incompatible", peer=peer, versions=f"{oldest} to {newest}", spoken_here=spoken)
 
-    def gone(self, peer: int, incarnation: int) -> None:
+    def gone(self, peer: Peer, incarnation: int) -> None:
         """That incarnation is dead; with the memory store its sessions, and with them its interest, are gone. With a
         store that keeps its successor has them: what they want until then goes to the hand-off log.
         """

@@ -42,6 +42,7 @@ from leveldb_store.contract import DamagedStoreError, StoreError
 from pyx.core import counters as count
 from pyx.core import work
 from pyx.core.allocator import trim_memory, tune_allocator
+from pyx.core.peer import sibling
 from pyx.core.work import STEP, callback, spend
 from pyx.io.reactor import Reactor
 from pyx.protocol.wire import refuse_disallowed
@@ -242,7 +243,7 @@ class Worker:
         kept = kept_links(self.node.context, self.node.set_aside, self.node.peering)
         self.node.set_aside.tell()
         self.mesh = Mesh(
-            self.channel.index,
+            self.node.context.own,
             self.node.siblings,
             self.channel.runtime_dir,
             self.channel.incarnation,
@@ -297,7 +298,7 @@ class Worker:
             if event == "stop":
                 self._stop(float(message.get("seconds", 5.0)))
             elif event == "sibling_down" and self.mesh is not None:
-                self.mesh.down(int(message["worker"]), int(message["incarnation"]))
+                self.mesh.down(sibling(int(message["worker"])), int(message["incarnation"]))
                 self.reactor.finish()
             elif event == "reload":
                 self.channel.tell("reloaded", number=message["number"], reason=self._reload(message["settings"]))
@@ -559,7 +560,7 @@ class Worker:
 
     def _pass_on(self, waiting: _Waiting) -> bool:
         conn = waiting.conn
-        if not self.node.is_ready(waiting.worker):  # down, stopped, or back but not heard yet: it may never take it
+        if not self.node.is_ready(sibling(waiting.worker)):  # down, stopped, or not heard yet: it may never take it
             return False
         host, _, port = conn.address.rpartition(":")
         try:

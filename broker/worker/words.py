@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from broker.context.piecework import AT_ONCE
 from pyx.core import counters as count
+from pyx.core.peer import Peer
 from pyx.core.work import STEP, spend
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Words:
         self._context = context
         self._router = context.router
         self._disk = disk
-        self._heard: dict[bytes, Callable[[int, bytes], None]] = {
+        self._heard: dict[bytes, Callable[[Peer, bytes], None]] = {
             b"?": retaining.asked,
             b"!": retaining.answered,
             b"e": lambda _peer, _payload: capacity.asked(),
@@ -59,7 +60,7 @@ class Words:
             sources = replaying.sources
             self._heard |= {b"r": sources.asked, b"c": sources.end, b"o": sources.probed}
 
-    def told(self, peer: int, kind: bytes, payload: bytes) -> None:
+    def told(self, peer: Peer, kind: bytes, payload: bytes) -> None:
         """A sibling's broker says something. It is about some client, and no reason to end."""
         heard = self._heard.get(kind)
         if heard is None:
@@ -70,14 +71,14 @@ class Words:
             self._context.counters.add(count.INTERNAL_ERRORS)
             self._context.defect(None, error)
 
-    def greet(self, peer: int) -> None:
+    def greet(self, peer: Peer) -> None:
         """A sibling is heard (again): what it cannot know of this worker by now."""
         self._context.in_pieces(self._tell_held(peer, self._router.held_filters()))
         if self._router.is_memory_full:
             self._router.tell(peer, b"m", b"\1")
         self._disk.greet(peer)
 
-    def _tell_held(self, peer: int, texts: list[bytes]) -> Iterator[None]:
+    def _tell_held(self, peer: Peer, texts: list[bytes]) -> Iterator[None]:
         # what changes meanwhile is told by itself
         for number, text in enumerate(texts, 1):
             spend(STEP)
@@ -91,7 +92,7 @@ class Words:
         for peer in self._context.siblings:
             self._router.tell(peer, b"h", (b"\1" if held else b"\0") + text)
 
-    def _hold_changed_there(self, peer: int, payload: bytes) -> None:
+    def _hold_changed_there(self, peer: Peer, payload: bytes) -> None:
         self._router.sibling_holds(peer, payload[1:], payload[:1] == b"\1")
 
     def set_memory_full(self, full: bool) -> None:

@@ -18,7 +18,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
+
+if TYPE_CHECKING:
+    from pyx.core.peer import Peer
 
 VERSION: Final = 2
 OLDEST_VERSION: Final = 1
@@ -83,7 +86,9 @@ U64: Final = struct.Struct("<Q")
 _KEY_U32: Final = struct.Struct(">I")
 _KEY_U64: Final = struct.Struct(">Q")
 _KEY_U32_U64: Final = struct.Struct(">IQ")
-_KEY_U8_U64: Final = struct.Struct(">BQ")
+_KEY_U8_U32: Final = struct.Struct(">BI")
+_OTHER_HOST: Final = 0xFF
+"""In keys, a sibling is the u8 of its index; a worker of another host is this and its u32 (pyx.core.peer)."""
 
 # Flags of a stored message: those of a mesh entry that a store has.
 QOS: Final = 0x03
@@ -185,24 +190,41 @@ def will_key(client_id: str) -> bytes:
     return WILL + client_id.encode()
 
 
-def handoff_key(peer: int, sequence: int) -> bytes:
+def _of_peer(peer: Peer) -> bytes:
+    return bytes((peer,)) if peer < _OTHER_HOST else _KEY_U8_U32.pack(_OTHER_HOST, peer)
+
+
+def peer_of_key(key: bytes) -> Peer:
+    """Of a key of the families H and P. Raises SchemaError."""
+    try:
+        return cast("Peer", key[1] if key[1] != _OTHER_HOST else _KEY_U8_U32.unpack_from(key, 1)[1])
+    except (IndexError, struct.error):
+        raise SchemaError("a key is cut off within its peer") from None
+
+
+def handoff_prefix(peer: Peer) -> bytes:
+    """What the keys of the hand-off log for a peer begin with."""
+    return HANDOFF + _of_peer(peer)
+
+
+def handoff_key(peer: Peer, sequence: int) -> bytes:
     """Key of an entry of the hand-off log for a peer."""
-    return HANDOFF + _KEY_U8_U64.pack(peer, sequence)
+    return handoff_prefix(peer) + _KEY_U64.pack(sequence)
 
 
-def peer_key(peer: int) -> bytes:
+def peer_key(peer: Peer) -> bytes:
     """Key of the highest link sequence received of a peer."""
-    return PEER + bytes((peer,))
+    return PEER + _of_peer(peer)
 
 
-def refusals_key(peer: int, number: int) -> bytes:
+def refusals_key(peer: Peer, number: int) -> bytes:
     """Key of the entries that were refused of the batch with this number of a peer's stream."""
-    return PEER + bytes((peer,)) + _KEY_U64.pack(number)
+    return peer_key(peer) + _KEY_U64.pack(number)
 
 
 def is_refusals(key: bytes) -> bool:
     """Whether a key of family P is that of refusals, and not of a position."""
-    return len(key) > len(PEER) + 1
+    return len(key) > len(peer_key(peer_of_key(key)))
 
 
 def queued_key(client_id: str, number: int) -> bytes:

@@ -62,8 +62,8 @@ def _settle(manifest: Manifest, store: StoreFacts, path: Path, epoch: str) -> No
         with db.write_batch(sync=True) as batch:
             batch.put(schema.STORE, json.dumps({**identity, "epoch": epoch}).encode())
             for other in manifest.stores:
-                taken = other.links.get(store.worker, LinkFacts())
-                key = schema.handoff_key(other.worker, 0)
+                taken = other.links.get(store.peer, LinkFacts())
+                key = schema.handoff_key(other.peer, 0)
                 head = None if other is store else db.get(key, verify_checksums=True)
                 if head is None:
                     continue

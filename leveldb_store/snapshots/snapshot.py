@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import xxhash
 
@@ -36,6 +36,8 @@ from leveldb_store.snapshots.clone import Clone, CloneError, clone, closed_for_g
 
 if TYPE_CHECKING:
     import plyvel
+
+    from pyx.core.peer import Peer
 
 __all__ = ["FORMAT", "NAME", "Manifest", "SnapshotError", "StoreFacts", "Taking", "differences", "read_manifest"]
 
@@ -113,11 +115,16 @@ class StoreFacts:
     """By family: the letter its keys begin with."""
     counters: dict[str, int]
     """As they were with the last commit (leveldb_store.format.persisted_counters); empty: there was none."""
-    links: dict[int, LinkFacts]
+    links: dict[Peer, LinkFacts]
     """By sibling."""
     archived: dict[str, ArchiveFacts]
     """By the filter of a rule."""
     files: dict[str, FileFacts]
+
+    @property
+    def peer(self) -> Peer:
+        """The worker, as its siblings call it."""
+        return cast("Peer", self.worker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +193,7 @@ def _store_facts(found: Any) -> StoreFacts:
         int(found["worker"]), directory, int(found["last_position"]), int(found["last_number"]),
         int(found["messages"]), {str(name): int(count) for name, count in found["records"].items()},
         {str(name): int(count) for name, count in found["counters"].items()},
-        {int(peer): LinkFacts(**link) for peer, link in found["links"].items()},
+        {cast("Peer", int(peer)): LinkFacts(**link) for peer, link in found["links"].items()},
         {str(text): ArchiveFacts(**facts) for text, facts in found["archived"].items()},
         {_file_name(name): _stated(file) for name, file in found["files"].items()},
     )  # fmt: skip
@@ -321,26 +328,26 @@ class Taking:
     def _before(self, worker: int) -> Path:
         return self._directory / f"{_BEFORE}{worker}"
 
-    def _sealed(self, worker: int) -> dict[int, LinkFacts]:
+    def _sealed(self, worker: int) -> dict[Peer, LinkFacts]:
         # what was in its log is in tables; what it has taken of its siblings
         self._progress(f"worker {worker}: its log", 0.0)
-        links = {}
+        links: dict[Peer, LinkFacts] = {}
         try:
             with opened_as_it_is(self._path(worker)) as db:
                 for key, value in _scan(db, schema.PEER):
                     if schema.is_refusals(key):
                         continue
                     taken = schema.decode_peer(value)
-                    links[key[1]] = LinkFacts(taken.stream, taken.number)
+                    links[schema.peer_of_key(key)] = LinkFacts(taken.stream, taken.number)
         except CloneError as error:
             raise SnapshotError(
                 f"the store {self._sources[worker]} is damaged (mqttd repairs it when it starts): {error}"
             ) from None
         return links
 
-    def _put_back(self, worker: int, links: list[dict[int, LinkFacts]]) -> None:
+    def _put_back(self, worker: int, links: list[dict[Peer, LinkFacts]]) -> None:
         # what it had for a sibling, has not any more, and the sibling does not have either
-        put: dict[int, int] = {}
+        put: dict[Peer, int] = {}
         with ExitStack() as stack:
             before = stack.enter_context(closing(opened(self._before(worker))))
             db = stack.enter_context(closing(opened(self._path(worker))))
@@ -351,11 +358,11 @@ class Taking:
             for key, value in _scan(before, schema.HANDOFF):
                 while at is not None and at < key:
                     at, _ = next(now, (None, None))
-                peer = key[1]
+                peer = schema.peer_of_key(key)
                 if schema.key_position(key) == 0:
                     stream, _ = schema.decode_handoff_head(value)
                     continue
-                taken = links[peer].get(worker, LinkFacts()) if peer < len(links) else LinkFacts()
+                taken = links[peer].get(cast("Peer", worker), LinkFacts()) if peer < len(links) else LinkFacts()
                 if at != key and (taken.taken_stream != stream or taken.taken < schema.key_position(key)):
                     put[peer] = put.get(peer, 0) + 1
                     batch.put(key, value)
@@ -367,7 +374,7 @@ class Taking:
         for peer, count in put.items():
             links[worker][peer] = dataclasses.replace(links[worker].get(peer, LinkFacts()), put_back=count)
 
-    def _read(self, worker: int, links: dict[int, LinkFacts]) -> StoreFacts:
+    def _read(self, worker: int, links: dict[Peer, LinkFacts]) -> StoreFacts:
         path = self._path(worker)
         size = self.clones[worker].table_bytes + self.clones[worker].log_bytes or 1
         with opened_as_it_is(path) as db:
@@ -465,14 +472,15 @@ def _scan(db: plyvel.DB, prefix: bytes = b"") -> Generator[tuple[bytes, bytes], 
         yield from records
 
 
-def _handoffs(db: plyvel.DB, links: dict[int, LinkFacts]) -> None:
+def _handoffs(db: plyvel.DB, links: dict[Peer, LinkFacts]) -> None:
     for key, value in _scan(db, schema.HANDOFF):
-        known = links.get(key[1], LinkFacts())
+        peer = schema.peer_of_key(key)
+        known = links.get(peer, LinkFacts())
         if schema.key_position(key) == 0:
             stream, begins = schema.decode_handoff_head(value)
-            links[key[1]] = dataclasses.replace(known, stream=stream, begins=begins)
+            links[peer] = dataclasses.replace(known, stream=stream, begins=begins)
         else:
-            links[key[1]] = dataclasses.replace(known, waiting=known.waiting + 1)
+            links[peer] = dataclasses.replace(known, waiting=known.waiting + 1)
 
 
 def _letter(key: bytes) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pyx.core.peer import Peer
     from pyx.delivery.connection import Connection
     from pyx.delivery.session import Session
     from pyx.protocol.message import Message
@@ -97,7 +98,7 @@ class Handler(Protocol):
 
     # ------------------------------------------------------------ siblings
 
-    def told(self, peer: int, kind: bytes, payload: bytes) -> None:
+    def told(self, peer: Peer, kind: bytes, payload: bytes) -> None:
         """A word of a sibling's broker (`Router.tell`). Raises nothing."""
 
     def hold(self, peers: int) -> None:

@@ -131,12 +131,12 @@ def handoff(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordBa
 def _handoff(reading: Reading, start: bytes, stop: bytes) -> Iterator[tuple[Any, ...]]:
     own, stores = reading.store.facts, reading.store.snapshot.manifest.stores
     for key, value in reading.scan(start, stop):
-        peer, sequence = key[1], schema.key_position(key)
+        peer, sequence = schema.peer_of_key(key), schema.key_position(key)
         if not sequence:
             continue  # the head of the log: the manifest has it
         entries, _, _ = schema.decode_handoff(value)
         stream = own.links.get(peer, LinkFacts()).stream
-        taken = stores[peer].links.get(own.worker, LinkFacts()) if peer < len(stores) else LinkFacts()
+        taken = stores[peer].links.get(own.peer, LinkFacts()) if peer < len(stores) else LinkFacts()
         yield (
             peer, stream, sequence, None if entries < 0 else entries, len(value),
             taken.taken_stream == stream and sequence <= taken.taken,

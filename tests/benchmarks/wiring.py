@@ -27,6 +27,7 @@ from multiprocessing.connection import Connection
 from statistics import median
 from typing import Any, NamedTuple
 
+from pyx.core.peer import Peer, sibling
 from tests.waiting import let_pass
 from zmq_mesh.interest import Publisher
 from zmq_mesh.links import LinkLimits
@@ -79,11 +80,11 @@ class Seen(NamedTuple):
     private: int
 
 
-def _serve(worker: int, peers: list[int], runtime_dir: str, parent: Connection) -> None:
+def _serve(worker: int, peers: list[Peer], runtime_dir: str, parent: Connection) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     events: Any = Quiet()
     before = _seen()
-    mesh = Mesh(worker, peers, runtime_dir, 1, Publisher(), events, _LIMITS, time.monotonic())
+    mesh = Mesh(sibling(worker), peers, runtime_dir, 1, Publisher(), events, _LIMITS, time.monotonic())
     poll = select.poll()
     for number in [*mesh.filenos(), parent.fileno()]:
         poll.register(number, select.POLLIN)

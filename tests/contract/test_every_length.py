@@ -19,6 +19,7 @@ from leveldb_store.format.archive_schema import ArchivedMessage, decode_block, e
 from leveldb_store.format.schema import StoredMessage, StoredQueued, encode_message, encode_queued
 from leveldb_store.snapshots import snapshot
 from leveldb_store.snapshots.snapshot import ArchiveFacts, FileFacts, LinkFacts, Manifest, StoreFacts, read_manifest
+from pyx.core.peer import sibling
 from pyx.delivery.windows import unpack_queued
 from pyx.protocol.message import Message
 from pyx.storage.archive import Archiver
@@ -171,7 +172,8 @@ def facts_with(value: int) -> StoreFacts:
     archived = {each.name: value for each in dataclasses.fields(ArchiveFacts)}
     name = "x" * value if value < 256 else "x" * 255
     return StoreFacts(
-        0, name or "worker-0", value, value, value, {"S": value}, {"position": value}, {1: LinkFacts(**numbers)},
+        0, name or "worker-0", value, value, value, {"S": value}, {"position": value},
+        {sibling(1): LinkFacts(**numbers)},
         {"x" * min(value, 0xFFFF): ArchiveFacts(**archived)}, {name or "file": FileFacts(value, "xxh3_128:" + name)},
     )  # fmt: skip
 
@@ -208,16 +210,16 @@ class Heard:
 @pytest.mark.parametrize("number", NUMBERS)
 def test_questions_of_replays(number: int, length: int) -> None:
     for bytes_max in (0, 1, 2**32 - 2, 2**32 - 1):
-        question = replay_sources.Question(1, number, b"f" * length, number, number, bytes_max)
+        question = replay_sources.Question(sibling(1), number, b"f" * length, number, number, bytes_max)
         for at_once in (False, True):
             heard = Heard()
-            Sources.asked(cast(Any, heard), 1, replay_sources.read_of(question, at_once))
+            Sources.asked(cast(Any, heard), sibling(1), replay_sources.read_of(question, at_once))
             ((_, (found, once)),) = heard.calls
             assert once is at_once
             for name in ("peer", "number", "filter", "after", "start", "bytes_max"):
                 assert getattr(found, name) == getattr(question, name)
     with pytest.raises(REFUSALS):
-        replay_sources.read_of(replay_sources.Question(1, 2**64, b"f", 0, 0, 0), False)
+        replay_sources.read_of(replay_sources.Question(sibling(1), 2**64, b"f", 0, 0, 0), False)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -231,7 +233,9 @@ def test_where_replays_may_begin(number: int, length: int) -> None:
         return number
 
     router, archive = Heard(next_number=lambda: number), Heard(start=start)
-    Sources.probed(cast(Any, Heard(_archive=archive, _router=router)), 1, replay_sources.probe_of(number, filters))
+    Sources.probed(
+        cast(Any, Heard(_archive=archive, _router=router)), sibling(1), replay_sources.probe_of(number, filters)
+    )
     assert asked == filters
     ((_, (peer, word, answer)),) = router.calls
     assert (peer, word) == (1, b"O")
@@ -252,7 +256,7 @@ def test_questions_for_retained_messages(number: int, length: int) -> None:
         Retaining._put(cast(Any, asking), number)
         _, (_, word, question) = router.calls.pop()
         assert word == b"?"
-        Retaining.asked(cast(Any, queued), 1, question)
+        Retaining.asked(cast(Any, queued), sibling(1), question)
         _, (asked,) = queued.calls.pop()
         assert (asked.peer, asked.number, asked.filter, asked.after) == (1, number, text, after)
         for further in (None, at):
@@ -262,7 +266,7 @@ def test_questions_for_retained_messages(number: int, length: int) -> None:
             assert word == b"!"
             context = Heard()
             answered = Heard(_questions=questions, _held={}, _context=context, _take_page=None)
-            Retaining.answered(cast(Any, answered), 1, answer)
+            Retaining.answered(cast(Any, answered), sibling(1), answer)
             ((_, (_, _, found, goes_on, messages)),) = context.calls
             assert (found, goes_on) == (number, further)
             assert [found_in(each) for each in unpack_stored(messages, lambda _: -1)] == [MESSAGE.sample]

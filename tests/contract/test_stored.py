@@ -14,6 +14,7 @@ from leveldb_store.format import schema, windows
 from leveldb_store.format.schema import Part, Span, StoredMessage
 from leveldb_store.format.subscription_schema import decode_owed, decode_subscription, encode_subscription
 from leveldb_store.format.windows import Window
+from pyx.core.peer import sibling
 from pyx.delivery.router import expiry_offset
 from pyx.protocol.message import Message
 from pyx.storage.records import Block, LogKey
@@ -117,7 +118,7 @@ def test_golden_bytes_of_keys_and_small_values() -> None:
     assert schema.name_key(b"a/+") == b"Fa/+"
     assert schema.subscription_key("me", b"$share/g/t") == b"Tme\0$share/g/t"
     assert schema.split_subscription(b"Tme\0$share/g/t") == ("me", b"$share/g/t")
-    assert schema.handoff_key(2, 258) == bytes.fromhex("48 02 0000000000000102")
+    assert schema.handoff_key(sibling(2), 258) == bytes.fromhex("48 02 0000000000000102")
     assert schema.prefix_end(b"B") == b"C"
     assert schema.prefix_end(b"a\xff\xff") == b"b"
     assert schema.prefix_end(b"\xff") is None

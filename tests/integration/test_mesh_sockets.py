@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from pyx.core.peer import sibling, siblings
 from tests.waiting import let_pass, wait_until
 from zmq_mesh.contract import Undelivered
 from zmq_mesh.envelope import OWN_FRAME, Entry, decode_entries, encode_entries
@@ -49,8 +50,16 @@ class Node:
         self.log: list[tuple[str, int]] = []
         self.wants: dict[int, set[bytes]] = defaultdict(set)
         self.flows: dict[int, tuple[int, int, int]] = {}  # by peer: next number, end, payload bytes
-        peers = [peer for peer in range(count) if peer != index]
-        self.mesh = Mesh(index, peers, runtime_dir, incarnation, self.publisher, self, limits, time.monotonic())
+        self.mesh = Mesh(
+            sibling(index),
+            siblings(index, count),
+            runtime_dir,
+            incarnation,
+            self.publisher,
+            self,
+            limits,
+            time.monotonic(),
+        )
 
     def batch(
         self, peer: int, volatile: memoryview | None, sequenced: memoryview | None, payloads: list[Any], sequence: int
@@ -65,7 +74,7 @@ class Node:
             for entry in decode_entries(sequenced, frames):
                 assert entry.payload == entry.number.to_bytes(8, "big") * (len(entry.payload) // 8)
                 self.got[peer].append(entry.number)
-            self.mesh.links[peer].commit(sequence)
+            self.mesh.links[sibling(peer)].commit(sequence)
 
     def acknowledged(self, peer: int, ticket: int) -> None:
         self.acked[peer] = ticket
@@ -111,7 +120,7 @@ class Node:
     def flow(self) -> bool:
         """One batch to each peer with a flow. -> whether any flow goes on."""
         for peer, (number, end, size) in self.flows.items():
-            link = self.mesh.links[peer]
+            link = self.mesh.links[sibling(peer)]
             if number == end or link.full:
                 continue
             upto = min(end, number + 16)
@@ -124,7 +133,9 @@ class Node:
             self.tickets[peer] += 1
             link.submit(volatile, part, list(volatile_frames), list(frames), self.tickets[peer])
             self.flows[peer] = (upto, end, size)
-        return any(number < end and not self.mesh.links[peer].full for peer, (number, end, _) in self.flows.items())
+        return any(
+            number < end and not self.mesh.links[sibling(peer)].full for peer, (number, end, _) in self.flows.items()
+        )
 
     def report(self) -> dict[str, Any]:
         links = self.mesh.links

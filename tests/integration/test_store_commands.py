@@ -15,6 +15,7 @@ import pytest
 from broker.cli import main as cli
 from broker.testing import BrokerFailed, Mqttd
 from leveldb_store.format import schema
+from pyx.core.peer import sibling
 from tests.broker_process import KIND
 from tests.waiting import wait_until
 from tests.wire import Client
@@ -192,7 +193,11 @@ def test_every_family_is_verified(start: Start, mqttd: Command, tmp_path: Path) 
     assert broker.stop() == 0
     spoilt = dict.fromkeys((b"\0position", b"FX", b"Sx", b"Tx\0t", b"Vx", b"Rt", b"Wx", b"P\1", b"Xx"), b"\x01")
     spoilt |= {schema.block_key(2**40): b"\x01", schema.part_key(1, 2**40): b"\x01", schema.trimmed_key(1): b"\x01"}
-    spoilt |= {schema.dropped_key(1): b"\x01", schema.wanted_key(1): b"\x01", schema.handoff_key(1, 5): b"\x01"}
+    spoilt |= {
+        schema.dropped_key(1): b"\x01",
+        schema.wanted_key(1): b"\x01",
+        schema.handoff_key(sibling(1), 5): b"\x01",
+    }
     spoilt |= {schema.queued_key("x", 5): b"\x01"}
     with plyvel.DB(str(data / "worker-0")) as db:
         (block, _) = next(db.iterator(prefix=b"B"))

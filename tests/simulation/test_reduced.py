@@ -7,6 +7,7 @@ from typing import Any
 from broker.config.settings import Limits, Settings
 from broker.worker.core import Node
 from leveldb_store.memory import MemoryStore
+from pyx.core.peer import sibling
 from pyx.delivery.connection import Connection
 from shards.placement import home
 from tests import wire
@@ -136,10 +137,11 @@ def test_a_suback_waits_for_a_sibling_that_may_serve_by_what_it_was_told_before(
     assert node.interest is not None
     from_sibling = Wire()
     limits = LinkLimits()
-    link = Link(0, 1, 1, node.interest, node.peering, Wire().send, limits, 1.0)
-    sibling = Link(1, 0, 1, Publisher(), Silent(), from_sibling.send, limits, 1.0)
-    node.links = {1: link}
-    sibling.tick(1.0)
+    one, other = sibling(0), sibling(1)
+    link = Link(one, other, 1, node.interest, node.peering, Wire().send, limits, 1.0)
+    far = Link(other, one, 1, Publisher(), Silent(), from_sibling.send, limits, 1.0)
+    node.links = {other: link}
+    far.tick(1.0)
     link.receive(from_sibling.messages[0], 1.0)  # its HELLO: our WELCOME is out
     conn = Connection()
     name = next(f"c{number}" for number in range(100) if home(f"c{number}", 2) == 0)

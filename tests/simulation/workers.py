@@ -29,6 +29,7 @@ from broker.worker.core import Node
 from broker.worker.recovery import Recovered
 from leveldb_store.contract import Store
 from leveldb_store.memory import MemoryStore
+from pyx.core.peer import Peer, sibling
 from pyx.delivery.connection import Connection
 from tests.kept_archive import KeptArchive
 from tests.kept_store import KeptStore
@@ -111,15 +112,15 @@ class SimulatedMesh(Mesh):
 
     def __init__(self, worker: Worker, limits: LinkLimits, kept: Kept) -> None:
         node, world = worker.node, worker.world
-        self.own = worker.index
+        self.own = node.context.own
         self.limits = limits
         self._publisher = node.interest or Publisher()
         self._awake_at = world.clock.now
-        self.links: dict[int, Link] = {}
+        self.links: dict[Peer, Link] = {}
         for peer in node.siblings:
             channel = world.channels[worker.index, peer]
             self.links[peer] = Link(
-                worker.index,
+                self.own,
                 peer,
                 worker.incarnation,
                 self._publisher,
@@ -325,7 +326,7 @@ class Worker:
     def writable(self, peer: int) -> None:
         """The transport to that peer takes messages again."""
         if self.running:
-            self.mesh.links[peer].writable(self.clock.now)
+            self.mesh.links[sibling(peer)].writable(self.clock.now)
 
     def sibling_down(self, peer: int, incarnation: int) -> None:
         """The supervisor says that it reaped that incarnation."""
@@ -343,7 +344,7 @@ class Worker:
             return  # `proceed` wakes it again
         controls, self._controls = self._controls, []
         for peer, dead in controls:
-            self.mesh.down(peer, dead)
+            self.mesh.down(sibling(peer), dead)
             self.finish()
         if self._inbox and self.clock.chance(0.7):
             self._on_mesh()
@@ -543,7 +544,7 @@ class Worker:
         for _ in range(min(len(self._inbox), self.clock.random.randrange(1, 17))):
             peer, frames = self._inbox.popleft()
             self.world.channels[peer, self.index].taken()
-            self.mesh.links[peer].receive(frames, now)
+            self.mesh.links[sibling(peer)].receive(frames, now)
         self._mesh_state()
         self.finish()
         if self.node.peering.commit():

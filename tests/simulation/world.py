@@ -21,6 +21,7 @@ from typing import Literal
 
 from broker.config.settings import Limits, Settings
 from broker.config.share_groups import Shared
+from pyx.core.peer import Peer
 from pyx.core.placement import owner
 from pyx.delivery.router import STRATEGIES
 from shards.placement import home
@@ -176,7 +177,7 @@ class World:
         if self._ticks % CHECK_EVERY == 0:
             checkers.check_worker(worker)
 
-    def worker_killed(self, index: int, lost: dict[int, list[bytes]], shares: list[bytes], booked: int) -> None:
+    def worker_killed(self, index: int, lost: dict[Peer, list[bytes]], shares: list[bytes], booked: int) -> None:
         """What the clients cannot know yet; `lost`: payloads that only this worker's memory held for a peer; `shares`:
         those that it held for members of groups; `booked`: see `checkers.booked_losses`.
         """

@@ -12,6 +12,7 @@ from leveldb_store.format.replay_schema import StoredReplay
 from leveldb_store.format.schema import StoredMessage, StoredQueued, StoredSession
 from leveldb_store.format.subscription_schema import encode_subscription
 from leveldb_store.format.windows import Window
+from pyx.core.peer import sibling
 from tests.made_snapshot import number_at, snapshot_of
 from tests.spark.conftest import Load
 
@@ -67,12 +68,12 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *((schema.queued_key(client, number_at(T + 62)), named_by(large.number)) for client in ("c", "d")),
         (message_key(large.number), schema.encode_queued(StoredQueued(0, 0, b"", large))[schema.QUEUED_HEAD.size :]),
         *((schema.session_key(client), schema.encode_session(SESSION)) for client in ("c", "d")),
-        (schema.handoff_key(1, 0), schema.encode_handoff_head(77, 100)),
-        *((schema.handoff_key(1, each), schema.encode_handoff(each, b"part", [b"abc"])) for each in (1, 2, 3)),
-        (schema.handoff_key(1, 4), schema.encode_handoff(-1, b"", [])),
+        (schema.handoff_key(sibling(1), 0), schema.encode_handoff_head(77, 100)),
+        *((schema.handoff_key(sibling(1), each), schema.encode_handoff(each, b"part", [b"abc"])) for each in (1, 2, 3)),
+        (schema.handoff_key(sibling(1), 4), schema.encode_handoff(-1, b"", [])),
     ]
     zero += replaced()
-    one = [(schema.peer_key(0), schema.encode_peer(77, 2))]
+    one = [(schema.peer_key(sibling(0)), schema.encode_peer(77, 2))]
     snapshot_of(directory, [iter(sorted(zero)), iter(one)])
     return directory
 

@@ -5,6 +5,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pyx.core.peer import sibling
 from zmq_mesh import envelope
 from zmq_mesh.contract import Undelivered
 from zmq_mesh.envelope import Entry, decode_entries, encode_entries
@@ -124,8 +125,8 @@ class Worker:
         self.refuse: Callable[[int], list[tuple[int, int]]] = lambda _: []
         self.links = {
             peer: link(
-                index,
-                peer,
+                sibling(index),
+                sibling(peer),
                 incarnation,
                 self.publisher,
                 self,

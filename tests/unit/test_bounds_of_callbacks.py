@@ -17,6 +17,7 @@ from broker.config.settings import QueueRule
 from broker.config.share_groups import Shared
 from broker.worker.recovery import Recovered
 from pyx.core import work
+from pyx.core.peer import sibling
 from pyx.core.work import callback
 from shards.placement import home
 from tests import wire
@@ -200,7 +201,7 @@ def test_a_sibling_begins_again(make: Made, named: str) -> None:
     bounded(host, "told anew")
     other = next(node for node in host.nodes if node.index != home(CLIENT, 2))
     assert other.router.subscriptions.filters == OF_SESSION
-    callback("mesh")(other.peering.interest_snapshot)(1 - other.index, [], first=True, last=True)
+    callback("mesh")(other.peering.interest_snapshot)(sibling(1 - other.index), [], first=True, last=True)
     bounded(host, "wants nothing any more")
     assert other.router.subscriptions.filters == 0
 
@@ -215,10 +216,10 @@ def test_a_sibling_names_many_members_of_a_group(make: Made) -> None:
     for again in range(2):
         for first in range(0, len(members), CHANGES_MAX):
             part = members[first : first + CHANGES_MAX]
-            snapshot(1, part, first=first == 0, last=first + CHANGES_MAX >= len(members))
+            snapshot(sibling(1), part, first=first == 0, last=first + CHANGES_MAX >= len(members))
         bounded(host, f"named, {again} times before")
     for first in range(0, len(members), CHANGES_MAX):
-        changes(1, [change._replace(members=0) for change in members[first : first + CHANGES_MAX]])
+        changes(sibling(1), [change._replace(members=0) for change in members[first : first + CHANGES_MAX]])
     bounded(host, "left")
     assert router.subscriptions.filters == 0
 
@@ -318,19 +319,19 @@ def test_a_full_queue_that_holds_publishers(make: Made) -> None:
         node.reload(host.settings.model_copy(update={"queue_full": "hold"}))
     peer, publisher = full(host, PLAIN), host.connect("publisher", 5)
     router = peer.node.router
-    sibling = next(node for node in host.nodes if node.router is not router)
+    other = next(node for node in host.nodes if node.router is not router)
     host.lose(peer)
     bounded(host, "DISCONNECT")
     publish(host, publisher, names("t/{}", LIMITS.queue_messages_max + 1))
     bounded(host, "its queue is full", seconds=1)
     assert host.counters()["queues_held"] == 1
     assert len(router.held_filters()) == OF_SESSION
-    sibling.router.forget_holds(peer.node.index)
+    other.router.forget_holds(peer.node.index)
     bounded(host, "it was away for its sibling")
-    assert sibling.router.guarded == 0
-    peer.node.greet(sibling.index)
+    assert other.router.guarded == 0
+    peer.node.greet(sibling(other.index))
     bounded(host, "it greets its sibling")
-    assert sibling.router.guarded
+    assert other.router.guarded
     peer = gateway(host)
     peer.receive()
     bounded(host, "it has room", seconds=1)
@@ -397,9 +398,9 @@ def test_a_full_session_that_makes_its_publishers_wait(make: Made, end: str) -> 
     for node in (here, there):
         assert node.router.guarded
     assert len(here.router.held_filters()) == OF_SESSION
-    callback("mesh")(there.peering.away)(here.index)
+    callback("mesh")(there.peering.away)(sibling(here.index))
     assert len(here.router.held_filters()) == OF_SESSION
-    callback("mesh")(here.peering.ready)(there.index)
+    callback("mesh")(here.peering.ready)(sibling(there.index))
     bounded(host, "told again")
     if end == "read":
         gateway(host).receive()
@@ -408,7 +409,7 @@ def test_a_full_session_that_makes_its_publishers_wait(make: Made, end: str) -> 
     elif end == "ended":
         assert here.connecting.delete(CLIENT)
     else:
-        callback("mesh")(there.peering.away)(here.index)
+        callback("mesh")(there.peering.away)(sibling(here.index))
     bounded(host, end, seconds=1)
     assert not there.router.guarded
     assert bool(here.router.guarded) == (end == "sibling lost")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pyx.core import work
+from pyx.core.peer import sibling
 from tests import wire
 from tests.kept_host import VERSIONS, WILL, commit, kept, lasting, sent, store_of
 from tests.kept_store import KeptStore
@@ -366,7 +367,7 @@ def test_the_end_of_it_is_told_to_siblings_that_were_away() -> None:
     other = next(node for node in host.nodes if node is not subscriber.node)
     other.router.forget_holds(subscriber.node.index)
     assert other.router.guarded == 0
-    subscriber.node.greet(other.index)
+    subscriber.node.greet(sibling(other.index))
     host.pass_time(0.2)
     assert other.router.guarded
     set_full(subscriber, host, None)

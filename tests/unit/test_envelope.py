@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pyx.core.peer import sibling
 from zmq_mesh import envelope
 from zmq_mesh.envelope import (
     Entry,
@@ -61,7 +62,7 @@ def test_golden_entries() -> None:
 
 
 def test_golden_prefix_and_head() -> None:
-    prefix = envelope.pack_prefix(1, 2, 0x0A0B, 0x0C0D, 0x12345)
+    prefix = envelope.pack_prefix(sibling(1), sibling(2), 0x0A0B, 0x0C0D, 0x12345)
     assert prefix.hex() == "b502452301000000020000000b0a0000000000000d0c000000000000"
     head = Head(Kind.BATCH, envelope.SEQUENCED, 0, 3, 4, 1, 0, 10, 11, 12, 13, 14, 15, 16)
     packed = envelope.HEAD.pack(*head)
@@ -70,7 +71,7 @@ def test_golden_prefix_and_head() -> None:
     )
     frame = prefix + packed
     assert len(frame) == envelope.HEAD_END == 104
-    assert envelope.unpack_prefix(frame) == Prefix(1, 2, 0x0A0B, 0x0C0D)
+    assert envelope.unpack_prefix(frame) == Prefix(sibling(1), sibling(2), 0x0A0B, 0x0C0D)
     assert envelope.unpack_head(frame) == head
 
 

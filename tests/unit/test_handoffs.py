@@ -11,6 +11,7 @@ import pytest
 from broker.persistence.handoff_log import Kept, StoredHandoff, kept_links
 from broker.worker.core import Node
 from leveldb_store.format import schema
+from pyx.core.peer import sibling
 from pyx.protocol.message import Message
 from pyx.storage.records import pack_messages, without_words
 from tests.kept_store import KeptStore
@@ -35,14 +36,14 @@ def kept_links_of(node: Node) -> Kept:
 def test_a_hand_off_log_is_found_again_as_it_was() -> None:
     store = KeptStore()
     host = host_with(store)
-    log = StoredHandoff(host.node.router, store, 3, host.node.set_aside.take)
+    log = StoredHandoff(host.node.router, store, sibling(3), host.node.set_aside.take)
     part = pack_messages([Message.create(b"t", b"body", qos=2, number=7)])
     log.reserve(100)
     log.append(101, part, [b"large"], 1)
     log.append(102, memoryview(part), [], -1)
     log.append(103, part, [], 1)
     host.settle()
-    again = StoredHandoff(host.node.router, store.after_crash(), 3, host.node.set_aside.take)
+    again = StoredHandoff(host.node.router, store.after_crash(), sibling(3), host.node.set_aside.take)
     assert (again.stream, again.reserved, again.acknowledged) == (log.stream, 100, 0)
     size = len(part)
     assert list(again.found()) == [(101, size + 5, 1), (102, size, -1), (103, size, 1)]
@@ -53,15 +54,17 @@ def test_a_hand_off_log_is_found_again_as_it_was() -> None:
     assert again.read(103) == (part, [])
     log.trim(102)
     host.settle()
-    again = StoredHandoff(host.node.router, store.after_crash(), 3, host.node.set_aside.take)
+    again = StoredHandoff(host.node.router, store.after_crash(), sibling(3), host.node.set_aside.take)
     assert [each[0] for each in again.found()] == [103]
-    assert not list(StoredHandoff(host.node.router, store, 2, host.node.set_aside.take).found())  # another peer's
+    assert not list(
+        StoredHandoff(host.node.router, store, sibling(2), host.node.set_aside.take).found()
+    )  # another peer's
 
 
 def test_what_is_stored_says_so_when_the_disk_has_it() -> None:
     store = KeptStore(manual=True)
     host = host_with(store)
-    log = StoredHandoff(host.node.router, store, 1, host.node.set_aside.take)
+    log = StoredHandoff(host.node.router, store, sibling(1), host.node.set_aside.take)
     log.append(1, b"", [], 0)
     called: list[bool] = []
     log.when_stored(lambda: called.append(True))
@@ -82,7 +85,7 @@ def test_words_for_a_siblings_broker_are_not_said_again() -> None:
     before, after = (list(decode_entries(memoryview(each), [])) for each in (part, without_words(part)))
     assert [(each.topic, bytes(each.payload)) for each in before] == [(b"?", b"question")]
     assert [(each.topic, bytes(each.payload)) for each in after] == [(b".", b"question")]
-    log = StoredHandoff(router, KeptStore(), 1, host.node.set_aside.take)
+    log = StoredHandoff(router, KeptStore(), sibling(1), host.node.set_aside.take)
     assert not log.append(1, part, [], 1), "the link must keep what cannot be read back"
     assert log.append(2, without_words(part), [], 1)
     message = pack_messages([Message.create(b"?", b"no word", qos=1)])
@@ -96,9 +99,9 @@ def test_links_begin_where_the_store_says() -> None:
     store = KeptStore()
     host = Host(workers=2, stores=[store, KeptStore()])
     router = host.node.router
-    router.put_record(schema.peer_key(1), schema.encode_peer(77, 5))
-    router.put_record(schema.refusals_key(1, 4), schema.encode_refusals([(0, 1), (7, 4)]))
-    router.put_record(schema.refusals_key(1, 5), schema.encode_refusals([(2, 1)]))
+    router.put_record(schema.peer_key(sibling(1)), schema.encode_peer(77, 5))
+    router.put_record(schema.refusals_key(sibling(1), 4), schema.encode_refusals([(0, 1), (7, 4)]))
+    router.put_record(schema.refusals_key(sibling(1), 5), schema.encode_refusals([(2, 1)]))
     host.settle()
     kept = kept_links_of(host.node)
     assert kept.received == {1: (77, 5)}
@@ -114,7 +117,7 @@ def test_refusals_of_version_1_stand_in_the_record_of_the_position() -> None:
     inside = [(3, 9, 1), (4, 0, 1), (4, 2, 4)]
     record = PEER_OF_VERSION_1.pack(77, 5, len(inside)) + b"".join(REFUSAL_OF_VERSION_1.pack(*each) for each in inside)
     assert schema.decode_peer(record) == (77, 5, 0, (), inside)
-    host.node.router.put_record(schema.peer_key(1), record)
+    host.node.router.put_record(schema.peer_key(sibling(1)), record)
     host.settle()
     for _ in range(2):
         kept = kept_links_of(host.node)
@@ -123,7 +126,7 @@ def test_refusals_of_version_1_stand_in_the_record_of_the_position() -> None:
         host.settle()
         store.sync()
     assert {key for key in store.records if key[:1] == schema.PEER} == {
-        schema.peer_key(1), schema.refusals_key(1, 3), schema.refusals_key(1, 4)
+        schema.peer_key(sibling(1)), schema.refusals_key(sibling(1), 3), schema.refusals_key(sibling(1), 4)
     }  # fmt: skip
 
 
@@ -186,8 +189,8 @@ def test_a_batch_that_is_held_leaves_when_it_is_stored_and_what_goes_before_it_i
         return send
 
     log = Delayed()
-    link = Link(0, 1, 1, Publisher(), Deaf(), wire_of(sent), LinkLimits(), 1.0, handoff=log)
-    peer = Link(1, 0, 1, Publisher(), Deaf(), wire_of(back), LinkLimits(), 1.0)
+    link = Link(sibling(0), sibling(1), 1, Publisher(), Deaf(), wire_of(sent), LinkLimits(), 1.0, handoff=log)
+    peer = Link(sibling(1), sibling(0), 1, Publisher(), Deaf(), wire_of(back), LinkLimits(), 1.0)
     link.tick(1.0)
     for _ in range(4):
         for messages, to in ((sent, peer), (back, link)):

@@ -8,6 +8,7 @@ import pytest
 
 from broker.config.limits import Limits
 from pyx.core import work
+from pyx.core.peer import sibling
 from tests import wire
 from tests.unit.test_repartition import client_of
 from tests.unit.test_replaying import archived, ask, lasting, subscriber
@@ -93,7 +94,7 @@ def test_who_waits_for_a_sibling_costs_nobody_else_anything() -> None:
     own = waiting[0]
     own.send(wire.unsubscribe(5, own.packet_id(), "a/3/1"))
     host.settle()
-    opening.peer_away(1)
+    opening.peer_away(sibling(1))
     assert opening._waiting
     host.settle()
     assert not opening._waiting

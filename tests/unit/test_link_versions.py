@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pyx.core.peer import sibling
 from tests.unit.link_world import World
 from zmq_mesh import envelope
 from zmq_mesh.envelope import GREETING, HEAD_END, VERSION, EnvelopeError, Kind, pack_versions, unpack_versions
@@ -133,7 +134,7 @@ def test_what_is_no_greeting_of_an_unknown_incarnation_is_refused_whatever_its_v
     world.speak()
     link = world.workers[0].links[1]
     before = link.frames_refused
-    prefix = envelope.pack_prefix(1, 0, 99, 1, 0, NEXT)
+    prefix = envelope.pack_prefix(sibling(1), sibling(0), 99, 1, 0, NEXT)
     link.receive([prefix + envelope.HEAD.pack(Kind.HELLO, *[0] * 13) + bytes(GREETING.size)], world.network.now)
     assert link.frames_refused == before + 1
     with pytest.raises(EnvelopeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pyx.core.peer import sibling
 from tests.sansio import Host
 from tests.unit.test_router import client_at
 from zmq_mesh.interest import Change
@@ -12,10 +13,10 @@ def test_a_sibling_is_told_at_once_that_its_interest_is_known() -> None:
     peering = Host(workers=2).node.peering
     peering.commit()
     assert not peering.commit()
-    peering.interest(1, [Change(b"a/+", None, 1, durable=False)])
+    peering.interest(sibling(1), [Change(b"a/+", None, 1, durable=False)])
     assert peering.commit()
     assert not peering.commit()
-    peering.interest_snapshot(1, [], first=True, last=True)
+    peering.interest_snapshot(sibling(1), [], first=True, last=True)
     assert peering.commit()
 
 
@@ -26,7 +27,7 @@ def test_the_promise_of_a_suback_outlasts_two_workers_that_stop_one_after_the_ot
     host.held |= {(0, 1), (1, 0)}
     host.pass_time(2.0)
     subscriber.subscribe(("t", 1))
-    first = host.nodes[0].links[1]
+    first = host.nodes[0].links[sibling(1)]
     first.greet(host.now)
     host.pass_time(2.0)
     assert not first.confirming

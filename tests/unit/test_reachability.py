@@ -13,6 +13,7 @@ from leveldb_store.format import schema
 from leveldb_store.format.replay_schema import replay_key
 from leveldb_store.format.subscription_schema import encode_subscription
 from leveldb_store.reachability import unreachable
+from pyx.core.peer import sibling
 from tests.kept_host import WILL, lasting, let_go, on_disk
 from tests.sansio import Host
 
@@ -84,8 +85,8 @@ def test_what_belongs_to_nothing_is_named(tmp_path: Path, capsys: pytest.Capture
         "count of no block": {schema.wanted_key(2**41): schema.U32.pack(1)},
         "block that no index lists": {schema.block_key(2**42): block},
         "block that waits for parts that are deleted": {schema.wanted_key(2**40): schema.U32.pack(2)},
-        "hand-off log of no worker": {schema.handoff_key(7, 5): schema.encode_handoff(0, b"", [])},
-        "link position of no worker": {schema.peer_key(7): schema.encode_peer(1, 1)},
+        "hand-off log of no worker": {schema.handoff_key(sibling(7), 5): schema.encode_handoff(0, b"", [])},
+        "link position of no worker": {schema.peer_key(sibling(7)): schema.encode_peer(1, 1)},
     }
     with plyvel.DB(str(path)) as db:
         db.put(schema.STORE, b'{"worker": 0, "workers": 1, "epoch": "e"}')

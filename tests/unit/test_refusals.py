@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 
 from leveldb_store.format import schema
+from pyx.core.peer import sibling
 from pyx.protocol.message import Message
 from shards.placement import home
 from tests import wire
@@ -112,14 +113,14 @@ def test_more_entries_are_refused_than_16_bits_count(keeps: bool) -> None:
     if keeps:
         kept = left.stored()
         assert sum(len(refused) for _, refused in kept) == MANY
-        assert left.host.nodes[1].links[0].refusals == kept
+        assert left.host.nodes[1].links[sibling(0)].refusals == kept
     left.here.send(wire.subscribe(4, 9, ("$share/g/s", 1)))
     left.host.held.clear()
     got = left.here.receive()
     assert Counter(packet.payload for packet in got) == {b"%d" % i: 1 for i in range(MANY)}
     for publisher in left.publishers:
         assert [packet.reason for packet in publisher.packets] == [0] * (MANY // 2)
-    assert not left.host.nodes[1].links[0].refusals
+    assert not left.host.nodes[1].links[sibling(0)].refusals
     if keeps:
         assert not left.stored()
     left.host.check_books()

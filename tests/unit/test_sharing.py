@@ -8,6 +8,7 @@ import pytest
 
 from broker.config.settings import Settings
 from broker.config.share_groups import Shared, rule_of
+from pyx.core.peer import sibling
 from pyx.delivery.router import STRATEGIES
 from shards.placement import home
 from tests import wire
@@ -468,7 +469,7 @@ def test_qos_2_that_never_left_is_chosen_again() -> None:
     sender = publishers(host)[0]
     host.held |= {(1, 0), (0, 1)}
     host.pass_time(3.0)
-    assert host.nodes[0].links[1].away
+    assert host.nodes[0].links[sibling(1)].away
     for body in numbered(3):
         send(sender, "t", body, qos=2)
     staying = join_unheard(host, 0)

@@ -29,6 +29,7 @@ from leveldb_store.snapshots.snapshot import (
     differences,
     read_manifest,
 )
+from pyx.core.peer import sibling
 from shards import data_dir
 from shards.data_dir import DataDirError
 
@@ -50,19 +51,19 @@ class Stores:
             db.put(schema.COUNTERS, encode_counters(dict.fromkeys(FIELDS, worker + 1)))
             for peer in range(workers):
                 if peer != worker:
-                    db.put(schema.handoff_key(peer, 0), schema.encode_handoff_head(STREAM + worker, BEGINS))
+                    db.put(schema.handoff_key(sibling(peer), 0), schema.encode_handoff_head(STREAM + worker, BEGINS))
 
     def keeps(self, worker: int, peer: int, *numbers: int) -> None:
         for number in numbers:
             value = schema.encode_handoff(0, b"", [b"%d" % number])
-            self.dbs[worker].put(schema.handoff_key(peer, BEGINS + number), value)
+            self.dbs[worker].put(schema.handoff_key(sibling(peer), BEGINS + number), value)
 
     def forgets(self, worker: int, peer: int, *numbers: int) -> None:
         for number in numbers:
-            self.dbs[worker].delete(schema.handoff_key(peer, BEGINS + number))
+            self.dbs[worker].delete(schema.handoff_key(sibling(peer), BEGINS + number))
 
     def has_taken(self, worker: int, peer: int, number: int) -> None:
-        self.dbs[worker].put(schema.peer_key(peer), schema.encode_peer(STREAM + peer, BEGINS + number))
+        self.dbs[worker].put(schema.peer_key(sibling(peer)), schema.encode_peer(STREAM + peer, BEGINS + number))
 
     def close(self) -> None:
         for db in self.dbs:
@@ -129,9 +130,9 @@ def test_what_is_in_it_is_counted_and_said(stores: Callable[[int], Stores], tmp_
     assert [(each.messages, each.last_position) for each in manifest.stores] == [(4, 14), (0, 99)]
     assert [each.counters["sessions"] for each in manifest.stores] == [1, 2]
     assert [each.last_number for each in manifest.stores] == [1 << 8, 2 << 8 | 1]
-    link = first.links[1]
+    link = first.links[sibling(1)]
     assert (link.stream, link.begins, link.waiting, link.taken_stream) == (STREAM, BEGINS, 2, 0)
-    assert (second.links[0].taken_stream, second.links[0].taken) == (STREAM, BEGINS + 1)
+    assert (second.links[sibling(0)].taken_stream, second.links[sibling(0)].taken) == (STREAM, BEGINS + 1)
     assert (manifest.total(schema.SESSION), manifest.total(schema.RETAINED)) == (1, 1)
     for store in manifest.stores:
         assert list(differences(tmp_path / "out", store)) == []
@@ -160,13 +161,13 @@ def test_what_a_worker_forgot_between_the_clones_and_its_sibling_had_not_yet_is_
     out = tmp_path / "out"
     manifest = taken(sources, out)
     assert waiting(out / "worker-1", 0) == [3, 4, 5]
-    link = manifest.stores[1].links[0]
+    link = manifest.stores[1].links[sibling(0)]
     assert (link.waiting, link.put_back) == (3, 2)
-    assert manifest.stores[0].links[1].taken == BEGINS + 2
-    assert manifest.stores[0].links[1].put_back == 0
+    assert manifest.stores[0].links[sibling(1)].taken == BEGINS + 2
+    assert manifest.stores[0].links[sibling(1)].put_back == 0
     assert sorted(each.name for each in out.iterdir()) == [NAME, "worker-0", "worker-1"]
     with reading(out / "worker-1") as db:
-        assert schema.decode_handoff(db.get(schema.handoff_key(0, BEGINS + 3)))[2] == [b"3"]
+        assert schema.decode_handoff(db.get(schema.handoff_key(sibling(0), BEGINS + 3)))[2] == [b"3"]
 
 
 def test_what_the_sibling_had_is_not_put_back(
@@ -229,7 +230,7 @@ def test_links_go_on_beyond_what_a_sibling_that_was_cloned_later_knows(
     heads = []
     for worker in range(2):
         with contextlib.closing(plyvel.DB(str(tmp_path / "new" / f"worker-{worker}"))) as db:
-            heads.append(schema.decode_handoff_head(db.get(schema.handoff_key(1 - worker, 0))))
+            heads.append(schema.decode_handoff_head(db.get(schema.handoff_key(sibling(1 - worker), 0))))
     assert heads == [(STREAM, BEGINS + later), (STREAM + 1, BEGINS)]
 
 

@@ -1,0 +1,71 @@
+"""Peers: the workers that a worker has links to, as one number in batches, links and records.
+
+    peer    u32: host << 8 | worker
+
+Host 0 is the own one, whatever other hosts call it. So the number of a sibling is the index of that worker, and what is
+stored of siblings stays true when a host is given a number (docs/adr/0036-peers-are-host-and-worker.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NewType
+
+__all__ = [
+    "HOSTS_MAX",
+    "OWN_HOST",
+    "WORKERS_MAX",
+    "Peer",
+    "host_of",
+    "is_sibling",
+    "peer_of",
+    "publisher_of",
+    "sibling",
+    "siblings",
+    "worker_of",
+]
+
+Peer = NewType("Peer", int)
+
+OWN_HOST: Final = 0
+HOSTS_MAX: Final = 1 << 24
+"""Numbers of hosts, 0 included."""
+WORKERS_MAX: Final = 1 << 8
+"""Numbers of workers of one host; the configuration allows fewer."""
+
+
+def peer_of(host: int, worker: int) -> Peer:
+    """Raises ValueError for numbers that there are not."""
+    if not (0 <= host < HOSTS_MAX and 0 <= worker < WORKERS_MAX):
+        raise ValueError(f"there is no worker {worker} of host {host}")
+    return Peer(host << 8 | worker)
+
+
+def host_of(peer: Peer) -> int:
+    """OWN_HOST: a sibling."""
+    return peer >> 8
+
+
+def worker_of(peer: Peer) -> int:
+    """Its index among the workers of its host."""
+    return peer & 0xFF
+
+
+def is_sibling(peer: Peer) -> bool:
+    """Whether it is a worker of the own host."""
+    return peer < WORKERS_MAX
+
+
+def sibling(worker: int) -> Peer:
+    """That worker of the own host."""
+    return peer_of(OWN_HOST, worker)
+
+
+def publisher_of(number: int) -> Peer:
+    """The worker that has given a message this number (pyx.delivery.routing); numbers are those of the own host."""
+    return Peer(number & 0xFF)
+
+
+def siblings(worker: int, workers: int) -> Iterator[Peer]:
+    """The other workers of the own host."""
+    return (sibling(each) for each in range(workers) if each != worker)
