@@ -220,4 +220,5 @@ class Hints(Command):
             sys.exit(f"mqttd: {len(hints)} performance hints, see above")
 
 
-setup(ext_modules=extensions(), cmdclass={"build_ext": BuildExtensions, "hints": Hints})
+if __name__ == "__main__":  # not in the processes of Cython, which import this file from CPython 3.14 on
+    setup(ext_modules=extensions(), cmdclass={"build_ext": BuildExtensions, "hints": Hints})

@@ -139,7 +139,7 @@ cdef class Message:
     def content(self):
         """The payload without its stamp."""
         if is_stamped(<const uint8_t*><const char*>self.payload, <uint32_t>len(self.payload)):
-            return self.payload[PAYLOAD_HEAD_BYTES:-CHECK_BYTES]
+            return self.payload[PAYLOAD_HEAD_BYTES:-<int>CHECK_BYTES]
         return self.payload
 
 
