@@ -24,7 +24,7 @@ import broker
 from broker.config import settings as config
 from leveldb_store.engine.database import told
 from leveldb_store.format import schema
-from leveldb_store.snapshots.clone import CloneError
+from leveldb_store.snapshots.clone import CloneError, remove
 from leveldb_store.snapshots.restoring import restore
 from leveldb_store.snapshots.snapshot import NAME as SNAPSHOT_NAME
 from leveldb_store.snapshots.snapshot import Manifest, SnapshotError, Taking, read_manifest
@@ -62,9 +62,9 @@ def snapshot_main(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", metavar="DIR", required=True, help="is made; may be there if it is empty")
     parser.add_argument("--config", metavar="FILE", help="configuration file of the broker; also MQTTD_CONFIG")
     given = parser.parse_args(arguments)
-    with _one_line_each() as status:
+    with _one_line_each() as (status, interruption):
         directory = given.data_dir or config.load(given.config or os.environ.get(config.ENVIRONMENT_CONFIG), os.environ)
-        _snapshot(directory if isinstance(directory, str) else directory.data_dir, Path(given.out))
+        _snapshot(directory if isinstance(directory, str) else directory.data_dir, Path(given.out), interruption)
     return status[0]
 
 
@@ -74,18 +74,45 @@ def restore_main(arguments: Sequence[str]) -> int:
     parser.add_argument("--from", dest="snapshot", metavar="SNAPSHOT", required=True, help="of `mqttd snapshot`")
     parser.add_argument("--data-dir", metavar="DIR", required=True, help="is made; may be there if it is empty")
     given = parser.parse_args(arguments)
-    with _one_line_each() as status:
-        _restore(Path(given.snapshot), given.data_dir)
+    with _one_line_each() as (status, interruption):
+        _restore(Path(given.snapshot), given.data_dir, interruption)
     return status[0]
 
 
+class _Interruption:
+    """SIGINT and SIGTERM. They are looked for where progress is told, and raise nothing wherever else they come: what
+    makes a directory knows that it has, what removes one comes to its end, and no lock of a thread is left taken.
+    """
+
+    def __init__(self) -> None:
+        self._is_due = False
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """They are ours meanwhile."""
+        former = {number: signal.signal(number, self._come) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
+
+    def look(self) -> None:
+        """Raises KeyboardInterrupt if one has come."""
+        if self._is_due:
+            raise KeyboardInterrupt
+
+    def _come(self, *_: object) -> None:
+        self._is_due = True
+
+
 @contextlib.contextmanager
-def _one_line_each() -> Iterator[list[int]]:
+def _one_line_each() -> Iterator[tuple[list[int], _Interruption]]:
     # gives a list with the exit status
-    status = [0]
-    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    status, interruption = [0], _Interruption()
     try:
-        yield status
+        with interruption.watched():
+            yield status, interruption
     except config.ConfigError as error:
         for line in error.lines:
             print(f"mqttd: {line}", file=sys.stderr)
@@ -106,36 +133,25 @@ def _one_line_each() -> Iterator[list[int]]:
         where = f"{error.filename}: " if error.filename else ""
         print(f"mqttd: {where}{error.strerror or error}", file=sys.stderr)
         status[0] = _CANNOT_USE_DATA
-    finally:
-        signal.signal(signal.SIGTERM, former)
 
 
 # ---------------------------------------------------------------- snapshot
 
 
-def _snapshot(directory: str, out: Path) -> None:
+def _snapshot(directory: str, out: Path, interruption: _Interruption) -> None:
     now = _settled(directory)
     made = _make_out(directory, out)
+    progress = _Progress(f"mqttd: snapshot {out}", interruption)
     try:
         _check_room(out, _wanted(directory, now, out))
+        taking, now = _cloned(directory, now, out, progress)
+        _step_back()
+        times = clock.kept(directory)
+        manifest = taking.finish(broker.__version__, now.epoch, now.generation, now.archive, times)
     except BaseException:
+        _empty(out)
         if made:
             out.rmdir()
-        raise
-    progress = _Progress(f"mqttd: snapshot {out}")
-    try:
-        taking, now = _cloned(directory, now, out, progress)
-        try:
-            _step_back()
-            times = clock.kept(directory)
-            manifest = taking.finish(broker.__version__, now.epoch, now.generation, now.archive, times)
-        except BaseException:
-            taking.discard()
-            raise
-    except BaseException:
-        if made:
-            with contextlib.suppress(OSError):
-                out.rmdir()
         raise
     progress.end()
     _say_copied(taking, out)
@@ -166,6 +182,15 @@ def _make_out(directory: str, out: Path) -> bool:
     return True
 
 
+def _empty(out: Path) -> None:
+    # there was nothing in it, so all of it is ours
+    for each in out.iterdir():
+        if each.is_dir():
+            remove(each)
+        else:
+            each.unlink()
+
+
 def _check_outside(path: Path) -> None:
     # a snapshot is never changed: whoever verifies or removes it would find what is none of it
     for each in path.resolve().parents:
@@ -192,17 +217,16 @@ def _cloned(directory: str, now: Settled, out: Path, progress: _Progress) -> tup
         held = _held(directory)
         try:
             taking.clone()
-        except BaseException as error:
-            taking.discard()
-            if not isinstance(error, CloneError | OSError) or _settled(directory) == now:
+        except (CloneError, OSError):
+            if _settled(directory) == now:
                 raise
         else:
             if _settled(directory) == now:
                 return taking, now
-            taking.discard()
         finally:
             if held is not None:
                 os.close(held)
+        _empty(out)
         now = _settled(directory)
     raise _Refused(f"{directory}: the number of workers is being changed: try again")
 
@@ -245,13 +269,13 @@ def _told_of(manifest: Manifest, where: Path | str) -> str:
 # ---------------------------------------------------------------- restore
 
 
-def _restore(snapshot: Path, directory: str) -> None:
+def _restore(snapshot: Path, directory: str, interruption: _Interruption) -> None:
     manifest = read_manifest(snapshot)
     parent = Path(directory).absolute().parent
     if not parent.is_dir():
         raise _Refused(f"{parent}: is no directory", _BAD_USAGE)
     _check_outside(Path(directory))
-    progress = _Progress(f"mqttd: restore {directory}")
+    progress = _Progress(f"mqttd: restore {directory}", interruption)
     try:
         with data_dir.making(directory, manifest.workers, manifest.archive_epoch) as (stores, epoch):
             _check_room(directory, sum(each.bytes for store in manifest.stores for each in store.files.values()))
@@ -277,6 +301,7 @@ class _Progress:
     """A line on a terminal that moves, and a line now and then otherwise; none of what is over in a moment."""
 
     text: str
+    _interruption: _Interruption
     _began: float = 0.0
     _said: float = 0.0
     _has_said: bool = False
@@ -285,6 +310,8 @@ class _Progress:
         self._began = self._said = time.monotonic()
 
     def __call__(self, what: str, share: float) -> None:
+        """Raises KeyboardInterrupt."""
+        self._interruption.look()
         now = time.monotonic()
         if now - self._said < _PROGRESS_SECONDS:
             return

@@ -261,7 +261,8 @@ class Taking:
     """Of one snapshot: `clone`, as short as can be, then `finish`, which reads all of it.
 
     `sources`: the stores, by worker. `directory` is there and empty. `progress` is told now and then what is being
-    done and how far that is (0 to 1). Raises CloneError, SnapshotError and OSError; then `discard`.
+    done and how far that is (0 to 1). Raises CloneError, SnapshotError and OSError; what is in
+    `directory` then is for the caller to remove.
     """
 
     def __init__(
@@ -309,13 +310,6 @@ class Taking:
         )  # fmt: skip
         write_manifest(self._directory, manifest)
         return manifest
-
-    def discard(self) -> None:
-        """Remove what was made."""
-        for worker in range(len(self._sources)):
-            remove(self._before(worker))
-            remove(self._path(worker))
-        (self._directory / NAME).unlink(missing_ok=True)
 
     def _progress(self, what: str, share: float) -> None:
         if self._is_given_up:  # another thread has failed, or somebody has interrupted this

@@ -5,13 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
+from broker.cli import snapshots
 from broker.testing import Mqttd
 from leveldb_store.format import schema
 from leveldb_store.snapshots.snapshot import NAME, read_manifest
@@ -283,3 +288,56 @@ def test_one_that_is_interrupted_leaves_nothing(start: Start, tmp_path: Path) ->
     else:
         assert (running.returncode, err.splitlines()[-1]) == (130, "mqttd: interrupted; what was made is removed")
         assert not out.exists()
+
+
+@pytest.mark.parametrize("what", ["snapshot", "restore"])
+@pytest.mark.parametrize("is_there", [False, True])
+def test_wherever_it_is_interrupted_there_is_nothing_or_all(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, is_there: bool
+) -> None:
+    """SIGTERM comes at one call of a function after the other; a second one while it removes what was made."""
+    assert start(2).stop() == 0
+    monkeypatch.setattr(snapshots, "_step_back", lambda: None)
+    data, whole, out = str(tmp_path / "data"), str(tmp_path / "whole"), tmp_path / "out"
+    assert snapshots.snapshot_main(["--data-dir", data, "--out", whole]) == 0
+    run = {
+        "snapshot": partial(snapshots.snapshot_main, ["--data-dir", data, "--out", str(out)]),
+        "restore": partial(snapshots.restore_main, ["--from", whole, "--data-dir", str(out)]),
+    }[what]
+    at: list[int] = []
+    calls = 0
+
+    def count(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal calls
+        if event == "call":
+            calls += 1
+            if calls in at:
+                signal.raise_signal(signal.SIGTERM)
+
+    def watched_run() -> int:
+        nonlocal calls
+        calls = 0
+        if is_there:
+            out.mkdir()
+        former = signal.signal(signal.SIGTERM, lambda *_: None)  # before it watches, and afterwards
+        sys.setprofile(count)
+        try:
+            return run()
+        finally:
+            sys.setprofile(None)
+            signal.signal(signal.SIGTERM, former)
+
+    assert watched_run() == 0
+    last = calls
+    statuses = set()
+    for first in {*range(1, last, max(1, last // 60)), *range(last - 20, last)}:
+        shutil.rmtree(out)
+        at[:] = [first, first + 30]
+        statuses.add(status := watched_run())
+        if status == 0:
+            assert (out / (NAME if what == "snapshot" else "store.json")).is_file()
+        else:
+            assert status == 130
+            assert (list(out.iterdir()) == []) if is_there else not out.exists()
+            out.mkdir(exist_ok=True)
+    assert statuses == {0, 130}
