@@ -18,6 +18,7 @@ import socket
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from shards.questions import Questions
 from shards.worker_channel import Message
@@ -30,6 +31,7 @@ QUESTION_BYTES_MAX = 512 << 10
 
 _READ_BYTES = 65536
 _CLIENTS_MAX = 16
+_WORKERS_MAX = 256
 _NAME = "console"
 _FILE = "broker.json"
 
@@ -131,13 +133,11 @@ class Console:
         if client.number is not None or b"\n" not in client.unread:
             return
         line, _, client.unread = client.unread.partition(b"\n")
-        try:
-            asked = json.loads(line)
-            worker, ask = int(asked["worker"]), asked["ask"]
-        except (ValueError, KeyError, TypeError):
+        asked = _asked(line)
+        if asked is None:
             self._drop(client)
-            return
-        client.number = self.questions.ask(worker, ask, partial(self._say, client))
+        else:
+            client.number = self.questions.ask(*asked, partial(self._say, client))
 
     def _say(self, client: _Client, message: Message) -> None:
         client.number = None
@@ -156,3 +156,15 @@ class Console:
             self.questions.forget(client.number)
         self._clients.pop(client.socket.fileno(), None)
         client.socket.close()
+
+
+def _asked(line: bytes) -> tuple[int, dict[str, Any]] | None:
+    """Which worker, and what: an object without others in it. None: it is no question."""
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    match said:
+        case {"worker": int(worker), "ask": dict(ask)} if 0 <= worker < _WORKERS_MAX:
+            return None if any(isinstance(each, dict | list) for each in ask.values()) else (worker, ask)
+    return None

@@ -214,9 +214,9 @@ def probe(addresses: Sequence[Address], port: int) -> int:
     probes = []
     try:
         for address in addresses:
-            bound = _socket(address)
-            probes.append(bound)
             try:
+                bound = _socket(address)
+                probes.append(bound)
                 bound.bind(address.at(port))
             except OSError as error:
                 raise _explain(error, address, port) from None

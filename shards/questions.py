@@ -1,7 +1,8 @@
 """Questions that the supervisor passes to workers, and who waits for the answers.
 
 Whoever asks (a client of the console, the control process) is answered exactly once: by the worker, or with an error
-when that does not run, dies, or has not answered in QUESTION_SECONDS_MAX. What is asked is between the two.
+when that does not run, dies, has not answered in QUESTION_SECONDS_MAX, or has QUESTIONS_MAX that it has not answered: a
+worker that pauses is not to find its control socket full of them. What is asked is between the two.
 
     answered({"worker": I, "answer": {...}})    or    answered({"worker": I, "error": "..."})
 """
@@ -15,9 +16,11 @@ from typing import NamedTuple
 
 from shards.worker_channel import Message
 
-__all__ = ["QUESTION_SECONDS_MAX", "Questions"]
+__all__ = ["QUESTIONS_MAX", "QUESTION_SECONDS_MAX", "Questions"]
 
 QUESTION_SECONDS_MAX = 10.0
+QUESTIONS_MAX = 32
+"""That a worker has not answered, whether anybody waits for the answers still or not."""
 
 
 class _Waiting(NamedTuple):
@@ -36,18 +39,25 @@ class Questions:
         self._tell = tell
         self._numbers = itertools.count(1)
         self._waiting: dict[int, _Waiting] = {}  # the oldest first
+        self._unanswered: dict[int, set[int]] = {}  # by worker
 
     def ask(self, worker: int, ask: object, answered: Callable[[Message], None]) -> int:
         """The number under which it can be forgotten. `answered` is called later, and not from in here."""
         number = next(self._numbers)
         until, why = time.monotonic() + QUESTION_SECONDS_MAX, f"has not answered in {QUESTION_SECONDS_MAX:g} s"
-        if not self._tell(worker, {"event": "ask", "number": number, "ask": ask}):
+        unanswered = self._unanswered.get(worker, ())
+        if len(unanswered) >= QUESTIONS_MAX:
+            until, why = 0.0, f"is busy: it has not answered {len(unanswered)} questions"
+        elif self._tell(worker, {"event": "ask", "number": number, "ask": ask}):
+            self._unanswered.setdefault(worker, set()).add(number)
+        else:
             until, why = 0.0, "does not run"
         self._waiting[number] = _Waiting(worker, until, f"worker {worker} {why}", answered)
         return number
 
-    def answered(self, number: int, answer: object) -> None:
-        """A worker has answered; nothing, if nobody waits for it any more."""
+    def answered(self, worker: int, number: int, answer: object) -> None:
+        """It has; nothing more, if nobody waits for it any more."""
+        self._unanswered.get(worker, set()).discard(number)
         waiting = self._waiting.pop(number, None)
         if waiting is not None:
             waiting.answered({"worker": waiting.worker, "answer": answer})
@@ -58,6 +68,7 @@ class Questions:
 
     def gone(self, worker: int) -> None:
         """A worker has died."""
+        self._unanswered.pop(worker, None)
         for number in [number for number, each in self._waiting.items() if each.worker == worker]:
             self._fail(number, f"worker {worker} has died")
 

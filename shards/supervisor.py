@@ -495,7 +495,7 @@ class Supervisor:
                     self._say_ready()
                     self._tell_state()
                 case {"event": "answer", "number": int(number), "answer": answer}:
-                    self._questions.answered(number, answer)
+                    self._questions.answered(post.index, number, answer)
                 case {"event": "ask", "number": int(number), "worker": int(worker), "ask": ask}:
                     self._questions.ask(worker, ask, partial(self._pass_answer, post, post.pid, number))
                 case {"event": "failed", "reason": str(reason)}:

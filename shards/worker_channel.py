@@ -159,7 +159,7 @@ def messages(control: socket.socket) -> list[Message]:
             return heard
         try:
             heard.append(json.loads(packet))
-        except ValueError:  # the other side is broken; this one goes on
+        except (ValueError, RecursionError):  # the other side is broken; this one goes on
             heard.append({"event": "unintelligible"})
 
 

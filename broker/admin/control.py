@@ -94,6 +94,8 @@ class Control:
         logging.getLogger().handlers[:] = [StandardLibrary(self.log)]  # asyncio and aiohttp speak there
         self._broker = "starting"
         self._asking = Workers(channel.tell)
+        self._asked: dict[int, asyncio.Task[dict[str, Any]]] = {}
+        """By worker: what it is asked of its store, once for all who want it at that time."""
         self._workers: list[dict[str, Any]] = [{"state": "starting", "pid": 0, "restarts": 0}] * channel.workers
         rows = self._rows = [Row(row) for row in channel.rows]
         beats: list[Callable[[], int]] = [lambda: int(channel.supervisor_heartbeat[0])]
@@ -219,6 +221,12 @@ class Control:
         return _answer({"stores": stores}, all("error" not in store for store in stores))
 
     async def _store_stats(self, worker: int) -> dict[str, Any]:
+        task = self._asked.get(worker)
+        if task is None or task.done():
+            task = self._asked[worker] = self.loop.create_task(self._ask_store_stats(worker))
+        return await asyncio.shield(task)
+
+    async def _ask_store_stats(self, worker: int) -> dict[str, Any]:
         try:
             answer = await self._asking.ask(worker, StoreStats())
         except NoAnswer as error:

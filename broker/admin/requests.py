@@ -11,7 +11,8 @@
 
 Events (`leveldb_store.format.events`) come as they are stored, in base 64, those behind number N that are on the disk.
 Those with N are answered in pages that fit into a message: `next` is the N of the next page, null: that was the last.
-What is none of them, as another release may ask it, is answered {"unknown": true}.
+A list of sessions stays as it was at its first page, and is kept while LISTS_MAX others have not been begun. What is
+none of them, as another release may ask it, is answered {"unknown": true}; what cannot be answered {"error": "..."}.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 __all__ = [
+    "LISTS_MAX",
     "UNKNOWN",
     "DeleteSession",
     "ListEvents",
@@ -37,6 +39,10 @@ __all__ = [
 
 UNKNOWN = {"unknown": True}
 """The answer to what is no request."""
+LISTS_MAX = 4
+"""Lists of sessions that a worker keeps, for those who ask for them page by page."""
+_AT_END = 1 << 64
+_FILTERS_END = 1 << 32
 
 
 class NoAnswer(Exception):
@@ -106,14 +112,14 @@ def encode(request: Request) -> dict[str, Any]:
 def decode(said: object) -> Request | None:
     """The other way. None: it is none of them."""
     match said:
-        case {"sessions": "list", "from": int(at)}:
-            return ListSessions(max(at, 0))
-        case {"sessions": "show", "client": str(client), "from": int(at)}:
-            return ShowSession(client, max(at, 0))
+        case {"sessions": "list", "from": int(at)} if 0 <= at < _AT_END:
+            return ListSessions(at)
+        case {"sessions": "show", "client": str(client), "from": int(at)} if 0 <= at < _FILTERS_END:
+            return ShowSession(client, at)
         case {"sessions": "delete", "client": str(client)}:
             return DeleteSession(client)
-        case {"events": "list", "from": int(at)}:
-            return ListEvents(max(at, 0))
+        case {"events": "list", "from": int(at)} if 0 <= at < _AT_END:
+            return ListEvents(at)
         case {"store": "stats"}:
             return StoreStats()
         case {"work": "highest"}:

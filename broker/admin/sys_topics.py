@@ -23,7 +23,6 @@ from pyx.protocol.message import Message
 
 if TYPE_CHECKING:
     from broker.context.context import Context
-    from pyx.delivery.session import Session
 
 __all__ = ["Load", "SysTopics", "is_sys"]
 
@@ -134,11 +133,9 @@ class SysTopics:
             self._publish(sums)
             self._schedule()
 
-    def send(self, session: Session, filter: bytes, asked: int) -> None:
-        """To a new subscription: what was said last."""
-        found = self._kept.match(filter, None, _TOPICS_MAX)
-        if found and session.connection is not None:
-            self._router.queue_retained(session, [message for _, message in found], filter, asked)
+    def said(self, filter: bytes) -> list[Message]:
+        """What was said last, for a new subscription."""
+        return [message for _, message in self._kept.match(filter, None, _TOPICS_MAX)]
 
     def _schedule(self) -> None:
         interval = self._interval_seconds * 1000

@@ -34,6 +34,8 @@ class Workers:
             raise NoAnswer(f"worker {worker} has not answered in {seconds:g} s") from None
         finally:
             del self._waiting[number]
+        if "error" in answer:
+            raise NoAnswer(f"worker {worker}: {answer['error']}")
         if answer == UNKNOWN:
             raise NoAnswer(f"worker {worker} does not know this request")
         return answer

@@ -48,7 +48,7 @@ class ConsoleClient:
             raise NoBroker(none) from None
         except OSError as error:
             raise NoAnswer(f"{directory}: {error.strerror or error}") from None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise NoAnswer(f"{directory}: broker.json is damaged") from None
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(_SECONDS_MAX)
@@ -82,6 +82,8 @@ class ConsoleClient:
         if "error" in said:
             raise NoAnswer(said["error"])
         answer: dict[str, Any] = said["answer"]
+        if "error" in answer:
+            raise NoAnswer(f"worker {worker}: {answer['error']}")
         if answer == UNKNOWN:
             raise NoAnswer(f"worker {worker} does not know this request: the broker is of another release")
         return answer

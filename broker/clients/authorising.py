@@ -46,9 +46,12 @@ class Authorising:
 
     def _client(self, session: Session) -> Client:
         details: Details = session.details
-        conn = session.connection
-        listener = None if conn is None else self._context.listener_of(conn)
-        return Client(session.client_id, details.username, listener)
+        return self._named(session.client_id, details.username, session.connection)
+
+    def _named(self, client_id: str, username: str | None, conn: Connection | None) -> Client:
+        if self._context.settings.credentials is None:
+            username = None  # anybody may say any name
+        return Client(client_id, username, None if conn is None else self._context.listener_of(conn))
 
     def _asked(self, client: Client, may: Callable[..., bool], *what: object) -> bool:
         spend(STEP)
@@ -63,19 +66,29 @@ class Authorising:
         assert self._rules is not None
         return self._asked(self._client(session), self._rules.may_publish, topic, qos, retain)
 
-    def may_have(self, will: Will, conn: Connection, client_id: str, username: str | None) -> bool:
-        """Whether the CONNECT of this client may name such a will."""
+    def wrong_with(
+        self, will: Will | None, conn: Connection, client_id: str, username: str | None, session: Session | None
+    ) -> str:
+        """Why a CONNECT with this will is not authorised, where there is this session of its client id; "": it is."""
         if self._rules is None:
-            return True
-        client = Client(client_id, username, self._context.listener_of(conn))
-        return self._asked(client, self._rules.may_publish, will.topic, will.qos, will.retain)
+            return ""
+        client = self._named(client_id, username, conn)
+        if will is not None and not self._asked(client, self._rules.may_publish, will.topic, will.qos, will.retain):
+            return "its will is not authorised"
+        if session is not None:
+            former = self._named(client_id, session.details.username, None).username
+            if former != client.username and not self._asked(client, self._rules.may_take, former):
+                return "the session is another user's"
+        return ""
 
-    def may_leave(self, will: Will, client_id: str, username: str | None) -> bool:
-        """Whether the will of a client that has gone may be published now. If not, that is counted and logged."""
+    def may_leave(self, will: Will, client_id: str, username: str | None, is_known: bool) -> bool:
+        """Whether the will of a client that has gone may be published now. If not, that is counted and logged.
+        `is_known`: the user is.
+        """
         if self._rules is None:
             return True
-        client = Client(client_id, username, None)
-        if self._asked(client, self._rules.may_publish, will.topic, will.qos, will.retain):
+        client = self._named(client_id, username, None)
+        if is_known and self._asked(client, self._rules.may_publish, will.topic, will.qos, will.retain):
             return True
         self._context.counters.add(count.WILLS_REFUSED)
         self._context.log.info("will_refused", client=client_id, topic=will.topic)

@@ -178,9 +178,6 @@ class Connecting:
         if self._endings.is_ending(client_id):
             self._wait_for_end(entrant, username, authentication, tries)
             return
-        if packet.will is not None and not self._authorising.may_have(packet.will, conn, client_id, username):
-            self.refuse(conn, ReasonCode.NOT_AUTHORIZED, "its will is not authorised", client=client_id)
-            return
         limits = self._context.settings.limits
         version = packet.version
         asked = keep_alive = packet.keep_alive
@@ -197,6 +194,9 @@ class Connecting:
             self.refuse(conn, ReasonCode.PACKET_TOO_LARGE, why, client=client_id)
             return
         session = self._sessions.get(client_id)
+        if wrong := self._authorising.wrong_with(packet.will, conn, client_id, username, session):
+            self.refuse(conn, ReasonCode.NOT_AUTHORIZED, wrong, client=client_id)
+            return
         size = own_bytes(client_id, username, packet.will)
         if not self._may_open(entrant, size, session):
             return

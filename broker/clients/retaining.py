@@ -333,7 +333,7 @@ class Retaining:
             self._later(walk, here)
             return
         if is_sys(walk.filter):  # every worker has these itself
-            self._sys_topics.send(session, walk.filter, walk.asked)
+            self._queue(walk, self._sys_topics.said(walk.filter))
             self._part_done(walk, here)
             return
         found, at = self._page(walk.filter, walk.parts[here])

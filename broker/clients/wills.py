@@ -59,9 +59,11 @@ class Wills:
             steps.do(self._state_records.will_gone, session)
             steps.finish()
 
-    def publish(self, will: Will, client_id: str, username: str | None) -> None:
-        """Publish it now, if its client may still do that; its Message Expiry Interval counts from now on."""
-        if not self._authorising.may_leave(will, client_id, username):
+    def publish(self, will: Will, client_id: str, username: str | None, is_known: bool = True) -> None:
+        """Publish it now, if its client may still do that; its Message Expiry Interval counts from now on. `is_known`:
+        it is known which user the client was.
+        """
+        if not self._authorising.may_leave(will, client_id, username, is_known):
             return
         router = self._router
         expires = router.wall_ms + will.expiry_interval * 1000 if will.expiry_interval is not None else 0

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from broker.config.addresses import is_loopback
+
 LISTENERS_MAX = 16
 """A row of counters has places for so many (pyx.core.counters)."""
 
@@ -36,6 +38,11 @@ class Listener(BaseModel):
     )
     port: int = Field(ge=0, le=65535, description="As `port`.")
 
+    @property
+    def key(self) -> str:
+        """What the configuration calls its addresses, for errors."""
+        return "host" if self.name == DEFAULT else f"listener.host (of {self.name!r})"
+
 
 def all_listeners(host: list[str], port: int, others: Sequence[Listener]) -> list[Listener]:
     """The default one, unless `host` is empty, and the others: their order is their number."""
@@ -43,16 +50,27 @@ def all_listeners(host: list[str], port: int, others: Sequence[Listener]) -> lis
     return [*default, *others]
 
 
-def listener_errors(listeners: Sequence[Listener]) -> Iterator[str]:
-    """What is wrong with all of them together."""
+def listener_errors(listeners: Sequence[Listener], others: Sequence[Listener]) -> Iterator[str]:
+    """What is wrong with all of them together. `others`: those of them that are tables."""
     if not listeners:
         yield "host: it may be empty only where there is a [[listener]]"
+    if any(each.name == DEFAULT for each in others):
+        yield f"listener.name: {DEFAULT!r} is the one that host and port say"
+        return
     seen: set[str] = set()
     for each in listeners:
         if each.name in seen:
             yield f"listener.name: {each.name!r} is there already"
         seen.add(each.name)
         for host in each.host:
-            if not host or host != host.strip():
-                key = "host" if each.name == DEFAULT else "listener.host"
-                yield f"{key}: {host!r} is neither an address nor a name"
+            if not _may_be_host(host):
+                yield f"{each.key}: {host!r} is neither an address nor a name"
+
+
+def reachable(listener: Listener) -> list[str]:
+    """Its addresses that other machines reach."""
+    return [host for host in listener.host if _may_be_host(host) and not is_loopback(host)]
+
+
+def _may_be_host(host: str) -> bool:
+    return bool(host) and host == host.strip()

@@ -34,7 +34,7 @@ from broker.config.events import Events
 from broker.config.leveldb import LevelDB
 from broker.config.limits import BYTES_MAX, COUNT_MAX
 from broker.config.limits import Limits as Limits
-from broker.config.listeners import LISTENERS_MAX, Listener, all_listeners, listed, listener_errors
+from broker.config.listeners import LISTENERS_MAX, Listener, all_listeners, listed, listener_errors, reachable
 from broker.config.protocol import Protocol
 from broker.config.queues import wrong_with
 from broker.config.share_groups import Shared
@@ -360,14 +360,15 @@ def _admin_errors(settings: Settings) -> Iterator[str]:
 
 def _contradictions(settings: Settings) -> Iterator[str]:
     """What no field can see alone."""
-    yield from listener_errors(settings.listeners)
-    reachable = [host for each in settings.listeners for host in each.host if not is_loopback(host)]
-    if reachable and settings.allow_anonymous is None and settings.password_file is None:
-        yield (
-            f"host: {', '.join(reachable)} can be reached from other machines and no credentials are configured: "
-            "name users by --password-file (password_file), or let anybody connect by --allow-anonymous "
-            "(allow_anonymous = true)"
-        )
+    yield from listener_errors(settings.listeners, settings.listener)
+    if settings.allow_anonymous is None and settings.password_file is None:
+        for each in settings.listeners:
+            if hosts := reachable(each):
+                yield (
+                    f"{each.key}: {', '.join(hosts)} can be reached from other machines and no credentials are "
+                    "configured: name users by --password-file (password_file), or let anybody connect by "
+                    "--allow-anonymous (allow_anonymous = true)"
+                )
     try:
         settings.credentials  # noqa: B018 (read now, and kept)
     except CredentialsError as error:

@@ -48,7 +48,7 @@ def asked_offsets(packet: Subscribe) -> list[str]:
 class _Wanted:
     """One Topic Filter of the packet. `code`: the reason why not, or the granted QoS."""
 
-    __slots__ = ("code", "first", "options", "start", "text", "why")
+    __slots__ = ("allowed", "code", "first", "options", "start", "text", "why")
 
     def __init__(self, text: bytes, options: int, code: int, why: str, first: _Wanted | None) -> None:
         self.first = first
@@ -57,6 +57,8 @@ class _Wanted:
         self.options = options
         self.code = code
         self.why = why
+        self.allowed = 1 << (options & _QOS)
+        """A bit for each QoS with which it may be had."""
         self.start = 0
         """The highest number that was removed, of all workers."""
 
@@ -166,13 +168,16 @@ class Opening:
         spend(len(filters) * 4 * STEP)
         for item in filters:
             options = item.options if item.options & _QOS <= most else item.options & ~_QOS | most
-            text = item.filter
+            text, qos = item.filter, item.options & _QOS
             first = waiting.possible.get(text)
             if first is not None:
-                first.options = options
-                waiting.wanted.append(_Wanted(text, options, options & _QOS, "", first))
+                refused = 0 if first.allowed >> qos & 1 else self.subscriptions.check(waiting.session, text, qos)
+                if not refused:
+                    first.options = options
+                    first.allowed |= 1 << qos
+                waiting.wanted.append(_Wanted(text, options, refused or options & _QOS, "", None if refused else first))
                 continue
-            code, why = (int(_CANNOT), wrong) if wrong else self._judge(waiting, text, item.options & _QOS)
+            code, why = (int(_CANNOT), wrong) if wrong else self._judge(waiting, text, qos)
             wanted = _Wanted(text, options, code or options & _QOS, why, None)
             waiting.wanted.append(wanted)
             if not code:

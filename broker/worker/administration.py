@@ -1,7 +1,8 @@
 """What a worker answers its operator: the requests of `broker.admin.requests`, which `shards.console` and the control
 process bring.
 
-Lists come in pages that fit into a message. A list goes through the sessions as they were when it began.
+Lists come in pages that fit into a message. A list goes through the sessions as they were when it began: the number of
+a page has that of its list in the upper half.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from broker.admin.requests import (
+    LISTS_MAX,
     UNKNOWN,
     DeleteSession,
     ListEvents,
     ListSessions,
+    Request,
     ShowSession,
     StoreStats,
     WorkDone,
     decode,
 )
+from pyx.core import counters as count
 from pyx.core import work
 from pyx.core.work import STEP, spend
 
@@ -36,6 +40,7 @@ _PAGE_BYTES_MAX = 24_576
 """Of a page as JSON: with what stands around it, a name of 65,535 bytes shortened, it fits into 64 KB."""
 _EVENTS_BYTES_MAX = _PAGE_BYTES_MAX * 3 // 4
 _PAGE_ROWS_MAX = 500
+_LIST = 1 << 32
 _TEXT_MAX = 2000
 """Characters of a name that are told."""
 _STORED = (
@@ -54,11 +59,20 @@ class Administration:
         self._context = context
         self._sessions = sessions
         self._connecting = connecting
-        self._listed: list[str] = []
+        self._lists: dict[int, list[str]] = {}  # the oldest first
+        self._list_number = 0
 
     def asked(self, ask: object, answer: Answer) -> None:
         """`answer` is called once, now or when the store has what was asked for."""
-        match decode(ask):
+        try:
+            self._asked(decode(ask), answer)
+        except Exception as error:  # noqa: BLE001  whoever asks does not end the worker
+            self._context.counters.add(count.INTERNAL_ERRORS)
+            self._context.defect(None, error)
+            answer({"error": "the request has failed: the log of the broker has the details"})
+
+    def _asked(self, request: Request | None, answer: Answer) -> None:
+        match request:
             case ListSessions(at):
                 answer(self._list(at))
             case ShowSession(client_id, at):
@@ -92,13 +106,20 @@ class Administration:
         return {"events": rows, "next": None if is_all else found[-1][0]}
 
     def _list(self, first: int) -> dict[str, Any]:
+        number, at = divmod(first, _LIST)
         if first == 0:
-            self._listed = self._sessions.clients()
+            self._list_number = number = self._list_number + 1
+            self._lists[number] = self._sessions.clients()
+            if len(self._lists) > LISTS_MAX:
+                del self._lists[next(iter(self._lists))]
+        listed = self._lists.get(number)
+        if listed is None:
+            return {"error": f"this list is not kept any more: {LISTS_MAX} others were begun"}
         rows: list[dict[str, Any]] = []
-        size, at = 0, first
-        while at < len(self._listed) and len(rows) < _PAGE_ROWS_MAX:
+        size = 0
+        while at < len(listed) and len(rows) < _PAGE_ROWS_MAX:
             spend(STEP)
-            session = self._sessions.get(self._listed[at])
+            session = self._sessions.get(listed[at])
             row = None if session is None else self._row(session)
             size += len(json.dumps(row))
             if rows and size > _PAGE_BYTES_MAX:
@@ -106,10 +127,10 @@ class Administration:
             if row is not None:
                 rows.append(row)
             at += 1
-        over = at >= len(self._listed)
+        over = at >= len(listed)
         if over:
-            self._listed = []
-        return {"sessions": rows, "next": None if over else at}
+            del self._lists[number]
+        return {"sessions": rows, "next": None if over else number * _LIST + at}
 
     def _show(self, client_id: str, first: int) -> dict[str, Any]:
         session = self._sessions.get(client_id)

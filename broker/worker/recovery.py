@@ -126,7 +126,8 @@ class Recovered:
                 self._state_records.will_gone(session)
             else:
                 router.delete_record(schema.will_key(client_id))
-            self._wills.publish(will, client_id, None if session is None else session.details.username)
+            username = None if session is None else session.details.username
+            self._wills.publish(will, client_id, username, is_known=session is not None)
         over, self._over = self._over, []
         done = AT_ONCE
         for session in over:

@@ -233,6 +233,10 @@ cdef inline void note_nothing(uint64_t* row) noexcept nogil:
     row[NOTE_AT] = 0
 
 
+cdef inline uint64_t* listener_places(uint64_t* row, uint8_t listener) noexcept nogil:
+    return row + LISTENERS_AT + listener % LISTENERS_MAX * LISTENER_PLACES
+
+
 cdef class Row:
     """Somebody's row: either mapped memory that outlives the process, or memory of its own."""
     cdef uint64_t* at

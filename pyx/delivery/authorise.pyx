@@ -8,8 +8,8 @@ from pyx.core.work cimport PLACE, PYTHON, work
 
 cdef enum:
     PLACES = 8
-    PLACES_MAX = 1024
-    TOPIC_BYTES_MAX = 1 << 16       # of a connection: beyond that all of it is forgotten
+    PLACES_MAX = 256
+    TOPIC_BYTES_MAX = 1 << 14       # of a connection: beyond that all of it is forgotten
 
 
 cdef void verdicts_free(Verdicts* v) noexcept:
@@ -45,6 +45,9 @@ cdef class Authorise:
         # the caller's: nothing is allowed by it
         cdef uint8_t bit = <uint8_t>(1 << (qos | (4 if retain else 0)))
         cdef Verdict* v
+        if n > TOPIC_BYTES_MAX:             # not kept
+            work(4 * PYTHON)
+            return bool(self.decide(session, PyBytes_FromStringAndSize(<const char*>topic, n), qos, retain))
         if kept[0] == NULL:
             kept[0] = <Verdicts*>calloc(1, sizeof(Verdicts))
             if kept[0] == NULL:

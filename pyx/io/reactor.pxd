@@ -26,6 +26,7 @@ cdef class Reactor:
     cdef public bint stays              # poll waits for more while traffic is dense
     cdef public bint leave              # back to the event loop after this round
     cdef dict listeners                 # fd -> number of its listener
+    cdef object paused                  # the listeners, while nothing is accepted for want of descriptors
     cdef bint accepting
     cdef bint again                     # something is left to do without a new event
     cdef public uint32_t connections_max
@@ -40,7 +41,6 @@ cdef class Reactor:
     cdef int say_closed(self, Connection conn, int reason, str why) except -1
     cdef bint may_come(self, Connection conn) except -1
     cdef Connection open(self, int fd, uint8_t listener)
-    cdef uint64_t* of_listener(self, uint8_t listener) noexcept
     cdef int read(self, Connection conn) except -1
     cdef int flush(self, Connection conn) except -1
     cdef int flush_all(self) except -1

@@ -28,8 +28,8 @@ from libc.string cimport memcpy, memmove, memset
 
 from pyx.core cimport counters as count
 from pyx.core.counters cimport (
-    DELIVERY_DURATION, LISTENER_ACCEPTED, LISTENER_CONNECTIONS, LISTENER_PLACES, LISTENERS_AT, LISTENERS_MAX,
-    PUBLISH_DURATION, observe,
+    DELIVERY_DURATION, LISTENER_ACCEPTED, LISTENER_CONNECTIONS, LISTENERS_MAX, PUBLISH_DURATION, listener_places,
+    observe,
 )
 from pyx.core.kernel cimport (
     CLOCK_REALTIME, EAGAIN, ECONNABORTED, EINTR, EPERM, EPROTO, MSG_NOSIGNAL, SHUT_WR, SOCK_CLOEXEC, SOCK_NONBLOCK,
@@ -82,6 +82,7 @@ cdef class Reactor:
         self.graveyard = []
         self.watchers = {}
         self.listeners = {}
+        self.paused = None
         self.connections_max = 0xFFFFFFFF
         self.sources = Sources()
         self.connect_ms_max = 10_000
@@ -120,11 +121,11 @@ cdef class Reactor:
         for fd in self.listeners:
             self.poller.remove(fd)
         self.listeners = {}
+        self.paused = None
         self.accepting = False
 
     def adopt(self, int fd, bytes unread not None=b"", int remaining_ms=-1, uint8_t listener=0):
-        """Take a connected, non-blocking socket and what was read from it already; returns its Connection. `listener`:
-        by which it came to the worker that accepted it."""
+        """Take a connected, non-blocking socket and what was read from it already; returns its Connection."""
         cdef Connection conn = self.open(fd, listener)
         cdef sockaddr_storage address
         cdef socklen_t n = sizeof(address)
@@ -342,12 +343,16 @@ cdef class Reactor:
     # ------------------------------------------------------------ accept
 
     cdef int accept(self, int listening) except -1:
-        cdef uint8_t listener = self.listeners[listening]
+        cdef object number = self.listeners.get(listening)
+        cdef uint8_t listener
         cdef int fd, e
         cdef sockaddr_storage address
         cdef socklen_t n
         cdef Connection conn
         cdef Mark mark
+        if number is None:                  # another listener of this round has paused accepting
+            return 0
+        listener = number
         callback_begins(&mark)
         for _ in range(ACCEPTS):
             work(3 * SYSTEM)
@@ -364,7 +369,7 @@ cdef class Reactor:
                 self.pause_accepting(e)
                 break
             self.router.counters.at[count.CONNECTIONS_ACCEPTED] += 1
-            self.of_listener(listener)[<int>LISTENER_ACCEPTED] += 1
+            listener_places(self.router.counters.at, listener)[<int>LISTENER_ACCEPTED] += 1
             if <uint32_t>len(self.connections) >= self.connections_max:
                 self.router.counters.at[count.CONNECTIONS_REFUSED] += 1
                 self.router.handler.too_many_connections()
@@ -391,16 +396,14 @@ cdef class Reactor:
         """Out of descriptors or memory: the listeners rest for 100 ms."""
         listeners = self.listeners
         self.stop_listening()
+        self.paused = listeners
         self.router.handler.accept_failed(error)
-        self.timers.call(self.router.now_ms + ACCEPT_PAUSE_MS, lambda: self._accept_again(listeners))
+        self.timers.call(self.router.now_ms + ACCEPT_PAUSE_MS, self._accept_again)
 
-    def _accept_again(self, listeners):
-        for fd, listener in listeners.items():
+    def _accept_again(self):
+        listeners, self.paused = self.paused, None
+        for fd, listener in (listeners or {}).items():      # none: it has stopped meanwhile
             self.listen(fd, listener)
-
-    cdef uint64_t* of_listener(self, uint8_t listener) noexcept:
-        # its places in the counter row
-        return self.router.counters.at + <int>LISTENERS_AT + listener % <int>LISTENERS_MAX * <int>LISTENER_PLACES
 
     cdef Connection open(self, int fd, uint8_t listener):
         cdef Connection conn = Connection.__new__(Connection)
@@ -414,7 +417,7 @@ cdef class Reactor:
             raise
         conn.fd = fd
         self.connections[fd] = conn
-        self.of_listener(listener)[<int>LISTENER_CONNECTIONS] += 1
+        listener_places(self.router.counters.at, listener)[<int>LISTENER_CONNECTIONS] += 1
         return conn
 
     # ------------------------------------------------------------ in
@@ -687,7 +690,7 @@ cdef class Reactor:
             close(conn.fd)
             work(3 * SYSTEM)
             if self.connections.pop(conn.fd, None) is not None:
-                self.of_listener(conn.listener)[<int>LISTENER_CONNECTIONS] -= 1
+                listener_places(self.router.counters.at, conn.listener)[<int>LISTENER_CONNECTIONS] -= 1
             conn.fd = -1
             self.graveyard.append(conn)
         conn.session = None

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from broker.admin.requests import LISTS_MAX
 from broker.worker import administration
 from pyx.core import work
 from tests import wire
@@ -37,7 +38,7 @@ def test_every_session_is_listed_once_though_pages_are_short(monkeypatch: pytest
         asked.asked({"sessions": "list", "from": at}, pages.append)
         listed += [(row["client"], row["connected"]) for row in pages[0]["sessions"]]
         at = pages[0]["next"]
-        if at == 3:
+        if at is not None and at % (1 << 32) == 3:
             host.connect("c4", 5)  # clean start: another session of that name
             host.lose(host.peers[-1])
     assert sorted({client for client, _ in listed}) == [f"c{number}" for number in range(8) if number != 4]
@@ -125,3 +126,47 @@ def test_a_session_of_many_filters_is_shown_in_pages(monkeypatch: pytest.MonkeyP
         at = page["next"]
     assert sorted(told) == filters
     assert ask(host, {"sessions": "show", "client": "c", "from": 10_000})["subscriptions"] == []
+
+
+def test_lists_of_several_who_ask_do_not_disturb_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest is not kept when there are too many, which is said."""
+    monkeypatch.setattr(administration, "_PAGE_ROWS_MAX", 3)
+    host, _ = kept()
+    for number in range(8):
+        lasting(host, f"c{number}", 5)
+    first = ask(host, {"sessions": "list", "from": 0})
+    for _ in range(LISTS_MAX - 1):
+        last = ask(host, {"sessions": "list", "from": 0})
+    names = [row["client"] for row in first["sessions"]]
+    again = first
+    while again["next"] is not None:
+        again = ask(host, {"sessions": "list", "from": again["next"]})
+        names += [row["client"] for row in again["sessions"]]
+    assert sorted(names) == [f"c{number}" for number in range(8)]
+    for _ in range(LISTS_MAX):
+        ask(host, {"sessions": "list", "from": 0})
+    said = f"this list is not kept any more: {LISTS_MAX} others were begun"
+    assert ask(host, {"sessions": "list", "from": last["next"]}) == {"error": said}
+    assert ask(host, {"sessions": "list", "from": 3}) == {"error": said}
+
+
+@pytest.mark.parametrize("at", [0, 1, 2**31 - 1, 2**31, 2**32 - 1])
+def test_filters_from_anywhere(at: int) -> None:
+    host, _ = kept()
+    lasting(host, "c", 5).subscribe(("a", 0))
+    found = ask(host, {"sessions": "show", "client": "c", "from": at})
+    assert (found["subscriptions"], found["next"]) == (["a"] if at == 0 else [], None)
+
+
+def test_a_request_that_fails_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    host, _ = kept()
+    lasting(host, "c", 5)
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(host.node.sessions, "clients", fails)
+    said = "the request has failed: the log of the broker has the details"
+    assert ask(host, {"sessions": "list", "from": 0}) == {"error": said}
+    assert host.counters()["internal_errors"] == 1
+    assert "a defect" in host.logs[0].named("internal_error")[0]["traceback"]

@@ -132,17 +132,27 @@ def test_errors_say_where_a_value_came_from() -> None:
             "[[listener]]\nport = 1\nname = 'a b'",
             "listener.name: string should match pattern '^[A-Za-z0-9_.-]{1,32}$', not 'a b'",
         ),
-        ("[[listener]]\nport = 1\nname = 'default'", "listener.name: 'default' is there already"),
+        (
+            "[[listener]]\nport = 1\nname = 'default'",
+            "listener.name: 'default' is the one that host and port say",
+        ),
         (
             "[[listener]]\nport = 1\nname = 'a'\n[[listener]]\nport = 2\nname = 'a'",
             "listener.name: 'a' is there already",
         ),
         ("[[listener]]\nname = 'a'", "listener.port: field required"),
         ("[[listener]]\nport = 1\nname = 'a'\nkind = 'tls'", "listener.kind: input should be 'tcp', not 'tls'"),
-        ("[[listener]]\nport = 1\nname = 'a'\nhost = ['']", "listener.host: '' is neither an address nor a name"),
+        (
+            "[[listener]]\nport = 1\nname = 'a'\nhost = ['']",
+            "listener.host (of 'a'): '' is neither an address nor a name",
+        ),
         (
             "[[listener]]\nport = 1\nname = 'a'\nhost = []",
             "listener.host: list should have at least 1 item after validation, not 0",
+        ),
+        (
+            "host = []\n[[listener]]\nport = 1\nname = 'default'",
+            "listener.name: 'default' is the one that host and port say",
         ),
         ("host = ['127.0.0.1', 5]", "host: input should be a valid string, not 5"),
         ("host = ''", "host: '' is neither an address nor a name"),
@@ -174,7 +184,8 @@ def test_as_many_listeners_as_a_counter_row_has_places_for(write: Write, count: 
 
 def test_a_listener_that_others_can_reach_needs_credentials_like_any_other(write: Write) -> None:
     table = "[[listener]]\nname = 'out'\nport = 0\nhost = '0.0.0.0'\n"
-    assert errors(write(table))[0].startswith("host: 0.0.0.0 can be reached from other machines and no credentials")
+    (error,) = errors(write(table))
+    assert error.startswith("listener.host (of 'out'): 0.0.0.0 can be reached from other machines and no credentials")
     load(write("allow_anonymous = true\n" + table))
 
 

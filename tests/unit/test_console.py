@@ -15,7 +15,7 @@ import pytest
 
 from shards import console as module
 from shards.console import QUESTION_BYTES_MAX, Console, Written
-from shards.questions import QUESTION_SECONDS_MAX, Questions
+from shards.questions import QUESTION_SECONDS_MAX, QUESTIONS_MAX, Questions
 from shards.worker_channel import Message
 
 SECONDS_MAX = 5.0
@@ -83,36 +83,36 @@ def test_questions_reach_their_worker_one_at_a_time(console: Console, asked: lis
     with connected(console) as client:
         client.sendall(b'{"worker": 1, "ask": {"a": 1}}\n{"worker": 2, "ask"')
         turn(console)
-        client.sendall(b': "b"}\n')
+        client.sendall(b': {"b": 2}}\n')
         turn(console)
         ((worker, message),) = asked
         assert (worker, message["event"], message["ask"]) == (1, "ask", {"a": 1})
-        console.questions.answered(message["number"] + 1, "not this one")
-        console.questions.answered(message["number"], {"x": "y"})
+        console.questions.answered(1, message["number"] + 1, "not this one")
+        console.questions.answered(1, message["number"], {"x": "y"})
         assert line(client) == {"worker": 1, "answer": {"x": "y"}}
         assert asked[1][0] == 2
-        assert asked[1][1]["ask"] == "b"
-        console.questions.answered(asked[1][1]["number"], None)
+        assert asked[1][1]["ask"] == {"b": 2}
+        console.questions.answered(2, asked[1][1]["number"], None)
         assert line(client) == {"worker": 2, "answer": None}
 
 
 def test_a_worker_that_is_down_or_dies_is_told(console: Console, asked: list[tuple[int, Message]]) -> None:
     with connected(console) as client, connected(console) as other:
-        client.sendall(b'{"worker": 9, "ask": 0}\n{"worker": 3, "ask": 0}\n')
+        client.sendall(b'{"worker": 9, "ask": {}}\n{"worker": 3, "ask": {}}\n')
         turn(console)
         assert line(client) == {"worker": 9, "error": "worker 9 does not run"}
         assert asked[-1][0] == 3
-        other.sendall(b'{"worker": 4, "ask": 0}\n')
+        other.sendall(b'{"worker": 4, "ask": {}}\n')
         turn(console)
         console.questions.gone(3)
         assert line(client) == {"worker": 3, "error": "worker 3 has died"}
-        console.questions.answered(asked[-1][1]["number"], 1)
+        console.questions.answered(4, asked[-1][1]["number"], 1)
         assert line(other) == {"worker": 4, "answer": 1}
 
 
 def test_a_worker_that_says_nothing_is_answered_for(console: Console, asked: list[tuple[int, Message]]) -> None:
     with connected(console) as client:
-        client.sendall(b'{"worker": 1, "ask": 0}\n{"worker": 2, "ask": 0}\n')
+        client.sendall(b'{"worker": 1, "ask": {}}\n{"worker": 2, "ask": {}}\n')
         turn(console)
         expire(console.questions, QUESTION_SECONDS_MAX - 1)
         client.setblocking(False)
@@ -121,8 +121,8 @@ def test_a_worker_that_says_nothing_is_answered_for(console: Console, asked: lis
         client.settimeout(SECONDS_MAX)
         console.questions.expire(time.monotonic() + QUESTION_SECONDS_MAX)
         assert line(client) == {"worker": 1, "error": f"worker 1 has not answered in {QUESTION_SECONDS_MAX:g} s"}
-        console.questions.answered(asked[0][1]["number"], "late")
-        console.questions.answered(asked[1][1]["number"], "in time")
+        console.questions.answered(1, asked[0][1]["number"], "late")
+        console.questions.answered(2, asked[1][1]["number"], "in time")
         assert line(client) == {"worker": 2, "answer": "in time"}
 
 
@@ -142,6 +142,36 @@ def test_ten_thousand_questions_for_one_that_is_down_are_answered(console: Conso
     assert console.questions.due() == float("inf")
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_worker_that_pauses_has_a_bounded_number_of_questions(
+    console: Console, asked: list[tuple[int, Message]], waits: bool
+) -> None:
+    """Also when nobody waits for the answers any more: they lie in its socket all the same."""
+    questions, said = console.questions, list[Message]()
+    for _ in range(QUESTIONS_MAX + 3):
+        number = questions.ask(1, {}, said.append)
+        if not waits:
+            questions.forget(number)
+    assert len(asked) == QUESTIONS_MAX
+    expire(questions)
+    busy = {"worker": 1, "error": f"worker 1 is busy: it has not answered {QUESTIONS_MAX} questions"}
+    assert said == ([busy] * 3 if waits else [])
+    expire(questions, QUESTION_SECONDS_MAX + 1)
+    assert len(said) == (QUESTIONS_MAX + 3 if waits else 0)
+    questions.ask(1, {}, said.append)
+    expire(questions)
+    assert said[-1] == busy
+    questions.ask(2, {}, said.append)
+    assert asked[-1][0] == 2, "the others are asked"
+    questions.answered(1, asked[0][1]["number"], "at last")
+    questions.ask(1, {}, said.append)
+    assert (asked[-1][0], len(asked)) == (1, QUESTIONS_MAX + 2)
+    questions.gone(1)
+    for _ in range(QUESTIONS_MAX):
+        questions.ask(1, {}, said.append)
+    assert len(asked) == 2 * QUESTIONS_MAX + 2
+
+
 def say(console: Console, client: socket.socket, said: bytes) -> None:
     """All of it, as fast as it is taken."""
     for at in range(0, len(said), PIECE_BYTES):
@@ -156,11 +186,21 @@ def test_the_longest_client_id_is_asked_for(console: Console, asked: list[tuple[
         say(console, client, json.dumps({"worker": 1, "ask": ask}).encode() + b"\n")
         ((_, message),) = asked
         assert message["ask"] == ask
-        console.questions.answered(message["number"], None)
+        console.questions.answered(1, message["number"], None)
         assert line(client) == {"worker": 1, "answer": None}
 
 
-@pytest.mark.parametrize("said", [b"hello\n", b"[]\n", b'{"worker": 1}\n', b"x" * (QUESTION_BYTES_MAX + 1)])
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"hello\n", b"[]\n", b'{"worker": 1}\n', b'{"worker": 1, "ask": 0}\n', b'{"worker": "1", "ask": {}}\n',
+        b'{"worker": -1, "ask": {}}\n', b'{"worker": 256, "ask": {}}\n', b'{"worker": 1e999, "ask": {}}\n',
+        b'{"worker": 1, "ask": {"a": {}}}\n', b'{"worker": 1, "ask": {"a": []}}\n', b"[" * 200_000 + b"\n",
+        b'{"worker": 1, "ask": {"a": ' + 978 * b"[" + 978 * b"]" + b"}}\n", b"\xff\n", b'{"worker": 1, "ask": {\n',
+        b'{"worker": ' + b"9" * 5000 + b', "ask": {}}\n', b"x" * (QUESTION_BYTES_MAX + 1),
+    ],
+    ids=lambda said: said[:24].decode(errors="replace"),
+)  # fmt: skip
 def test_what_is_no_question_ends_it(console: Console, asked: list[tuple[int, Message]], said: bytes) -> None:
     with connected(console) as client:
         say(console, client, said)
@@ -171,11 +211,11 @@ def test_what_is_no_question_ends_it(console: Console, asked: list[tuple[int, Me
 
 def test_a_client_that_leaves_is_forgotten(console: Console, asked: list[tuple[int, Message]]) -> None:
     with connected(console) as client:
-        client.sendall(b'{"worker": 1, "ask": 0}\n')
+        client.sendall(b'{"worker": 1, "ask": {}}\n')
         turn(console)
     turn(console)
     assert len(console.sockets()) == 1
-    console.questions.answered(asked[0][1]["number"], 0)
+    console.questions.answered(1, asked[0][1]["number"], 0)
 
 
 def test_there_are_not_too_many(console: Console) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -65,6 +67,18 @@ class Sockets:
     def _expired(self) -> bool:
         self.reactor.run_timers()
         return len(self.reactor) == 0
+
+
+@contextlib.contextmanager
+def no_more_descriptors() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.open(os.devnull, os.O_RDONLY)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 @pytest.fixture(params=[Epoll, Poll])
@@ -254,3 +268,78 @@ def test_a_qos_0_copy_is_delivered_when_the_kernel_has_it(sockets: Sockets, size
     assert row["dropped_connection_closed"] == waiting
     assert row["delivered_qos0"] == row["matched"] - row["dropped_outbox_full"] - waiting
     assert got is None or got == row["delivered_qos0"] + 2
+
+
+# ---------------------------------------------------------------- listeners
+
+
+@pytest.fixture
+def listeners() -> Iterator[list[socket.socket]]:
+    """Three of them, with a client that waits in each."""
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        for each in opened:
+            each.setblocking(False)
+            stack.enter_context(socket.create_connection(each.getsockname()))
+        yield opened
+
+
+def test_a_connection_is_counted_under_the_number_of_its_listener(
+    sockets: Sockets, listeners: list[socket.socket]
+) -> None:
+    numbers = (0, 7, 15)
+    for number, each in zip(numbers, listeners, strict=True):
+        sockets.reactor.listen(each.fileno(), number)
+    row = sockets.node.counters
+    sockets.until(lambda: len(sockets.reactor) == 3)
+    assert [row.listener(number) for number in numbers] == [[1, 1]] * 3
+    assert row.listener(1) == [0, 0]
+    for number in (-1, 16):
+        with pytest.raises(ValueError, match=f"^there is no listener {number}$"):
+            sockets.reactor.listen(listeners[0].fileno(), number)
+    with socket.create_connection(listeners[1].getsockname()):
+        sockets.until(lambda: row.listener(7) == [2, 2])
+    sockets.until(lambda: row.listener(7) == [2, 1])
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with theirs:
+        assert sockets.reactor.adopt(ours.detach(), listener=7).listener == 7
+        assert row.listener(7) == [2, 2], "it was accepted elsewhere"
+
+
+def test_listeners_of_a_round_in_which_accepting_fails_are_asked_later(
+    sockets: Sockets, listeners: list[socket.socket]
+) -> None:
+    """Those behind the one that failed were ready in the same round."""
+    for each in listeners:
+        sockets.reactor.listen(each.fileno())
+    row = sockets.node.counters
+    with no_more_descriptors():
+        sockets.poll()
+    assert row["accept_errors"] == 1
+    assert len(sockets.reactor) == 0
+
+    def all_there() -> bool:
+        sockets.reactor.run_timers()
+        return len(sockets.reactor) == 3
+
+    sockets.until(all_there)
+    assert row["accept_errors"] == 1
+
+
+def test_a_pause_that_ends_after_the_stop_opens_nothing(sockets: Sockets, listeners: list[socket.socket]) -> None:
+    for each in listeners:
+        sockets.reactor.listen(each.fileno())
+    with no_more_descriptors():
+        sockets.poll()
+    sockets.reactor.stop_listening()
+    for each in listeners:
+        each.close()
+    since = time.monotonic()
+
+    def is_over() -> bool:
+        sockets.reactor.run_timers()
+        return time.monotonic() - since > 0.3  # three pauses
+
+    sockets.until(is_over)
+    assert len(sockets.reactor) == 0

@@ -28,10 +28,10 @@ from broker.admin.requests import (
 )
 from broker.admin.workers import Workers
 
-_NUMBERS = st.integers(0, 2**63 - 1)
+_NUMBERS = st.integers(0, 2**64 - 1)
 _REQUESTS: st.SearchStrategy[Request] = st.one_of(
     st.builds(ListSessions, _NUMBERS),
-    st.builds(ShowSession, st.text(), _NUMBERS),
+    st.builds(ShowSession, st.text(), st.integers(0, 2**32 - 1)),
     st.builds(DeleteSession, st.text()),
     st.builds(ListEvents, _NUMBERS),
     st.just(StoreStats()),
@@ -65,9 +65,15 @@ def test_what_is_no_request_is_none(said: object) -> None:
     assert decode(said) is None
 
 
-def test_a_page_before_the_first_is_the_first() -> None:
-    assert decode({"sessions": "list", "from": -1}) == ListSessions(0)
-    assert decode({"sessions": "show", "client": "c", "from": -(2**70)}) == ShowSession("c", 0)
+@pytest.mark.parametrize("at", [-1, -(2**70), 2**64, 10**30])
+def test_a_page_that_cannot_be_is_no_request(at: int) -> None:
+    assert decode({"sessions": "list", "from": at}) is None
+    assert decode({"events": "list", "from": at}) is None
+
+
+@pytest.mark.parametrize("at", [-1, 2**32, 2**64])
+def test_nor_is_one_of_filters_that_no_session_has(at: int) -> None:
+    assert decode({"sessions": "show", "client": "c", "from": at}) is None
 
 
 Asked = list[dict[str, Any]]
@@ -116,6 +122,17 @@ def test_a_request_of_another_release_has_no_answer() -> None:
         said = await until_asked(asked, 1)
         workers.answered({"number": said["number"], "answer": UNKNOWN})
         with pytest.raises(NoAnswer, match=r"^worker 0 does not know this request$"):
+            await asking
+
+    run(test)
+
+
+def test_what_a_worker_could_not_answer_is_said() -> None:
+    async def test(workers: Workers, asked: Asked) -> None:
+        asking = asyncio.ensure_future(workers.ask(3, StoreStats()))
+        said = await until_asked(asked, 1)
+        workers.answered({"number": said["number"], "answer": {"error": "the request has failed"}})
+        with pytest.raises(NoAnswer, match=r"^worker 3: the request has failed$"):
             await asking
 
     run(test)
