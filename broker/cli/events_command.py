@@ -40,6 +40,7 @@ __all__ = ["main"]
 _CANNOT_READ = 1
 _BAD_USAGE = 2
 _CANNOT_USE_DATA = 4
+_NUMBER_MAX = (1 << 64) - 1
 _BEHIND = schema.prefix_end(schema.EVENT)
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _BY = ("nobody", "client", "broker")
@@ -125,7 +126,7 @@ def _cut(text: str) -> str:
 
 def _sources(directory: str, since: int, stack: ExitStack) -> list[Iterable[_Record]]:
     """The records of each worker, rising, from a moment on."""
-    first = since << 8
+    first = min(since << 8, _NUMBER_MAX)  # no clock gets so far
     if Path(directory, snapshot.NAME).exists():
         return [_stored(place, first) for place in stores_of(directory, stack)]
     try:

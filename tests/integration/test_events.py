@@ -166,6 +166,7 @@ def test_since_until_and_client_choose(scene: Scene, mqttd: Command) -> None:
     assert scene.moments("--since", "9999-01-01T00:00:00Z") == []
     assert broker.stop() == 0
     assert scene.moments("--since", times[1], "--until", times[5]) == everything[1:5]
+    assert scene.moments("--since", "9999-01-01T00:00:00Z") == []
     for wrong in (["--since", "yesterday"], ["--since", "2026-01-01T00:00:00"], ["--kind", "nothing"], ["--x"]):
         with pytest.raises(SystemExit) as ended:
             mqttd("events", "--data-dir", str(scene.data), *wrong)
