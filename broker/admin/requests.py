@@ -35,6 +35,7 @@ __all__ = [
     "decode",
     "encode",
     "page_at",
+    "understood",
 ]
 
 UNKNOWN = {"unknown": True}
@@ -125,6 +126,15 @@ def decode(said: object) -> Request | None:
         case {"work": "highest"}:
             return WorkDone()
     return None
+
+
+def understood(worker: int, answer: dict[str, Any]) -> dict[str, Any]:
+    """The answer, if it is one to the request. Raises NoAnswer."""
+    if "error" in answer:
+        raise NoAnswer(f"worker {worker}: {answer['error']}")
+    if answer == UNKNOWN:
+        raise NoAnswer(f"worker {worker} does not know this request: the broker is of another release")
+    return answer
 
 
 def page_at(request: Paged, at: int) -> Paged:

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from broker.admin.requests import UNKNOWN, NoAnswer, Paged, Request, encode, page_at
+from broker.admin.requests import NoAnswer, Paged, Request, encode, page_at, understood
 
 __all__ = ["Workers"]
 
@@ -34,15 +34,11 @@ class Workers:
             raise NoAnswer(f"worker {worker} has not answered in {seconds:g} s") from None
         finally:
             del self._waiting[number]
-        if "error" in answer:
-            raise NoAnswer(f"worker {worker}: {answer['error']}")
-        if answer == UNKNOWN:
-            raise NoAnswer(f"worker {worker} does not know this request")
-        return answer
+        return understood(worker, answer)
 
     async def pages(self, worker: int, request: Paged, seconds: float = 12.0) -> AsyncIterator[dict[str, Any]]:
         """All pages of an answer, each asked for when it is wanted. Raises NoAnswer."""
-        at: int | None = 0
+        at: int | None = request.at
         while at is not None:
             page = await self.ask(worker, page_at(request, at), seconds)
             yield page

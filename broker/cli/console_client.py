@@ -11,7 +11,7 @@ import socket
 from collections.abc import Iterator
 from typing import Any, Self
 
-from broker.admin.requests import UNKNOWN, NoAnswer, Paged, Request, encode, page_at
+from broker.admin.requests import NoAnswer, Paged, Request, encode, page_at, understood
 from broker.config import settings as config
 from shards.console import Written
 
@@ -82,11 +82,7 @@ class ConsoleClient:
         if "error" in said:
             raise NoAnswer(said["error"])
         answer: dict[str, Any] = said["answer"]
-        if "error" in answer:
-            raise NoAnswer(f"worker {worker}: {answer['error']}")
-        if answer == UNKNOWN:
-            raise NoAnswer(f"worker {worker} does not know this request: the broker is of another release")
-        return answer
+        return understood(worker, answer)
 
     def pages(self, worker: int, request: Paged) -> Iterator[dict[str, Any]]:
         """All pages of an answer."""

@@ -116,6 +116,10 @@ ERRORS: dict[str, tuple[str, str]] = {
         "`sessions`, `events`, `store`, 1",
         "Name the directory, or try again; look at the log of the broker.",
     ),
+    "broker.admin.requests.NoAnswer": (
+        "`sessions`, `events`, `store`, 1; `GET /api/v1/stores`, 503",
+        "Look at the log of the broker; a command and its broker are to be of one release.",
+    ),
     "broker.admin.workers.NoAnswer": (
         "`GET /api/v1/stores`, 503",
         "Try again; look at the log of the broker.",

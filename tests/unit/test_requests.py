@@ -121,7 +121,7 @@ def test_a_request_of_another_release_has_no_answer() -> None:
         asking = asyncio.ensure_future(workers.ask(0, StoreStats()))
         said = await until_asked(asked, 1)
         workers.answered({"number": said["number"], "answer": UNKNOWN})
-        with pytest.raises(NoAnswer, match=r"^worker 0 does not know this request$"):
+        with pytest.raises(NoAnswer, match=r"^worker 0 does not know this request: the broker is of another release$"):
             await asking
 
     run(test)
