@@ -79,8 +79,6 @@ def main(arguments: Sequence[str]) -> int:
     except (plyvel.Error, schema.SchemaError) as error:
         print(f"mqttd: {directory}: cannot be read: {told(error)} (mqttd store verify says more)", file=sys.stderr)
         return _CANNOT_READ
-    except BrokenPipeError:  # whoever reads has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

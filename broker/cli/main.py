@@ -99,6 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for line in error.lines:
             print(f"mqttd: {line}", file=sys.stderr)
         return error.status
+    except BrokenPipeError:  # whoever reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 class _CannotStart(Exception):

@@ -216,7 +216,8 @@ def _stats_of_running(directory: str, as_json: bool) -> int:
     for store in found:
         print(f"worker {store.pop('worker')}:")
         for name, value in store.items():
-            print(f"  {name.replace('_', ' '):24} {value!s:>12}")
+            shown = {True: "yes", False: "no", None: "no"}[value] if isinstance(value, bool | None) else value
+            print(f"  {name.replace('_', ' '):24} {shown!s:>12}")
     return 0
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,7 +18,7 @@ from broker.cli import main as cli
 from broker.testing import BrokerFailed, Mqttd
 from leveldb_store.format import schema
 from pyx.core.peer import sibling
-from tests.broker_process import KIND
+from tests.broker_process import KIND, ROOT
 from tests.waiting import wait_until
 from tests.wire import Client
 
@@ -156,6 +158,16 @@ def test_a_running_broker_is_asked_for_the_stats_of_its_stores(start: Start, mqt
         return sum(each["retained_messages"] for each in json.loads(out))
 
     wait_until(lambda: retained() == 3, 10, "the gauges are written")
+    with subprocess.Popen(
+        [sys.executable, "-m", "broker", "store", "stats", data],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=ROOT,
+    ) as cut:
+        assert cut.stdout is not None
+        cut.stdout.close()  # whoever reads has seen enough
+        assert cut.communicate()[1] == b""
+        assert cut.returncode == 0
     out = mqttd("store", "stats", data)[1]
     assert [line for line in out.splitlines() if not line.startswith(" ")] == ["worker 0:", "worker 1:"]
     assert sum(int(line.split()[-1]) for line in out.splitlines() if line.startswith("  retained messages")) == 3
