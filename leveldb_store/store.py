@@ -238,6 +238,7 @@ class LevelStore:
     def delete(self, key: bytes) -> None:
         """See the contract."""
         self._is_flush_due = True
+        self._work.size += len(key)
         self._batch().delete(key)
 
     def flush(self, sync: bool = True) -> int:

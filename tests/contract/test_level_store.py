@@ -20,6 +20,7 @@ from leveldb_store.contract import DamagedStoreError, StoreError
 from leveldb_store.engine.database import Database, Options
 from leveldb_store.format import schema
 from leveldb_store.store import LevelStore
+from leveldb_store.writer import COMMIT_BYTES_MAX
 from tests.contract.test_stores import Writer, all_rows, rows
 from tests.waiting import wait_until
 
@@ -82,6 +83,34 @@ def test_one_batch_gathers_while_another_is_written(tmp_path: Path, monkeypatch:
     go_on.set()
     wait_durable(store, 21)
     assert sizes == [1, 20]
+    store.close()
+
+
+@pytest.mark.parametrize("what", ["put", "delete"])
+def test_what_is_written_as_one_is_bounded(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much has gathered behind a slow write, records that are deleted included: their keys may be long."""
+    write, goes_on = Database.write, threading.Event()
+    sizes: list[int] = []
+
+    def slow(self: Database, batches: list[plyvel.WriteBatch], fsync: bool) -> None:
+        assert goes_on.wait(30)
+        sizes.append(sum(batch.approximate_size() for batch in batches))
+        write(self, batches, fsync)
+
+    monkeypatch.setattr(Database, "write", slow)
+    store = LevelStore(tmp_path / "0")
+    for number in range(100):
+        for each in range(100):
+            key = schema.retained_key(b"%d/%d/" % (number, each) + b"x" * 4000)
+            if what == "put":
+                store.put(key, b"")
+            else:
+                store.delete(key)
+        ticket = store.flush()
+    goes_on.set()
+    wait_durable(store, ticket)
+    assert sum(sizes) > 2 * COMMIT_BYTES_MAX
+    assert max(sizes) < COMMIT_BYTES_MAX + (1 << 20)
     store.close()
 
 
