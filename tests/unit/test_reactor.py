@@ -8,6 +8,7 @@ import resource
 import socket
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -195,6 +196,44 @@ def test_a_paused_connection_with_packets_left_over_does_not_spin(sockets: Socke
     sockets.reactor.finish()
     sockets.poll()
     assert len(taken(end)) == 8000
+
+
+class Watching:
+    """Counts with how many objects it is compared."""
+
+    def __init__(self) -> None:
+        self.comparisons = 0
+
+    def __eq__(self, other: object) -> bool:
+        self.comparisons += 1
+        return self is other
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_connections_that_go_on_together_are_not_looked_for_among_each_other(sockets: Sockets) -> None:
+    """Each of them would be compared with all before it: with the square of those that were made to wait."""
+    ends = []
+    for number in range(50):
+        end, conn = sockets.open(wire.connect(4, f"client{number}"))
+        taken(end)
+        conn.paused = True
+        end.sendall(wire.PINGREQ * 1500)
+        ends.append((end, conn))
+    sockets.poll()
+    assert all(len(taken(end)) == 2000 for end, _ in ends)
+    others = [conn for _, conn in ends]
+    waiting: list[Any] = sockets.node.dispatch.carried
+    assert waiting == []
+    first = Watching()
+    waiting.append(first)
+    sockets.node.router.resumed.extend([*others, others[0]])
+    sockets.reactor.resume()
+    assert waiting.pop(0) is first
+    assert first.comparisons == 0
+    assert waiting == others
+    sockets.poll()
+    assert all(len(taken(end)) == 1000 for end, _ in ends)
 
 
 def test_our_end_is_closed_after_the_last_byte_left(sockets: Sockets) -> None:

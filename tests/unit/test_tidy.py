@@ -23,6 +23,12 @@ LONG_FUNCTIONS = Path(__file__).with_name("long_functions.txt")
 #: modules that are started by a name that stands nowhere
 STARTED = {"broker.__main__", "loadtest.__main__", "tests.simulation.__main__", "loadtest.locustfile"}
 
+#: lists of compiled code that are searched, or lose their first item, all the same -> how many items they have
+SEARCHED = {
+    "pyx/delivery/siblings.pyx: return p.cut.pop(0)": "one for each 4,096 messages of a tick for one sibling",
+    "pyx/storage/records.pyx: del spans[0]": "64 holes of a session, or ABSENCES_MAX absences",
+}
+
 #: the one place that may sleep, see there
 WAITING = ROOT / "tests" / "waiting.py"
 
@@ -171,6 +177,58 @@ def test_no_function_of_cython_swallows_an_exception() -> None:
     assert generated
     found = re.findall(r'__Pyx_WriteUnraisable\("([\w.]+)"', "".join(path.read_text() for path in generated))
     assert not [name for name in found if not name.endswith(".__dealloc__")]
+
+
+def without_texts(text: str) -> str:
+    """Of Cython: docstrings as empty lines, and no comments."""
+    text = re.sub(r'""".*?"""', lambda found: "\n" * found[0].count("\n"), text, flags=re.DOTALL)
+    return re.sub(r"#.*", "", text)
+
+
+def declared(kinds: str, text: str) -> set[str]:
+    """The names of attributes, variables and arguments of these types."""
+    found = set(re.findall(rf"\b(?:{kinds}) (\w+)(?: not None)?(?= ?[,)=])", text))
+    for names in re.findall(rf"\bcdef (?:public |readonly )?(?:{kinds}) ([\w\s,=\[\]]+?) *$", text, re.MULTILINE):
+        found |= set(re.findall(r"(\w+)(?:\s*=[^,]*)?(?:,|$)", names))
+    return found
+
+
+def searches_of_lists(root: Path) -> Iterator[str]:
+    """Lines (`file: line`) that look for an item in a list, or take the first one out of it."""
+    texts = {path: without_texts(path.read_text()) for kind in ("pxd", "pyx") for path in root.rglob(f"*.{kind}")}
+    attributes = {name for path, text in texts.items() if path.suffix == ".pxd" for name in declared("list", text)}
+    loop = re.compile(r"\bfor [\w\s,.()<>*]+? in\b")
+    for path, text in sorted(texts.items()):
+        own = declared("list", text)
+        dotted = (attributes | own) - declared("dict|set", texts.get(path.with_suffix(".pxd"), ""))
+        a_list = rf"(?:(?<![\w.])(?:{'|'.join(own) or '(?!)'})|[\w.()<>]+\.(?:{'|'.join(dotted) or '(?!)'}))\b"
+        search = re.compile(
+            rf"\bin {a_list}(?![.(\[])|{a_list}\.(?:remove|index|count|insert)\(|{a_list}\.pop\(0\)|\bdel {a_list}\[0\]"
+        )
+        for line in text.splitlines():
+            if search.search(loop.sub("", line)):
+                yield f"{path.relative_to(root.parent)}: {line.strip()}"
+
+
+def test_no_list_is_searched_where_it_may_be_long() -> None:
+    """One of connections or sessions is as long as clients make it: whoever is in it has a flag that says so."""
+    found = set(searches_of_lists(ROOT / "pyx"))
+    assert found - SEARCHED.keys() == set(), "a flag of the item, or a dict; or say in SEARCHED how few they are"
+    assert SEARCHED.keys() - found == set()
+
+
+def test_searches_of_lists_are_found(tmp_path: Path) -> None:
+    """In attributes, arguments and variables, and none where there is none."""
+    fine = ["for conn in self.carried:", "if conn in self.named:", "if conn in self.carried[0]:", "carried.pop()"]
+    searches = [
+        "if conn.carried and conn not in self.carried:", "self.router.carried.remove(conn)", "del self.carried[0]",
+        "return conn in (<A>x).carried", "if item in given:", "made.index(item)", "made.pop(0)",
+    ]  # fmt: skip
+    head = "cdef class A:\n    cdef readonly list carried   # by the way: x in carried\n    cdef dict named\n"
+    body = ["cdef int look(A self, list given not None, item):", "    cdef list made = [], more", *fine, *searches]
+    for name, text in ("a.pxd", head), ("a.pyx", "\n".join(body)):
+        (tmp_path / name).write_text(text)
+    assert [line.partition(": ")[2] for line in searches_of_lists(tmp_path)] == searches
 
 
 def test_what_leveldb_reads_is_verified() -> None:
