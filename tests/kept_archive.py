@@ -7,6 +7,7 @@ What is archived comes as blocks, as the real one gets it, and is there when the
 from __future__ import annotations
 
 from bisect import bisect_right, insort
+from collections import Counter
 from collections.abc import Sequence
 
 from leveldb_store.contract import FallenBehind, Page
@@ -41,6 +42,8 @@ class KeptArchive:
         self.reads = 0
         self.afters: list[int] = []
         """What was asked for lay behind these."""
+        self.pages: Counter[bytes] = Counter()
+        """How many were read, by Topic Filter."""
         self.fails: Exception | None = None
         """What every read ends with."""
         self._noted: list[tuple[int, bytes]] = []
@@ -138,6 +141,7 @@ class KeptArchive:
         """See the contract."""
         self.reads += 1
         self.afters.append(after)
+        self.pages.update(topic_filters)
         if self.fails is not None:
             raise self.fails
         if after < self._damage and not with_gaps:
