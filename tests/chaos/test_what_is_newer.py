@@ -94,6 +94,40 @@ def test_the_owner_of_a_topic_answers_in_the_order_in_which_it_was_asked(
     assert wrong == []
 
 
+@pytest.mark.mqtt("5:3.3.1-5", "5:3.3.1-6", "311:3.3.1-5", "311:3.3.1-10")
+@pytest.mark.parametrize("steps", [2, 3, 4])
+def test_the_owner_of_a_topic_has_what_was_acknowledged_last(
+    start_broker: StartBroker, open_to: OpenTo, steps: int
+) -> None:
+    """Retained, replaced, cleared, retained again: by clients of different workers, each as soon as the one before is
+    acknowledged, with nothing between that takes time. Then a client of another worker subscribes.
+    """
+    broker = start_broker(WORKERS)
+    publishers = [client_on(broker, open_to, worker, "p") for worker in range(WORKERS)]
+    seekers = [client_on(broker, open_to, worker, "s") for worker in range(WORKERS)]
+    payloads = (b"first", b"second", b"", b"third")[:steps]
+    wrong = []
+    for number in range(100):
+        home = f"last/{number}"
+        there = owner(f"{home}/a".encode(), WORKERS)
+        last = next(
+            each for k in itertools.count() if owner((each := f"{home}/z{k}").encode(), WORKERS) == there
+        )  # behind the other one in the answer
+        publishers[number % WORKERS].publish(last, b"last", qos=1, retain=True)
+        for step, payload in enumerate(payloads):
+            publisher = publishers[(number + step) % WORKERS]
+            publisher.publish(f"{home}/a", payload, qos=1 + number % 2, retain=True)
+        seeker = seekers[(number + steps + number // WORKERS % 3) % WORKERS]
+        seeker.subscribe(f"{home}/#")
+        found: list[bytes] = []
+        while not found or found[-1] != b"last":
+            found.append(seeker.expect("PUBLISH", retain=True).payload)
+        if found != [each for each in (payloads[-1], b"last") if each]:
+            wrong.append((number, found))
+        seeker.unsubscribe(f"{home}/#")
+    assert wrong == []
+
+
 @pytest.mark.mqtt("5:3.3.1-5", "311:3.3.1-5")
 def test_of_two_retained_messages_the_one_that_began_later_is_kept(start_broker: StartBroker, open_to: OpenTo) -> None:
     """One client is answered by its worker, then another one publishes to another worker: 400 times."""
