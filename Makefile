@@ -92,11 +92,11 @@ check: $(VENV)/made
 	$(BIN)/ruff format --check .
 	MQTTD_TESTS=1 $(BIN)/python setup.py --quiet build_ext --inplace
 	$(BIN)/mypy --strict $(PACKAGES) tests
-	$(BIN)/python -m mypy.stubtest --concise --allowlist tests/unit/stubtest_allowlist.txt --ignore-unused-allowlist \
+	$(BIN)/python -m mypy.stubtest --concise --allowlist tests/unit/project/stubtest_allowlist.txt --ignore-unused-allowlist \
 	    $(subst /,.,$(basename $(wildcard pyx/*/*.pyi)))
 	$(BIN)/cython-lint pyx
 	$(BIN)/python setup.py --quiet hints
-	$(BIN)/python -m pytest --quiet tests/unit/test_imports_one_way.py tests/unit/test_tidy.py
+	$(BIN)/python -m pytest --quiet tests/unit/project/test_imports_one_way.py tests/unit/project/test_tidy.py
 
 # A tree of its own, so that the modules of the release build stay where they are. pymalloc would hide what ASan is to
 # find; the leaks that CPython makes at its end are not ours.
@@ -105,8 +105,8 @@ SANITIZED = LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-n
 
 asan-tree: $(VENV)/made
 	MQTTD_TESTS=1 MQTTD_PROFILE=asan $(BIN)/python setup.py --quiet build --build-lib $(ASAN)
-	rm -rf $(ASAN)/tests/unit/*.py $(ASAN)/tests/{fuzz,contract,conformance,integration,documents} && mkdir -p $(ASAN)/tests/unit
-	cp tests/*.py $(ASAN)/tests/ && cp tests/unit/*.py $(ASAN)/tests/unit/
+	find $(ASAN)/tests/unit -name '*.py' -delete && rm -rf $(ASAN)/tests/{fuzz,contract,conformance,integration,documents}
+	cp tests/*.py $(ASAN)/tests/ && cd tests && find unit -name '*.py' -exec cp --parents -t ../$(ASAN)/tests {} +
 	cp -r tests/{fuzz,contract,conformance,integration,documents} $(ASAN)/tests/
 	cp -r pyproject.toml docs deploy $(ASAN)/
 
@@ -139,4 +139,4 @@ demo: debian-test compile
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
-	rm -f pyx/*/*.so tests/unit/*.so tests/benchmarks/*.so
+	rm -f pyx/*/*.so tests/unit/adapters/*.so tests/benchmarks/*.so

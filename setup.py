@@ -2,7 +2,7 @@
 
 What is where: names, versions and dependencies stand in pyproject.toml; this file only knows how a ``.pyx`` becomes a
 module. Every ``.pyx`` below ``pyx/`` is one extension module (a new file needs no line here), and where ``MQTTD_TESTS``
-is set so is every ``.pyx`` of tests/unit and tests/benchmarks.
+is set so is every ``.pyx`` of tests/unit/adapters and tests/benchmarks.
 
 ``MQTTD_PROFILE`` chooses how they are compiled; each profile keeps its own C files and objects, so that one does not
 make another compile again (the modules themselves land in the same place with ``--inplace``: see ``make asan``):
@@ -86,7 +86,7 @@ def extensions() -> list[Extension]:
         return []
     patterns = ["pyx/**/*.pyx"]
     if TESTS:
-        patterns += ["tests/unit/*.pyx", "tests/benchmarks/*.pyx"]
+        patterns += ["tests/unit/adapters/*.pyx", "tests/benchmarks/*.pyx"]
     _, compile_args, link_args, macros = PROFILES[PROFILE]
     if IS_COUNTED:
         macros = [*macros, ("MQTTD_COUNT_WORK", "1")]

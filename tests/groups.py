@@ -23,7 +23,7 @@ TOGETHER = ("spark",)
 APART = ("chaos", "integration", "simulation", "machine")
 """Folders whose tests are by themselves."""
 
-APART_FILES = ("unit/test_bound",)
+APART_FILES = ("unit/pyx/delivery/test_bound", "unit/pyx/io/test_bound")
 """How the names of other such files begin."""
 
 WITH_FIXTURES = ("chaos/test_hostile_clients", "integration/test_limits", "integration/test_limits_at_their_defaults")
@@ -37,7 +37,7 @@ FIRST: Sequence[str] = (
     "chaos/test_hostile_clients",
     "machine/",
     "integration/test_limits",
-    "unit/test_bound",
+    *APART_FILES,
     "chaos/test_crash",
     "chaos/",
     "simulation/",
@@ -54,11 +54,10 @@ FIRST: Sequence[str] = (
 def group_of(nodeid: str) -> str:
     """The group of a test, by its name."""
     path, _, _ = nodeid.partition("::")
-    folder, _, file = path.removeprefix("tests/").removesuffix(".py").rpartition("/")
-    folder = folder.partition("/")[0]
+    group = path.removeprefix("tests/").removesuffix(".py")
+    folder = group.partition("/")[0]
     if folder in TOGETHER:
         return folder
-    group = f"{folder}/{file}"
     if (folder in APART and group not in WITH_FIXTURES) or group.startswith(APART_FILES):
         return nodeid
     return group

@@ -53,7 +53,7 @@ class Collected:
     """What the markers of all tests say."""
 
     shown: dict[str, set[str]] = field(default_factory=dict)
-    """Statement -> the tests that name it, each as tests/file.py::function."""
+    """Statement -> the tests that name it, each as path::function."""
     workers: dict[str, set[int]] = field(default_factory=dict)
     """Scenario (a test in tests/conformance) -> the numbers of workers it runs with."""
 
@@ -108,7 +108,7 @@ def problems(statements: Mapping[str, Statement], collected: Collected) -> Itera
 
 
 def tests_by_file(tests: Iterable[str]) -> str:
-    """tests/unit/test_a.py::test_b -> unit/test_a: test_b; files apart from each other."""
+    """`fuzz/test_fuzz`: a_bug_is_seen; files apart from each other, without tests/, .py and test_."""
     files: dict[str, list[str]] = {}
     for test in sorted(tests):
         path, _, function = test.partition("::")

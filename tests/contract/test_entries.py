@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyx.storage.records import Packed
-from tests.unit import records_adapter as adapter
+from tests.unit.adapters import records_adapter as adapter
 from zmq_mesh.envelope import Entry, decode_entries, encode_entry
 
 GOLDEN = [

@@ -27,7 +27,7 @@ from pyx.storage.records import Packed
 from pyx.storage.stored import pack_stored, unpack_stored
 from tests import record_forms
 from tests.record_forms import FORMS, MESSAGE, MODULES, REFUSALS, Case, Form, at_every_length, fields_of
-from tests.unit import records_adapter as adapter
+from tests.unit.adapters import records_adapter as adapter
 from zmq_mesh.envelope import Entry, encode_entry
 
 #: Classes of these modules that are no sample of a form: why

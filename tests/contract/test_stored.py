@@ -32,7 +32,7 @@ from pyx.storage.stored import (
     unpack_stored,
     without,
 )
-from tests.unit import records_adapter as adapter
+from tests.unit.adapters import records_adapter as adapter
 
 EXPIRY = b"\x02\x00\x00\x00\x3c"
 

@@ -14,7 +14,7 @@ from leveldb_store.memory import MemoryStore
 from leveldb_store.store import LevelStore
 from pyx.protocol.message import Message
 from pyx.storage.records import Block, LogKey
-from tests.unit import records_adapter as adapter
+from tests.unit.adapters import records_adapter as adapter
 from tests.waiting import wait_until
 
 NAMES = (b"a", b"b/+", b"\0client")

@@ -1,8 +1,8 @@
 """Every bound of broker/config/limits.py is reached: what the documentation says happens, its counter rises, and the
 broker goes on.
 
-One scenario per field. A field without one, or with one that no longer exists, fails (tests/unit/test_config.py).
-Those of disturbed hosts stand there, too. Bounds are small here; test_limits_at_their_defaults.py has them as they are.
+One scenario per field: see tests/unit/broker/config/test_config.py. Those of disturbed hosts stand there, too. Bounds
+are small here; test_limits_at_their_defaults.py has them as they are.
 """
 
 from __future__ import annotations

@@ -42,9 +42,7 @@ InProcess = Callable[[Host], None]
 ON_WIRE: dict[str, tuple[OnWire, int]] = {}
 IN_PROCESS: dict[str, InProcess] = {}
 
-A_PERIOD = (
-    "a period: how long it is changes nothing but the test's duration (test_limits.py, tests/unit/test_config.py)"
-)
+A_PERIOD = "a period: how long it is changes nothing but the test's duration (test_limits.py, the test of the settings)"
 OFF = "0, which is off: every other scenario here passes without it"
 OUT_OF_REACH = {
     "connections_max": "0: as many as there are descriptors (test_few_descriptors.py)",
@@ -67,13 +65,13 @@ OUT_OF_REACH = {
     "filters_max": "ten million subscriptions: some GB of memory",
     "sessions_max": "a million sessions: a GB of memory",
     "retained_messages_max": "a million retained messages: a minute",
-    "replays_max": "a thousand readers of an archive (tests/unit/test_limits_of_replays.py has it with three)",
-    "replays_per_session_max": "needs an archive: tests/unit/test_limits_of_replays.py",
-    "replay_page_bytes": "its default is what tests/unit/test_replaying.py and tests/integration/test_replay.py have",
-    "archive_pending_bytes_max": "64 MiB that the disk does not take: tests/unit/test_archiving.py has it small",
+    "replays_max": "a thousand readers of an archive: tests/unit/broker/replay/test_limits_of_replays.py has three",
+    "replays_per_session_max": "needs an archive: tests/unit/broker/replay/test_limits_of_replays.py",
+    "replay_page_bytes": "its default is what tests/unit/broker/replay/test_replaying.py has, and test_replay.py",
+    "archive_pending_bytes_max": "64 MiB that no disk takes: tests/unit/pyx/storage/test_archiving.py has it small",
     "tick_peer_bytes_max": "a threshold; its default is what every broker of four workers has",
-    "peer_outbox_bytes_max": "64 MiB that a sibling does not take: tests/unit/test_links.py has it small",
-    "handoff_log_bytes_max": "256 MiB for a sibling that is away: tests/unit/test_links.py has it small",
+    "peer_outbox_bytes_max": "64 MiB that a sibling does not take: tests/unit/zmq_mesh/test_links.py has it small",
+    "handoff_log_bytes_max": "256 MiB for a sibling that is away: tests/unit/zmq_mesh/test_links.py has it small",
     "handoff_pending_max": "a thousand connections for a worker that does not run, within five seconds",
     "auth_pending_max": "500 logins that wait for a hash",
     "auth_threads_max": "a threshold; its default is what tests/conformance/test_credentials.py has",

@@ -18,7 +18,7 @@ from leveldb_store.store import LevelStore
 from pyx.protocol.message import Message
 from pyx.storage.records import Block, LogKey
 from tests.power.trace import mark
-from tests.unit import records_adapter as adapter
+from tests.unit.adapters import records_adapter as adapter
 
 NAMES = (b"a", b"b", b"c")
 RECORDS = 20

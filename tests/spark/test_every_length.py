@@ -29,7 +29,7 @@ from tests.made_snapshot import taken_of
 from tests.record_forms import ARCHIVED, STORE, at_every_length
 from tests.sansio import Host
 from tests.spark.test_records import plain, rows
-from tests.unit.test_repartition import moved, paths
+from tests.unit.broker.repartition.test_repartition import moved, paths
 from tests.wire import Packet
 
 LONGEST = 0xFFFF
