@@ -87,16 +87,20 @@ class _Exchange:
 
 
 class Entrance(Protocol):
-    """What becomes of a client when it is known who it is, or is not (`broker.clients.connecting`)."""
+    """Where a client goes when it is known who it is (`broker.clients.connecting`)."""
 
     def open(self, entrant: Entrant, username: str | None, authentication: dict[str, Any]) -> None:
-        """It is known. `authentication`: properties of the CONNACK."""
+        """`authentication`: properties of the CONNACK."""
+
+
+class Exit(Protocol):
+    """Where it goes otherwise (`broker.clients.closing`)."""
 
     def refuse(self, conn: Connection, reason: int, why: str, **fields: Any) -> None:
         """CONNACK with this reason, and the end. `fields` go into the log line."""
 
     def unavailable(self, conn: Connection, why: str) -> None:
-        """It cannot be known at present: CONNACK 0x88 (v3: 3)."""
+        """It cannot be known at present who it is: CONNACK 0x88 (v3: 3)."""
 
     def give_up(self, conn: Connection, why: str) -> None:
         """The end, and nothing is said."""
@@ -115,7 +119,8 @@ class Authenticating:
         self._context = context
         self._row = context.counters
         self.entrance: Entrance
-        """Given once, by whoever hands CONNECTs over."""
+        self.exit: Exit
+        """Both are given once, by whoever hands CONNECTs over."""
         self._cache = Cache()
         self._numbers = itertools.count(1)
         self._undecided: dict[Connection, Entrant] = {}
@@ -173,7 +178,7 @@ class Authenticating:
     ) -> None:
         for other in list(self._by_client.get(entrant.client_id, ())):
             if other.number < entrant.number:  # it has no CONNACK yet, so it is told nothing [MQTT-3.2.0-1]
-                self.entrance.give_up(other.conn, "a newer connection of this client id was faster")
+                self.exit.give_up(other.conn, "a newer connection of this client id was faster")
         properties = {}
         if method is not None:
             properties = {"authentication_method": method.name, "authentication_data": data}
@@ -183,7 +188,7 @@ class Authenticating:
     def _reject(self, entrant: Entrant, reason: int, why: str, **fields: str) -> None:
         self._row.add(count.AUTHENTICATIONS_FAILED)
         named = {"client": entrant.client_id, "username": entrant.packet.username, **fields}
-        self.entrance.refuse(entrant.conn, reason, why, **named)
+        self.exit.refuse(entrant.conn, reason, why, **named)
 
     def _undecide(self, entrant: Entrant, check: _Check | None = None) -> None:
         self._undecided[entrant.conn] = entrant
@@ -215,7 +220,7 @@ class Authenticating:
             return
         if self._waiting >= limits.auth_pending_max:
             self._row.add(count.AUTHENTICATIONS_REFUSED)
-            self.entrance.refuse(
+            self.exit.refuse(
                 entrant.conn,
                 ReasonCode.QUOTA_EXCEEDED,
                 "too many passwords wait to be checked",
@@ -270,7 +275,7 @@ class Authenticating:
         elif result is False:
             self._reject(entrant, ReasonCode.BAD_USER_NAME_OR_PASSWORD, "wrong user name or password")
         else:
-            self.entrance.unavailable(entrant.conn, "its password could not be checked")
+            self.exit.unavailable(entrant.conn, "its password could not be checked")
 
     # ------------------------------------------------------------ AUTH
 
@@ -287,7 +292,7 @@ class Authenticating:
     def auth(self, conn: Connection, packet: Auth) -> None:
         """AUTH of a client, before its CONNACK or after."""
         exchange = self._exchanges.get(conn)
-        error = self.entrance.protocol_error_reason
+        error = self.exit.protocol_error_reason
         if exchange is None:  # [MQTT-4.12.0-7]
             error(conn, ReasonCode.PROTOCOL_ERROR, "AUTH without authentication method")
         elif packet.properties["authentication_method"] != exchange.name:  # [MQTT-4.12.0-5, MQTT-4.12.1-1]
@@ -362,4 +367,4 @@ class Authenticating:
         self._context.log.info(
             "reauthentication_failed", address=conn.address, listener=listener, username=name, reason=why
         )
-        self.entrance.end_connection(conn, ReasonCode.NOT_AUTHORIZED, "re-authentication failed")
+        self.exit.end_connection(conn, ReasonCode.NOT_AUTHORIZED, "re-authentication failed")

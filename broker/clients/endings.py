@@ -64,6 +64,14 @@ class Endings:
 
     # ------------------------------------------------------------ when
 
+    def expiry_granted(self, asked: int) -> int:
+        """Of a Session Expiry Interval that a client asks for: session_expiry_seconds_max at most, if that is set."""
+        most = self._context.settings.limits.session_expiry_seconds_max
+        if not most or asked <= most:
+            return asked
+        self._context.counters.add(count.SESSION_EXPIRIES_SHORTENED)
+        return most
+
     def expire_in(self, session: Session, seconds: float) -> None:
         """An offline session ends when so many have passed (NEVER: it does not)."""
         details: Details = session.details

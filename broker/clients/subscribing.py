@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from broker.clients.authorising import Authorising
-    from broker.clients.connecting import Connecting
+    from broker.clients.closing import Closing
     from broker.clients.retaining import Retaining
     from broker.config.settings import QueueRule
     from broker.context.context import Context
@@ -71,7 +71,7 @@ class Subscribing:
         state_records: StateRecords,
         recording: Recording,
         authorising: Authorising,
-        connecting: Connecting,
+        closing: Closing,
         retaining: Retaining,
         replaying: Replaying,
         opening: Opening,
@@ -82,7 +82,7 @@ class Subscribing:
         self._state_records = state_records
         self._recording = recording
         self._authorising = authorising
-        self._connecting = connecting
+        self._closing = closing
         self._retaining = retaining
         self._replaying = replaying
         self._opening = opening
@@ -165,7 +165,7 @@ class Subscribing:
         self._check_form(conn.version, (item.filter for item in packet.filters))
         if conn.version == 5 and (missing := self._not_offered(packet)):
             # what CONNACK said that it is not there breaks the protocol (MQTT 5, 3.2.2.3.11 to .13)
-            self._connecting.protocol_error_reason(conn, missing, f"a subscription {_WHY[missing]}")
+            self._closing.protocol_error_reason(conn, missing, f"a subscription {_WHY[missing]}")
             return
         if conn.version == 5 and (offsets := asked_offsets(packet)):
             self._opening.subscribe(conn, session, packet, offsets)
@@ -445,7 +445,7 @@ class Subscribing:
     def too_large(self, conn: Connection) -> None:
         """The answer is beyond the client's Maximum Packet Size."""
         why = "the answer is beyond Maximum Packet Size"
-        self._connecting.protocol_error_reason(conn, ReasonCode.PACKET_TOO_LARGE, why)
+        self._closing.protocol_error_reason(conn, ReasonCode.PACKET_TOO_LARGE, why)
 
     def _reason_string(self, conn: Connection, codes: list[int]) -> dict[str, str] | None:
         """What is wrong with the first filter that was refused, if any was and the client wants to know."""

@@ -90,7 +90,7 @@ class Details:
         self.created = 0
         """Unix time in ms, where the store knows it."""
         self.awaiting: Connection | None = None
-        """The connection that is told of the session when the store has it (`Connecting`)."""
+        """The connection that is told of the session when the store has it (`Occupants`)."""
         self.username: str | None = None
         self.queue_rules: dict[int, int] | None = None
         """Number of a [[queue]] table -> subscriptions under it."""

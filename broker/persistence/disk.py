@@ -42,7 +42,7 @@ _AT_ONCE = 100
 
 
 class Connections(Protocol):
-    """Of clients, some of which wait for the disk (`broker.clients.connecting`)."""
+    """Of clients, some of which wait for the disk (`broker.clients.closing`)."""
 
     def awaiting(self) -> list[Connection]:
         """Those whose CONNACK waits for it."""

@@ -29,7 +29,7 @@ from pyx.core import work
 from pyx.core.work import STEP, spend
 
 if TYPE_CHECKING:
-    from broker.clients.connecting import Connecting
+    from broker.clients.closing import Closing
     from broker.context.context import Context
     from broker.context.sessions import Details, Sessions
     from pyx.delivery.session import Session
@@ -55,10 +55,10 @@ Answer = Callable[[dict[str, Any]], None]
 class Administration:
     """Answers for one worker."""
 
-    def __init__(self, context: Context, sessions: Sessions, connecting: Connecting) -> None:
+    def __init__(self, context: Context, sessions: Sessions, closing: Closing) -> None:
         self._context = context
         self._sessions = sessions
-        self._connecting = connecting
+        self._closing = closing
         self._lists: dict[int, list[str]] = {}  # the oldest first
         self._list_number = 0
 
@@ -78,7 +78,7 @@ class Administration:
             case ShowSession(client_id, at):
                 answer(self._show(client_id, at))
             case DeleteSession(client_id):
-                deleted = self._connecting.delete(client_id)
+                deleted = self._closing.delete(client_id)
                 self._context.router.when_durable(lambda: answer({"deleted": deleted}))
             case ListEvents(after):
                 answer(self._events(after))

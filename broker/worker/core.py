@@ -10,8 +10,8 @@ lower one says in a Protocol what it wants, and gets it here when the other is t
     context     broker.context: router, store, log, timers, ...; sessions
     records     state_records, recording, set_aside (broker.persistence)
     the archive replaying, opening (broker.replay)
-    clients     authorising, wills, retaining, endings, capacity, authenticating, connecting, subscribing; disk, which
-                closes some
+    clients     authorising, wills, retaining, endings, capacity, authenticating, occupants, closing, connecting,
+                subscribing; disk, which closes some
     the worker  words, peering, gauges, administration, recovery
 """
 
@@ -24,8 +24,10 @@ from broker.admin.sys_topics import SysTopics
 from broker.clients.authenticating import Authenticating
 from broker.clients.authorising import Authorising
 from broker.clients.capacity import Capacity
+from broker.clients.closing import Closing
 from broker.clients.connecting import Connecting
 from broker.clients.endings import Endings
+from broker.clients.occupants import Occupants
 from broker.clients.retaining import Retaining
 from broker.clients.subscribing import Subscribing
 from broker.clients.wills import Wills
@@ -110,20 +112,24 @@ class Node:
         endings = self.endings = Endings(context, sessions, state_records, recording, wills, retaining, replaying)
         capacity = self.capacity = Capacity(context, sessions, recording, endings)
         authenticating = self.authenticating = Authenticating(context)
+        occupants = self.occupants = Occupants(context, sessions, state_records, wills, endings, capacity)
+        closing = self.closing = Closing(
+            context, sessions, state_records, recording, authenticating, wills, replaying, endings, occupants
+        )
         connecting = self.connecting = Connecting(
-            context, sessions, state_records, recording, authenticating, authorising, capacity, endings, wills,
-            retaining, replaying,
+            context, sessions, state_records, recording, authenticating, authorising, capacity, endings, occupants,
+            closing, retaining, replaying,
         )  # fmt: skip
-        authenticating.entrance = connecting
+        authenticating.entrance, authenticating.exit = connecting, closing
         subscribing = self.subscribing = Subscribing(
-            context, sessions, state_records, recording, authorising, connecting, retaining, replaying, opening
+            context, sessions, state_records, recording, authorising, closing, retaining, replaying, opening
         )
         opening.subscriptions = subscribing
-        disk = self.disk = Disk(context, connecting)
+        disk = self.disk = Disk(context, closing)
         words = self.words = Words(context, retaining, capacity, disk, replaying, opening)
         self.peering = Peering(context, words, retaining, replaying, opening)
         self.gauges = Gauges(context, sessions, replaying)
-        self.administration = Administration(context, sessions, connecting)
+        self.administration = Administration(context, sessions, closing)
         self.recovery = Recovery(
             context, sessions, set_aside, state_records, recording, wills, endings, subscribing, retaining, replaying
         )
@@ -132,11 +138,11 @@ class Node:
         """The data path's callbacks, without a step in between."""
         self.connect = self.connecting.connect
         self.auth = self.authenticating.auth
-        self.disconnect = self.connecting.disconnect
-        self.protocol_error = self.connecting.protocol_error
-        self.connect_timeout = self.connecting.connect_timeout
-        self.keep_alive_timeout = self.connecting.keep_alive_timeout
-        self.closed = self.connecting.closed
+        self.disconnect = self.closing.disconnect
+        self.protocol_error = self.closing.protocol_error
+        self.connect_timeout = self.closing.connect_timeout
+        self.keep_alive_timeout = self.closing.keep_alive_timeout
+        self.closed = self.closing.closed
         self.too_many_connections = self.connecting.too_many_connections
         self.subscribe = self.subscribing.subscribe
         self.unsubscribe = self.subscribing.unsubscribe
@@ -251,7 +257,7 @@ class Node:
         """
         self.defect(_client(conn), error, conn.address)
         try:
-            self.connecting.fail(conn)
+            self.closing.fail(conn)
         except Exception as again:  # noqa: BLE001  whatever it is, the socket is closed
             self.defect(None, again, conn.address)
             self.router.close(conn, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "internal error")

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from broker.auth.pool import HashPool
-from broker.clients.connecting import AT_ONCE
+from broker.clients.closing import AT_ONCE
 from broker.config.settings import ConfigError
 from broker.logs import Log, StandardLibrary
 from broker.persistence.handoff_log import kept_links
@@ -373,11 +373,11 @@ class Worker:
         self.node.router.when_durable(durable)
 
     def _say_goodbye(self, seconds: float) -> None:
-        reason, why = self.node.connecting.farewell()
+        reason, why = self.node.closing.farewell()
         self.reactor.slice = _ALL_AT_ONCE
         for conn in self.reactor.all_connections():
             if conn.state == 2:
-                self.node.guard(conn, self.node.connecting.end_connection, conn, reason, why)
+                self.node.guard(conn, self.node.closing.end_connection, conn, reason, why)
             else:
                 self.node.router.close(conn, AT_ONCE, "server is shutting down")
         self.reactor.finish()
@@ -554,7 +554,7 @@ class Worker:
         if not self._pass_on(waiting):
             if len(self._waiting) >= self.settings.limits.handoff_pending_max:
                 self.node.counters.add(count.HANDOFFS_REFUSED)
-                self.node.connecting.unavailable(conn, "its worker is busy")
+                self.node.closing.unavailable(conn, "its worker is busy")
             else:
                 self._waiting.append(waiting)
 
@@ -597,7 +597,7 @@ class Worker:
     def _try_again(self, waiting: _Waiting, is_late: bool) -> None:
         if is_late:
             self.node.counters.add(count.HANDOFF_TIMEOUTS)
-            self.node.connecting.unavailable(waiting.conn, "its worker did not take it in time")
+            self.node.closing.unavailable(waiting.conn, "its worker did not take it in time")
         else:
             self._pass_on(waiting)
 
@@ -635,7 +635,7 @@ class Worker:
         if came.remaining_seconds <= 0:
             self.node.counters.add(count.HANDOFF_TIMEOUTS)
             self.node.dispatch.learn_version(conn, came.unread)
-            self.node.connecting.unavailable(conn, "its worker did not take it in time")
+            self.node.closing.unavailable(conn, "its worker did not take it in time")
         else:
             self.node.dispatch.feed(conn, came.unread, True)
 

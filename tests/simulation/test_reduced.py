@@ -64,7 +64,7 @@ class Bench:
     def lose(self, conn: Connection) -> None:
         """The connection breaks."""
         conn.state = 3
-        self.node.connecting.closed(conn, 0, "connection lost")
+        self.node.closing.closed(conn, 0, "connection lost")
         conn.state = 4
         self.node.router.finish_tick()
 

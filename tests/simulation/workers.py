@@ -403,7 +403,7 @@ class Worker:
             conn = self._adopt(line)
             if deadline <= self.clock.now:
                 self.node.dispatch.learn_version(conn, raw)
-                self.node.connecting.unavailable(conn, "its worker did not take it in time")
+                self.node.closing.unavailable(conn, "its worker did not take it in time")
             else:
                 self.node.dispatch.feed(conn, raw)
 
@@ -437,7 +437,7 @@ class Worker:
         if line.up_ended and conn in self.lines:
             if conn.state < CLOSING:
                 conn.state = CLOSING
-            self.node.connecting.closed(conn, 0, "connection lost")
+            self.node.closing.closed(conn, 0, "connection lost")
             self._end(line)
 
     # ------------------------------------------------------------ the end of a round (pyx.io.reactor)
@@ -481,7 +481,7 @@ class Worker:
             for conn, reason, why in asked:
                 if conn.state == CLOSED:
                     continue
-                self.node.connecting.closed(conn, reason & 0xFF, why)
+                self.node.closing.closed(conn, reason & 0xFF, why)
                 line = self.lines.get(conn)
                 if line is not None:
                     line.send_down(router.take_output(conn))
@@ -606,7 +606,7 @@ class Worker:
             if deadline <= self.clock.now:
                 conn = self._adopt(line)
                 conn.version = line.client.version
-                self.node.connecting.unavailable(conn, "its worker did not take it in time")
+                self.node.closing.unavailable(conn, "its worker did not take it in time")
                 self._round()
             else:
                 self._pass_on(line, worker, raw, deadline)

@@ -95,7 +95,7 @@ def expires(host: Host) -> None:
 
 
 def is_deleted(host: Host) -> None:
-    assert host.node.connecting.delete(CLIENT)
+    assert host.node.closing.delete(CLIENT)
 
 
 ENDS = [clean_start, takes_over, says_so, expires, is_deleted]
@@ -190,7 +190,7 @@ def test_of_two_that_wait_the_newer_one_is_let_in() -> None:
     assert first.closed
     assert not first.packets
     assert second.next("CONNACK").reason == 0
-    assert host.node.connecting.delete(CLIENT)
+    assert host.node.closing.delete(CLIENT)
     host.check_books()
 
 

@@ -304,7 +304,7 @@ def test_many_sessions_replace_at_a_time_and_more_than_once() -> None:
         for peer in peers[20:]:
             subscribe(peer, 0)
         host.lose(peers[0])
-        assert host.node.connecting.delete("s0")
+        assert host.node.closing.delete("s0")
         for number, peer in enumerate(peers[1:], 1):
             expected = [(b"1", 1), (b"2", 1), (b"3", 1)]
             assert got(peer) == (expected if number < 40 else [(b"1", 1), (b"3", 0), (b"2", 1)]), number

@@ -106,7 +106,7 @@ def test_a_session_is_made_resumed_taken_over_ended_and_expires() -> None:
     host.connect("s", 5)
     assert named(host, "session_ended", client="s", reason="clean start")
     lasting(host, "t", 5)
-    assert host.node.connecting.delete("t")
+    assert host.node.closing.delete("t")
     assert named(host, "session_ended", client="t", reason="deleted by the operator")
     peer = lasting(host, "u", 5)
     peer.send(wire.disconnect(5, 0, {"session_expiry_interval": 0}))

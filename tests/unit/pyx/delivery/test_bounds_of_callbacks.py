@@ -186,7 +186,7 @@ def test_how_it_ends(make: Made, named: str) -> None:
     gateway(host, clean=True)
     bounded(host, "taken over by one that begins anew")
     full(host, named)
-    assert node.connecting.delete(CLIENT)
+    assert node.closing.delete(CLIENT)
     bounded(host, "deleted by the operator")
     assert node.router.subscriptions.filters == 0
 
@@ -407,7 +407,7 @@ def test_a_full_session_that_makes_its_publishers_wait(make: Made, end: str) -> 
     elif end == "given up":
         host.pass_time(4)
     elif end == "ended":
-        assert here.connecting.delete(CLIENT)
+        assert here.closing.delete(CLIENT)
     else:
         callback("mesh")(there.peering.away)(sibling(here.index))
     bounded(host, end, seconds=1)

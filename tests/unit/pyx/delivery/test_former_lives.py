@@ -151,7 +151,7 @@ def has_a_will(host: Host) -> Host:
 def is_deleted(host: Host) -> Host:
     resumed(host)
     host.settle()
-    assert host.node.connecting.delete(CLIENT)
+    assert host.node.closing.delete(CLIENT)
     host.settle()
     return host
 

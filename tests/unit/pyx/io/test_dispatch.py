@@ -350,7 +350,7 @@ def test_a_connect_that_came_too_late_is_answered_in_its_version(version: int) -
     peer = host.open(version)
     host.node.dispatch.learn_version(peer.conn, wire.connect(version, "client", properties={}))
     assert peer.conn.version == version
-    host.node.connecting.unavailable(peer.conn, "its worker did not take it in time")
+    host.node.closing.unavailable(peer.conn, "its worker did not take it in time")
     host.settle()
     assert peer.next("CONNACK").reason == (0x88 if version == 5 else 3)
 

@@ -1,0 +1,273 @@
+"""How connections end, whoever ends them, and what becomes of their sessions.
+
+Before the CONNACK 0: refused, with a CONNACK that says why, or given up without a word. After it: DISCONNECT of the
+client or of ours, a time-out, an error, or the connection is lost. The books are closed at once (`closed`); the socket
+follows when what was said has left.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from pyx.core import counters as count
+from pyx.core.steps import Steps
+from pyx.core.work import callback
+from pyx.protocol.codec import encode_connack, encode_disconnect
+from pyx.protocol.reasons import ReasonCode
+
+if TYPE_CHECKING:
+    from broker.clients.authenticating import Authenticating
+    from broker.clients.endings import Endings
+    from broker.clients.occupants import Occupants
+    from broker.clients.wills import Wills
+    from broker.context.context import Context
+    from broker.context.sessions import Details, Sessions
+    from broker.persistence.recording import Recording
+    from broker.persistence.state_records import StateRecords
+    from broker.replay.replaying import Replaying
+    from pyx.delivery.connection import Connection
+    from pyx.delivery.session import Session
+    from pyx.protocol.packets import Disconnect
+
+__all__ = ["AT_ONCE", "Closing"]
+
+AT_ONCE = 0x100
+"""Flag of a close reason: the client said goodbye (or cannot hear us): close without waiting for its FIN."""
+
+_OPEN = 2
+
+
+class Closing:
+    """Decisions at the end of a connection."""
+
+    def __init__(
+        self,
+        context: Context,
+        sessions: Sessions,
+        state_records: StateRecords,
+        recording: Recording,
+        authenticating: Authenticating,
+        wills: Wills,
+        replaying: Replaying,
+        endings: Endings,
+        occupants: Occupants,
+    ) -> None:
+        self._context = context
+        self._router = context.router
+        self._row = context.counters
+        self._sessions = sessions
+        self._state_records = state_records
+        self._recording = recording
+        self._authenticating = authenticating
+        self._wills = wills
+        self._replaying = replaying
+        self._endings = endings
+        self._occupants = occupants
+
+    # ------------------------------------------------------------ before it was open
+
+    def refuse(
+        self, conn: Connection, reason: int, why: str, server_reference: str | None = None, **fields: Any
+    ) -> None:
+        """CONNACK with this reason (v3: its return code), and the end. `fields` go into the log line."""
+        self._authenticating.forget(conn)
+        client = fields.get("client") or self._occupants.awaited(conn)
+        self._occupants.withdraw(conn)
+        self._row.add(count.CONNECTIONS_REFUSED)
+        version = conn.version or 4
+        properties = {"reason_string": why}
+        if server_reference is not None:
+            properties["server_reference"] = server_reference
+        packet = encode_connack(version, False, reason, properties, conn.packet_bytes_max)
+        if len(packet) > conn.packet_bytes_max:
+            packet = encode_connack(version, False, reason)
+        if len(packet) <= conn.packet_bytes_max:
+            self._router.write(conn, packet)
+        self._log_refused(conn, why, code=int(reason), **fields)
+        self._recording.refused(conn, int(reason), why, client, fields.get("username"))
+        self._router.close(conn, int(reason), why)
+
+    def unavailable(self, conn: Connection, why: str, **fields: Any) -> None:
+        """Its home cannot take the connection, its password cannot be checked, or its session not be stored: CONNACK
+        0x88 (v3: 3).
+        """
+        self.refuse(conn, ReasonCode.SERVER_UNAVAILABLE, why, **fields)
+
+    def connect_timeout(self, conn: Connection) -> None:
+        """Not open within connect_seconds_max."""
+        self._row.add(count.CONNECT_TIMEOUTS)
+        if self._authenticating.waits(conn):
+            self.unavailable(conn, "its password was not checked in time")
+        elif self._occupants.awaited(conn) is not None:
+            self.unavailable(conn, "its session was not stored in time")
+        else:
+            self.give_up(conn, "no AUTH in time" if conn.authenticating else "no CONNECT in time")
+
+    def give_up(self, conn: Connection, why: str) -> None:
+        """Close a connection that is not open, and say nothing."""
+        self._authenticating.forget(conn)
+        client = self._occupants.awaited(conn)
+        self._occupants.withdraw(conn)
+        self._row.add(count.CONNECTIONS_REFUSED)
+        self._log_refused(conn, why)
+        self._recording.refused(conn, 0, why, client)
+        self._router.close(conn, AT_ONCE, why)
+
+    def awaiting(self) -> list[Connection]:
+        """Those whose CONNACK waits for the disk."""
+        return self._occupants.awaiting()
+
+    def refuse_unstored(self, conn: Connection) -> None:
+        """The disk has failed for store_error_seconds_max: one that waits for it waits no longer."""
+        client = self._occupants.awaited(conn)
+        if client is not None:
+            why = "nothing can be stored at present"
+            self._context.guard(conn, partial(self.unavailable, conn, why, client=client))
+
+    def _refuse_bad_connect(self, conn: Connection, reason: int, why: str) -> None:
+        if conn.version == 5 or reason == ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
+            # an unknown level is answered in the form that all versions understand: return code 1 [MQTT-3.1.2-2]
+            self.refuse(conn, reason, why)
+            return
+        self._row.add(count.CONNECTIONS_REFUSED)
+        self._log_refused(conn, why, code=reason)
+        self._recording.refused(conn, reason, why)
+        self._router.close(conn, AT_ONCE, why)
+
+    def _log_refused(self, conn: Connection, why: str, **fields: Any) -> None:
+        listener = self._context.listener_of(conn)
+        self._context.log.info("connection_refused", address=conn.address, listener=listener, reason=why, **fields)
+
+    # ------------------------------------------------------------ open, or in whatever state
+
+    def farewell(self) -> tuple[ReasonCode, str]:
+        """What every client is told when the broker stops."""
+        protocol = self._context.settings.protocol
+        if protocol.redirect is None:
+            return ReasonCode.SERVER_SHUTTING_DOWN, "server is shutting down"
+        reason = ReasonCode.SERVER_MOVED if protocol.redirect_permanent else ReasonCode.USE_ANOTHER_SERVER
+        return reason, "server is shutting down, clients go to another server"
+
+    def disconnect(self, conn: Connection, packet: Disconnect) -> None:
+        """DISCONNECT of the client: 0x00 takes its will away, 0x04 does not [MQTT-3.1.2-8, MQTT-3.14.4-3]."""
+        session = conn.session
+        if session is None:
+            self.give_up(conn, "disconnected by the client during its authentication")
+            return
+        details: Details = session.details
+        asked = packet.properties.get("session_expiry_interval")
+        if asked is not None:
+            if details.expiry_interval == 0 and asked:  # [MQTT-3.14.2-2]: may not come back to life
+                self.protocol_error_reason(conn, ReasonCode.PROTOCOL_ERROR, "Session Expiry after 0 in CONNECT")
+                return
+            details.expiry_interval = self._endings.expiry_granted(asked)
+            session.durable = details.expiry_interval > 0
+        if packet.reason_code == 0:
+            details.will = None
+        self.end_connection(conn, AT_ONCE, "disconnected by the client", told=packet.reason_code)
+
+    def protocol_error(self, conn: Connection, error: Any) -> None:
+        """A malformed packet or a protocol error: v5 is told why, v3 is just closed [MQTT-4.13.1-1]."""
+        self.protocol_error_reason(conn, int(error.reason_code), error.args[0])
+
+    def protocol_error_reason(self, conn: Connection, reason: int, why: str) -> None:
+        """The same for an error found later than in the codec."""
+        if conn.state < _OPEN:
+            self._refuse_bad_connect(conn, reason, why)
+            return
+        listener, client = self._context.listener_of(conn), _client(conn)
+        self._context.log.info(
+            "protocol_error", client=client, address=conn.address, listener=listener, reason=why, code=reason
+        )
+        self.end_connection(conn, reason, why)
+
+    def keep_alive_timeout(self, conn: Connection) -> None:
+        """Nothing came for one and a half keep-alives [MQTT-3.1.2-22]."""
+        self.end_connection(conn, ReasonCode.KEEP_ALIVE_TIMEOUT, "keep-alive timeout")
+
+    def end_connection(self, conn: Connection, reason: int, why: str, told: int | None = None) -> None:
+        """Close a connection from our side: DISCONNECT to v5 with a reason, books closed at once; the socket
+        follows.
+        """
+        # the router may have asked for its end already in this tick: its session is let go now all the same
+        self._router.close(conn, int(reason), why)
+        self.closed(conn, int(reason) & 0xFF, why, told)
+
+    @callback("closed")
+    def closed(self, conn: Connection, reason: int, why: str, told: int | None = None) -> None:
+        """The connection ends (ours or the client's doing): its session is detached, its will is due."""
+        self._authenticating.forget(conn)
+        session: Session | None = conn.session
+        if session is None:
+            self._occupants.withdraw(conn)
+            return
+        conn.session = None
+        self._occupants.open -= 1
+        self._row.add(count.CONNECTIONS_CLOSED)
+        steps = Steps()
+        steps.do(self._occupants.count)
+        if reason and conn.version == 5:
+            steps.do(self._say_goodbye, conn, reason, why)
+        steps.do(self._recording.log_closed, conn, session, why, told)
+        steps.do(self._recording.closed, conn, session, why, reason, told)
+        if session.details.expiry_interval == 0:
+            if self._state_records.keeps:
+                steps.do(self._record_end, session)
+            steps.do(self._endings.bury, session, self._router.detach)
+            steps.do(self._sessions.remove, session)
+        else:
+            steps.do(self._router.detach, session)
+            steps.do(self._sessions.left, session)
+            steps.do(self._state_records.disconnected, session)
+            steps.do(self._replaying.detached, session)
+            steps.do(self._endings.expire_in, session, session.details.expiry_interval)
+        if self._state_records.keeps or session.details.will is not None:
+            steps.do(self._wills.left, session)
+        steps.finish()
+
+    def _record_end(self, session: Session) -> None:
+        if self._state_records.stores(session):
+            self._recording.session_ended(session, "its Session Expiry Interval is 0 now")
+
+    def fail(self, conn: Connection) -> None:
+        """An error of ours while something of this connection's was handled: 0x83 to v5, and the end. What was half
+        done is taken back (`Occupants.withdraw`), or ends as with any other connection.
+        """
+        reason, why = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "internal error"
+        if conn.state >= _OPEN:
+            self.end_connection(conn, reason, why)
+        elif conn.version == 5:
+            self.refuse(conn, reason, why)
+        else:
+            self.give_up(conn, why)
+
+    def _say_goodbye(self, conn: Connection, reason: int, why: str) -> None:
+        """DISCONNECT with its Reason String, and with the other server where it names one."""
+        properties = {"reason_string": why}
+        reference = self._context.settings.protocol.redirect
+        if reference is not None and reason in (ReasonCode.USE_ANOTHER_SERVER, ReasonCode.SERVER_MOVED):
+            properties["server_reference"] = reference
+        packet = encode_disconnect(reason, properties, packet_bytes_max=conn.packet_bytes_max)
+        self._router.write(conn, packet if len(packet) <= conn.packet_bytes_max else encode_disconnect(reason))
+
+    def delete(self, client_id: str) -> bool:
+        """The operator ends a session, and its connection with it. False: there is none."""
+        session = self._sessions.get(client_id)
+        if session is None:
+            return False
+        why = "deleted by the operator"
+        if session.connection is not None:
+            self.end_connection(session.connection, ReasonCode.ADMINISTRATIVE_ACTION, why)
+        elif session.details.awaiting is not None:
+            self.give_up(session.details.awaiting, why)
+        session = self._sessions.get(client_id)  # it may have ended with its connection
+        if session is not None:
+            self._recording.session_ended(session, why)
+            self._endings.end(session)
+        self._context.log.info("session_deleted", client=client_id)
+        return True
+
+
+def _client(conn: Connection) -> str | None:
+    return conn.session.client_id if conn.session is not None else None
