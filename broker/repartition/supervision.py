@@ -43,7 +43,7 @@ class Repartitioning:
         """Fill the new stores. Raises Refused."""
         before, after = len(change.old), len(change.new)
         self._log.info("repartition_begins", workers_before=before, workers=after)
-        from broker.repartition.stores import RepartitionError  # with LevelDB
+        from broker.repartition.old_store import RepartitionError  # with LevelDB
 
         try:
             run_in_child(lambda: _work(change, self._settings, self._log, self._is_strict), RepartitionError)
@@ -92,7 +92,7 @@ def _work(change: Change, settings: LevelDB, log: Log, strict: bool) -> None:
 
 def _check_room(change: Change, settings: LevelDB) -> None:
     # when the old stores are removed
-    from broker.repartition.stores import RepartitionError  # with LevelDB
+    from broker.repartition.old_store import RepartitionError  # with LevelDB
 
     room = DiskReserve(change.new[0], *settings.sizes(change.new[0], len(change.new)))
     wanted = len(change.new) * room.wanted()

@@ -9,7 +9,8 @@ from pathlib import Path
 import plyvel
 import pytest
 
-from broker.repartition.stores import Moved, RepartitionError, repartition
+from broker.repartition.old_store import RepartitionError
+from broker.repartition.stores import Moved, repartition
 from leveldb_store.contract import FallenBehind
 from leveldb_store.format import schema
 from pyx.core.peer import sibling
