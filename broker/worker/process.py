@@ -2,29 +2,20 @@
 
 The tick: the reactor polls its sockets and ends each round with the router's end of tick
 (`pyx.delivery.router.Router.finish_tick`), which commits, lets sessions read on, and calls `Peering.forward` when
-siblings get something. What comes over the mesh is treated the same way: drained within a budget, routed, committed,
-acknowledged.
-
-When a batch leaves: at once when the mesh was quiet, else after up to mesh_coalesce_microseconds_max, by a timerfd
-(the loop's own timers are too coarse): one message per wake-up makes three threads wake for each crossing, and
-gathering pays.
+siblings get something (`broker.worker.mesh`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ctypes
 import gc
 import logging
 import os
 import signal
-import struct
 import sys
 import time
 import traceback
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -33,29 +24,28 @@ from broker.auth.pool import HashPool
 from broker.clients.closing import AT_ONCE
 from broker.config.settings import ConfigError
 from broker.logs import Log, StandardLibrary
-from broker.persistence.handoff_log import kept_links
 from broker.replay.scheduler import Scheduler
 from broker.worker.background_thread import BackgroundThread
 from broker.worker.core import Node
+from broker.worker.handoffs import Handoffs
+from broker.worker.memory import Memory
+from broker.worker.mesh import WorkerMesh
 from broker.worker.starting import Starting
 from leveldb_store.contract import DamagedStoreError, StoreError
 from pyx.core import counters as count
 from pyx.core import work
-from pyx.core.allocator import trim_memory, tune_allocator
+from pyx.core.allocator import tune_allocator
 from pyx.core.peer import sibling
-from pyx.core.work import STEP, callback, spend
+from pyx.core.work import callback
 from pyx.io.reactor import Reactor
 from pyx.protocol.wire import refuse_disallowed
-from shards import handoff, stacks
+from shards import stacks
 from shards.descriptors import left_for_connections
 from shards.signals import ignore_with_a_line
 from shards.worker_channel import WorkerChannel
-from zmq_mesh.links import LinkLimits
-from zmq_mesh.sockets import Mesh
 
 if TYPE_CHECKING:
     from broker.config.settings import Settings
-    from pyx.delivery.connection import Connection
 
 __all__ = ["run"]
 
@@ -63,24 +53,9 @@ _TIMER_SECONDS = 0.1
 _ALL_AT_ONCE = 1 << 62
 """ns: nobody is served any more between the ends of all connections."""
 _REFUSED_AT_ONCE = 256
-_TRIM_SECONDS_FIRST = 1.0  # recovery has used more than what it left
-_TRIM_SECONDS = 10.0
 _MEASURE_SECONDS = 1.0
-_MEMORY_ROOM_AGAIN = 0.95  # of worker_memory_bytes_max: from there on all is as before
 _NO_STORE = 1
-_CLOSING = 3
 _LAST_COMMIT_SECONDS = 1.0
-_PAGE_BYTES = os.sysconf("SC_PAGESIZE")
-_SPEC = struct.Struct("qqqq")
-_libc = ctypes.CDLL(None, use_errno=True)
-_TFD_NONBLOCK = 0o4000
-_TFD_CLOEXEC = 0o2000000
-
-
-def _anonymous_bytes() -> int:
-    """Resident memory of this process that is no file's: its own, not the code it shares."""
-    resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
-    return (int(resident) - int(shared)) * _PAGE_BYTES
 
 
 def run(channel: WorkerChannel) -> int:
@@ -112,18 +87,6 @@ def _recovered(channel: WorkerChannel) -> Worker:
         return Worker(channel, repair=str(error))
 
 
-class _Waiting:
-    """A connection whose home did not take it yet."""
-
-    __slots__ = ("conn", "deadline", "raw", "worker")
-
-    def __init__(self, conn: Connection, worker: int, raw: bytes, deadline: float) -> None:
-        self.conn = conn
-        self.worker = worker
-        self.raw = raw
-        self.deadline = deadline
-
-
 class Worker:
     """Sockets, time and mesh around one Node."""
 
@@ -149,8 +112,7 @@ class Worker:
             int(now * 1000),
             int(now * 1000) + channel.clock.ahead_ms,
             channel.row,
-            self._hand_over,
-            channel.clock.cell,
+            clock_cell=channel.clock.cell,
         )
         self.node.counters.set(count.INCARNATION, channel.incarnation)
         self.node.recording.started()
@@ -165,19 +127,14 @@ class Worker:
         self.node.peers_changed = self._peers_changed
         self.hashes = HashPool(settings.limits.auth_threads_max)
         self.node.authenticating.submit = self.hashes.submit
-        self.mesh: Mesh | None = None
+        self._mesh: WorkerMesh | None = None
         self._listening = False
         self._stopping = False
-        self._waiting: list[_Waiting] = []
-        self._trim_at = now + _TRIM_SECONDS_FIRST
+        self._handoffs = Handoffs(channel, self.node, self.reactor, self.log)
+        self.node.hand_over = self._handoffs.hand_over
+        self._memory = Memory(self.node, self.log, now)
         self._measure_at = now
-        self._drain_soon = False
         self._over_bound: dict[str, tuple[int, str | None]] = {}
-        # coalescing
-        self._timerfd = -1
-        self._armed = False
-        self._sent_at = 0.0
-        self._coalesce = settings.limits.mesh_coalesce_microseconds_max * 1e-6
         self._schedulers = (Scheduler(self.reactor, self.node.replaying), Scheduler(self.reactor, self.node.retaining))
         self._background = BackgroundThread(self.reactor, "archive-reader")
         try:
@@ -209,7 +166,7 @@ class Worker:
         ignore_with_a_line(loop, frozenset({stacks.SIGNAL}), self._on_other_signal)
         loop.add_reader(self.reactor.fileno(), self._poll)
         if channel.workers > 1:
-            self._start_mesh()
+            self._mesh = WorkerMesh(channel, self.node, self.reactor, loop)
         else:
             self._listen()
         self._on_timer()
@@ -233,42 +190,6 @@ class Worker:
         self.channel.failed(f"internal error: {error!r}")
         os._exit(70)
 
-    def _start_mesh(self) -> None:
-        limits = self.settings.limits
-        assert self.node.interest is not None
-        self._timerfd = _libc.timerfd_create(1, _TFD_NONBLOCK | _TFD_CLOEXEC)
-        if self._timerfd < 0:
-            raise OSError(ctypes.get_errno(), "timerfd_create")
-        self.reactor.watch(self._timerfd, self._on_timerfd)
-        kept = kept_links(self.node.context, self.node.set_aside, self.node.peering)
-        self.node.set_aside.tell()
-        self.mesh = Mesh(
-            self.node.context.own,
-            self.node.siblings,
-            self.channel.runtime_dir,
-            self.channel.incarnation,
-            self.node.interest,
-            self.node.peering,
-            LinkLimits(
-                peer_outbox_bytes_max=limits.peer_outbox_bytes_max,
-                handoff_log_bytes_max=limits.handoff_log_bytes_max,
-                link_silence_seconds_max=limits.link_silence_seconds_max,
-                peer_stall_seconds_max=limits.peer_stall_seconds_max,
-            ),
-            time.monotonic(),
-            handoffs=kept.handoffs,
-            received=kept.received,
-            refusals=kept.refusals,
-            drain_bytes_max=limits.tick_peer_bytes_max,
-        )
-        self.node.links = self.mesh.links
-        self.mesh.is_busy = self.node.router.is_round_over
-        self.mesh.is_full = self.node.peering.is_full
-        self.node.router.forward_now = self._forward_soon
-        self.node.flush_mesh = self._flush_mesh
-        for fd in self.mesh.filenos():
-            self.reactor.watch(fd, partial(self._on_mesh, fd))
-
     def _listen(self) -> None:
         if self._listening or self._stopping:
             return
@@ -286,9 +207,9 @@ class Worker:
         self.channel.ready()
 
     def _peers_changed(self) -> None:
-        if self._waiting:
-            self.loop.call_soon(self._retry_handoffs)
-        if not self._listening and self.mesh is not None and all(link.ready for link in self.mesh.links.values()):
+        if self._handoffs.waits:
+            self.loop.call_soon(self._handoffs.retry)
+        if not self._listening and self._mesh is not None and self._mesh.ready:
             self._listen()
 
     @callback("control")
@@ -297,9 +218,8 @@ class Worker:
             event = message["event"]
             if event == "stop":
                 self._stop(float(message.get("seconds", 5.0)))
-            elif event == "sibling_down" and self.mesh is not None:
-                self.mesh.down(sibling(int(message["worker"])), int(message["incarnation"]))
-                self.reactor.finish()
+            elif event == "sibling_down" and self._mesh is not None:
+                self._mesh.down(sibling(int(message["worker"])), int(message["incarnation"]))
             elif event == "reload":
                 self.channel.tell("reloaded", number=message["number"], reason=self._reload(message["settings"]))
             elif event == "ask":
@@ -329,7 +249,8 @@ class Worker:
         self._tell_reactor()
         refuse_disallowed(settings.refuse_disallowed_characters)
         self.log.configure(settings.log_level, settings.limits.log_lines_per_second_max)
-        self._coalesce = settings.limits.mesh_coalesce_microseconds_max * 1e-6
+        if self._mesh is not None:
+            self._mesh.reload()
         self.log.info("reloaded")
         return None
 
@@ -354,7 +275,9 @@ class Worker:
         """Accept nothing more, answer what was accepted, say DISCONNECT 0x8B to v5 clients, end."""
         if self._stopping:
             return
-        self._stopping = True
+        self._stopping = self._handoffs.is_stopping = True
+        if self._mesh is not None:
+            self._mesh.acknowledges = False
         self.log.info("stopping", connections=len(self.reactor))
         self.reactor.stop_listening()
         for listener in self.channel.listeners:
@@ -406,19 +329,16 @@ class Worker:
         self.node.router.commit(True)
         self.store.close()
         self._starting.log_store()
-        if self.mesh is not None:
-            for fd in (self._timerfd, *self.mesh.filenos()):
-                self.reactor.unwatch(fd)
-            self.mesh.close()
-            self.mesh = None
+        if self._mesh is not None:
+            self._mesh.close()
+            self._mesh = None
 
     # ------------------------------------------------------------ the tick
 
     def _poll(self) -> None:
         if self.stopped.done():
             return
-        if self.mesh is not None and not self.mesh.awake(time.monotonic()):
-            self._on_mesh(self.mesh.fileno)
+        if self._mesh is not None and not self._mesh.awake():
             return
         self.reactor.poll()
 
@@ -438,21 +358,18 @@ class Worker:
             return
         now = time.monotonic()
         self.channel.heartbeat[0] += 1
-        if self.mesh is not None:
-            self.mesh.tick(now)
-            self._mesh_state()
+        if self._mesh is not None:
+            self._mesh.tick(now)
         self.reactor.run_timers()
-        if self._waiting:
-            self._retry_handoffs()
-        if now >= self._trim_at:
-            self._trim_at = now + _TRIM_SECONDS
-            trim_memory()
+        if self._handoffs.waits:
+            self._handoffs.retry()
+        self._memory.trim(now)
         if now >= self._measure_at:
             self._measure_at = now + _MEASURE_SECONDS
-            self._measure_memory()
+            self._memory.measure()
             if work.COUNTED:
                 self._tell_work()
-            self.node.gauges.update(len(self.reactor), self.mesh.frames_malformed if self.mesh is not None else 0)
+            self.node.gauges.update(len(self.reactor), self._mesh.frames_malformed if self._mesh is not None else 0)
         self.loop.call_later(_TIMER_SECONDS, self._on_timer)
 
     def _tell_work(self) -> None:
@@ -463,181 +380,11 @@ class Worker:
             for kind, (ns, what) in over.items():
                 self.log.error("callback_over_bound", callback=kind, milliseconds=ns / 1_000_000, what=what)
 
-    def _measure_memory(self) -> None:
-        most = self.settings.limits.worker_memory_bytes_max
-        was_full = self.node.router.is_memory_full
-        if not most:
-            if was_full:
-                self.log.warning("memory_has_room")
-                self.node.set_memory_full(False)
-            return
-        used = _anonymous_bytes()
-        if used >= most:
-            trim_memory()  # what is free but not given back is no reason
-            used = _anonymous_bytes()
-        if used >= most:
-            self.node.counters.add(count.MEMORY_SECONDS)
-        if used >= most and not was_full:
-            self.log.warning("memory_full", bytes=used, worker_memory_bytes_max=most)
-            self.node.set_memory_full(True)
-        elif was_full and used < most * _MEMORY_ROOM_AGAIN:
-            self.log.warning("memory_has_room", bytes=used)
-            self.node.set_memory_full(False)
-
-    # ------------------------------------------------------------ the mesh
-
-    @callback("mesh")
-    def _on_mesh(self, fd: int) -> None:
-        mesh = self.mesh
-        assert mesh is not None
-        now = time.monotonic()
-        if mesh.readable(fd, now) and not self._drain_soon:
-            self._drain_soon = True
-            self.node.counters.add(count.TICK_PEER_CARRIED)
-            self.reactor.leave = True
-            self.loop.call_soon(self._drain_again)
-        self._mesh_state()
-        self.reactor.finish()
-        # Once the clients are gone a sibling must not tell its publishers that their messages have been taken here.
-        if not self._stopping and self.node.peering.commit():
-            self._forward_soon()
-
-    def _drain_again(self) -> None:
-        self._drain_soon = False
-        if self.mesh is None:
-            return
-        self._on_mesh(self.mesh.fileno)
-
-    def _mesh_state(self) -> None:
-        router = self.node.router
-        assert self.mesh is not None
-        for peer, link in self.mesh.links.items():
-            router.peer_full(peer, link.full)
-
-    def _forward_soon(self) -> None:
-        """Send what siblings get: at once when nothing left for a while, else with what comes.
-
-        Under load the ticks themselves come often enough, and each new deadline replaces the timer's last: it fires in
-        a lull.
-        """
-        wait = self._sent_at + self._coalesce - time.monotonic()
-        if wait <= 0:
-            self._armed = False
-            self.node.forward()
-            if self.node.store.keeps:
-                self.reactor.finish()  # a link may have stored something
-        elif not self._armed:
-            self._armed = True
-            _libc.timerfd_settime(self._timerfd, 0, _SPEC.pack(0, 0, 0, max(1000, int(wait * 1e9))), None)
-
-    @callback("forward")
-    def _on_timerfd(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._timerfd, 8)
-        if self._armed:
-            self._armed = False
-            self.node.forward()
-
-    def _flush_mesh(self) -> None:
-        assert self.mesh is not None
-        self._sent_at = now = time.monotonic()
-        self.mesh.flush(now)
-
-    # ------------------------------------------------------------ connections that live elsewhere
-
-    def _hand_over(self, conn: Connection, worker: int, raw: bytes) -> None:
-        deadline = time.monotonic() + min(
-            self.settings.limits.handoff_seconds_max,
-            max(0.0, self.settings.limits.connect_seconds_max - (self.node.router.now_ms - conn.opened) / 1000),
-        )
-        waiting = _Waiting(conn, worker, raw, deadline)
-        if not self._pass_on(waiting):
-            if len(self._waiting) >= self.settings.limits.handoff_pending_max:
-                self.node.counters.add(count.HANDOFFS_REFUSED)
-                self.node.closing.unavailable(conn, "its worker is busy")
-            else:
-                self._waiting.append(waiting)
-
-    def _pass_on(self, waiting: _Waiting) -> bool:
-        conn = waiting.conn
-        if not self.node.is_ready(sibling(waiting.worker)):  # down, stopped, or not heard yet: it may never take it
-            return False
-        host, _, port = conn.address.rpartition(":")
-        try:
-            sent = handoff.send(
-                self.channel.handoff_send[waiting.worker],
-                conn.fd,
-                waiting.raw + conn.unread(),
-                waiting.deadline - time.monotonic(),
-                (host.strip("[]"), int(port or 0)),
-                conn.listener,
-            )
-        except OSError as error:
-            self.log.error("handoff_failed", worker_to=waiting.worker, reason=str(error))
-            return False
-        if sent:
-            self.node.counters.add(count.CONNECTIONS_HANDED_OVER)
-            self.reactor.release(conn)
-        return sent
-
-    @callback("handoff")
-    def _retry_handoffs(self) -> None:
-        now = time.monotonic()
-        kept = []
-        spend(len(self._waiting) * STEP)
-        for waiting in self._waiting:
-            if waiting.conn.fd < 0:
-                continue
-            self.node.guard(waiting.conn, self._try_again, waiting, now >= waiting.deadline)
-            if waiting.conn.fd >= 0 and waiting.conn.state < _CLOSING:
-                kept.append(waiting)
-        self._waiting = kept
-        self.reactor.finish()
-
-    def _try_again(self, waiting: _Waiting, is_late: bool) -> None:
-        if is_late:
-            self.node.counters.add(count.HANDOFF_TIMEOUTS)
-            self.node.closing.unavailable(waiting.conn, "its worker did not take it in time")
-        else:
-            self._pass_on(waiting)
-
     @callback("handoff")
     def _on_handoff(self) -> None:
-        if self.mesh is not None and not self.mesh.awake(time.monotonic()):
-            self._on_mesh(self.mesh.fileno)
+        if self._mesh is not None and not self._mesh.awake():
             return
-        for _ in range(64):
-            try:
-                came = handoff.receive(self.channel.handoff_receive)
-            except handoff.HandoffLost as lost:
-                self.log.error("handoff_lost", reason=str(lost))
-                continue
-            if came is None:
-                break
-            try:
-                self._take_in(came)
-            except OSError as error:  # the descriptor is closed: it cannot be watched
-                self.log.error("handoff_lost", reason=str(error))
-        self.reactor.finish()
-
-    def _take_in(self, came: handoff.HandedOver) -> None:
-        self.node.counters.add(count.CONNECTIONS_TAKEN_IN)
-        if self._stopping or len(self.reactor) >= self.reactor.connections_max:
-            if not self._stopping:
-                self.node.counters.add(count.CONNECTIONS_REFUSED)
-                self.node.too_many_connections()
-            os.close(came.fd)
-            return
-        conn = self.reactor.adopt(came.fd, b"", max(0, int(came.remaining_seconds * 1000)), came.listener)
-        self.node.guard(conn, self._go_on, conn, came)
-
-    def _go_on(self, conn: Connection, came: handoff.HandedOver) -> None:
-        if came.remaining_seconds <= 0:
-            self.node.counters.add(count.HANDOFF_TIMEOUTS)
-            self.node.dispatch.learn_version(conn, came.unread)
-            self.node.closing.unavailable(conn, "its worker did not take it in time")
-        else:
-            self.node.dispatch.feed(conn, came.unread, True)
+        self._handoffs.take_in()
 
 
 if sys.platform != "linux":  # pragma: no cover

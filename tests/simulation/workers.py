@@ -3,8 +3,8 @@ drives them.
 
 What is the real thing: Node with all of pyx but the reactor, Link, and of zmq_mesh.sockets.Mesh everything but the
 sockets (awake, flush, tick, down). What is imitated, and must be kept in sync: the reactor's end of a round and its
-reading (pyx.io.reactor.round_end, close_asked, flush, read) and broker.worker.process.Worker (its tick, coalescing,
-hand-off).
+reading (pyx.io.reactor.round_end, close_asked, flush, read), broker.worker.process.Worker (its tick), and beside it
+mesh.WorkerMesh (coalescing) and handoffs.Handoffs.
 
 A worker ends between two ticks. What its end means:
 
@@ -505,7 +505,7 @@ class Worker:
         del self.lines[conn]
         line.end_down()
 
-    # ------------------------------------------------------------ timers and mesh (broker.worker.process)
+    # ------------------------------------------------------------ timers and mesh (broker.worker.process and .mesh)
 
     def _listen(self) -> None:
         if not self.listening:

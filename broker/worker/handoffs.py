@@ -1,0 +1,152 @@
+"""Connections that live elsewhere: passed on to the worker that is their home, taken in where they are at home.
+
+One whose home does not take it yet waits here, unread, for at most handoff_seconds_max. `shards.handoff` has what goes
+over the sockets.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from pyx.core import counters as count
+from pyx.core.peer import sibling
+from pyx.core.work import STEP, callback, spend
+from shards import handoff
+
+if TYPE_CHECKING:
+    from broker.logs import Log
+    from broker.worker.core import Node
+    from pyx.delivery.connection import Connection
+    from pyx.io.reactor import Reactor
+    from shards.worker_channel import WorkerChannel
+
+__all__ = ["Handoffs"]
+
+_CLOSING = 3
+_TAKEN_AT_ONCE = 64
+
+
+class _Waiting:
+    """A connection whose home did not take it yet."""
+
+    __slots__ = ("conn", "deadline", "raw", "worker")
+
+    def __init__(self, conn: Connection, worker: int, raw: bytes, deadline: float) -> None:
+        self.conn = conn
+        self.worker = worker
+        self.raw = raw
+        self.deadline = deadline
+
+
+class Handoffs:
+    """Of one worker, both ways."""
+
+    def __init__(self, channel: WorkerChannel, node: Node, reactor: Reactor, log: Log) -> None:
+        self._channel = channel
+        self._node = node
+        self._reactor = reactor
+        self._log = log
+        self._waiting: list[_Waiting] = []
+        self.is_stopping = False
+        """Nothing is taken in any more."""
+
+    def hand_over(self, conn: Connection, worker: int, raw: bytes) -> None:
+        """Pass a connection, and the bytes of its CONNECT, to its home: now, or as soon as that takes it."""
+        limits = self._node.settings.limits
+        deadline = time.monotonic() + min(
+            limits.handoff_seconds_max,
+            max(0.0, limits.connect_seconds_max - (self._node.router.now_ms - conn.opened) / 1000),
+        )
+        waiting = _Waiting(conn, worker, raw, deadline)
+        if not self._pass_on(waiting):
+            if len(self._waiting) >= limits.handoff_pending_max:
+                self._node.counters.add(count.HANDOFFS_REFUSED)
+                self._node.closing.unavailable(conn, "its worker is busy")
+            else:
+                self._waiting.append(waiting)
+
+    def _pass_on(self, waiting: _Waiting) -> bool:
+        conn = waiting.conn
+        if not self._node.is_ready(sibling(waiting.worker)):  # down, stopped, or not heard yet: it may never take it
+            return False
+        host, _, port = conn.address.rpartition(":")
+        try:
+            sent = handoff.send(
+                self._channel.handoff_send[waiting.worker],
+                conn.fd,
+                waiting.raw + conn.unread(),
+                waiting.deadline - time.monotonic(),
+                (host.strip("[]"), int(port or 0)),
+                conn.listener,
+            )
+        except OSError as error:
+            self._log.error("handoff_failed", worker_to=waiting.worker, reason=str(error))
+            return False
+        if sent:
+            self._node.counters.add(count.CONNECTIONS_HANDED_OVER)
+            self._reactor.release(conn)
+        return sent
+
+    @property
+    def waits(self) -> bool:
+        """Whether a connection's home did not take it yet."""
+        return bool(self._waiting)
+
+    @callback("handoff")
+    def retry(self) -> None:
+        """Their homes may take those that wait; who has waited for too long is told."""
+        now = time.monotonic()
+        kept = []
+        spend(len(self._waiting) * STEP)
+        for waiting in self._waiting:
+            if waiting.conn.fd < 0:
+                continue
+            self._node.guard(waiting.conn, self._try_again, waiting, now >= waiting.deadline)
+            if waiting.conn.fd >= 0 and waiting.conn.state < _CLOSING:
+                kept.append(waiting)
+        self._waiting = kept
+        self._reactor.finish()
+
+    def _try_again(self, waiting: _Waiting, is_late: bool) -> None:
+        if is_late:
+            self._node.counters.add(count.HANDOFF_TIMEOUTS)
+            self._node.closing.unavailable(waiting.conn, "its worker did not take it in time")
+        else:
+            self._pass_on(waiting)
+
+    def take_in(self) -> None:
+        """Connections have come."""
+        for _ in range(_TAKEN_AT_ONCE):
+            try:
+                came = handoff.receive(self._channel.handoff_receive)
+            except handoff.HandoffLost as lost:
+                self._log.error("handoff_lost", reason=str(lost))
+                continue
+            if came is None:
+                break
+            try:
+                self._adopt(came)
+            except OSError as error:  # the descriptor is closed: it cannot be watched
+                self._log.error("handoff_lost", reason=str(error))
+        self._reactor.finish()
+
+    def _adopt(self, came: handoff.HandedOver) -> None:
+        self._node.counters.add(count.CONNECTIONS_TAKEN_IN)
+        if self.is_stopping or len(self._reactor) >= self._reactor.connections_max:
+            if not self.is_stopping:
+                self._node.counters.add(count.CONNECTIONS_REFUSED)
+                self._node.too_many_connections()
+            os.close(came.fd)
+            return
+        conn = self._reactor.adopt(came.fd, b"", max(0, int(came.remaining_seconds * 1000)), came.listener)
+        self._node.guard(conn, self._go_on, conn, came)
+
+    def _go_on(self, conn: Connection, came: handoff.HandedOver) -> None:
+        if came.remaining_seconds <= 0:
+            self._node.counters.add(count.HANDOFF_TIMEOUTS)
+            self._node.dispatch.learn_version(conn, came.unread)
+            self._node.closing.unavailable(conn, "its worker did not take it in time")
+        else:
+            self._node.dispatch.feed(conn, came.unread, True)

@@ -1,0 +1,64 @@
+"""The memory of a worker's process: what is free is given back, and worker_memory_bytes_max is watched."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyx.core import counters as count
+from pyx.core.allocator import trim_memory
+
+if TYPE_CHECKING:
+    from broker.logs import Log
+    from broker.worker.core import Node
+
+__all__ = ["Memory"]
+
+_TRIM_SECONDS_FIRST = 1.0  # recovery has used more than what it left
+_TRIM_SECONDS = 10.0
+_ROOM_AGAIN = 0.95  # of worker_memory_bytes_max: from there on all is as before
+_PAGE_BYTES = os.sysconf("SC_PAGESIZE")
+
+
+class Memory:
+    """Of one worker. `now`: monotonic seconds."""
+
+    def __init__(self, node: Node, log: Log, now: float) -> None:
+        self._node = node
+        self._log = log
+        self._trim_at = now + _TRIM_SECONDS_FIRST
+
+    def trim(self, now: float) -> None:
+        """Give back what is free, if that is due."""
+        if now >= self._trim_at:
+            self._trim_at = now + _TRIM_SECONDS
+            trim_memory()
+
+    def measure(self) -> None:
+        """Tell the node whether it is full."""
+        most = self._node.settings.limits.worker_memory_bytes_max
+        was_full = self._node.router.is_memory_full
+        if not most:
+            if was_full:
+                self._log.warning("memory_has_room")
+                self._node.set_memory_full(False)
+            return
+        used = _anonymous_bytes()
+        if used >= most:
+            trim_memory()  # what is free but not given back is no reason
+            used = _anonymous_bytes()
+        if used >= most:
+            self._node.counters.add(count.MEMORY_SECONDS)
+        if used >= most and not was_full:
+            self._log.warning("memory_full", bytes=used, worker_memory_bytes_max=most)
+            self._node.set_memory_full(True)
+        elif was_full and used < most * _ROOM_AGAIN:
+            self._log.warning("memory_has_room", bytes=used)
+            self._node.set_memory_full(False)
+
+
+def _anonymous_bytes() -> int:
+    """Resident memory of this process that is no file's: its own, not the code it shares."""
+    resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
+    return (int(resident) - int(shared)) * _PAGE_BYTES

@@ -1,0 +1,182 @@
+"""The mesh of one worker on its reactor: its sockets watched, what comes drained and routed, and when a batch leaves.
+
+What comes is treated as what clients send is: drained within a budget, routed, committed, acknowledged.
+
+When a batch leaves: at once when the mesh was quiet, else after up to mesh_coalesce_microseconds_max, by a timerfd
+(the loop's own timers are too coarse): one message per wake-up makes three threads wake for each crossing, and
+gathering pays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import struct
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from broker.persistence.handoff_log import kept_links
+from pyx.core import counters as count
+from pyx.core.work import callback
+from zmq_mesh.links import LinkLimits
+from zmq_mesh.sockets import Mesh
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from broker.worker.core import Node
+    from pyx.core.peer import Peer
+    from pyx.io.reactor import Reactor
+    from shards.worker_channel import WorkerChannel
+
+__all__ = ["WorkerMesh"]
+
+_SPEC = struct.Struct("qqqq")
+_libc = ctypes.CDLL(None, use_errno=True)
+_TFD_NONBLOCK = 0o4000
+_TFD_CLOEXEC = 0o2000000
+
+
+class WorkerMesh:
+    """Of a worker that has siblings, from its start on."""
+
+    def __init__(self, channel: WorkerChannel, node: Node, reactor: Reactor, loop: asyncio.AbstractEventLoop) -> None:
+        self._node = node
+        self._reactor = reactor
+        self._loop = loop
+        self.acknowledges = True
+        """Once the clients are gone a sibling must not tell its publishers that their messages have been taken here."""
+        self._is_open = True
+        self._drain_soon = False
+        self._armed = False
+        self._sent_at = 0.0
+        self.reload()
+        self._timerfd = _libc.timerfd_create(1, _TFD_NONBLOCK | _TFD_CLOEXEC)
+        if self._timerfd < 0:
+            raise OSError(ctypes.get_errno(), "timerfd_create")
+        reactor.watch(self._timerfd, self._on_timerfd)
+        kept = kept_links(node.context, node.set_aside, node.peering)
+        node.set_aside.tell()
+        limits = node.settings.limits
+        assert node.interest is not None
+        self._mesh = Mesh(
+            node.context.own,
+            node.siblings,
+            channel.runtime_dir,
+            channel.incarnation,
+            node.interest,
+            node.peering,
+            LinkLimits(
+                peer_outbox_bytes_max=limits.peer_outbox_bytes_max,
+                handoff_log_bytes_max=limits.handoff_log_bytes_max,
+                link_silence_seconds_max=limits.link_silence_seconds_max,
+                peer_stall_seconds_max=limits.peer_stall_seconds_max,
+            ),
+            time.monotonic(),
+            handoffs=kept.handoffs,
+            received=kept.received,
+            refusals=kept.refusals,
+            drain_bytes_max=limits.tick_peer_bytes_max,
+        )
+        node.links = self._mesh.links
+        self._mesh.is_busy = node.router.is_round_over
+        self._mesh.is_full = node.peering.is_full
+        node.router.forward_now = self._forward_soon
+        node.flush_mesh = self._flush
+        for fd in self._mesh.filenos():
+            reactor.watch(fd, partial(self._readable, fd))
+
+    def reload(self) -> None:
+        """The node has other settings."""
+        self._coalesce = self._node.settings.limits.mesh_coalesce_microseconds_max * 1e-6
+
+    @property
+    def ready(self) -> bool:
+        """Whether every sibling was heard."""
+        return all(link.ready for link in self._mesh.links.values())
+
+    @property
+    def frames_malformed(self) -> int:
+        """Of siblings, since the start."""
+        return self._mesh.frames_malformed
+
+    def awake(self) -> bool:
+        """Called before clients are served: not after a pause, until siblings have answered; they are heard now."""
+        if self._mesh.awake(time.monotonic()):
+            return True
+        self._readable(self._mesh.fileno)
+        return False
+
+    def tick(self, now: float) -> None:
+        """Time passes."""
+        self._mesh.tick(now)
+        self._tell_router()
+
+    def down(self, peer: Peer, incarnation: int) -> None:
+        """The supervisor has reaped that incarnation of a sibling."""
+        self._mesh.down(peer, incarnation)
+        self._reactor.finish()
+
+    def close(self) -> None:
+        """The loop still turns for a moment, and nothing comes here."""
+        for fd in (self._timerfd, *self._mesh.filenos()):
+            self._reactor.unwatch(fd)
+        self._mesh.close()
+        self._is_open = False
+
+    # ------------------------------------------------------------ what comes
+
+    @callback("mesh")
+    def _readable(self, fd: int) -> None:
+        now = time.monotonic()
+        if self._mesh.readable(fd, now) and not self._drain_soon:
+            self._drain_soon = True
+            self._node.counters.add(count.TICK_PEER_CARRIED)
+            self._reactor.leave = True
+            self._loop.call_soon(self._drain_again)
+        self._tell_router()
+        self._reactor.finish()
+        if self.acknowledges and self._node.peering.commit():
+            self._forward_soon()
+
+    def _drain_again(self) -> None:
+        self._drain_soon = False
+        if self._is_open:
+            self._readable(self._mesh.fileno)
+
+    def _tell_router(self) -> None:
+        router = self._node.router
+        for peer, link in self._mesh.links.items():
+            router.peer_full(peer, link.full)
+
+    # ------------------------------------------------------------ what leaves
+
+    def _forward_soon(self) -> None:
+        """Send what siblings get: at once when nothing left for a while, else with what comes.
+
+        Under load the ticks themselves come often enough, and each new deadline replaces the timer's last: it fires in
+        a lull.
+        """
+        wait = self._sent_at + self._coalesce - time.monotonic()
+        if wait <= 0:
+            self._armed = False
+            self._node.forward()
+            if self._node.store.keeps:
+                self._reactor.finish()  # a link may have stored something
+        elif not self._armed:
+            self._armed = True
+            _libc.timerfd_settime(self._timerfd, 0, _SPEC.pack(0, 0, 0, max(1000, int(wait * 1e9))), None)
+
+    @callback("forward")
+    def _on_timerfd(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._timerfd, 8)
+        if self._armed:
+            self._armed = False
+            self._node.forward()
+
+    def _flush(self) -> None:
+        self._sent_at = now = time.monotonic()
+        self._mesh.flush(now)
