@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 from broker.admin.requests import NoAnswer, Paged, Request, encode, page_at, understood
-from broker.config import settings as config
+from broker.config.loading import ENVIRONMENT_CONFIG, load
 from shards.console import Written
 
 __all__ = ["ConsoleClient", "NoBroker", "configured_directory"]
@@ -28,7 +28,7 @@ def configured_directory(file: str | None) -> str:
     """Where a broker with this configuration file (None: MQTTD_CONFIG, or none) has its broker.json. Raises ConfigError
     and, of a store in memory and no `runtime_dir`, NoAnswer: then the broker alone knows.
     """
-    settings = config.load(file or os.environ.get(config.ENVIRONMENT_CONFIG) or None, os.environ)
+    settings = load(file or os.environ.get(ENVIRONMENT_CONFIG) or None, os.environ)
     if settings.store != "memory":
         return settings.data_dir
     if settings.runtime_dir is None:

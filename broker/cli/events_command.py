@@ -25,7 +25,8 @@ import plyvel
 from broker.admin.requests import ListEvents, NoAnswer
 from broker.cli.console_client import ConsoleClient, NoBroker
 from broker.cli.store_command import Place, Unusable, stores_of
-from broker.config import settings as config
+from broker.config.loading import ENVIRONMENT_CONFIG, load
+from broker.config.settings import ConfigError
 from broker.logs import shown
 from leveldb_store.engine.database import told
 from leveldb_store.format import schema
@@ -54,8 +55,8 @@ def main(arguments: Sequence[str]) -> int:
     """
     given = _parser().parse_args(arguments)
     try:
-        file = given.config or os.environ.get(config.ENVIRONMENT_CONFIG)
-        directory = given.data_dir or config.load(file, os.environ).data_dir
+        file = given.config or os.environ.get(ENVIRONMENT_CONFIG)
+        directory = given.data_dir or load(file, os.environ).data_dir
         with ExitStack() as stack:
             for record in heapq.merge(*_sources(directory, given.since, stack), key=itemgetter(0)):
                 event = decode_event(*record)
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
                     break
                 if _is_wanted(event, given):
                     print(_as_json(event) if given.json else _as_text(event))
-    except config.ConfigError as error:
+    except ConfigError as error:
         for line in error.lines:
             print(f"mqttd: {line}", file=sys.stderr)
         return _BAD_USAGE

@@ -22,9 +22,9 @@ from typing import Any
 
 import broker
 from broker.cli import passwd
-from broker.config import settings as config
 from broker.config.addresses import split_address
-from broker.config.settings import WORKERS_MAX, ConfigError, Settings
+from broker.config.loading import ENVIRONMENT_CONFIG, load
+from broker.config.settings import WORKERS_MAX, ConfigError, Settings, restart_needed
 from broker.logs import Log
 from leveldb_store.format.schema import VERSION
 from shards import listening
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             restored: int = importlib.import_module("broker.cli.snapshots").restore_main(arguments[1:])
             return restored
         flags = vars(_parser().parse_args(arguments))
-        file = flags.pop("config", None) or os.environ.get(config.ENVIRONMENT_CONFIG) or None
+        file = flags.pop("config", None) or os.environ.get(ENVIRONMENT_CONFIG) or None
         return _serve(file, flags)
     except _CannotStart as error:
         for line in error.lines:
@@ -161,7 +161,7 @@ def _check_config(arguments: Sequence[str]) -> int:
     parser.add_argument("file", metavar="FILE")
     file = parser.parse_args(arguments).file
     try:
-        settings = config.load(file)
+        settings = load(file)
     except ConfigError as error:
         for line in error.lines:
             print(line, file=sys.stderr)
@@ -261,7 +261,7 @@ def _data_dir(settings: Settings, log: Log) -> DataDir | None:
 
 def _load(file: str | None, flags: Mapping[str, Any]) -> Settings:
     try:
-        return config.load(file, os.environ, flags)
+        return load(file, os.environ, flags)
     except ConfigError as error:
         raise _CannotStart(_BAD_SETTINGS, *error.lines) from None
 
@@ -362,8 +362,8 @@ class _Reload:
 
     def __call__(self) -> Reloaded:
         try:
-            new = _resolved(config.load(self._file, os.environ, self._flags))
-            kept = config.restart_needed(self._settings, new)
+            new = _resolved(load(self._file, os.environ, self._flags))
+            kept = restart_needed(self._settings, new)
             settings = self._settings.reloaded(new.reloadable())
         except ConfigError as error:
             raise ReloadRefused("; ".join(error.lines)) from None

@@ -14,7 +14,7 @@ from typing import Any
 
 from broker.admin.requests import DeleteSession, ListSessions, NoAnswer, ShowSession
 from broker.cli.console_client import ConsoleClient, configured_directory
-from broker.config import settings as config
+from broker.config.settings import ConfigError
 from broker.logs import shown as printable
 from shards.placement import home
 
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
             if given.what == "show":
                 return _show(broker, given.client, given.json)
             return _delete(broker, given.client)
-    except config.ConfigError as error:
+    except ConfigError as error:
         for line in error.lines:
             print(f"mqttd: {line}", file=sys.stderr)
         return _BAD_USAGE

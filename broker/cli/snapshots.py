@@ -21,7 +21,8 @@ from pathlib import Path
 import plyvel
 
 import broker
-from broker.config import settings as config
+from broker.config.loading import ENVIRONMENT_CONFIG, load
+from broker.config.settings import ConfigError
 from leveldb_store.engine.database import told
 from leveldb_store.format import schema
 from leveldb_store.snapshots.clone import CloneError, remove
@@ -63,7 +64,7 @@ def snapshot_main(arguments: Sequence[str]) -> int:
     parser.add_argument("--config", metavar="FILE", help="configuration file of the broker; also MQTTD_CONFIG")
     given = parser.parse_args(arguments)
     with _one_line_each() as (status, interruption):
-        directory = given.data_dir or config.load(given.config or os.environ.get(config.ENVIRONMENT_CONFIG), os.environ)
+        directory = given.data_dir or load(given.config or os.environ.get(ENVIRONMENT_CONFIG), os.environ)
         _snapshot(directory if isinstance(directory, str) else directory.data_dir, Path(given.out), interruption)
     return status[0]
 
@@ -113,7 +114,7 @@ def _one_line_each() -> Iterator[tuple[list[int], _Interruption]]:
     try:
         with interruption.watched():
             yield status, interruption
-    except config.ConfigError as error:
+    except ConfigError as error:
         for line in error.lines:
             print(f"mqttd: {line}", file=sys.stderr)
         status[0] = _BAD_USAGE

@@ -12,8 +12,9 @@ from typing import Any
 import orjson
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.config import settings as config
 from broker.config.addresses import split_address
+from broker.config.loading import ENVIRONMENT_CONFIG, load
+from broker.config.settings import ConfigError
 
 __all__ = ["main"]
 
@@ -43,11 +44,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args(arguments)
     try:
-        address = _address(given.admin, given.config or os.environ.get(config.ENVIRONMENT_CONFIG))
+        address = _address(given.admin, given.config or os.environ.get(ENVIRONMENT_CONFIG))
     except ValueError as error:
         print(f"mqttd: {error}", file=sys.stderr)
         return _BAD_USAGE
-    except config.ConfigError as error:
+    except ConfigError as error:
         for line in error.lines:
             print(f"mqttd: {line}", file=sys.stderr)
         return _BAD_USAGE
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _address(admin: str | None, file: str | None) -> tuple[str, int]:
-    admin = admin or config.load(file, os.environ).admin
+    admin = admin or load(file, os.environ).admin
     if admin == "none":
         raise ValueError("the configuration says admin = none: name the admin interface with --admin")
     try:

@@ -29,7 +29,7 @@ import plyvel
 from broker.admin.requests import NoAnswer, StoreStats
 from broker.cli import archive_checks as archive_inspection
 from broker.cli.console_client import ConsoleClient, NoBroker, configured_directory
-from broker.config import settings as config
+from broker.config.settings import ConfigError
 from broker.persistence.record_checks import CHECKS
 from broker.persistence.set_aside import UNREADABLE
 from leveldb_store.engine.database import told
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str]) -> int:
                 with suppress(NoBroker):
                     return _stats_of_running(directory, given.json)
             stores = stores_of(directory, stack)
-        except config.ConfigError as error:
+        except ConfigError as error:
             for line in error.lines:
                 print(f"mqttd: {line}", file=sys.stderr)
             return _BAD_USAGE

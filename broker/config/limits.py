@@ -1,9 +1,8 @@
 """Every bound of the broker: its default, its unit, what happens at it, and the counter that says how often it did.
 
-The table of docs/reference/configuration.md is generated from this model (`python -m broker.config.settings
---markdown`), the data path reads its part as `pyx.core.limits.Limits`, whose fields `broker.config.data_path` fills by
-their names, and tests/integration/test_limits.py has a scenario that reaches each of them: a field without one fails a
-test.
+The table of docs/reference/configuration.md is generated from this model (`broker.config.reference_page`), the data
+path reads its part as `pyx.core.limits.Limits`, whose fields `broker.config.data_path` fills by their names, and
+tests/integration/test_limits.py has a scenario that reaches each of them: a field without one fails a test.
 """
 
 from __future__ import annotations

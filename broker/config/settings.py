@@ -1,26 +1,18 @@
-"""The settings: what they are, where they come from, and every mistake in them at once.
+"""The settings: what they are, and what of them does not go together.
 
 One model drives everything: what the TOML file may contain, the environment names (MQTTD_PORT,
-MQTTD_LIMITS__PACKET_BYTES_MAX), what a reload may change, and the tables of docs/reference/configuration.md (`python -m
-broker.config.settings --markdown docs/reference/configuration.md`). A new setting is one field with a description; a
-new bound is one field of `Limits` that says what happens at the bound.
-
-Defaults < file < environment < flags. Values are not guessed: a TOML string is no number, `true` is no 1; the text of
-an environment variable is read as the type its key has. Errors are lines `key.path: what is wrong`, each with the
-place it came from.
+MQTTD_LIMITS__PACKET_BYTES_MAX), what a reload may change, and the tables of docs/reference/configuration.md
+(`broker.config.reference_page`). A new setting is one field with a description; a new bound is one field of `Limits`
+that says what happens at the bound. `broker.config.loading` has where they come from.
 """
 
 from __future__ import annotations
 
-import difflib
-import sys
-import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
@@ -39,18 +31,10 @@ from broker.config.protocol import Protocol
 from broker.config.queues import wrong_with
 from broker.config.share_groups import Shared
 
-ENVIRONMENT_PREFIX = "MQTTD_"
-ENVIRONMENT_CONFIG = "MQTTD_CONFIG"
-"""Names the configuration file when --config does not."""
-
-_ENVIRONMENT_OTHERS = ("MQTTD_TEST", "MQTTD_PROFILE", "MQTTD_EXTENSIONS")  # of the build and the tests, no settings
-_KIB = 1024
-_MIB = 1024 * _KIB
-_DAY = 86400
 WORKERS_MAX = 64
 """A set of workers is a word of 64 bits, and a row of counters has places for 64 links."""
-_QUEUE_RULES_MAX = 63
-_TOPIC_RULES_MAX = 64  # one after the other is looked at, for each message that is stored
+QUEUE_RULES_MAX = 63
+TOPIC_RULES_MAX = 64  # one after the other is looked at, for each message that is stored
 
 _RESTART: JsonDict = {"restart": True}  # read once, at the start: a reload keeps the old value
 
@@ -220,10 +204,10 @@ class Settings(BaseModel):
     listener: Annotated[list[Listener], Field(max_length=LISTENERS_MAX - 1)] = Field(
         default_factory=list, json_schema_extra=_RESTART, description="What else is listened on."
     )
-    queue: Annotated[list[QueueRule], Field(max_length=_QUEUE_RULES_MAX)] = Field(
+    queue: Annotated[list[QueueRule], Field(max_length=QUEUE_RULES_MAX)] = Field(
         default_factory=list, description="Other rules for the queues of some Topic Filters."
     )
-    topic: Annotated[list[TopicRule], Field(max_length=_TOPIC_RULES_MAX)] = Field(
+    topic: Annotated[list[TopicRule], Field(max_length=TOPIC_RULES_MAX)] = Field(
         default_factory=list, json_schema_extra=_RESTART, description="Another durability for some topics."
     )
     archive: Annotated[list[ArchiveRule], Field(max_length=ARCHIVE_RULES_MAX)] = Field(
@@ -281,12 +265,12 @@ class Settings(BaseModel):
     def reloadable(self) -> dict[str, Any]:
         """The part a running worker can take over, as JSON types; `reloaded()` is its other end."""
         values = self.model_dump(mode="json")
-        return {name: value for name, value in values.items() if not _needs_restart(Settings.model_fields[name])}
+        return {name: value for name, value in values.items() if not needs_restart(Settings.model_fields[name])}
 
     def reloaded(self, message: Mapping[str, Any]) -> Settings:
         """These settings with another's `reloadable()` part. Raises ConfigError when the two do not go together."""
         settings = Settings.model_validate({**self.model_dump(), **message})
-        if errors := list(_contradictions(settings)):
+        if errors := list(contradictions(settings)):
             raise ConfigError(errors)
         return settings
 
@@ -303,44 +287,12 @@ RULES: dict[str, type[BaseModel]] = {
 """Those of which there may be many (`[[shared]]`); no environment variable says them."""
 
 
-def load(
-    file: str | None,
-    environment: Mapping[str, str] | None = None,
-    flags: Mapping[str, Any] | None = None,
-) -> Settings:
-    """The settings from a TOML file (None: none), environment variables and flags (by top-level key).
-
-    Raises ConfigError with every error found.
-    """
-    errors: list[str] = []
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = {}  # key path -> where its value came from, if not the file
-    if file is not None:
-        values = _read_toml(file)
-    for name, path, text in _from_environment(environment or {}, errors):
-        if _put(values, path, _typed(path, text)):
-            origins[".".join(path)] = name
-    for key, value in (flags or {}).items():
-        values[key] = value
-        origins[key] = "--" + key.replace("_", "-")
-    settings = None
-    try:
-        settings = Settings.model_validate(values)
-    except ValidationError as error:
-        errors += [_line(detail, origins) for detail in error.errors(include_url=False)]
-    if settings is not None:
-        errors += _contradictions(settings)
-    if errors or settings is None:
-        raise ConfigError(errors)
-    return settings
-
-
 def restart_needed(old: Settings, new: Settings) -> list[str]:
     """The keys that differ and that a reload cannot change."""
     fields = Settings.model_fields
-    names = [name for name in fields if _needs_restart(fields[name]) and getattr(old, name) != getattr(new, name)]
+    names = [name for name in fields if needs_restart(fields[name]) and getattr(old, name) != getattr(new, name)]
     for name, field in Limits.model_fields.items():
-        if _needs_restart(field) and getattr(old.limits, name) != getattr(new.limits, name):
+        if needs_restart(field) and getattr(old.limits, name) != getattr(new.limits, name):
             names.append(f"limits.{name}")
     return names
 
@@ -358,8 +310,8 @@ def _admin_errors(settings: Settings) -> Iterator[str]:
         )
 
 
-def _contradictions(settings: Settings) -> Iterator[str]:
-    """What no field can see alone."""
+def contradictions(settings: Settings) -> Iterator[str]:
+    """Errors that no field can see alone."""
     yield from listener_errors(settings.listeners, settings.listener)
     if settings.allow_anonymous is None and settings.password_file is None:
         for each in settings.listeners:
@@ -406,64 +358,6 @@ def _contradictions(settings: Settings) -> Iterator[str]:
         )
 
 
-def _read_toml(file: str) -> dict[str, Any]:
-    try:
-        with open(file, "rb") as opened:
-            return tomllib.load(opened)
-    except OSError as error:
-        raise ConfigError([f"{file}: {error.strerror}"]) from None
-    except UnicodeDecodeError:
-        raise ConfigError([f"{file}: not UTF-8"]) from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError([f"{file}: {error}"]) from None
-
-
-def _from_environment(environment: Mapping[str, str], errors: list[str]) -> Iterator[tuple[str, tuple[str, ...], str]]:
-    """(variable, key path, text) of every variable that names a setting."""
-    known = {_environment_name(path): path for path, _ in leaves()}
-    for name, text in sorted(environment.items()):
-        if not name.startswith(ENVIRONMENT_PREFIX) or name.startswith(_ENVIRONMENT_OTHERS):
-            continue
-        if name == ENVIRONMENT_CONFIG:
-            continue
-        if name in known:
-            yield name, known[name], text
-        else:
-            errors.append(f"{name}: no such setting{_suggestion(name, list(known))} (environment)")
-
-
-def _environment_name(path: tuple[str, ...]) -> str:
-    return ENVIRONMENT_PREFIX + "__".join(path).upper()
-
-
-def _put(values: dict[str, Any], path: tuple[str, ...], value: object) -> bool:
-    *tables, key = path
-    for table in tables:
-        inner = values.setdefault(table, {})
-        if not isinstance(inner, dict):
-            return False  # the file has something else there, which validation names
-        values = inner
-    values[key] = value
-    return True
-
-
-def _typed(path: tuple[str, ...], text: str) -> object:
-    """A variable's text as the type of its key; if it is none the text itself, which validation will name."""
-    annotation = dict(leaves())[path].annotation
-    kinds = {annotation, *get_args(annotation)}
-    if get_origin(annotation) is list:
-        return [part.strip() for part in text.split(",")]
-    if bool in kinds:
-        return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(text.lower(), text)
-    for kind in (int, float):
-        if kind in kinds:
-            try:
-                return kind(text)
-            except ValueError:
-                return text
-    return text
-
-
 def leaves() -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
     """(key path, field) of every setting that has a value of its own."""
     for name, field in Settings.model_fields.items():
@@ -474,142 +368,7 @@ def leaves() -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
             yield (table, name), field
 
 
-def _line(detail: Any, origins: Mapping[str, str]) -> str:
-    """One line for one of pydantic's error details."""
-    location = [str(part) for part in detail["loc"] if not isinstance(part, int)]
-    path = ".".join(location)
-    if detail["type"] == "extra_forbidden":
-        known = [*TABLES, *RULES, *(f"{rule}.{name}" for rule, model in RULES.items() for name in model.model_fields)]
-        known += [".".join(leaf) for leaf, _ in leaves()]
-        return f"{path}: unknown key{_suggestion(path, known)}"
-    message = detail["msg"][0].lower() + detail["msg"][1:]
-    given = detail["input"]
-    shown = f", not {given!r}" if isinstance(given, str | int | float | bool) else ""
-    origin = f" (from {origins[path]})" if path in origins else ""
-    return f"{path}: {message}{shown}{origin}"
-
-
-def _suggestion(name: str, known: list[str]) -> str:
-    """`; did you mean ...?` when something known is close: the whole path, or the last part in another table."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
-    if not close:
-        by_key = {path.rpartition(".")[2]: path for path in known}
-        close = [
-            by_key[key] for key in difflib.get_close_matches(name.rpartition(".")[2], list(by_key), n=1, cutoff=0.75)
-        ]
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-def _needs_restart(field: FieldInfo) -> bool:
+def needs_restart(field: FieldInfo) -> bool:
+    """Whether a reload keeps the old value."""
     extra = field.json_schema_extra
     return isinstance(extra, dict) and bool(extra.get("restart"))
-
-
-# -- the tables of docs/reference/configuration.md
-
-_BEGIN = "<!-- generated: python -m broker.config.settings --markdown docs/reference/configuration.md -->"
-_END = "<!-- end of what is generated -->"
-
-
-def markdown() -> str:
-    """The tables of all settings."""
-    parts = []
-    for table in ((), *((name,) for name in TABLES if name != "limits")):
-        parts.append(f"### {TABLES[table[0]].__name__ if table else 'Settings'}\n")
-        if table:
-            parts.append(f"In the table `[{table[0]}]` of the file. {TABLES[table[0]].__doc__}\n")
-        parts.append("| key | default | environment | reload | meaning |\n|---|---|---|---|---|")
-        for path, field in leaves():
-            if path[:-1] == table:
-                reload = "no" if _needs_restart(field) else "yes"
-                default = _shown(field.default)
-                name = _environment_name(path)
-                parts.append(f"| `{path[-1]}` | {default} | `{name}` | {reload} | {_meaning(field)} |")
-        parts.append("")
-    parts += _limits_markdown()
-    parts += _rules_markdown("Listeners", "listener", f"at most {LISTENERS_MAX - 1}; a change needs a restart")
-    parts += _rules_markdown("Strategies of share groups", "shared", "a reload takes them over")
-    parts += _rules_markdown("Rules for full queues", "queue", f"at most {_QUEUE_RULES_MAX}; a reload takes them over")
-    parts += _rules_markdown("Durability of topics", "topic", f"at most {_TOPIC_RULES_MAX}; a change needs a restart")
-    parts += _rules_markdown("Archive", "archive", f"at most {ARCHIVE_RULES_MAX}; a change needs a restart")
-    return "\n".join(parts)
-
-
-def _limits_markdown() -> Iterator[str]:
-    yield "### Limits\n"
-    yield (
-        f"In the table `[limits]` of the file. {Limits.__doc__} A reload changes all but those marked (restart). "
-        "*Counter*: the number in the shared rows that says how often the bound was reached, or the log event where "
-        "only the log has it.\n"
-    )
-    yield "| key | default | unit | counter | what it bounds | at the bound |\n|---|---|---|---|---|---|"
-    for name, field in Limits.model_fields.items():
-        extra = field.json_schema_extra
-        assert isinstance(extra, dict)
-        unit = str(extra["unit"])
-        kind, _, counted = str(extra["counter"]).rpartition(" ")
-        counter = f"{kind} `{counted}`".strip() if counted else "-"
-        restart = " (restart)" if _needs_restart(field) else ""
-        shown = _shown(field.default, unit)
-        yield f"| `{name}` | {shown} | {unit} | {counter} | {field.description}.{restart} | {extra['beyond']} |"
-    yield ""
-
-
-def _rules_markdown(title: str, table: str, which: str) -> Iterator[str]:
-    model = RULES[table]
-    yield f"### {title}\n"
-    yield f"Tables `[[{table}]]` of the file; {which}. {' '.join((model.__doc__ or '').split())}\n"
-    yield "| key | default | meaning |\n|---|---|---|"
-    for name, field in model.model_fields.items():
-        default = "required" if field.is_required() else _shown(field.default)
-        yield f"| `{name}` | {default} | {_meaning(field)} |"
-    yield ""
-
-
-def _meaning(field: FieldInfo) -> str:
-    choices = [repr(choice) for choice in get_args(field.annotation) if isinstance(choice, str)]
-    listed = f" One of {', '.join(choices)}.".replace("'", "`") if len(choices) > 1 else ""
-    return f"{field.description}{listed}"
-
-
-def _shown(value: object, unit: str = "") -> str:
-    if value is None:
-        return "not set"
-    if isinstance(value, bool):
-        return f"`{value}`".lower()
-    if isinstance(value, int):
-        for name, size in (("MiB", _MIB), ("KiB", _KIB)):
-            if unit == "bytes" and value >= size and value % size == 0:
-                return f"`{value}` ({value // size} {name})"
-        if unit == "seconds" and value >= _DAY and value % _DAY == 0:
-            return f"`{value}` ({value // _DAY} days)"
-        return f"`{value}`"
-    if isinstance(value, float):
-        return f"`{value:g}`"
-    return f"`{value}`".replace("'", '"')
-
-
-def with_tables(document: str) -> str:
-    """A document with its generated part made anew. Raises ValueError when it has no place for it."""
-    before, begin, rest = document.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not begin or not end:
-        raise ValueError(f"the document has no lines {_BEGIN!r} and {_END!r}")
-    return f"{before}{begin}\n\n{markdown()}\n{end}{after}"
-
-
-def _main(arguments: list[str]) -> int:
-    match arguments:
-        case ["--markdown"]:
-            print(markdown())
-        case ["--markdown", file]:
-            path = Path(file)
-            path.write_text(with_tables(path.read_text()))
-        case _:
-            print("usage: python -m broker.config.settings --markdown [FILE]", file=sys.stderr)
-            return 2
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(_main(sys.argv[1:]))

@@ -76,7 +76,7 @@ STATUSES: dict[str, tuple[str, dict[int, str]]] = {
 
 #: Class of an error -> of which command and status its lines are, and what to do.
 ERRORS: dict[str, tuple[str, str]] = {
-    "broker.config.settings.ConfigError": (
+    "broker.config.loading.ConfigError": (
         "whatever reads settings, 2",
         "Correct the file, the variable or the flag: the line names its place, as `limits.inflight_max: ...`.",
     ),

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker import logs
-from broker.config.settings import load
+from broker.config.loading import load
 from broker.logs import Level, Log, Sink, StandardLibrary
 
 TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")

@@ -9,7 +9,7 @@ import pytest
 from broker import auth
 from broker.auth.chain import Chain
 from broker.auth.contract import Backend, CredentialsError, Verifier
-from broker.config import settings as config
+from broker.config.loading import load
 from broker.config.settings import ConfigError, Settings
 from tests.sansio import Host
 from tests.unit.broker.auth.test_password_file import PBKDF2
@@ -102,6 +102,6 @@ def test_a_new_back_end_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: P
             assert peer.session.details.username == name
     users.write_text("alice:nothing\n")
     with pytest.raises(ConfigError) as caught:
-        config.load(None, {}, {"password_file": str(users), "data_dir": "wrong"})
+        load(None, {}, {"password_file": str(users), "data_dir": "wrong"})
     assert [line.partition(":")[0] for line in caught.value.lines] == ["password_file", "data_dir"]
     assert isinstance(Settings(password_file=None, data_dir="x").credentials, Chain)

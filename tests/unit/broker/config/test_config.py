@@ -12,8 +12,10 @@ import pytest
 
 from broker.config import settings as config
 from broker.config.addresses import is_loopback
+from broker.config.loading import load
 from broker.config.queues import covers, first_rule
-from broker.config.settings import ConfigError, Settings, load, restart_needed
+from broker.config.reference_page import with_tables
+from broker.config.settings import ConfigError, Settings, restart_needed
 from leveldb_store.engine.database import Options
 from pyx.core.counters import NAMES
 from tests.broker_process import ROOT
@@ -455,8 +457,8 @@ def test_the_first_queue_rule_in_order_decides() -> None:
 
 def test_the_documentation_has_the_tables_of_today() -> None:
     path = ROOT / "docs" / "reference" / "configuration.md"
-    assert config.with_tables(path.read_text()) == path.read_text(), (
-        "run: python -m broker.config.settings --markdown docs/reference/configuration.md"
+    assert with_tables(path.read_text()) == path.read_text(), (
+        "run: python -m broker.config.reference_page --markdown docs/reference/configuration.md"
     )
 
 

@@ -9,8 +9,9 @@ from pydantic import BaseModel
 
 from broker.config import data_path
 from broker.config.limits import Limits as Bounds
+from broker.config.loading import load
 from broker.config.protocol import Protocol
-from broker.config.settings import ConfigError, QueueRule, Settings, load
+from broker.config.settings import ConfigError, QueueRule, Settings
 from broker.testing import Mqttd
 from pyx.core.limits import Limits
 from tests.broker_process import KIND

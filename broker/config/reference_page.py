@@ -1,0 +1,133 @@
+"""docs/reference/configuration.md: its tables, made of the models of the settings.
+
+python -m broker.config.reference_page --markdown docs/reference/configuration.md
+
+A test fails where the page is not that of today.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+from pydantic.fields import FieldInfo
+
+from broker.config.archive import ARCHIVE_RULES_MAX
+from broker.config.limits import Limits
+from broker.config.listeners import LISTENERS_MAX
+from broker.config.loading import environment_name
+from broker.config.settings import QUEUE_RULES_MAX, RULES, TABLES, TOPIC_RULES_MAX, leaves, needs_restart
+
+__all__ = ["markdown", "with_tables"]
+
+_KIB = 1024
+_MIB = 1024 * _KIB
+_DAY = 86400
+_BEGIN = "<!-- generated: python -m broker.config.reference_page --markdown docs/reference/configuration.md -->"
+_END = "<!-- end of what is generated -->"
+
+
+def markdown() -> str:
+    """The tables of all settings."""
+    parts = []
+    for table in ((), *((name,) for name in TABLES if name != "limits")):
+        parts.append(f"### {TABLES[table[0]].__name__ if table else 'Settings'}\n")
+        if table:
+            parts.append(f"In the table `[{table[0]}]` of the file. {TABLES[table[0]].__doc__}\n")
+        parts.append("| key | default | environment | reload | meaning |\n|---|---|---|---|---|")
+        for path, field in leaves():
+            if path[:-1] == table:
+                reload = "no" if needs_restart(field) else "yes"
+                default = _shown(field.default)
+                name = environment_name(path)
+                parts.append(f"| `{path[-1]}` | {default} | `{name}` | {reload} | {_meaning(field)} |")
+        parts.append("")
+    parts += _limits_markdown()
+    parts += _rules_markdown("Listeners", "listener", f"at most {LISTENERS_MAX - 1}; a change needs a restart")
+    parts += _rules_markdown("Strategies of share groups", "shared", "a reload takes them over")
+    parts += _rules_markdown("Rules for full queues", "queue", f"at most {QUEUE_RULES_MAX}; a reload takes them over")
+    parts += _rules_markdown("Durability of topics", "topic", f"at most {TOPIC_RULES_MAX}; a change needs a restart")
+    parts += _rules_markdown("Archive", "archive", f"at most {ARCHIVE_RULES_MAX}; a change needs a restart")
+    return "\n".join(parts)
+
+
+def _limits_markdown() -> Iterator[str]:
+    yield "### Limits\n"
+    yield (
+        f"In the table `[limits]` of the file. {Limits.__doc__} A reload changes all but those marked (restart). "
+        "*Counter*: the number in the shared rows that says how often the bound was reached, or the log event where "
+        "only the log has it.\n"
+    )
+    yield "| key | default | unit | counter | what it bounds | at the bound |\n|---|---|---|---|---|---|"
+    for name, field in Limits.model_fields.items():
+        extra = field.json_schema_extra
+        assert isinstance(extra, dict)
+        unit = str(extra["unit"])
+        kind, _, counted = str(extra["counter"]).rpartition(" ")
+        counter = f"{kind} `{counted}`".strip() if counted else "-"
+        restart = " (restart)" if needs_restart(field) else ""
+        shown = _shown(field.default, unit)
+        yield f"| `{name}` | {shown} | {unit} | {counter} | {field.description}.{restart} | {extra['beyond']} |"
+    yield ""
+
+
+def _rules_markdown(title: str, table: str, which: str) -> Iterator[str]:
+    model = RULES[table]
+    yield f"### {title}\n"
+    yield f"Tables `[[{table}]]` of the file; {which}. {' '.join((model.__doc__ or '').split())}\n"
+    yield "| key | default | meaning |\n|---|---|---|"
+    for name, field in model.model_fields.items():
+        default = "required" if field.is_required() else _shown(field.default)
+        yield f"| `{name}` | {default} | {_meaning(field)} |"
+    yield ""
+
+
+def _meaning(field: FieldInfo) -> str:
+    choices = [repr(choice) for choice in get_args(field.annotation) if isinstance(choice, str)]
+    listed = f" One of {', '.join(choices)}.".replace("'", "`") if len(choices) > 1 else ""
+    return f"{field.description}{listed}"
+
+
+def _shown(value: object, unit: str = "") -> str:
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return f"`{value}`".lower()
+    if isinstance(value, int):
+        for name, size in (("MiB", _MIB), ("KiB", _KIB)):
+            if unit == "bytes" and value >= size and value % size == 0:
+                return f"`{value}` ({value // size} {name})"
+        if unit == "seconds" and value >= _DAY and value % _DAY == 0:
+            return f"`{value}` ({value // _DAY} days)"
+        return f"`{value}`"
+    if isinstance(value, float):
+        return f"`{value:g}`"
+    return f"`{value}`".replace("'", '"')
+
+
+def with_tables(document: str) -> str:
+    """A document with its generated part made anew. Raises ValueError when it has no place for it."""
+    before, begin, rest = document.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise ValueError(f"the document has no lines {_BEGIN!r} and {_END!r}")
+    return f"{before}{begin}\n\n{markdown()}\n{end}{after}"
+
+
+def _main(arguments: list[str]) -> int:
+    match arguments:
+        case ["--markdown"]:
+            print(markdown())
+        case ["--markdown", file]:
+            path = Path(file)
+            path.write_text(with_tables(path.read_text()))
+        case _:
+            print("usage: python -m broker.config.reference_page --markdown [FILE]", file=sys.stderr)
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(_main(sys.argv[1:]))
