@@ -17,8 +17,12 @@ on standard error; SIGPIPE and SIGXFSZ are ignored without a line, as Python has
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+import socket
 from collections.abc import Callable
+
+from shards import stacks
 
 STOPPING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGQUIT})
 
@@ -37,6 +41,69 @@ IGNORED: frozenset[int] = frozenset(
     }
 )
 """By the supervisor; its children know SIGUSR2."""
+
+_WATCHED = STOPPING | IGNORED | {signal.SIGHUP, signal.SIGCHLD}
+_WATCHED_BY_CHILDREN = frozenset({stacks.SIGNAL})
+
+
+class Watch:
+    """The supervisor's: from now on a signal wakes whoever polls `fileno()`, and does nothing else."""
+
+    def __init__(self) -> None:
+        self._wakeup, self._signalled = socket.socketpair()
+        self._wakeup.setblocking(False)
+        self._signalled.setblocking(False)
+        self._former = {number: signal.signal(number, lambda *_: None) for number in _WATCHED}
+        self._former_wakeup = signal.set_wakeup_fd(self._signalled.fileno(), warn_on_full_buffer=False)
+
+    def fileno(self) -> int:
+        """Readable when one has come."""
+        return self._wakeup.fileno()
+
+    def came(self) -> set[int]:
+        """Those that have come since it was asked last."""
+        with contextlib.suppress(BlockingIOError):
+            return set(self._wakeup.recv(4096))
+        return set()
+
+    def close(self) -> None:
+        """All is as it was before."""
+        signal.set_wakeup_fd(self._former_wakeup)
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        self.leave()
+
+    def leave(self) -> None:
+        """In a child: its sockets are the supervisor's."""
+        self._wakeup.close()
+        self._signalled.close()
+
+
+def hold_back() -> None:
+    """Around a fork: a signal between it and the child's own handlers would be written into the supervisor's wake-up
+    socket.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
+
+
+def let_come() -> None:
+    """In the supervisor, after the fork."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+
+
+def forget_handlers() -> None:
+    """In the child, first of all: the supervisor's handlers are not its own."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the worker has a handler: die
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    # The terminal sends these to the whole group; what they mean is the supervisor's to say.
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def let_come_to_child() -> None:
+    """In the child, when it can take them; the ignored ones when it can say that they came (`ignore_with_a_line`)."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED - IGNORED | _WATCHED_BY_CHILDREN)
 
 
 def name_of(number: int) -> str:

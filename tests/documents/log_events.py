@@ -90,8 +90,8 @@ class Sources:
         match event:
             case ast.Constant(value=str(name)):
                 return [name]
-            case ast.Call(func=ast.Attribute(attr="_event"), args=[_, ast.Constant(value=str(what))]):
-                return [f"worker_{what}", f"control_{what}"]  # shards.supervisor.Supervisor._event
+            case ast.Call(func=ast.Attribute(attr="event"), args=[ast.Constant(value=str(what))]):
+                return [f"worker_{what}", f"control_{what}"]  # shards.posts.Post.event
             case ast.Attribute(value=ast.Name(id="self"), attr=attribute):
                 if names := self._given(scope, attribute):
                     return names

@@ -52,7 +52,7 @@ def test_events_that_the_limits_name_are_logged() -> None:
         ("log.write('info', 'a', x=1)\nlog.write('error', 'a', y=1)", "a", {"info", "error"}, ["x", "y"]),
         ("render('warning', 'a', {**bound, 'x': 1})", "a", {"warning"}, ["x"]),
         ("def f():\n    level = 'error' if x else 'info'\n    log.emit(level, 'a')", "a", {"info", "error"}, []),
-        ("self._log('error', self._event(post, 'died'))", "control_died", {"error"}, []),
+        ("self._log('error', post.event('died'))", "control_died", {"error"}, []),
     ],
 )
 def test_calls_that_are_found(source: str, name: str, levels: set[str], fields: list[str]) -> None:
