@@ -25,7 +25,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from leveldb_store.format import schema
+from leveldb_store.format import schema, session_schema
 from leveldb_store.format.queued_messages import message_of
 from pyx.core.peer import is_sibling
 
@@ -58,11 +58,11 @@ def unreachable(scan: Scan, get: Get) -> Iterator[Stray]:
 def _of_clients(scan: Scan, get: Get) -> Iterator[Stray]:
     at, session = b"\0", None  # records of a client follow each other
 
-    def session_of(client_id: bytes) -> schema.StoredSession | None:
+    def session_of(client_id: bytes) -> session_schema.StoredSession | None:
         nonlocal at, session
         if client_id != at:
             value = get(schema.SESSION + client_id)
-            at, session = client_id, None if value is None else schema.decode_session(value)
+            at, session = client_id, None if value is None else session_schema.decode_session(value)
         return session
 
     kinds = {
@@ -87,7 +87,7 @@ def _of_clients(scan: Scan, get: Get) -> Iterator[Stray]:
         if schema.key_position(key) not in waiting:
             yield Stray("message that is queued for no session", key)
     for key, value in scan(schema.WILL):
-        if session_of(key[1:]) is None and schema.decode_will(value).due:
+        if session_of(key[1:]) is None and session_schema.decode_will(value).due:
             yield Stray("will of no session", key)
 
 

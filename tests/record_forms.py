@@ -21,16 +21,20 @@ from broker.config.limits import Limits
 from leveldb_store.format import (
     archive_schema,
     events,
+    link_schema,
     persisted_counters,
     queued_messages,
     replay_schema,
     schema,
+    session_schema,
     subscription_schema,
     windows,
 )
 from leveldb_store.format.archive_schema import ArchivedMessage, BlockHead, Rule
+from leveldb_store.format.queued_messages import StoredQueued
 from leveldb_store.format.replay_schema import StoredReplay
-from leveldb_store.format.schema import Part, Span, StoredMessage, StoredQueued, StoredSession, StoredWill
+from leveldb_store.format.schema import Part, Span, StoredMessage
+from leveldb_store.format.session_schema import StoredSession, StoredWill
 from leveldb_store.format.windows import Window
 from pyx.core.peer import sibling
 from zmq_mesh import envelope, interest
@@ -47,8 +51,8 @@ WORKERS = 64
 MANY = 1000
 
 MODULES: Sequence[ModuleType] = (
-    schema, subscription_schema, queued_messages, replay_schema, archive_schema, windows, events,
-    persisted_counters, envelope, interest,
+    schema, session_schema, subscription_schema, queued_messages, link_schema, replay_schema, archive_schema, windows,
+    events, persisted_counters, envelope, interest,
 )  # fmt: skip
 
 
@@ -271,18 +275,19 @@ def _reach(data: bytes) -> Reach:
 
 def _apart(each: StoredQueued) -> bytes:
     # the session's record, which has the number of the message, then the message's own
-    data = schema.encode_queued(each)
-    at = schema.QUEUED_HEAD.size + len(each.identifiers)
+    data = queued_messages.encode_queued(each)
+    at = queued_messages.QUEUED_HEAD.size + len(each.identifiers)
     return bytes((data[0] | schema.OF_ITS_OWN,)) + data[1:at] + schema.U64.pack(each.message.number) + data[at:]
 
 
 def _together(data: bytes) -> StoredQueued:
-    at = schema.QUEUED_HEAD.size + schema.QUEUED_HEAD.unpack_from(data)[2] + schema.U64.size
+    at = queued_messages.QUEUED_HEAD.size + queued_messages.QUEUED_HEAD.unpack_from(data)[2] + schema.U64.size
     queued, own = data[:at], data[at:]
     message = queued_messages.decode_own(own)
     assert queued_messages.message_of(queued) == message.number
     flags, group, identifiers = queued_messages.head_of(queued)
-    whole = schema.decode_queued(queued_messages.whole(queued, {queued_messages.message_key(message.number): own}.get))
+    stored = {queued_messages.message_key(message.number): own}
+    whole = queued_messages.decode_queued(queued_messages.whole(queued, stored.get))
     assert whole == StoredQueued(flags, group, identifiers, message)
     return whole
 
@@ -306,31 +311,32 @@ STORE = [
          lambda data: Spans(schema.decode_spans(data)), {"spans": MANY}, "schema.encode_spans"),
     Form("span", Span(1, 2, 3, 4, 5, 6), lambda each: schema.encode_spans([each]),
          lambda data: schema.decode_spans(data)[0], dict.fromkeys(Span._fields, U64), "schema.encode_spans"),
-    Form("session", StoredSession(60, 5, "user", 7, 8), schema.encode_session, schema.decode_session,
+    Form("session", StoredSession(60, 5, "user", 7, 8), session_schema.encode_session, session_schema.decode_session,
          {"expiry_interval": U32, "version": Most(5, 3), "username": U16, "disconnected": U64, "created": U64},
-         "schema.encode_session"),
-    Form("will", StoredWill(1, 2, 3, dataclasses.replace(MESSAGE.sample, number=0)), schema.encode_will,
-         schema.decode_will, {"due": U64, "delay_interval": U32, "expiry_interval": U32, "message": MESSAGE},
-         "schema.encode_will"),
-    Form("queued message", StoredQueued(0x0E, 3, b"\x0b\1", MESSAGE.sample), schema.encode_queued,
-         schema.decode_queued, {"flags": 0x1E, "group": U32, "identifiers": IDENTIFIERS, "message": MESSAGE},
-         "schema.encode_queued"),
+         "session_schema.encode_session"),
+    Form("will", StoredWill(1, 2, 3, dataclasses.replace(MESSAGE.sample, number=0)), session_schema.encode_will,
+         session_schema.decode_will, {"due": U64, "delay_interval": U32, "expiry_interval": U32, "message": MESSAGE},
+         "session_schema.encode_will"),
+    Form("queued message", StoredQueued(0x0E, 3, b"\x0b\1", MESSAGE.sample), queued_messages.encode_queued,
+         queued_messages.decode_queued, {"flags": 0x1E, "group": U32, "identifiers": IDENTIFIERS, "message": MESSAGE},
+         "queued_messages.encode_queued"),
     Form("queued message that is stored once", StoredQueued(0x0E, 3, b"\x0b\1", MESSAGE.sample), _apart, _together,
          {"flags": 0x1E, "group": U32, "identifiers": IDENTIFIERS, "message": MESSAGE}, ""),
-    Form("head of a hand-off log", HandoffHead(1, 2), lambda each: schema.encode_handoff_head(*each),
-         lambda data: HandoffHead(*schema.decode_handoff_head(data)), {"stream": U64, "reserved": U64},
-         "schema.encode_handoff_head"),
-    Form("hand-off", Handoff(1, b"part", [b"payload"]), lambda each: schema.encode_handoff(*each),
-         lambda data: Handoff(*schema.decode_handoff(data)),
-         {"entries": U32 - 1, "part": PAYLOAD, "payloads": MANY}, "schema.encode_handoff"),
-    Form("position of a link", Peer(1, 2), lambda each: schema.encode_peer(*each),
-         lambda data: Peer(*schema.decode_peer(data)[:2]), {"stream": U64, "number": U64}, "schema.encode_peer"),
-    Form("position of a link within a batch", schema.PeerPosition(1, 2, 3, [(1, 2)]),
-         lambda each: schema.encode_peer(*each[:4]), schema.decode_peer,
+    Form("head of a hand-off log", HandoffHead(1, 2), lambda each: link_schema.encode_handoff_head(*each),
+         lambda data: HandoffHead(*link_schema.decode_handoff_head(data)), {"stream": U64, "reserved": U64},
+         "link_schema.encode_handoff_head"),
+    Form("hand-off", Handoff(1, b"part", [b"payload"]), lambda each: link_schema.encode_handoff(*each),
+         lambda data: Handoff(*link_schema.decode_handoff(data)),
+         {"entries": U32 - 1, "part": PAYLOAD, "payloads": MANY}, "link_schema.encode_handoff"),
+    Form("position of a link", Peer(1, 2), lambda each: link_schema.encode_peer(*each),
+         lambda data: Peer(*link_schema.decode_peer(data)[:2]), {"stream": U64, "number": U64},
+         "link_schema.encode_peer"),
+    Form("position of a link within a batch", link_schema.PeerPosition(1, 2, 3, [(1, 2)]),
+         lambda each: link_schema.encode_peer(*each[:4]), link_schema.decode_peer,
          {"stream": U64, "number": U64, "taken": Most(U32, 1), "refused": U16, "inside": None}, ""),
-    Form("refusals", Refusals([(1, 2)]), lambda each: schema.encode_refusals(each.refused),
-         lambda data: Refusals(schema.decode_refusals(data)), {"refused": Most(U16 + 1, 1)},
-         "schema.encode_refusals"),
+    Form("refusals", Refusals([(1, 2)]), lambda each: link_schema.encode_refusals(each.refused),
+         lambda data: Refusals(link_schema.decode_refusals(data)), {"refused": Most(U16 + 1, 1)},
+         "link_schema.encode_refusals"),
     Form("subscription", Subscription(1, 5, 7, [(1, 2, 3)], [(1, b"topic")]),
          lambda each: subscription_schema.encode_subscription(*each), _subscription,
          {"options": 0x2E, "identifier": 0xFFFFFFF, "since": U64, "formers": MANY, "owed": WORKERS},

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from broker.persistence.set_aside import UNREADABLE
-from leveldb_store.format import schema
+from leveldb_store.format import link_schema, schema
 from pyx.core.peer import Peer
 from pyx.storage.records import without_words
 from zmq_mesh.contract import HandoffLog
@@ -47,9 +47,9 @@ class StoredHandoff(HandoffLog):
             try:
                 sequence = schema.key_position(key)
                 if sequence == 0:
-                    self.stream, self.reserved = schema.decode_handoff_head(value)
+                    self.stream, self.reserved = link_schema.decode_handoff_head(value)
                     continue
-                entries, part, payloads = schema.decode_handoff(value)
+                entries, part, payloads = link_schema.decode_handoff(value)
             except UNREADABLE as error:
                 set_aside(key, value, error)
                 continue
@@ -71,14 +71,14 @@ class StoredHandoff(HandoffLog):
     def read(self, sequence: int) -> tuple[Any, list[Any]]:
         """See HandoffLog. Raises StoreError and schema.SchemaError where it cannot be read."""
         ((_, value),) = self._store.scan(schema.handoff_key(self._peer, sequence))
-        _, part, payloads = schema.decode_handoff(value)
+        _, part, payloads = link_schema.decode_handoff(value)
         return part, payloads
 
     def reserve(self, number: int) -> None:
         """See HandoffLog. The link has taken what was found."""
         super().reserve(number)
         self._found = []
-        head = schema.encode_handoff_head(self.stream, number)
+        head = link_schema.encode_handoff_head(self.stream, number)
         self._router.put_record(schema.handoff_key(self._peer, 0), head)
 
     def when_stored(self, callback: Callable[[], None]) -> None:
@@ -95,7 +95,7 @@ class StoredHandoff(HandoffLog):
         self._sequences.append(sequence)
         bodies = [bytes(memoryview(payload)) for payload in payloads]
         stored = without_words(part)
-        value = schema.encode_handoff(entries, stored, bodies)
+        value = link_schema.encode_handoff(entries, stored, bodies)
         self._router.put_record(schema.handoff_key(self._peer, sequence), value)
         return stored == bytes(part)
 
@@ -119,7 +119,7 @@ class Kept(NamedTuple):
 class Batches(Protocol):
     """Those of siblings, as they are taken (`broker.worker.peering`)."""
 
-    def began(self, peer: Peer, taken: schema.PeerPosition) -> None:
+    def began(self, peer: Peer, taken: link_schema.PeerPosition) -> None:
         """Of the batch behind this one the store has the first entries."""
 
     def refusals_kept(self, peer: Peer, numbers: list[int]) -> None:
@@ -138,7 +138,7 @@ def kept_links(context: Context, set_aside: SetAside, batches: Batches) -> Kept:
         for key, value in store.scan(schema.peer_key(peer)):
             try:
                 if schema.is_refusals(key):
-                    refused[schema.key_position(key)] = schema.decode_refusals(value)
+                    refused[schema.key_position(key)] = link_schema.decode_refusals(value)
                 else:
                     _take_position(router, batches, kept, peer, refused, key, value)
             except UNREADABLE as error:
@@ -158,7 +158,7 @@ def _take_position(
     value: bytes,
 ) -> None:
     # a record of family P that has no refusals of its own
-    taken = schema.decode_peer(value)
+    taken = link_schema.decode_peer(value)
     kept.received[peer] = taken.stream, taken.number
     if taken.taken:
         batches.began(peer, taken)
@@ -166,5 +166,5 @@ def _take_position(
         for at, position, reason in taken.inside:
             refused.setdefault(at, []).append((position, reason))
         for at, each in refused.items():
-            router.put_record(schema.refusals_key(peer, at), schema.encode_refusals(each))
-        router.put_record(key, schema.encode_peer(taken.stream, taken.number))
+            router.put_record(schema.refusals_key(peer, at), link_schema.encode_refusals(each))
+        router.put_record(key, link_schema.encode_peer(taken.stream, taken.number))

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from typing import Final
 
-from leveldb_store.format import schema, windows
+from leveldb_store.format import link_schema, queued_messages, schema, session_schema, windows
 from leveldb_store.format.events import decode_event
 from leveldb_store.format.persisted_counters import decode_counters
 from leveldb_store.format.queued_messages import decode_own, message_of
@@ -42,16 +42,16 @@ def _retained(key: bytes, value: bytes) -> None:
 
 def _link_position(key: bytes, value: bytes) -> None:
     if schema.is_refusals(key):
-        schema.decode_refusals(value)
+        link_schema.decode_refusals(value)
     else:
-        schema.decode_peer(value)
+        link_schema.decode_peer(value)
 
 
 def _handoff(key: bytes, value: bytes) -> None:
     if schema.key_position(key) == 0:
-        schema.decode_handoff_head(value)
+        link_schema.decode_handoff_head(value)
         return
-    _, part, payloads = schema.decode_handoff(value)
+    _, part, payloads = link_schema.decode_handoff(value)
     for _ in decode_entries(part, payloads):
         pass
 
@@ -59,7 +59,7 @@ def _handoff(key: bytes, value: bytes) -> None:
 def _queued(key: bytes, value: bytes) -> None:
     schema.split_queued(key)
     if message_of(value) is None:
-        schema.decode_queued(value)
+        queued_messages.decode_queued(value)
 
 
 def _about(key: bytes, value: bytes) -> None:
@@ -84,7 +84,7 @@ CHECKS: Final[dict[bytes, Callable[[bytes, bytes], object]]] = {
     schema.TRIMMED: lambda _, value: schema.decode_u64(value),
     schema.DROPPED: lambda _, value: schema.decode_spans(value),
     schema.WANTED: lambda _, value: schema.decode_u32(value),
-    schema.SESSION: lambda key, value: (key[1:].decode(), schema.decode_session(value)),
+    schema.SESSION: lambda key, value: (key[1:].decode(), session_schema.decode_session(value)),
     schema.SUBSCRIPTION: _subscription,
     schema.WINDOW: lambda key, value: (key[1:].decode(), windows.decode_window(value)),
     schema.WINDOW_PAGE: windows.check_page,
@@ -92,7 +92,7 @@ CHECKS: Final[dict[bytes, Callable[[bytes, bytes], object]]] = {
     schema.MESSAGE: lambda _, value: decode_own(value),
     schema.REPLAY: lambda key, value: (split_replay(key), decode_replay(value)),
     schema.RETAINED: _retained,
-    schema.WILL: lambda key, value: (key[1:].decode(), schema.decode_will(value)),
+    schema.WILL: lambda key, value: (key[1:].decode(), session_schema.decode_will(value)),
     schema.HANDOFF: _handoff,
     schema.PEER: _link_position,
 }

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from leveldb_store.format import schema
 from leveldb_store.format.replay_schema import replay_key
+from leveldb_store.format.session_schema import StoredSession, StoredWill, encode_session, encode_will
 from leveldb_store.format.subscription_schema import encode_subscription
 from pyx.core.work import STEP, spend
 from pyx.storage.stored import pack_stored
@@ -132,9 +133,9 @@ class StateRecords:
         """
         details: Details = session.details
         client_id = session.client_id
-        record = schema.StoredSession(0, session.version, details.username, self._router.wall_ms, details.created)
+        record = StoredSession(0, session.version, details.username, self._router.wall_ms, details.created)
         details.stored_expiry = -1
-        self._router.put_record(schema.session_key(client_id), schema.encode_session(record))
+        self._router.put_record(schema.session_key(client_id), encode_session(record))
         self._router.delete_record(schema.window_key(client_id))
         for text in session.replays or ():
             self._router.delete_record(replay_key(client_id, text))
@@ -156,10 +157,10 @@ class StateRecords:
         if details.stored_expiry < 0:
             self.sessions += 1
         details.stored_expiry = details.expiry_interval
-        record = schema.StoredSession(
+        record = StoredSession(
             details.expiry_interval, session.version, details.username, disconnected, details.created
         )
-        self._router.put_record(schema.session_key(session.client_id), schema.encode_session(record))
+        self._router.put_record(schema.session_key(session.client_id), encode_session(record))
 
     # ------------------------------------------------------------ subscriptions
 
@@ -218,8 +219,8 @@ class StateRecords:
         message = schema.StoredMessage(
             will.topic, will.payload, 0, will.qos, will.retain, will.properties, publisher=session.client_id
         )
-        record = schema.StoredWill(due, will.delay_interval, will.expiry_interval, message)
-        self._router.put_record(schema.will_key(session.client_id), schema.encode_will(record))
+        record = StoredWill(due, will.delay_interval, will.expiry_interval, message)
+        self._router.put_record(schema.will_key(session.client_id), encode_will(record))
 
     # ------------------------------------------------------------ retained messages
 

@@ -13,7 +13,7 @@ from typing import Final
 from broker.repartition.new_store import Moved, NewStore
 from broker.repartition.old_store import Member, OldStore, OldStores, Taken
 from broker.repartition.retained import Retained
-from leveldb_store.format import schema
+from leveldb_store.format import link_schema, queued_messages, schema
 from pyx.core.peer import sibling
 from pyx.core.placement import group_number, owner
 from zmq_mesh.envelope import PUBLISHER, Entry, decode_entries
@@ -71,11 +71,11 @@ class _ShareGroups:
         identifiers = b""
         if member.identifier:
             identifiers = bytes((_PROPERTY_IDENTIFIER,)) + _varint(member.identifier)
-        queued = schema.StoredQueued(flags, group_number(label), identifiers, message)
+        queued = queued_messages.StoredQueued(flags, group_number(label), identifiers, message)
         self._number = max(self._number + 1, time.time_ns() // 1000)
         key = schema.queued_key(member.client_id, self._number << 8 | _NO_WORKER)
         target = self._old.stores[member.source].target_of[member.client_id]
-        self._new[target].put(key, schema.encode_queued(queued))
+        self._new[target].put(key, queued_messages.encode_queued(queued))
         self._moved.queued += 1
 
 
@@ -113,10 +113,10 @@ class _HandOff:
         for key, value in self._old.scan(other, schema.handoff_prefix(sibling(self._source.index))):
             sequence = schema.key_position(key)
             if sequence == 0:
-                if schema.decode_handoff_head(value)[0] != taken.stream:
+                if link_schema.decode_handoff_head(value)[0] != taken.stream:
                     taken = Taken()
                 continue
-            _, part, payloads = schema.decode_handoff(value)
+            _, part, payloads = link_schema.decode_handoff(value)
             publisher: str | None = None
             for position, entry in enumerate(decode_entries(part, payloads)):
                 if entry.control:

@@ -7,7 +7,7 @@ from typing import Final
 
 from broker.repartition.old_store import SHARED, Member, OldStore, OldStores, RepartitionError, Taken
 from broker.repartition.position_map import Wanted
-from leveldb_store.format import schema, windows
+from leveldb_store.format import link_schema, schema, windows
 from leveldb_store.format.subscription_schema import decode_subscription
 from pyx.protocol.topics import parse_share
 from pyx.storage.stored import block_messages
@@ -62,17 +62,17 @@ class Survey:
             if schema.is_refusals(key):  # behind the position of its peer
                 at = schema.key_position(key)
                 source.taken[schema.peer_of_key(key)].refused.update(
-                    (at, position) for position, _ in schema.decode_refusals(value)
+                    (at, position) for position, _ in link_schema.decode_refusals(value)
                 )
                 continue
-            found = schema.decode_peer(value)
+            found = link_schema.decode_peer(value)
             refused = {(at, position) for at, position, _ in found.inside}
             refused.update((found.number + 1, position) for position, _ in found.refused)
             source.taken[schema.peer_of_key(key)] = Taken(found.stream, found.number, found.taken, refused)
         for key, value in self._old.scan(source, schema.HANDOFF):
             peer = schema.peer_of_key(key)
             if schema.key_position(key) and peer < len(self._old.stores):
-                entries, part, payloads = schema.decode_handoff(value)
+                entries, part, payloads = link_schema.decode_handoff(value)
                 many = entries if entries >= 0 else sum(1 for _ in decode_entries(part, payloads))
                 self._old.stores[peer].expected += many
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from leveldb_store.format import schema
+from leveldb_store.format import link_schema, schema
 from pyx.core import counters as count
 from pyx.core.peer import Peer
 from pyx.core.work import STEP, callback, spend
@@ -105,7 +105,7 @@ class Peering:
         self._waiting: dict[int, deque[_Batch]] = {}
         """By peer: a batch that is taken in pieces, and those behind it."""
         self._waiting_bytes = 0
-        self._begun: dict[int, schema.PeerPosition] = {}
+        self._begun: dict[int, link_schema.PeerPosition] = {}
         """By peer: of a batch an earlier worker has taken the first entries."""
 
     @callback("mesh")
@@ -152,9 +152,9 @@ class Peering:
     def _record_position(self, peer: Peer, place: tuple[int, int], refused: list[tuple[int, int]]) -> None:
         # stored together with what the batch brought: a worker that comes back takes neither again nor misses any
         stream, number = place
-        self._router.put_record(schema.peer_key(peer), schema.encode_peer(stream, number), waited=False)
+        self._router.put_record(schema.peer_key(peer), link_schema.encode_peer(stream, number), waited=False)
         if refused:
-            record = schema.encode_refusals(refused)
+            record = link_schema.encode_refusals(refused)
             self._router.put_record(schema.refusals_key(peer, number), record, waited=False)
             self._refused.setdefault(peer, deque()).append(number)
 
@@ -164,7 +164,7 @@ class Peering:
         """Whether so much has come, and is not taken in whole, that siblings are not read."""
         return self._waiting_bytes >= _WAITING_BYTES_MAX
 
-    def began(self, peer: Peer, taken: schema.PeerPosition) -> None:
+    def began(self, peer: Peer, taken: link_schema.PeerPosition) -> None:
         """At the start: of the batch behind this one the store has the first entries."""
         self._begun[peer] = taken
 
@@ -243,7 +243,7 @@ class Peering:
         if batch.place is None or not batch.position or not batch.parts[-1][0]:
             return
         stream, number = batch.place
-        record = schema.encode_peer(stream, number - 1, batch.position, batch.refused)
+        record = link_schema.encode_peer(stream, number - 1, batch.position, batch.refused)
         self._router.put_record(schema.peer_key(batch.peer), record, waited=False)
 
     # ------------------------------------------------------------ what siblings get

@@ -30,7 +30,7 @@ from broker.context.piecework import AT_ONCE
 from broker.context.sessions import NEVER, own_bytes
 from broker.persistence.set_aside import UNREADABLE
 from leveldb_store.contract import StoreError
-from leveldb_store.format import schema
+from leveldb_store.format import schema, session_schema
 from leveldb_store.format.persisted_counters import decode_counters
 from leveldb_store.format.queued_messages import head_of, message_key, message_of
 from leveldb_store.format.replay_schema import decode_replay, split_replay
@@ -263,7 +263,7 @@ class Recovery:
 
     def _session(self, key: bytes, value: bytes) -> None:
         now = self._router.wall_ms
-        client_id, stored = key[1:].decode(), schema.decode_session(value)
+        client_id, stored = key[1:].decode(), session_schema.decode_session(value)
         since = min(stored.disconnected, now) if stored.disconnected else now
         left: float = stored.expiry_interval
         if left != NEVER:
@@ -410,7 +410,7 @@ class Recovery:
 
     def _will(self, key: bytes, value: bytes) -> None:
         now = self._router.wall_ms
-        client_id, stored = key[1:].decode(), schema.decode_will(value)
+        client_id, stored = key[1:].decode(), session_schema.decode_will(value)
         session, message = self._sessions.get(client_id), stored.message
         if client_id in self._over:
             session = None

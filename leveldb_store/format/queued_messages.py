@@ -1,30 +1,116 @@
-"""Messages that wait for sessions and are stored once, family J: a large message that many sessions wait for has one
-record, and each session's own record (family Q, `leveldb_store.format.schema`) only says which one.
+"""Messages that wait for one session, or are in flight to it, and stand in no index that it reads: family Q, and J
+(`leveldb_store.format.schema` has the key of the former).
 
-A record of family Q with OF_ITS_OWN has, behind the Subscription Identifiers, the u64 number of the message. The record
-of that message has this number in its key, and for its value what a record of family Q without OF_ITS_OWN has there.
+A large message that many sessions wait for is stored once: it has one record, of family J, and each session's own
+record only says which one. A record of family Q with OF_ITS_OWN has, behind the Subscription Identifiers, the u64
+number of the message. The record of that message has this number in its key, and for its value what a record of family
+Q without OF_ITS_OWN has there.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
-from typing import Final
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 from leveldb_store.format.schema import (
+    ENTRY,
+    EXPIRES,
     FORM_2,
     MESSAGE,
     OF_ITS_OWN,
     QOS,
-    QUEUED_HEAD,
+    U16,
+    U32,
     U64,
     SchemaError,
     StoredMessage,
-    decode_queued,
+    decode_message,
+    decode_name,
+    encode_message,
 )
 
-__all__ = ["decode_own", "head_of", "message_key", "message_of", "whole"]
+__all__ = [
+    "StoredQueued",
+    "decode_own",
+    "decode_queued",
+    "encode_queued",
+    "head_of",
+    "message_key",
+    "message_of",
+    "whole",
+]
 
 _KEY_BYTES: Final = 8
+QUEUED_HEAD_1: Final = struct.Struct("<BIH")
+QUEUED_HEAD: Final = struct.Struct("<BII")
+# "not known" in records of version 1, which so take the longest client id for none
+_NO_PUBLISHER_1: Final = 0xFFFF
+
+
+class StoredQueued(NamedTuple):
+    """A message of one session."""
+
+    flags: int
+    group: int
+    """Number of its share group."""
+    identifiers: bytes
+    """Subscription Identifiers as properties."""
+    message: StoredMessage
+
+
+def encode_queued(queued: StoredQueued) -> bytes:
+    """Value of a message of one session; SchemaError if its flags are those of a form.
+
+    One that has its message in another record is made by `pyx.delivery.windows` alone.
+    """
+    if queued.flags & (FORM_2 | OF_ITS_OWN):
+        raise SchemaError(f"a queued message has flags {queued.flags:#x}")
+    message = queued.message
+    entry = encode_message(replace(message, publisher=None))[: -U16.size]
+    publisher = U32.pack(0)
+    if message.publisher is not None:
+        name = message.publisher.encode("utf-8", "surrogatepass")
+        publisher = U32.pack(len(name) + 1) + name
+    head = QUEUED_HEAD.pack(queued.flags | FORM_2, queued.group, len(queued.identifiers))
+    return b"".join((head, queued.identifiers, entry, publisher))
+
+
+def decode_queued(data: bytes) -> StoredQueued:
+    """A message of one session; SchemaError if it is damaged."""
+    is_new = bool(data[:1] and data[0] & FORM_2)
+    head = QUEUED_HEAD if is_new else QUEUED_HEAD_1
+    if len(data) < head.size:
+        raise SchemaError("a queued message is cut off")
+    flags, group, length = head.unpack_from(data)
+    if is_new and flags & OF_ITS_OWN:
+        raise SchemaError("a queued message has its message in another record, or is damaged")
+    at = head.size + length
+    # a stored message says by no publisher what has a length of its own here: not known
+    end = at + _entry_bytes(data, at)
+    publisher = data[end + (U32 if is_new else U16).size :]
+    if len(data) < end + (U32 if is_new else U16).size:
+        raise SchemaError("a queued message is cut off")
+    said = int((U32 if is_new else U16).unpack_from(data, end)[0])
+    if is_new:
+        said = max(said - 1, 0)
+    elif said == _NO_PUBLISHER_1 and not publisher:
+        said = 0
+    message, _ = decode_message(data[:end] + U16.pack(0), at)
+    if len(publisher) != said or flags & QOS == QOS:
+        raise SchemaError("a queued message is damaged")
+    if publisher:
+        message = replace(message, publisher=decode_name(publisher, "surrogatepass"))
+    return StoredQueued(flags & ~FORM_2, group, data[head.size : at], message)
+
+
+def _entry_bytes(data: bytes, at: int) -> int:
+    try:
+        flags, topic_bytes, property_bytes, payload_bytes, _ = ENTRY.unpack_from(data, at)
+    except struct.error as error:
+        raise SchemaError(f"a queued message is cut off: {error}") from None
+    return int(ENTRY.size + (U64.size if flags & EXPIRES else 0) + topic_bytes + property_bytes + payload_bytes)
 
 
 def message_key(number: int) -> bytes:

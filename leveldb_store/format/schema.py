@@ -1,4 +1,5 @@
-"""The bytes of a store, version 2: every key, every value, and a plain decoder of each. docs/store.md has the tables.
+"""The bytes of a store, version 2: every key, the values of the log and of retained messages, and a plain decoder of
+each; the modules beside this one have the other values. docs/store.md has the tables.
 
 Nothing here needs the compiled code, a database or the broker: whoever reads a store (tools, tests, other programs)
 reads it by this module. On the data path `pyx.storage.records` packs and unpacks the same bytes; tests hold both to the
@@ -16,8 +17,8 @@ from then on an older release refuses it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 if TYPE_CHECKING:
@@ -44,15 +45,15 @@ TRIMMED: Final = b"L"
 DROPPED: Final = b"D"
 GONE: Final = b"G"
 WANTED: Final = b"N"
-SESSION: Final = b"S"
-SUBSCRIPTION: Final = b"T"
-WINDOW: Final = b"V"
+SESSION: Final = b"S"  # leveldb_store.format.session_schema
+SUBSCRIPTION: Final = b"T"  # leveldb_store.format.subscription_schema
+WINDOW: Final = b"V"  # leveldb_store.format.windows, as family U
 RETAINED: Final = b"R"
-WILL: Final = b"W"
-HANDOFF: Final = b"H"
+WILL: Final = b"W"  # leveldb_store.format.session_schema
+HANDOFF: Final = b"H"  # leveldb_store.format.link_schema, as family P
 PEER: Final = b"P"
-QUEUED: Final = b"Q"
-MESSAGE: Final = b"J"  # leveldb_store.format.queued_messages
+QUEUED: Final = b"Q"  # leveldb_store.format.queued_messages, as family J
+MESSAGE: Final = b"J"
 # of the archive: leveldb_store.format.archive_schema
 ARCHIVED: Final = b"A"
 ARCHIVE_RULE: Final = b"C"
@@ -61,7 +62,7 @@ ARCHIVE_SUMMARY: Final = b"M"
 EVENT: Final = b"E"  # leveldb_store/format/events.py
 REPLAY: Final = b"O"  # leveldb_store.format.replay_schema
 SET_ASIDE: Final = b"Z"
-WINDOW_PAGE: Final = b"U"  # leveldb_store.format.windows
+WINDOW_PAGE: Final = b"U"
 
 BLOCK_FORMAT: Final = 1
 BLOCK_HEAD: Final = struct.Struct("<BI")
@@ -69,17 +70,6 @@ PART_HEAD: Final = struct.Struct("<IQQII")
 PART_ENTRY: Final = struct.Struct("<II")
 ENTRY: Final = struct.Struct("<BHIIQ")
 SPAN: Final = struct.Struct("<QQQQQQ")
-HANDOFF_HEAD: Final = struct.Struct("<QQ")
-HANDOFF_ENTRY: Final = struct.Struct("<III")
-PEER_FORMAT: Final = 2
-PEER_HEAD: Final = struct.Struct("<QQH")  # the last is the format; of version 1: how many refusals follow
-PEER_REFUSAL: Final = struct.Struct("<QIB")
-REFUSED: Final = struct.Struct("<IB")
-SESSION_HEAD_1: Final = struct.Struct("<IBQQH")
-SESSION_HEAD: Final = struct.Struct("<IBQQI")
-QUEUED_HEAD_1: Final = struct.Struct("<BIH")
-QUEUED_HEAD: Final = struct.Struct("<BII")
-WILL_HEAD: Final = struct.Struct("<QIBI")
 U16: Final = struct.Struct("<H")
 U32: Final = struct.Struct("<I")
 U64: Final = struct.Struct("<Q")
@@ -103,11 +93,6 @@ OF_ITS_OWN: Final = 0x20
 
 FORM_2: Final = 0x80
 """In the first byte of flags, or in the protocol version, of a record whose form version 2 has changed."""
-# "not known" in records of version 1, which so take the longest username and client id for none
-_NO_USERNAME_1: Final = 0xFFFF
-_NO_PUBLISHER_1: Final = 0xFFFF
-_PROTOCOL_VERSIONS: Final = (3, 4, 5)
-_NOT_COUNTED: Final = 0xFFFFFFFF
 _NUMBERS_END: Final = 1 << 61  # microseconds << 8 | worker
 
 
@@ -316,44 +301,6 @@ class Span(NamedTuple):
     bytes_up_to: int
 
 
-class StoredSession(NamedTuple):
-    """A session without its subscriptions, its window and its will."""
-
-    expiry_interval: int
-    """Seconds; 0xFFFFFFFF = never."""
-    version: int
-    """3, 4 or 5: of the last connection."""
-    username: str | None
-    disconnected: int
-    """Unix time in ms; 0 = it was connected."""
-    created: int
-    """Unix time in ms."""
-
-
-class StoredWill(NamedTuple):
-    """The will of a client."""
-
-    due: int
-    """Unix time in ms; 0 = its client was connected."""
-    delay_interval: int
-    """Seconds."""
-    expiry_interval: int | None
-    """Message Expiry Interval in seconds, which counts from the publication; None = none."""
-    message: StoredMessage
-    """`number` and `expires` are those of its publication, here 0 and None."""
-
-
-class StoredQueued(NamedTuple):
-    """A message of one session."""
-
-    flags: int
-    group: int
-    """Number of its share group."""
-    identifiers: bytes
-    """Subscription Identifiers as properties."""
-    message: StoredMessage
-
-
 def encode_message(message: StoredMessage) -> bytes:
     """A mesh entry without OWN_FRAME and share group, then u16 length and publisher."""
     flags = message.qos & QOS
@@ -446,205 +393,6 @@ def decode_part(key: bytes, data: bytes) -> Part:
     return Part(first, messages, size, first - behind_block, indexes, entries)
 
 
-def encode_session(session: StoredSession) -> bytes:
-    """Value of a session."""
-    username = b"" if session.username is None else session.username.encode()
-    length = 0 if session.username is None else len(username) + 1
-    version = session.version | FORM_2
-    return SESSION_HEAD.pack(session.expiry_interval, version, session.disconnected, session.created, length) + username
-
-
-def decode_session(data: bytes) -> StoredSession:
-    """A session; SchemaError if it is damaged."""
-    is_new = len(data) > U32.size and bool(data[U32.size] & FORM_2)
-    head = SESSION_HEAD if is_new else SESSION_HEAD_1
-    if len(data) < head.size:
-        raise SchemaError("a session is cut off")
-    expiry, version, disconnected, created, length = head.unpack_from(data)
-    if is_new:
-        length = None if length == 0 else length - 1
-    elif length == _NO_USERNAME_1:
-        # of version 1: none, or as long as this says
-        length = None if len(data) == head.size else length
-    username = data[head.size :]
-    if len(username) != (length or 0) or version & ~FORM_2 not in _PROTOCOL_VERSIONS:
-        raise SchemaError("a session is damaged")
-    return StoredSession(expiry, version & ~FORM_2, None if length is None else _text(username), disconnected, created)
-
-
-def encode_will(will: StoredWill) -> bytes:
-    """Value of a will."""
-    expiry = will.expiry_interval
-    head = WILL_HEAD.pack(will.due, will.delay_interval, expiry is not None, expiry or 0)
-    return head + encode_message(will.message)
-
-
-def decode_will(data: bytes) -> StoredWill:
-    """A will; SchemaError if it is damaged."""
-    if len(data) < WILL_HEAD.size:
-        raise SchemaError("a will is cut off")
-    due, delay, expires, expiry = WILL_HEAD.unpack_from(data)
-    message, end = decode_message(data, WILL_HEAD.size)
-    if end != len(data) or expires > 1:
-        raise SchemaError("a will is damaged")
-    return StoredWill(due, delay, expiry if expires else None, message)
-
-
-def _text(data: bytes, errors: str = "strict") -> str:
-    try:
-        return data.decode(errors=errors)
-    except UnicodeDecodeError as error:
-        raise SchemaError(f"a name is damaged: {error}") from None
-
-
-def encode_queued(queued: StoredQueued) -> bytes:
-    """Value of a message of one session; SchemaError if its flags are those of a form.
-
-    One that has its message in another record is made by `pyx.delivery.windows` alone.
-    """
-    if queued.flags & (FORM_2 | OF_ITS_OWN):
-        raise SchemaError(f"a queued message has flags {queued.flags:#x}")
-    message = queued.message
-    entry = encode_message(replace(message, publisher=None))[: -U16.size]
-    publisher = U32.pack(0)
-    if message.publisher is not None:
-        name = message.publisher.encode("utf-8", "surrogatepass")
-        publisher = U32.pack(len(name) + 1) + name
-    head = QUEUED_HEAD.pack(queued.flags | FORM_2, queued.group, len(queued.identifiers))
-    return b"".join((head, queued.identifiers, entry, publisher))
-
-
-def decode_queued(data: bytes) -> StoredQueued:
-    """A message of one session; SchemaError if it is damaged."""
-    is_new = bool(data[:1] and data[0] & FORM_2)
-    head = QUEUED_HEAD if is_new else QUEUED_HEAD_1
-    if len(data) < head.size:
-        raise SchemaError("a queued message is cut off")
-    flags, group, length = head.unpack_from(data)
-    if is_new and flags & OF_ITS_OWN:
-        raise SchemaError("a queued message has its message in another record, or is damaged")
-    at = head.size + length
-    # a stored message says by no publisher what has a length of its own here: not known
-    end = at + _entry_bytes(data, at)
-    publisher = data[end + (U32 if is_new else U16).size :]
-    if len(data) < end + (U32 if is_new else U16).size:
-        raise SchemaError("a queued message is cut off")
-    said = int((U32 if is_new else U16).unpack_from(data, end)[0])
-    if is_new:
-        said = max(said - 1, 0)
-    elif said == _NO_PUBLISHER_1 and not publisher:
-        said = 0
-    message, _ = decode_message(data[:end] + U16.pack(0), at)
-    if len(publisher) != said or flags & QOS == QOS:
-        raise SchemaError("a queued message is damaged")
-    if publisher:
-        message = replace(message, publisher=_text(publisher, "surrogatepass"))
-    return StoredQueued(flags & ~FORM_2, group, data[head.size : at], message)
-
-
-def _entry_bytes(data: bytes, at: int) -> int:
-    try:
-        flags, topic_bytes, property_bytes, payload_bytes, _ = ENTRY.unpack_from(data, at)
-    except struct.error as error:
-        raise SchemaError(f"a queued message is cut off: {error}") from None
-    return int(ENTRY.size + (U64.size if flags & EXPIRES else 0) + topic_bytes + property_bytes + payload_bytes)
-
-
-def encode_handoff_head(stream: int, reserved: int) -> bytes:
-    """Value of sequence 0 of a hand-off log: the number of the stream, and where its next incarnation goes on."""
-    return HANDOFF_HEAD.pack(stream, reserved)
-
-
-def decode_handoff_head(data: bytes) -> tuple[int, int]:
-    """(stream, reserved); SchemaError if it is damaged."""
-    if len(data) != HANDOFF_HEAD.size:
-        raise SchemaError(f"the head of a hand-off log has {len(data)} bytes instead of {HANDOFF_HEAD.size}")
-    stream, reserved = HANDOFF_HEAD.unpack(data)
-    return stream, reserved
-
-
-def encode_handoff(entries: int, part: bytes, payloads: list[bytes]) -> bytes:
-    """A batch for a peer: how many entries it has (-1 = not counted), packed, and the payloads that travel beside.
-
-    SchemaError for as many entries as say that they are not counted.
-    """
-    if entries >= _NOT_COUNTED:
-        raise SchemaError(f"a batch of {entries} entries")
-    counted = _NOT_COUNTED if entries < 0 else entries
-    pieces = [HANDOFF_ENTRY.pack(counted, len(part), len(payloads)), part]
-    for payload in payloads:
-        pieces += (U32.pack(len(payload)), payload)
-    return b"".join(pieces)
-
-
-def decode_handoff(data: bytes) -> tuple[int, bytes, list[bytes]]:
-    """(entries, part, payloads); SchemaError if it is damaged."""
-    try:
-        entries, part_bytes, count = HANDOFF_ENTRY.unpack_from(data)
-        at = HANDOFF_ENTRY.size + part_bytes
-        part, payloads = data[HANDOFF_ENTRY.size : at], []
-        for _ in range(count):
-            (size,) = U32.unpack_from(data, at)
-            at += U32.size + size
-            payloads.append(data[at - size : at])
-    except struct.error as error:
-        raise SchemaError(f"an entry of a hand-off log is cut off: {error}") from None
-    if at != len(data):
-        raise SchemaError("an entry of a hand-off log is damaged")
-    return -1 if entries == _NOT_COUNTED else entries, part, payloads
-
-
-class PeerPosition(NamedTuple):
-    """What was taken of a peer's stream."""
-
-    stream: int
-    number: int
-    """Of the last batch that was taken in whole."""
-    taken: int = 0
-    """Entries of the next one that were taken, too."""
-    refused: Sequence[tuple[int, int]] = ()
-    """(position, reason) of those of them that were refused."""
-    inside: Sequence[tuple[int, int, int]] = ()
-    """As version 1 has it: (number, position, reason) of entries refused of which the peer may not know yet; since
-    version 2 they are records of their own (`decode_refusals`)."""
-
-
-def encode_peer(stream: int, number: int, taken: int = 0, refused: Sequence[tuple[int, int]] = ()) -> bytes:
-    """See PeerPosition."""
-    head = PEER_HEAD.pack(stream, number, PEER_FORMAT)
-    return head + U32.pack(taken) + encode_refusals(refused) if taken else head
-
-
-def decode_peer(data: bytes) -> PeerPosition:
-    """SchemaError if it is damaged."""
-    if len(data) < PEER_HEAD.size:
-        raise SchemaError("a link's position is cut off")
-    stream, number, count = PEER_HEAD.unpack_from(data)
-    rest = data[PEER_HEAD.size :]
-    if count == PEER_FORMAT and len(rest) != count * PEER_REFUSAL.size:  # no entries taken and refused are so long
-        if not rest:
-            return PeerPosition(stream, number)
-        if len(rest) < U32.size:
-            raise SchemaError("a link's position is cut off")
-        refused = decode_refusals(rest[U32.size :]) if len(rest) > U32.size else []
-        return PeerPosition(stream, number, U32.unpack_from(rest)[0], refused)
-    if len(rest) != count * PEER_REFUSAL.size:
-        raise SchemaError(f"a link's position says {count} refusals and has {len(data)} bytes")
-    return PeerPosition(stream, number, inside=[(a, b, c) for a, b, c in PEER_REFUSAL.iter_unpack(rest)])
-
-
-def encode_refusals(refused: Iterable[tuple[int, int]]) -> bytes:
-    """(position, reason) of the entries refused of a batch of which the peer may not know yet."""
-    return b"".join(REFUSED.pack(*each) for each in refused)
-
-
-def decode_refusals(data: bytes) -> list[tuple[int, int]]:
-    """[(position, reason)]; SchemaError if it is damaged."""
-    if not data or len(data) % REFUSED.size:
-        raise SchemaError(f"the refusals of a batch have {len(data)} bytes")
-    return [(position, reason) for position, reason in REFUSED.iter_unpack(data)]
-
-
 def encode_spans(spans: list[Span]) -> bytes:
     """The spans of an index that nobody needs, rising."""
     return b"".join(SPAN.pack(*span) for span in spans)
@@ -677,3 +425,11 @@ def decode_u64(data: bytes) -> int:
     if len(data) != U64.size:
         raise SchemaError(f"a number has {len(data)} bytes instead of {U64.size}")
     return int(U64.unpack(data)[0])
+
+
+def decode_name(data: bytes, errors: str = "strict") -> str:
+    """A name as text; SchemaError if it is damaged."""
+    try:
+        return data.decode(errors=errors)
+    except UnicodeDecodeError as error:
+        raise SchemaError(f"a name is damaged: {error}") from None

@@ -15,7 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from leveldb_store.format import schema
+from leveldb_store.format import link_schema, schema
 from leveldb_store.snapshots.clone import closed_for_good, opened
 from leveldb_store.snapshots.snapshot import LinkFacts, Manifest, SnapshotError, StoreFacts, digest_of, hasher
 
@@ -67,9 +67,9 @@ def _settle(manifest: Manifest, store: StoreFacts, path: Path, epoch: str) -> No
                 head = None if other is store else db.get(key, verify_checksums=True)
                 if head is None:
                     continue
-                stream, begins = schema.decode_handoff_head(head)
+                stream, begins = link_schema.decode_handoff_head(head)
                 if stream == taken.taken_stream and begins < taken.taken:
-                    batch.put(key, schema.encode_handoff_head(stream, taken.taken))
+                    batch.put(key, link_schema.encode_handoff_head(stream, taken.taken))
     closed_for_good(path)
     for each in (*path.iterdir(), path):
         _sync(each)

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import xxhash
 
-from leveldb_store.format import archive_schema, schema
+from leveldb_store.format import archive_schema, link_schema, schema
 from leveldb_store.format.persisted_counters import decode_counters
 from leveldb_store.snapshots.clone import Clone, CloneError, clone, closed_for_good, opened, opened_as_it_is, remove
 
@@ -331,7 +331,7 @@ class Taking:
                 for key, value in _scan(db, schema.PEER):
                     if schema.is_refusals(key):
                         continue
-                    taken = schema.decode_peer(value)
+                    taken = link_schema.decode_peer(value)
                     links[schema.peer_of_key(key)] = LinkFacts(taken.stream, taken.number)
         except CloneError as error:
             raise SnapshotError(
@@ -354,7 +354,7 @@ class Taking:
                     at, _ = next(now, (None, None))
                 peer = schema.peer_of_key(key)
                 if schema.key_position(key) == 0:
-                    stream, _ = schema.decode_handoff_head(value)
+                    stream, _ = link_schema.decode_handoff_head(value)
                     continue
                 taken = links[peer].get(cast("Peer", worker), LinkFacts()) if peer < len(links) else LinkFacts()
                 if at != key and (taken.taken_stream != stream or taken.taken < schema.key_position(key)):
@@ -471,7 +471,7 @@ def _handoffs(db: plyvel.DB, links: dict[Peer, LinkFacts]) -> None:
         peer = schema.peer_of_key(key)
         known = links.get(peer, LinkFacts())
         if schema.key_position(key) == 0:
-            stream, begins = schema.decode_handoff_head(value)
+            stream, begins = link_schema.decode_handoff_head(value)
             links[peer] = dataclasses.replace(known, stream=stream, begins=begins)
         else:
             links[peer] = dataclasses.replace(known, waiting=known.waiting + 1)

@@ -16,7 +16,7 @@ import plyvel
 
 from leveldb_store.format import schema
 from leveldb_store.format.archive_schema import NUMBER_WORKER_BITS
-from leveldb_store.format.queued_messages import whole
+from leveldb_store.format.queued_messages import decode_queued, whole
 from leveldb_store.format.schema import Span
 from leveldb_store.format.subscription_schema import decode_subscription
 from leveldb_store.format.windows import NEVER_SENT, Window
@@ -92,7 +92,7 @@ def _kept(reading: Reading, client: str, window: Window) -> _Lag:
     for key, value in reading.scan(prefix, schema.prefix_end(prefix) or b""):
         if schema.key_position(key) in sent:
             continue
-        message = schema.decode_queued(whole(value, reading.get)).message
+        message = decode_queued(whole(value, reading.get)).message
         messages += 1
         size += message.content_bytes
         oldest = message.number if oldest is None else min(oldest, message.number)

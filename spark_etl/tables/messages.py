@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from leveldb_store.format import archive_schema, schema
-from leveldb_store.format.queued_messages import whole
+from leveldb_store.format.queued_messages import decode_queued, whole
 from leveldb_store.format.schema import SchemaError
 from spark_etl.tables.conditions import HIGHEST, Conditions
 from spark_etl.tables.frames import BYTES_MAX, ROWS, Frames
@@ -240,7 +240,7 @@ def kept(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordBatch
     gathered = _Gathered(0)
     for key, value in reading.scan(start, stop):
         reading.frames.counts.records_read += 1
-        gathered.add(schema.encode_message(schema.decode_queued(whole(value, reading.get)).message), 0, 1)
+        gathered.add(schema.encode_message(decode_queued(whole(value, reading.get)).message), 0, 1)
         gathered.sessions.append(schema.split_queued(key)[0])
         if gathered.is_enough:
             yield from batches.of(gathered)

@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from leveldb_store.format import replay_schema, schema, windows
+from leveldb_store.format import link_schema, replay_schema, schema, session_schema, windows
 from leveldb_store.format.archive_schema import first_level
-from leveldb_store.format.queued_messages import whole
+from leveldb_store.format.queued_messages import decode_queued, whole
 from leveldb_store.format.schema import SchemaError
 from leveldb_store.format.subscription_schema import decode_subscription
 from leveldb_store.snapshots.snapshot import LinkFacts
@@ -36,7 +36,7 @@ def sessions(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordB
 
 def _sessions(reading: Reading, start: bytes, stop: bytes) -> Iterator[tuple[Any, ...]]:
     for key, value in reading.scan(start, stop):
-        found = schema.decode_session(value)
+        found = session_schema.decode_session(value)
         yield (
             _decoded(key[1:]), found.username, found.version,
             None if found.expiry_interval == _NEVER else found.expiry_interval,
@@ -120,7 +120,7 @@ def window_of(reading: Reading, client: str, value: bytes) -> windows.Window:
 def _number(reading: Reading, client: str, record: int) -> int | None:
     # of the message: records of one session are numbered by themselves
     value = reading.db.get(schema.queued_key(client, record), verify_checksums=True)
-    return None if value is None else schema.decode_queued(whole(value, reading.get)).message.number
+    return None if value is None else decode_queued(whole(value, reading.get)).message.number
 
 
 def handoff(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordBatch]:
@@ -134,7 +134,7 @@ def _handoff(reading: Reading, start: bytes, stop: bytes) -> Iterator[tuple[Any,
         peer, sequence = schema.peer_of_key(key), schema.key_position(key)
         if not sequence:
             continue  # the head of the log: the manifest has it
-        entries, _, _ = schema.decode_handoff(value)
+        entries, _, _ = link_schema.decode_handoff(value)
         stream = own.links.get(peer, LinkFacts()).stream
         taken = stores[peer].links.get(own.peer, LinkFacts()) if peer < len(stores) else LinkFacts()
         yield (

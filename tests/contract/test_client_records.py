@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leveldb_store.format import schema, windows
-from leveldb_store.format.schema import SchemaError, StoredMessage, StoredSession, StoredWill
+from leveldb_store.format import queued_messages, schema, session_schema, windows
+from leveldb_store.format.schema import SchemaError, StoredMessage
+from leveldb_store.format.session_schema import StoredSession, StoredWill
 from leveldb_store.format.subscription_schema import decode_subscription
 from pyx.core.placement import group_number
 from tests.kept_host import kept, lasting
@@ -45,13 +46,13 @@ WILLS = [
 @pytest.mark.parametrize(("session", "golden"), SESSIONS)
 def test_bytes_of_a_session(session: StoredSession, golden: str) -> None:
     data = bytes.fromhex(golden)
-    assert schema.encode_session(session) == data
-    assert schema.decode_session(data) == session
+    assert session_schema.encode_session(session) == data
+    assert session_schema.decode_session(data) == session
 
 
 @pytest.mark.parametrize(("session", "golden"), SESSIONS_1, ids=["none", "empty", "short", "longest"])
 def test_a_session_of_version_1_is_read(session: StoredSession, golden: str) -> None:
-    assert schema.decode_session(bytes.fromhex(golden)) == session
+    assert session_schema.decode_session(bytes.fromhex(golden)) == session
 
 
 @pytest.mark.parametrize(("publisher", "golden"), QUEUED_1, ids=["unknown", "empty", "short", "longest"])
@@ -59,43 +60,43 @@ def test_a_queued_message_of_version_1_is_read(publisher: str | None, golden: st
     message = StoredMessage(b"t", b"x", 7, qos=1, publisher=publisher or None)
     entry = schema.encode_message(StoredMessage(b"t", b"x", 7, qos=1))[:-2]
     data = bytes.fromhex("09 05000000 0200 0b07") + entry + bytes.fromhex(golden)
-    assert schema.decode_queued(data) == schema.StoredQueued(9, 5, b"\x0b\x07", message)
+    assert queued_messages.decode_queued(data) == queued_messages.StoredQueued(9, 5, b"\x0b\x07", message)
 
 
 @pytest.mark.parametrize("identifiers", [0, 1, 0xFFFE, 0xFFFF, 0x10000, 500_000])
 @pytest.mark.parametrize("publisher", [None, 1, 0xFFFE, 0xFFFF])
 def test_a_queued_message_has_any_length(identifiers: int, publisher: int | None) -> None:
     message = StoredMessage(b"t", b"x", 7, qos=1, publisher=None if publisher is None else "p" * publisher)
-    queued = schema.StoredQueued(9, 5, bytes(identifiers), message)
-    assert schema.decode_queued(schema.encode_queued(queued)) == queued
+    queued = queued_messages.StoredQueued(9, 5, bytes(identifiers), message)
+    assert queued_messages.decode_queued(queued_messages.encode_queued(queued)) == queued
 
 
 @pytest.mark.parametrize(("will", "golden"), WILLS)
 def test_bytes_of_a_will(will: StoredWill, golden: str) -> None:
     data = bytes.fromhex(golden)
-    assert schema.encode_will(will) == data
-    assert schema.decode_will(data) == will
+    assert session_schema.encode_will(will) == data
+    assert session_schema.decode_will(data) == will
 
 
 @pytest.mark.parametrize("data", [bytes.fromhex(golden) for _, golden in SESSIONS])
 def test_a_session_of_another_length_is_damaged(data: bytes) -> None:
     for wrong in (*(data[:n] for n in range(len(data))), data + b"\0"):
         with pytest.raises(SchemaError):
-            schema.decode_session(wrong)
+            session_schema.decode_session(wrong)
 
 
 @pytest.mark.parametrize("data", [bytes.fromhex(golden) for _, golden in WILLS])
 def test_a_will_of_another_length_is_damaged(data: bytes) -> None:
     for wrong in (*(data[:n] for n in range(len(data))), data + b"\0"):
         with pytest.raises(SchemaError):
-            schema.decode_will(wrong)
+            session_schema.decode_will(wrong)
 
 
 @given(data=st.binary(max_size=100))
 def test_any_bytes_are_a_record_or_damaged(data: bytes) -> None:
     for decode in (
-        schema.decode_session, schema.decode_will, decode_subscription, windows.decode_window,
-        schema.decode_queued,
+        session_schema.decode_session, session_schema.decode_will, decode_subscription, windows.decode_window,
+        queued_messages.decode_queued,
     ):  # fmt: skip
         try:
             decode(data)
@@ -112,13 +113,13 @@ def test_what_the_router_stores_of_a_session_is_what_the_schema_says() -> None:
     publisher.publish("t", b"x", qos=2, properties={"message_expiry_interval": 50})
     host.settle()
     ((key, value),) = store.scan(schema.QUEUED)
-    queued = schema.decode_queued(value)
+    queued = queued_messages.decode_queued(value)
     assert schema.split_queued(key)[0] == "m"
     assert queued.flags & schema.SHARED_COPY
     assert queued.group == group_number(b"g/t")
     assert queued.identifiers == b"\x0b\xac\x02"
     assert (queued.message.payload, queued.message.publisher) == (b"x", "p")
-    assert schema.encode_queued(queued) == value
+    assert queued_messages.encode_queued(queued) == value
     ((_, value),) = store.scan(schema.WINDOW)
     window = windows.decode_window(value)
     assert windows.encode_window(window) == value
@@ -131,9 +132,9 @@ def test_windows_and_queued_messages_that_are_cut_off_are_refused() -> None:
     for wrong in (*(whole[:end] for end in range(len(whole))), whole + b"\0"):
         with pytest.raises(SchemaError):
             windows.decode_window(wrong)
-    queued = schema.StoredQueued(1, 7, b"", StoredMessage(b"t", b"body", 5, 1))
-    whole = schema.encode_queued(queued)
-    assert schema.decode_queued(whole) == queued
+    queued = queued_messages.StoredQueued(1, 7, b"", StoredMessage(b"t", b"body", 5, 1))
+    whole = queued_messages.encode_queued(queued)
+    assert queued_messages.decode_queued(whole) == queued
     for end in range(len(whole)):
         with pytest.raises(SchemaError):
-            schema.decode_queued(whole[:end])
+            queued_messages.decode_queued(whole[:end])

@@ -16,7 +16,8 @@ from broker.clients.retaining import Retaining
 from broker.replay import sources as replay_sources
 from broker.replay.sources import Sources
 from leveldb_store.format.archive_schema import ArchivedMessage, decode_block, encode_head
-from leveldb_store.format.schema import StoredMessage, StoredQueued, encode_message, encode_queued
+from leveldb_store.format.queued_messages import StoredQueued, encode_queued
+from leveldb_store.format.schema import StoredMessage, encode_message
 from leveldb_store.snapshots import snapshot
 from leveldb_store.snapshots.snapshot import ArchiveFacts, FileFacts, LinkFacts, Manifest, StoreFacts, read_manifest
 from pyx.core.peer import sibling

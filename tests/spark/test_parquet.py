@@ -16,8 +16,9 @@ import pandas as pd
 import pytest
 from pyspark.sql import SparkSession
 
-from leveldb_store.format import events, schema
-from leveldb_store.format.schema import StoredMessage, StoredQueued
+from leveldb_store.format import events, queued_messages, schema, session_schema
+from leveldb_store.format.queued_messages import StoredQueued
+from leveldb_store.format.schema import StoredMessage
 from spark_etl.__main__ import main
 from spark_etl.parquet.committed import committed
 from spark_etl.parquet.compacting import compact
@@ -42,7 +43,7 @@ def messages(worker: int, seconds: Iterable[int], publisher: str = "p") -> Itera
 
 
 def kept(session: str, message: StoredMessage, number: int) -> tuple[bytes, bytes]:
-    return schema.queued_key(session, number), schema.encode_queued(StoredQueued(1, 0, b"", message))
+    return schema.queued_key(session, number), queued_messages.encode_queued(StoredQueued(1, 0, b"", message))
 
 
 def samples(minutes: Iterable[int]) -> Iterator[tuple[bytes, bytes]]:
@@ -162,7 +163,7 @@ def test_waiting_messages_are_there_once_whoever_waits_and_whether_or_not_they_a
 
 def test_events_are_there_once_and_what_describes_a_snapshot_once_for_each(spark: SparkSession, tmp_path: Path) -> None:
     for hour, count in ((1, 3), (2, 5)):
-        session = schema.encode_session(schema.StoredSession(60, 5, None, 0, T * 1000))
+        session = session_schema.encode_session(session_schema.StoredSession(60, 5, None, 0, T * 1000))
         records = [*samples(range(count)), (schema.session_key("c"), session)]
         snapshot_of(tmp_path / f"at{hour}", [iter(records)], taken_ms=(T + hour * 3600) * 1000)
     out = tmp_path / "out"

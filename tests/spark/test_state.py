@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from leveldb_store.format import replay_schema, schema, windows
-from leveldb_store.format.queued_messages import message_key
+from leveldb_store.format import link_schema, queued_messages, replay_schema, schema, session_schema, windows
+from leveldb_store.format.queued_messages import StoredQueued, message_key
 from leveldb_store.format.replay_schema import StoredReplay
-from leveldb_store.format.schema import StoredMessage, StoredQueued, StoredSession
+from leveldb_store.format.schema import StoredMessage
+from leveldb_store.format.session_schema import StoredSession
 from leveldb_store.format.subscription_schema import encode_subscription
 from leveldb_store.format.windows import Window
 from pyx.core.peer import sibling
@@ -25,7 +26,7 @@ OPTIONS = 0x1E
 
 def named_by(number: int) -> bytes:
     """A queued message whose message has a record of its own."""
-    return schema.QUEUED_HEAD.pack(1 | schema.FORM_2 | schema.OF_ITS_OWN, 0, 0) + schema.U64.pack(number)
+    return queued_messages.QUEUED_HEAD.pack(1 | schema.FORM_2 | schema.OF_ITS_OWN, 0, 0) + schema.U64.pack(number)
 
 
 def replaced() -> list[tuple[bytes, bytes]]:
@@ -38,7 +39,7 @@ def replaced() -> list[tuple[bytes, bytes]]:
         (schema.name_key(b"n"), schema.U32.pack(7)),
         (schema.block_key(1), schema.encode_block(log)),
         (schema.part_key(7, 1), schema.encode_part(part)),
-        (schema.session_key("e"), schema.encode_session(SESSION)),
+        (schema.session_key("e"), session_schema.encode_session(SESSION)),
         (schema.subscription_key("e", b"n"), encode_subscription(1, 0, 5, [(1, 0, 3)])),
         (schema.window_key("e"), windows.encode_window(Window(1, [], [], 1))),
     ]
@@ -63,17 +64,23 @@ def snapshot(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (replay_schema.replay_key("c", b"old/#"), replay_schema.encode_replay(StoredReplay(1, 0, 3, number_at(T)))),
         (schema.window_key("c"), windows.encode_window(in_flight)),
         # a record has a number of its own: the message's was given when it came
-        (schema.queued_key("c", number_at(T + 60)), schema.encode_queued(StoredQueued(2, 0, b"", kept))),
+        (schema.queued_key("c", number_at(T + 60)), queued_messages.encode_queued(StoredQueued(2, 0, b"", kept))),
         # of a message that several sessions wait for
         *((schema.queued_key(client, number_at(T + 62)), named_by(large.number)) for client in ("c", "d")),
-        (message_key(large.number), schema.encode_queued(StoredQueued(0, 0, b"", large))[schema.QUEUED_HEAD.size :]),
-        *((schema.session_key(client), schema.encode_session(SESSION)) for client in ("c", "d")),
-        (schema.handoff_key(sibling(1), 0), schema.encode_handoff_head(77, 100)),
-        *((schema.handoff_key(sibling(1), each), schema.encode_handoff(each, b"part", [b"abc"])) for each in (1, 2, 3)),
-        (schema.handoff_key(sibling(1), 4), schema.encode_handoff(-1, b"", [])),
+        (
+            message_key(large.number),
+            queued_messages.encode_queued(StoredQueued(0, 0, b"", large))[queued_messages.QUEUED_HEAD.size :],
+        ),
+        *((schema.session_key(client), session_schema.encode_session(SESSION)) for client in ("c", "d")),
+        (schema.handoff_key(sibling(1), 0), link_schema.encode_handoff_head(77, 100)),
+        *(
+            (schema.handoff_key(sibling(1), each), link_schema.encode_handoff(each, b"part", [b"abc"]))
+            for each in (1, 2, 3)
+        ),
+        (schema.handoff_key(sibling(1), 4), link_schema.encode_handoff(-1, b"", [])),
     ]
     zero += replaced()
-    one = [(schema.peer_key(sibling(0)), schema.encode_peer(77, 2))]
+    one = [(schema.peer_key(sibling(0)), link_schema.encode_peer(77, 2))]
     snapshot_of(directory, [iter(sorted(zero)), iter(one)])
     return directory
 
@@ -124,4 +131,4 @@ def test_batches_for_siblings_and_which_have_arrived(load: Load, snapshot: Path)
     told = [(row.peer, row.stream, row.sequence, row.entries, row.arrived) for row in rows]
     assert told == [(1, 77, 1, 1, True), (1, 77, 2, 2, True), (1, 77, 3, 3, False), (1, 77, 4, None, False)]
     assert {row.store for row in rows} == {0}
-    assert rows[0].bytes == len(schema.encode_handoff(1, b"part", [b"abc"]))
+    assert rows[0].bytes == len(link_schema.encode_handoff(1, b"part", [b"abc"]))

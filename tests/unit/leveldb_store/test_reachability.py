@@ -9,7 +9,7 @@ import plyvel
 import pytest
 
 from broker.cli.store_command import Place, verify
-from leveldb_store.format import schema
+from leveldb_store.format import link_schema, queued_messages, schema, session_schema
 from leveldb_store.format.replay_schema import replay_key
 from leveldb_store.format.subscription_schema import encode_subscription
 from leveldb_store.reachability import unreachable
@@ -17,8 +17,8 @@ from pyx.core.peer import sibling
 from tests.kept_host import WILL, lasting, let_go, on_disk
 from tests.sansio import Host
 
-WILL_OF_NOBODY = schema.StoredWill(5, 5, None, schema.StoredMessage(b"t", b"x", 0))
-MESSAGE = schema.encode_queued(schema.StoredQueued(1, 0, b"", schema.StoredMessage(b"t", b"x", 1)))
+WILL_OF_NOBODY = session_schema.StoredWill(5, 5, None, schema.StoredMessage(b"t", b"x", 0))
+MESSAGE = queued_messages.encode_queued(queued_messages.StoredQueued(1, 0, b"", schema.StoredMessage(b"t", b"x", 1)))
 
 
 def strays(path: Path) -> Counter[str]:
@@ -75,7 +75,7 @@ def test_what_belongs_to_nothing_is_named(tmp_path: Path, capsys: pytest.Capture
         "replay of no session": {replay_key("gone", b"t"): b""},
         "queued message of no session": {schema.queued_key("gone", 2**60): MESSAGE},
         "queued message of a former session": {schema.queued_key("client-0", 5 << 8): MESSAGE},
-        "will of no session": {schema.will_key("gone"): schema.encode_will(WILL_OF_NOBODY)},
+        "will of no session": {schema.will_key("gone"): session_schema.encode_will(WILL_OF_NOBODY)},
         "part of no index": {
             schema.part_key(999, 2**40): schema.encode_part(part),
             schema.block_key(2**40): block,
@@ -85,8 +85,8 @@ def test_what_belongs_to_nothing_is_named(tmp_path: Path, capsys: pytest.Capture
         "count of no block": {schema.wanted_key(2**41): schema.U32.pack(1)},
         "block that no index lists": {schema.block_key(2**42): block},
         "block that waits for parts that are deleted": {schema.wanted_key(2**40): schema.U32.pack(2)},
-        "hand-off log of no worker": {schema.handoff_key(sibling(7), 5): schema.encode_handoff(0, b"", [])},
-        "link position of no worker": {schema.peer_key(sibling(7)): schema.encode_peer(1, 1)},
+        "hand-off log of no worker": {schema.handoff_key(sibling(7), 5): link_schema.encode_handoff(0, b"", [])},
+        "link position of no worker": {schema.peer_key(sibling(7)): link_schema.encode_peer(1, 1)},
     }
     with plyvel.DB(str(path)) as db:
         db.put(schema.STORE, b'{"worker": 0, "workers": 1, "epoch": "e"}')
@@ -101,5 +101,5 @@ def test_what_belongs_to_nothing_is_named(tmp_path: Path, capsys: pytest.Capture
 
 def test_a_will_of_a_client_that_is_there_needs_no_session(tmp_path: Path) -> None:
     with plyvel.DB(str(tmp_path / "0"), create_if_missing=True) as db:
-        db.put(schema.will_key("here"), schema.encode_will(WILL_OF_NOBODY._replace(due=0)))
+        db.put(schema.will_key("here"), session_schema.encode_will(WILL_OF_NOBODY._replace(due=0)))
         assert list(unreachable(lambda prefix: db.iterator(prefix=prefix), db.get)) == []

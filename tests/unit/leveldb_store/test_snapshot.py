@@ -13,7 +13,7 @@ from pathlib import Path
 import plyvel
 import pytest
 
-from leveldb_store.format import archive_schema, schema
+from leveldb_store.format import archive_schema, link_schema, schema
 from leveldb_store.format.archive_schema import ArchivedMessage
 from leveldb_store.format.persisted_counters import FIELDS, encode_counters
 from leveldb_store.snapshots import snapshot
@@ -51,11 +51,13 @@ class Stores:
             db.put(schema.COUNTERS, encode_counters(dict.fromkeys(FIELDS, worker + 1)))
             for peer in range(workers):
                 if peer != worker:
-                    db.put(schema.handoff_key(sibling(peer), 0), schema.encode_handoff_head(STREAM + worker, BEGINS))
+                    db.put(
+                        schema.handoff_key(sibling(peer), 0), link_schema.encode_handoff_head(STREAM + worker, BEGINS)
+                    )
 
     def keeps(self, worker: int, peer: int, *numbers: int) -> None:
         for number in numbers:
-            value = schema.encode_handoff(0, b"", [b"%d" % number])
+            value = link_schema.encode_handoff(0, b"", [b"%d" % number])
             self.dbs[worker].put(schema.handoff_key(sibling(peer), BEGINS + number), value)
 
     def forgets(self, worker: int, peer: int, *numbers: int) -> None:
@@ -63,7 +65,7 @@ class Stores:
             self.dbs[worker].delete(schema.handoff_key(sibling(peer), BEGINS + number))
 
     def has_taken(self, worker: int, peer: int, number: int) -> None:
-        self.dbs[worker].put(schema.peer_key(sibling(peer)), schema.encode_peer(STREAM + peer, BEGINS + number))
+        self.dbs[worker].put(schema.peer_key(sibling(peer)), link_schema.encode_peer(STREAM + peer, BEGINS + number))
 
     def close(self) -> None:
         for db in self.dbs:
@@ -167,7 +169,7 @@ def test_what_a_worker_forgot_between_the_clones_and_its_sibling_had_not_yet_is_
     assert manifest.stores[0].links[sibling(1)].put_back == 0
     assert sorted(each.name for each in out.iterdir()) == [NAME, "worker-0", "worker-1"]
     with reading(out / "worker-1") as db:
-        assert schema.decode_handoff(db.get(schema.handoff_key(sibling(0), BEGINS + 3)))[2] == [b"3"]
+        assert link_schema.decode_handoff(db.get(schema.handoff_key(sibling(0), BEGINS + 3)))[2] == [b"3"]
 
 
 def test_what_the_sibling_had_is_not_put_back(
@@ -230,7 +232,7 @@ def test_links_go_on_beyond_what_a_sibling_that_was_cloned_later_knows(
     heads = []
     for worker in range(2):
         with contextlib.closing(plyvel.DB(str(tmp_path / "new" / f"worker-{worker}"))) as db:
-            heads.append(schema.decode_handoff_head(db.get(schema.handoff_key(sibling(1 - worker), 0))))
+            heads.append(link_schema.decode_handoff_head(db.get(schema.handoff_key(sibling(1 - worker), 0))))
     assert heads == [(STREAM, BEGINS + later), (STREAM + 1, BEGINS)]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from broker.persistence.handoff_log import Kept, StoredHandoff, kept_links
 from broker.worker.core import Node
-from leveldb_store.format import schema
+from leveldb_store.format import link_schema, schema
 from pyx.core.peer import sibling
 from pyx.protocol.message import Message
 from pyx.storage.records import pack_messages, without_words
@@ -99,9 +99,9 @@ def test_links_begin_where_the_store_says() -> None:
     store = KeptStore()
     host = Host(workers=2, stores=[store, KeptStore()])
     router = host.node.router
-    router.put_record(schema.peer_key(sibling(1)), schema.encode_peer(77, 5))
-    router.put_record(schema.refusals_key(sibling(1), 4), schema.encode_refusals([(0, 1), (7, 4)]))
-    router.put_record(schema.refusals_key(sibling(1), 5), schema.encode_refusals([(2, 1)]))
+    router.put_record(schema.peer_key(sibling(1)), link_schema.encode_peer(77, 5))
+    router.put_record(schema.refusals_key(sibling(1), 4), link_schema.encode_refusals([(0, 1), (7, 4)]))
+    router.put_record(schema.refusals_key(sibling(1), 5), link_schema.encode_refusals([(2, 1)]))
     host.settle()
     kept = kept_links_of(host.node)
     assert kept.received == {1: (77, 5)}
@@ -116,7 +116,7 @@ def test_refusals_of_version_1_stand_in_the_record_of_the_position() -> None:
     host = Host(workers=2, stores=[store, KeptStore()])
     inside = [(3, 9, 1), (4, 0, 1), (4, 2, 4)]
     record = PEER_OF_VERSION_1.pack(77, 5, len(inside)) + b"".join(REFUSAL_OF_VERSION_1.pack(*each) for each in inside)
-    assert schema.decode_peer(record) == (77, 5, 0, (), inside)
+    assert link_schema.decode_peer(record) == (77, 5, 0, (), inside)
     host.node.router.put_record(schema.peer_key(sibling(1)), record)
     host.settle()
     for _ in range(2):
@@ -131,21 +131,21 @@ def test_refusals_of_version_1_stand_in_the_record_of_the_position() -> None:
 
 
 def test_the_records_of_links_are_decoded_or_refused() -> None:
-    head = schema.encode_handoff_head(1, 2)
-    assert schema.decode_handoff_head(head) == (1, 2)
-    entry = schema.encode_handoff(-1, b"part", [b"a", b""])
-    assert schema.decode_handoff(entry) == (-1, b"part", [b"a", b""])
-    peer = schema.encode_peer(1, 2)
-    assert schema.decode_peer(peer) == (1, 2, 0, (), ())
-    begun = schema.encode_peer(1, 2, 9, [(3, 4), (8, 1)])
-    assert schema.decode_peer(begun) == (1, 2, 9, [(3, 4), (8, 1)], ())
+    head = link_schema.encode_handoff_head(1, 2)
+    assert link_schema.decode_handoff_head(head) == (1, 2)
+    entry = link_schema.encode_handoff(-1, b"part", [b"a", b""])
+    assert link_schema.decode_handoff(entry) == (-1, b"part", [b"a", b""])
+    peer = link_schema.encode_peer(1, 2)
+    assert link_schema.decode_peer(peer) == (1, 2, 0, (), ())
+    begun = link_schema.encode_peer(1, 2, 9, [(3, 4), (8, 1)])
+    assert link_schema.decode_peer(begun) == (1, 2, 9, [(3, 4), (8, 1)], ())
     old = PEER_OF_VERSION_1.pack(1, 2, 1) + REFUSAL_OF_VERSION_1.pack(3, 4, 5)
-    assert schema.decode_peer(old) == (1, 2, 0, (), [(3, 4, 5)])
-    refusals = schema.encode_refusals([(0xFFFFFFFF, 1)])
-    assert schema.decode_refusals(refusals) == [(0xFFFFFFFF, 1)]
+    assert link_schema.decode_peer(old) == (1, 2, 0, (), [(3, 4, 5)])
+    refusals = link_schema.encode_refusals([(0xFFFFFFFF, 1)])
+    assert link_schema.decode_refusals(refusals) == [(0xFFFFFFFF, 1)]
     for decode, record in (
-        (schema.decode_handoff_head, head), (schema.decode_handoff, entry), (schema.decode_peer, peer),
-        (schema.decode_peer, old), (schema.decode_refusals, refusals),
+        (link_schema.decode_handoff_head, head), (link_schema.decode_handoff, entry), (link_schema.decode_peer, peer),
+        (link_schema.decode_peer, old), (link_schema.decode_refusals, refusals),
     ):  # fmt: skip
         for cut in range(len(record)):
             with pytest.raises(schema.SchemaError):

@@ -12,7 +12,7 @@ import pytest
 from broker.repartition.old_store import RepartitionError
 from broker.repartition.stores import Moved, repartition
 from leveldb_store.contract import FallenBehind
-from leveldb_store.format import schema
+from leveldb_store.format import link_schema, schema
 from pyx.core.peer import sibling
 from pyx.core.placement import owner
 from shards.placement import home
@@ -277,9 +277,9 @@ def test_what_was_taken_is_not_handed_on_again(tmp_path: Path) -> None:
     (zero, one) = paths(tmp_path, 2)
     with plyvel.DB(str(zero)) as db:
         sequences = [schema.key_position(key) for key in db.iterator(prefix=b"H\1", include_value=False)]
-        stream, _ = schema.decode_handoff_head(db.get(schema.handoff_key(sibling(1), 0)))
+        stream, _ = link_schema.decode_handoff_head(db.get(schema.handoff_key(sibling(1), 0)))
     with plyvel.DB(str(one)) as db:
-        db.put(schema.peer_key(sibling(0)), schema.encode_peer(stream, max(sequences)))
+        db.put(schema.peer_key(sibling(0)), link_schema.encode_peer(stream, max(sequences)))
     assert moved(tmp_path, 2, 1).handed_on == 0
 
 

@@ -13,7 +13,7 @@ import plyvel
 import pytest
 
 from broker.worker import peering
-from leveldb_store.format import schema
+from leveldb_store.format import link_schema, schema
 from pyx.core import work
 from pyx.core.peer import sibling
 from tests import wire
@@ -167,7 +167,7 @@ def test_after_a_crash_nothing_is_taken_twice_and_nothing_is_missing() -> None:
     handed_off(host, 100)
     store = host.stores[1]
     store.sync()
-    taken = schema.decode_peer(store.records[schema.peer_key(sibling(0))]).taken
+    taken = link_schema.decode_peer(store.records[schema.peer_key(sibling(0))]).taken
     assert 0 < taken < host.nodes[1].peering._waiting[0][0].position + 1
     again = host.crash()
     for each in (again, host):
@@ -181,7 +181,7 @@ def test_with_another_number_of_workers_nothing_is_taken_twice_and_nothing_is_mi
     for store in host.stores:
         store.close()
     with plyvel.DB(str(paths(tmp_path, 2)[1])) as db:
-        assert schema.decode_peer(db.get(schema.peer_key(sibling(0)))).taken
+        assert link_schema.decode_peer(db.get(schema.peer_key(sibling(0)))).taken
     moved(tmp_path, 2, 3)
     host = on_disk(paths(tmp_path / "next", 3), start_ms=host.now_ms)
     name = client_of(1, 2, "sub")

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from leveldb_store.format import schema
+from leveldb_store.format import link_schema, schema
 from pyx.core.peer import sibling
 from pyx.protocol.message import Message
 from shards.placement import home
@@ -97,7 +97,7 @@ class Left:
         store = self.host.stores[1]
         store.sync()
         return [
-            (schema.key_position(key), schema.decode_refusals(value))
+            (schema.key_position(key), link_schema.decode_refusals(value))
             for key, value in sorted(store.records.items())
             if key[:1] == schema.PEER and schema.is_refusals(key)
         ]

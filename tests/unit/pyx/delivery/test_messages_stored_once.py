@@ -11,7 +11,7 @@ import pytest
 
 from broker.cli.store_command import Place, verify
 from leveldb_store.contract import StoreError
-from leveldb_store.format import schema
+from leveldb_store.format import queued_messages, schema
 from leveldb_store.format.queued_messages import decode_own, message_key, message_of, whole
 from leveldb_store.reachability import unreachable
 from tests import wire
@@ -262,7 +262,7 @@ def test_what_store_verify_says_of_it(tmp_path: Path, capsys: pytest.CaptureFixt
     with plyvel.DB(str(path)) as db:
         ((key, value),) = db.iterator(prefix=schema.MESSAGE)
         ((_, queued),) = db.iterator(prefix=schema.QUEUED)
-        assert schema.decode_queued(whole(queued, db.get)).message.payload == LARGE
+        assert queued_messages.decode_queued(whole(queued, db.get)).message.payload == LARGE
         db.delete(key)
         db.put(message_key(5), value)
     assert verify([Place(path)]) == 1
