@@ -248,7 +248,7 @@ def test_a_part_that_nobody_needs_for_two_reasons_counts_once(tmp_path: Path) ->
 
 def test_of_very_many_parts_the_later_ones_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until what is trimmed makes room, or they touch each other."""
-    monkeypatch.setattr("leveldb_store.store.SPANS_MAX", 3)
+    monkeypatch.setattr("leveldb_store.indexes.SPANS_MAX", 3)
     store = LevelStore(tmp_path, fsync=False)
     writer = Writer(store)
     for number in range(20):
@@ -382,7 +382,7 @@ def test_the_memory_of_tails_is_bounded(tmp_path: Path) -> None:
     for _ in range(300):
         wait_durable(store, writer.append((b"x" * 10_000, (b"a",)), (b"y" * 10_000, (b"b",))))
     assert store.tail_bytes() <= 1_000_000
-    log = store._log(b"a")
+    log = store._indexes.get(b"a")
     assert log is not None
     assert len(log.tail) < 60
     assert [len(all_rows(store, name)) for name in (b"a", b"b")] == [300, 300]

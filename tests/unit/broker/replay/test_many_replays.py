@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from pyx.protocol.message import Message
-from tests.unit.test_replaying import Aside, archive_of, archived, ask, subscriber
+from tests.unit.broker.replay.test_replaying import Aside, archive_of, archived, ask, subscriber
 from tests.unit.test_router import client_at
 
 #: each finds all but a few messages; and the others, of each worker, one: the last

@@ -1,0 +1,161 @@
+"""The batch that is being gathered, until `flush` closes it and the writer has it.
+
+While the disk refuses, what is gathered waits, of each record its last value: so it does not grow with time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from leveldb_store.engine.database import Database, WriteBatch
+from leveldb_store.event_log import EventLog
+from leveldb_store.format import schema
+from leveldb_store.writer import Work, Writer
+
+__all__ = ["Held", "OpenBatch"]
+
+
+class Held:
+    """What is to be written while the disk refuses."""
+
+    def __init__(self) -> None:
+        self._records: dict[bytes, bytes | None] = {}
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """As of a plyvel.WriteBatch."""
+        self._records[key] = value
+
+    def delete(self, key: bytes) -> None:
+        """As of a plyvel.WriteBatch."""
+        self._records[key] = None
+
+    def into(self, batch: WriteBatch) -> int:
+        """Put all of it there; returns its bytes."""
+        size = 0
+        for key, value in self._records.items():
+            size += len(key)
+            if value is None:
+                batch.delete(key)
+            else:
+                batch.put(key, value)
+                size += len(value)
+        return size
+
+
+class OpenBatch:
+    """Of one store. `last_position`: the highest that was ever given; `fsync`: whether anything is synced."""
+
+    def __init__(self, database: Database, writer: Writer, events: EventLog, last_position: int, fsync: bool) -> None:
+        self._database = database
+        self._writer = writer
+        self._events = events
+        self.last_position = last_position
+        self.work = Work()
+        """What goes along."""
+        self.ticket = 0
+        """Of the last one that `flush` has closed."""
+        self.is_partial = False
+        """A block is there in part: `flush` waits for the rest."""
+        self._is_due = False
+        self._moment: Callable[[], bytes] | None = None
+        self._held: Held | None = None  # the batch that is being gathered while the disk refuses
+        self._is_held = False  # it waits, with all else of `work`, until the disk takes something again
+        self._fsync = fsync
+        self._is_any_loose = False  # was anything flushed that a power cut may take away
+
+    def begin(self) -> WriteBatch | Held:
+        """Where records are put and deleted that `flush` is to have written."""
+        self._is_due = True
+        return self.records()
+
+    def records(self) -> WriteBatch | Held:
+        """Where records are put and deleted that are no reason for a flush."""
+        if self._held is not None:
+            return self._held
+        batch = self.work.batch
+        if batch is None:
+            if self._writer.failed is not None:
+                self._held = Held()
+                return self._held
+            batch = self.work.batch = self._database.batch()
+        return batch
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """See the contract."""
+        self._is_due = True
+        self.work.size += len(key) + len(value)
+        self.records().put(key, value)
+
+    def delete(self, key: bytes) -> None:
+        """See the contract."""
+        self._is_due = True
+        self.work.size += len(key)
+        self.records().delete(key)
+
+    def flush(self, sync: bool = True) -> int:
+        """See the contract."""
+        if self._is_due and not self.is_partial:
+            self._is_due = False
+            self.ticket += 1
+            self.work.ticket = self.ticket
+            if self._moment is not None:
+                self.work.moment = self._moment()
+            self.work.is_synced |= self._fsync and sync
+            self._is_any_loose |= not (self._fsync and sync)
+            if self._is_any_loose:
+                # a power cut may leave this batch and not those before it: positions that records name are never
+                # given again all the same
+                self.records().put(schema.POSITION, schema.U64.pack(self.last_position))
+            self._add_events()
+            self.hand_over()
+        return self.ticket
+
+    def carry(self, moment: Callable[[], bytes]) -> None:
+        """See the contract. Of batches that are written as one the last one's is written."""
+        self._moment = moment
+
+    def pass_on(self) -> None:
+        """See the contract. As safe as all else: of records that nobody synced a power cut may leave the later ones,
+        which looks like damage (`leveldb_store.engine.wal`).
+        """
+        if not self._is_due and self._add_events():
+            self.work.is_synced |= self._fsync
+            self.hand_over()
+
+    def _add_events(self) -> bool:
+        # to what is being gathered, unless others wait there for the disk to take something again
+        if self.work.events is None:
+            self.work.events, self.work.events_end = self._events.take(), self._events.end
+        return self.work.events is not None
+
+    def hand_over(self, at_once: bool = False) -> None:
+        """The writer has it, as soon as the disk takes something (`at_once`: even so); another one is open."""
+        self.work.last_position = self.last_position
+        if self.work.batch is None and self._writer.failed is not None and not at_once:
+            self._is_held = True
+            return
+        if self._held is not None:
+            self.work.batch = self._database.batch()
+            self.work.size = self._held.into(self.work.batch)
+            self._held = None
+        self._is_held = False
+        self._writer.hand_over(self.work)
+        self.work = Work()
+
+    def hand_over_own(self) -> None:
+        """What nobody waits for goes with the tick's batch, or at once if there is none."""
+        if not self._is_due:
+            self.hand_over()
+
+    def go_on(self) -> None:
+        """The disk may take something again: what was kept back is handed over, unless `flush` does it."""
+        if self._is_held and not self._is_due:
+            self.hand_over()
+
+    def close(self) -> None:
+        """Nothing is kept back."""
+        if self._is_due:
+            self.flush()
+        self.pass_on()
+        if self._is_held:
+            self.hand_over(at_once=True)
