@@ -10,7 +10,7 @@ import pytest
 
 from pyx.protocol.message import Message
 from tests.unit.broker.replay.test_replaying import Aside, archive_of, archived, ask, subscriber
-from tests.unit.test_router import client_at
+from tests.unit.pyx.delivery.test_router import client_at
 
 #: each finds all but a few messages; and the others, of each worker, one: the last
 COMMON = ["/".join(["a", *levels]) for levels in itertools.product("x+", repeat=3)]
