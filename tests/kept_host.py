@@ -44,7 +44,7 @@ def lasting(host: Host, client_id: str, version: int = 4, **options: Any) -> Pee
 
 def commit(host: Host) -> None:
     """The disk has everything that was flushed."""
-    host.node.router.durable(store_of(host).sync())
+    host.node.router.journal.durable(store_of(host).sync())
     host.settle()
 
 

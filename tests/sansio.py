@@ -180,7 +180,7 @@ class Host:
 
     def _set_time(self, node: Node) -> None:
         wall_ms = START_WALL_MS + self.now_ms - START_MS + self._clocks_ahead_ms[node.index]
-        node.router.set_time(self.now_ms, clock_us=wall_ms * 1000)
+        node.router.state.set_time(self.now_ms, clock_us=wall_ms * 1000)
 
     def step_clock(self, worker: int, seconds: float) -> None:
         """The wall clock of this worker is set."""
@@ -198,14 +198,14 @@ class Host:
                     work.run()
                     moved = True
             node.router.finish_tick()
-            moved = self._close_asked(node) or node.router.unfinished or node.router.divided or moved
+            moved = self._close_asked(node) or node.router.state.unfinished or node.router.state.divided or moved
             moved = self._commit(node) or moved
             self._resume(node)
             if node.peering.commit():
                 node.forward()
             moved = self._send(node) or moved
             for conn in self._ended:
-                node.router.discard_output(conn)
+                node.router.state.discard_output(conn)
             self._ended.clear()
         return moved
 
@@ -221,14 +221,14 @@ class Host:
 
     def _commit(self, node: Node) -> bool:
         node.disk.look()
-        if not node.store.keeps or (ticket := node.store.collect()) <= node.router.durable_ticket:
+        if not node.store.keeps or (ticket := node.store.collect()) <= node.router.journal.durable_ticket:
             return False
-        node.router.durable(ticket)
+        node.router.journal.durable(ticket)
         node.router.finish_tick()
         return True
 
     def _resume(self, node: Node) -> None:
-        resumed, node.router.resumed = node.router.resumed, []
+        resumed, node.router.state.resumed = node.router.state.resumed, []
         for conn in resumed:
             conn.paused = False
             node.dispatch.carry_on(conn)
@@ -246,9 +246,9 @@ class Host:
 
     def _close_asked(self, node: Node) -> bool:
         moved = False
-        while node.router.closing:
+        while node.router.state.closing:
             moved = True
-            asked, node.router.closing = node.router.closing, []
+            asked, node.router.state.closing = node.router.state.closing, []
             for conn, reason, why in asked:
                 node.guard(conn, node.closed, conn, reason & 0xFF, why)
                 self._ended.add(conn)
@@ -257,7 +257,7 @@ class Host:
 
     def _send(self, node: Node) -> bool:
         moved = False
-        for conn in node.router.take_dirty():
+        for conn in node.router.state.take_dirty():
             peer = self.peer_of.get(conn)
             if peer is not None and not peer.stalled:
                 moved = peer.take() or moved
@@ -304,7 +304,7 @@ class Host:
         """The client's end of the connection is gone, without DISCONNECT."""
         conn = peer.conn
         if conn.state < CLOSING:
-            peer.node.router.close(conn, 0, "lost")
+            peer.node.router.state.close(conn, 0, "lost")
         self.settle()
 
     # ------------------------------------------------------------ the books
@@ -319,7 +319,7 @@ class Host:
         those of QoS 0 in outboxes, and shares that a session has left.
         """
         of_sessions = sum(session.unacknowledged + session.queued for node in self.nodes for session in node.sessions)
-        of_nobody = sum(node.router.shares_left for node in self.nodes)
+        of_nobody = sum(node.router.ending.shares_left for node in self.nodes)
         return int(of_sessions + of_nobody) + sum(peer.conn.pending_qos0 for peer in self.peers)
 
     def check_books(self) -> None:
@@ -365,7 +365,7 @@ class Peer:
 
     def take(self) -> bool:
         """What was sent to it. False: nothing."""
-        out = self.node.router.take_output(self.conn)
+        out = self.node.router.state.take_output(self.conn)
         self._bytes += out
         self.packets.extend(self._whole())
         return bool(out)

@@ -100,7 +100,7 @@ class SysTopics:
         self._context = context
         self._router = context.router
         self._rows: Sequence[Row] = [context.counters]
-        self._began_ms = self._updated_ms = context.router.now_ms
+        self._began_ms = self._updated_ms = context.router.state.now_ms
         self._interval_seconds = 0
         self._loads: dict[str, Load] = {}
         self._said: dict[str, str] = {}
@@ -129,7 +129,7 @@ class SysTopics:
         if seconds:
             sums = self._sums()
             self._loads = {name: Load(count(sums)) for name, count in _LOADS.items()}
-            self._updated_ms = self._router.now_ms
+            self._updated_ms = self._router.state.now_ms
             self._publish(sums)
             self._schedule()
 
@@ -139,11 +139,11 @@ class SysTopics:
 
     def _schedule(self) -> None:
         interval = self._interval_seconds * 1000
-        passed = (self._router.now_ms - self._began_ms) % interval
-        self._handle = self._context.timers.call(self._router.now_ms + interval - passed, self._update)
+        passed = (self._router.state.now_ms - self._began_ms) % interval
+        self._handle = self._context.timers.call(self._router.state.now_ms + interval - passed, self._update)
 
     def _update(self) -> None:
-        now = self._router.now_ms
+        now = self._router.state.now_ms
         sums = self._sums()
         if now > self._updated_ms:
             for name, load in self._loads.items():
@@ -165,7 +165,7 @@ class SysTopics:
         return sums
 
     def _publish(self, sums: Sums) -> None:
-        uptime = (self._router.now_ms - self._began_ms) // 1000
+        uptime = (self._router.state.now_ms - self._began_ms) // 1000
         self._say("version", f"mqttd version {broker.__version__}")
         self._say("uptime", f"{uptime} seconds")
         for name, value in _VALUES.items():
@@ -179,7 +179,7 @@ class SysTopics:
             return
         self._said[name] = text
         router = self._router
-        message = Message.create(_ROOT + name.encode(), text.encode(), retain=True, number=router.next_number())
+        message = Message.create(_ROOT + name.encode(), text.encode(), retain=True, number=router.state.next_number())
         self._kept.set(message.topic, message.number, message)
         router.publish_here(message)
 

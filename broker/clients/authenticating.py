@@ -246,7 +246,7 @@ class Authenticating:
             self._checked(check, result)
         except Exception as error:  # noqa: BLE001  the one door
             for entrant in list(check.entrants.values()):
-                self._context.router.fail(entrant.conn, error)
+                self._context.router.state.fail(entrant.conn, error)
 
     def _checked(self, check: _Check, result: bool | Exception) -> None:
         backend = self._context.settings.credentials
@@ -351,7 +351,7 @@ class Authenticating:
         if len(packet) > conn.packet_bytes_max:  # [MQTT-3.1.2-24]
             self._fail(conn, exchange, "AUTH is larger than the client's Maximum Packet Size")
             return
-        self._context.router.write(conn, packet)
+        self._context.router.state.write(conn, packet)
         if exchange.entrant is not None:
             conn.authenticating = True
             conn.state = _OPENING

@@ -96,7 +96,7 @@ class Capacity:
         if context.settings.sessions_full != "end_oldest" or tries >= len(siblings) * _TRIES:
             return False
         self._asked += 1
-        context.router.tell(siblings[self._asked % len(siblings)], b"e", b"")
+        context.router.peers.tell(siblings[self._asked % len(siblings)], b"e", b"")
         self.waiting[conn] = client_id, tries + 1
         context.call_later(_ASKED_AGAIN, partial(context.guard, conn, self._again, conn, again))
         return True
@@ -129,7 +129,7 @@ class Capacity:
             self._end_some(over // workers + (place < over % workers))
 
     def _end_some(self, left: int) -> None:
-        subscriptions = self._context.router.subscriptions
+        subscriptions = self._context.router.state.subscriptions
         before = subscriptions.count
         for _ in range(min(left, _ENDED_AT_ONCE)):
             if not self._end_oldest():

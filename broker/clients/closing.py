@@ -83,10 +83,10 @@ class Closing:
         if len(packet) > conn.packet_bytes_max:
             packet = encode_connack(version, False, reason)
         if len(packet) <= conn.packet_bytes_max:
-            self._router.write(conn, packet)
+            self._router.state.write(conn, packet)
         self._log_refused(conn, why, code=int(reason), **fields)
         self._recording.refused(conn, int(reason), why, client, fields.get("username"))
-        self._router.close(conn, int(reason), why)
+        self._router.state.close(conn, int(reason), why)
 
     def unavailable(self, conn: Connection, why: str, **fields: Any) -> None:
         """Its home cannot take the connection, its password cannot be checked, or its session not be stored: CONNACK
@@ -112,7 +112,7 @@ class Closing:
         self._row.add(count.CONNECTIONS_REFUSED)
         self._log_refused(conn, why)
         self._recording.refused(conn, 0, why, client)
-        self._router.close(conn, AT_ONCE, why)
+        self._router.state.close(conn, AT_ONCE, why)
 
     def awaiting(self) -> list[Connection]:
         """Those whose CONNACK waits for the disk."""
@@ -133,7 +133,7 @@ class Closing:
         self._row.add(count.CONNECTIONS_REFUSED)
         self._log_refused(conn, why, code=reason)
         self._recording.refused(conn, reason, why)
-        self._router.close(conn, AT_ONCE, why)
+        self._router.state.close(conn, AT_ONCE, why)
 
     def _log_refused(self, conn: Connection, why: str, **fields: Any) -> None:
         listener = self._context.listener_of(conn)
@@ -191,7 +191,7 @@ class Closing:
         follows.
         """
         # the router may have asked for its end already in this tick: its session is let go now all the same
-        self._router.close(conn, int(reason), why)
+        self._router.state.close(conn, int(reason), why)
         self.closed(conn, int(reason) & 0xFF, why, told)
 
     @callback("closed")
@@ -214,10 +214,10 @@ class Closing:
         if session.details.expiry_interval == 0:
             if self._state_records.keeps:
                 steps.do(self._record_end, session)
-            steps.do(self._endings.bury, session, self._router.detach)
+            steps.do(self._endings.bury, session, self._router.subscribing.detach)
             steps.do(self._sessions.remove, session)
         else:
-            steps.do(self._router.detach, session)
+            steps.do(self._router.subscribing.detach, session)
             steps.do(self._sessions.left, session)
             steps.do(self._state_records.disconnected, session)
             steps.do(self._replaying.detached, session)
@@ -249,7 +249,7 @@ class Closing:
         if reference is not None and reason in (ReasonCode.USE_ANOTHER_SERVER, ReasonCode.SERVER_MOVED):
             properties["server_reference"] = reference
         packet = encode_disconnect(reason, properties, packet_bytes_max=conn.packet_bytes_max)
-        self._router.write(conn, packet if len(packet) <= conn.packet_bytes_max else encode_disconnect(reason))
+        self._router.state.write(conn, packet if len(packet) <= conn.packet_bytes_max else encode_disconnect(reason))
 
     def delete(self, client_id: str) -> bool:
         """The operator ends a session, and its connection with it. False: there is none."""

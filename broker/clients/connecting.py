@@ -173,7 +173,7 @@ class Connecting:
         self._state_records.connected(session)
         if waits:
             conn.state = _DECIDING
-            self._router.when_durable(lambda: self._stored(pending), conn)
+            self._router.journal.when_durable(lambda: self._stored(pending), conn)
         else:
             self._admit(pending)
 
@@ -236,10 +236,10 @@ class Connecting:
     def _admit(self, pending: PendingConnack) -> None:
         conn, packet, session = pending.entrant.conn, pending.entrant.packet, pending.session
         conn.keep_alive_ms = pending.keep_alive * 1500
-        self._router.write(conn, self._connack(packet.version, pending.present, pending.granted))
+        self._router.state.write(conn, self._connack(packet.version, pending.present, pending.granted))
         self._occupants.opened(pending)
         self._row.add(count.CONNECTIONS_OPENED)
-        self._router.attach(session, conn)
+        self._router.subscribing.attach(session, conn)
         self._go_on(session)
         self.opened(conn)
         self._recording.log_opened(conn, packet, session, pending.present, pending.keep_alive)
@@ -296,14 +296,14 @@ class Connecting:
             self._row.add(count.SESSIONS_TOO_LARGE)
             self._closing.refuse(conn, ReasonCode.QUOTA_EXCEEDED, "session_bytes_max", client=client_id)
             return False
-        if self._router.is_memory_full and (session is None or packet.clean_start):
+        if self._router.back_pressure.is_memory_full and (session is None or packet.clean_start):
             self._row.add(count.MEMORY_REFUSED)
             self._closing.refuse(conn, ReasonCode.QUOTA_EXCEEDED, "worker_memory_bytes_max", client=client_id)
             return False
         occupant = None if session is None else self._occupants.of(session)
         if occupant is None:
             return True
-        now = self._router.now_ms / 1000
+        now = self._router.state.now_ms / 1000
         seconds = self._takeovers.refused_seconds(client_id, limits.takeovers_per_minute_max, now)
         if not seconds:
             return True
@@ -323,7 +323,9 @@ class Connecting:
         """Called every second: forget what is over."""
         self._capacity.connections(len(self._occupants))
         self._capacity.sweep()
-        self._takeovers.forget_old(self._context.settings.limits.takeovers_per_minute_max, self._router.now_ms / 1000)
+        self._takeovers.forget_old(
+            self._context.settings.limits.takeovers_per_minute_max, self._router.state.now_ms / 1000
+        )
 
     def _granted(
         self, entrant: Entrant, expiry: int, keep_alive: int, authentication: dict[str, Any]

@@ -99,7 +99,7 @@ class Endings:
             details.expiry_handle = None
         steps = Steps()
         steps.do(self._sessions.remove, session)
-        steps.do(self.bury, session, self._router.end_session)
+        steps.do(self.bury, session, self._router.ending.end_session)
         if details.will_handle is not None:
             details.will_handle.cancel()
             steps.do(self._wills.due, session)
@@ -151,7 +151,7 @@ class Endings:
             self._context.dispatch.resume(conn)
 
     def _clear_some(self, client_id: str, remains: Remains, kept: bool) -> None:
-        names = self._router.clear(remains, AT_ONCE)
+        names = self._router.ending.clear(remains, AT_ONCE)
         if kept:
             self._state_records.clear(client_id, names)
 

@@ -176,8 +176,8 @@ class Occupants:
         if before.will is None:
             self._state_records.will_gone(session)
         else:
-            left = max(0, before.will_due - self._router.now_ms)
-            self._state_records.will_waits(session, self._router.wall_ms + left)
+            left = max(0, before.will_due - self._router.state.now_ms)
+            self._state_records.will_waits(session, self._router.state.wall_ms + left)
             self._wills.start_delay(session, left / 1000)
         self._state_records.disconnected(session)
         self._endings.expire_in(session, details.expiry_interval)

@@ -103,7 +103,7 @@ class Retaining:
         self._held: dict[int, _Held] = {}
         """By the number under which its siblings were asked."""
         # not a number that a former incarnation of this worker has used: its answer may still come
-        self._number = context.router.wall_ms * 1000
+        self._number = context.router.state.wall_ms * 1000
         self._swept: bytes | None = None
         self._work: deque[Walk | _Put | _Asked] = deque()
         self.wake: Callable[[], None] = lambda: None
@@ -166,12 +166,12 @@ class Retaining:
 
     def _live(self, found: list[tuple[bytes, Message]]) -> list[Message]:
         """Those that have not expired; the others are gone from now on."""
-        now = self._router.wall_ms
+        now = self._router.state.wall_ms
         live = []
         spend(len(found) * PACKED)
         for _, message in found:
             if message.expires and message.expires <= now:
-                self._router.expire_retained(message)
+                self._router.retaining.expire_retained(message)
             else:
                 live.append(message)
         return live
@@ -182,10 +182,10 @@ class Retaining:
         """The SUBACK is out: send what is retained for these filters, a bounded number of them at a time."""
         if session.connection is None and not session.durable:
             return
-        asked = session.ask(self._router.position)
+        asked = session.ask(self._router.windows.position)
         details: Details = session.details
         spend(len(filters) * STEP)
-        all_of_it = asked, self._router.next_number(), None  # one for all: they may be a hundred thousand
+        all_of_it = asked, self._router.state.next_number(), None  # one for all: they may be a hundred thousand
         steps = _STEPS
         each = _MESSAGE_STEPS if self._state_records.keeps and session.durable else 1
         for text in filters:
@@ -239,9 +239,9 @@ class Retaining:
     def restore(self, session: Session, text: bytes, owed: list[tuple[int, bytes]]) -> None:
         """An earlier worker has stored it; goes on when the client is back."""
         session.watch()
-        since = self._router.next_number()
+        since = self._router.state.next_number()
         parts = {sibling(worker): at for worker, at in owed}
-        self._wait(session, text, (session.ask(self._router.position), since, parts))
+        self._wait(session, text, (session.ask(self._router.windows.position), since, parts))
 
     def _note(self, walk: Walk) -> None:
         """A page was queued, or there are no more: as the store is to have it, together with what was queued."""
@@ -362,7 +362,7 @@ class Retaining:
     def _queue(self, walk: Walk, messages: list[Message]) -> None:
         messages = self._authorising.receivable(walk.session, messages)
         if messages:
-            self._router.queue_retained(walk.session, messages, walk.filter, walk.asked)
+            self._router.retaining.queue_retained(walk.session, messages, walk.filter, walk.asked)
 
     # ------------------------------------------------------------ questions
 
@@ -376,7 +376,7 @@ class Retaining:
         walk, peer = self._questions[number]
         if self._context.is_ready(peer):
             at = walk.parts[peer]
-            self._router.tell(peer, b"?", _QUESTION.pack(number) + walk.filter + (b"\0" + at if at else b""))
+            self._router.peers.tell(peer, b"?", _QUESTION.pack(number) + walk.filter + (b"\0" + at if at else b""))
 
     def _go_on(self, number: int) -> None:
         """Put the question, when the session can take an answer."""
@@ -421,7 +421,7 @@ class Retaining:
     def _answer(self, asked: _Asked) -> None:
         found, at = self._page(asked.filter, asked.after) if asked.filter else ([], None)
         head = _ANSWER.pack(asked.number, at is not None, len(at or b"")) + (at or b"")
-        self._router.tell(asked.peer, b"!", head + pack_stored(found))
+        self._router.peers.tell(asked.peer, b"!", head + pack_stored(found))
 
     def answered(self, peer: Peer, payload: bytes) -> None:
         """A page of a sibling's answer: queue it, and ask for the next."""
@@ -448,7 +448,7 @@ class Retaining:
         self._number += 1
         self._held[self._number] = _Held(number, siblings, at, messages)
         for each in siblings:
-            self._router.tell(each, b"?", _QUESTION.pack(self._number))
+            self._router.peers.tell(each, b"?", _QUESTION.pack(self._number))
 
     def _told_before(self, number: int, peer: Peer) -> None:
         """The sibling has told all that it had to tell before it was asked, or tells nothing any more."""

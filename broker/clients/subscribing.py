@@ -126,7 +126,7 @@ class Subscribing:
                     spend(each)
                     done += each
                 self._ruled = None
-                self._router.set_rule(session, min(details.queue_rules or (), default=0))
+                self._router.bounding.set_rule(session, min(details.queue_rules or (), default=0))
             if done > _PIECE:
                 yield
                 done = 0
@@ -144,7 +144,7 @@ class Subscribing:
                 self._count_under(details, text, one)
             return
         self._count_under(details, text, one)
-        self._router.set_rule(session, min(details.queue_rules or (), default=0))
+        self._router.bounding.set_rule(session, min(details.queue_rules or (), default=0))
 
     def _count_under(self, details: Details, text: bytes, one: int) -> None:
         number = first_rule(self._queue_rules, text)
@@ -215,7 +215,7 @@ class Subscribing:
             options = options & ~_QOS | most
         if group is None:
             self._end_replay(session, text)
-        new = self._router.subscribe(session, text, options, identifier, group)
+        new = self._router.subscribing.subscribe(session, text, options, identifier, group)
         handling = options & _RETAIN_HANDLING
         asks = group is None and handling != _NEVER_RETAINED and (new or handling != _ONLY_IF_NEW)
         owed = self._retaining.owed(session, text, asks) if group is None else []
@@ -313,14 +313,14 @@ class Subscribing:
         named = details.filter_bytes + size + (subscriptions + 1) * session.client_id_bytes
         if details.own_bytes + named > limits.session_bytes_max:
             return count.SESSIONS_TOO_LARGE
-        there = self._router.subscriptions
+        there = self._router.state.subscriptions
         full = subscriptions >= limits.filters_per_session_max or there.count >= limits.filters_max
         if full or (0 < limits.wildcard_arrangements_max <= there.arrangement_count and there.brings_arrangement(text)):
             return count.FILTERS_REFUSED
-        return count.MEMORY_REFUSED if self._router.is_memory_full else None
+        return count.MEMORY_REFUSED if self._router.back_pressure.is_memory_full else None
 
     def _has(self, session: Session, text: bytes, group: bytes | None) -> bool:
-        return self._router.has(session, text, group) or (group is None and text in (session.replays or ()))
+        return self._router.subscribing.has(session, text, group) or (group is None and text in (session.replays or ()))
 
     def _fits(self, text: bytes) -> bool:
         limits, row = self._context.settings.limits, self._context.counters
@@ -375,7 +375,7 @@ class Subscribing:
 
     def _hand_on_some(self, session: Session, remains: Remains) -> Iterator[None]:
         while len(remains):
-            self._context.guard_session(session, self._router.clear, remains, AT_ONCE)
+            self._context.guard_session(session, self._router.ending.clear, remains, AT_ONCE)
             if len(remains):
                 yield
 
@@ -404,8 +404,8 @@ class Subscribing:
     def remove(
         self, session: Session, named: bytes, text: bytes, group: bytes | None, remains: Remains | None = None
     ) -> bool:
-        """End a subscription that is no replay. False: there was none. `remains`: as in `Router.unsubscribe`."""
-        found = self._router.unsubscribe(session, text, group, remains)
+        """End a subscription that is no replay. False: there was none. `remains`: as in `Subscribing.unsubscribe`."""
+        found = self._router.subscribing.unsubscribe(session, text, group, remains)
         if found:
             session.details.filter_bytes -= len(named)
             self._state_records.unsubscribed(session, named)
@@ -440,7 +440,7 @@ class Subscribing:
         if len(packet) > conn.packet_bytes_max:  # [MQTT-3.1.2-24]: the client asked for more than it can be told
             self.too_large(conn)
             return
-        self._router.answer_packet(conn, packet, interest, then, unstored)
+        self._router.answering.answer_packet(conn, packet, interest, then, unstored)
 
     def too_large(self, conn: Connection) -> None:
         """The answer is beyond the client's Maximum Packet Size."""

@@ -37,7 +37,7 @@ class Wills:
             self._state_records.will_gone(session)
         elif delay:
             self.start_delay(session, delay)
-            self._state_records.will_waits(session, self._router.wall_ms + delay * 1000)
+            self._state_records.will_waits(session, self._router.state.wall_ms + delay * 1000)
         else:
             self.due(session)
 
@@ -66,11 +66,11 @@ class Wills:
         if not self._authorising.may_leave(will, client_id, username, is_known):
             return
         router = self._router
-        expires = router.wall_ms + will.expiry_interval * 1000 if will.expiry_interval is not None else 0
+        expires = router.state.wall_ms + will.expiry_interval * 1000 if will.expiry_interval is not None else 0
         router.publish_message(
             Message.create(
                 will.topic, will.payload, qos=will.qos, retain=will.retain, properties=will.properties,
-                number=router.next_number(), expires=expires,
+                number=router.state.next_number(), expires=expires,
                 expiry_offset=expiry_offset(will.properties) if expires else -1, publisher=client_id,
             )
         )  # fmt: skip

@@ -71,26 +71,26 @@ class Context:
             index, workers, Subscriptions(), fill(Limits(), settings), self.counters, self.timers, self.retained
         )
         if clock_cell is not None:
-            self.router.clock.share(clock_cell)
-        self.router.set_time(now_ms, wall_ms)
+            self.router.state.clock.share(clock_cell)
+        self.router.state.set_time(now_ms, wall_ms)
         self._give_store()
-        self.router.strategy_of = self._strategy_of
+        self.router.sharing.strategy_of = self._strategy_of
         self.dispatch = Dispatch(self.router)
         self.links: Mapping[Peer, Any] = {}
         """By sibling: anything with the face of `zmq_mesh.links.Link` (submit, commit, ready, away, full)."""
         self.piecework = Piecework(self.router)
-        self.interest = self.router.interest = Publisher(in_pieces=self._tell_in_pieces) if workers > 1 else None
+        self.interest = self.router.peers.interest = Publisher(in_pieces=self._tell_in_pieces) if workers > 1 else None
 
     def _give_store(self) -> None:
         router, store, settings = self.router, self.store, self.settings
-        router.store = store
-        router.keeps = store.keeps
-        router.set_durabilities(
+        router.journal.store = store
+        router.state.keeps = store.keeps
+        router.journal.set_durabilities(
             [(rule.filter.encode(), rule.durability == "fsync") for rule in settings.topic],
             settings.durability == "fsync",
         )
-        router.go_on_behind(store.last_position)
-        router.set_archive(store.archive)
+        router.windows.go_on_behind(store.last_position)
+        router.journal.set_archive(store.archive)
 
     def _strategy_of(self, group: bytes, topic_filter: bytes) -> int:
         rule = rule_of(self.settings.shared, group, topic_filter)
@@ -109,7 +109,7 @@ class Context:
         is one client's.
         """
         call = callback if session is None else partial(self.guard_session, session, callback)
-        return self.timers.call(self.router.now_ms + int(seconds * 1000), call)
+        return self.timers.call(self.router.state.now_ms + int(seconds * 1000), call)
 
     def soon(self, callback: Callable[[], None], session: Session | None = None) -> None:
         """Call it in a later tick: long work is done in pieces."""
@@ -136,7 +136,7 @@ class Context:
         # a snapshot for siblings: they are told in the tick of the last piece
         def telling() -> Iterator[None]:
             for _ in pieces:
-                self.router.interest_due = True
+                self.router.peers.interest_due = True
                 yield
 
         self.piecework.add(telling(), lambda error: self.defect(None, error))
@@ -156,7 +156,7 @@ class Context:
         try:
             call(*arguments)
         except Exception as error:  # noqa: BLE001  the one door
-            self.router.fail(conn, error)
+            self.router.state.fail(conn, error)
 
     def guard_session(self, session: Session, call: Callable[..., object], *arguments: Any) -> None:
         """The same of a session's: its connection ends, if it has one."""
@@ -164,7 +164,7 @@ class Context:
             call(*arguments)
         except Exception as error:  # noqa: BLE001  the one door
             if session.connection is not None:
-                self.router.fail(session.connection, error)
+                self.router.state.fail(session.connection, error)
             else:
                 self.counters.add(count.INTERNAL_ERRORS)
                 self.defect(session.client_id, error)

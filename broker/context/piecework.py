@@ -1,7 +1,8 @@
 """Long work in pieces: one at the end of each tick, in turn.
 
 What a client or a timer causes may concern thousands of things. Its first piece is done at once, and where that is not
-all the rest waits here. `Router.divided` says to whoever turns the wheel that there is more, so that it does not sleep.
+all the rest waits here. `RouterState.divided` says to whoever turns the wheel that there is more, so that it does not
+sleep.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Piecework:
         called with it.
         """
         self._works.append((pieces, failed))
-        self._router.divided = True
+        self._router.state.divided = True
 
     def begin(self, pieces: Iterator[None], failed: Callable[[Exception], object]) -> None:
         """As `add`, and the first piece is done now."""
@@ -49,7 +50,7 @@ class Piecework:
         for _ in pieces:
             conn.busy += 1
             conn.paused = True
-            self.add(self._of_packet(conn, session, pieces), lambda error: self._router.fail(conn, error))
+            self.add(self._of_packet(conn, session, pieces), lambda error: self._router.state.fail(conn, error))
             return
 
     def _of_packet(self, conn: Connection, session: object, pieces: Iterator[None]) -> Iterator[None]:
@@ -61,7 +62,7 @@ class Piecework:
         finally:
             conn.busy -= 1
             if not conn.busy:
-                self._router.resumed.append(conn)
+                self._router.state.resumed.append(conn)
 
     def run(self) -> bool:
         """Do one piece. False: that was the last one there is."""

@@ -76,7 +76,7 @@ class Disk:
             if failed is None:
                 context.log.warning("store_recovered")
             else:
-                self._failed_at = self._router.now_ms
+                self._failed_at = self._router.state.now_ms
                 context.log.error("store_failed", reason=failed)
             self._failed = failed
             context.counters.set(count.STORE_FAILED, int(failed is not None))
@@ -86,7 +86,7 @@ class Disk:
             else:
                 context.log.error("store_full", reason=full)
             context.counters.set(count.STORE_FULL, int(full is not None))
-            self._router.set_store_full(context.index, full is not None)
+            self._router.back_pressure.set_store_full(context.index, full is not None)
             self._tell(_FULL if full is not None else _ROOM)
         self._full = full
 
@@ -94,23 +94,23 @@ class Disk:
         """Once a second: who has waited for long enough?"""
         if self._failed is None:
             return
-        if self._router.now_ms - self._failed_at >= self._context.settings.limits.store_error_seconds_max * 1000:
+        if self._router.state.now_ms - self._failed_at >= self._context.settings.limits.store_error_seconds_max * 1000:
             self._refuse(self._context.index)
             self._tell(_GIVEN_UP)
 
     def _tell(self, state: bytes) -> None:
         for peer in self._context.siblings:
-            self._router.tell(peer, _KIND, state)
+            self._router.peers.tell(peer, _KIND, state)
 
     def greet(self, peer: Peer) -> None:
         """A sibling is heard (again)."""
         if self._full is not None:
-            self._router.tell(peer, _KIND, _FULL)
+            self._router.peers.tell(peer, _KIND, _FULL)
 
     def told(self, peer: Peer, state: bytes) -> None:
         """A sibling says how its store is."""
         router = self._router
-        router.set_store_full(peer, state != _ROOM)
+        router.back_pressure.set_store_full(peer, state != _ROOM)
         if state == _GIVEN_UP:
             self._refuse(peer)
 
@@ -123,8 +123,8 @@ class Disk:
         # in pieces: whoever has got its answer meanwhile waits no longer
         router, connections = self._router, self._connections
         try:
-            for number, conn in enumerate(router.awaiting_answers(), 1):
-                router.refuse_unstored(conn, 1 << worker)
+            for number, conn in enumerate(router.back_pressure.awaiting_answers(), 1):
+                router.back_pressure.refuse_unstored(conn, 1 << worker)
                 if number % _AT_ONCE == 0:
                     yield
             if worker == self._context.index:

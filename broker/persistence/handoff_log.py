@@ -79,16 +79,16 @@ class StoredHandoff(HandoffLog):
         super().reserve(number)
         self._found = []
         head = link_schema.encode_handoff_head(self.stream, number)
-        self._router.put_record(schema.handoff_key(self._peer, 0), head)
+        self._router.journal.put_record(schema.handoff_key(self._peer, 0), head)
 
     def when_stored(self, callback: Callable[[], None]) -> None:
         """See HandoffLog."""
 
         def stored() -> None:
             callback()
-            self._router.interest_due = True  # the links are flushed with this tick
+            self._router.peers.interest_due = True  # the links are flushed with this tick
 
-        self._router.when_durable(stored)
+        self._router.journal.when_durable(stored)
 
     def append(self, sequence: int, part: Any, payloads: list[Any], entries: int) -> bool:
         """See HandoffLog. Words of this worker's broker are for the link alone: its successor says them anew."""
@@ -96,14 +96,14 @@ class StoredHandoff(HandoffLog):
         bodies = [bytes(memoryview(payload)) for payload in payloads]
         stored = without_words(part)
         value = link_schema.encode_handoff(entries, stored, bodies)
-        self._router.put_record(schema.handoff_key(self._peer, sequence), value)
+        self._router.journal.put_record(schema.handoff_key(self._peer, sequence), value)
         return stored == bytes(part)
 
     def trim(self, acknowledged: int) -> None:
         """See HandoffLog."""
         self.acknowledged = max(self.acknowledged, acknowledged)
         while self._sequences and self._sequences[0] <= acknowledged:
-            self._router.delete_record(schema.handoff_key(self._peer, self._sequences.popleft()))
+            self._router.journal.delete_record(schema.handoff_key(self._peer, self._sequences.popleft()))
 
 
 class Kept(NamedTuple):
@@ -166,5 +166,5 @@ def _take_position(
         for at, position, reason in taken.inside:
             refused.setdefault(at, []).append((position, reason))
         for at, each in refused.items():
-            router.put_record(schema.refusals_key(peer, at), link_schema.encode_refusals(each))
-        router.put_record(key, link_schema.encode_peer(taken.stream, taken.number))
+            router.journal.put_record(schema.refusals_key(peer, at), link_schema.encode_refusals(each))
+        router.journal.put_record(key, link_schema.encode_peer(taken.stream, taken.number))

@@ -58,14 +58,14 @@ class Recording:
         """Whether anything is recorded."""
         if not self.on:
             return
-        self._router.numbers_behind(self._store.last_event)
-        self._router.drops = Drops(settings.clients_max)
-        self._router.prefixes = Prefixes(settings.topic_levels, settings.topics_max)
+        self._router.state.numbers_behind(self._store.last_event)
+        self._router.state.drops = Drops(settings.clients_max)
+        self._router.state.prefixes = Prefixes(settings.topic_levels, settings.topics_max)
         self._most = self._left = settings.events_per_second_max
         self._suppressed: dict[str, int] = {}
         self._lost: dict[str, int] = {}
         self._unlisted = 0
-        self._minute = self._router.clock.ms // _MINUTE_MS
+        self._minute = self._router.state.clock.ms // _MINUTE_MS
         self._dropped = [self._row.get(number) for number, _ in _REASONS]
         self._samples = self._row.histogram(_PUBLISH_TO_ACK)
         self._workers = context.workers
@@ -97,7 +97,7 @@ class Recording:
             events.CLOSED,
             (session.client_id, session.details.username, conn.address, conn.local_address, why),
             (
-                conn.version, reason if told is None else told, by, self._router.now_ms - conn.opened,
+                conn.version, reason if told is None else told, by, self._router.state.now_ms - conn.opened,
                 conn.messages_in, conn.messages_out, conn.bytes_in, conn.bytes_out, conn.drops,
             ),
         )  # fmt: skip
@@ -132,7 +132,7 @@ class Recording:
                 listener=self._context.listener_of(conn),
                 reason=why,
                 code=told,
-                seconds=round((self._router.now_ms - conn.opened) / 1000, 3),
+                seconds=round((self._router.state.now_ms - conn.opened) / 1000, 3),
                 messages_in=conn.messages_in,
                 messages_out=conn.messages_out,
                 bytes_in=conn.bytes_in,
@@ -189,7 +189,7 @@ class Recording:
         if not self.on:
             return
         self._left = self._most
-        minute = self._router.clock.ms // _MINUTE_MS
+        minute = self._router.state.clock.ms // _MINUTE_MS
         if minute != self._minute:
             self._tell_minute()
             self._minute = minute
@@ -214,7 +214,7 @@ class Recording:
                 counts.clear()
 
     def _count_unlisted(self) -> None:
-        unlisted = self._router.drops.unlisted + self._router.prefixes.unlisted
+        unlisted = self._router.state.drops.unlisted + self._router.state.prefixes.unlisted
         self._row.add(count.EVENTS_UNLISTED, unlisted - self._unlisted)
         self._unlisted = unlisted
 
@@ -229,7 +229,7 @@ class Recording:
     def _tell_drops(self, minute: int) -> None:
         known: dict[int, int] = {}
         names = dict(_REASONS)
-        for client_id, number, dropped in self._router.drops.take():
+        for client_id, number, dropped in self._router.state.drops.take():
             known[number] = known.get(number, 0) + dropped
             self._put(events.DROPPED, (client_id, names[number]), (minute, dropped))
         totals = [self._row.get(number) for number, _ in _REASONS]
@@ -240,7 +240,7 @@ class Recording:
         self._dropped = totals
 
     def _tell_topics(self, minute: int) -> None:
-        rows, others = self._router.prefixes.take()
+        rows, others = self._router.state.prefixes.take()
         for prefix, delivered, dropped in rows:
             self._put(events.TOPICS, (prefix,), (minute, delivered, dropped, 0))
         if any(others):
@@ -277,5 +277,5 @@ class Recording:
             self._lost[kind.name] = self._lost.get(kind.name, 0) + 1
             self._row.add(count.EVENTS_LOST)
             return
-        self._store.record(self._router.next_number(), events.encode_event(kind, texts, numbers, table))
+        self._store.record(self._router.state.next_number(), events.encode_event(kind, texts, numbers, table))
         self._row.add(count.EVENTS_RECORDED)

@@ -43,8 +43,8 @@ class SetAside:
         """Keep this record, which cannot be read, apart. Raises StoreError where `strict_store` is set."""
         if self._context.settings.strict_store:
             raise StoreError(f"record {key!r} of the store of worker {self._context.index} cannot be read: {problem}")
-        self._context.router.put_record(schema.set_aside_key(key), value)
-        self._context.router.delete_record(key)
+        self._context.router.journal.put_record(schema.set_aside_key(key), value)
+        self._context.router.journal.delete_record(key)
         self._context.counters.add(count.RECORDS_SET_ASIDE)
         self._said.append((key, str(problem)))
 

@@ -88,7 +88,7 @@ class StateRecords:
         changed = details.will is not None or details.expiry_interval != details.stored_expiry
         if session.durable or details.stored_expiry >= 0:
             if details.stored_expiry < 0:
-                details.created = self._router.clock.ms
+                details.created = self._router.state.clock.ms
             self._put_session(session, 0)
         if details.will is not None:
             self._put_will(session, 0)
@@ -104,12 +104,12 @@ class StateRecords:
             if self._unsettled.get(client_id) is token:
                 del self._unsettled[client_id]
 
-        self._router.when_durable(settled)
+        self._router.journal.when_durable(settled)
 
     def disconnected(self, session: Session) -> None:
         """Its connection has ended, and the session has not."""
         if self.stores(session):
-            self._put_session(session, self._router.wall_ms)
+            self._put_session(session, self._router.state.wall_ms)
 
     def ends(self, session: Session) -> None:
         """The session is about to end: it has its subscriptions still."""
@@ -118,13 +118,13 @@ class StateRecords:
         router, client_id = self._router, session.client_id
         session.details.stored_expiry = -1
         self.sessions -= 1
-        router.delete_record(schema.session_key(client_id))
-        router.delete_record(schema.window_key(client_id))
+        router.journal.delete_record(schema.session_key(client_id))
+        router.journal.delete_record(schema.window_key(client_id))
         spend((session.subscriptions + len(session.replays or ())) * STEP)
         for text in session.subscribed():
-            router.delete_record(schema.subscription_key(client_id, text))
+            router.journal.delete_record(schema.subscription_key(client_id, text))
         for text in session.replays or ():
-            router.delete_record(replay_key(client_id, text))
+            router.journal.delete_record(replay_key(client_id, text))
         self._unsettle(client_id)
 
     def ends_slowly(self, session: Session) -> None:
@@ -133,23 +133,23 @@ class StateRecords:
         """
         details: Details = session.details
         client_id = session.client_id
-        record = StoredSession(0, session.version, details.username, self._router.wall_ms, details.created)
+        record = StoredSession(0, session.version, details.username, self._router.state.wall_ms, details.created)
         details.stored_expiry = -1
-        self._router.put_record(schema.session_key(client_id), encode_session(record))
-        self._router.delete_record(schema.window_key(client_id))
+        self._router.journal.put_record(schema.session_key(client_id), encode_session(record))
+        self._router.journal.delete_record(schema.window_key(client_id))
         for text in session.replays or ():
-            self._router.delete_record(replay_key(client_id, text))
+            self._router.journal.delete_record(replay_key(client_id, text))
 
     def clear(self, client_id: str, subscriptions: Sequence[bytes]) -> None:
         """These of a session that has ended are gone."""
         spend(len(subscriptions) * STEP)
         for named in subscriptions:
-            self._router.delete_record(schema.subscription_key(client_id, named))
+            self._router.journal.delete_record(schema.subscription_key(client_id, named))
 
     def ended(self, client_id: str) -> None:
         """All of them are."""
         self.sessions -= 1
-        self._router.delete_record(schema.session_key(client_id))
+        self._router.journal.delete_record(schema.session_key(client_id))
         self._unsettle(client_id)
 
     def _put_session(self, session: Session, disconnected: int) -> None:
@@ -160,7 +160,7 @@ class StateRecords:
         record = StoredSession(
             details.expiry_interval, session.version, details.username, disconnected, details.created
         )
-        self._router.put_record(schema.session_key(session.client_id), encode_session(record))
+        self._router.journal.put_record(schema.session_key(session.client_id), encode_session(record))
 
     # ------------------------------------------------------------ subscriptions
 
@@ -179,23 +179,25 @@ class StateRecords:
         """
         if not self.stores(session):
             return
-        since, formers = self._router.since(session, text) if group is None else (0, [])
+        since, formers = self._router.subscribing.since(session, text) if group is None else (0, [])
         key = schema.subscription_key(session.client_id, named)
-        self._router.put_record(key, encode_subscription(options, identifier, since, formers, owed))
+        self._router.journal.put_record(key, encode_subscription(options, identifier, since, formers, owed))
 
     def owes(self, session: Session, text: bytes, owed: Sequence[tuple[int, bytes]]) -> None:
         """What a subscription is owed of retained messages, in one batch with those that were queued for it."""
-        terms = self._router.terms(session, text)
+        terms = self._router.subscribing.terms(session, text)
         if terms is not None and self.stores(session):
-            since, formers = self._router.since(session, text)
+            since, formers = self._router.subscribing.since(session, text)
             key = schema.subscription_key(session.client_id, text)
-            self._router.put_record(key, encode_subscription(*terms, since, formers, owed), waited=False)
-            self._router.stored_together(session)  # which says how much of the former stretches it has been sent
+            self._router.journal.put_record(key, encode_subscription(*terms, since, formers, owed), waited=False)
+            self._router.windows.stored_together(
+                session
+            )  # which says how much of the former stretches it has been sent
 
     def unsubscribed(self, session: Session, named: bytes) -> None:
         """It has it no longer."""
         if self.stores(session):
-            self._router.delete_record(schema.subscription_key(session.client_id, named))
+            self._router.journal.delete_record(schema.subscription_key(session.client_id, named))
 
     # ------------------------------------------------------------ wills
 
@@ -209,7 +211,7 @@ class StateRecords:
         details: Details = session.details
         if details.will_stored:
             details.will_stored = False
-            self._router.delete_record(schema.will_key(session.client_id))
+            self._router.journal.delete_record(schema.will_key(session.client_id))
 
     def _put_will(self, session: Session, due: int) -> None:
         details: Details = session.details
@@ -220,7 +222,7 @@ class StateRecords:
             will.topic, will.payload, 0, will.qos, will.retain, will.properties, publisher=session.client_id
         )
         record = StoredWill(due, will.delay_interval, will.expiry_interval, message)
-        self._router.put_record(schema.will_key(session.client_id), encode_will(record))
+        self._router.journal.put_record(schema.will_key(session.client_id), encode_will(record))
 
     # ------------------------------------------------------------ retained messages
 

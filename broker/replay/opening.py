@@ -135,7 +135,7 @@ class Opening:
         self._waiting: dict[int, _Waiting] = {}
         self._wanted: dict[Session, dict[bytes, list[_Wanted]]] = {}
         """What these want, by Topic Filter."""
-        self._number = context.router.wall_ms * 1000
+        self._number = context.router.state.wall_ms * 1000
 
     def subscribe(self, conn: Connection, session: Session, packet: Subscribe, values: list[str]) -> None:
         """Answer it with a SUBACK, now or when siblings have said what they have."""
@@ -143,7 +143,7 @@ class Opening:
 
     def _subscribe(self, conn: Connection, session: Session, packet: Subscribe, values: list[str]) -> Iterator[None]:
         replaying = self._replaying
-        number = self._router.next_number()
+        number = self._router.state.next_number()
         waiting = _Waiting(conn, session, packet, [])
         wrong = ""
         if replaying.archive is None:
@@ -199,10 +199,10 @@ class Opening:
         of_session = self._wanted.setdefault(waiting.session, {})
         for wanted in waiting.possible.values():
             of_session.setdefault(wanted.text, []).append(wanted)
-        waiting.answer = self._router.answer_later(waiting.conn)
+        waiting.answer = self._router.back_pressure.answer_later(waiting.conn)
         probe = probe_of(self._number, list(waiting.possible))
         for peer in waiting.peers:
-            self._router.tell(peer, b"o", probe)
+            self._router.peers.tell(peer, b"o", probe)
 
     def _judge(self, waiting: _Waiting, text: bytes, qos: int) -> tuple[int, str]:
         """(0 or the reason code, why) of a Topic Filter."""
@@ -344,9 +344,9 @@ class Opening:
         if len(suback) > conn.packet_bytes_max:  # [MQTT-3.1.2-24]
             self.subscriptions.too_large(conn)
         elif waiting.answer is None:
-            self._router.answer_packet(conn, suback, 0, then, unstored)
+            self._router.answering.answer_packet(conn, suback, 0, then, unstored)
         else:
-            self._router.settle_answer(conn, waiting.answer, suback, then, unstored)
+            self._router.back_pressure.settle_answer(conn, waiting.answer, suback, then, unstored)
 
     def _make(self, waiting: _Waiting, wanted: _Wanted) -> bool:
         """True: it takes the place of another subscription."""

@@ -108,7 +108,7 @@ class Replaying:
         self._state_records = state_records
         self._questions: dict[int, tuple[Replay, int]] = {}
         # no number that a former incarnation has used: its answer may still come
-        self._number = context.router.wall_ms * 1000
+        self._number = context.router.state.wall_ms * 1000
         self._work: deque[Question | Replay] = deque()
         self._dirty: set[Replay] = set()
         self._active: dict[Replay, None] = {}
@@ -192,10 +192,10 @@ class Replaying:
             session.replays = None
         self.count -= 1
         self._rest(replay)
-        drop_queued(self._router, session, replay.merge.number)
+        drop_queued(self._router.backlog, session, replay.merge.number)
         self._dirty.discard(replay)
         if self._state_records.stores(session):
-            self._router.delete_record(replay_key(session.client_id, text))
+            self._router.journal.delete_record(replay_key(session.client_id, text))
         return True
 
     def begin(self, replay: Replay) -> None:
@@ -249,7 +249,7 @@ class Replaying:
         number = self._number
         self._questions[number] = replay, source
         replay.asked[source] = number
-        replay.heard[source] = self._router.now_ms
+        replay.heard[source] = self._router.state.now_ms
         merge = replay.merge
         after = merge.up_to(source)
         bytes_max = max(_PAGE_BYTES_LEAST, 2 * context.settings.limits.replay_page_bytes // (1 + context.workers))
@@ -258,13 +258,13 @@ class Replaying:
             assert self.sources is not None
             self.sources.ask(question, at_once)
         else:
-            self._router.tell_unkept(source, b"r", read_of(question, at_once))
+            self._router.peers.tell_unkept(source, b"r", read_of(question, at_once))
 
     def _forget(self, source: int, number: int) -> None:
         # should the word be lost: what a sibling says of it is answered with it again
         self._questions.pop(number, None)
         if source != self._context.index:
-            self._router.tell_unkept(source, b"c", number.to_bytes(8, "little"))
+            self._router.peers.tell_unkept(source, b"c", number.to_bytes(8, "little"))
         elif self.sources is not None:
             self.sources.forget(sibling(source), number)
 
@@ -322,7 +322,7 @@ class Replaying:
 
     def _end(self, peer: Peer, over: list[int]) -> None:
         if over:
-            self._router.tell_unkept(peer, b"c", b"".join(number.to_bytes(8, "little") for number in over))
+            self._router.peers.tell_unkept(peer, b"c", b"".join(number.to_bytes(8, "little") for number in over))
 
     def so_far(self, source: int, pairs: list[tuple[int, int]]) -> list[int]:
         """For these questions there is nothing up to these numbers, so far. -> those that nobody waits for."""
@@ -335,7 +335,7 @@ class Replaying:
             replay.merge.add(source, [], up_to, False)
             if up_to:
                 replay.fresh.discard(source)
-            replay.heard[source] = self._router.now_ms
+            replay.heard[source] = self._router.state.now_ms
             self._note_progress(replay)
             if replay.merge.is_due:
                 self._due(replay)
@@ -352,7 +352,7 @@ class Replaying:
             merge = replay.merge
             merge.add(source, [], up_to, True)
             replay.fresh.discard(source)
-            replay.heard[source] = self._router.now_ms
+            replay.heard[source] = self._router.state.now_ms
             self._note_progress(replay)
             if merge.is_due:
                 self._due(replay)
@@ -372,7 +372,7 @@ class Replaying:
 
     def sweep(self) -> None:
         """Once a second: ask again what was not answered."""
-        late = self._router.now_ms - _AGAIN_MS
+        late = self._router.state.now_ms - _AGAIN_MS
         for replay in list(self._active):
             for source, number in enumerate(replay.asked):
                 if number and replay.heard[source] < late:
@@ -394,10 +394,10 @@ class Replaying:
         session, merge = replay.session, replay.merge
         if replay.is_resting:
             return
-        if not has_room(self._router, session):
+        if not has_room(self._router.backlog, session):
             return  # `drained` says when it has
         replay.emptied()
-        if not merge.feed(self._router, _SLICE_MESSAGES, _SLICE_BYTES):
+        if not merge.feed(self._router.backlog, _SLICE_MESSAGES, _SLICE_BYTES):
             return
         replay.is_dirty = True
         if merge.take_kept() and session.durable:
@@ -421,13 +421,15 @@ class Replaying:
         self._dirty.discard(replay)
         if self._state_records.stores(session):
             key = replay_key(session.client_id, replay.text)
-            self._router.put_record(key, encode_replay(self._stored(replay)), waited=False)
+            self._router.journal.put_record(key, encode_replay(self._stored(replay)), waited=False)
 
     def keep(self, replay: Replay) -> None:
         """A new one: the SUBACK waits for its record."""
         session = replay.session
         if self._state_records.stores(session):
-            self._router.put_record(replay_key(session.client_id, replay.text), encode_replay(self._stored(replay)))
+            self._router.journal.put_record(
+                replay_key(session.client_id, replay.text), encode_replay(self._stored(replay))
+            )
 
     def _stored(self, replay: Replay) -> StoredReplay:
         position, floors = replay.whole

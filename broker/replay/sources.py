@@ -194,11 +194,11 @@ class Sources:
         """A question of a sibling or of our own."""
         self._open[question.peer, question.number] = question
         self._archive.watch(True)
-        question.said_ms = self._router.now_ms
+        question.said_ms = self._router.state.now_ms
         self._want(question)
         self._start_timer()
         if at_once:
-            question.promise = self._router.archived_up_to()
+            question.promise = self._router.journal.archived_up_to()
 
     def _want(self, question: Question) -> None:
         key = question.peer, question.number
@@ -234,8 +234,8 @@ class Sources:
             at += _LENGTH.size + length
             starts.append(self._archive.start(payload[at - length : at]))
         (number,) = _NUMBER.unpack_from(payload)
-        answer = _TWO.pack(number, self._router.next_number()) + b"".join(map(_NUMBER.pack, starts))
-        self._router.tell(peer, b"O", answer)
+        answer = _TWO.pack(number, self._router.state.next_number()) + b"".join(map(_NUMBER.pack, starts))
+        self._router.peers.tell(peer, b"O", answer)
 
     # ------------------------------------------------------------ answers
 
@@ -273,7 +273,7 @@ class Sources:
             self._held_up_to = self._archive.last
         self._held[key] = question
         self._watch.add(key, question.filter)
-        self._router.on_durable = self._progress
+        self._router.journal.on_durable = self._progress
         if question.promise:
             promise, question.promise = question.promise, 0
             question.after = max(question.after, promise)
@@ -305,7 +305,7 @@ class Sources:
     def _failed(self, key: tuple[Peer, int], question: Question) -> None:
         # it is not answered: whoever asked does so again, later
         del self._open[key]
-        now = self._router.now_ms
+        now = self._router.state.now_ms
         if now >= self._silent_until:
             self._silent_until = now + _SAY_AGAIN_MS
             self._context.log.error(
@@ -320,7 +320,7 @@ class Sources:
         flags = (_IS_END if is_end else 0) | (_IS_LOST if question.gone is not None else 0)
         flags |= _IS_DAMAGE if question.is_damage else 0
         head = _PAGE.pack(question.number, up_to, question.gone or 0, flags)
-        self._router.tell_unkept(question.peer, b"R", head + pack_stored(messages))
+        self._router.peers.tell_unkept(question.peer, b"R", head + pack_stored(messages))
 
     def _progress(self) -> None:
         """Something is durable that was not."""
@@ -335,7 +335,7 @@ class Sources:
                 self._held_up_to = max(self._held_up_to, up_to)
         self._held_up_to = max(self._held_up_to, self._archive.last)
         if not self._open:
-            self._router.on_durable = None
+            self._router.journal.on_durable = None
             self._archive.watch(False)
 
     # ------------------------------------------------------------ beats
@@ -349,7 +349,7 @@ class Sources:
         self._timed = False
         self._start_timer()
         self._say_so_far()
-        up_to = self._router.archived_up_to()
+        up_to = self._router.journal.archived_up_to()
         self._progress()
         self._held_up_to = max(self._held_up_to, up_to)  # or retention would pass them
         silent: dict[Peer, list[int]] = {}
@@ -360,22 +360,22 @@ class Sources:
 
     def _say_so_far(self) -> None:
         # to those whose question takes long: what it has come to is not read for them again
-        late = self._router.now_ms - _SO_FAR_MS
+        late = self._router.state.now_ms - _SO_FAR_MS
         found: dict[Peer, list[tuple[int, int]]] = {}
         for key, question in self._open.items():
             if key not in self._held and question.said_ms <= late:
-                question.said_ms = self._router.now_ms
+                question.said_ms = self._router.state.now_ms
                 found.setdefault(question.peer, []).append((question.number, question.after))
         for peer, pairs in found.items():
             if peer == self._context.index:
                 for number in self._asker.so_far(peer, pairs):
                     self.forget(peer, number)
             else:
-                self._router.tell_unkept(peer, b"s", b"".join(_TWO.pack(*pair) for pair in pairs))
+                self._router.peers.tell_unkept(peer, b"s", b"".join(_TWO.pack(*pair) for pair in pairs))
 
     def _send_beat(self, peer: Peer, up_to: int, numbers: list[int]) -> None:
         if peer == self._context.index:
             for number in self._asker.beat(peer, up_to, numbers):
                 self.forget(peer, number)
         else:
-            self._router.tell_unkept(peer, b"b", _NUMBER.pack(up_to) + b"".join(map(_NUMBER.pack, numbers)))
+            self._router.peers.tell_unkept(peer, b"b", _NUMBER.pack(up_to) + b"".join(map(_NUMBER.pack, numbers)))

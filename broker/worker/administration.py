@@ -79,7 +79,7 @@ class Administration:
                 answer(self._show(client_id, at))
             case DeleteSession(client_id):
                 deleted = self._closing.delete(client_id)
-                self._context.router.when_durable(lambda: answer({"deleted": deleted}))
+                self._context.router.journal.when_durable(lambda: answer({"deleted": deleted}))
             case ListEvents(after):
                 answer(self._events(after))
             case StoreStats():
@@ -136,7 +136,7 @@ class Administration:
         session = self._sessions.get(client_id)
         if session is None:
             return {"session": None, "subscriptions": [], "next": None}
-        messages, size = self._context.router.backlog(session)
+        messages, size = self._context.router.bounding.backlog(session)
         details: Details = session.details
         shown = self._row(session) | {
             "backlog_messages": messages,

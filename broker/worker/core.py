@@ -85,8 +85,8 @@ class Node:
         if hand_over is not None:
             self.hand_over = hand_over
         self._expose()
-        context.router.handler = self
-        context.router.forward_now = self.forward
+        context.router.state.handler = self
+        context.router.peers.forward_now = self.forward
         self._sweep()
 
     def _stand_on(self, context: Context) -> None:
@@ -160,16 +160,16 @@ class Node:
         context, router = self.context, self.router
         changed = settings.shared != context.settings.shared
         context.settings = settings
-        fill(router.limits, settings)
+        fill(router.state.limits, settings)
         self.authenticating.reload()
         self.sys_topics.reload()
         if changed:
-            context.in_pieces(router.strategies_changed())
-        router.limits_changed()
+            context.in_pieces(router.sharing.strategies_changed())
+        router.back_pressure.limits_changed()
         context.in_pieces(self.subscribing.set_queue_rules(settings.queue))
 
     def _sweep(self) -> None:
-        self.router.sweep()
+        self.router.bounding.sweep()
         self.retaining.sweep()
         self.replaying.sweep()
         self.gauges.update()
@@ -177,7 +177,7 @@ class Node:
         self.connecting.sweep()
         self.recording.sweep()
         self.log.flush()
-        self.timers.call(self.router.now_ms + _EVERY_SWEEP_MS, self._sweep)
+        self.timers.call(self.router.state.now_ms + _EVERY_SWEEP_MS, self._sweep)
 
     # ------------------------------------------------------------ what the worker around it gives, and may give anew
 
@@ -260,7 +260,7 @@ class Node:
             self.closing.fail(conn)
         except Exception as again:  # noqa: BLE001  whatever it is, the socket is closed
             self.defect(None, again, conn.address)
-            self.router.close(conn, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "internal error")
+            self.router.state.close(conn, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "internal error")
 
     def publish_refused(self, conn: Connection, topic: bytes, reason: int) -> None:
         """A publish that this client may not make."""

@@ -40,7 +40,7 @@ class Gauges:
         """Write them. `connections`: sockets of clients; `frames_malformed`: of siblings, since the start."""
         context, store = self._context, self._context.store
         row = context.counters
-        subscriptions = context.router.subscriptions
+        subscriptions = context.router.state.subscriptions
         if connections is not None:
             row.set(count.CONNECTIONS, connections)
         row.set(count.SESSIONS, len(self._sessions))
@@ -68,7 +68,7 @@ class Gauges:
     def _update_links(self, frames_malformed: int) -> None:
         context = self._context
         row = context.counters
-        now = context.router.now_ms / 1000
+        now = context.router.state.now_ms / 1000
         received = self._bytes_received
         refused = self._frames_refused + frames_malformed
         behind = self._batches_behind

@@ -57,7 +57,7 @@ class Handoffs:
         limits = self._node.settings.limits
         deadline = time.monotonic() + min(
             limits.handoff_seconds_max,
-            max(0.0, limits.connect_seconds_max - (self._node.router.now_ms - conn.opened) / 1000),
+            max(0.0, limits.connect_seconds_max - (self._node.router.state.now_ms - conn.opened) / 1000),
         )
         waiting = _Waiting(conn, worker, raw, deadline)
         if not self._pass_on(waiting):

@@ -38,7 +38,7 @@ class Memory:
     def measure(self) -> None:
         """Tell the node whether it is full."""
         most = self._node.settings.limits.worker_memory_bytes_max
-        was_full = self._node.router.is_memory_full
+        was_full = self._node.router.back_pressure.is_memory_full
         if not most:
             if was_full:
                 self._log.warning("memory_has_room")

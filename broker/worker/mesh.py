@@ -81,9 +81,9 @@ class WorkerMesh:
             drain_bytes_max=limits.tick_peer_bytes_max,
         )
         node.links = self._mesh.links
-        self._mesh.is_busy = node.router.is_round_over
+        self._mesh.is_busy = node.router.state.is_round_over
         self._mesh.is_full = node.peering.is_full
-        node.router.forward_now = self._forward_soon
+        node.router.peers.forward_now = self._forward_soon
         node.flush_mesh = self._flush
         for fd in self._mesh.filenos():
             reactor.watch(fd, partial(self._readable, fd))
@@ -149,7 +149,7 @@ class WorkerMesh:
     def _tell_router(self) -> None:
         router = self._node.router
         for peer, link in self._mesh.links.items():
-            router.peer_full(peer, link.full)
+            router.peers.peer_full(peer, link.full)
 
     # ------------------------------------------------------------ what leaves
 

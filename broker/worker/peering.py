@@ -39,9 +39,9 @@ def _apply(router: Router, peer: Peer, change: Change) -> None:
     text, group, members, _, online, full, member, since = change
     if member:
         assert group is not None
-        router.set_member(peer, text, group, member, members > 0, since)
+        router.siblings.set_member(peer, text, group, member, members > 0, since)
     else:
-        router.set_interest(peer, text, members, group, online, full)
+        router.siblings.set_interest(peer, text, members, group, online, full)
 
 
 class _Batch:
@@ -123,7 +123,7 @@ class Peering:
             return
         refused = left = None
         if volatile is not None:
-            used, refused, left = router.ingest(peer, volatile, payloads, 0)
+            used, refused, left = router.siblings.ingest(peer, volatile, payloads, 0)
             if refused:  # QoS 0 is not chosen again
                 self._drop(count.DROPPED_NO_MEMBER, len(refused))
             refused = None
@@ -131,7 +131,7 @@ class Peering:
                 self._wait(_Batch(peer, volatile, sequenced, payloads, sequence), used, left)
                 return
         if sequenced is not None:
-            used, refused, left = router.ingest(peer, sequenced, payloads, used)
+            used, refused, left = router.siblings.ingest(peer, sequenced, payloads, used)
             if left is not None:
                 self._wait(_Batch(peer, None, sequenced, payloads, sequence), used, left, refused)
                 return
@@ -152,10 +152,10 @@ class Peering:
     def _record_position(self, peer: Peer, place: tuple[int, int], refused: list[tuple[int, int]]) -> None:
         # stored together with what the batch brought: a worker that comes back takes neither again nor misses any
         stream, number = place
-        self._router.put_record(schema.peer_key(peer), link_schema.encode_peer(stream, number), waited=False)
+        self._router.journal.put_record(schema.peer_key(peer), link_schema.encode_peer(stream, number), waited=False)
         if refused:
             record = link_schema.encode_refusals(refused)
-            self._router.put_record(schema.refusals_key(peer, number), record, waited=False)
+            self._router.journal.put_record(schema.refusals_key(peer, number), record, waited=False)
             self._refused.setdefault(peer, deque()).append(number)
 
     # ------------------------------------------------------------ batches in pieces
@@ -195,11 +195,11 @@ class Peering:
 
     def _rest(self, peer: Peer) -> Iterator[None]:
         waiting = self._waiting[peer]
-        until = self._router.turn_ends
+        until = self._router.state.turn_ends
         while waiting:
             while not self._take_piece(waiting[0], until):
                 yield
-                until = self._router.turn_ends
+                until = self._router.state.turn_ends
             self._end_batch(peer)
 
     def _end_batch(self, peer: Peer) -> None:
@@ -218,10 +218,10 @@ class Peering:
     def _take_piece(self, batch: _Batch, until: int) -> bool:
         """False: some of it is left."""
         while batch.parts:
-            if self._router.worked >= until:
+            if self._router.state.worked >= until:
                 return False
             is_sequenced, part = batch.parts[-1]
-            batch.used, refused, left = self._router.ingest(
+            batch.used, refused, left = self._router.siblings.ingest(
                 batch.peer, part, batch.payloads, batch.used, batch.at, batch.position, batch.taken, until
             )
             if is_sequenced:
@@ -244,7 +244,7 @@ class Peering:
             return
         stream, number = batch.place
         record = link_schema.encode_peer(stream, number - 1, batch.position, batch.refused)
-        self._router.put_record(schema.peer_key(batch.peer), record, waited=False)
+        self._router.journal.put_record(schema.peer_key(batch.peer), record, waited=False)
 
     # ------------------------------------------------------------ what siblings get
 
@@ -252,13 +252,13 @@ class Peering:
         """End of a tick with something for siblings: give it to the links, then let them send."""
         router = self._router
         if router.is_laying:  # some of it may have to be stored first: when that can be, all of it leaves
-            router.interest_due = True
+            router.peers.interest_due = True
             return
-        dirty = router.dirty_peers
+        dirty = router.peers.dirty_peers
         for peer in self._context.siblings:
             if dirty >> peer & 1:
                 self._submit(peer)
-        router.interest_due = False
+        router.peers.interest_due = False
         self.flush()
 
     def hold(self, peers: int) -> None:
@@ -272,7 +272,7 @@ class Peering:
     def _submit(self, peer: Peer, hold: bool = False) -> None:
         """Give the link what the tick has for that sibling."""
         link = self._context.links.get(peer)
-        while (taken := self._router.take(peer)) is not None and link is not None:
+        while (taken := self._router.peers.take(peer)) is not None and link is not None:
             volatile, sequenced, payloads_volatile, payloads_sequenced, tick = taken
             link.submit(
                 volatile,
@@ -285,7 +285,7 @@ class Peering:
                 hold,
             )
         if link is not None and link.full:
-            self._router.peer_full(peer, True)
+            self._router.peers.peer_full(peer, True)
 
     # ------------------------------------------------------------ acks
 
@@ -297,7 +297,7 @@ class Peering:
         """The peer knows of all up to this number: they need not be kept."""
         numbers = self._refused.get(peer)
         while numbers and numbers[0] <= number:
-            self._router.delete_record(schema.refusals_key(peer, numbers.popleft()), waited=False)
+            self._router.journal.delete_record(schema.refusals_key(peer, numbers.popleft()), waited=False)
 
     def commit(self) -> bool:
         """The tick is committed: say so for its batches, when the store has them. True: some sibling waits for our
@@ -308,7 +308,7 @@ class Peering:
             return owed
         commits, self._commits = self._commits, []
         if self._keeps:
-            self._router.when_durable(lambda: self._say(commits))
+            self._router.journal.when_durable(lambda: self._say(commits))
             return owed
         self._say(commits)
         return True
@@ -318,11 +318,11 @@ class Peering:
         for peer, sequence, refused in commits:
             links[peer].commit(sequence, refused)
         if self._keeps:
-            self._router.interest_due = True  # the links are flushed with this tick
+            self._router.peers.interest_due = True  # the links are flushed with this tick
 
     def acknowledged(self, peer: Peer, ticket: int) -> None:
         """Acks of publishers that waited for this peer may leave."""
-        self._router.peer_acknowledged(peer, ticket)
+        self._router.peers.peer_acknowledged(peer, ticket)
 
     def refused(self, peer: Peer, batch: Undelivered, refusals: Sequence[tuple[int, int]]) -> None:
         """Entries were not taken, or (position WHOLE_BATCH) a whole batch, because the hand-off log is full. What was
@@ -345,7 +345,7 @@ class Peering:
 
     def _choose_again(self, peer: Peer, batch: Undelivered, refusals: list[tuple[int, int]]) -> None:
         part, payloads = memoryview(batch.part), list(batch.payloads)
-        self._router.choose_again(peer, max(batch.ticket, 0), part, payloads, refusals)
+        self._router.sharing.choose_again(peer, max(batch.ticket, 0), part, payloads, refusals)
 
     def _all_heard(self) -> None:
         self._unheard.clear()
@@ -356,7 +356,7 @@ class Peering:
     def _again(self, peer: Peer, batch: Undelivered) -> int:
         """Choose another member for shares of a group. -> how many copies nobody gets."""
         part, payloads = memoryview(batch.part), list(batch.payloads)
-        return self._router.choose_again_lost(peer, max(batch.ticket, 0), part, payloads, batch.sent)
+        return self._router.sharing.choose_again_lost(peer, max(batch.ticket, 0), part, payloads, batch.sent)
 
     def _drop(self, reason: int, copies: int) -> None:
         # nobody matched them, so they are born here, for the sum to be right
@@ -371,7 +371,7 @@ class Peering:
         if lost:
             self._drop(count.DROPPED_PEER_LOST, lost)
             self._context.log.warning("peer_lost", peer=peer, messages=lost)
-        self._router.peer_acknowledged(peer, ticket)
+        self._router.peers.peer_acknowledged(peer, ticket)
 
     def interest(self, peer: Peer, changes: list[Change]) -> None:
         """The peer wants, or no longer wants, filters: its SUBACKs wait until we say that we know."""
@@ -384,7 +384,7 @@ class Peering:
     def interest_snapshot(self, peer: Peer, entries: list[Change], first: bool, last: bool) -> None:
         """All that the peer wants, in parts. What it does not want any more is forgotten after the last one."""
         if first:
-            self._told_anew[peer] = self._router.begin_interest(peer)
+            self._told_anew[peer] = self._router.siblings.begin_interest(peer)
         self.interest(peer, entries)
         if last:
             self._forget(self._told_anew.pop(peer))
@@ -395,24 +395,24 @@ class Peering:
 
     def _forget(self, whole: WholeInterest) -> None:
         """What was not named in it: some now, the rest in pieces."""
-        if self._router.forget_unnamed(whole):
+        if self._router.siblings.forget_unnamed(whole):
             self._context.piecework.add(self._forget_rest(whole), lambda error: self._context.defect(None, error))
 
     def _forget_rest(self, whole: WholeInterest) -> Iterator[None]:
-        while self._router.forget_unnamed(whole):
+        while self._router.siblings.forget_unnamed(whole):
             yield
 
     def interest_taken(self, peer: Peer, number: int) -> None:
         """SUBACKs that waited for this peer may leave."""
-        self._router.peer_took_interest(peer, number)
+        self._router.peers.peer_took_interest(peer, number)
 
     def answered(self, peer: Peer) -> None:
         """The peer may serve by our interest as of now: SUBACKs wait for it."""
-        self._router.peer_answered(peer)
+        self._router.peers.peer_answered(peer)
 
     def ready(self, peer: Peer) -> None:
         """The peer is heard and its interest is complete here."""
-        self._router.peer_live(peer, True)
+        self._router.peers.peer_live(peer, True)
         self._context.log.debug("peer_ready", peer=peer)
         self._words.greet(peer)
         self._retaining.peer_ready(peer)
@@ -423,15 +423,15 @@ class Peering:
         """Stopped or stalled: SUBACKs do not wait for it; its interest stays, what it should get is logged for it."""
         self._context.log.warning("peer_away", peer=peer)
         self._row.add(count.PEERS_AWAY)
-        self._router.peer_away(peer)
-        self._router.forget_holds(peer)
+        self._router.peers.peer_away(peer)
+        self._router.back_pressure.forget_holds(peer)
         self._opening.peer_away(peer)
         self._retaining.peer_away(peer)
         self.changed()
 
     def unconfirmed(self, peer: Peer) -> None:
         """What it wants may have grown while this worker was paused: it gets everything until it has told us."""
-        self._router.peer_unsure(peer)
+        self._router.peers.peer_unsure(peer)
 
     def incompatible(self, peer: Peer, oldest: int, newest: int) -> None:
         """Another release, with which this one cannot speak."""
@@ -443,12 +443,12 @@ class Peering:
         store that keeps its successor has them: what they want until then goes to the hand-off log.
         """
         self._context.log.warning("peer_gone", peer=peer)
-        self._router.peer_live(peer, False)
-        self._router.forget_holds(peer)
+        self._router.peers.peer_live(peer, False)
+        self._router.back_pressure.forget_holds(peer)
         self._opening.peer_away(peer)
         self._retaining.peer_away(peer)
         self._replaying.peer_gone(peer)
         if not self._keeps:
-            self._forget(self._router.begin_interest(peer))
+            self._forget(self._router.siblings.begin_interest(peer))
             self._submit(peer)  # what this tick has for it is told as lost together with the rest
         self.changed()

@@ -177,7 +177,7 @@ class Worker:
     def _on_stored(self) -> None:
         """Something that was written is durable, or the disk is full or fails, or is well again."""
         self._starting.log_store()
-        self.node.router.durable(self.store.collect())
+        self.node.router.journal.durable(self.store.collect())
         self.node.disk.look()
         self.reactor.finish()
 
@@ -293,7 +293,7 @@ class Worker:
             late.cancel()
             self.loop.call_soon(self._say_goodbye, seconds)  # the acks leave first
 
-        self.node.router.when_durable(durable)
+        self.node.router.journal.when_durable(durable)
 
     def _say_goodbye(self, seconds: float) -> None:
         reason, why = self.node.closing.farewell()
@@ -302,7 +302,7 @@ class Worker:
             if conn.state == 2:
                 self.node.guard(conn, self.node.closing.end_connection, conn, reason, why)
             else:
-                self.node.router.close(conn, AT_ONCE, "server is shutting down")
+                self.node.router.state.close(conn, AT_ONCE, "server is shutting down")
         self.reactor.finish()
         deadline = self.loop.time() + min(2.0, seconds / 2)
         self._wait_for_last(deadline)

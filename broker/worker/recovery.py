@@ -113,7 +113,7 @@ class Recovered:
         step at a time: nobody is served before the last.
         """
         router = self._context.router
-        now = router.wall_ms
+        now = router.state.wall_ms
         due, self._due = self._due, []
         for number, (client_id, session, will, at) in enumerate(due):
             if number % _AT_ONCE == 0:
@@ -125,7 +125,7 @@ class Recovered:
                 session.details.will = None
                 self._state_records.will_gone(session)
             else:
-                router.delete_record(schema.will_key(client_id))
+                router.journal.delete_record(schema.will_key(client_id))
             username = None if session is None else session.details.username
             self._wills.publish(will, client_id, username, is_known=session is not None)
         over, self._over = self._over, []
@@ -202,7 +202,7 @@ class Recovery:
             if found != own:
                 raise StoreError(f"the store of worker {index} says that it is another one: {found}, not {own}")
             return
-        self._router.put_record(schema.STORE, json.dumps(own).encode())
+        self._router.journal.put_record(schema.STORE, json.dumps(own).encode())
 
     def run(self, progress: Progress | None = None) -> Recovered:
         """Fill the worker from its store, once. `progress.records` says how far it is, for another thread.
@@ -251,18 +251,20 @@ class Recovery:
             if client_id.encode() in self._unread:
                 self._set_aside(key, value, "its session cannot be read")
             else:
-                self._router.delete_record(key)
+                self._router.journal.delete_record(key)
         return session
 
     def _numbers(self) -> None:
         # what is numbered from now on is newer than all that is here, should the clock have been put back
         for key, value, problem in self._context.store.unread:
             self._set_aside(key, value, problem)
-        self._each(schema.NUMBER, lambda _, value: self._router.numbers_behind(schema.decode_number(value)))
-        self._each(schema.COUNTERS, lambda _, value: self._router.clock.behind(decode_counters(value).get("number", 0)))
+        self._each(schema.NUMBER, lambda _, value: self._router.state.numbers_behind(schema.decode_number(value)))
+        self._each(
+            schema.COUNTERS, lambda _, value: self._router.state.clock.behind(decode_counters(value).get("number", 0))
+        )
 
     def _session(self, key: bytes, value: bytes) -> None:
-        now = self._router.wall_ms
+        now = self._router.state.wall_ms
         client_id, stored = key[1:].decode(), session_schema.decode_session(value)
         since = min(stored.disconnected, now) if stored.disconnected else now
         left: float = stored.expiry_interval
@@ -301,7 +303,7 @@ class Recovery:
                 raise schema.SchemaError("no Topic Filter")
             group, text = share
         session.details.filter_bytes += len(named)
-        self._router.restore_subscription(session, text, options, identifier, group, since, formers)
+        self._router.subscribing.restore_subscription(session, text, options, identifier, group, since, formers)
         if group is None:
             self._filters.add(text)
             if owed:
@@ -336,7 +338,7 @@ class Recovery:
             if has_pages(value):
                 # all in one record, until the router pages it anew
                 value = encode_window(decode_window(value, pages.get(client_id, ())))
-                self._router.put_record(key, value)
+                self._router.journal.put_record(key, value)
             positions.update(window_positions(value))
             windows[session] = value
             self._found.windows += 1
@@ -346,7 +348,7 @@ class Recovery:
         for session in self._sessions:
             self._progress.records += 1
             window = windows.get(session, _NEVER_SENT)
-            self._router.restore(session, window, queued.get(session.client_id, {}), messages)
+            self._router.windows.restore(session, window, queued.get(session.client_id, {}), messages)
 
     def _pages(self) -> dict[str, list[tuple[bytes, bytes]]]:
         """By client id: the pages of its window, which are put into the window's own record."""
@@ -357,7 +359,7 @@ class Recovery:
             if self._session_of(client_id, key, value) is not None:
                 check_page(key, value)
                 pages.setdefault(client_id, []).append((key, value))
-                self._router.delete_record(key)
+                self._router.journal.delete_record(key)
 
         self._each(schema.WINDOW_PAGE, found)
         return pages
@@ -373,7 +375,7 @@ class Recovery:
         def message(key: bytes, value: bytes) -> None:
             number = schema.key_position(key)
             messages[number] = unpack_message(value)
-            self._router.numbers_behind(number)
+            self._router.state.numbers_behind(number)
 
         def found(key: bytes, value: bytes) -> None:
             client_id, number = schema.split_queued(key)
@@ -386,30 +388,30 @@ class Recovery:
             elif shared in messages:
                 flags, origin, identifiers = head_of(value)
                 unpacked = flags, origin, identifiers or None, messages[shared]
-                self._router.restore_queued(number, shared)
+                self._router.windows.restore_queued(number, shared)
             else:
                 raise schema.SchemaError(f"message {shared}, which is queued, is not there")
             queued.setdefault(client_id, {})[number] = unpacked
-            self._router.numbers_behind(number)
+            self._router.state.numbers_behind(number)
 
         self._each(schema.MESSAGE, message)
         self._each(schema.QUEUED, found)
         for number in messages.keys() - waiting:
-            self._router.delete_record(message_key(number))
+            self._router.journal.delete_record(message_key(number))
         return queued
 
     def _retained(self, key: bytes, value: bytes) -> None:
         messages = unpack_stored(value, expiry_offset)
         if len(messages) != 1 or messages[0].topic != key[1:]:
             raise schema.SchemaError("a retained message is damaged")
-        if messages[0].expires and messages[0].expires <= self._router.wall_ms:
-            self._router.delete_record(key)
+        if messages[0].expires and messages[0].expires <= self._router.state.wall_ms:
+            self._router.journal.delete_record(key)
             return
-        self._router.restore_retained(messages[0])
+        self._router.retaining.restore_retained(messages[0])
         self._found.retained += 1
 
     def _will(self, key: bytes, value: bytes) -> None:
-        now = self._router.wall_ms
+        now = self._router.state.wall_ms
         client_id, stored = key[1:].decode(), session_schema.decode_will(value)
         session, message = self._sessions.get(client_id), stored.message
         if client_id in self._over:

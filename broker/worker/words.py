@@ -1,4 +1,4 @@
-"""What the brokers of siblings say to each other, one word at a time (`Router.tell`); each part has its own.
+"""What the brokers of siblings say to each other, one word at a time (`Peers.tell`); each part has its own.
 
 b"?" b"!"                retained messages               broker.clients.retaining
 b"e"                     a session to end for another    broker.clients.capacity
@@ -49,7 +49,7 @@ class Words:
             b"!": retaining.answered,
             b"e": lambda _peer, _payload: capacity.asked(),
             b"h": self._hold_changed_there,
-            b"m": lambda peer, payload: self._router.set_memory_full(peer, payload == b"\1"),
+            b"m": lambda peer, payload: self._router.back_pressure.set_memory_full(peer, payload == b"\1"),
             b"d": disk.told,
             b"R": replaying.answered,
             b"b": replaying.told_beat,
@@ -73,30 +73,30 @@ class Words:
 
     def greet(self, peer: Peer) -> None:
         """A sibling is heard (again): what it cannot know of this worker by now."""
-        self._context.in_pieces(self._tell_held(peer, self._router.held_filters()))
-        if self._router.is_memory_full:
-            self._router.tell(peer, b"m", b"\1")
+        self._context.in_pieces(self._tell_held(peer, self._router.back_pressure.held_filters()))
+        if self._router.back_pressure.is_memory_full:
+            self._router.peers.tell(peer, b"m", b"\1")
         self._disk.greet(peer)
 
     def _tell_held(self, peer: Peer, texts: list[bytes]) -> Iterator[None]:
         # what changes meanwhile is told by itself
         for number, text in enumerate(texts, 1):
             spend(STEP)
-            if self._router.holds_own(text):
-                self._router.tell(peer, b"h", b"\1" + text)
+            if self._router.back_pressure.holds_own(text):
+                self._router.peers.tell(peer, b"h", b"\1" + text)
             if number % AT_ONCE == 0:
                 yield
 
     def hold_changed(self, text: bytes, held: bool) -> None:
         """Publishers that match this filter are to wait for a session here, or no longer: those at siblings, too."""
         for peer in self._context.siblings:
-            self._router.tell(peer, b"h", (b"\1" if held else b"\0") + text)
+            self._router.peers.tell(peer, b"h", (b"\1" if held else b"\0") + text)
 
     def _hold_changed_there(self, peer: Peer, payload: bytes) -> None:
-        self._router.sibling_holds(peer, payload[1:], payload[:1] == b"\1")
+        self._router.back_pressure.sibling_holds(peer, payload[1:], payload[:1] == b"\1")
 
     def set_memory_full(self, full: bool) -> None:
         """The worker is at worker_memory_bytes_max, or no longer; siblings are told."""
-        self._router.set_memory_full(self._context.index, full)
+        self._router.back_pressure.set_memory_full(self._context.index, full)
         for peer in self._context.siblings:
-            self._router.tell(peer, b"m", b"\1" if full else b"\0")
+            self._router.peers.tell(peer, b"m", b"\1" if full else b"\0")

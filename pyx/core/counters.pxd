@@ -187,7 +187,7 @@ cdef enum:
     LINKS_MAX = 64
 
 
-cdef enum Histogram:  # samples, not all there is: see `sample` in routing and subscriptions
+cdef enum Histogram:  # samples, not all there is: see `sample` in peers and subscriptions
     PUBLISH_DURATION                # a PUBLISH was received -> it is routed, its ack in the outbox
     DELIVERY_DURATION               # ... -> what it gave rise to in a worker was given to the kernel
     MATCH_DURATION                  # a match that the cache did not have

@@ -62,7 +62,7 @@ def sibling(worker: int) -> Peer:
 
 
 def publisher_of(number: int) -> Peer:
-    """The worker that has given a message this number (pyx.delivery.routing); numbers are those of the own host."""
+    """The worker of this host that has given a message this number (pyx.delivery.router_state)."""
     return Peer(number & 0xFF)
 
 

@@ -4,7 +4,10 @@ What waits stands in a ring of its connection (`PendingAck`): for the store's ti
 for siblings to know of an interest. The connections that have any are in `waiting`, and `release_acks` looks through
 them at the end of a tick in which there was news.
 """
-from cpython.ref cimport Py_DECREF, Py_XDECREF, PyObject
+from collections import deque
+
+cimport cython
+from cpython.ref cimport PyObject, Py_DECREF, Py_XDECREF
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
@@ -12,37 +15,62 @@ from pyx.core cimport counters as count
 from pyx.core.outbox cimport outbox_reserve
 from pyx.core.work cimport KIBI, OBJECT, PYTHON, VISIT, work
 from pyx.delivery.connection cimport CLOSING, Connection, PendingAck
-from pyx.delivery.routing cimport Peer, pointers_push
+from pyx.delivery.journal cimport Journal
+from pyx.delivery.peers cimport Peer, Peers
+from pyx.delivery.publish_in_hand cimport PublishInHand
+from pyx.delivery.router_state cimport RouterState, free_pointers, pointers_push
 from pyx.delivery.session cimport Session
 from pyx.protocol.codec cimport put_ack
 from pyx.protocol.packets cimport PUBCOMP
 
 
-cdef class Answering(Routing):
+@cython.final
+cdef class Answering:
     """Puts answers into outboxes, or into the rings where they wait."""
+
+    def __cinit__(self, RouterState state not None, PublishInHand in_hand not None, Journal journal not None,
+                  Peers peers not None):
+        self.state = state
+        self.counters = state.counters
+        self.limits = state.limits
+        self.in_hand = in_hand
+        self.journal = journal
+        self.peers = peers
+        self.after_acks = deque()
+
+    def __dealloc__(self):
+        free_pointers(&self.waiting)
+
+    def abandon(self):
+        """See Router."""
+        cdef uint32_t i
+        for i in range(self.waiting.count):
+            (<Connection>self.waiting.items[i]).drop_acks()
+        free_pointers(&self.waiting)
 
     cdef int answer(self, Connection conn, uint8_t packet_type, uint16_t packet_id, uint8_t reason,
                     uint64_t mask) except -1:
         cdef PendingAck a
         cdef uint8_t* p
-        cdef uint64_t ticket = self.last_ticket + 1 if self.keeps and (self.logged or self.recorded) else 0
+        cdef bint waits = self.state.keeps and (self.in_hand.logged or self.journal.recorded)
+        cdef uint64_t ticket = self.journal.last_ticket + 1 if waits else 0
         self.counters.at[count.ANSWERS_SENT] += 1
         if conn.ack_count == 0 and mask == 0 and ticket == 0:
             p = outbox_reserve(&conn.out, 5)
             if put_ack(p, packet_type, packet_id, reason, conn.version == 5) - p == 4:
                 conn.out.tail -= 1
                 conn.out.pending -= 1
-            self.set_dirty(conn)
+            self.state.set_dirty(conn)
             return 0
         memset(&a, 0, sizeof(a))
-        a.tick = self.tick
+        a.tick = self.state.tick
         a.mask = mask
         a.ticket = ticket
         a.packet_id = packet_id
         a.packet_type = packet_type
         a.reason = reason
-        if packet_type != PUBCOMP and self.now_ms >= self.sample_ms:
-            a.since = self.tick_ns
+        if packet_type != PUBCOMP and self.state.now_ms >= self.state.sample_ms:
+            a.since = self.state.tick_ns
         conn.push_ack(&a)
         if packet_type == 4:
             conn.unanswered += 1
@@ -59,9 +87,9 @@ cdef class Answering(Routing):
         packet does."""
         cdef PendingAck a
         cdef list waits
-        cdef uint64_t ticket = self.last_ticket + 1 if self.recorded else 0
-        if conn.ack_count == 0 and ticket == 0 and (interest == 0 or self.live_for_interest == 0):
-            self.write(conn, packet)
+        cdef uint64_t ticket = self.journal.last_ticket + 1 if self.journal.recorded else 0
+        if conn.ack_count == 0 and ticket == 0 and (interest == 0 or self.peers.live_for_interest == 0):
+            self.state.write(conn, packet)
             if then is not None:
                 then()
             return
@@ -70,7 +98,7 @@ cdef class Answering(Routing):
         a.ticket = ticket
         waits = [packet, then, unstored]
         a.packet = <PyObject*>waits
-        self.acks_due = True                # the peers may have taken that much already
+        self.state.acks_due = True                # the peers may have taken that much already
         conn.push_ack(&a)
         if not conn.waiting:
             conn.waiting = True
@@ -82,19 +110,19 @@ cdef class Answering(Routing):
         cdef PendingAck* a
         cdef uint64_t[64] acknowledged
         cdef Peer peer
-        cdef uint64_t mask, interest = <uint64_t>-1
+        cdef uint64_t mask, live = self.peers.live_peers, interest = <uint64_t>-1
         cdef int p
         cdef uint8_t* at
-        if self.waiting.count == 0 or not self.acks_due:
+        if self.waiting.count == 0 or not self.state.acks_due:
             return 0
-        self.acks_due = False
-        for p in range(self.workers):
-            peer = <Peer>self.peers[p] if self.peers[p] is not None else None
-            acknowledged[p] = peer.acknowledged if peer is not None else 0
+        self.state.acks_due = False
+        for p in range(self.state.workers):
+            peer = <Peer>self.peers.peers[p] if self.peers.peers[p] is not None else None
+            acknowledged[p] = <uint64_t>-1                  # it has everything there is
             # (what one that is gone was to get is in its hand-off log, where the store keeps: the link says so)
-            if peer is None or not self.live_peers >> p & 1 and not self.keeps or peer.acknowledged >= peer.sent:
-                acknowledged[p] = <uint64_t>-1              # it has everything there is
-            if peer is not None and self.live_for_interest >> p & 1 and peer.interest < interest:
+            if peer is not None and (live >> p & 1 or self.state.keeps) and peer.acknowledged < peer.sent:
+                acknowledged[p] = peer.acknowledged
+            if peer is not None and self.peers.live_for_interest >> p & 1 and peer.interest < interest:
                 interest = peer.interest
         work(self.waiting.count * VISIT)
         for i in range(self.waiting.count):
@@ -105,7 +133,7 @@ cdef class Answering(Routing):
             while conn.ack_count:
                 work(OBJECT)
                 a = &conn.acks[conn.ack_head]
-                if a.ticket > self.durable_ticket or a.interest > interest:
+                if a.ticket > self.journal.durable_ticket or a.interest > interest:
                     break
                 mask = a.mask
                 p = 0
@@ -122,7 +150,7 @@ cdef class Answering(Routing):
                     Py_XDECREF(a.packet)
                 else:
                     if a.since:
-                        self.finished_since = a.since
+                        self.state.finished_since = a.since
                     at = outbox_reserve(&conn.out, 5)
                     if put_ack(at, a.packet_type, a.packet_id, a.reason, conn.version == 5) - at == 4:
                         conn.out.tail -= 1
@@ -131,7 +159,7 @@ cdef class Answering(Routing):
                         conn.unanswered -= 1
                 conn.ack_head = (conn.ack_head + 1) & (conn.ack_cap - 1)
                 conn.ack_count -= 1
-                self.set_dirty(conn)
+                self.state.set_dirty(conn)
             if conn.pace != NULL and conn.pace.owed:
                 self.owe_less(conn)
             if conn.ack_count:
@@ -144,7 +172,7 @@ cdef class Answering(Routing):
         while self.after_acks:
             work(PYTHON)
             conn, then = self.after_acks.popleft()
-            self.attempt(conn, then)
+            self.state.attempt(conn, then)
         return 0
 
     cdef int release_packet(self, Connection conn, list waits) except -1:
@@ -164,13 +192,13 @@ cdef class Answering(Routing):
         cdef Session s = conn.session
         if conn.ack_count == 0 or s is None or conn.unanswered + conn.unreleased < self.limits.receive_maximum:
             conn.pace.owed = False
-            self.resumed.append(conn)
+            self.state.resumed.append(conn)
         return 0
 
     cdef uint64_t unacknowledged_peers(self) except? 0xFFFFFFFFFFFFFFFF:
         cdef int p
         cdef uint64_t mask = 0
-        for p in range(self.workers):
-            if p != self.worker and (<Peer>self.peers[p]).acknowledged < (<Peer>self.peers[p]).sent:
+        for p in range(self.state.workers):
+            if p != self.state.worker and (<Peer>self.peers.peers[p]).acknowledged < (<Peer>self.peers.peers[p]).sent:
                 mask |= <uint64_t>1 << p
         return mask

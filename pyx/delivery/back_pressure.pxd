@@ -2,11 +2,16 @@
 """Publishers that are made to wait: see the .pyx."""
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
+from pyx.core.counters cimport Row
+from pyx.core.limits cimport Limits
+from pyx.delivery.answering cimport Answering
 from pyx.delivery.connection cimport Connection, Pace, PendingAck
-from pyx.delivery.routing cimport Pointers
+from pyx.delivery.journal cimport Journal
+from pyx.delivery.peers cimport Peers
+from pyx.delivery.router_state cimport Pointers, RouterState
 from pyx.delivery.session cimport Session
 from pyx.delivery.windows cimport Windows
-from pyx.matching.subscriptions cimport Matches
+from pyx.matching.subscriptions cimport Matches, Subscriptions
 
 
 cdef enum Verdict:
@@ -22,7 +27,23 @@ cdef enum SessionHold:              # Session.hold
     GIVEN_UP = 2                    # they have waited for long enough: what comes is dropped until the queue has shrunk
 
 
-cdef class BackPressure(Windows):
+cdef class Bounds:
+    """What knows how much waits for a session: implemented by pyx.delivery.bounding."""
+    cdef int check_hold(self, Session s) except -1
+    cdef int let_go(self, Session s) except -1
+
+
+cdef class BackPressure:
+    cdef Bounds bounds
+    cdef RouterState state
+    cdef Row counters
+    cdef Limits limits
+    cdef Subscriptions subscriptions
+    cdef Journal journal
+    cdef Peers peers
+    cdef Answering answering
+    cdef Windows windows
+
     cdef readonly uint32_t guarded  # what has to be asked before a publish is routed; 0 = nothing
     cdef list made_to_wait          # connections
     cdef object held_timer          # TimerCall or None
@@ -32,7 +53,6 @@ cdef class BackPressure(Windows):
     cdef Pointers flaggers          # sessions of which filters are still to be flagged, or to be so no more
     cdef dict forgotten             # sibling -> filters that it has flagged and that are still to be so no more
     cdef int64_t left               # ns of work that the slice in hand may still do (pyx.delivery.bounding)
-    cdef readonly bint unfinished   # there is work that goes on in the next tick
     cdef uint64_t memory_full       # bits of the workers at worker_memory_bytes_max
     cdef bint stirred               # a sweep must look at every index
     cdef uint64_t store_full        # bits of those whose disk takes no message
@@ -62,7 +82,3 @@ cdef class BackPressure(Windows):
     cdef bint flag_on(self, Session s) except -1                # True: it has come to its end
     cdef int flag_own(self, bytes text, int one) except -1
     cdef int forget_on(self) except -1
-
-    # implemented by Bounding
-    cdef int check_hold(self, Session s) except -1
-    cdef int let_go(self, Session s) except -1

@@ -21,19 +21,25 @@ wait for each other. A sibling that goes away takes its flags with it.
 A publisher waits for one publish at most hold_ms_max, whoever it waits for; for a disk store_error_ms_max, and only
 where it cannot be told: a v5 client is refused at once.
 """
+cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.ref cimport PyObject
-from libc.stdint cimport int64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc
 from libc.string cimport memset
 
 from pyx.core cimport counters as count
 from pyx.core.work cimport FILTER, OBJECT, PLACE, PYTHON, VISIT, work
-from pyx.delivery.connection cimport OPEN, PendingAck
-from pyx.delivery.routing cimport Peer, QUOTA_EXCEEDED, free_pointers, pointers_push
-from pyx.delivery.session cimport Hold, is_stored
-from pyx.matching.subscriptions cimport Filter, Membership, filter_text
+from pyx.delivery.answering cimport Answering
+from pyx.delivery.connection cimport Connection, OPEN, Pace, PendingAck
+from pyx.delivery.journal cimport Journal
+from pyx.delivery.peers cimport Peer, Peers
+from pyx.delivery.router_state cimport QUOTA_EXCEEDED, RouterState, free_pointers, pointers_push
+from pyx.delivery.session cimport Hold, Session, is_stored
+from pyx.delivery.windows cimport Windows
+from pyx.matching.subscriptions cimport Filter, Matches, Membership, filter_text
 from pyx.protocol.packets cimport PUBCOMP, PUBREC
+
 
 cdef enum:
     GUARD_RATE = 1
@@ -45,10 +51,28 @@ cdef enum:
     FLAGGED_AT_ONCE = 500
 
 
-cdef class BackPressure(Windows):
+cdef class Bounds:
+    cdef int check_hold(self, Session s) except -1:
+        raise NotImplementedError
+
+    cdef int let_go(self, Session s) except -1:
+        raise NotImplementedError
+
+
+@cython.final
+cdef class BackPressure:
     """Judges publishes before they are routed."""
 
-    def __cinit__(self, *_):
+    def __cinit__(self, RouterState state not None, Journal journal not None, Peers peers not None,
+                  Answering answering not None, Windows windows not None):
+        self.state = state
+        self.counters = state.counters
+        self.limits = state.limits
+        self.subscriptions = state.subscriptions
+        self.journal = journal
+        self.peers = peers
+        self.answering = answering
+        self.windows = windows
         self.made_to_wait = []
         self.held_timer = None
         self.holds = {}
@@ -61,14 +85,14 @@ cdef class BackPressure(Windows):
         free_pointers(&self.flaggers)
 
     def abandon(self):
-        """See Routing."""
+        """See Router."""
         free_pointers(&self.flaggers)
-        Windows.abandon(self)
 
     def limits_changed(self):
         """After the limits were set anew."""
         self.stirred = True
-        self.guard_if(GUARD_RATE, self.limits.publish_per_second_max or self.limits.publish_bytes_per_second_max)
+        self.guard_if(
+            GUARD_RATE, self.limits.publish_per_second_max or self.limits.publish_bytes_per_second_max)
 
     cdef int guard_if(self, uint32_t what, bint on) except -1:
         if on:
@@ -83,7 +107,7 @@ cdef class BackPressure(Windows):
     cdef int judge(self, Connection conn, Session s, uint8_t qos, bint retain, Matches* m, uint32_t size) except -1:
         cdef Pace* pace = self.pace_of(conn)
         cdef uint32_t i
-        cdef bint waited = pace.since and self.now_ms - pace.since >= self.limits.hold_ms_max
+        cdef bint waited = pace.since and self.state.now_ms - pace.since >= self.limits.hold_ms_max
         if self.guarded & GUARD_RATE and not self.may_publish(pace):
             return self.hold_back(conn, s, &pace.too_fast, count.PUBLISH_RATE_HELD)
         if qos and self.guarded & GUARD_HOLDS and not waited:
@@ -91,16 +115,17 @@ cdef class BackPressure(Windows):
             for i in range(m.count):
                 if m.filters[i].held:
                     if pace.since == 0:
-                        pace.since = self.now_ms
+                        pace.since = self.state.now_ms
                     return self.hold_back(conn, s, &pace.waits, count.QUEUE_FULL_HELD)
         if qos and self.guarded & GUARD_STORE and self.meets_store(s, qos, retain, m):
-            if conn.version == 5 or pace.since and self.now_ms - pace.since >= self.limits.store_error_ms_max:
+            if conn.version == 5 or \
+                    pace.since and self.state.now_ms - pace.since >= self.limits.store_error_ms_max:
                 pace.since = 0
                 pace.waits = False
                 self.counters.at[count.STORE_REFUSED] += 1
                 return UNSTORED
             if pace.since == 0:
-                pace.since = self.now_ms
+                pace.since = self.state.now_ms
             return self.hold_back(conn, s, &pace.waits, count.STORE_HELD)
         if qos and self.guarded & GUARD_MEMORY and self.meets_memory(m, retain):
             if waited:
@@ -109,7 +134,7 @@ cdef class BackPressure(Windows):
                 self.counters.at[count.MEMORY_REFUSED] += 1
                 return REFUSED
             if pace.since == 0:
-                pace.since = self.now_ms
+                pace.since = self.state.now_ms
             return self.hold_back(conn, s, &pace.waits, count.MEMORY_HELD)
         pace.since = 0
         pace.too_fast = pace.waits = False
@@ -119,7 +144,7 @@ cdef class BackPressure(Windows):
 
     cdef int judge_filters(self, Connection conn, Session s, uint32_t filters) except -1:
         # a bucket of one second's worth, kept as the time at which it will be full again
-        cdef uint64_t now = self.now_ms * 1000, rate = self.limits.filters_per_second_max
+        cdef uint64_t now = self.state.now_ms * 1000, rate = self.limits.filters_per_second_max
         if rate == 0:
             return TAKEN
         if conn.filters_until < now:
@@ -148,14 +173,14 @@ cdef class BackPressure(Windows):
         # a second's worth gets through
         cdef int64_t messages = 1000 * <int64_t>self.limits.publish_per_second_max
         cdef int64_t size = 1000 * <int64_t>self.limits.publish_bytes_per_second_max
-        cdef int64_t passed = <int64_t>(self.now_ms - pace.at)
+        cdef int64_t passed = <int64_t>(self.state.now_ms - pace.at)
         if pace.at == 0 or passed > 3_600_000:
             pace.messages = messages
             pace.bytes = size
         else:
             pace.messages = min(messages, pace.messages + passed * self.limits.publish_per_second_max)
             pace.bytes = min(size, pace.bytes + passed * self.limits.publish_bytes_per_second_max)
-        pace.at = self.now_ms
+        pace.at = self.state.now_ms
         return (messages == 0 or pace.messages >= 1000) and (size == 0 or pace.bytes > 0)
 
     cdef uint64_t met(self, Matches* m) noexcept:
@@ -166,21 +191,21 @@ cdef class BackPressure(Windows):
         for i in range(m.count):
             workers |= m.filters[i].siblings
             if m.filters[i].plain.count or m.filters[i].groups != NULL:
-                workers |= <uint64_t>1 << self.worker
+                workers |= <uint64_t>1 << self.state.worker
         return workers
 
     cdef bint meets_memory(self, Matches* m, bint retain) noexcept:
         cdef uint64_t workers = self.met(m)
         if retain:
-            workers |= <uint64_t>1 << self.worker
+            workers |= <uint64_t>1 << self.state.worker
         return workers & self.memory_full != 0
 
     cdef bint meets_store(self, Session s, uint8_t qos, bint retain, Matches* m) except -1:
         # (a retained message is stored by whichever worker owns its topic)
-        if retain or qos == 2 and s.durable and self.store_full >> self.worker & 1:
+        if retain or qos == 2 and s.durable and self.store_full >> self.state.worker & 1:
             return True
-        if self.archiver is not None and self.store_full >> self.worker & 1 and \
-                self.archiver.rule_of(m.topic, m.topic_length, m.topic_hash) >= 0:
+        if self.journal.archiver is not None and self.store_full >> self.state.worker & 1 and \
+                self.journal.archiver.rule_of(m.topic, m.topic_length, m.topic_hash) >= 0:
             return True
         return self.met(m) & self.store_full != 0
 
@@ -195,12 +220,12 @@ cdef class BackPressure(Windows):
         self.start_timer()
         if s.hold_state == HOLDING:
             # it cannot answer what it was sent while we do not read it
-            self.let_go(s)
+            self.bounds.let_go(s)
         return HELD
 
     cdef int start_timer(self) except -1:
         if self.held_timer is None:
-            self.held_timer = self.timers.call(self.now_ms + LOOK_AGAIN_MS, self.ask_held_again)
+            self.held_timer = self.state.timers.call(self.state.now_ms + LOOK_AGAIN_MS, self.ask_held_again)
         return 0
 
     def ask_held_again(self):
@@ -210,7 +235,7 @@ cdef class BackPressure(Windows):
         work(len(self.full_sessions) * OBJECT)
         for s in list(self.full_sessions):
             if s.hold_state == HOLDING:
-                self.check_hold(s)
+                self.bounds.check_hold(s)
                 if s.hold_state == HOLDING:
                     self.start_timer()
         self.release_held()
@@ -223,7 +248,7 @@ cdef class BackPressure(Windows):
             self.made_to_wait = []
             for conn in held:
                 conn.pace.listed = False
-            self.resumed.extend(held)
+            self.state.resumed.extend(held)
         return 0
 
     # ------------------------------------------------------------ sessions whose queue is full
@@ -250,14 +275,14 @@ cdef class BackPressure(Windows):
         s.hold_state = HOLDING
         if s.hold is None:
             s.hold = Hold()
-        s.hold.since = self.now_ms
+        s.hold.since = self.state.now_ms
         self.full_sessions[s] = None
         self.counters.at[count.QUEUES_HELD] += 1
         if not s.unflagging:
             self.flag_first(s)
         self.flag_some(s)
         self.start_timer()
-        self.handler.queue_held(s)
+        self.state.handler.queue_held(s)
         return 0
 
     cdef int flag_first(self, Session s) except -1:
@@ -279,7 +304,7 @@ cdef class BackPressure(Windows):
         if not self.flag_on(s):
             s.flagging = True
             pointers_push(&self.flaggers, s)
-            self.unfinished = True
+            self.state.unfinished = True
         self.left = left
         return 0
 
@@ -320,8 +345,8 @@ cdef class BackPressure(Windows):
         else:
             del self.own_holds[text]
         if wanted == (one > 0):
-            self.flag(self.worker, text, one > 0)
-            self.handler.hold_changed(text, one > 0)
+            self.flag(self.state.worker, text, one > 0)
+            self.state.handler.hold_changed(text, one > 0)
         return 0
 
     cdef int give_up(self, Session s, uint64_t messages, uint64_t size) except -1:
@@ -342,14 +367,6 @@ cdef class BackPressure(Windows):
             s.hold.messages = s.hold.bytes = 0
         self.full_sessions.pop(s, None)
         return 0
-
-    # ------------------------------------------------------------ implemented by Bounding
-
-    cdef int check_hold(self, Session s) except -1:
-        raise NotImplementedError
-
-    cdef int let_go(self, Session s) except -1:
-        raise NotImplementedError
 
     # ------------------------------------------------------------ what siblings are told
 
@@ -391,7 +408,7 @@ cdef class BackPressure(Windows):
             self.left = FLAGGED_AT_ONCE * <int64_t>FLAG
             self.forget_on()
             self.left = left
-            self.unfinished |= len(self.forgotten) != 0
+            self.state.unfinished |= len(self.forgotten) != 0
         self.set_memory_full(peer, False)
         self.set_store_full(peer, False)
 
@@ -408,7 +425,7 @@ cdef class BackPressure(Windows):
     @property
     def is_memory_full(self):
         """This worker is at worker_memory_bytes_max."""
-        return bool(self.memory_full >> self.worker & 1)
+        return bool(self.memory_full >> self.state.worker & 1)
 
     def set_store_full(self, int worker, bint full):
         """The store of that worker, this one or a sibling, takes no new message (`Store.full`), or does again."""
@@ -428,7 +445,7 @@ cdef class BackPressure(Windows):
         conn.push_ack(&a)
         if not conn.waiting:
             conn.waiting = True
-            pointers_push(&self.waiting, conn)
+            pointers_push(&self.answering.waiting, conn)
         return waits
 
     def settle_answer(self, Connection conn not None, list answer not None, bytes packet not None, then=None,
@@ -441,14 +458,14 @@ cdef class BackPressure(Windows):
         for i in range(conn.ack_count):
             a = &conn.acks[(conn.ack_head + i) & (conn.ack_cap - 1)]
             if a.packet == <PyObject*>answer:
-                a.ticket = self.last_ticket + 1 if self.recorded else 0
-        self.acks_due = True
+                a.ticket = self.journal.last_ticket + 1 if self.journal.recorded else 0
+        self.state.acks_due = True
 
     def awaiting_answers(self):
         """The connections with answers that wait."""
         cdef uint32_t i
-        work(self.waiting.count * OBJECT)
-        return [<object>self.waiting.items[i] for i in range(self.waiting.count)]
+        work(self.answering.waiting.count * OBJECT)
+        return [<object>self.answering.waiting.items[i] for i in range(self.answering.waiting.count)]
 
     def refuse_unstored(self, Connection conn not None, uint64_t workers):
         """Publishes of this connection whose acks wait for the disks of these workers (bits) wait no longer: a v5
@@ -469,7 +486,7 @@ cdef class BackPressure(Windows):
             self.counters.at[count.STORE_REFUSED] += 1
             if a.packet != NULL:
                 a.ticket = a.interest = 0
-                self.acks_due = True
+                self.state.acks_due = True
                 packets.append(<list>a.packet)
                 continue
             if conn.version != 5:
@@ -489,17 +506,17 @@ cdef class BackPressure(Windows):
                     waits[1] = None
             if closed:
                 work(10 * PYTHON)
-                self.handler.unstored(conn)
+                self.state.handler.unstored(conn)
         except Exception as error:
-            self.fail(conn, error)
+            self.state.fail(conn, error)
 
     cdef bint waits_for(self, PendingAck* a, uint64_t workers) except -1:
         cdef uint64_t mask = a.mask & workers
         cdef int p = 0
-        if workers >> self.worker & 1 and a.ticket > self.durable_ticket:
+        if workers >> self.state.worker & 1 and a.ticket > self.journal.durable_ticket:
             return True
         while mask:
-            if mask & 1 and (<Peer>self.peers[p]).acknowledged < a.tick:
+            if mask & 1 and (<Peer>self.peers.peers[p]).acknowledged < a.tick:
                 return True
             mask >>= 1
             p += 1
@@ -510,12 +527,12 @@ cdef class BackPressure(Windows):
         cdef Session s = <Session>conn.session
         a.reason = QUOTA_EXCEEDED
         a.ticket = a.mask = 0
-        self.acks_due = True
+        self.state.acks_due = True
         if a.packet_type == PUBREC and s.leave(a.packet_id):
             if conn.unreleased:
                 conn.unreleased -= 1
-            if self.keeps and is_stored(s):
-                self.mark_dirty(s)
+            if self.state.keeps and is_stored(s):
+                self.windows.mark_dirty(s)
         return 0
 
     @property

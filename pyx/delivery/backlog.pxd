@@ -3,15 +3,33 @@
 from cpython.ref cimport PyObject
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
+from pyx.core.counters cimport Row
+from pyx.core.limits cimport Limits
+from pyx.delivery.back_pressure cimport BackPressure
 from pyx.delivery.bounding cimport Bounding
 from pyx.delivery.connection cimport Connection
+from pyx.delivery.journal cimport Journal
+from pyx.delivery.publish_in_hand cimport PublishInHand
+from pyx.delivery.router_state cimport RouterState
 from pyx.delivery.session cimport Session
+from pyx.delivery.windows cimport Sender, Windows
 from pyx.matching.filters cimport Membership
+from pyx.matching.subscriptions cimport Subscriptions
 from pyx.protocol.message cimport Content, Message
 from pyx.storage.records cimport Batch
 
 
-cdef class Backlog(Bounding):
+cdef class Backlog(Sender):
+    cdef RouterState state
+    cdef Row counters
+    cdef Limits limits
+    cdef Subscriptions subscriptions
+    cdef PublishInHand in_hand
+    cdef Journal journal
+    cdef Windows windows
+    cdef BackPressure back_pressure
+    cdef Bounding bounding
+
     cdef int queue_for(self, Session s, Message m, uint8_t qos, bint retain, object identifiers,
                        uint8_t flags, uint32_t origin) except -1
     cdef int serve(self, Session s) except -1

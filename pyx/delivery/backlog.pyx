@@ -7,35 +7,56 @@ queue (retained messages, shares of a group), then the log, until it has caught 
 A session reads the indexes of its filters merged; with more than MERGED_MAX filters what its directory names
 (`pyx.delivery.unread`). What is ready is served in slices, as all that may be long.
 """
+cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from cpython.ref cimport Py_DECREF, PyObject
+from cpython.ref cimport PyObject, Py_DECREF
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyx.core cimport counters as count
 from pyx.core.hashing cimport hash_bytes
 from pyx.core.outbox cimport outbox_reserve, outbox_share
-from pyx.core.work cimport (
-    COPY, INDEX, KIBI, Mark, PLACE, RECORD, SERVE, VISIT, callback_begins, callback_ends, work,
+from pyx.core.work cimport COPY, INDEX, KIBI, Mark, PLACE, RECORD, SERVE, VISIT, callback_begins, callback_ends, work
+from pyx.delivery.back_pressure cimport BackPressure
+from pyx.delivery.bounding cimport Bounding
+from pyx.delivery.connection cimport Connection, OPEN
+from pyx.delivery.journal cimport Journal
+from pyx.delivery.publish_in_hand cimport PublishInHand
+from pyx.delivery.router_state cimport (
+    IDENTIFIER_BYTES_MAX, MERGED_MAX, READ_BYTES_MAX, RouterState, SLICE, put_identifier,
 )
-from pyx.delivery.connection cimport OPEN
-from pyx.delivery.routing cimport IDENTIFIER_BYTES_MAX, MERGED_MAX, READ_BYTES_MAX, SLICE, put_identifier
 from pyx.delivery.session cimport (
-    Inflight, Queued, RETAINED_COPY, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, has_slot, is_stored,
+    Inflight, Queued, RETAINED_COPY, SHARED_COPY, Session, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, has_slot, is_stored,
 )
 from pyx.delivery.unread cimport Unread
-from pyx.delivery.windows cimport OWN_RECORD
+from pyx.delivery.windows cimport OWN_RECORD, Sender, Windows
 from pyx.matching.filters cimport Matches, Membership, Subscriber, filter_text, options_at
 from pyx.protocol.codec cimport put_ack
+from pyx.protocol.message cimport Content, Message
 from pyx.protocol.packets cimport PUBREL
 from pyx.protocol.topics cimport topic_matches
-from pyx.storage.records cimport LogKey, lies_within, merge_batches
+from pyx.storage.records cimport Batch, LogKey, lies_within, merge_batches
+
 
 cdef enum:
     LOOKS = 64                  # into the store, for one batch of a session with many filters
     RELEASES_SLICE = 1000       # PUBRELs sent again at a time
 
 
-cdef class Backlog(Bounding):
+@cython.final
+cdef class Backlog(Sender):
     """Serves."""
+
+    def __cinit__(self, RouterState state not None, PublishInHand in_hand not None, Journal journal not None,
+                  Windows windows not None, BackPressure back_pressure not None, Bounding bounding not None):
+        self.state = state
+        self.counters = state.counters
+        self.limits = state.limits
+        self.subscriptions = state.subscriptions
+        self.in_hand = in_hand
+        self.journal = journal
+        self.windows = windows
+        self.back_pressure = back_pressure
+        self.bounding = bounding
 
     cdef int queue_for(self, Session s, Message m, uint8_t qos, bint retain, object identifiers,
                        uint8_t flags, uint32_t origin) except -1:
@@ -44,15 +65,16 @@ cdef class Backlog(Bounding):
         work(COPY)
         self.counters.at[count.MATCHED] += 1
         flags |= qos | (4 if retain else 0)
-        if self.keeps and qos and is_stored(s):
-            number = self.keep_queued(s, m, flags, origin, <PyObject*>identifiers if identifiers is not None else NULL)
+        if self.state.keeps and qos and is_stored(s):
+            number = self.windows.keep_queued(
+                s, m, flags, origin, <PyObject*>identifiers if identifiers is not None else NULL)
         s.enqueue(m, <PyObject*>identifiers if identifiers is not None else NULL, flags, origin, number)
         if not s.behind:
             s.behind = True
-            s.cursor = self.next_position - 1
-            self.fell_behind(s)
+            s.cursor = self.state.next_position - 1
+            self.state.fell_behind(s)
         if s.connection is not None:
-            self.set_ready(s)
+            self.state.set_ready(s)
         return 0
 
     def serve_ready(self):
@@ -63,26 +85,26 @@ cdef class Backlog(Bounding):
         cdef Mark mark
         callback_begins(&mark)
         # what is added to the list meanwhile, and what does not fit into this slice, is served in the next one
-        n = self.ready.count
-        self.left = SLICE
+        n = self.state.ready.count
+        self.back_pressure.left = SLICE
         i = 0
-        while i < n and self.left > 0:
-            s = <Session>self.ready.items[i]
+        while i < n and self.back_pressure.left > 0:
+            s = <Session>self.state.ready.items[i]
             i += 1
             work(VISIT)
-            self.left -= VISIT
+            self.back_pressure.left -= VISIT
             s.ready = False
             try:
                 self.serve(s)
                 if s.hold_state:
-                    self.check_hold(s)
+                    self.bounding.check_hold(s)
             except Exception as error:
-                self.fail_session(s, error)
+                self.state.fail_session(s, error)
             Py_DECREF(s)
-        work((self.ready.count - i) * PLACE)
-        for n in range(i, self.ready.count):
-            self.ready.items[n - i] = self.ready.items[n]
-        self.ready.count -= i
+        work((self.state.ready.count - i) * PLACE)
+        for n in range(i, self.state.ready.count):
+            self.state.ready.items[n - i] = self.state.ready.items[n]
+        self.state.ready.count -= i
         callback_ends(&mark, SERVE)
 
     cdef int serve(self, Session s) except -1:
@@ -92,9 +114,9 @@ cdef class Backlog(Bounding):
         cdef uint64_t position
         cdef uint32_t released = 0
         while s.behind:
-            if self.left <= 0:
-                return self.set_ready(s)
-            self.left -= COPY + RECORD
+            if self.back_pressure.left <= 0:
+                return self.state.set_ready(s)
+            self.back_pressure.left -= COPY + RECORD
             conn = <Connection>s.connection
             if conn is None or conn.state != OPEN or conn.out.pending > self.limits.outbox_bytes_max:
                 return 0
@@ -113,7 +135,7 @@ cdef class Backlog(Bounding):
                 if s.search is not None:
                     return 0
                 if s.own.count > MERGED_MAX and s.unread is None:
-                    return self.seek(s)
+                    return self.bounding.seek(s)
                 b = self.read_log(s)
                 if b is None:
                     self.caught_up(s)
@@ -145,11 +167,11 @@ cdef class Backlog(Bounding):
             return 0                            # no room
         m = <Message>q.message
         identifiers = <object>q.identifiers if q.identifiers != NULL else None
-        origin = self.sharing = q.origin
+        origin = self.in_hand.sharing = q.origin
         number = q.number
         s.dequeue()
         if s.queue_count == 0 and s.replays is not None:
-            self.drained.append(s)
+            self.state.drained.append(s)
         if s.watched:
             overtaken = flags & RETAINED_COPY and s.overtaken(
                 hash_bytes(&self.subscriptions.key, m.content.topic, m.content.topic_len), m.content.number,
@@ -158,9 +180,9 @@ cdef class Backlog(Bounding):
                 s.watch_no_more()
             if overtaken:
                 self.counters.at[count.DROPPED_OVERTAKEN] += 1
-                self.drops.add(s, count.DROPPED_OVERTAKEN, 1)
+                self.state.drops.add(s, count.DROPPED_OVERTAKEN, 1)
                 if number:
-                    self.forget_queued(s, number)
+                    self.windows.forget_queued(s, number)
                 return 1
         self.send_copy(s, conn, m, qos, flags & 4 != 0, identifiers,
                        flags & SHARED_COPY | (OWN_RECORD if number else 0), number)
@@ -177,7 +199,7 @@ cdef class Backlog(Bounding):
             return self.read_unread(s)
         batches = []
         work(s.own.count * VISIT)
-        self.left -= s.own.count * INDEX
+        self.back_pressure.left -= s.own.count * INDEX
         for i in range(s.own.count):
             e = &s.own.items[i]
             if e.group != NULL or e.filter.index == NULL:
@@ -191,7 +213,7 @@ cdef class Backlog(Bounding):
                 continue
             (<LogKey>e.filter.index).rests = False
             work(INDEX)
-            b = self.store.read((<LogKey>e.filter.index).name, max(s.cursor, since), READ_BYTES_MAX)
+            b = self.journal.store.read((<LogKey>e.filter.index).name, max(s.cursor, since), READ_BYTES_MAX)
             if b.count:
                 batches.append(b)
         return merge_batches(batches) if batches else None
@@ -204,8 +226,8 @@ cdef class Backlog(Bounding):
             unread.trim(s.cursor)
             if unread.head == unread.tail:
                 return None
-            self.left -= LOOKS * INDEX
-            b = unread.read(self.store, LOOKS, READ_BYTES_MAX, &reached)
+            self.back_pressure.left -= LOOKS * INDEX
+            b = unread.read(self.journal.store, LOOKS, READ_BYTES_MAX, &reached)
             if b.count:
                 return b
             # what it has found there before is not there any more
@@ -214,7 +236,7 @@ cdef class Backlog(Bounding):
     cdef int caught_up(self, Session s) except -1:
         cdef Connection conn = <Connection>s.connection
         if conn.dropping:
-            self.set_dirty(conn)
+            self.state.set_dirty(conn)
         s.behind = False
         s.batch = None
         s.batch_at = 0
@@ -238,7 +260,7 @@ cdef class Backlog(Bounding):
             # found in the log by sessions that were online when it was published, too: they had it then
             return 0
         self.counters.at[count.MATCHED] += 1
-        identifiers = PyBytes_FromStringAndSize(<const char*>self.ids, ids_len) if ids_len else None
+        identifiers = PyBytes_FromStringAndSize(<const char*>self.in_hand.ids, ids_len) if ids_len else None
         # what was published since the last SUBSCRIBE asked is as new as what comes at once
         if c.retain and s.watched and s.cursor > s.asked_behind:
             self.sent_live(s, c)
@@ -253,11 +275,11 @@ cdef class Backlog(Bounding):
     cdef bytes identifiers_of(self, Session s, Message m):
         cdef uint8_t options = 0
         cdef int ids_len = self.options_of(s, m, 0, &options)
-        return PyBytes_FromStringAndSize(<const char*>self.ids, ids_len) if ids_len > 0 else None
+        return PyBytes_FromStringAndSize(<const char*>self.in_hand.ids, ids_len) if ids_len > 0 else None
 
     cdef int options_of(self, Session s, Message m, uint64_t position, uint8_t* options) except -2:
         # the highest QoS and Retain As Published of its subscriptions that match now; their Subscription Identifiers
-        # stand in self.ids: returns how many bytes, or -1: none matches
+        # stand in self.in_hand.ids: returns how many bytes, or -1: none matches
         cdef Content* c = &m.content
         cdef Membership* e
         cdef Matches* matches
@@ -271,7 +293,7 @@ cdef class Backlog(Bounding):
                 held = self.subscriptions.membership(matches.filters[i], NULL, <void*>s, &s.own)
                 if held >= 0:
                     found |= self.option_of(s, m, &s.own.items[held], position, options, &ids_len)
-            self.left -= matches.count * VISIT
+            self.back_pressure.left -= matches.count * VISIT
             return ids_len if found else -1
         work(s.own.count * VISIT)
         for i in range(s.own.count):
@@ -295,7 +317,7 @@ cdef class Backlog(Bounding):
             options[0] = <uint8_t>(options[0] & 8 | o & 3)
         options[0] |= <uint8_t>(o & 8)
         if sub.identifier:
-            ids = self.ids_room(<uint32_t>ids_len[0] // IDENTIFIER_BYTES_MAX + 2)
+            ids = self.in_hand.ids_room(<uint32_t>ids_len[0] // IDENTIFIER_BYTES_MAX + 2)
             ids_len[0] += put_identifier(ids + ids_len[0], sub.identifier)
         return True
 
@@ -306,32 +328,32 @@ cdef class Backlog(Bounding):
         cdef uint16_t packet_id = 0
         cdef PyObject* ids = <PyObject*>identifiers if identifiers is not None else NULL
         cdef uint32_t ids_len = <uint32_t>len(<bytes>identifiers) if identifiers is not None else 0
-        if m.content.expires and self.wall_ms >= m.content.expires:
+        if m.content.expires and self.state.wall_ms >= m.content.expires:
             self.counters.at[count.DROPPED_EXPIRED] += 1
-            self.drops.add(s, count.DROPPED_EXPIRED, 1)
+            self.state.drops.add(s, count.DROPPED_EXPIRED, 1)
             self.tally(&m.content, 0, 1)
             if flags & OWN_RECORD:
-                self.forget_queued(s, position)
+                self.windows.forget_queued(s, position)
             return 0
-        if self.packet_total(&m.content, conn.version == 5, qos != 0, ids_len) > conn.packet_bytes_max:
+        if self.state.packet_total(&m.content, conn.version == 5, qos != 0, ids_len) > conn.packet_bytes_max:
             if flags & OWN_RECORD:
-                self.forget_queued(s, position)
+                self.windows.forget_queued(s, position)
             self.tally(&m.content, 0, 1)
-            return self.drop(conn, count.DROPPED_PACKET_TOO_LARGE)
+            return self.state.drop(conn, count.DROPPED_PACKET_TOO_LARGE)
         if qos:
             slot = s.open_slot()
             packet_id = slot.packet_id
             slot.state = WAIT_PUBACK if qos == 1 else WAIT_PUBREC
             slot.flags = qos | (4 if retain else 0) | flags
-            slot.group = self.sharing
+            slot.group = self.in_hand.sharing
             slot.position = position
             if is_stored(s) or flags & SHARED_COPY:
                 s.keep_in(slot, m, ids)
-            if self.keeps and is_stored(s):
+            if self.state.keeps and is_stored(s):
                 if qos == 2:
-                    self.mark_dirty(s)
-                    return self.defer(s, conn, slot)
-                self.mark_lazy(s)
+                    self.windows.mark_dirty(s)
+                    return self.windows.defer(s, conn, slot)
+                self.windows.mark_lazy(s)
         else:
             conn.out.qos0 += 1
         self.send_held(s, conn, m, qos, retain, False, packet_id, ids)
@@ -339,8 +361,8 @@ cdef class Backlog(Bounding):
 
     cdef int tally(self, const Content* c, uint64_t sent, uint64_t dropped) except -1:
         # of a copy that waited: what goes or is dropped at once is counted with its publish
-        if self.prefixes.levels:
-            return self.prefixes.add(c, sent, dropped)
+        if self.state.prefixes.levels:
+            return self.state.prefixes.add(c, sent, dropped)
         return 0
 
     cdef int send_held(self, Session s, Connection conn, Message m, uint8_t qos, bint retain, bint dup,
@@ -353,8 +375,8 @@ cdef class Backlog(Bounding):
         if ids != NULL and conn.version == 5:
             idp = <const uint8_t*><const char*><bytes>ids
             ids_len = <uint32_t>len(<bytes>ids)
-        self.put_publish(conn, c, 0x30 | (8 if dup else 0) | qos << 1 | (1 if retain else 0), packet_id, qos != 0, idp,
-                         ids_len, &hash_)
+        self.in_hand.put_publish(conn, c, 0x30 | (8 if dup else 0) | qos << 1 | (1 if retain else 0), packet_id,
+                                 qos != 0, idp, ids_len, &hash_)
         if c.payload_len >= self.limits.share_large_bytes:
             outbox_share(&conn.out, c.payload, c.payload_len, m)
         conn.messages_out += 1
@@ -362,17 +384,17 @@ cdef class Backlog(Bounding):
             self.tally(c, 1, 0)
         self.counters.at[count.PUBLISH_SENT] += 1
         self.counters.at[count.PUBLISH_BYTES_SENT] += c.payload_len
-        self.set_dirty(conn)
+        self.state.set_dirty(conn)
         return 0
 
     cdef bint resend_next(self, Session s, Connection conn, uint32_t* released) except -1:
         # one of those; `released`: the PUBRELs of this slice. False: that is all for now
-        if s.committing > self.durable_ticket:
-            self.await_window(s)                # what it is sent again may not be on the disk yet
+        if s.committing > self.journal.durable_ticket:
+            self.windows.await_window(s)                # what it is sent again may not be on the disk yet
             return False
         if s.releases is not None:
             if released[0] == RELEASES_SLICE:
-                self.set_ready(s)
+                self.state.set_ready(s)
                 return False
             released[0] += 1
         elif s.inflight - s.released - <uint32_t>len(s.resend) >= s.inflight_max:
@@ -390,20 +412,20 @@ cdef class Backlog(Bounding):
             p = outbox_reserve(&conn.out, 4)
             put_ack(p, PUBREL, packet_id, 0, False)
             self.counters.at[count.ANSWERS_SENT] += 1
-            self.set_dirty(conn)
+            self.state.set_dirty(conn)
             return 0
         if slot.message == NULL:
-            self.finish_slot(s, slot)
+            self.windows.finish_slot(s, slot)
             self.counters.at[count.DROPPED_SESSION_ENDED] += 1
-            self.drops.add(s, count.DROPPED_SESSION_ENDED, 1)
+            self.state.drops.add(s, count.DROPPED_SESSION_ENDED, 1)
             return 0
         if slot.identifiers != NULL:
             ids_len = <uint32_t>len(<bytes>slot.identifiers)
-        if self.packet_total(
+        if self.state.packet_total(
             &(<Message>slot.message).content, conn.version == 5, True, ids_len
         ) > conn.packet_bytes_max:
-            self.finish_slot(s, slot)
-            return self.drop(conn, count.DROPPED_PACKET_TOO_LARGE)
+            self.windows.finish_slot(s, slot)
+            return self.state.drop(conn, count.DROPPED_PACKET_TOO_LARGE)
         self.counters.at[count.REDELIVERED] += 1
         self.send_held(s, conn, <Message>slot.message, slot.flags & 3, slot.flags & 4 != 0, True, packet_id,
                        slot.identifiers)
@@ -417,6 +439,6 @@ cdef class Backlog(Bounding):
                 conn.out.tail -= 1
                 conn.out.pending -= 1
             self.counters.at[count.ANSWERS_SENT] += 1
-            return self.set_dirty(conn)
+            return self.state.set_dirty(conn)
         return self.send_held(s, conn, <Message>slot.message, slot.flags & 3, slot.flags & 4 != 0, False,
                               slot.packet_id, slot.identifiers)

@@ -2,31 +2,34 @@
 """How much waits for sessions that are behind: see the .pyx."""
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from pyx.core.limits cimport QueueRule
-from pyx.delivery.back_pressure cimport BackPressure
-from pyx.delivery.routing cimport Pointers
+from pyx.core.counters cimport Row
+from pyx.core.limits cimport Limits, QueueRule
+from pyx.delivery.back_pressure cimport BackPressure, Bounds
+from pyx.delivery.journal cimport Journal
+from pyx.delivery.router_state cimport Pointers, RouterState
 from pyx.delivery.session cimport Session
+from pyx.delivery.sweep cimport Sweep
+from pyx.delivery.windows cimport Windows
 from pyx.matching.filters cimport Filter, Membership
+from pyx.matching.subscriptions cimport Subscriptions
 from pyx.storage.records cimport LogKey
 
 
-cdef class Sweep:
-    cdef LogKey key
-    cdef list askers                # [(session, does it read the index)] that are still to be asked, the next one last
-    cdef list subscribers           # where they are very many: those that are still to be looked at, the next one last
-    cdef uint32_t* slots            # ... and which of its subscriptions each had then
-    cdef uint64_t over              # whoever is before this position may have more than its bound
-    cdef uint64_t lowest            # nobody wants what lies at or before this position
-    cdef uint64_t open_from         # somebody wants all that lies behind this one
-    cdef set spans                  # (from behind, up to) which somebody wants, before that
-    cdef list runs                  # the same, each list sorted
-    cdef object parts               # all of these, rising, as far as they are not looked at; None: not all were asked
-    cdef uint64_t at                # up to here it is done
-    cdef bint needed
-    cdef bint is_old                # others may have come since it was begun
+cdef class Teller:
+    """What tells siblings of a session's share groups, in pieces: implemented by pyx.delivery.sharing."""
+    cdef bint tell_on(self, Session s) except -1                # True: it has come to its end
 
 
-cdef class Bounding(BackPressure):
+cdef class Bounding(Bounds):
+    cdef Teller teller
+    cdef RouterState state
+    cdef Row counters
+    cdef Limits limits
+    cdef Subscriptions subscriptions
+    cdef Journal journal
+    cdef Windows windows
+    cdef BackPressure back_pressure
+
     cdef public int64_t slice       # ns of work, nominal, of a slice of all that
     cdef Sweep swept_now            # the index that is too much for one slice, or None
     cdef Pointers seekers           # sessions whose unread messages are looked for in the log
@@ -51,7 +54,6 @@ cdef class Bounding(BackPressure):
     cdef int begin_slice(self) noexcept
     cdef bint slice_left(self) noexcept
     cdef int go_on(self) except -1
-    cdef bint tell_on(self, Session s) except -1                # True: it has come to its end. See Sharing
     cdef const QueueRule* rule_of(self, Session s) noexcept
     cdef int bound(self, Session s) except -1
     cdef uint64_t move_cursor(self, Session s, const QueueRule* rule, uint64_t total) except? 0xFFFFFFFFFFFFFFFF

@@ -13,20 +13,26 @@ from heapq import merge
 
 cimport cython
 from cpython.ref cimport Py_DECREF
-from libc.stdint cimport int64_t, uint8_t
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, malloc
 
 from pyx.core cimport counters as count
-from pyx.core.limits cimport DISCONNECT_WHEN_FULL, DROP_OLDEST, HOLD
-from pyx.core.work cimport INDEX, Mark, OBJECT, PLACE, SWEEP, VISIT, callback_begins, callback_ends, state, work
-from pyx.delivery.back_pressure cimport HOLDING, NO_HOLD
+from pyx.core.limits cimport DISCONNECT_WHEN_FULL, DROP_OLDEST, HOLD, QueueRule
+from pyx.core.work cimport INDEX, Mark, OBJECT, PLACE, SWEEP, VISIT, callback_begins, callback_ends, state as done, work
+from pyx.delivery.back_pressure cimport BackPressure, Bounds, HOLDING, NO_HOLD
 from pyx.delivery.connection cimport Connection
-from pyx.delivery.routing cimport MERGED_MAX, QUOTA_EXCEEDED, READ_BYTES_MAX, SLICE, free_pointers, pointers_push
-from pyx.delivery.session cimport is_stored
+from pyx.delivery.journal cimport Journal
+from pyx.delivery.router_state cimport (
+    MERGED_MAX, QUOTA_EXCEEDED, READ_BYTES_MAX, RouterState, SLICE, free_pointers, pointers_push,
+)
+from pyx.delivery.session cimport Session, is_stored
+from pyx.delivery.sweep cimport Sweep
 from pyx.delivery.unread cimport Search, Unread
+from pyx.delivery.windows cimport Windows
 from pyx.matching.filters cimport Filter, Former, Membership, Subscriber
 from pyx.protocol.message cimport Message, content_bytes
-from pyx.storage.records cimport Batch
+from pyx.storage.records cimport Batch, LogKey
+
 
 cdef enum:
     HOLD_ROOM = 1000            # messages that may be under way when publishers are told to wait
@@ -48,18 +54,24 @@ cdef uint64_t behind_span(list spans, uint64_t position) except? 0xFFFFFFFFFFFFF
     return position
 
 
+cdef class Teller:
+    cdef bint tell_on(self, Session s) except -1:
+        raise NotImplementedError
+
+
 @cython.final
-cdef class Sweep:
-    """An index in which is looked for what nobody wants any more: in slices, where those who might are many."""
-
-    def __dealloc__(self):
-        free(self.slots)
-
-
-cdef class Bounding(BackPressure):
+cdef class Bounding(Bounds):
     """Counts, bounds and forgets."""
 
-    def __cinit__(self, *args, **kwargs):
+    def __cinit__(self, RouterState state not None, Journal journal not None, Windows windows not None,
+                  BackPressure back_pressure not None):
+        self.state = state
+        self.counters = state.counters
+        self.limits = state.limits
+        self.subscriptions = state.subscriptions
+        self.journal = journal
+        self.windows = windows
+        self.back_pressure = back_pressure
         self.slice = SLICE
 
     def __dealloc__(self):
@@ -68,11 +80,10 @@ cdef class Bounding(BackPressure):
         free_pointers(&self.tellers)
 
     def abandon(self):
-        """See Routing."""
+        """See Router."""
         free_pointers(&self.seekers)
         free_pointers(&self.crowded)
         free_pointers(&self.tellers)
-        BackPressure.abandon(self)
 
     def backlog(self, Session s not None):
         """(messages, bytes) in logs that the session has not read; its own queue not included. A message that several
@@ -112,15 +123,15 @@ cdef class Bounding(BackPressure):
             former = &self.subscriptions.formers.items[i]
             if former.up_to > position:
                 work(2 * INDEX)
-                x = self.store.backlog(name, max(position, former.since))
-                y = self.store.backlog(name, former.up_to)
+                x = self.journal.store.backlog(name, max(position, former.since))
+                y = self.journal.store.backlog(name, former.up_to)
                 messages[0] += <uint64_t>x[0] - <uint64_t>y[0]
                 size[0] += <uint64_t>x[1] - <uint64_t>y[1]
             i = former.next
         if (e.filter.plain.items[e.index].slot_options >> 24) & 3 == 0 and s.absences is None:
             return 0
         work(INDEX)
-        x = self.store.backlog(name, max(position, e.since))
+        x = self.journal.store.backlog(name, max(position, e.since))
         messages[0] += <uint64_t>x[0]
         size[0] += <uint64_t>x[1]
         return 0
@@ -156,7 +167,7 @@ cdef class Bounding(BackPressure):
         if s.search is None:
             s.search = Search()
             pointers_push(&self.seekers, s)
-            self.unfinished = True
+            self.state.unfinished = True
         s.search.anew = True
         return 0
 
@@ -173,10 +184,10 @@ cdef class Bounding(BackPressure):
         s.unread = Unread()
         s.batch = None
         s.batch_at = 0
-        search.up_to = self.next_position - 1
+        search.up_to = self.state.next_position - 1
         self.subscriptions.set_online(&s.own, True, False)
         work(s.own.count * (VISIT + 2 * OBJECT))
-        self.left -= s.own.count * <int64_t>(3 * VISIT + 2 * OBJECT)
+        self.back_pressure.left -= s.own.count * <int64_t>(3 * VISIT + 2 * OBJECT)
         for i in range(s.own.count):
             e = &s.own.items[i]
             if e.group != NULL or e.filter.index == NULL:
@@ -212,10 +223,10 @@ cdef class Bounding(BackPressure):
             key, after, up_to = search.places.pop()
             after = behind_span(s.holes, after)
             work(INDEX)
-            self.left -= INDEX
-            b = self.store.read(key.name, after, READ_BYTES_MAX)
+            self.back_pressure.left -= INDEX
+            b = self.journal.store.read(key.name, after, READ_BYTES_MAX)
             work(b.count * (2 * OBJECT))
-            self.left -= b.count * (2 * OBJECT)
+            self.back_pressure.left -= b.count * (2 * OBJECT)
             for i in range(b.count):
                 if b.positions[i] > up_to:
                     break
@@ -229,13 +240,13 @@ cdef class Bounding(BackPressure):
                 search.places.append((key, b.positions[b.count - 1], up_to))
         if search.places:
             return False
-        self.left -= (search.found.tail + s.unread.tail) * <int64_t>(2 * VISIT)
+        self.back_pressure.left -= (search.found.tail + s.unread.tail) * <int64_t>(2 * VISIT)
         search.found.settle(s.unread)
         s.unread = search.found
         s.search = None
         self.crowd(s)
         if s.connection is not None:
-            self.set_ready(s)
+            self.state.set_ready(s)
         return True
 
     cdef int crowd(self, Session s) except -1:
@@ -243,24 +254,24 @@ cdef class Bounding(BackPressure):
         if not s.crowded:
             s.crowded = True
             pointers_push(&self.crowded, s)
-            self.unfinished = True
+            self.state.unfinished = True
         return 0
 
     cdef int begin_slice(self) noexcept:
-        self.charged = state.spent
-        self.left = self.slice
+        self.charged = done.spent
+        self.back_pressure.left = self.slice
         return 0
 
     cdef bint slice_left(self) noexcept:
-        self.left -= <int64_t>(state.spent - self.charged)
-        self.charged = state.spent
-        return self.left > 0
+        self.back_pressure.left -= <int64_t>(done.spent - self.charged)
+        self.charged = done.spent
+        return self.back_pressure.left > 0
 
     cdef int go_on(self) except -1:
         # a slice of what is too much for one callback. After what was logged can be read
         cdef Mark mark
         cdef Session s
-        if self.laid is not None:
+        if self.journal.laid is not None:
             return 0
         callback_begins(&mark)
         self.begin_slice()
@@ -271,7 +282,7 @@ cdef class Bounding(BackPressure):
                     continue
             except Exception as error:
                 s.search = None
-                self.fail_session(s, error)
+                self.state.fail_session(s, error)
             self.seekers.count -= 1
             Py_DECREF(s)
         while self.crowded.count and self.slice_left():
@@ -282,27 +293,27 @@ cdef class Bounding(BackPressure):
                 if s.behind:
                     self.bound(s)
             except Exception as error:
-                self.fail_session(s, error)
+                self.state.fail_session(s, error)
             Py_DECREF(s)
-        while self.flaggers.count and self.slice_left():
-            s = <Session>self.flaggers.items[self.flaggers.count - 1]
-            if self.flag_on(s):
-                self.flaggers.count -= 1
+        while self.back_pressure.flaggers.count and self.slice_left():
+            s = <Session>self.back_pressure.flaggers.items[self.back_pressure.flaggers.count - 1]
+            if self.back_pressure.flag_on(s):
+                self.back_pressure.flaggers.count -= 1
                 s.flagging = False
                 Py_DECREF(s)
-        if self.forgotten and self.slice_left():
-            self.forget_on()
+        if self.back_pressure.forgotten and self.slice_left():
+            self.back_pressure.forget_on()
         while self.tellers.count and self.slice_left():
             s = <Session>self.tellers.items[self.tellers.count - 1]
-            if self.tell_on(s):
+            if self.teller.tell_on(s):
                 self.tellers.count -= 1
                 Py_DECREF(s)
         if self.swept_now is not None and self.slice_left() and self.sweep_some(self.swept_now):
             self.swept_now = None
         if self.sweeping and self.slice_left():
             self.sweep_on()
-        self.unfinished = self.seekers.count or self.crowded.count or self.tellers.count or self.sweeping or \
-            self.swept_now is not None or self.flaggers.count or len(self.forgotten) != 0
+        self.state.unfinished = self.seekers.count or self.crowded.count or self.tellers.count or self.sweeping or \
+            self.swept_now is not None or self.back_pressure.flaggers.count or len(self.back_pressure.forgotten) != 0
         callback_ends(&mark, SWEEP)
         return 0
 
@@ -330,9 +341,9 @@ cdef class Bounding(BackPressure):
         if s.unread is None:
             if s.own.count > MERGED_MAX or holes * s.own.count > HOLES_MERGED_MAX:
                 return self.seek(s)
-            self.left -= <int64_t>(s.own.count * (1 + 2 * holes) * INDEX)
+            self.back_pressure.left -= <int64_t>(s.own.count * (1 + 2 * holes) * INDEX)
         else:
-            self.left -= 20 * VISIT
+            self.back_pressure.left -= 20 * VISIT
             s.unread.grown = 0
             s.unread.grown_bytes = 0
         total, size = self.backlog_after(s, s.cursor)
@@ -348,9 +359,9 @@ cdef class Bounding(BackPressure):
             if total - gone <= rule.messages_max and size - gone_bytes <= rule.bytes_max:
                 return 0
             if s.hold_state == NO_HOLD:
-                self.begin_hold(s)
+                self.back_pressure.begin_hold(s)
             if s.hold_state == HOLDING and s.connection is not None and (<Connection>s.connection).paused:
-                self.give_up(s, total - gone, size - gone_bytes)
+                self.back_pressure.give_up(s, total - gone, size - gone_bytes)
             if s.hold_state == HOLDING:
                 # what is under way
                 rule.messages_max = rule.messages_max * 2 + HOLD_ROOM
@@ -365,18 +376,18 @@ cdef class Bounding(BackPressure):
         else:
             dropped = self.make_hole(s, &rule, total, size)
         if dropped:
-            if self.keeps and is_stored(s):
-                self.mark_lazy(s)
+            if self.state.keeps and is_stored(s):
+                self.windows.mark_lazy(s)
             self.counters.at[count.MATCHED] += dropped
             self.counters.at[count.DROPPED_QUEUE_FULL] += dropped
             if s.connection is not None:
-                self.note_drops(<Connection>s.connection, count.DROPPED_QUEUE_FULL, dropped)
+                self.state.note_drops(<Connection>s.connection, count.DROPPED_QUEUE_FULL, dropped)
                 if rule.full == DISCONNECT_WHEN_FULL:
                     # not at once: this is said in the middle of a walk over subscribers
-                    self.close(<Connection>s.connection, QUOTA_EXCEEDED, "queue full")
+                    self.state.close(<Connection>s.connection, QUOTA_EXCEEDED, "queue full")
             else:
-                self.drops.add(s, count.DROPPED_QUEUE_FULL, dropped)
-            self.handler.queue_full(s, dropped)
+                self.state.drops.add(s, count.DROPPED_QUEUE_FULL, dropped)
+            self.state.handler.queue_full(s, dropped)
         return 0
 
     cdef int check_hold(self, Session s) except -1:
@@ -386,19 +397,19 @@ cdef class Bounding(BackPressure):
         messages, size = self.backlog(s)
         if rule.full != HOLD or messages <= rule.messages_max - rule.messages_max // 4 \
                 and size <= rule.bytes_max - rule.bytes_max // 4:
-            return self.end_hold(s)
-        if s.hold_state == HOLDING and self.now_ms - s.hold.since >= self.limits.hold_ms_max:
-            return self.give_up(s, messages, size)
+            return self.back_pressure.end_hold(s)
+        if s.hold_state == HOLDING and self.state.now_ms - s.hold.since >= self.limits.hold_ms_max:
+            return self.back_pressure.give_up(s, messages, size)
         return 0
 
     cdef int let_go(self, Session s) except -1:
         cdef uint64_t messages, size
         messages, size = self.backlog(s)
-        return self.give_up(s, messages, size)
+        return self.back_pressure.give_up(s, messages, size)
 
     cdef uint64_t move_cursor(self, Session s, const QueueRule* rule, uint64_t total) except? 0xFFFFFFFFFFFFFFFF:
         # behind what is too much; returns how many that are
-        cdef uint64_t lo = s.cursor, hi = self.block.first - 1, mid, messages, size
+        cdef uint64_t lo = s.cursor, hi = self.journal.block.first - 1, mid, messages, size
         while lo < hi:
             mid = (lo + hi) // 2
             messages, size = self.unread_after(s, mid)
@@ -415,7 +426,7 @@ cdef class Bounding(BackPressure):
 
     cdef uint64_t make_hole(self, Session s, const QueueRule* rule, uint64_t total,
                             uint64_t total_bytes) except? 0xFFFFFFFFFFFFFFFF:
-        cdef uint64_t lo, hi, mid, messages, size, gone, gone_bytes = 0, last = self.block.first - 1
+        cdef uint64_t lo, hi, mid, messages, size, gone, gone_bytes = 0, last = self.journal.block.first - 1
         gone = self.in_holes(s, &gone_bytes)
         if total - gone <= rule.messages_max and total_bytes - gone_bytes <= rule.bytes_max:
             return 0
@@ -452,45 +463,47 @@ cdef class Bounding(BackPressure):
         if not self.sweeping:
             self.sweeping = True
             self.sweeps += 1
-            self.sweep_at = <uint32_t>len(self.keys)
+            self.sweep_at = <uint32_t>len(self.journal.keys)
             self.restored_left = RESTORED_SWEPT
-            self.sweeps_all = self.stirred
-            self.stirred = False
+            self.sweeps_all = self.back_pressure.stirred
+            self.back_pressure.stirred = False
         self.go_on()
-        for s in list(self.full_sessions):
+        for s in list(self.back_pressure.full_sessions):
             self.check_hold(s)
 
     cdef int sweep_on(self) except -1:
         cdef LogKey key
         cdef Session s
-        while self.moved and self.slice_left():
-            s, _ = self.moved.popitem()
+        while self.windows.moved and self.slice_left():
+            s, _ = self.windows.moved.popitem()
             work(OBJECT)
-            self.left -= OBJECT + s.own.count * <int64_t>VISIT
-            self.wake(s)
+            self.back_pressure.left -= OBJECT + s.own.count * <int64_t>VISIT
+            self.windows.wake(s)
         while self.sweep_at and self.slice_left():
             self.sweep_at -= 1
-            if self.sweep_at >= <uint32_t>len(self.keys):
-                self.sweep_at = <uint32_t>len(self.keys)
+            if self.sweep_at >= <uint32_t>len(self.journal.keys):
+                self.sweep_at = <uint32_t>len(self.journal.keys)
                 continue
             work(VISIT)
-            self.left -= VISIT
-            key = self.keys[self.sweep_at]
+            self.back_pressure.left -= VISIT
+            key = self.journal.keys[self.sweep_at]
             if key.rests and key.grown == 0 and not self.sweeps_all:
                 if not key.restored or self.restored_left == 0:
                     continue
                 self.restored_left -= 1
             self.sweep_key(key)
-        if self.sweep_at == 0 and not self.moved:
+        if self.sweep_at == 0 and not self.windows.moved:
             self.sweeping = False
-        if self.keeps and not self.recorded and self.next_position == self.block.first:
-            self.last_ticket = self.store.flush()       # what was trimmed, where this tick has nothing else
+        if self.state.keeps and not self.journal.recorded and self.state.next_position == self.journal.block.first:
+            # what was trimmed, where this tick has nothing else
+            self.journal.last_ticket = self.journal.store.flush()
         return 0
 
     cdef int sweep_grown(self, list keys) except -1:
         # the same for those of `keys` that have grown by a thirty-second of a session's limit since their last sweep
         cdef LogKey key
-        cdef uint64_t many = self.limits.queue_messages_least // 32 + 1, much = self.limits.queue_bytes_least // 32 + 1
+        cdef uint64_t many = self.limits.queue_messages_least // 32 + 1
+        cdef uint64_t much = self.limits.queue_bytes_least // 32 + 1
         work(<uint64_t>len(keys) * OBJECT)
         self.begin_slice()
         for key in keys:
@@ -504,24 +517,25 @@ cdef class Bounding(BackPressure):
         cdef Sweep w
         key.grown = 0
         key.grown_bytes = 0
-        key.rests = self.keeps
+        key.rests = self.state.keeps
         key.restored = False
         if f == NULL:
-            return self.drop_key(key)
+            return self.journal.drop_key(key)
         w = Sweep.__new__(Sweep)
         w.key = key
-        w.lowest = w.open_from = self.block.first - 1
+        w.lowest = w.open_from = self.journal.block.first - 1
         w.spans = set()
         w.runs = []
         self.find_askers(w, f)
         work(INDEX)
-        self.left -= 5 * INDEX
-        w.over = self.store.position_of_last(key.name, self.limits.queue_messages_least, self.limits.queue_bytes_least)
+        self.back_pressure.left -= 5 * INDEX
+        w.over = self.journal.store.position_of_last(
+            key.name, self.limits.queue_messages_least, self.limits.queue_bytes_least)
         if self.sweep_some(w):
             return 0
         if self.swept_now is None:
             self.swept_now = w
-            self.unfinished = True
+            self.state.unfinished = True
         else:
             key.rests = False                   # in the next sweep again
         return 0
@@ -545,13 +559,13 @@ cdef class Bounding(BackPressure):
                 w.subscribers.append(<Session>f.plain.items[i].session)
                 w.slots[i] = f.plain.items[i].slot_options & SLOT_MASK
         work(n * VISIT)
-        self.left -= n * <int64_t>VISIT
+        self.back_pressure.left -= n * <int64_t>VISIT
         return 0
 
     cdef int consider(self, Sweep w, Session s, uint32_t slot, uint8_t options) except -1:
         cdef Membership* e
         cdef bint reads = False
-        if self.keeps and is_stored(s):
+        if self.state.keeps and is_stored(s):
             w.needed = True
         elif not s.behind:
             return 0
@@ -562,7 +576,7 @@ cdef class Bounding(BackPressure):
             reads = options & 3 != 0 or s.absences is not None
         if reads or s.inflight:
             work(OBJECT)
-            self.left -= OBJECT
+            self.back_pressure.left -= OBJECT
             w.askers.append((s, reads))
         return 0
 
@@ -575,10 +589,10 @@ cdef class Bounding(BackPressure):
             s = w.subscribers.pop()
             slot = w.slots[len(w.subscribers)]
             work(VISIT)
-            self.left -= VISIT
+            self.back_pressure.left -= VISIT
             if slot >= s.own.count or s.own.items[slot].filter != f or s.own.items[slot].group != NULL:
                 held = self.subscriptions.membership(f, NULL, <void*>s, &s.own)
-                self.left -= s.own.count * <int64_t>PLACE
+                self.back_pressure.left -= s.own.count * <int64_t>PLACE
                 if held < 0:
                     continue
                 slot = <uint32_t>held
@@ -605,13 +619,13 @@ cdef class Bounding(BackPressure):
             if w.key.count or w.is_old:
                 w.needed = True                 # by whoever has come since
             if not w.needed:
-                self.drop_key(w.key)
+                self.journal.drop_key(w.key)
                 f.index = NULL
                 self.subscriptions.drop_if_unused(f)
                 return True
             self.gather_run(w)
             w.at = w.lowest
-            self.store.trim(w.key.name, w.lowest)
+            self.journal.store.trim(w.key.name, w.lowest)
             w.parts = merge(*w.runs)
         return self.drop_unwanted(w)
 
@@ -620,7 +634,8 @@ cdef class Bounding(BackPressure):
         cdef uint64_t since
         cdef int64_t spans = len(w.spans)
         if reads and s.behind:
-            if s.cursor < w.over or s.own.count > 1 and s.cursor < self.block.first - 1 and s.swept != self.sweeps:
+            if s.cursor < w.over or \
+                    s.own.count > 1 and s.cursor < self.journal.block.first - 1 and s.swept != self.sweeps:
                 s.swept = self.sweeps           # its other filters will come to it as well
                 if self.slice_left():
                     self.bound(s)
@@ -630,12 +645,12 @@ cdef class Bounding(BackPressure):
             if s.cursor < w.lowest:
                 w.lowest = s.cursor
             w.open_from = min(w.open_from, self.wanted(s, w.spans))
-        if self.keeps and is_stored(s) and s.inflight:
-            self.left -= s.window_cap * <int64_t>PLACE
-            since = self.in_flight_since(s, w.spans)
+        if self.state.keeps and is_stored(s) and s.inflight:
+            self.back_pressure.left -= s.window_cap * <int64_t>PLACE
+            since = self.windows.in_flight_since(s, w.spans)
             w.lowest = min(w.lowest, since)
             w.open_from = min(w.open_from, since)
-        self.left -= (<int64_t>len(w.spans) - spans) * (4 * OBJECT)
+        self.back_pressure.left -= (<int64_t>len(w.spans) - spans) * (4 * OBJECT)
         if len(w.spans) >= RUN:
             self.gather_run(w)
         return 0
@@ -672,18 +687,13 @@ cdef class Bounding(BackPressure):
             span = next(w.parts, None)
             if span is None or span[0] >= w.open_from:
                 if w.at < w.open_from:
-                    self.store.drop(w.key.name, w.at, w.open_from)
+                    self.journal.store.drop(w.key.name, w.at, w.open_from)
                 return True
             a, z = span
             work(8 * OBJECT + INDEX)
-            self.left -= 8 * OBJECT + INDEX
+            self.back_pressure.left -= 8 * OBJECT + INDEX
             if a > w.at:
-                self.store.drop(w.key.name, w.at, a)
+                self.journal.store.drop(w.key.name, w.at, a)
             if z > w.at:
                 w.at = z
         return False
-
-    # ------------------------------------------------------------ implemented by Sharing
-
-    cdef bint tell_on(self, Session s) except -1:
-        raise NotImplementedError

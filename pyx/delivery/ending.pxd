@@ -1,10 +1,18 @@
 # cython: language_level=3
 """How sessions end: see the .pyx."""
+from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
+from pyx.core.counters cimport Row
+from pyx.delivery.back_pressure cimport BackPressure
+from pyx.delivery.bounding cimport Bounding
+from pyx.delivery.peers cimport Peers
+from pyx.delivery.router_state cimport RouterState
 from pyx.delivery.session cimport Session
 from pyx.delivery.sharing cimport Sharing
+from pyx.delivery.windows cimport Windows
 from pyx.matching.filters cimport Filter, Group, Memberships
+from pyx.matching.subscriptions cimport Subscriptions
 from pyx.protocol.message cimport Message
 
 
@@ -20,7 +28,16 @@ cdef class Remains:
     cdef tuple take(self)
 
 
-cdef class Ending(Sharing):
+cdef class Ending:
+    cdef RouterState state
+    cdef Row counters
+    cdef Subscriptions subscriptions
+    cdef Peers peers
+    cdef Windows windows
+    cdef BackPressure back_pressure
+    cdef Bounding bounding
+    cdef Sharing sharing
+
     cdef readonly uint64_t shares_left      # of all `Remains`
 
     cdef int tell_interest(self, Filter* f, bytes text, bytes group, bint durable) except -1

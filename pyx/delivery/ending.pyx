@@ -11,18 +11,25 @@ of a share goes in one batch with what becomes of it, so that a crash in between
 """
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from pyx.core cimport counters as count
 from pyx.core.work cimport KIBI, OBJECT, PLACE, PYTHON, VISIT, work
-from pyx.delivery.session cimport FREE, Inflight, Queued, SHARED_COPY, WAIT_PUBACK
-from pyx.delivery.sharing cimport HASH_TOPIC
-from pyx.delivery.windows cimport OWN_RECORD
-from pyx.matching.filters cimport Membership, filter_text
+from pyx.delivery.back_pressure cimport BackPressure
+from pyx.delivery.bounding cimport Bounding
+from pyx.delivery.peers cimport Peers
+from pyx.delivery.router_state cimport RouterState
+from pyx.delivery.session cimport FREE, Inflight, Queued, SHARED_COPY, Session, WAIT_PUBACK
+from pyx.delivery.sharing cimport HASH_TOPIC, Sharing
+from pyx.delivery.windows cimport OWN_RECORD, Windows
+from pyx.matching.filters cimport Group, Membership, Memberships, filter_text
 from pyx.matching.group_members cimport roster_strike
+from pyx.matching.subscriptions cimport Filter
 from pyx.protocol.message cimport Message
+
 
 cdef enum:
     NAME_HEAD_BYTES = 5         # of a name: u16 bytes of its Topic Filter, u16 of its ShareName, u8 whether it has one
@@ -83,8 +90,20 @@ cdef class Remains:
         )
 
 
-cdef class Ending(Sharing):
+@cython.final
+cdef class Ending:
     """Ends sessions, and tells of it."""
+
+    def __cinit__(self, RouterState state not None, Peers peers not None, Windows windows not None,
+                  BackPressure back_pressure not None, Bounding bounding not None, Sharing sharing not None):
+        self.state = state
+        self.counters = state.counters
+        self.subscriptions = state.subscriptions
+        self.peers = peers
+        self.windows = windows
+        self.back_pressure = back_pressure
+        self.bounding = bounding
+        self.sharing = sharing
 
     # ------------------------------------------------------------ what siblings are told
 
@@ -93,14 +112,14 @@ cdef class Ending(Sharing):
         cdef Group* g
         work(2 * PYTHON)
         if group is None:
-            self.interest.change(text, None, 1 if f != NULL and f.plain.count else 0, durable)
-            self.interest_due = True
+            self.peers.interest.change(text, None, 1 if f != NULL and f.plain.count else 0, durable)
+            self.peers.interest_due = True
             return 0
         g = self.group_of(f, group)
         if g != NULL:
-            return self.tell_group(g, durable)
-        self.interest.change(text, group, 0, False)
-        self.interest_due = True
+            return self.sharing.tell_group(g, durable)
+        self.peers.interest.change(text, group, 0, False)
+        self.peers.interest_due = True
         return 0
 
     cdef Group* group_of(self, Filter* f, bytes name) except? NULL:
@@ -114,7 +133,7 @@ cdef class Ending(Sharing):
         # siblings learn that a session's subscriptions are no more
         cdef Filter* f
         cdef bytes text, name
-        if self.interest is None:
+        if self.peers.interest is None:
             return 0
         for text in plain:
             self.tell_interest(NULL, text, None, False)
@@ -140,17 +159,17 @@ cdef class Ending(Sharing):
         try:
             self.leave_groups(s, remains is None)
             if s.behind:
-                unread = self.backlog(s)[0]
+                unread = self.bounding.backlog(s)[0]
                 dropped += unread
                 self.counters.at[count.MATCHED] += unread
             if s.hold_state:
-                self.end_hold(s)
-            if self.keeps:
-                self.forget_window(s)
-                self.wake(s)
+                self.back_pressure.end_hold(s)
+            if self.state.keeps:
+                self.windows.forget_window(s)
+                self.windows.wake(s)
         finally:                            # the filters point to the session: they must not, whatever fails
             self.counters.at[count.DROPPED_SESSION_ENDED] += dropped
-            self.drops.add(s, count.DROPPED_SESSION_ENDED, dropped)
+            self.state.drops.add(s, count.DROPPED_SESSION_ENDED, dropped)
             s.connection = None
             s.releases = s.resend = None
             self.subscriptions.remove_all(&s.own, remains is None)
@@ -175,7 +194,7 @@ cdef class Ending(Sharing):
             e = &s.own.items[i]
             if e.group != NULL:
                 groups.append((filter_text(e.filter)[:e.filter.length], e.group.name[:e.group.name_length]))
-            elif self.interest is not None and e.filter.plain.count == 1:
+            elif self.peers.interest is not None and e.filter.plain.count == 1:
                 plain.append(filter_text(e.filter)[:e.filter.length])
         return 0
 
@@ -220,9 +239,9 @@ cdef class Ending(Sharing):
             if e.group == NULL:
                 continue
             if tell:
-                self.strike(e.group, s)
+                self.sharing.strike(e.group, s)
             elif e.group.strategy >= HASH_TOPIC:
-                roster_strike(e.group, s.identity, <void*>s, <uint32_t>self.worker)
+                roster_strike(e.group, s.identity, <void*>s, <uint32_t>self.state.worker)
         return 0
 
     cdef int count_filters(self) except -1:
@@ -257,13 +276,13 @@ cdef class Ending(Sharing):
         cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
         cdef Group* g = self.group_of(f, group) if group is not None else NULL
         cdef bint is_named = g != NULL and g.strategy >= HASH_TOPIC
-        if self.interest is not None and is_named:
+        if self.peers.interest is not None and is_named:
             work(PYTHON)
-            self.interest.member(text, group, s.identity, False, 0)
-            self.interest_due = True
+            self.peers.interest.member(text, group, s.identity, False, 0)
+            self.peers.interest_due = True
         if f != NULL:
             self.subscriptions.drop_if_unused(f, g)
-        if self.interest is None:
+        if self.peers.interest is None:
             return 0
         f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
         if group is not None or f == NULL or f.plain.count == 0:
@@ -276,7 +295,7 @@ cdef class Ending(Sharing):
         failed = None
         for number, m, record in shares:
             if record:
-                self.forget_queued(s, record)
+                self.windows.forget_queued(s, record)
             try:
                 self.hand_on_or_drop(number, m, counter)
             except Exception as error:
@@ -287,7 +306,7 @@ cdef class Ending(Sharing):
         return 0
 
     cdef int hand_on_or_drop(self, uint32_t group, Message m, int counter) except -1:
-        if not self.hand_on(group, m):
+        if not self.sharing.hand_on(group, m):
             self.counters.at[counter] += 1
         return 0
 

@@ -3,24 +3,27 @@
 A Filter's subscribers stand in one array, those that are connected first. Where several filters match, a session that
 holds more than one of them gets one copy with the highest granted QoS and all Subscription Identifiers (`Merged`).
 """
+cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from cpython.ref cimport PyObject
-from libc.stdint cimport uint16_t, uint64_t
-from libc.stdlib cimport realloc
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from pyx.core cimport counters as count
 from pyx.core.outbox cimport outbox_reserve, outbox_share
-from pyx.core.placement cimport owner_of
 from pyx.core.work cimport COPY, KIBI, VISIT, work
+from pyx.delivery.backlog cimport Backlog
+from pyx.delivery.bounding cimport Bounding
 from pyx.delivery.connection cimport Connection
-from pyx.delivery.routing cimport Identifier, put_identifier
-from pyx.delivery.session cimport SHARED_COPY, WAIT_PUBACK, WAIT_PUBREC, has_slot, is_stored
+from pyx.delivery.journal cimport Journal
+from pyx.delivery.publish_in_hand cimport Merged, PublishInHand
+from pyx.delivery.router_state cimport RouterState, put_identifier
+from pyx.delivery.session cimport Inflight, SHARED_COPY, Session, WAIT_PUBACK, WAIT_PUBREC, has_slot, is_stored
 from pyx.delivery.unread cimport Unread
-from pyx.delivery.windows cimport OWN_RECORD
-from pyx.matching.subscriptions cimport Group, Subscriber, SubscriberList
+from pyx.delivery.windows cimport OWN_RECORD, Windows
+from pyx.matching.subscriptions cimport Filter, Group, Matches, Subscriber, SubscriberList
 from pyx.protocol.frames cimport Frame, frame_make
-from pyx.protocol.message cimport Content, Message, content_bytes
+from pyx.protocol.message cimport Content, content_bytes
 from pyx.protocol.wire cimport put_u16
 
 
@@ -34,11 +37,23 @@ cdef uint32_t plain_offline(const Filter* f) noexcept nogil:
     return n
 
 
-cdef class FanOut(Backlog):
+@cython.final
+cdef class FanOut:
     """Delivers, and keeps what is to be retained."""
 
+    def __cinit__(self, RouterState state not None, PublishInHand in_hand not None, Journal journal not None,
+                  Windows windows not None, Bounding bounding not None, Backlog backlog not None):
+        self.state = state
+        self.counters = state.counters
+        self.limits = state.limits
+        self.in_hand = in_hand
+        self.journal = journal
+        self.windows = windows
+        self.bounding = bounding
+        self.backlog = backlog
+
     cdef int fan_out(self, Filter* f) except -1:
-        cdef const Content* c = self.content
+        cdef const Content* c = self.in_hand.content
         cdef SubscriberList* l = &f.plain
         cdef Subscriber* sub
         cdef Session s
@@ -52,7 +67,7 @@ cdef class FanOut(Backlog):
             sub = &l.items[i]
             options = <uint8_t>(sub.slot_options >> 24)
             s = <Session>sub.session
-            if options & 4 and s is self.origin:
+            if options & 4 and s is self.in_hand.origin:
                 continue
             qos = options & 3
             if qos > c.qos:
@@ -67,23 +82,23 @@ cdef class FanOut(Backlog):
             if self.offline(f, l.count - n):
                 want = True
         if want:
-            self.log(f)
+            self.journal.log(f)
         return 0
 
     cdef int fan_out_merged(self, Matches* m) except -1:
         # several filters: a session that holds more than one of them gets one copy
-        cdef const Content* c = self.content
+        cdef const Content* c = self.in_hand.content
         cdef SubscriberList* l
         cdef Subscriber* sub
         cdef Merged* e
         cdef Session s
         cdef uint32_t i, k, n = 0, ids_len
         cdef uint8_t options, qos
-        cdef uint8_t* ids = self.ids_room(m.count)
+        cdef uint8_t* ids = self.in_hand.ids_room(m.count)
         cdef uint64_t want = 0
         cdef int logged
-        self.stamp += 1
-        self.identifiers_count = 0
+        self.in_hand.stamp += 1
+        self.in_hand.identifiers_count = 0
         for i in range(m.count):
             l = &m.filters[i].plain
             work(VISIT + l.online * (2 * VISIT))
@@ -91,14 +106,14 @@ cdef class FanOut(Backlog):
                 sub = &l.items[k]
                 options = <uint8_t>(sub.slot_options >> 24)
                 s = <Session>sub.session
-                if options & 4 and s is self.origin:
+                if options & 4 and s is self.in_hand.origin:
                     continue
-                if s.stamp != self.stamp:
-                    if n == self.merged_cap:
-                        self.grow_merged()
-                    s.stamp = self.stamp
+                if s.stamp != self.in_hand.stamp:
+                    if n == self.in_hand.merged_cap:
+                        self.in_hand.grow_merged()
+                    s.stamp = self.in_hand.stamp
                     s.merged = n
-                    e = &self.merged[n]
+                    e = &self.in_hand.merged[n]
                     n += 1
                     e.session = <PyObject*>s
                     e.identifier = sub.identifier
@@ -107,7 +122,7 @@ cdef class FanOut(Backlog):
                     e.filters = 0
                     e.first = i
                 else:
-                    e = &self.merged[s.merged]
+                    e = &self.in_hand.merged[s.merged]
                     if options & 3 > e.options & 3:
                         e.options = (e.options & 8) | (options & 3)
                     e.options |= options & 8
@@ -115,7 +130,7 @@ cdef class FanOut(Backlog):
                         if e.identifier == 0:
                             e.identifier = sub.identifier
                         else:
-                            e.more = self.chain_identifier(sub.identifier, e.more)
+                            e.more = self.in_hand.chain_identifier(sub.identifier, e.more)
                 if options & 3:
                     if e.filters == 0:
                         e.first = i
@@ -124,9 +139,9 @@ cdef class FanOut(Backlog):
                 if self.offline(m.filters[i], l.count - l.online):
                     want |= <uint64_t>1 << (i if i < 63 else 63)
         for k in range(n):
-            e = &self.merged[k]
+            e = &self.in_hand.merged[k]
             s = <Session>e.session
-            ids_len = self.put_identifiers(e, ids) if e.identifier else 0
+            ids_len = self.in_hand.put_identifiers(e, ids) if e.identifier else 0
             qos = e.options & 3
             if qos > c.qos:
                 qos = c.qos
@@ -144,56 +159,24 @@ cdef class FanOut(Backlog):
         work(m.count * VISIT)
         for i in range(m.count):
             if want >> (i if i < 63 else 63) & 1:
-                self.log(m.filters[i])
+                self.journal.log(m.filters[i])
         return 0
 
     cdef int note_unread(self, Session s, Filter* f) except -1:
         # it will find the publish in hand in this filter's index
         cdef Unread unread = s.unread
-        unread.add(self.here, content_bytes(self.content), self.key_of(f))
+        unread.add(self.in_hand.here, content_bytes(self.in_hand.content), self.journal.key_of(f))
         if not s.crowded and (unread.grown > self.limits.queue_messages_least // 32
                               or unread.grown_bytes > self.limits.queue_bytes_least // 32):
-            self.crowd(s)
+            self.bounding.crowd(s)
         return 0
-
-    cdef int grow_merged(self) except -1:
-        cdef uint32_t cap = self.merged_cap * 2 if self.merged_cap else 64
-        cdef Merged* grown = <Merged*>realloc(self.merged, cap * sizeof(Merged))
-        if grown == NULL:
-            raise MemoryError
-        self.merged = grown
-        self.merged_cap = cap
-        return 0
-
-    cdef uint32_t put_identifiers(self, Merged* e, uint8_t* ids) noexcept:
-        cdef uint32_t n = put_identifier(ids, e.identifier)
-        cdef int32_t at = e.more
-        while at >= 0:
-            n += put_identifier(ids + n, self.identifiers[at].value)
-            at = self.identifiers[at].next
-        return n
-
-    cdef int32_t chain_identifier(self, uint32_t value, int32_t after) except -1:
-        cdef Identifier* grown
-        cdef uint32_t cap
-        if self.identifiers_count == self.identifiers_cap:
-            cap = self.identifiers_cap * 2 if self.identifiers_cap else 64
-            grown = <Identifier*>realloc(self.identifiers, cap * sizeof(Identifier))
-            if grown == NULL:
-                raise MemoryError
-            self.identifiers = grown
-            self.identifiers_cap = cap
-        self.identifiers[self.identifiers_count].value = value
-        self.identifiers[self.identifiers_count].next = after
-        self.identifiers_count += 1
-        return <int32_t>(self.identifiers_count - 1)
 
     cdef bint offline(self, Filter* f, uint32_t sessions) noexcept:
         # so many offline sessions hold this filter; True: somebody must find the message in the log
         cdef uint32_t wanted
         if self.limits.queue_qos0:
             return True
-        wanted = plain_offline(f) if self.content.qos else 0
+        wanted = plain_offline(f) if self.in_hand.content.qos else 0
         self.counters.at[count.MATCHED] += sessions - wanted
         self.counters.at[count.DROPPED_OFFLINE_QOS0] += sessions - wanted
         return wanted != 0
@@ -202,7 +185,7 @@ cdef class FanOut(Backlog):
                      uint8_t flags) except -1:
         # one copy for one session; 1: sent or dropped, 0: the session is behind and the message must be logged, 2:
         # sent, and it must be logged because the store keeps
-        cdef const Content* c = self.content
+        cdef const Content* c = self.in_hand.content
         cdef Connection conn = <Connection>s.connection
         cdef Frame* f
         cdef Inflight* slot = NULL
@@ -215,8 +198,8 @@ cdef class FanOut(Backlog):
                 return 0
             if conn is None or not has_slot(s) or conn.out.pending > self.limits.outbox_bytes_max:
                 s.behind = True
-                s.cursor = self.here - 1
-                self.fell_behind(s)
+                s.cursor = self.in_hand.here - 1
+                self.state.fell_behind(s)
                 return 0
             self.counters.at[count.MATCHED] += 1
         else:
@@ -226,18 +209,18 @@ cdef class FanOut(Backlog):
             if conn is None:
                 return self.drop_offline(s)
             if conn.out.pending > self.limits.outbox_bytes_max:
-                return self.drop(conn, count.DROPPED_OUTBOX_FULL)
+                return self.state.drop(conn, count.DROPPED_OUTBOX_FULL)
         work(COPY + (c.payload_len + c.topic_len) // 1024 * KIBI)
         v5 = 1 if conn.version == 5 else 0
         kept_len, ids_len = ids_len, ids_len if v5 else 0   # it may be sent again to one that speaks MQTT 5 by then
-        f = &self.frames[v5 | (2 if qos else 0)]
+        f = &self.in_hand.frames[v5 | (2 if qos else 0)]
         if not f.ready:
-            frame_make(f, c, v5, qos != 0, c.payload_len < self.limits.share_large_bytes, self.wall_ms)
+            frame_make(f, c, v5, qos != 0, c.payload_len < self.limits.share_large_bytes, self.state.wall_ms)
         if f.total > conn.packet_bytes_max or \
-                ids_len and self.packet_total(c, True, qos != 0, ids_len) > conn.packet_bytes_max:
-            return self.drop(conn, count.DROPPED_PACKET_TOO_LARGE)
+                ids_len and self.state.packet_total(c, True, qos != 0, ids_len) > conn.packet_bytes_max:
+            return self.state.drop(conn, count.DROPPED_PACKET_TOO_LARGE)
         if c.retain and s.watched:
-            self.sent_live(s, c)
+            self.backlog.sent_live(s, c)
         if qos:
             slot = s.open_slot()
             packet_id = slot.packet_id
@@ -245,7 +228,7 @@ cdef class FanOut(Backlog):
             slot.flags = qos | (4 if first & 1 else 0) | flags
             if is_stored(s) or flags & SHARED_COPY:
                 self.fill(s, slot, ids, kept_len)
-                if self.keeps and is_stored(s):
+                if self.state.keeps and is_stored(s):
                     logged = self.place(s, conn, slot)
                     if qos == 2:
                         return logged
@@ -258,82 +241,39 @@ cdef class FanOut(Backlog):
             if qos:
                 put_u16(p + f.id_at, packet_id)
         else:
-            self.put_publish(conn, c, first, packet_id, qos != 0, ids, ids_len, &self.alias_hash)
+            self.in_hand.put_publish(conn, c, first, packet_id, qos != 0, ids, ids_len, &self.in_hand.alias_hash)
         if c.payload_len >= self.limits.share_large_bytes:
-            self.hold()
-            outbox_share(&conn.out, self.held.content.payload, c.payload_len, self.held)
+            self.in_hand.hold()
+            outbox_share(&conn.out, self.in_hand.held.content.payload, c.payload_len, self.in_hand.held)
         conn.messages_out += 1
         self.counters.at[count.PUBLISH_SENT] += 1
         self.counters.at[count.PUBLISH_BYTES_SENT] += c.payload_len
         if not conn.dirty:
-            self.set_dirty(conn)
+            self.state.set_dirty(conn)
         return logged
 
     cdef int drop_offline(self, Session s) except -1:
         self.counters.at[count.DROPPED_OFFLINE_QOS0] += 1
-        self.drops.add(s, count.DROPPED_OFFLINE_QOS0, 1)
+        self.state.drops.add(s, count.DROPPED_OFFLINE_QOS0, 1)
         return 1
 
     cdef int place(self, Session s, Connection conn, Inflight* slot) except -1:
         # where the store has what was just sent: returns what `deliver` does
         if slot.flags & 3 == 2:
-            self.mark_dirty(s)
-            self.defer(s, conn, slot)          # not before its window is stored
+            self.windows.mark_dirty(s)
+            self.windows.defer(s, conn, slot)          # not before its window is stored
         elif not s.window_lazy:
-            self.mark_lazy(s)
+            self.windows.mark_lazy(s)
         if slot.flags & SHARED_COPY:
-            slot.position = self.keep_queued(s, self.held, slot.flags, slot.group, slot.identifiers)
+            slot.position = self.windows.keep_queued(s, self.in_hand.held, slot.flags, slot.group, slot.identifiers)
             slot.flags |= OWN_RECORD
             return 1
-        slot.position = self.here
+        slot.position = self.in_hand.here
         return 2
 
     cdef int fill(self, Session s, Inflight* slot, const uint8_t* ids, uint32_t ids_len) except -1:
         # what may have to be sent again, or handed on
         cdef bytes identifiers = PyBytes_FromStringAndSize(<const char*>ids, ids_len) if ids_len else None
-        s.keep_in(slot, self.hold(), <PyObject*>identifiers if ids_len else NULL)
-        slot.group = self.sharing
-        return 0
-
-    cdef int keep(self) except -2:
-        # set or clear the retained message of the publish in hand [MQTT-3.3.1-5, 3.3.1-6]; returns its owner if that is
-        # a sibling, else -1
-        cdef const Content* c = self.content
-        cdef int owner
-        cdef uint64_t had = 0
-        cdef bytes topic
-        if self.workers > 1:
-            owner = owner_of(c.topic, c.topic_len, self.workers)
-            if owner != self.worker:
-                return owner
-        topic = PyBytes_FromStringAndSize(<const char*>c.topic, c.topic_len)
-        old = self.retained.get(topic)
-        if old is not None:
-            had = content_bytes(&(<Message>old).content)
-        if c.payload_len == 0:
-            if self.retained.clear(topic, c.number):
-                self.retained_bytes -= had
-                if self.keeps:
-                    self.note_retained(topic, None)
-        elif old is None and (<uint64_t>self.retained.count >= self.limits.retained_messages_max or
-                              self.memory_full >> self.worker & 1) or \
-                self.retained_bytes - had + content_bytes(c) > self.limits.retained_bytes_max:
-            self.counters.at[count.RETAINED_REFUSED] += 1
-            self.handler.retained_full(topic)
-        elif self.retained.set(topic, c.number, self.hold()):
-            self.retained_bytes += content_bytes(c) - had
-            if self.keeps:
-                self.note_retained(topic, self.held)
-        self.counters.at[count.RETAINED_MESSAGES] = self.retained.count
-        self.counters.at[count.RETAINED_BYTES] = self.retained_bytes
-        return -1
-
-    cdef int note_retained(self, bytes topic, Message m) except -1:
-        # the handler stores what has changed when the tick is committed; acks of this tick wait for it
-        self.retained_changes[topic] = m
-        self.recorded = True
-        if self.durabilities is None or m is None:
-            self.synced = True
-        else:
-            self.settle_durability(&m.content)
+        s.keep_in(slot, self.in_hand.hold(), <PyObject*>identifiers if ids_len else NULL)
+        slot.group = self.in_hand.sharing
         return 0

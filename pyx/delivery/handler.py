@@ -1,4 +1,4 @@
-"""What the data path asks of the broker, and tells it: what `Router.handler` is.
+"""What the data path asks of the broker, and tells it: what `RouterState.handler` is.
 
 Router, Dispatch and Reactor decide nothing about clients. They call these methods, in the tick in which it happens;
 what one raises is an error of ours while something of that connection's was handled (`internal_error`).
@@ -99,7 +99,7 @@ class Handler(Protocol):
     # ------------------------------------------------------------ siblings
 
     def told(self, peer: Peer, kind: bytes, payload: bytes) -> None:
-        """A word of a sibling's broker (`Router.tell`). Raises nothing."""
+        """A word of a sibling's broker (`Peers.tell`). Raises nothing."""
 
     def hold(self, peers: int) -> None:
         """What these siblings (a bit for each) get of this tick is to be stored with it, and leaves after that."""

@@ -33,6 +33,6 @@ cdef class Merge:
     cdef bytes properties           # Subscription Identifier and mqttd-offset up to its number
 
     cdef uint64_t given(self, uint32_t i) except? 0xFFFFFFFFFFFFFFFF
-    cdef int deliver(self, Backlog router, Message m, uint64_t position) except -1
+    cdef int deliver(self, Backlog backlog, Message m, uint64_t position) except -1
     cdef bytes properties_for(self, uint64_t position)
     cdef int settle(self) except -1

@@ -20,7 +20,7 @@ from libc.string cimport memcpy
 
 from pyx.core cimport counters as count
 from pyx.delivery.connection cimport OPEN, Connection
-from pyx.delivery.routing cimport OUTBOX_PART, put_identifier
+from pyx.delivery.router_state cimport OUTBOX_PART, put_identifier
 from pyx.delivery.session cimport REPLAYED_COPY
 from pyx.protocol.message cimport Content, content_bytes
 
@@ -44,26 +44,26 @@ def write_position(bytes tag not None, uint64_t number):
     return tag + b"%016x" % number
 
 
-def has_room(Backlog router not None, Session s not None):
+def has_room(Backlog backlog not None, Session s not None):
     """Whether a replay may put more into the session's queue: it is empty, and so is most of its outbox. If not, the
     handler is told when it is (`drained`)."""
     cdef Connection conn = <Connection>s.connection
     if conn is None or conn.state != OPEN or s.queue_count:
         return False
-    s.awaits_outbox = conn.out.pending > router.limits.outbox_bytes_max // <uint32_t>OUTBOX_PART
+    s.awaits_outbox = conn.out.pending > backlog.state.limits.outbox_bytes_max // <uint32_t>OUTBOX_PART
     return not s.awaits_outbox
 
 
-def drop_queued(Backlog router not None, Session s not None, uint32_t number):
+def drop_queued(Backlog backlog not None, Session s not None, uint32_t number):
     """The replay with this number has ended: what of it waits in the queue is dropped. -> how many messages."""
     cdef uint64_t dropped = 0
     for _, record in s.take_queued(number, REPLAYED_COPY):
         dropped += 1
         if record:
-            router.forget_queued(s, record)
-    router.counters.at[count.DROPPED_UNSUBSCRIBED] += dropped
+            backlog.windows.forget_queued(s, record)
+    backlog.state.counters.at[count.DROPPED_UNSUBSCRIBED] += dropped
     if dropped and s.behind and s.connection is not None:
-        router.set_ready(s)
+        backlog.state.set_ready(s)
     return dropped
 
 
@@ -224,7 +224,7 @@ cdef class Merge:
                 lowest = self.sources[i].up_to
         return lowest
 
-    def feed(self, Backlog router not None, uint32_t messages_max, uint64_t bytes_max):
+    def feed(self, Backlog backlog not None, uint32_t messages_max, uint64_t bytes_max):
         """Queue what comes next, in order: at most so many messages, and about so many bytes. -> how many were looked
         at."""
         cdef uint64_t horizon = <uint64_t>-1 if self.live else self.horizon
@@ -261,7 +261,7 @@ cdef class Merge:
                 i += 1
                 looked += 1
                 size += content_bytes(&m.content)
-                self.deliver(router, m, min(m.content.number, others))
+                self.deliver(backlog, m, min(m.content.number, others))
             if i == length:
                 self.pages[best] = None
                 self.sources[best].at = 0
@@ -270,7 +270,7 @@ cdef class Merge:
         self.settle()
         return looked
 
-    cdef int deliver(self, Backlog router, Message m, uint64_t position) except -1:
+    cdef int deliver(self, Backlog backlog, Message m, uint64_t position) except -1:
         cdef Content* c = &m.content
         cdef uint8_t qos = self.options & 3
         cdef uint32_t origin = c.number & (<uint32_t>ORIGINS - 1)
@@ -281,16 +281,16 @@ cdef class Merge:
             self.position = position
         if self.options & NO_LOCAL and m.publisher is not None and m.publisher == self.session.client_id:
             return 0
-        if c.expires and router.wall_ms >= c.expires:
+        if c.expires and backlog.state.wall_ms >= c.expires:
             return 0
         if qos > c.qos:
             qos = c.qos
         if qos:
             self.kept = True
-        router.counters.at[count.REPLAYED_MESSAGES] += 1
-        router.counters.at[count.REPLAYED_BYTES] += content_bytes(c)
-        return router.queue_for(self.session, m, qos, c.retain and self.options & RETAIN_AS_PUBLISHED,
-                                self.properties_for(self.position), REPLAYED_COPY, self.number)
+        backlog.state.counters.at[count.REPLAYED_MESSAGES] += 1
+        backlog.state.counters.at[count.REPLAYED_BYTES] += content_bytes(c)
+        return backlog.queue_for(self.session, m, qos, c.retain and self.options & RETAIN_AS_PUBLISHED,
+                                 self.properties_for(self.position), REPLAYED_COPY, self.number)
 
     cdef bytes properties_for(self, uint64_t position):
         cdef Py_ssize_t n = len(self.properties)

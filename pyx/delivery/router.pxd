@@ -1,19 +1,74 @@
 # cython: language_level=3
 """One worker's router: a publish goes in, deliveries, log records, peer entries and acks come out.
 
+A Router is composed of parts, each a file of its own that is given the ones it calls:
+
+    pyx.delivery.router_state     RouterState    time, limits, counters; who has output, who is served, who is closed
+    pyx.delivery.publish_in_hand  PublishInHand  the publish that is being routed, and the frames made of it
+    pyx.delivery.journal          Journal        what the tick gives to the store, and what waits until it is durable
+    pyx.delivery.peers            Peers          the siblings: what each gets with the next batch, what it has taken
+    pyx.delivery.answering        Answering      acks and other answers, and what they wait for
+    pyx.delivery.windows          Windows        what a disk has of a session's windows, and what waits for it
+    pyx.delivery.back_pressure    BackPressure   publishers that are made to wait: too fast, a full session, no memory
+    pyx.delivery.bounding         Bounding       how much waits for sessions that are behind, its bounds, and forgetting
+    pyx.delivery.backlog          Backlog        sessions that are behind: reading the log, resending
+    pyx.delivery.retaining        Retaining      retained messages
+    pyx.delivery.fanout           FanOut         from a match to its subscribers
+    pyx.delivery.sharing          Sharing        share groups: which worker, which member, and who is next
+    pyx.delivery.siblings         Siblings       entries that siblings send, and what siblings want
+    pyx.delivery.ending           Ending         how sessions end
+    pyx.delivery.subscribing      Subscribing    how subscriptions begin and end; sessions go online and offline
+    pyx.delivery.router           Router         a publish, its acks, and the tick
+
+Each knows those above it in this list. Where one has to call a part further down it declares what it calls: `Sender` in
+windows (Backlog), `Bounds` in back_pressure (Bounding), `Teller` in bounding (Sharing).
+
 Call order, one publish: begin -> publish -> (answer). One tick: any number of publishes, acks and slow packets ->
 commit -> serve_ready -> (links take what peers want) -> release_acks -> the reactor sends what `dirty` names.
 """
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint64_t
 
+from pyx.core.counters cimport Row
+from pyx.core.limits cimport Limits
+from pyx.delivery.answering cimport Answering
+from pyx.delivery.back_pressure cimport BackPressure
+from pyx.delivery.backlog cimport Backlog
+from pyx.delivery.bounding cimport Bounding
 from pyx.delivery.connection cimport Connection
 from pyx.delivery.ending cimport Ending
+from pyx.delivery.fanout cimport FanOut
+from pyx.delivery.journal cimport Journal
+from pyx.delivery.peers cimport Peers
+from pyx.delivery.publish_in_hand cimport PublishInHand
+from pyx.delivery.retaining cimport Retaining
+from pyx.delivery.router_state cimport RouterState
 from pyx.delivery.session cimport Inflight, Session
-from pyx.matching.subscriptions cimport Matches
+from pyx.delivery.sharing cimport Sharing
+from pyx.delivery.siblings cimport Siblings
+from pyx.delivery.subscribing cimport Subscribing
+from pyx.delivery.windows cimport Windows
+from pyx.matching.subscriptions cimport Matches, Subscriptions
 
 
-cdef class Router(Ending):
-    cdef bint restoring             # the subscription in hand comes from the store: it has it
+cdef class Router:
+    cdef readonly RouterState state
+    cdef Row counters
+    cdef Limits limits
+    cdef Subscriptions subscriptions
+    cdef readonly PublishInHand in_hand
+    cdef readonly Journal journal
+    cdef readonly Peers peers
+    cdef readonly Answering answering
+    cdef readonly Windows windows
+    cdef readonly BackPressure back_pressure
+    cdef readonly Bounding bounding
+    cdef readonly Backlog backlog
+    cdef readonly Retaining retaining
+    cdef readonly FanOut fanout
+    cdef readonly Sharing sharing
+    cdef readonly Siblings siblings
+    cdef readonly Ending ending
+    cdef readonly Subscribing subscribing
 
     cdef int publish(self, Matches* m) except -1            # 1: somebody matches
     cdef int route(self, Matches* m) except -1
@@ -28,4 +83,3 @@ cdef class Router(Ending):
     cdef int pubcomp(self, Session s, Connection conn, uint16_t packet_id) except -1
     cdef int misfit(self, Session s, Inflight* slot, str what) except -1
     cdef int tell_drained(self) except -1
-    cdef int drop_unsubscribed(self, Session s) except -1

@@ -16,32 +16,43 @@ Copies are counted where they are born, here: matched = delivered + expired + dr
 log is counted as matched when it leaves it.
 """
 cimport cython
-from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyx.core cimport counters as count
+from pyx.core.counters cimport Row
+from pyx.core.limits cimport Limits
 from pyx.core.outbox cimport outbox_reserve
+from pyx.core.timers cimport TimerWheel
 from pyx.core.work cimport (
-    ACKS, COMMIT, DEFERRED, DRAINED, FORWARD, LAZY, LOGGED, Mark, OBJECT, PIECE, PYTHON, TICK, VISIT,
-    callback_begins, callback_ends, work,
+    ACKS, COMMIT, DEFERRED, DRAINED, FORWARD, LAZY, LOGGED, Mark, PIECE, PYTHON, TICK, VISIT, callback_begins,
+    callback_ends, work,
 )
-from pyx.delivery.connection cimport OPEN
-from pyx.delivery.ending cimport Remains
-from pyx.delivery.routing cimport ABSENCES_MAX, NUMBER_WORKER_BITS, ROUND, SHARE, SLICE, find_expiry, put_identifier
-from pyx.delivery.session cimport (
-    Inflight, RETAINED_COPY, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, is_stored, out_changes,
-)
-from pyx.delivery.sharing cimport HASH_CLIENT, HASH_TOPIC, LEAST_INFLIGHT, ROUND_ROBIN, STICKY, WAITS
-from pyx.delivery.windows cimport OWN_RECORD
-from pyx.matching.subscriptions cimport Filter, Group, Subscriber
+from pyx.delivery.answering cimport Answering
+from pyx.delivery.back_pressure cimport BackPressure
+from pyx.delivery.backlog cimport Backlog
+from pyx.delivery.bounding cimport Bounding
+from pyx.delivery.connection cimport Connection
+from pyx.delivery.ending cimport Ending
+from pyx.delivery.fanout cimport FanOut
+from pyx.delivery.journal cimport Journal
+from pyx.delivery.peers cimport Peers
+from pyx.delivery.publish_in_hand cimport PublishInHand
+from pyx.delivery.retaining cimport Retaining
+from pyx.delivery.router_state cimport ROUND, RouterState, SHARE, SLICE, find_expiry
+from pyx.delivery.session cimport Inflight, Session, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, is_stored, out_changes
+from pyx.delivery.sharing cimport HASH_CLIENT, HASH_TOPIC, LEAST_INFLIGHT, ROUND_ROBIN, STICKY, Sharing, WAITS
+from pyx.delivery.siblings cimport Siblings
+from pyx.delivery.subscribing cimport Subscribing
+from pyx.delivery.windows cimport OWN_RECORD, Windows
+from pyx.matching.subscriptions cimport Group, Matches, Subscriptions
 from pyx.protocol.codec cimport put_ack
-from pyx.protocol.message cimport Content, Message, content_bytes
+from pyx.protocol.message cimport Content, Message
 from pyx.protocol.packets cimport PUBREL
 from pyx.protocol.reasons cimport REASON_PROTOCOL_ERROR, protocol_error
-from pyx.storage.records cimport Block, ENTRY_RETAINED_ONLY, LogKey
+from pyx.storage.records cimport Block, ENTRY_RETAINED_ONLY
 
 
-# what a handler answers when it is asked for the strategy of a share group (`Router.strategy_of`)
+# what a handler answers when it is asked for the strategy of a share group (`Sharing.strategy_of`)
 STRATEGIES = {
     "round_robin": ROUND_ROBIN,
     "least_inflight": LEAST_INFLIGHT,
@@ -54,27 +65,65 @@ cdef bytes NOTHING = b"\0nothing"              # a key that is never there
 
 
 @cython.final
-cdef class Router(Ending):
+cdef class Router:
     """Routes publishes of one worker. `worker` and `workers`: which of how many; `limits`, `counters`, `timers`: shared
     with the rest of the worker; `store` and `handler` are set before the first connection."""
 
+    def __cinit__(self, int worker, int workers, Subscriptions subscriptions not None, Limits limits not None,
+                  Row counters not None, TimerWheel timers not None, retained=None):
+        self.state = RouterState(worker, workers, subscriptions, limits, counters, timers)
+        self.counters = counters
+        self.limits = limits
+        self.subscriptions = subscriptions
+        self.in_hand = PublishInHand(self.state)
+        self.journal = Journal(self.state, self.in_hand)
+        self.peers = Peers(self.state, self.in_hand, self.journal)
+        self.answering = Answering(self.state, self.in_hand, self.journal, self.peers)
+        self.windows = Windows(self.state, self.journal)
+        self.back_pressure = BackPressure(self.state, self.journal, self.peers, self.answering, self.windows)
+        self.bounding = Bounding(self.state, self.journal, self.windows, self.back_pressure)
+        self.backlog = Backlog(self.state, self.in_hand, self.journal, self.windows, self.back_pressure, self.bounding)
+        self.retaining = Retaining(self.state, self.in_hand, self.journal, self.back_pressure, self.backlog)
+        self.fanout = FanOut(self.state, self.in_hand, self.journal, self.windows, self.bounding, self.backlog)
+        self.sharing = Sharing(
+            self.state, self.in_hand, self.peers, self.answering, self.back_pressure, self.bounding, self.backlog,
+            self.fanout)
+        self.siblings = Siblings(
+            self.state, self.in_hand, self.peers, self.backlog, self.retaining, self.fanout, self.sharing)
+        self.ending = Ending(self.state, self.peers, self.windows, self.back_pressure, self.bounding, self.sharing)
+        self.subscribing = Subscribing(self.state, self.peers, self.windows, self.bounding, self.sharing, self.ending)
+        self.windows.sender = self.backlog
+        self.back_pressure.bounds = self.bounding
+        self.bounding.teller = self.sharing
+        self.retaining.retained = retained
+
+    def abandon(self):
+        """Let go of the connections and sessions that lists hold, and of their acks: the collector cannot see into
+        these. For a worker that is thrown away while its process lives (the simulation, tests)."""
+        self.state.abandon()
+        self.answering.abandon()
+        self.windows.abandon()
+        self.back_pressure.abandon()
+        self.bounding.abandon()
+
     cdef int publish(self, Matches* m) except -1:
-        cdef const Content* c = self.content
+        cdef const Content* c = self.in_hand.content
         cdef uint64_t sent, dropped
         cdef int taken
-        if self.prefixes.levels == 0:
+        if self.state.prefixes.levels == 0:
             return self.route(m)
-        sent, dropped = self.counters.at[count.PUBLISH_SENT], self.all_dropped()
+        sent, dropped = self.counters.at[count.PUBLISH_SENT], self.state.all_dropped()
         taken = self.route(m)
-        self.prefixes.add(c, self.counters.at[count.PUBLISH_SENT] - sent, self.all_dropped() - dropped)
+        self.state.prefixes.add(
+            c, self.counters.at[count.PUBLISH_SENT] - sent, self.state.all_dropped() - dropped)
         return taken
 
     cdef int route(self, Matches* m) except -1:
-        cdef const Content* c = self.content
+        cdef const Content* c = self.in_hand.content
         cdef uint32_t i
-        cdef uint64_t siblings = self.unsure_peers if c.qos else 0
+        cdef uint64_t siblings = self.peers.unsure_peers if c.qos else 0
         cdef bint groups = False
-        cdef uint32_t local = <uint32_t>self.count_effort(m)
+        cdef uint32_t local = <uint32_t>self.state.count_effort(m)
         cdef Group* g
         cdef int owner
         work(m.count * VISIT)
@@ -83,29 +132,29 @@ cdef class Router(Ending):
             if m.filters[i].groups != NULL:
                 groups = True
         if m.count == 1:
-            self.fan_out(m.filters[0])
+            self.fanout.fan_out(m.filters[0])
         elif m.count:
-            self.fan_out_merged(m)
+            self.fanout.fan_out_merged(m)
         if c.retain:
-            owner = self.keep()
+            owner = self.retaining.keep()
             if owner >= 0:
                 if siblings >> owner & 1 == 0:
-                    self.entry(owner, ENTRY_RETAINED_ONLY, NULL)
-                    self.mask |= <uint64_t>1 << owner
+                    self.peers.entry(owner, ENTRY_RETAINED_ONLY, NULL)
+                    self.in_hand.mask |= <uint64_t>1 << owner
         if groups:
             for i in range(m.count):
                 g = m.filters[i].groups
                 while g != NULL:
                     work(2 * VISIT)
-                    self.spent += SHARE
+                    self.state.spent += SHARE
                     local += g.members.count != 0
-                    self.share(g, &siblings)
+                    self.sharing.share(g, &siblings)
                     g = g.next
         if siblings:
             self.forward(siblings)
-        if self.archiver is not None:
-            self.archive(m, local, self.store_full >> self.worker & 1)
-        self.held = None
+        if self.journal.archiver is not None:
+            self.journal.archive(m, local, self.back_pressure.store_full >> self.state.worker & 1)
+        self.in_hand.held = None
         if not (local or siblings or groups):       # a Filter may be there for its log alone
             self.counters.at[count.PUBLISH_UNMATCHED] += 1
             return 0
@@ -115,9 +164,9 @@ cdef class Router(Ending):
         cdef int p = 0
         while siblings:
             if siblings & 1:
-                self.entry(p, 0, NULL)
-                if self.content.qos or self.content.retain:
-                    self.mask |= <uint64_t>1 << p
+                self.peers.entry(p, 0, NULL)
+                if self.in_hand.content.qos or self.in_hand.content.retain:
+                    self.in_hand.mask |= <uint64_t>1 << p
             siblings >>= 1
             p += 1
         return 0
@@ -130,93 +179,95 @@ cdef class Router(Ending):
         cdef bint synced, waited
         cdef Mark mark
         self.append_block()
-        while self.laid is not None:
+        while self.journal.laid is not None:
             self.append_block()
         callback_begins(&mark)
-        waited = self.recorded or self.archive_awaited
-        if self.archive_due and \
-                (waited or at_once or self.now_ms - self.archived_ms >= self.limits.archive_gather_ms):
-            self.store.append_archived()
-            self.archive_due = self.archive_awaited = False
-            self.archived_ms = self.now_ms
-            self.recorded = True
-        if not self.recorded:
+        waited = self.journal.recorded or self.journal.archive_awaited
+        if self.journal.archive_due and \
+                (waited or at_once or
+                 self.state.now_ms - self.journal.archived_ms >= self.limits.archive_gather_ms):
+            self.journal.store.append_archived()
+            self.journal.archive_due = self.journal.archive_awaited = False
+            self.journal.archived_ms = self.state.now_ms
+            self.journal.recorded = True
+        if not self.journal.recorded:
             callback_ends(&mark, COMMIT)
             return
-        if self.retained_changes:
-            changes = self.retained_changes
+        if self.journal.retained_changes:
+            changes = self.journal.retained_changes
             work(len(changes) * (2 * PYTHON))
-            self.retained_changes = {}
-            self.handler.retained_changed(changes)
-        if self.held_peers:
+            self.journal.retained_changes = {}
+            self.state.handler.retained_changed(changes)
+        if self.peers.held_peers:
             self.hand_off()
-        if self.dirty_windows.count:
-            self.store_windows()
-        self.recorded = False
-        synced = self.synced or waited and self.durabilities is None
-        self.synced = False
-        ticket = self.store.flush(synced)
-        if ticket == self.last_ticket:
+        if self.windows.dirty_windows.count:
+            self.windows.store_windows()
+        self.journal.recorded = False
+        synced = self.journal.synced or waited and self.journal.durabilities is None
+        self.journal.synced = False
+        ticket = self.journal.store.flush(synced)
+        if ticket == self.journal.last_ticket:
             # there was nothing to write, but somebody may wait for it
-            self.store.delete(NOTHING)
-            ticket = self.store.flush(synced)
-        self.last_ticket = ticket
+            self.journal.store.delete(NOTHING)
+            ticket = self.journal.store.flush(synced)
+        self.journal.last_ticket = ticket
         callback_ends(&mark, COMMIT)
 
     def moment(self, uint64_t sessions):
         """What the store keeps of the counters with each commit (leveldb_store.format.persisted_counters)."""
-        return self.counters.kept(self.clock.ms, self.next_position - 1, self.clock.last, sessions)
+        cdef RouterState state = self.state
+        return state.counters.kept(state.clock.ms, state.next_position - 1, state.clock.last, sessions)
 
     cdef int hand_off(self) except -1:
-        cdef uint64_t peers = self.held_peers
-        self.held_peers = 0
-        self.handler.hold(peers)
+        cdef uint64_t peers = self.peers.held_peers
+        self.peers.held_peers = 0
+        self.state.handler.hold(peers)
         return 0
 
     cdef int append_block(self) except -1:
         # what was logged can be read from now on; of very many indexes with the last piece
         cdef list keys
         cdef Mark mark
-        cdef bint meanwhile = self.laid is not None
+        cdef bint meanwhile = self.journal.laid is not None
         if meanwhile:
             self.lay()
-            if self.laid is not None:
+            if self.journal.laid is not None:
                 return 0
-        self.takes_none = False
-        if self.next_position == self.block.first:
+        self.state.takes_none = False
+        if self.state.next_position == self.journal.block.first:
             return 0
-        if len(self.block.keys) > self.laid_at_once:
-            self.block.seal()
-            self.laid = self.block
-            self.block = Block(self.next_position)
-            self.takes_none = meanwhile     # else it might have no end
+        if len(self.journal.block.keys) > self.journal.laid_at_once:
+            self.journal.block.seal()
+            self.journal.laid = self.journal.block
+            self.journal.block = Block(self.state.next_position)
+            self.state.takes_none = meanwhile     # else it might have no end
             return self.lay()
         callback_begins(&mark)
-        keys = self.block.keys
-        self.store.append(self.block)
-        self.block = Block(self.next_position)
-        self.recorded = self.keeps
-        self.sweep_grown(keys)
+        keys = self.journal.block.keys
+        self.journal.store.append(self.journal.block)
+        self.journal.block = Block(self.state.next_position)
+        self.journal.recorded = self.state.keeps
+        self.bounding.sweep_grown(keys)
         callback_ends(&mark, LOGGED)
         return 0
 
     @property
     def is_laying(self):
         """A block of very many indexes is being appended: nothing can be given to the disk."""
-        return self.laid is not None
+        return self.journal.laid is not None
 
     cdef int lay(self) except -1:
         # a piece
         cdef list keys
         cdef Mark mark
         callback_begins(&mark)
-        self.store.append(self.laid, self.laid_at_once)
-        self.recorded = self.keeps
-        self.unfinished = True
-        if self.laid.left == 0:
-            keys = self.laid.keys
-            self.laid = None
-            self.sweep_grown(keys)
+        self.journal.store.append(self.journal.laid, self.journal.laid_at_once)
+        self.journal.recorded = self.state.keeps
+        self.state.unfinished = True
+        if self.journal.laid.left == 0:
+            keys = self.journal.laid.keys
+            self.journal.laid = None
+            self.bounding.sweep_grown(keys)
         callback_ends(&mark, LOGGED)
         return 0
 
@@ -225,72 +276,72 @@ cdef class Router(Ending):
         outboxes are for the caller."""
         cdef Mark mark, part
         callback_begins(&mark)
-        self.clock.hear()
-        if self.divided:
+        self.state.clock.hear()
+        if self.state.divided:
             callback_begins(&part)
-            self.divided = self.handler.work_on()
+            self.state.divided = self.state.handler.work_on()
             callback_ends(&part, PIECE)
-        if self.deferred_count or self.awaiting.count:
+        if self.windows.deferred_count or self.windows.awaiting.count:
             callback_begins(&part)
-            self.send_deferred()
+            self.windows.send_deferred()
             callback_ends(&part, DEFERRED)
-        if self.next_position != self.block.first or self.laid is not None:
+        if self.state.next_position != self.journal.block.first or self.journal.laid is not None:
             self.append_block()
-        if self.laid is None:
+        if self.journal.laid is None:
             self.finish_log()
-        self.tick += 1
-        if self.laid is None:
-            self.round_until = self.effort() + ROUND
+        self.state.tick += 1
+        if self.journal.laid is None:
+            self.state.round_until = self.state.effort() + ROUND
         else:
-            self.round_until = 0 if self.takes_none else self.effort() + SLICE
-        if self.acks_due and self.waiting.count:
+            self.state.round_until = 0 if self.state.takes_none else self.state.effort() + SLICE
+        if self.state.acks_due and self.answering.waiting.count:
             callback_begins(&part)
-            self.release_acks()
+            self.answering.release_acks()
             callback_ends(&part, ACKS)
-            if self.laid is None:
-                if self.ready.count:
-                    self.serve_ready()
-                if self.dirty_peers:
+            if self.journal.laid is None:
+                if self.state.ready.count:
+                    self.backlog.serve_ready()
+                if self.peers.dirty_peers:
                     self.forward_all()      # questions for retained messages, which follow their SUBACK
-        if self.drained:
+        if self.state.drained:
             callback_begins(&part)
             self.tell_drained()
             callback_ends(&part, DRAINED)
-        if self.recorded and self.laid is None:
+        if self.journal.recorded and self.journal.laid is None:
             self.commit()                   # what was decided since
-        self.clock.tell()
+        self.state.clock.tell()
         callback_ends(&mark, TICK)
 
     cdef int finish_log(self) except -1:
         # all of the log can be read
         cdef Mark part
-        if self.unfinished:
-            self.go_on()
-        if self.ready.count:
-            self.serve_ready()
-        if self.lazy_windows.count and self.now_ms >= self.lazy_due:
+        if self.state.unfinished:
+            self.bounding.go_on()
+        if self.state.ready.count:
+            self.backlog.serve_ready()
+        if self.windows.lazy_windows.count and self.state.now_ms >= self.windows.lazy_due:
             callback_begins(&part)
-            self.store_lazy_windows()
+            self.windows.store_lazy_windows()
             callback_ends(&part, LAZY)
-        if self.recorded or self.archive_due:
+        if self.journal.recorded or self.journal.archive_due:
             self.commit()
-        self.clock.tell()
-        if self.dirty_peers or self.interest_due:
+        self.state.clock.tell()
+        if self.peers.dirty_peers or self.peers.interest_due:
             self.forward_all()
         return 0
 
     cdef int forward_all(self) except -1:
         cdef Mark mark
         callback_begins(&mark)
-        self.forward_now()
+        self.peers.forward_now()
         callback_ends(&mark, FORWARD)
         return 0
 
     cdef int tell_drained(self) except -1:
-        cdef list sessions = self.drained
-        self.drained = []
+        cdef list sessions = self.state.drained
+        self.state.drained = []
         work(<uint64_t>len(sessions) * PYTHON)
-        self.handler.drained(sessions)
+        self.state.handler.drained(sessions)
         return 0
 
     cdef int puback(self, Session s, uint16_t packet_id, uint8_t reason) except -1:
@@ -299,15 +350,15 @@ cdef class Router(Ending):
             return 0
         if slot.state != WAIT_PUBACK:
             return self.misfit(s, slot, "PUBACK for a message of QoS 2")
-        if self.keeps:
-            self.finish_slot(s, slot)
+        if self.state.keeps:
+            self.windows.finish_slot(s, slot)
         else:
             s.release(slot)
         self.counters.at[count.DELIVERED_QOS1 if reason < 0x80 else count.DROPPED_REFUSED] += 1
         if reason >= 0x80:
-            self.drops.add(s, count.DROPPED_REFUSED, 1)
+            self.state.drops.add(s, count.DROPPED_REFUSED, 1)
         if s.behind:
-            self.set_ready(s)
+            self.state.set_ready(s)
         return 1
 
     cdef int pubrec(self, Session s, Connection conn, uint16_t packet_id, uint8_t reason) except -1:
@@ -315,23 +366,23 @@ cdef class Router(Ending):
         cdef uint8_t* p
         if slot != NULL and slot.state == WAIT_PUBREC:
             if reason >= 0x80:
-                self.finish_slot(s, slot)
+                self.windows.finish_slot(s, slot)
                 self.counters.at[count.DROPPED_REFUSED] += 1
-                self.drops.add(s, count.DROPPED_REFUSED, 1)
+                self.state.drops.add(s, count.DROPPED_REFUSED, 1)
                 if s.behind:
-                    self.set_ready(s)
+                    self.state.set_ready(s)
                 return 0
-            if self.keeps and is_stored(s):
+            if self.state.keeps and is_stored(s):
                 if slot.flags & OWN_RECORD:
-                    self.forget_queued(s, slot.position)
-                self.mark_dirty(s)
+                    self.windows.forget_queued(s, slot.position)
+                self.windows.mark_dirty(s)
             slot.state = WAIT_PUBCOMP
             slot.group = 0
             slot.order = s.order            # PUBRELs are sent again in the order of the PUBRECs
             s.order += 1
             out_changes(s, slot.packet_id)
             if s.behind and s.inflight_room <= 0:
-                self.set_ready(s)
+                self.state.set_ready(s)
             s.let_go(slot)                  # its bytes make room, though its place stays taken
             reason = 0
         elif slot != NULL and slot.state == WAIT_PUBCOMP:
@@ -343,14 +394,14 @@ cdef class Router(Ending):
         else:
             reason = 0x92
             conn.strays += 1
-        if self.keeps and slot != NULL and s.committing > self.durable_ticket:
-            return self.defer(s, conn, slot)
+        if self.state.keeps and slot != NULL and s.committing > self.journal.durable_ticket:
+            return self.windows.defer(s, conn, slot)
         self.counters.at[count.ANSWERS_SENT] += 1
         p = outbox_reserve(&conn.out, 5)
         if put_ack(p, PUBREL, packet_id, reason, conn.version == 5) - p == 4:
             conn.out.tail -= 1
             conn.out.pending -= 1
-        self.set_dirty(conn)
+        self.state.set_dirty(conn)
         return 0
 
     cdef int pubcomp(self, Session s, Connection conn, uint16_t packet_id) except -1:
@@ -361,13 +412,13 @@ cdef class Router(Ending):
             elif slot != NULL:
                 return self.misfit(s, slot, "PUBCOMP without PUBREL")
             return 0
-        if self.keeps:
-            self.finish_slot(s, slot)
+        if self.state.keeps:
+            self.windows.finish_slot(s, slot)
         else:
             s.release(slot)
         self.counters.at[count.DELIVERED_QOS2] += 1
         if s.behind:
-            self.set_ready(s)
+            self.state.set_ready(s)
         return 1
 
     cdef int misfit(self, Session s, Inflight* slot, str what) except -1:
@@ -378,235 +429,13 @@ cdef class Router(Ending):
             return 0
         return protocol_error(REASON_PROTOCOL_ERROR, what)
 
-    def subscribe(self, Session s not None, bytes text not None, int options, uint32_t identifier=0, bytes group=None):
-        """Add or replace a subscription. `text`: a valid Topic Filter without $share; `options`: the wire byte. True:
-        it is new."""
-        cdef Filter* f = self.subscriptions.hold(<const uint8_t*><const char*>text, len(text))
-        cdef Group* g = NULL
-        cdef int new, held = -1
-        cdef uint8_t was
-        cdef bint wanted = False            # at QoS > 0 before
-        if group is not None:
-            g = self.subscriptions.hold_group(f, <const uint8_t*><const char*>group, len(group))
-        else:
-            held = self.subscriptions.membership(f, NULL, <void*>s, &s.own)
-            if held >= 0:
-                was = <uint8_t>(f.plain.items[s.own.items[held].index].slot_options >> 24)
-                wanted = was & 3 != 0
-                if wanted != (options & 3 != 0) or options & 4 and not was & 4:
-                    s.keep_former(self.subscriptions, &s.own.items[held], was, self.next_position - 1)
-        new = self.subscriptions.add(f, g, <void*>s, &s.own, <uint8_t>options, identifier, s.connection is not None)
-        if self.keeps and is_stored(s) and not self.restoring:
-            self.mark_dirty(s)                   # up to here it has been sent everything, whatever else the log holds
-        if group is None and (new or not wanted and s.absences is None):
-            # what is in the log already was not for it, or was sent at QoS 0
-            s.own.items[held if held >= 0 else <int>s.own.count - 1].since = self.next_position - 1
-        if new:
-            if g != NULL:
-                self.joined(g, s)
-            elif self.interest is not None and f.plain.count == 1:
-                self.tell_interest(f, text, None, s.durable)
-        self.count_filters()
-        return bool(new)
-
-    def since(self, Session s not None, bytes text not None):
-        """(the log position behind which its subscription to this Topic Filter counts: what lies before was published
-        earlier, or not wanted; the stretches before that which it is to get all the same, as `Session.formers`)."""
-        cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
-        cdef int held = self.subscriptions.membership(f, NULL, <void*>s, &s.own) if f != NULL else -1
-        if held < 0:
-            return 0, []
-        return s.own.items[held].since, s.formers(&self.subscriptions.formers, &s.own.items[held])
-
-    def terms(self, Session s not None, bytes text not None):
-        """(options, Subscription Identifier) of its subscription to this Topic Filter, or None."""
-        cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
-        cdef int held = self.subscriptions.membership(f, NULL, <void*>s, &s.own) if f != NULL else -1
-        cdef Subscriber* sub = &f.plain.items[s.own.items[held].index] if held >= 0 else NULL
-        return (sub.slot_options >> 24, sub.identifier) if sub != NULL else None
-
-    def has(self, Session s not None, bytes text not None, bytes group=None):
-        """Whether it has a subscription to this Topic Filter, or a share of it in this group."""
-        cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
-        cdef Group* g = self.group_of(f, group) if group is not None else NULL
-        if f == NULL or group is not None and g == NULL:
-            return False
-        return self.subscriptions.membership(f, g, <void*>s, &s.own) >= 0
-
-    def restore_subscription(self, Session s not None, bytes text not None, int options, uint32_t identifier,
-                             bytes group, uint64_t since, formers=()):
-        """A subscription that an earlier worker has stored, of a session without a connection."""
-        self.restoring = True
-        try:
-            self.subscribe(s, text, options, identifier, group)
-        finally:
-            self.restoring = False
-        if group is not None:
-            return
-        # nothing begins behind what comes next, though a disk may have lost the blocks before it
-        s.own.items[s.own.count - 1].since = min(since, self.next_position - 1)
-        for was, begin, end in formers:
-            if begin < self.next_position - 1:
-                self.subscriptions.add_former(
-                    &s.own.items[s.own.count - 1], was, begin, min(<uint64_t>end, self.next_position - 1))
-
-    def restore_retained(self, Message m not None):
-        """A retained message that an earlier worker has stored."""
-        if self.retained.set(m.topic, m.content.number, m):
-            self.retained_bytes += content_bytes(&m.content)
-        self.clock.behind(m.content.number >> NUMBER_WORKER_BITS)
-        self.counters.at[count.RETAINED_MESSAGES] = self.retained.count
-        self.counters.at[count.RETAINED_BYTES] = self.retained_bytes
-
-    cdef int drop_unsubscribed(self, Session s) except -1:
-        # count what has not been sent of the only subscription of a session, before that ends. (With others, what is
-        # not sent for this one may still be for them; what is for none was never counted as matched)
-        cdef uint64_t size = 0, messages
-        if s.behind and s.own.count == 1:
-            messages = <uint64_t>self.backlog_after(s, s.cursor)[0] - self.in_holes(s, &size)
-            self.counters.at[count.MATCHED] += messages
-            self.counters.at[count.DROPPED_UNSUBSCRIBED] += messages
-            self.drops.add(s, count.DROPPED_UNSUBSCRIBED, messages)
-        return 0
-
-    def unsubscribe(self, Session s not None, bytes text not None, bytes group=None, Remains remains=None):
-        """Remove a subscription; False: there was none. What waits for this member of a group goes to another one (what
-        of that takes long is left in `remains`, for `clear`); what is in flight is completed."""
-        cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
-        cdef Group* g = NULL
-        cdef uint32_t number = 0
-        cdef list shares
-        cdef int i
-        if f == NULL:
-            return False
-        if group is not None:
-            g = self.group_of(f, group)
-            if g == NULL:
-                return False
-        i = self.subscriptions.membership(f, g, <void*>s, &s.own)
-        if i < 0:
-            return False
-        if group is None:
-            self.drop_unsubscribed(s)
-        if f.index != NULL:
-            (<LogKey>f.index).rests = False
-            if group is None and s.unread is not None and s.unread.lists(<LogKey>f.index):
-                self.seek(s)                # what it would have found here may stand in others of its indexes as well
-        if self.keeps and is_stored(s):
-            self.mark_dirty(s)
-            if group is None and s.inflight:
-                self.keep_unsubscribed(s)
-        if g != NULL:
-            self.strike(g, s)
-            number = g.number
-        self.subscriptions.remove(&s.own, <uint32_t>i)
-        if self.interest is not None:
-            f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
-            if group is not None or f == NULL or f.plain.count == 0:
-                self.tell_interest(f, text, group, False)
-        s.batch = None                  # read again without it
-        s.batch_at = 0
-        if number:
-            shares = [(number, *share) for share in s.take_queued(number, SHARED_COPY)]
-            if remains is None:
-                self.hand_on_shares(s, shares, count.DROPPED_UNSUBSCRIBED)
-            elif shares:
-                remains.session = s
-                remains.counter = count.DROPPED_UNSUBSCRIBED
-                remains.shares.extend(shares)
-                self.shares_left += len(shares)
-            if s.behind and s.connection is not None:
-                self.set_ready(s)
-        self.count_filters()
-        return True
-
-    def queue_retained(self, Session s not None, list messages not None, bytes text not None, uint32_t asked):
-        """Send retained messages to a session that subscribed, at the subscription's QoS, through its own queue
-        [MQTT-3.3.1-6]. `asked` is what `Session.ask` gave to that SUBSCRIBE."""
-        cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
-        cdef int i
-        cdef Subscriber* sub
-        cdef Message m
-        cdef uint8_t options, qos
-        cdef uint8_t[8] ids
-        cdef object identifiers = None
-        if f == NULL:
-            return
-        i = self.subscriptions.membership(f, NULL, <void*>s, &s.own)
-        if i < 0:
-            return
-        sub = &f.plain.items[s.own.items[i].index]
-        options = <uint8_t>(sub.slot_options >> 24)
-        if sub.identifier:
-            identifiers = PyBytes_FromStringAndSize(<const char*>ids, put_identifier(ids, sub.identifier))
-        if messages:
-            s.watched = True
-        work(<uint64_t>len(messages) * OBJECT)
-        for m in messages:
-            if options & 4 and m.publisher is not None and m.publisher == s.client_id:
-                continue                    # [MQTT-3.8.3-3]
-            qos = min(options & 3, m.content.qos)
-            self.queue_for(s, m, qos, True, identifiers, RETAINED_COPY, asked)
-
-    def expire_retained(self, Message m not None):
-        """Forget a retained message whose Message Expiry Interval has passed; one that took its place stays."""
-        if self.retained.remove(m.topic, m):
-            self.retained_bytes -= content_bytes(&m.content)
-            if self.keeps:
-                self.note_retained(m.topic, None)
-            self.counters.at[count.RETAINED_MESSAGES] = self.retained.count
-            self.counters.at[count.RETAINED_BYTES] = self.retained_bytes
-
-    def attach(self, Session s not None, Connection conn not None):
-        """The session has this connection from now on; what is in flight is sent again [MQTT-4.4.0-1]."""
-        conn.session = conn.had = s
-        conn.state = OPEN
-        s.connection = conn
-        s.version = conn.version
-        self.subscriptions.set_online(&s.own, s.unread is None, True)
-        self.tell_online(s)
-        if s.put_up_again():
-            if not s.behind:
-                s.behind = True
-                s.cursor = self.next_position - 1
-                self.fell_behind(s)
-        if s.absences is not None:
-            s.absences[len(s.absences) - 1] = (s.absences[len(s.absences) - 1][0], self.next_position - 1)
-        if s.behind:
-            self.set_ready(s)
-
-    def detach(self, Session s not None, Remains remains=None):
-        """The session has no connection any more. One that is not durable ends: `remains` as in `end_session`."""
-        s.connection = None
-        s.releases = s.resend = None
-        s.batch = None
-        s.batch_at = 0
-        if s.durable:
-            if not s.behind:
-                s.behind = True
-                s.cursor = self.next_position - 1
-                self.fell_behind(s)
-            if self.limits.queue_qos0:
-                if s.absences is None:
-                    s.absences = []
-                if len(s.absences) >= ABSENCES_MAX:
-                    s.absences[0] = (s.absences[0][0], s.absences[1][1])
-                    del s.absences[1]
-                s.absences.append((self.next_position - 1, <uint64_t>-1))
-            self.subscriptions.set_offline(&s.own, s.unread is None)
-            self.tell_online(s)
-            if self.keeps:
-                self.mark_dirty(s)
-        else:
-            self.end_session(s, remains)
-
     def publish_message(self, Message m not None, Session origin=None):
         """Route a message of the broker itself (a will). Returns the peers that were given it."""
-        self.adoptable = None
-        self.begin(&m.content, origin, m.publisher, NULL, 0, -1, 0)
-        self.held = m
+        self.in_hand.adoptable = None
+        self.in_hand.begin(&m.content, origin, m.publisher, NULL, 0, -1, 0)
+        self.in_hand.held = m
         self.publish(self.subscriptions.match(m.content.topic, m.content.topic_len))
-        return self.mask
+        return self.in_hand.mask
 
     def publish_here(self, Message m not None):
         """Deliver a message of the broker itself, which every worker publishes ($SYS), to the sessions of this one. It
@@ -614,24 +443,20 @@ cdef class Router(Ending):
         cdef Matches* found = self.subscriptions.match(m.content.topic, m.content.topic_len)
         cdef Group* g
         cdef uint32_t i
-        self.adoptable = None
-        self.begin(&m.content, None, None, NULL, 0, -1, 0)
-        self.held = m
+        self.in_hand.adoptable = None
+        self.in_hand.begin(&m.content, None, None, NULL, 0, -1, 0)
+        self.in_hand.held = m
         if found.count == 1:
-            self.fan_out(found.filters[0])
+            self.fanout.fan_out(found.filters[0])
         elif found.count:
-            self.fan_out_merged(found)
+            self.fanout.fan_out_merged(found)
         for i in range(found.count):
             g = found.filters[i].groups
             while g != NULL:
-                if g.members.count and not g.siblings & (<uint64_t>1 << self.worker) - 1:
-                    self.share_here(g)
+                if g.members.count and not g.siblings & (<uint64_t>1 << self.state.worker) - 1:
+                    self.sharing.share_here(g)
                 g = g.next
-        self.held = None
-
-    def peer_answered(self, int peer):
-        """A peer may serve by what it was told of our interest until now: SUBACKs wait for it."""
-        self.live_for_interest |= <uint64_t>1 << peer
+        self.in_hand.held = None
 
 
 def expiry_offset(bytes properties not None):

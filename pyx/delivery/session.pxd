@@ -100,7 +100,7 @@ cdef class Session:             # one for each client: it has no gaps, and what 
     cdef uint64_t order
     cdef uint16_t next_id
     cdef public uint8_t version
-    cdef readonly uint8_t queue_rule    # 0: the default's, else the number of a [[queue]] table (Router.set_rule)
+    cdef readonly uint8_t queue_rule    # 0: the default's, else the number of a [[queue]] table (Bounding.set_rule)
     cdef uint8_t hold_state             # pyx.delivery.back_pressure.SessionHold
     cdef public flag durable            # outlives its connection
     cdef flag behind

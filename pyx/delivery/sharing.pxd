@@ -1,10 +1,20 @@
 # cython: language_level=3
 """Share groups: see the .pyx."""
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
+from pyx.core.counters cimport Row
+from pyx.core.limits cimport Limits
+from pyx.delivery.answering cimport Answering
+from pyx.delivery.back_pressure cimport BackPressure
+from pyx.delivery.backlog cimport Backlog
+from pyx.delivery.bounding cimport Bounding, Teller
+from pyx.delivery.fanout cimport FanOut
+from pyx.delivery.peers cimport Peers
+from pyx.delivery.publish_in_hand cimport PublishInHand
+from pyx.delivery.router_state cimport RouterState
 from pyx.delivery.session cimport Session
-from pyx.delivery.siblings cimport Siblings
 from pyx.matching.filters cimport Group, Member, Subscriber
+from pyx.matching.subscriptions cimport Subscriptions
 from pyx.protocol.message cimport Message
 from pyx.storage.records cimport Entry
 
@@ -25,11 +35,24 @@ cdef enum Who:              # may be chosen
     ANYBODY = 2
 
 
-cdef class Sharing(Siblings):
+cdef class Sharing(Teller):
+    cdef RouterState state
+    cdef Row counters
+    cdef Limits limits
+    cdef Subscriptions subscriptions
+    cdef PublishInHand in_hand
+    cdef Peers peers
+    cdef Answering answering
+    cdef BackPressure back_pressure
+    cdef Bounding bounding
+    cdef Backlog backlog
+    cdef FanOut fanout
+
     cdef public object strategy_of      # (group, filter) -> Strategy, | WAITS; None: round robin
     cdef uint32_t strategy_turn         # of `strategies_changed`
     cdef list full_groups               # numbers of groups that siblings were told are full
 
+    cdef int chosen(self, Entry* e) except -1                   # 0, or why the entry is refused
     cdef int share(self, Group* g, uint64_t* plain) except -1
     cdef int share_here(self, Group* g) except -1
     cdef int choose(self, Group* g, uint64_t key, uint64_t offline, uint64_t without, uint64_t* plain) except -1

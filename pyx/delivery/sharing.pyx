@@ -15,20 +15,32 @@ its link ack, and the sender chooses again. The same happens to what a worker th
 and at QoS 2 where it never left. Copies that belong to a group carry its number: what waits for a member that leaves,
 and what was sent to it at QoS 1 and not acknowledged when its session ends, is handed on.
 """
+cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stdint cimport int64_t, uint64_t
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from pyx.core import counters as count
 from pyx.core.placement cimport fixed_hash, mixed
 from pyx.core.work cimport OBJECT, PLACE, PYTHON, VISIT, work
-from pyx.delivery.connection cimport OPEN, Connection, PendingAck
-from pyx.delivery.routing cimport REFUSED_NO_MEMBER, REFUSED_OFFLINE, pointers_push, put_identifier
-from pyx.delivery.session cimport SHARED_COPY, has_slot
+from pyx.delivery.answering cimport Answering
+from pyx.delivery.back_pressure cimport BackPressure
+from pyx.delivery.backlog cimport Backlog
+from pyx.delivery.bounding cimport Bounding, Teller
+from pyx.delivery.connection cimport Connection, OPEN, PendingAck
+from pyx.delivery.fanout cimport FanOut
+from pyx.delivery.peers cimport Peers
+from pyx.delivery.publish_in_hand cimport PublishInHand
+from pyx.delivery.router_state cimport REFUSED_NO_MEMBER, REFUSED_OFFLINE, RouterState, pointers_push, put_identifier
+from pyx.delivery.session cimport SHARED_COPY, Session, has_slot
+from pyx.matching.filters cimport Group, Member, Subscriber
 from pyx.matching.group_members cimport roster_put, roster_strike
 from pyx.matching.subscriptions cimport Membership, SubscriberList, filter_text
-from pyx.protocol.message cimport Content
+from pyx.protocol.message cimport Content, Message
 from pyx.protocol.topics cimport topic_matches
-from pyx.storage.records cimport ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Choice, read_entry
+from pyx.storage.records cimport Choice, ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Entry, read_entry
+
+
+from pyx.core import counters as count
 
 cdef enum:
     HERE = -1                       # instead of a sibling
@@ -47,10 +59,24 @@ cdef inline bint has_room(Session s, uint8_t qos, uint32_t outbox_bytes_max) noe
     return qos == 0 or not s.behind and has_slot(s)
 
 
-cdef class Sharing(Siblings):
+@cython.final
+cdef class Sharing(Teller):
     """Chooses members and workers."""
 
-    def __cinit__(self, *args, **kwargs):
+    def __cinit__(self, RouterState state not None, PublishInHand in_hand not None, Peers peers not None,
+                  Answering answering not None, BackPressure back_pressure not None, Bounding bounding not None,
+                  Backlog backlog not None, FanOut fanout not None):
+        self.state = state
+        self.counters = state.counters
+        self.limits = state.limits
+        self.subscriptions = state.subscriptions
+        self.in_hand = in_hand
+        self.peers = peers
+        self.answering = answering
+        self.back_pressure = back_pressure
+        self.bounding = bounding
+        self.backlog = backlog
+        self.fanout = fanout
         self.full_groups = []
 
     # ------------------------------------------------------------ which worker
@@ -72,7 +98,7 @@ cdef class Sharing(Siblings):
 
     cdef int choose(self, Group* g, uint64_t key, uint64_t offline, uint64_t without, uint64_t* plain) except -1:
         # the same over all workers. offline, without: siblings that have said that nobody is online, or nobody there
-        cdef uint64_t live = g.siblings_online & self.live_for_interest & ~offline & ~without
+        cdef uint64_t live = g.siblings_online & self.peers.live_for_interest & ~offline & ~without
         cdef bint insist = False
         cdef int worker
         g.turn += 1
@@ -151,9 +177,9 @@ cdef class Sharing(Siblings):
         if plain != NULL and plain[0] & bit:
             flags = 0
             plain[0] &= ~bit
-        self.entry(worker, flags, &choice)
-        if self.content.qos:
-            self.mask |= bit
+        self.peers.entry(worker, flags, &choice)
+        if self.in_hand.content.qos:
+            self.in_hand.mask |= bit
         return 1
 
     # ------------------------------------------------------------ which member
@@ -161,7 +187,7 @@ cdef class Sharing(Siblings):
     cdef int choose_here(self, Group* g, uint64_t key, bint insist) except -1:
         # 1: given to a member (or queued for one, or dropped with a reason); 0: no member, or, unless the sender
         # insists, none online
-        if g.members.count == 0 or self.content.qos and g.members.online == 0 and not insist:
+        if g.members.count == 0 or self.in_hand.content.qos and g.members.online == 0 and not insist:
             return 0
         if self.take_here(g, key):
             return 1
@@ -191,8 +217,8 @@ cdef class Sharing(Siblings):
             sub = &l.items[k]
             s = <Session>sub.session
             qos = <uint8_t>(sub.slot_options >> 24) & 3
-            if has_room(s, qos if qos < self.content.qos else self.content.qos, self.limits.outbox_bytes_max):
-                self.sharing = g.number
+            if has_room(s, min(qos, self.in_hand.content.qos), self.limits.outbox_bytes_max):
+                self.in_hand.sharing = g.number
                 self.give(sub, s)
                 return True
             k = k + 1 if k + 1 < l.online else 0
@@ -212,9 +238,9 @@ cdef class Sharing(Siblings):
             conn = <Connection>s.connection
             if conn is not None:
                 load = <uint64_t>(s.inflight + s.queue_count) << 32
-                if self.content.qos == 0:
+                if self.in_hand.content.qos == 0:
                     load = conn.out.pending
-                if load < least and has_room(s, self.content.qos, self.limits.outbox_bytes_max):
+                if load < least and has_room(s, self.in_hand.content.qos, self.limits.outbox_bytes_max):
                     least = load
                     found = k
             k = k + 1 if k + 1 < l.online else 0
@@ -242,7 +268,8 @@ cdef class Sharing(Siblings):
             if m.session == NULL:
                 if mask >> m.worker & 1 == 0:
                     continue
-            elif who == ABLE and not has_room(<Session>m.session, self.content.qos, self.limits.outbox_bytes_max):
+            elif who == ABLE and not has_room(
+                    <Session>m.session, self.in_hand.content.qos, self.limits.outbox_bytes_max):
                 if not g.waits or not self.may_wait(<Session>m.session):
                     continue
             found = m
@@ -251,7 +278,7 @@ cdef class Sharing(Siblings):
 
     cdef bint may_wait(self, Session s) noexcept:
         return (
-            self.content.qos != 0 and s.queue_count < self.limits.queue_messages_max
+            self.in_hand.content.qos != 0 and s.queue_count < self.limits.queue_messages_max
             and s.queue_bytes < self.limits.queue_bytes_max
         )
 
@@ -265,23 +292,23 @@ cdef class Sharing(Siblings):
         cdef uint8_t qos
         if sub == NULL:
             raise AssertionError("a member of the roster that is none of the group")
-        self.sharing = g.number
+        self.in_hand.sharing = g.number
         qos = <uint8_t>(sub.slot_options >> 24) & 3
-        if has_room(s, qos if qos < self.content.qos else self.content.qos, self.limits.outbox_bytes_max):
+        if has_room(s, min(qos, self.in_hand.content.qos), self.limits.outbox_bytes_max):
             return self.give(sub, s)
-        if self.content.qos and self.wait_for(sub, s):
+        if self.in_hand.content.qos and self.wait_for(sub, s):
             return 1
         return self.queue_here(g, self.key_for(g))
 
     cdef int give(self, Subscriber* sub, Session s) except -1:
         # the caller has seen room
-        cdef const Content* c = self.content
+        cdef const Content* c = self.in_hand.content
         cdef uint8_t options = <uint8_t>(sub.slot_options >> 24), qos = options & 3
         cdef uint8_t[8] ids
         if qos > c.qos:
             qos = c.qos
-        return self.deliver(s, qos, 0x30 | qos << 1 | (c.retain if options & 8 else 0), ids,
-                            put_identifier(ids, sub.identifier) if sub.identifier else 0, SHARED_COPY)
+        return self.fanout.deliver(s, qos, 0x30 | qos << 1 | (c.retain if options & 8 else 0), ids,
+                                   put_identifier(ids, sub.identifier) if sub.identifier else 0, SHARED_COPY)
 
     cdef int queue_here(self, Group* g, uint64_t key) except -1:
         # nobody can take it now: it waits with one of them, with an online one if there is any
@@ -289,8 +316,8 @@ cdef class Sharing(Siblings):
         cdef Subscriber* sub
         cdef Member* m = NULL
         cdef uint32_t i, k
-        self.sharing = g.number
-        if self.content.qos == 0:
+        self.in_hand.sharing = g.number
+        if self.in_hand.content.qos == 0:
             self.counters.at[count.MATCHED] += 1
             self.counters.at[count.DROPPED_OUTBOX_FULL if l.online else count.DROPPED_OFFLINE_QOS0] += 1
             return 1
@@ -311,7 +338,7 @@ cdef class Sharing(Siblings):
 
     cdef bint wait_for(self, Subscriber* sub, Session s) except -1:
         # queue it for this member, within its limit. False: full, or it was granted QoS 0
-        cdef const Content* c = self.content
+        cdef const Content* c = self.in_hand.content
         cdef uint8_t options = <uint8_t>(sub.slot_options >> 24), qos = options & 3
         cdef uint8_t[8] ids
         cdef object identifiers = None
@@ -319,24 +346,24 @@ cdef class Sharing(Siblings):
             return False
         if sub.identifier:
             identifiers = PyBytes_FromStringAndSize(<const char*>ids, put_identifier(ids, sub.identifier))
-        self.queue_for(s, self.hold(), qos if qos < c.qos else c.qos, c.retain and options & 8 != 0, identifiers,
-                       SHARED_COPY, self.sharing)
+        self.backlog.queue_for(s, self.in_hand.hold(), min(qos, c.qos), c.retain and options & 8 != 0, identifiers,
+                               SHARED_COPY, self.in_hand.sharing)
         return True
 
     cdef uint64_t key_for(self, Group* g) except? 0:
         # what the publish in hand is ranked by
         cdef bytes name
         if g.strategy == HASH_CLIENT:
-            if self.origin is not None:
-                return self.origin.identity
-            if isinstance(self.publisher, int):
-                return <uint64_t>self.publisher
-            if self.publisher is not None:
-                name = self.publisher.encode("utf-8", "surrogatepass")
+            if self.in_hand.origin is not None:
+                return self.in_hand.origin.identity
+            if isinstance(self.in_hand.publisher, int):
+                return <uint64_t>self.in_hand.publisher
+            if self.in_hand.publisher is not None:
+                name = self.in_hand.publisher.encode("utf-8", "surrogatepass")
                 return fixed_hash(<const uint8_t*><const char*>name, len(name))
         if g.strategy == STICKY:
             return 0
-        return fixed_hash(self.content.topic, self.content.topic_len)
+        return fixed_hash(self.in_hand.content.topic, self.in_hand.content.topic_len)
 
     # ------------------------------------------------------------ chosen by a sibling
 
@@ -347,10 +374,10 @@ cdef class Sharing(Siblings):
             return REFUSED_NO_MEMBER
         if g.strategy == 0:
             self.ask_strategy(g)
-        if g.strategy == HASH_CLIENT and self.publisher is None:
-            self.publisher = e.key              # remembered, should the message be handed on
-            if self.held is not None:
-                self.held.publisher = self.publisher
+        if g.strategy == HASH_CLIENT and self.in_hand.publisher is None:
+            self.in_hand.publisher = e.key              # remembered, should the message be handed on
+            if self.in_hand.held is not None:
+                self.in_hand.held.publisher = self.in_hand.publisher
         return 0 if self.choose_here(g, e.key, e.insist) else REFUSED_OFFLINE
 
     # ------------------------------------------------------------ again
@@ -416,7 +443,7 @@ cdef class Sharing(Siblings):
             return self.again(e, payloads, used, offline, without, others)
         except Exception as error:
             self.counters.at[count.INTERNAL_ERRORS] += 1
-            self.handler.defect(None, error)
+            self.state.handler.defect(None, error)
         return False
 
     cdef bint again(self, Entry* e, list payloads, int used, uint64_t offline, uint64_t without,
@@ -426,20 +453,20 @@ cdef class Sharing(Siblings):
         cdef bint taken
         if g == NULL:
             return False
-        self.adoptable = None
-        self.begin_entry(e, payloads, used)
-        if e.content.expires and self.wall_ms >= e.content.expires:
-            self.held = None
+        self.in_hand.adoptable = None
+        self.in_hand.begin_entry(e, payloads, used)
+        if e.content.expires and self.state.wall_ms >= e.content.expires:
+            self.in_hand.held = None
             self.counters.at[count.MATCHED] += 1
             self.counters.at[count.DROPPED_EXPIRED] += 1
             return True
         if g.strategy == 0:
             self.ask_strategy(g)
         if g.strategy == HASH_CLIENT:
-            self.publisher = e.key
+            self.in_hand.publisher = e.key
         taken = self.choose(g, e.key, offline, without, NULL) == 1
-        others[0] |= self.mask
-        self.held = None
+        others[0] |= self.in_hand.mask
+        self.in_hand.held = None
         if taken:
             self.counters.at[count.SHARED_AGAIN] += 1
         return taken
@@ -450,14 +477,14 @@ cdef class Sharing(Siblings):
         cdef uint32_t i, k
         cdef Connection conn
         cdef PendingAck* a
-        for i in range(self.waiting.count):
-            conn = <Connection>self.waiting.items[i]
+        for i in range(self.answering.waiting.count):
+            conn = <Connection>self.answering.waiting.items[i]
             work(VISIT + conn.ack_count * PLACE)
             for k in range(conn.ack_count):
                 a = &conn.acks[(conn.ack_head + k) & (conn.ack_cap - 1)]
                 if a.mask >> peer & 1 and a.tick <= tick:
                     a.mask |= others
-                    a.tick = self.tick
+                    a.tick = self.state.tick
         return 0
 
     cdef bint hand_on(self, uint32_t group, Message m) except -1:
@@ -465,16 +492,16 @@ cdef class Sharing(Siblings):
         # as matched when it was born: it changes hands. False: no member is left
         cdef Group* g = self.subscriptions.group_numbered(group)
         cdef bint taken
-        if m.content.expires and self.wall_ms >= m.content.expires:
+        if m.content.expires and self.state.wall_ms >= m.content.expires:
             self.counters.at[count.DROPPED_EXPIRED] += 1
             return True
         if g == NULL or not topic_matches(<const uint8_t*>filter_text(g.filter), g.filter.length, m.content.topic,
                                           m.content.topic_len):
             return False
-        self.begin(&m.content, None, m.publisher, NULL, 0, -1, 0)
-        self.held = m
+        self.in_hand.begin(&m.content, None, m.publisher, NULL, 0, -1, 0)
+        self.in_hand.held = m
         taken = self.share(g, NULL) == 1
-        self.held = None
+        self.in_hand.held = None
         if taken:
             self.counters.at[count.MATCHED] -= 1
             self.counters.at[count.SHARED_AGAIN] += 1
@@ -557,24 +584,25 @@ cdef class Sharing(Siblings):
 
     cdef int enroll(self, Group* g, Session s) except -1:
         # this member is known by name from now on, here and to the siblings
-        cdef uint64_t since = self.new_number() if s.connection is not None else 0
-        roster_put(g, s.identity, since, <void*>s, <uint32_t>self.worker, 0)
-        if self.interest is not None:
+        cdef uint64_t since = self.state.new_number() if s.connection is not None else 0
+        roster_put(g, s.identity, since, <void*>s, <uint32_t>self.state.worker, 0)
+        if self.peers.interest is not None:
             work(PYTHON)
-            self.interest.member(filter_text(g.filter)[:g.filter.length], g.name[:g.name_length], s.identity, True,
-                                 since)
-            self.interest_due = True
+            self.peers.interest.member(
+                filter_text(g.filter)[:g.filter.length], g.name[:g.name_length], s.identity, True, since)
+            self.peers.interest_due = True
         return 0
 
     cdef int strike(self, Group* g, Session s) except -1:
         # before the membership ends
         if g.strategy < HASH_TOPIC:
             return 0
-        roster_strike(g, s.identity, <void*>s, <uint32_t>self.worker)
-        if self.interest is not None:
+        roster_strike(g, s.identity, <void*>s, <uint32_t>self.state.worker)
+        if self.peers.interest is not None:
             work(PYTHON)
-            self.interest.member(filter_text(g.filter)[:g.filter.length], g.name[:g.name_length], s.identity, False, 0)
-            self.interest_due = True
+            self.peers.interest.member(
+                filter_text(g.filter)[:g.filter.length], g.name[:g.name_length], s.identity, False, 0)
+            self.peers.interest_due = True
         return 0
 
     cdef int joined(self, Group* g, Session s) except -1:
@@ -587,41 +615,42 @@ cdef class Sharing(Siblings):
 
     cdef int tell_group(self, Group* g, bint durable) except -1:
         # siblings learn how many local members the group has
-        if self.interest is None:
+        if self.peers.interest is None:
             return 0
         work(2 * PYTHON)
-        self.interest.change(filter_text(g.filter)[:g.filter.length], g.name[:g.name_length], g.members.count, durable,
-                             g.members.online, g.full and g.members.online)
-        self.interest_due = True
+        self.peers.interest.change(
+            filter_text(g.filter)[:g.filter.length], g.name[:g.name_length], g.members.count, durable,
+            g.members.online, g.full and g.members.online)
+        self.peers.interest_due = True
         return 0
 
     cdef int tell_online(self, Session s) except -1:
         # it came online or went offline: one change per group, gathered with the others of the tick. Of a session with
         # many subscriptions in slices: a sibling that does not know yet is refused, and chooses again
         cdef bint waits = s.told_left != 0
-        cdef int64_t left = self.left
+        cdef int64_t left = self.back_pressure.left
         s.told_left = s.own.count
         if s.own.count <= TOLD_AT_ONCE:
-            self.left = s.own.count * <int64_t>(PLACE + TELL) + 1
+            self.back_pressure.left = s.own.count * <int64_t>(PLACE + TELL) + 1
             self.tell_on(s)
-            self.left = left
+            self.back_pressure.left = left
         elif not waits:
-            pointers_push(&self.tellers, s)
-            self.unfinished = True
+            pointers_push(&self.bounding.tellers, s)
+            self.state.unfinished = True
         return 0
 
     cdef bint tell_on(self, Session s) except -1:
         # (one that is removed meanwhile leaves its place to the last one, which has had its turn)
         cdef Membership* e
         s.told_left = min(s.told_left, s.own.count)
-        while s.told_left and self.left > 0:
+        while s.told_left and self.back_pressure.left > 0:
             s.told_left -= 1
             work(PLACE)
-            self.left -= PLACE
+            self.back_pressure.left -= PLACE
             e = &s.own.items[s.told_left]
             if e.group == NULL:
                 continue
-            self.left -= TELL
+            self.back_pressure.left -= TELL
             self.tell_group(e.group, s.durable)
             if e.group.strategy >= HASH_TOPIC:
                 self.enroll(e.group, s)
@@ -629,12 +658,12 @@ cdef class Sharing(Siblings):
 
     cdef int note_full(self, Group* g) except -1:
         # no online member here can take a message: siblings pass this worker over, until it is looked at again
-        if g.full or g.members.online == 0 or self.interest is None:
+        if g.full or g.members.online == 0 or self.peers.interest is None:
             return 0
         g.full = True
         self.tell_group(g, False)
         if not self.full_groups:
-            self.timers.call(self.now_ms + LOOK_AGAIN_MS, self.look_again)
+            self.state.timers.call(self.state.now_ms + LOOK_AGAIN_MS, self.look_again)
         self.full_groups.append(g.number)
         return 0
 
@@ -660,4 +689,4 @@ cdef class Sharing(Siblings):
             else:
                 self.tell_group(g, False)
         if self.full_groups:
-            self.timers.call(self.now_ms + LOOK_AGAIN_MS, self.look_again)
+            self.state.timers.call(self.state.now_ms + LOOK_AGAIN_MS, self.look_again)

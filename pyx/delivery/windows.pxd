@@ -3,10 +3,12 @@
 from cpython.ref cimport PyObject
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
-from pyx.delivery.answering cimport Answering
+from pyx.core.counters cimport Row
+from pyx.core.limits cimport Limits
 from pyx.delivery.connection cimport Connection
-from pyx.delivery.routing cimport Pointers
-from pyx.delivery.session cimport Inflight, Queued, Session
+from pyx.delivery.journal cimport Journal
+from pyx.delivery.router_state cimport Pointers, RouterState
+from pyx.delivery.session cimport Inflight, Session
 from pyx.protocol.message cimport Message
 from pyx.storage.records cimport Packed
 
@@ -23,7 +25,20 @@ cdef struct Deferred:           # a QoS 2 PUBLISH or a PUBREL that waits for the
     uint8_t state               # of the slot: says which of the two
 
 
-cdef class Windows(Answering):
+cdef class Sender:
+    """What sends the messages of a window: implemented by pyx.delivery.backlog."""
+    cdef int send_one_deferred(self, Session s, Connection conn, Inflight* slot) except -1
+    # Subscription Identifiers of what matches, as properties, or None
+    cdef bytes identifiers_of(self, Session s, Message m)
+
+
+cdef class Windows:
+    cdef Sender sender
+    cdef RouterState state
+    cdef Row counters
+    cdef Limits limits
+    cdef Journal journal
+
     cdef Pointers dirty_windows  # sessions whose window is stored with this tick
     cdef Pointers lazy_windows   # sessions whose window is to be stored some time
     cdef Pointers awaiting      # sessions that are ready when their window is durable
@@ -61,8 +76,3 @@ cdef class Windows(Answering):
     cdef int pop_deferred(self) except -1
     cdef int put_back(self, Session s, const uint8_t* p, dict own, dict messages) except -1
     cdef int put_back_queue(self, Session s, dict own) except -1
-
-    # implemented by Backlog
-    cdef int send_one_deferred(self, Session s, Connection conn, Inflight* slot) except -1
-    # Subscription Identifiers of what matches, as properties, or None
-    cdef bytes identifiers_of(self, Session s, Message m)

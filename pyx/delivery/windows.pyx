@@ -19,21 +19,28 @@ again, and never one of QoS 2.
 
 `restore` puts all of that back, for a session that has its subscriptions again and no connection yet.
 """
+cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from cpython.ref cimport Py_DECREF, Py_INCREF
-from libc.stdint cimport int64_t
+from cpython.ref cimport PyObject, Py_DECREF, Py_INCREF
+from libc.stddef cimport size_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc, qsort
 from libc.string cimport memcpy
 
 from pyx.core cimport counters as count
 from pyx.core.little_endian cimport get16, get32, get64, put16, put32, put64
 from pyx.core.work cimport OBJECT, PLACE, PYTHON, VISIT, work
+from pyx.delivery.connection cimport Connection
+from pyx.delivery.journal cimport Journal
 from pyx.delivery.pages cimport ARRIVED_IN_PAGES, OUT_IN_PAGES, forget_pages, store_pages
-from pyx.delivery.routing cimport find_expiry, free_pointers, pointers_push
-from pyx.delivery.session cimport FREE, SHARED_COPY, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, is_stored, out_changes
+from pyx.delivery.router_state cimport RouterState, find_expiry, free_pointers, pointers_push
+from pyx.delivery.session cimport (
+    FREE, Inflight, Queued, SHARED_COPY, Session, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, is_stored, out_changes,
+)
 from pyx.matching.subscriptions cimport Filter, Membership
-from pyx.protocol.message cimport content_bytes, message_copy
-from pyx.storage.records cimport Block, ENTRY_EXPIRES, Entry, LogKey, read_entry
+from pyx.protocol.message cimport Message, content_bytes, message_copy
+from pyx.storage.records cimport Block, ENTRY_EXPIRES, Entry, LogKey, Packed, read_entry
+
 
 cdef enum:
     LAZY_MS = 100               # so long a window may be behind what was acknowledged
@@ -179,10 +186,23 @@ def unpack_queued(bytes value not None):
     return p[0] & ~FORM_2, get32(p + 1), value[head:head + ids] if ids else None, m
 
 
-cdef class Windows(Answering):
+cdef class Sender:
+    cdef int send_one_deferred(self, Session s, Connection conn, Inflight* slot) except -1:
+        raise NotImplementedError
+
+    cdef bytes identifiers_of(self, Session s, Message m):
+        raise NotImplementedError
+
+
+@cython.final
+cdef class Windows:
     """Stores windows, holds back what waits for them, and puts them back."""
 
-    def __cinit__(self, *_):
+    def __cinit__(self, RouterState state not None, Journal journal not None):
+        self.state = state
+        self.counters = state.counters
+        self.limits = state.limits
+        self.journal = journal
         self.moved = {}
         self.messages = {}
         self.message_of = {}
@@ -202,21 +222,21 @@ cdef class Windows(Answering):
         if not s.window_dirty:
             s.window_dirty = True
             pointers_push(&self.dirty_windows, s)
-        s.committing = self.last_ticket + 1
-        self.recorded = self.synced = True
+        s.committing = self.journal.last_ticket + 1
+        self.journal.recorded = self.journal.synced = True
         return 0
 
     def stored_together(self, Session s not None):
         """What the store is told of it in this tick holds only together with its window: how far it has been sent the
         log."""
-        if self.keeps and is_stored(s) and not s.over:
+        if self.state.keeps and is_stored(s) and not s.over:
             self.mark_dirty(s)
 
     cdef int mark_lazy(self, Session s) except -1:
         if not s.window_lazy:
             s.window_lazy = True
             if self.lazy_windows.count == 0:
-                self.lazy_due = self.now_ms + LAZY_MS
+                self.lazy_due = self.state.now_ms + LAZY_MS
             pointers_push(&self.lazy_windows, s)
         return 0
 
@@ -278,7 +298,7 @@ cdef class Windows(Answering):
         cdef Session s
         cdef Inflight* slot
         cdef uint32_t i
-        while self.deferred_count and self.deferred[self.deferred_head].ticket <= self.durable_ticket:
+        while self.deferred_count and self.deferred[self.deferred_head].ticket <= self.journal.durable_ticket:
             work(2 * VISIT)
             d = self.deferred[self.deferred_head]
             conn = <Connection>d.connection
@@ -287,19 +307,19 @@ cdef class Windows(Answering):
                 slot = s.slot(d.packet_id)
                 if slot != NULL and slot.order == d.order and slot.state == d.state:
                     try:
-                        self.send_one_deferred(s, conn, slot)
+                        self.sender.send_one_deferred(s, conn, slot)
                     except Exception as error:
-                        self.fail(conn, error)
+                        self.state.fail(conn, error)
             self.pop_deferred()
         i = 0
         while i < self.awaiting.count:
             work(VISIT)
             s = <Session>self.awaiting.items[i]
-            if s.committing > self.durable_ticket:
+            if s.committing > self.journal.durable_ticket:
                 i += 1
                 continue
             s.awaiting = False
-            self.set_ready(s)
+            self.state.set_ready(s)
             self.awaiting.count -= 1
             self.awaiting.items[i] = self.awaiting.items[self.awaiting.count]
             Py_DECREF(s)
@@ -323,7 +343,7 @@ cdef class Windows(Answering):
         for i in range(n, self.lazy_windows.count):
             self.lazy_windows.items[i - n] = self.lazy_windows.items[i]
         self.lazy_windows.count -= n
-        self.recorded = True
+        self.journal.recorded = True
         return 0
 
     cdef int store_windows(self) except -1:
@@ -342,19 +362,19 @@ cdef class Windows(Answering):
         try:
             self.store_window(s)
         except Exception as error:
-            self.fail_session(s, error)
+            self.state.fail_session(s, error)
         return 0
 
     cdef int store_window(self, Session s) except -1:
         cdef Packed packed = Packed.__new__(Packed)
         cdef uint8_t* p
-        cdef uint64_t cursor = s.cursor if s.behind else self.next_position - 1
+        cdef uint64_t cursor = s.cursor if s.behind else self.state.next_position - 1
         cdef int flags
         cdef uint32_t i
         if s.over or not is_stored(s):
             return 0
         self.moved[s] = None
-        flags = store_pages(self.store, s)
+        flags = store_pages(self.journal.store, s)
         work(2 * PYTHON)
         p = packed.room(HEAD_BYTES)
         p = put64(p, WINDOW_2)
@@ -372,7 +392,7 @@ cdef class Windows(Answering):
                     p = put16(p, s.arrived[i] & 0xFFFF)
         put64(packed.room(8), cursor)
         self.put_rest(packed, s)
-        self.store.put(window_key(s), whole(packed))
+        self.journal.store.put(window_key(s), whole(packed))
         s.kept = True
         return 0
 
@@ -427,15 +447,15 @@ cdef class Windows(Answering):
             q = &s.queue[(s.queue_head + i) & (s.queue_cap - 1)]
             if q.number:
                 self.forget_queued(s, q.number)
-        forget_pages(self.store, s)
-        self.store.delete(window_key(s))
-        self.recorded = self.synced = True
+        forget_pages(self.journal.store, s)
+        self.journal.store.delete(window_key(s))
+        self.journal.recorded = self.journal.synced = True
         return 0
 
     cdef uint64_t in_flight_since(self, Session s, set spans) except? 0xFFFFFFFFFFFFFFFF:
         # the position behind which the session still needs the log for what is in flight; what lies far back goes into
         # `spans` instead: a client that answers one message never must not hold all that came since
-        cdef uint64_t last = self.block.first - 1, lowest = last
+        cdef uint64_t last = self.journal.block.first - 1, lowest = last
         cdef uint64_t near = last - CONTIGUOUS if last > CONTIGUOUS else 0
         cdef Inflight* slot
         cdef uint32_t i
@@ -457,7 +477,7 @@ cdef class Windows(Answering):
                               PyObject* identifiers) except? 0:
         # a message that stands in no index; returns its number
         cdef Packed packed = Packed.__new__(Packed)
-        cdef uint64_t number = self.new_number()
+        cdef uint64_t number = self.state.new_number()
         cdef uint32_t n = <uint32_t>len(<bytes>identifiers) if identifiers != NULL else 0
         cdef uint8_t* p = packed.room(QUEUED_HEAD_BYTES + n)
         # a share of a group waits for one member alone
@@ -473,10 +493,10 @@ cdef class Windows(Answering):
             self.count_message(number, m.content.number)
         else:
             self.put_message(packed, m)
-        self.store.put(queued_key(s, number), whole(packed))
-        self.recorded = s.kept = True
-        if self.durabilities is not None:
-            self.settle_durability(&m.content)
+        self.journal.store.put(queued_key(s, number), whole(packed))
+        self.journal.recorded = s.kept = True
+        if self.journal.durabilities is not None:
+            self.journal.settle_durability(&m.content)
         return number
 
     cdef int put_message(self, Packed packed, Message m) except -1:
@@ -498,7 +518,7 @@ cdef class Windows(Answering):
             work(2 * PYTHON)
             packed = Packed.__new__(Packed)
             self.put_message(packed, m)
-            self.store.put(message_key(m.content.number), whole(packed))
+            self.journal.store.put(message_key(m.content.number), whole(packed))
         return 0
 
     cdef int count_message(self, uint64_t number, uint64_t message) except -1:
@@ -510,8 +530,8 @@ cdef class Windows(Answering):
     cdef int forget_queued(self, Session s, uint64_t number) except -1:
         cdef uint64_t left
         work(2 * PYTHON)
-        self.store.delete(queued_key(s, number))
-        self.recorded = True
+        self.journal.store.delete(queued_key(s, number))
+        self.journal.recorded = True
         message = self.message_of.pop(number, None)
         if message is not None:
             work(2 * PYTHON)
@@ -520,12 +540,12 @@ cdef class Windows(Answering):
                 self.messages[message] = left
             else:
                 del self.messages[message]
-                self.store.delete(message_key(message))
+                self.journal.store.delete(message_key(message))
         return 0
 
     cdef int finish_slot(self, Session s, Inflight* slot) except -1:
         # what is in flight is done with
-        if self.keeps and is_stored(s):
+        if self.state.keeps and is_stored(s):
             if slot.flags & OWN_RECORD and slot.state != WAIT_PUBCOMP:
                 self.forget_queued(s, slot.position)
             self.mark_lazy(s)
@@ -546,16 +566,8 @@ cdef class Windows(Answering):
                 self.mark_dirty(s)
         return 0
 
-    # ------------------------------------------------------------ implemented by Backlog
-
-    cdef int send_one_deferred(self, Session s, Connection conn, Inflight* slot) except -1:
-        raise NotImplementedError
-
-    cdef bytes identifiers_of(self, Session s, Message m):
-        raise NotImplementedError
-
     def abandon(self):
-        """See Routing."""
+        """See Router."""
         while self.deferred_count:
             self.pop_deferred()
         free_pointers(&self.dirty_windows)
@@ -564,14 +576,13 @@ cdef class Windows(Answering):
         self.moved.clear()
         self.messages.clear()
         self.message_of.clear()
-        Answering.abandon(self)
 
     # ------------------------------------------------------------ putting back
 
     def go_on_behind(self, uint64_t position):
         """Before anything is logged: the store has positions up to this one."""
-        self.next_position = position + 1
-        self.block = Block(self.next_position)
+        self.state.next_position = position + 1
+        self.journal.block = Block(self.state.next_position)
 
     def restore_queued(self, uint64_t number, uint64_t message):
         """The queued message with this number has its message in the record of that one, which is there."""
@@ -580,7 +591,7 @@ cdef class Windows(Answering):
     @property
     def position(self):
         """Of the last message that was logged."""
-        return self.next_position - 1
+        return self.state.next_position - 1
 
     def restore(self, Session s not None, bytes window, dict queued not None, dict messages not None):
         """Put back what the store has of a session: what is in flight, the Packet Identifiers of both directions, and
@@ -596,17 +607,17 @@ cdef class Windows(Answering):
         for i in range(s.own.count):
             e = &s.own.items[i]
             if e.group == NULL:
-                key = self.key_of(e.filter)
+                key = self.journal.key_of(e.filter)
                 key.rests = key.restored = True
         s.behind = True
-        s.cursor = self.next_position - 1
+        s.cursor = self.state.next_position - 1
         if window is not None:
             self.put_back(s, <const uint8_t*><const char*>window, queued, messages)
         if self.limits.queue_qos0:
             if s.absences is None:
                 s.absences = []
             if not s.absences or s.absences[len(s.absences) - 1][1] != <uint64_t>-1:
-                s.absences.append((self.next_position - 1, <uint64_t>-1))
+                s.absences.append((self.state.next_position - 1, <uint64_t>-1))
         self.put_back_queue(s, queued)
         s.kept = True
 
@@ -616,7 +627,7 @@ cdef class Windows(Answering):
         cdef Inflight* slot
         cdef Message m
         cdef bytes identifiers
-        cdef uint64_t position
+        cdef uint64_t position, end
         cdef uint32_t group
         cdef list spans
         s.next_id = <uint16_t>get16(p + 8)
@@ -634,7 +645,7 @@ cdef class Windows(Answering):
             elif p[3] != WAIT_PUBCOMP:
                 m = messages.get(position)
                 if m is not None:
-                    identifiers = self.identifiers_of(s, m)
+                    identifiers = self.sender.identifiers_of(s, m)
             if p[3] == WAIT_PUBCOMP:
                 m = None
             if m is not None or p[3] == WAIT_PUBCOMP:
@@ -652,14 +663,15 @@ cdef class Windows(Answering):
             s.arrive(<uint16_t>get16(p))
             p += 2
         # a disk that has lost its last blocks gives their positions anew: what it gives is not passed over
-        s.cursor = min(<uint64_t>get64(p), self.next_position - 1)
+        s.cursor = min(<uint64_t>get64(p), self.state.next_position - 1)
         p += 8
         for which in range(2):
             many = get16(p)
             spans = [(get64(p + 2 + 16 * i), get64(p + 10 + 16 * i)) for i in range(many)]
             p += 2 + 16 * many
             if many and which == 0:
-                s.holes = [(a, min(z, self.next_position - 1)) for a, z in spans if a < self.next_position - 1] or None
+                end = self.state.next_position - 1
+                s.holes = [(a, min(z, end)) for a, z in spans if a < end] or None
             elif many:
                 s.absences = spans
         return 0

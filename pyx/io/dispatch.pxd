@@ -2,9 +2,12 @@
 """Bytes of a connection -> packets -> the router (PUBLISH, its acks, PINGREQ) or the handler (all others)."""
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+from pyx.core.counters cimport Row
+from pyx.core.limits cimport Limits
 from pyx.delivery.authorise cimport Authorise
 from pyx.delivery.connection cimport Connection
 from pyx.delivery.router cimport Router
+from pyx.delivery.router_state cimport RouterState
 from pyx.delivery.session cimport Session
 from pyx.matching.subscriptions cimport Matches, Subscriptions
 from pyx.protocol.codec cimport Publish, Scratch
@@ -12,6 +15,9 @@ from pyx.protocol.codec cimport Publish, Scratch
 
 cdef class Dispatch:
     cdef readonly Router router
+    cdef RouterState state              # the router's
+    cdef Row counters
+    cdef Limits limits
     cdef readonly Authorise authorise
     cdef Subscriptions subscriptions
     cdef Scratch scratch

@@ -16,7 +16,6 @@ from libc.string cimport memchr, memcmp, memmove
 
 from pyx.core cimport counters as count
 from pyx.core.counters cimport note, note_nothing, note_packet
-from pyx.core.limits cimport Limits
 from pyx.core.outbox cimport outbox_reserve
 from pyx.core.work cimport (
     CARRIED, CONNECT as CONNECT_DECIDED, KIBI, Mark, OBJECT, PACKETS, RECORD, VISIT, callback_begins, callback_ends,
@@ -24,7 +23,7 @@ from pyx.core.work cimport (
 )
 from pyx.delivery.back_pressure cimport HELD, REFUSED, UNSTORED
 from pyx.delivery.connection cimport CLOSING, DECIDING, OPEN, OPENING
-from pyx.delivery.routing cimport TURN
+from pyx.delivery.router_state cimport TURN
 from pyx.delivery.session cimport Session, is_stored
 from pyx.matching.subscriptions cimport Matches
 from pyx.protocol.bounds cimport lists_too_many_filters, lists_too_many_properties, publish_lists_too_much
@@ -110,8 +109,11 @@ cdef class Dispatch:
 
     def __cinit__(self, Router router not None):
         self.router = router
+        self.state = router.state
+        self.counters = router.state.counters
+        self.limits = router.state.limits
         self.authorise = Authorise()
-        self.subscriptions = router.subscriptions
+        self.subscriptions = self.state.subscriptions
         self.scratch.buf = NULL
         self.scratch.cap = 0
         self.carried = []
@@ -125,12 +127,12 @@ cdef class Dispatch:
         cdef const uint8_t[::1] view = data
         if view.shape[0] == 0 or conn.state >= CLOSING:
             return
-        self.router.clock.hear()
+        self.state.clock.hear()
         conn.bytes_in += view.shape[0]
         if counted:
             self.counted = 1
         else:
-            self.router.counters.at[count.BYTES_RECEIVED] += view.shape[0]
+            self.counters.at[count.BYTES_RECEIVED] += view.shape[0]
         conn.keep(&view[0], <uint32_t>view.shape[0])
         if not conn.carried and conn.state != DECIDING:
             self.take_guarded(conn)
@@ -152,7 +154,7 @@ cdef class Dispatch:
         try:
             self.take_part(conn)
         except Exception as error:
-            self.router.fail(conn, error)
+            self.state.fail(conn, error)
         return 0
 
     def take_carried(self):
@@ -165,7 +167,7 @@ cdef class Dispatch:
         work(<uint64_t>len(carried) * VISIT)
         self.carried = []
         if len(carried) > 1:                # what all connections share is given to another one first
-            first = <Py_ssize_t>(self.router.tick % <uint64_t>len(carried))
+            first = <Py_ssize_t>(self.state.tick % <uint64_t>len(carried))
             carried = carried[first:] + carried[:first]
         for conn in carried:
             conn.in_turn = False
@@ -175,7 +177,7 @@ cdef class Dispatch:
             if (conn.state == OPEN or conn.state == OPENING) and conn.part_len:
                 self.take_guarded(conn)
             if not conn.carried and conn.not_reading and not conn.paused:
-                self.router.resumed.append(conn)
+                self.state.resumed.append(conn)
         callback_ends(&mark, CARRIED)
         return len(self.carried) > 0
 
@@ -213,11 +215,11 @@ cdef class Dispatch:
         cdef uint8_t* p = conn.part
         cdef Mark mark
         callback_begins(&mark)
-        self.router.adoptable = conn
+        self.router.in_hand.adoptable = conn
         try:
             used = self.decode(conn, p, n)
         finally:
-            self.router.adoptable = None
+            self.router.in_hand.adoptable = None
             callback_ends(&mark, PACKETS)
         if conn.part == NULL:               # a Message took the buffer: it held just that packet
             return 0
@@ -237,10 +239,10 @@ cdef class Dispatch:
         callback_begins(&mark)
         try:
             self.hold_note(conn, CONNECT, (<Connect>packet).client_id)
-            self.router.handler.connect(conn, packet, raw)
+            self.state.handler.connect(conn, packet, raw)
         except Exception as error:
             self.failed(conn, error)
-        note_nothing(self.router.counters.at)
+        note_nothing(self.counters.at)
         callback_ends(&mark, CONNECT_DECIDED)
         if (conn.state == OPEN or conn.state == OPENING) and conn.part_len:
             self.take_part(conn)
@@ -248,9 +250,9 @@ cdef class Dispatch:
 
     cdef uint32_t decode(self, Connection conn, uint8_t* p, uint32_t n) except? 0xFFFFFFFF:
         # handles whole packets at p; returns the bytes they took
-        cdef uint32_t at = 0, remaining = 0, packets = 0, most = self.router.limits.tick_connection_packets_max
+        cdef uint32_t at = 0, remaining = 0, packets = 0, most = self.limits.tick_connection_packets_max
         cdef int header
-        cdef uint64_t total, until = min(self.router.effort() + TURN, self.router.round_until)
+        cdef uint64_t total, until = min(self.state.effort() + TURN, self.state.round_until)
         conn.part_want = 0
         try:
             self.hold_note(conn, 0, (<Session>conn.session).client_id if conn.session is not None else None)
@@ -270,22 +272,22 @@ cdef class Dispatch:
                 total = <uint64_t>header + remaining
                 if conn.state == OPENING:
                     self.first_packet(conn, p + at, n - at, total)
-                if total > self.router.limits.packet_bytes_max:
-                    self.router.counters.at[count.PACKETS_TOO_LARGE] += 1
+                if total > self.limits.packet_bytes_max:
+                    self.counters.at[count.PACKETS_TOO_LARGE] += 1
                     protocol_error(PACKET_TOO_LARGE, "packet larger than packet_bytes_max")
                 if total > n - at:
                     conn.part_want = <uint32_t>total
                     break
-                if packets == most or p[at] >> 4 == PUBLISH and self.router.effort() > until or \
+                if packets == most or p[at] >> 4 == PUBLISH and self.state.effort() > until or \
                         p[at] & 0xD0 == SUBSCRIBE << 4 and self.filters_spent():
-                    self.router.counters.at[count.TICK_PACKETS_CARRIED] += 1
+                    self.counters.at[count.TICK_PACKETS_CARRIED] += 1
                     self.carry(conn)
                     break
                 packets += 1
                 work(RECORD + total // 1024 * KIBI)
                 # only a packet that has the buffer to itself can give it to its Message
                 if total != n:
-                    self.router.adoptable = None
+                    self.router.in_hand.adoptable = None
                 if self.packet(conn, p + at, <uint32_t>header, <uint32_t>total):
                     # a packet that is not taken yet: it stays in front, the router brings the connection back
                     packets -= 1
@@ -297,58 +299,58 @@ cdef class Dispatch:
         except Exception as error:
             self.failed(conn, error)
             at = n
-        note_nothing(self.router.counters.at)
+        note_nothing(self.counters.at)
         if packets:
-            conn.heard = self.router.now_ms
-            self.router.counters.at[count.PACKETS_RECEIVED] += packets - self.counted
+            conn.heard = self.state.now_ms
+            self.counters.at[count.PACKETS_RECEIVED] += packets - self.counted
             self.counted = 0
         return at
 
     cdef int failed(self, Connection conn, error) except -1:
         if isinstance(error, (MalformedPacket, ProtocolError)):
-            self.router.counters.at[count.PROTOCOL_ERRORS] += 1
+            self.counters.at[count.PROTOCOL_ERRORS] += 1
             try:
-                self.router.handler.protocol_error(conn, error)
+                self.state.handler.protocol_error(conn, error)
                 return 0
             except Exception as own:
                 error = own
         # ours, not the client's: this connection ends, the others of the worker go on
-        return self.router.fail(conn, error)
+        return self.state.fail(conn, error)
 
     cdef int hold_note(self, Connection conn, uint8_t packet_type, client_id) except -1:
         # of whom the worker has something in hand, should it die of it (`counters.in_hand`)
         cdef Py_ssize_t n = 0
         cdef const char* text
         if client_id is None:
-            note(self.router.counters.at, packet_type, conn.peer_family, conn.peer, sizeof(conn.peer))
+            note(self.counters.at, packet_type, conn.peer_family, conn.peer, sizeof(conn.peer))
         else:
             text = PyUnicode_AsUTF8AndSize(client_id, &n)
-            note(self.router.counters.at, packet_type, 1, <const uint8_t*>text, <size_t>n)
+            note(self.counters.at, packet_type, 1, <const uint8_t*>text, <size_t>n)
         return 0
 
     cdef bint filters_spent(self) noexcept:
         # before a SUBSCRIBE or UNSUBSCRIBE: these take twenty times as long as a PUBLISH and more, for each filter
-        if self.filters_tick != self.router.tick:
-            self.filters_tick = self.router.tick
-            self.filters_left = self.router.limits.tick_filters_max
+        if self.filters_tick != self.state.tick:
+            self.filters_tick = self.state.tick
+            self.filters_left = self.limits.tick_filters_max
         return self.filters_left <= 0
 
     cdef int first_packet(self, Connection conn, const uint8_t* p, uint32_t n, uint64_t total) except -1:
         # before the CONNACK: nothing that does not belong there, and nothing larger than it may be
         check_first(conn, p, n)
-        if total > self.router.limits.connect_bytes_max:
-            self.router.counters.at[count.CONNECTS_TOO_LARGE] += 1
+        if total > self.limits.connect_bytes_max:
+            self.counters.at[count.CONNECTS_TOO_LARGE] += 1
             protocol_error(PACKET_TOO_LARGE, "larger than connect_bytes_max")
         return 0
 
     cdef int check_lists(self, uint8_t packet_type, const uint8_t* body, uint32_t n, bint v5) except -1:
         # so many User Properties or Topic Filters that they are not even decoded
-        if v5 and lists_too_many_properties(packet_type, body, n, self.router.limits):
-            self.router.counters.at[count.USER_PROPERTIES_REFUSED] += 1
+        if v5 and lists_too_many_properties(packet_type, body, n, self.limits):
+            self.counters.at[count.USER_PROPERTIES_REFUSED] += 1
             protocol_error(QUOTA_EXCEEDED, "more than user_properties_max or user_property_bytes_max")
         if (packet_type == SUBSCRIBE or packet_type == UNSUBSCRIBE) and \
-                lists_too_many_filters(packet_type, body, n, v5, self.router.limits):
-            self.router.counters.at[count.FILTERS_PER_PACKET_REFUSED] += 1
+                lists_too_many_filters(packet_type, body, n, v5, self.limits):
+            self.counters.at[count.FILTERS_PER_PACKET_REFUSED] += 1
             protocol_error(QUOTA_EXCEEDED, "more than filters_per_packet_max")
         return 0
 
@@ -365,7 +367,7 @@ cdef class Dispatch:
         cdef int held
         if packet_type == PUBLISH:
             return self.publish(conn, flags, p, header, total)
-        if n > self.router.limits.unwalked_bytes:
+        if n > self.limits.unwalked_bytes:
             self.check_lists(packet_type, body, n, v5)
         s = <Session>conn.session
         if packet_type == PUBACK:
@@ -381,10 +383,10 @@ cdef class Dispatch:
                 reason = PACKET_ID_NOT_FOUND
             elif conn.unreleased:
                 conn.unreleased -= 1
-            self.router.logged = False
-            if self.router.keeps and is_stored(s):
-                self.router.mark_dirty(s)
-            self.router.answer(conn, PUBCOMP, ack.packet_id, reason, 0)
+            self.router.in_hand.logged = False
+            if self.state.keeps and is_stored(s):
+                self.router.windows.mark_dirty(s)
+            self.router.answering.answer(conn, PUBCOMP, ack.packet_id, reason, 0)
         elif packet_type == PUBCOMP:
             decode_ack(&ack, PUBCOMP, flags, body, n, v5)
             self.router.pubcomp(s, conn, ack.packet_id)
@@ -393,12 +395,12 @@ cdef class Dispatch:
             o = outbox_reserve(&conn.out, 2)
             o[0] = 0xD0
             o[1] = 0
-            self.router.counters.at[count.ANSWERS_SENT] += 1
-            self.router.set_dirty(conn)
+            self.counters.at[count.ANSWERS_SENT] += 1
+            self.state.set_dirty(conn)
         else:
-            note_packet(self.router.counters.at, packet_type)
+            note_packet(self.counters.at, packet_type)
             held = self.slow_packet(conn, s, p, header, total)
-            note_packet(self.router.counters.at, 0)
+            note_packet(self.counters.at, 0)
             return held
         return 0
 
@@ -415,21 +417,21 @@ cdef class Dispatch:
         elif packet_type == SUBSCRIBE:
             subscribe = decode_subscribe(flags, body, n, v5)
             work(<uint64_t>len(subscribe.filters) * (4 * OBJECT))
-            if self.router.judge_filters(conn, s, <uint32_t>len(subscribe.filters)) == HELD:
+            if self.router.back_pressure.judge_filters(conn, s, <uint32_t>len(subscribe.filters)) == HELD:
                 return 1
             self.filters_left -= len(subscribe.filters)
-            self.router.handler.subscribe(conn, s, subscribe)
+            self.state.handler.subscribe(conn, s, subscribe)
         elif packet_type == UNSUBSCRIBE:
             unsubscribe = decode_unsubscribe(flags, body, n, v5)
             work(<uint64_t>len(unsubscribe.filters) * (2 * OBJECT))
-            if self.router.judge_filters(conn, s, <uint32_t>len(unsubscribe.filters)) == HELD:
+            if self.router.back_pressure.judge_filters(conn, s, <uint32_t>len(unsubscribe.filters)) == HELD:
                 return 1
             self.filters_left -= len(unsubscribe.filters)
-            self.router.handler.unsubscribe(conn, s, unsubscribe)
+            self.state.handler.unsubscribe(conn, s, unsubscribe)
         elif packet_type == DISCONNECT:
-            self.router.handler.disconnect(conn, decode_disconnect(flags, body, n, v5))
+            self.state.handler.disconnect(conn, decode_disconnect(flags, body, n, v5))
         elif packet_type == AUTH and v5:
-            self.router.handler.auth(conn, decode_auth(flags, body, n, v5))
+            self.state.handler.auth(conn, decode_auth(flags, body, n, v5))
         elif packet_type == 0 or packet_type == AUTH:
             malformed("packet type 15 before MQTT 5" if packet_type else "packet type 0")
         else:
@@ -439,7 +441,7 @@ cdef class Dispatch:
     cdef int connect(self, Connection conn, uint8_t* p, uint32_t header, uint32_t total) except -1:
         cdef Connect packet
         conn.version = <uint8_t>connect_version(p + header, total - header)      # how to answer if it is bad
-        if conn.version == 5 and total - header > self.router.limits.unwalked_bytes:
+        if conn.version == 5 and total - header > self.limits.unwalked_bytes:
             self.check_lists(CONNECT, p + header, total - header, True)
         packet = decode_connect(p[0] & 15, p + header, total - header)
         conn.version = packet.version
@@ -461,7 +463,7 @@ cdef class Dispatch:
         cdef uint8_t reason
         cdef uint32_t id_at = 0
         decode_publish(&pub, flags, p + header, total - header, v5, &self.scratch)
-        if pub.props_len > router.limits.unwalked_bytes:
+        if pub.props_len > self.limits.unwalked_bytes:
             self.check_properties(&pub)
         if pub.has_alias:
             self.alias(conn, &pub)
@@ -471,7 +473,7 @@ cdef class Dispatch:
                 return self.refuse(conn, s, &pub, TOPIC_NAME_INVALID,
                                    "Topic Name beyond topic_bytes_max or topic_levels_max")
             m = self.subscriptions.match(pub.topic, pub.topic_len)
-        if router.guarded:
+        if router.back_pressure.guarded:
             held = self.guard(conn, s, &pub, m, total)
             if held:
                 return held - 1
@@ -482,69 +484,71 @@ cdef class Dispatch:
         if self.authorise.restricts and not self.authorise.may_publish(
                 &conn.verdicts, s, pub.topic, pub.topic_len, m.topic_hash, pub.qos, pub.retain):
             return self.refuse(conn, s, &pub, NOT_AUTHORIZED, "not authorised")
-        if pub.payload_format and router.limits.validate_payload_format and \
+        if pub.payload_format and self.limits.validate_payload_format and \
                 not utf8_payload(pub.payload, pub.payload_len):
             return self.refuse(conn, s, &pub, PAYLOAD_FORMAT_INVALID, "payload is not UTF-8, as its indicator says")
-        if pub.retain and not router.limits.retain_available:
+        if pub.retain and not self.limits.retain_available:
             protocol_error(RETAIN_NOT_SUPPORTED, "PUBLISH with RETAIN, and nothing is retained here")
         if pub.qos:
-            if pub.qos > router.limits.maximum_qos:
+            if pub.qos > self.limits.maximum_qos:
                 protocol_error(QOS_NOT_SUPPORTED, "QoS above Maximum QoS")
-            if conn.unanswered + conn.unreleased >= router.limits.receive_maximum and v5:
+            if conn.unanswered + conn.unreleased >= self.limits.receive_maximum and v5:
                 # a resent QoS 2 publish whose identifier is known takes no place of its own
                 if pub.qos == 1 or not self.known(s, pub.packet_id):
                     if conn.ack_count:
                         conn.messages_in -= 1       # it is looked at again
-                        return router.await_answers(conn, s)
-                    router.counters.at[count.RECEIVE_MAXIMUM_EXCEEDED] += 1
+                        return router.back_pressure.await_answers(conn, s)
+                    self.counters.at[count.RECEIVE_MAXIMUM_EXCEEDED] += 1
                     protocol_error(RECEIVE_MAXIMUM_EXCEEDED, "more than Receive Maximum unacknowledged publishes")
             if pub.qos == 2 and not self.arrives(conn, s, pub.packet_id):
                 # there already: whatever the first one waits for, the answer waits for it too
-                router.counters.at[count.PUBLISH_DUPLICATES] += 1
+                self.counters.at[count.PUBLISH_DUPLICATES] += 1
                 return self.answer_again(conn, s, pub.packet_id)
-            router.counters.at[count.PUBLISH_RECEIVED_QOS1 if pub.qos == 1 else count.PUBLISH_RECEIVED_QOS2] += 1
-        router.counters.at[count.PUBLISH_RECEIVED] += 1
-        router.counters.at[count.PUBLISH_BYTES_RECEIVED] += pub.payload_len
-        fill_content(&c, &pub, router.wall_ms)
-        c.number = router.new_number()
+            self.counters.at[count.PUBLISH_RECEIVED_QOS1 if pub.qos == 1 else count.PUBLISH_RECEIVED_QOS2] += 1
+        self.counters.at[count.PUBLISH_RECEIVED] += 1
+        self.counters.at[count.PUBLISH_BYTES_RECEIVED] += pub.payload_len
+        fill_content(&c, &pub, self.state.wall_ms)
+        c.number = self.state.new_number()
         if not pub.has_alias:
             kind = (1 if v5 else 0) | (2 if pub.qos else 0)
             id_at = header + 2 + pub.topic_len
-        router.begin(&c, s, s.client_id, p, total, kind, id_at)
+        router.in_hand.begin(&c, s, s.client_id, p, total, kind, id_at)
         reason = 0 if router.publish(m) or not v5 else NO_MATCHING_SUBSCRIBERS
-        if router.full_peers and router.matched_peers & router.full_peers:
-            router.pause(conn)
+        if router.peers.full_peers and router.in_hand.matched_peers & router.peers.full_peers:
+            router.peers.pause(conn)
         if pub.qos:
-            router.answer(conn, PUBACK if pub.qos == 1 else PUBREC, pub.packet_id, reason, router.mask)
-        if router.now_ms >= router.sample_ms:
-            router.sample(m, pub.qos == 0 or conn.ack_count == 0)
+            router.answering.answer(
+                conn, PUBACK if pub.qos == 1 else PUBREC, pub.packet_id, reason, router.in_hand.mask)
+        if self.state.now_ms >= self.state.sample_ms:
+            router.peers.sample(m, pub.qos == 0 or conn.ack_count == 0)
         return 0
 
     cdef int answer_again(self, Connection conn, Session s, uint16_t packet_id) except -1:
         cdef Router router = self.router
-        router.logged = False
-        if router.keeps and is_stored(s):
-            router.mark_dirty(s)
-        router.answer(conn, PUBREC, packet_id, 0, router.unacknowledged_peers())
-        router.acks_due = True
+        cdef RouterState state = self.state
+        router.in_hand.logged = False
+        if state.keeps and is_stored(s):
+            router.windows.mark_dirty(s)
+        router.answering.answer(conn, PUBREC, packet_id, 0, router.answering.unacknowledged_peers())
+        state.acks_due = True
         return 0
 
     cdef int check_properties(self, Publish* pub) except -1:
-        if publish_lists_too_much(pub.props, pub.props_len, self.router.limits):
-            self.router.counters.at[count.USER_PROPERTIES_REFUSED] += 1
+        if publish_lists_too_much(pub.props, pub.props_len, self.limits):
+            self.counters.at[count.USER_PROPERTIES_REFUSED] += 1
             protocol_error(QUOTA_EXCEEDED, "more than user_properties_max or user_property_bytes_max")
         return 0
 
     cdef bint topic_fits(self, Publish* pub) except -1:
         # once for each topic in the router's cache of results
-        cdef Limits limits = self.router.limits
+        cdef Limits limits = self.limits
         if not topic_name_valid(pub.topic, pub.topic_len):
             protocol_error(TOPIC_NAME_INVALID, "Topic Name with wildcard, U+0000, bad UTF-8, or empty")
         if pub.topic_len > limits.topic_bytes_max:
-            self.router.counters.at[count.TOPICS_TOO_LONG] += 1
+            self.counters.at[count.TOPICS_TOO_LONG] += 1
             return False
         if level_count(pub.topic, pub.topic_len) > limits.topic_levels_max:
-            self.router.counters.at[count.TOPICS_TOO_DEEP] += 1
+            self.counters.at[count.TOPICS_TOO_DEEP] += 1
             return False
         return True
 
@@ -554,7 +558,7 @@ cdef class Dispatch:
         cdef int verdict
         if pub.qos == 2 and self.known(s, pub.packet_id):
             return 0                        # sent again: its place was taken before
-        verdict = self.router.judge(conn, s, pub.qos, pub.retain, m, total)
+        verdict = self.router.back_pressure.judge(conn, s, pub.qos, pub.retain, m, total)
         if verdict == REFUSED:
             self.refuse(conn, s, pub, QUOTA_EXCEEDED, "worker_memory_bytes_max")
             return 1
@@ -568,8 +572,8 @@ cdef class Dispatch:
         if not s.arrive(packet_id):
             return False
         conn.unreleased += 1
-        if self.router.keeps and is_stored(s):
-            self.router.mark_dirty(s)
+        if self.state.keeps and is_stored(s):
+            self.router.windows.mark_dirty(s)
         return True
 
     cdef bint known(self, Session s, uint16_t packet_id) except -1:
@@ -584,27 +588,27 @@ cdef class Dispatch:
         cdef uint8_t kind = PUBACK if pub.qos == 1 else PUBREC
         if pub.qos == 2 and self.known(s, pub.packet_id):
             # sent again: the first one was taken, whatever the settings were then, and its identifier is in use
-            self.router.counters.at[count.PUBLISH_DUPLICATES] += 1
+            self.counters.at[count.PUBLISH_DUPLICATES] += 1
             return self.answer_again(conn, s, pub.packet_id)
         if conn.version != 5 and reason != NOT_AUTHORIZED:
             protocol_error(reason, why)
-        self.router.counters.at[count.PUBLISH_REFUSED] += 1
+        self.counters.at[count.PUBLISH_REFUSED] += 1
         if pub.qos and conn.version == 5:
-            self.router.answer_packet(conn, encode_ack(
+            self.router.answering.answer_packet(conn, encode_ack(
                 5, kind, pub.packet_id, reason, {"reason_string": why} if conn.problem_information else None, True,
                 conn.packet_bytes_max))
         elif pub.qos:
-            self.router.logged = False
+            self.router.in_hand.logged = False
             if pub.qos == 2:
                 self.arrives(conn, s, pub.packet_id)
-            self.router.answer(conn, kind, pub.packet_id, 0, 0)
-        self.router.handler.publish_refused(conn, PyBytes_FromStringAndSize(<char*>pub.topic, pub.topic_len), reason)
+            self.router.answering.answer(conn, kind, pub.packet_id, 0, 0)
+        self.state.handler.publish_refused(conn, PyBytes_FromStringAndSize(<char*>pub.topic, pub.topic_len), reason)
         return 0
 
     cdef int alias(self, Connection conn, Publish* pub) except -1:
         cdef bytes topic
         if pub.topic_alias > conn.topic_alias_max:
-            self.router.counters.at[count.TOPIC_ALIASES_REFUSED] += 1
+            self.counters.at[count.TOPIC_ALIASES_REFUSED] += 1
             protocol_error(TOPIC_ALIAS_INVALID, "Topic Alias above Topic Alias Maximum")
         if pub.topic_len:
             if conn.aliases == NULL:

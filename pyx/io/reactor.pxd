@@ -1,9 +1,11 @@
 # cython: language_level=3
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
+from pyx.core.counters cimport Row
 from pyx.core.timers cimport TimerNode, TimerWheel
 from pyx.delivery.connection cimport Connection
 from pyx.delivery.router cimport Router
+from pyx.delivery.router_state cimport RouterState
 from pyx.io.dispatch cimport Dispatch
 from pyx.io.poller cimport Poller
 from pyx.io.sources cimport Sources
@@ -11,6 +13,8 @@ from pyx.io.sources cimport Sources
 
 cdef class Reactor:
     cdef readonly Router router
+    cdef RouterState state              # the router's
+    cdef Row counters
     cdef readonly Dispatch dispatch
     cdef TimerWheel timers
     cdef Poller poller

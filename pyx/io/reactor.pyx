@@ -43,7 +43,7 @@ from pyx.core.work cimport (
     callback_begins, callback_ends, callback_ends_named, progress, work,
 )
 from pyx.delivery.connection cimport CLOSED, CLOSING, DECIDING, OPEN
-from pyx.delivery.routing cimport SLICE
+from pyx.delivery.router_state cimport Pointers, SLICE
 from pyx.delivery.session cimport Session, may_go_on
 from pyx.io.epoll import Epoll
 from pyx.io.poller cimport Event, FAILED, HUNG_UP, READABLE, WRITABLE
@@ -71,10 +71,11 @@ cdef class Reactor:
     def __cinit__(self, Router router not None, Dispatch dispatch not None, Poller poller=None):
         self.poller = poller if poller is not None else Epoll()
         self.router = router
+        self.state = router.state
+        self.counters = router.state.counters
         self.dispatch = dispatch
-        self.timers = router.timers
-        self.buffer_bytes = router.limits.tick_connection_bytes_max
-        # in front: a partial packet of the connection
+        self.timers = router.state.timers
+        self.buffer_bytes = router.state.limits.tick_connection_bytes_max   # in front: a partial packet
         self.buffer = <uint8_t*>malloc(self.buffer_bytes * 2)
         if self.buffer == NULL:
             raise MemoryError
@@ -82,7 +83,6 @@ cdef class Reactor:
         self.graveyard = []
         self.watchers = {}
         self.listeners = {}
-        self.paused = None
         self.connections_max = 0xFFFFFFFF
         self.sources = Sources()
         self.connect_ms_max = 10_000
@@ -94,14 +94,14 @@ cdef class Reactor:
 
     cdef void now(self) noexcept:
         cdef timespec t
-        self.last_ns = self.router.tick_ns = monotonic_ns()
-        self.router.now_ms = self.last_ns // 1_000_000
+        self.last_ns = self.state.tick_ns = monotonic_ns()
+        self.state.now_ms = self.last_ns // 1_000_000
         clock_gettime(CLOCK_REALTIME, &t)
-        self.router.clock.us = <uint64_t>t.tv_sec * 1_000_000 + <uint64_t>t.tv_nsec // 1000
-        self.router.clock.hear()
-        if self.router.wall_offset == 0:
-            self.router.wall_offset = self.router.clock.us // 1000 - self.router.now_ms
-        self.router.wall_ms = self.router.now_ms + self.router.wall_offset
+        self.state.clock.us = <uint64_t>t.tv_sec * 1_000_000 + <uint64_t>t.tv_nsec // 1000
+        self.state.clock.hear()
+        if self.state.wall_offset == 0:
+            self.state.wall_offset = self.state.clock.us // 1000 - self.state.now_ms
+        self.state.wall_ms = self.state.now_ms + self.state.wall_offset
 
     def fileno(self):
         """The poller's descriptor: readable when `poll` has something to do."""
@@ -132,7 +132,7 @@ cdef class Reactor:
         if getpeername(fd, <sockaddr*>&address, &n) == 0:
             set_peer(conn, &address)
         if remaining_ms >= 0:
-            self.timers.schedule(&conn.timer, self.router.now_ms + <uint64_t>remaining_ms)
+            self.timers.schedule(&conn.timer, self.state.now_ms + <uint64_t>remaining_ms)
         if unread:
             self.dispatch.feed(conn, unread)
         return conn
@@ -152,11 +152,11 @@ cdef class Reactor:
 
     def start_keep_alive(self, Connection conn not None):
         """The connect deadline becomes the keep-alive's (conn.keep_alive_ms; 0: none) [MQTT-3.1.2-24]."""
-        conn.heard = self.router.now_ms
+        conn.heard = self.state.now_ms
         if conn.source is not None:
             self.sources.leave(conn)
         if conn.keep_alive_ms:
-            self.timers.schedule(&conn.timer, self.router.now_ms + conn.keep_alive_ms)
+            self.timers.schedule(&conn.timer, self.state.now_ms + conn.keep_alive_ms)
         else:
             self.timers.cancel(&conn.timer)
 
@@ -211,7 +211,7 @@ cdef class Reactor:
                 try:
                     self.ready(conn, what)
                 except Exception as error:
-                    self.router.fail(conn, error)
+                    self.state.fail(conn, error)
             self.round_end()
             if watched is not None:
                 self.call(watched)
@@ -264,31 +264,31 @@ cdef class Reactor:
 
     cdef int round_end(self) except -1:
         cdef int tries = 0
-        self.router.counters.at[count.TICKS] += 1
+        self.counters.at[count.TICKS] += 1
         while True:
             self.router.finish_tick()
-            if self.router.finished_since:
-                observe(self.router.counters.at, PUBLISH_DURATION, monotonic_ns() - self.router.finished_since)
-                self.router.finished_since = 0
-            if self.router.closing:
+            if self.state.finished_since:
+                observe(self.counters.at, PUBLISH_DURATION, monotonic_ns() - self.state.finished_since)
+                self.state.finished_since = 0
+            if self.state.closing:
                 self.close_asked()
-                if self.router.next_position != self.router.block.first or self.router.recorded:
+                if self.state.next_position != self.router.journal.block.first or self.router.journal.recorded:
                     self.router.finish_tick()
-            if self.router.resumed:
+            if self.state.resumed:
                 self.resume()
             self.flush_all()
             tries += 1
-            if self.router.laid is not None or \
-                    self.router.ready.count == 0 and not self.router.closing and not self.router.drained:
+            if self.router.journal.laid is not None or \
+                    self.state.ready.count == 0 and not self.state.closing and not self.state.drained:
                 break
             if tries == 4:
                 self.again = True
                 break
-        if self.router.delivered_since:
-            observe(self.router.counters.at, DELIVERY_DURATION, monotonic_ns() - self.router.delivered_since)
-            self.router.delivered_since = 0
-        if self.dispatch.carried or self.router.unfinished or self.router.divided or self.router.dirty.count or \
-                self.router.closing or self.late:
+        if self.state.delivered_since:
+            observe(self.counters.at, DELIVERY_DURATION, monotonic_ns() - self.state.delivered_since)
+            self.state.delivered_since = 0
+        if self.dispatch.carried or self.state.unfinished or self.state.divided or self.state.dirty.count or \
+                self.state.closing or self.late:
             self.again = True
         if self.graveyard:
             self.graveyard.clear()
@@ -305,7 +305,7 @@ cdef class Reactor:
     cdef int expire(self) except -1:
         cdef TimerNode* t
         cdef Connection conn
-        cdef uint64_t now = self.router.now_ms
+        cdef uint64_t now = self.state.now_ms
         cdef Mark mark
         callback_begins(&mark)
         self.timers.until = progress() + self.slice
@@ -322,20 +322,20 @@ cdef class Reactor:
             try:
                 self.time_is_up(conn, t)
             except Exception as error:
-                self.router.fail(conn, error)
+                self.state.fail(conn, error)
 
     cdef int time_is_up(self, Connection conn, TimerNode* t) except -1:
-        cdef uint64_t now = self.router.now_ms
+        cdef uint64_t now = self.state.now_ms
         if conn.lingering:
             self.end(conn)
         elif conn.state < OPEN:
-            self.router.handler.connect_timeout(conn)
+            self.state.handler.connect_timeout(conn)
         elif conn.state == OPEN and conn.keep_alive_ms:
             if conn.carried or conn.paused:
                 conn.heard = now            # the clock stands still while we do not read
             if now - conn.heard >= conn.keep_alive_ms:
-                self.router.counters.at[count.KEEP_ALIVE_TIMEOUTS] += 1
-                self.router.handler.keep_alive_timeout(conn)
+                self.counters.at[count.KEEP_ALIVE_TIMEOUTS] += 1
+                self.state.handler.keep_alive_timeout(conn)
             else:
                 self.timers.schedule(t, conn.heard + conn.keep_alive_ms)
         return 0
@@ -365,14 +365,14 @@ cdef class Reactor:
                 if e == EINTR or e == ECONNABORTED or e == EPROTO or e == EPERM:
                     continue                # that connection is gone; the next may be fine
                 # no descriptor or no memory for it: stop asking for a while instead of spinning
-                self.router.counters.at[count.ACCEPT_ERRORS] += 1
+                self.counters.at[count.ACCEPT_ERRORS] += 1
                 self.pause_accepting(e)
                 break
-            self.router.counters.at[count.CONNECTIONS_ACCEPTED] += 1
-            listener_places(self.router.counters.at, listener)[<int>LISTENER_ACCEPTED] += 1
+            self.counters.at[count.CONNECTIONS_ACCEPTED] += 1
+            listener_places(self.counters.at, listener)[<int>LISTENER_ACCEPTED] += 1
             if <uint32_t>len(self.connections) >= self.connections_max:
-                self.router.counters.at[count.CONNECTIONS_REFUSED] += 1
-                self.router.handler.too_many_connections()
+                self.counters.at[count.CONNECTIONS_REFUSED] += 1
+                self.state.handler.too_many_connections()
                 close(fd)
                 continue
             conn = self.open(fd, listener)
@@ -380,16 +380,16 @@ cdef class Reactor:
             if not self.may_come(conn):
                 self.end(conn)
                 continue
-            self.timers.schedule(&conn.timer, self.router.now_ms + self.connect_ms_max)
+            self.timers.schedule(&conn.timer, self.state.now_ms + self.connect_ms_max)
         callback_ends(&mark, ACCEPT)
         return 0
 
     cdef bint may_come(self, Connection conn) except -1:
-        cdef int refused = self.sources.arrive(conn, self.router.now_ms)
+        cdef int refused = self.sources.arrive(conn, self.state.now_ms)
         if refused:
-            self.router.counters.at[refused] += 1
-            self.router.counters.at[count.CONNECTIONS_REFUSED] += 1
-            self.router.handler.source_refused(conn, refused)
+            self.counters.at[refused] += 1
+            self.counters.at[count.CONNECTIONS_REFUSED] += 1
+            self.state.handler.source_refused(conn, refused)
         return refused == 0
 
     def pause_accepting(self, int error):
@@ -397,8 +397,8 @@ cdef class Reactor:
         listeners = self.listeners
         self.stop_listening()
         self.paused = listeners
-        self.router.handler.accept_failed(error)
-        self.timers.call(self.router.now_ms + ACCEPT_PAUSE_MS, self._accept_again)
+        self.state.handler.accept_failed(error)
+        self.timers.call(self.state.now_ms + ACCEPT_PAUSE_MS, self._accept_again)
 
     def _accept_again(self):
         listeners, self.paused = self.paused, None
@@ -408,8 +408,8 @@ cdef class Reactor:
     cdef Connection open(self, int fd, uint8_t listener):
         cdef Connection conn = Connection.__new__(Connection)
         conn.listener = listener
-        conn.opened = self.router.now_ms
-        conn.heard = self.router.now_ms
+        conn.opened = self.state.now_ms
+        conn.heard = self.state.now_ms
         try:
             self.poller.add(fd, READABLE, <size_t><void*>conn)
         except OSError:
@@ -417,7 +417,7 @@ cdef class Reactor:
             raise
         conn.fd = fd
         self.connections[fd] = conn
-        listener_places(self.router.counters.at, listener)[<int>LISTENER_CONNECTIONS] += 1
+        listener_places(self.counters.at, listener)[<int>LISTENER_CONNECTIONS] += 1
         return conn
 
     # ------------------------------------------------------------ in
@@ -462,9 +462,9 @@ cdef class Reactor:
             to = self.buffer + front
             room = self.buffer_bytes
         r = recv(conn.fd, to, room, 0)
-        self.router.clock.hear()
+        self.state.clock.hear()
         work(SYSTEM + (<uint64_t>r // 1024 * KIBI if r > 0 else 0))
-        self.router.counters.at[count.RECV_CALLS] += 1
+        self.counters.at[count.RECV_CALLS] += 1
         if r <= 0:
             if r < 0:
                 e = errno
@@ -475,10 +475,10 @@ cdef class Reactor:
                 conn, "closed by the client without DISCONNECT" if conn.state == OPEN else "closed before CONNECT"
             )
         conn.bytes_in += r
-        self.router.counters.at[count.BYTES_RECEIVED] += r
+        self.counters.at[count.BYTES_RECEIVED] += r
         if direct:
             conn.part_len += <uint32_t>r
-            conn.heard = self.router.now_ms         # progress in a large packet is a sign of life
+            conn.heard = self.state.now_ms         # progress in a large packet is a sign of life
             if conn.part_len >= conn.part_want:
                 self.dispatch.take_part(conn)
         else:
@@ -493,12 +493,12 @@ cdef class Reactor:
 
     def resume(self):
         """Read on where the router says that a peer has room again."""
-        cdef list resumed = self.router.resumed
+        cdef list resumed = self.state.resumed
         cdef Connection conn
         cdef Mark mark
         callback_begins(&mark)
         work(<uint64_t>len(resumed) * VISIT)
-        self.router.resumed = []
+        self.state.resumed = []
         for conn in resumed:
             conn.paused = False
             if conn.carried:
@@ -506,7 +506,7 @@ cdef class Reactor:
                 self.again = True
             elif conn.state == OPEN and conn.not_reading and not self.answers_wait(conn):
                 conn.not_reading = False
-                conn.heard = self.router.now_ms
+                conn.heard = self.state.now_ms
                 self.interest(conn)
         callback_ends(&mark, RESUME)
 
@@ -519,7 +519,7 @@ cdef class Reactor:
     cdef bint answers_wait(self, Connection conn) noexcept:
         # Messages stop at outbox_bytes_max, answers do not: a client that asks on and takes no answer is not read.
         # Large payloads do not lie in buf and do not count, so that messages alone never stop the reading
-        return conn.out.tail - conn.out.head > 2 * <uint64_t>self.router.limits.outbox_bytes_max \
+        return conn.out.tail - conn.out.head > 2 * <uint64_t>self.state.limits.outbox_bytes_max \
                 or conn.ack_count > ACKS_MAX
 
     cdef int interest(self, Connection conn) except -1:
@@ -531,27 +531,27 @@ cdef class Reactor:
     cdef int flush_all(self) except -1:
         cdef uint32_t i = 0
         cdef Connection conn
-        cdef Router router = self.router
+        cdef Pointers* dirty = &self.state.dirty
         cdef Mark mark
         callback_begins(&mark)
         self.sending = 0
         # flush may close a connection, which may make others dirty (a will): the list is walked to its end, whatever is
         # added, or to that of a slice
-        while i < router.dirty.count and self.sending < self.slice:
-            conn = <Connection>router.dirty.items[i]
+        while i < dirty.count and self.sending < self.slice:
+            conn = <Connection>dirty.items[i]
             work(VISIT)
             conn.dirty = False
             if conn.fd >= 0 and not conn.want_write:
                 try:
                     self.flush(conn)
                 except Exception as error:
-                    router.fail(conn, error)
+                    self.state.fail(conn, error)
             Py_DECREF(conn)
             i += 1
-        router.dirty.count -= i
-        if router.dirty.count:
-            work(router.dirty.count * PLACE)
-            memmove(router.dirty.items, router.dirty.items + i, router.dirty.count * sizeof(router.dirty.items[0]))
+        dirty.count -= i
+        if dirty.count:
+            work(dirty.count * PLACE)
+            memmove(dirty.items, dirty.items + i, dirty.count * sizeof(dirty.items[0]))
         callback_ends(&mark, SEND)
         return 0
 
@@ -564,7 +564,7 @@ cdef class Reactor:
         cdef int e, n
         cdef bint full = False
         cdef Session s
-        self.router.clock.tell()
+        self.state.clock.tell()
         while conn.out.pending:
             if conn.out.shared_head == conn.out.shared_tail:
                 total = conn.out.tail - conn.out.head
@@ -575,7 +575,7 @@ cdef class Reactor:
                 m.msg_iov = v
                 m.msg_iovlen = n
                 r = sendmsg(conn.fd, &m, MSG_NOSIGNAL)
-            self.router.counters.at[count.SEND_CALLS] += 1
+            self.counters.at[count.SEND_CALLS] += 1
             spent = SYSTEM + (<uint64_t>r // 1024 * KIBI if r > 0 else 0)
             work(spent)
             self.sending += spent
@@ -588,8 +588,8 @@ cdef class Reactor:
                 full = True
                 break
             if conn.not_reading:
-                conn.heard = self.router.now_ms     # a sign of life, while it can give no other
-            self.router.output_taken(conn, r)
+                conn.heard = self.state.now_ms     # a sign of life, while it can give no other
+            self.state.output_taken(conn, r)
             if <size_t>r < total:
                 full = True
                 break
@@ -607,11 +607,11 @@ cdef class Reactor:
                 return 0
             if conn.dropping and conn.state == OPEN and not (<Session>conn.session).behind:
                 conn.dropping = False
-                self.router.handler.dropping_ended(conn)
-        if conn.state == OPEN and conn.out.pending <= self.router.limits.outbox_bytes_max // 2:
+                self.state.handler.dropping_ended(conn)
+        if conn.state == OPEN and conn.out.pending <= self.state.limits.outbox_bytes_max // 2:
             s = <Session>conn.session
             if may_go_on(s):
-                self.router.set_ready(s)
+                self.state.set_ready(s)
         return 0
 
     # ------------------------------------------------------------ the end of a connection
@@ -628,14 +628,14 @@ cdef class Reactor:
 
     cdef int say_closed(self, Connection conn, int reason, str why) except -1:
         try:
-            self.router.handler.closed(conn, reason, why)   # nothing, if it was told already
+            self.state.handler.closed(conn, reason, why)   # nothing, if it was told already
         except Exception as error:
-            self.router.fail(conn, error)
+            self.state.fail(conn, error)
         return 0
 
     cdef int close_asked(self) except -1:
         # a slice of those; the rest keeps its place
-        cdef list asked = self.router.closing
+        cdef list asked = self.state.closing
         cdef Py_ssize_t i = 0
         cdef Connection conn
         cdef Mark mark
@@ -665,7 +665,7 @@ cdef class Reactor:
             self.end(conn)
         if conn.state != CLOSED and not conn.lingering:
             # the kernel is full: give what is left a second
-            self.timers.schedule(&conn.timer, self.router.now_ms + LINGER_MS)
+            self.timers.schedule(&conn.timer, self.state.now_ms + LINGER_MS)
             conn.lingering = True
         return 0
 
@@ -678,7 +678,7 @@ cdef class Reactor:
         if conn.not_reading:
             conn.not_reading = False
             self.interest(conn)
-        self.timers.schedule(&conn.timer, self.router.now_ms + LINGER_MS)
+        self.timers.schedule(&conn.timer, self.state.now_ms + LINGER_MS)
 
     cdef int end(self, Connection conn) except -1:
         conn.state = CLOSED
@@ -690,11 +690,11 @@ cdef class Reactor:
             close(conn.fd)
             work(3 * SYSTEM)
             if self.connections.pop(conn.fd, None) is not None:
-                listener_places(self.router.counters.at, conn.listener)[<int>LISTENER_CONNECTIONS] -= 1
+                listener_places(self.counters.at, conn.listener)[<int>LISTENER_CONNECTIONS] -= 1
             conn.fd = -1
             self.graveyard.append(conn)
         conn.session = None
         conn.drop_acks()
         conn.free_part()
-        self.router.discard_output(conn)
+        self.state.discard_output(conn)
         return 0

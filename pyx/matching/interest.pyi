@@ -4,7 +4,7 @@ from typing import final
 
 @final
 class WholeInterest:
-    """Made by `Router.begin_interest`."""
+    """Made by `Siblings.begin_interest`."""
 
     def __new__(cls, sibling: int, number: int) -> WholeInterest: ...
     @property

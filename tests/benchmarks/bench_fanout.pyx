@@ -32,12 +32,12 @@ cdef uint64_t now_ns() noexcept:
 cdef int empty(Router router) except -1:
     cdef uint32_t i
     cdef Connection conn
-    for i in range(router.dirty.count):
-        conn = <Connection>router.dirty.items[i]
+    for i in range(router.state.dirty.count):
+        conn = <Connection>router.state.dirty.items[i]
         conn.dirty = False
         outbox_clear(&conn.out)
         Py_DECREF(conn)
-    router.dirty.count = 0
+    router.state.dirty.count = 0
     return 0
 
 

@@ -98,7 +98,7 @@ class Worker:
 
         def rests() -> bool:
             self.host.settle()
-            return self.host.node.router.durable_ticket >= self.store.flush()
+            return self.host.node.router.journal.durable_ticket >= self.store.flush()
 
         wait_until(rests, 120, "everything is durable")
 
@@ -328,7 +328,7 @@ def written(path: Path, what: str, qos: int, is_online: bool, rate: int, seconds
     while (passed := time.monotonic() - began) < seconds:
         traffic.send(min(int(passed * rate) - traffic.sent, rate // 10))
         host.now_ms = first_ms + int(passed * 1000)
-        host.node.router.set_time(host.now_ms)
+        host.node.router.state.set_time(host.now_ms)
         host.node.timers.advance(host.now_ms)
         host.turn()
         traffic.answer(everybody)

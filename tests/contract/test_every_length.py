@@ -235,7 +235,7 @@ def test_where_replays_may_begin(number: int, length: int) -> None:
 
     router, archive = Heard(next_number=lambda: number), Heard(start=start)
     Sources.probed(
-        cast(Any, Heard(_archive=archive, _router=router)), sibling(1), replay_sources.probe_of(number, filters)
+        cast(Any, Heard(_archive=archive, _router=Heard(state=router, peers=router))), sibling(1), replay_sources.probe_of(number, filters)
     )
     assert asked == filters
     ((_, (peer, word, answer)),) = router.calls
@@ -253,7 +253,7 @@ def test_questions_for_retained_messages(number: int, length: int) -> None:
     for after in (b"", at):
         walk = Heard(parts={1: after}, filter=text)
         questions = {number: (walk, 1)}
-        asking = Heard(_questions=questions, _context=Heard(is_ready=bool), _router=router)
+        asking = Heard(_questions=questions, _context=Heard(is_ready=bool), _router=Heard(peers=router))
         Retaining._put(cast(Any, asking), number)
         _, (_, word, question) = router.calls.pop()
         assert word == b"?"
@@ -261,7 +261,7 @@ def test_questions_for_retained_messages(number: int, length: int) -> None:
         _, (asked,) = queued.calls.pop()
         assert (asked.peer, asked.number, asked.filter, asked.after) == (1, number, text, after)
         for further in (None, at):
-            page = Heard(_page=lambda *_, further=further: ([message], further), _router=router)
+            page = Heard(_page=lambda *_, further=further: ([message], further), _router=Heard(peers=router))
             Retaining._answer(cast(Any, page), asked)
             _, (_, word, answer) = router.calls.pop()
             assert word == b"!"

@@ -92,7 +92,7 @@ class Line(Peer):
         self.watcher = Watcher()
 
     def take(self) -> bool:
-        out = self.node.router.take_output(self.conn)
+        out = self.node.router.state.take_output(self.conn)
         self.watcher.came(out)
         return bool(out)
 
@@ -171,7 +171,7 @@ class Stage:
             return
         self.moving = [each for each in self.moving if each[0] is not line]
         if line.conn.state < CLOSING:
-            line.node.router.close(line.conn, 0, "lost")
+            line.node.router.state.close(line.conn, 0, "lost")
 
     def do_stall(self, number: int, stalled: int) -> None:
         line = self.lines.get(number)
@@ -196,7 +196,7 @@ class Stage:
         host = self.host
         host.now_ms += ms
         for node in host.nodes:
-            node.router.set_time(host.now_ms)
+            node.router.state.set_time(host.now_ms)
             node.timers.advance(host.now_ms)
             for link in node.links.values():
                 link.tick(host.now)
@@ -265,7 +265,7 @@ class Stage:
                 assert session.subscriptions <= limits.filters_per_session_max, session.client_id
                 assert session.unacknowledged <= limits.inflight_max, session.client_id
             held = limits.queue_messages_max * max(1, len(node.sessions))
-            node.router.sweep()
+            node.router.bounding.sweep()
             assert store.messages_held() <= 8 * held, f"{store.messages_held()} messages in the log"
             row = node.counters.as_dict()
             assert row["retained_messages"] <= limits.retained_messages_max
@@ -288,8 +288,8 @@ class Stage:
         assert host.waiting() == 0, f"{host.waiting()} copies wait for nobody"
         for node, store in zip(host.nodes, host.stores, strict=True):
             assert not list(node.sessions), [session.client_id for session in node.sessions]
-            assert node.router.subscriptions.count == 0
-            assert node.router.subscriptions.filters == 0
+            assert node.router.state.subscriptions.count == 0
+            assert node.router.state.subscriptions.filters == 0
             assert store.messages_held() == 0, f"{store.messages_held()} messages in the log of nobody"
             assert node.retaining.open_questions == 0
             row = node.counters.as_dict()

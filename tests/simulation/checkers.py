@@ -45,7 +45,7 @@ def check_limits(worker: Worker) -> None:
             raise Violation(f"{who}: {session.unacknowledged} in flight, inflight_max {limits.inflight_max}")
         if session.queued > limits.queue_messages_max + (REPLAY_SLICE if session.replays else 0):
             raise Violation(f"{who}: {session.queued} queued, queue_messages_max {limits.queue_messages_max}")
-        messages, nbytes = node.router.backlog(session)
+        messages, nbytes = node.router.bounding.backlog(session)
         # a log is swept when it has grown by a sixteenth of the limit; a tick may bring a batch more
         most = limits.queue_messages_max * 17 // 16 + 1 + world.tick_messages_max
         if messages > most * max(1, session.subscriptions if session.subscriptions <= 64 else 1):
@@ -72,7 +72,7 @@ def check_counters(worker: Worker) -> None:
     sessions = list(worker.node.sessions)
     waiting = sum(session.unacknowledged + session.queued for session in sessions)
     waiting += sum(conn.pending_qos0 for conn in worker.lines)
-    waiting += worker.node.router.shares_left
+    waiting += worker.node.router.ending.shares_left
     delivered = row.get(count.DELIVERED_QOS0) + row.get(count.DELIVERED_QOS1) + row.get(count.DELIVERED_QOS2)
     dropped = sum(row.get(each) for each in DROPS)
     matched = row.get(count.MATCHED)

@@ -56,7 +56,7 @@ class Bench:
 
     def output(self, conn: Connection) -> list[wire.Packet]:
         came = b""
-        while data := self.node.router.take_output(conn):
+        while data := self.node.router.state.take_output(conn):
             came += data
             self.node.router.finish_tick()
         return list(packets(came))
@@ -147,7 +147,7 @@ def test_a_suback_waits_for_a_sibling_that_may_serve_by_what_it_was_told_before(
     name = next(f"c{number}" for number in range(100) if home(f"c{number}", 2) == 0)
     node.dispatch.feed(conn, wire.connect(4, name) + wire.subscribe(4, 1, ("a", 1)))
     node.router.finish_tick()
-    assert [packet.kind for packet in packets(node.router.take_output(conn))] == ["CONNACK"]
+    assert [packet.kind for packet in packets(node.router.state.take_output(conn))] == ["CONNACK"]
     link.tick(1.0 + limits.link_silence_seconds_max + 0.1)  # it says nothing more: away
     node.router.finish_tick()
-    assert [packet.kind for packet in packets(node.router.take_output(conn))] == ["SUBACK"]
+    assert [packet.kind for packet in packets(node.router.state.take_output(conn))] == ["SUBACK"]

@@ -98,9 +98,9 @@ class SimulatedNode(Node):
             clock_cell=world.clock_cell,
         )  # fmt: skip
         if world.seed % 2:  # what is logged under more filters is appended in pieces
-            self.router.laid_at_once = 1 + world.seed // 2 % 3
+            self.router.journal.laid_at_once = 1 + world.seed // 2 % 3
         if world.seed % 3:  # ... and of a sibling's batch one message is taken after the other
-            self.router.batch_turn = 1
+            self.router.state.batch_turn = 1
 
     def queue_full(self, session: Any, dropped: int) -> None:
         self.worker.world.queue_dropped(session.client_id, dropped)
@@ -210,7 +210,7 @@ class Worker:
         node.peers_changed = self._peers_changed
         node.flush_mesh = self._flush_mesh
         node.replaying.wake = node.retaining.wake = self.wake
-        node.router.forward_now = self._forward_soon
+        node.router.peers.forward_now = self._forward_soon
 
     def kill(self) -> None:
         """SIGKILL between two ticks."""
@@ -224,7 +224,7 @@ class Worker:
         for line in [*self.lines.values(), *(each[0] for each in self._waiting)]:
             line.end_down(reset=True)
         for conn in self.lines:
-            self.node.router.discard_output(conn)
+            self.node.router.state.discard_output(conn)
         for channel in world.channels_to(self.index):
             channel.target_died()
         for peer in self.node.siblings:
@@ -250,7 +250,7 @@ class Worker:
         kept = [item for link in self.mesh.links.values() for item in link._kept if item.kind == BATCH]
         parts: list[tuple[Any, Any]] = [(item.part, item.payloads) for item in kept]
         for peer in node.siblings:
-            taken = node.router.take(peer)
+            taken = node.router.peers.take(peer)
             if taken is not None and taken[1] is not None:
                 parts.append((taken[1], taken[3]))
         return shares + [
@@ -350,7 +350,7 @@ class Worker:
             self._on_mesh()
         if self._stored_due:
             self._stored_due = False
-            self.node.router.durable(self.disk.collect())
+            self.node.router.journal.durable(self.disk.collect())
             self.finish()
         if self._client_work():
             self._poll()
@@ -444,7 +444,7 @@ class Worker:
 
     def _set_time(self) -> None:
         clock = self.clock
-        self.node.router.set_time(clock.monotonic_ms, clock.broker_ms, self.wall_clock.us)
+        self.node.router.state.set_time(clock.monotonic_ms, clock.broker_ms, self.wall_clock.us)
 
     def finish(self) -> None:
         """The end of a round for work that did not come from a client."""
@@ -455,36 +455,36 @@ class Worker:
         router = self.node.router
         for _ in range(4):
             router.finish_tick()
-            if router.closing:
+            if router.state.closing:
                 self._close_asked()
                 router.finish_tick()
-            resumed, router.resumed = router.resumed, []
+            resumed, router.state.resumed = router.state.resumed, []
             for conn in resumed:
                 conn.paused = False
                 self.node.dispatch.carry_on(conn)
                 self._again = True
                 self.wake()
-            for conn in router.take_dirty():
+            for conn in router.state.take_dirty():
                 line = self.lines.get(conn)
                 if line is not None and not line.want_write:
                     self._flush(line)
         router.finish_tick()  # what _flush made ready; its output leaves with the next round
         self._write()
-        if router.closing or router.divided or router.unfinished:
+        if router.state.closing or router.state.divided or router.state.unfinished:
             self._again = True
             self.wake()
 
     def _close_asked(self) -> None:
         router = self.node.router
-        while router.closing:
-            asked, router.closing = router.closing, []
+        while router.state.closing:
+            asked, router.state.closing = router.state.closing, []
             for conn, reason, why in asked:
                 if conn.state == CLOSED:
                     continue
                 self.node.closing.closed(conn, reason & 0xFF, why)
                 line = self.lines.get(conn)
                 if line is not None:
-                    line.send_down(router.take_output(conn))
+                    line.send_down(router.state.take_output(conn))
                     self._end(line)
 
     def _flush(self, line: Line) -> None:
@@ -493,7 +493,7 @@ class Worker:
         if line.full:
             line.want_write = True
             return
-        data = self.node.router.take_output(conn)
+        data = self.node.router.state.take_output(conn)
         if data:
             line.send_down(data)
 
@@ -501,7 +501,7 @@ class Worker:
         conn = line.conn
         assert conn is not None
         conn.state = CLOSED
-        self.node.router.discard_output(conn)
+        self.node.router.state.discard_output(conn)
         del self.lines[conn]
         line.end_down()
 
@@ -554,7 +554,7 @@ class Worker:
 
     def _mesh_state(self) -> None:
         for peer, link in self.mesh.links.items():
-            self.node.router.peer_full(peer, link.full)
+            self.node.router.peers.peer_full(peer, link.full)
 
     def _forward_soon(self) -> None:
         if self._armed or not self.alive:

@@ -422,7 +422,7 @@ class World:
                         f"{link.unacknowledged} unacknowledged"
                     )
             for session in worker.node.sessions:
-                backlog = worker.node.router.backlog(session)[0]
+                backlog = worker.node.router.bounding.backlog(session)[0]
                 if session.unacknowledged or session.queued or backlog:
                     yield (
                         f"session {session.client_id}: {session.unacknowledged} in flight, {session.queued} queued, "

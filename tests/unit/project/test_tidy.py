@@ -25,7 +25,7 @@ STARTED = {"broker.__main__", "loadtest.__main__", "tests.simulation.__main__", 
 
 #: lists of compiled code that are searched, or lose their first item, all the same -> how many items they have
 SEARCHED = {
-    "pyx/delivery/siblings.pyx: return p.cut.pop(0)": "one for each 4,096 messages of a tick for one sibling",
+    "pyx/delivery/peers.pyx: return p.cut.pop(0)": "one for each 4,096 messages of a tick for one sibling",
     "pyx/storage/records.pyx: del spans[0]": "64 holes of a session, or ABSENCES_MAX absences",
 }
 

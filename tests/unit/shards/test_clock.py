@@ -26,11 +26,11 @@ DAY = 86400.0
 
 def test_numbers_follow_the_wall_clock_forward_and_never_back() -> None:
     host = Host()
-    before = host.node.router.next_number()
+    before = host.node.router.state.next_number()
     host.step_clock(0, 3600)
-    ahead = host.node.router.next_number()
+    ahead = host.node.router.state.next_number()
     host.step_clock(0, -7200)
-    assert before + (3599_000_000 << 8) < ahead < host.node.router.next_number() < ahead + (1000 << 8)
+    assert before + (3599_000_000 << 8) < ahead < host.node.router.state.next_number() < ahead + (1000 << 8)
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["number", "tick", "feed", "back", "on"]))))
@@ -46,7 +46,7 @@ def test_what_follows_what_was_seen_outside_is_newer(steps: list[tuple[int, str]
     for worker, step in steps:
         router = host.nodes[worker].router
         if step == "number":
-            given_by[worker] = router.next_number()
+            given_by[worker] = router.state.next_number()
             assert given_by[worker] > heard[worker]
         elif step == "tick":
             router.finish_tick()

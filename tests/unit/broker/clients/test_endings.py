@@ -114,7 +114,7 @@ def test_it_ends_in_pieces() -> None:
     says_so(host)
     left = []
     while host.turn():
-        left.append(host.node.router.subscriptions.filters)
+        left.append(host.node.router.state.subscriptions.filters)
     assert len(set(left)) > 4
     commit(host)
     assert subscriptions(store_of(host)) == set()
@@ -176,7 +176,7 @@ def test_a_new_session_waits_for_the_end_of_the_former_one() -> None:
     assert peer.next("CONNACK").session_present is False
     assert [packet.kind for packet in peer.packets if packet.kind != "PUBLISH"] == ["SUBACK", "PUBACK"]
     assert [packet.payload for packet in peer.packets if packet.kind == "PUBLISH"] == [b"new"]
-    assert host.node.router.subscriptions.count == 2
+    assert host.node.router.state.subscriptions.count == 2
     host.check_books()
 
 

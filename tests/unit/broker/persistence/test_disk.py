@@ -66,7 +66,7 @@ def test_a_full_disk_refuses_messages_and_nothing_else(many: int) -> None:
     assert [packet.payload for packet in subscriber.receive()] == [b"after"]
     assert host.counters()["store_refused"] == 2
     assert host.counters()["store_full"] == 0
-    assert all(node.router.guarded == 0 for node in host.nodes)
+    assert all(node.router.back_pressure.guarded == 0 for node in host.nodes)
 
 
 @pytest.mark.parametrize("version", [3, 4])
@@ -365,13 +365,13 @@ def test_the_end_of_it_is_told_to_siblings_that_were_away() -> None:
     host, subscriber = full_host(2)
     set_full(subscriber, host)
     other = next(node for node in host.nodes if node is not subscriber.node)
-    other.router.forget_holds(subscriber.node.index)
-    assert other.router.guarded == 0
+    other.router.back_pressure.forget_holds(subscriber.node.index)
+    assert other.router.back_pressure.guarded == 0
     subscriber.node.greet(sibling(other.index))
     host.pass_time(0.2)
-    assert other.router.guarded
+    assert other.router.back_pressure.guarded
     set_full(subscriber, host, None)
-    assert other.router.guarded == 0
+    assert other.router.back_pressure.guarded == 0
 
 
 @pytest.mark.parametrize("well_again", [False, True])
@@ -390,7 +390,7 @@ def test_thousands_that_wait_are_answered_in_pieces(well_again: bool) -> None:
     work.forget()
     while not publishers[0].packets:
         host.now_ms += 100
-        host.node.router.set_time(host.now_ms)
+        host.node.router.state.set_time(host.now_ms)
         host.node.timers.advance(host.now_ms)
         host.turn()
     assert not publishers[-2].packets

@@ -78,8 +78,8 @@ def test_what_is_stored_says_so_when_the_disk_has_it() -> None:
 def test_words_for_a_siblings_broker_are_not_said_again() -> None:
     host = Host(workers=2)
     router = host.node.router
-    router.tell(1, b"?", b"question")
-    taken = router.take(1)
+    router.peers.tell(1, b"?", b"question")
+    taken = router.peers.take(1)
     assert taken is not None
     part: Any = taken[1]
     before, after = (list(decode_entries(memoryview(each), [])) for each in (part, without_words(part)))
@@ -99,9 +99,9 @@ def test_links_begin_where_the_store_says() -> None:
     store = KeptStore()
     host = Host(workers=2, stores=[store, KeptStore()])
     router = host.node.router
-    router.put_record(schema.peer_key(sibling(1)), link_schema.encode_peer(77, 5))
-    router.put_record(schema.refusals_key(sibling(1), 4), link_schema.encode_refusals([(0, 1), (7, 4)]))
-    router.put_record(schema.refusals_key(sibling(1), 5), link_schema.encode_refusals([(2, 1)]))
+    router.journal.put_record(schema.peer_key(sibling(1)), link_schema.encode_peer(77, 5))
+    router.journal.put_record(schema.refusals_key(sibling(1), 4), link_schema.encode_refusals([(0, 1), (7, 4)]))
+    router.journal.put_record(schema.refusals_key(sibling(1), 5), link_schema.encode_refusals([(2, 1)]))
     host.settle()
     kept = kept_links_of(host.node)
     assert kept.received == {1: (77, 5)}
@@ -117,7 +117,7 @@ def test_refusals_of_version_1_stand_in_the_record_of_the_position() -> None:
     inside = [(3, 9, 1), (4, 0, 1), (4, 2, 4)]
     record = PEER_OF_VERSION_1.pack(77, 5, len(inside)) + b"".join(REFUSAL_OF_VERSION_1.pack(*each) for each in inside)
     assert link_schema.decode_peer(record) == (77, 5, 0, (), inside)
-    host.node.router.put_record(schema.peer_key(sibling(1)), record)
+    host.node.router.journal.put_record(schema.peer_key(sibling(1)), record)
     host.settle()
     for _ in range(2):
         kept = kept_links_of(host.node)

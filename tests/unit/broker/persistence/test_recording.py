@@ -32,7 +32,7 @@ def kinds(host: Host) -> list[str]:
 
 
 def next_minute(host: Host) -> None:
-    host.pass_time((MINUTE_MS - host.node.router.wall_ms % MINUTE_MS) / 1000 + 2)
+    host.pass_time((MINUTE_MS - host.node.router.state.wall_ms % MINUTE_MS) / 1000 + 2)
 
 
 def named(host: Host, kind: str, **fields: Any) -> list[dict[str, Any]]:
@@ -127,7 +127,7 @@ def test_a_session_that_expires_while_nobody_serves_is_recorded_at_the_start() -
 def test_numbers_go_on_though_the_clock_was_put_back() -> None:
     host, store = kept()
     host.connect("a")
-    future = (host.node.router.wall_ms + 10**9) * 1000 << 8
+    future = (host.node.router.state.wall_ms + 10**9) * 1000 << 8
     store.record(future, store.recorded[-1][1])
     host = host.crash()
     host.connect("b")
@@ -358,6 +358,6 @@ def test_turned_off_nothing_is_recorded_or_counted() -> None:
     next_minute(host)
     host.node.recording.close()
     assert recorded(host) == []
-    assert host.node.router.drops.take() == []
+    assert host.node.router.state.drops.take() == []
     assert session(host, "c")
     assert host.counters()["events_recorded"] == 0

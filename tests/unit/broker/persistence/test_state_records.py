@@ -228,7 +228,7 @@ def test_no_session_expires_before_siblings_can_be_reached() -> None:
     host.lose(lasting(host, "c", 5, expiry=10))
     node = Node(0, 1, host.settings, store.after_crash(), KeptLog(), host.now_ms, START_WALL_MS)
     recovered = node.recovery.run()
-    node.router.set_time(host.now_ms + 20_000, START_WALL_MS + 20_000)
+    node.router.state.set_time(host.now_ms + 20_000, START_WALL_MS + 20_000)
     node.timers.advance(host.now_ms + 20_000)
     assert node.sessions.get("c") is not None
     for _ in recovered.begin():
@@ -559,7 +559,7 @@ def test_what_was_acknowledged_is_there_whenever_the_worker_dies(seed: int) -> N
             elif what < 0.7:
                 client.change(b"f%d" % dice.randrange(3), dice.random() < 0.6)
             else:
-                host.node.router.durable(store_of(host).sync(dice.randrange(3)))
+                host.node.router.journal.durable(store_of(host).sync(dice.randrange(3)))
                 host.settle()
             for each in clients:
                 each.hear()

@@ -31,7 +31,7 @@ class Readers:
         topics = [b"a/x/x/x"] * MESSAGES + [text.encode() for text in RARE]
         for topic in topics:  # at all workers at the same time: their numbers rise together
             for archive, node in zip(self.archives, self.host.nodes, strict=True):
-                archive.add(Message.create(topic, bytes(MESSAGE_BYTES), number=node.router.next_number()))
+                archive.add(Message.create(topic, bytes(MESSAGE_BYTES), number=node.router.state.next_number()))
             self.host.pass_time(0.001)
         self._disks = [Aside(self.host, worker) for worker in range(workers)]
         self.wanted = {text: workers * (MESSAGES if text in COMMON else 1) for text in [*COMMON, *RARE]}

@@ -128,7 +128,7 @@ def test_from_a_time() -> None:
     host = archived()
     publish(host, "a/b", [b"1"])
     host.pass_time(5)
-    moment = host.node.router.wall_ms
+    moment = host.node.router.state.wall_ms
     publish(host, "a/b", [b"2"])
     peer = subscriber(host)
     text = _rfc3339(moment)
@@ -483,9 +483,9 @@ def test_questions_of_readers_that_have_gone_end_though_the_word_was_lost() -> N
     ask(peer, "earliest", ("a/rare", 1))
     assert aside.turn()
     router = host.nodes[0].router
-    tell, router.forward_now = router.forward_now, lambda: [router.take(1), None][1]
+    tell, router.peers.forward_now = router.peers.forward_now, lambda: [router.peers.take(1), None][1]
     host.lose(peer)
-    router.forward_now = tell
+    router.peers.forward_now = tell
     for _ in range(4):
         host.pass_time(1)
         aside.turn()
@@ -546,14 +546,14 @@ def test_nothing_that_a_client_names_moves_the_clock(many: int) -> None:
     peer = subscriber(host)
     router = host.nodes[0].router
     for seconds in (1, 30, 59):
-        ahead = router.wall_ms + seconds * 1000
+        ahead = router.state.wall_ms + seconds * 1000
         suback = ask(peer, write_position(TAG, ahead * 1000 << 8).decode(), ("a/b", 1))
         assert suback.codes == (0x83,)
         assert "behind the end" in suback.properties["reason_string"]
         moment = datetime.fromtimestamp(ahead / 1000, UTC).isoformat()
         assert ask(peer, moment, ("a/b", 1)).codes == (1,)  # as `latest`
         for node in host.nodes:
-            assert node.router.next_number() >> 8 < router.wall_ms * 1000 + 1000
+            assert node.router.state.next_number() >> 8 < router.state.wall_ms * 1000 + 1000
         publish(host, "a/b", [b"after"], worker=many - 1)
         assert payloads(peer.receive()) == [b"after"]
 
@@ -606,10 +606,10 @@ def test_words_that_are_lost_are_said_again() -> None:
     publish(host, "a/b", [b"far"], worker=1)
     peer = subscriber(host, client_at(0, 2))
     node = host.nodes[1]
-    tell, node.router.forward_now = node.router.forward_now, lambda: [node.router.take(0), None][1]
+    tell, node.router.peers.forward_now = node.router.peers.forward_now, lambda: [node.router.peers.take(0), None][1]
     ask(peer, "earliest", ("a/b", 1))
     peer.silent()
-    node.router.forward_now = tell
+    node.router.peers.forward_now = tell
     host.pass_time(5)
     assert payloads(peer.receive()) == [b"far"]
 
@@ -637,7 +637,7 @@ def test_a_client_of_version_3_goes_on() -> None:
 def test_no_record_is_damaged_by_a_message_of_no_one() -> None:
     """A message whose publisher is not known (a will of the broker, say) is delivered with No Local, too."""
     host = archived()
-    archive_of(host).add(Message.create(b"a/b", b"1", qos=1, number=host.node.router.next_number()))
+    archive_of(host).add(Message.create(b"a/b", b"1", qos=1, number=host.node.router.state.next_number()))
     peer = subscriber(host)
     ask(peer, "earliest", ("a/b", 1 | 4))
     assert payloads(peer.receive()) == [b"1"]

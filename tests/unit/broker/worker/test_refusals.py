@@ -130,13 +130,13 @@ def test_a_batch_is_as_long_as_its_refusals_can_be_told() -> None:
     """Of what one tick has for a sibling several batches are made; an ack of the first is none of the others."""
     host = Host(2)
     router = host.node.router
-    router.set_interest(1, b"t", 1)
+    router.siblings.set_interest(1, b"t", 1)
     for _ in range(3):
         for number in range(4096):
             router.publish_message(Message.create(b"t", b"%d" % number, qos=1, number=number + 1))
     router.publish_message(Message.create(b"t", b"last", qos=1, number=9999))
     taken = []
-    while (batch := router.take(1)) is not None:
+    while (batch := router.peers.take(1)) is not None:
         taken.append(batch)
     assert [part.entry_count for _, part, *_ in taken if part is not None] == [4096, 4096, 4096, 1]
     ticks = [batch[4] for batch in taken]

@@ -64,7 +64,7 @@ def test_a_slow_disk_does_not_stop_the_heart(tmp_path: Path, monkeypatch: pytest
     assert len(log.named("recovering")) >= 1
     session = node.sessions.get("c")
     assert session is not None
-    assert node.router.backlog(session)[0] == 20
+    assert node.router.bounding.backlog(session)[0] == 20
     node.router.abandon()
 
 

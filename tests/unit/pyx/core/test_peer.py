@@ -58,7 +58,7 @@ def test_siblings_are_the_others_of_the_own_host() -> None:
 
 def test_the_publisher_is_in_a_message_number() -> None:
     router = Host(workers=4).nodes[3].router
-    assert {publisher_of(router.next_number()) for _ in range(300)} == {sibling(3)}
+    assert {publisher_of(router.state.next_number()) for _ in range(300)} == {sibling(3)}
 
 
 # ---------------------------------------------------------------- in batches

@@ -52,7 +52,7 @@ def test_a_full_queue_holds_its_publishers_and_loses_nothing(many: int) -> None:
     got += [int(packet.payload) for packet in subscriber.receive()]
     assert got == list(range(taken + 1))
     assert host.counters()["dropped_queue_full"] == host.counters()["holds_given_up"] == 0
-    assert all(node.router.guarded == 0 for node in host.nodes)
+    assert all(node.router.back_pressure.guarded == 0 for node in host.nodes)
     host.check_books()
 
 
@@ -85,7 +85,7 @@ def test_a_hold_ends_with_its_session(many: int) -> None:
     again = host.connect("s", 5, clean=True)
     host.pass_time(0.2)
     assert publisher.next("PUBACK").reason in (0, 0x10)
-    assert all(node.router.guarded == 0 for node in host.nodes)
+    assert all(node.router.back_pressure.guarded == 0 for node in host.nodes)
     again.silent()
     host.check_books()
 
@@ -115,7 +115,7 @@ def test_two_clients_that_publish_to_each_other_never_wait_for_each_other() -> N
         peer.receive()
         host.pass_time(0.2)
     host.pass_time(0.2)
-    assert host.node.router.connections_held == 0
+    assert host.node.router.back_pressure.connections_held == 0
     assert host.counters()["holds_given_up"] >= 1
 
 
@@ -161,12 +161,12 @@ def test_the_first_rule_that_covers_a_subscription_decides() -> None:
         sessions[topic] = host.connect(topic, 5, expiry=100)
         sessions[topic].subscribe((f"{topic}/x", 1))
     assert fill(host, publisher, 60, "telemetry/x") == 60
-    host.node.router.sweep()
+    host.node.router.bounding.sweep()
     assert [int(packet.payload) for packet in sessions["telemetry"].receive()] == [0, *range(50, 60)]
     assert fill(host, publisher, 60, "control/x") == 60
     assert sessions["control"].closed
     assert fill(host, publisher, 60, "other/x") == 60
-    host.node.router.sweep()
+    host.node.router.bounding.sweep()
     kept = [int(packet.payload) for packet in sessions["other"].receive()]
     assert kept[:LIMIT] == list(range(LIMIT))
     assert len(kept) <= LIMIT + 2
@@ -203,10 +203,10 @@ def many_filters(host: Host, named: str = "t/{}", client_id: str = "many") -> Pe
 
 def becomes_full(host: Host, publisher: Peer) -> None:
     """The first of its filters are flagged, the others not yet."""
-    while not host.node.router.held_filters():
+    while not host.node.router.back_pressure.held_filters():
         publisher.publish("t/0", b"x", 1)
         host.turn()
-    assert len(host.node.router.held_filters()) < MANY
+    assert len(host.node.router.back_pressure.held_filters()) < MANY
 
 
 OF_MANY = {"filters_per_second_max": 0, "queue_messages_max": LIMIT, "inflight_max": 1, "hold_seconds_max": 5.0}
@@ -229,8 +229,8 @@ def test_a_hold_that_ends_while_its_filters_are_flagged(end: str) -> None:
         peer.receive()
     host.settle()
     host.pass_time(6)
-    assert host.node.router.held_filters() == []
-    assert host.node.router.guarded == 0
+    assert host.node.router.back_pressure.held_filters() == []
+    assert host.node.router.back_pressure.guarded == 0
     assert host.counters()["dropped_queue_full"] == 0
     assert len([packet for packet in publisher.packets if packet.kind == "PUBACK"]) == publisher.packet_id() - 1
     host.check_books()
@@ -240,7 +240,7 @@ def test_a_hold_that_begins_again_while_its_filters_are_unflagged() -> None:
     host = Host(limits=OF_MANY, queue_full="hold")
     peer, publisher = many_filters(host), host.connect("p", 5)
     becomes_full(host, publisher)
-    while len(host.node.router.held_filters()) < MANY:
+    while len(host.node.router.back_pressure.held_filters()) < MANY:
         host.turn()
     for _ in range(LIMIT):  # room, and full again, in as many ticks
         peer.take()
@@ -253,12 +253,12 @@ def test_a_hold_that_begins_again_while_its_filters_are_unflagged() -> None:
         publisher.publish("t/1", b"x", 1)
         host.turn()
     host.settle()
-    assert len(host.node.router.held_filters()) == MANY
+    assert len(host.node.router.back_pressure.held_filters()) == MANY
     host.pass_time(6)
-    assert host.node.router.held_filters() == []
+    assert host.node.router.back_pressure.held_filters() == []
     peer.receive()
     host.pass_time(1)
-    assert host.node.router.guarded == 0
+    assert host.node.router.back_pressure.guarded == 0
     host.check_books()
 
 
@@ -273,7 +273,7 @@ def test_rules_that_are_looked_through_while_something_changes(meanwhile: str) -
     one, other = QueueRule(filter="t/7", full="hold"), QueueRule(filter="u/#", full="drop_oldest")
     reload(host, other, one)
     router, expected = host.node.router, 2
-    assert router.divided
+    assert router.state.divided
     assert peer.session.queue_rule == 0
     if meanwhile == "SUBSCRIBE":
         peer.send(wire.subscribe(5, peer.packet_id(), ("u/1", 1)))
@@ -292,7 +292,7 @@ def test_rules_that_are_looked_through_while_something_changes(meanwhile: str) -
         peer.subscribe(("u/1", 1))
         expected = 1
     host.settle()
-    assert not host.node.router.divided
+    assert not host.node.router.state.divided
     if meanwhile == "end":
         peer = many_filters(host)
         expected = 2
@@ -311,12 +311,12 @@ def test_a_session_has_its_former_rule_until_the_new_ones_are_looked_through() -
     host.lose(peer)
     assert fill(host, publisher, 100, "t/0") == 100
     reload(host, large, QueueRule(filter="x/#", full="hold", messages_max=1))
-    assert host.node.router.divided
-    host.node.router.sweep()
+    assert host.node.router.state.divided
+    host.node.router.bounding.sweep()
     host.settle()
-    host.node.router.sweep()
+    host.node.router.bounding.sweep()
     host.settle()
-    assert host.node.router.backlog(peer.session)[0] == 100
+    assert host.node.router.bounding.backlog(peer.session)[0] == 100
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])

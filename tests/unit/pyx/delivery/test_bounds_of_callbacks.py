@@ -169,7 +169,7 @@ def test_a_session_with_all_it_may_have(make: Made, named: str) -> None:
     bounded(host, "lost")
     peer = gateway(host, clean=True)
     bounded(host, "CONNECT, clean start")
-    assert host.node.router.subscriptions.count == 0
+    assert host.node.router.state.subscriptions.count == 0
     assert peer.session.subscriptions == 0
 
 
@@ -188,7 +188,7 @@ def test_how_it_ends(make: Made, named: str) -> None:
     full(host, named)
     assert node.closing.delete(CLIENT)
     bounded(host, "deleted by the operator")
-    assert node.router.subscriptions.filters == 0
+    assert node.router.state.subscriptions.filters == 0
 
 
 @pytest.mark.parametrize("named", [SHARED, *(pytest.param(each, marks=pytest.mark.long) for each in (PLAIN, "+/{}/#"))])
@@ -200,10 +200,10 @@ def test_a_sibling_begins_again(make: Made, named: str) -> None:
     host = make()
     bounded(host, "told anew")
     other = next(node for node in host.nodes if node.index != home(CLIENT, 2))
-    assert other.router.subscriptions.filters == OF_SESSION
+    assert other.router.state.subscriptions.filters == OF_SESSION
     callback("mesh")(other.peering.interest_snapshot)(sibling(1 - other.index), [], first=True, last=True)
     bounded(host, "wants nothing any more")
-    assert other.router.subscriptions.filters == 0
+    assert other.router.state.subscriptions.filters == 0
 
 
 def test_a_sibling_names_many_members_of_a_group(make: Made) -> None:
@@ -221,7 +221,7 @@ def test_a_sibling_names_many_members_of_a_group(make: Made) -> None:
     for first in range(0, len(members), CHANGES_MAX):
         changes(sibling(1), [change._replace(members=0) for change in members[first : first + CHANGES_MAX]])
     bounded(host, "left")
-    assert router.subscriptions.filters == 0
+    assert router.state.subscriptions.filters == 0
 
 
 def test_sessions_that_have_expired_when_the_broker_starts(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,7 +243,7 @@ def test_sessions_that_have_expired_when_the_broker_starts(make: Made, monkeypat
         host.lose(peer)
     host = make(1, seconds_later=10)
     host.settle()
-    assert host.node.router.subscriptions.count == 0
+    assert host.node.router.state.subscriptions.count == 0
     assert len(steps) > 10
     assert max(steps) < work.BOUND
 
@@ -325,18 +325,18 @@ def test_a_full_queue_that_holds_publishers(make: Made) -> None:
     publish(host, publisher, names("t/{}", LIMITS.queue_messages_max + 1))
     bounded(host, "its queue is full", seconds=1)
     assert host.counters()["queues_held"] == 1
-    assert len(router.held_filters()) == OF_SESSION
-    other.router.forget_holds(peer.node.index)
+    assert len(router.back_pressure.held_filters()) == OF_SESSION
+    other.router.back_pressure.forget_holds(peer.node.index)
     bounded(host, "it was away for its sibling")
-    assert other.router.guarded == 0
+    assert other.router.back_pressure.guarded == 0
     peer.node.greet(sibling(other.index))
     bounded(host, "it greets its sibling")
-    assert other.router.guarded
+    assert other.router.back_pressure.guarded
     peer = gateway(host)
     peer.receive()
     bounded(host, "it has room", seconds=1)
-    assert all(node.router.guarded == 0 for node in host.nodes)
-    assert router.held_filters() == []
+    assert all(node.router.back_pressure.guarded == 0 for node in host.nodes)
+    assert router.back_pressure.held_filters() == []
 
 
 def test_a_reload_of_the_rules_for_queues(make: Made) -> None:
@@ -396,10 +396,10 @@ def test_a_full_session_that_makes_its_publishers_wait(make: Made, end: str) -> 
     host.settle()
     bounded(host, "full")
     for node in (here, there):
-        assert node.router.guarded
-    assert len(here.router.held_filters()) == OF_SESSION
+        assert node.router.back_pressure.guarded
+    assert len(here.router.back_pressure.held_filters()) == OF_SESSION
     callback("mesh")(there.peering.away)(sibling(here.index))
-    assert len(here.router.held_filters()) == OF_SESSION
+    assert len(here.router.back_pressure.held_filters()) == OF_SESSION
     callback("mesh")(here.peering.ready)(sibling(there.index))
     bounded(host, "told again")
     if end == "read":
@@ -411,8 +411,8 @@ def test_a_full_session_that_makes_its_publishers_wait(make: Made, end: str) -> 
     else:
         callback("mesh")(there.peering.away)(sibling(here.index))
     bounded(host, end, seconds=1)
-    assert not there.router.guarded
-    assert bool(here.router.guarded) == (end == "sibling lost")
+    assert not there.router.back_pressure.guarded
+    assert bool(here.router.back_pressure.guarded) == (end == "sibling lost")
 
 
 @pytest.mark.parametrize(

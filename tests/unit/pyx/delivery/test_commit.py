@@ -60,15 +60,15 @@ class Ledger(MemoryStore):
 
 def host_with(store: MemoryStore) -> Host:
     host = Host()
-    host.node.router.store = host.node.store = store
-    host.node.router.keeps = store.keeps
-    host.node.router.go_on_behind(store.last_position)
+    host.node.router.journal.store = host.node.store = store
+    host.node.router.state.keeps = store.keeps
+    host.node.router.windows.go_on_behind(store.last_position)
     return host
 
 
 def commit(host: Host, store: Ledger) -> None:
     """The disk has everything that was flushed."""
-    host.node.router.durable(store.ticket)
+    host.node.router.journal.durable(store.ticket)
     host.settle()
 
 
@@ -94,7 +94,7 @@ def test_a_puback_leaves_when_what_was_logged_is_durable() -> None:
     before = store.ticket
     publisher.publish("t", b"2", 1)
     publisher.silent()
-    host.node.router.durable(before)
+    host.node.router.journal.durable(before)
     publisher.next("PUBACK")
     publisher.silent()
     commit(host, store)
@@ -105,7 +105,7 @@ def test_a_rule_says_for_which_topics_a_batch_is_for_the_disk_itself() -> None:
     store = Ledger()
     host = host_with(store)
     router = host.node.router
-    router.set_durabilities([(b"t/alarm/#", True), (b"t/#", False)], True)
+    router.journal.set_durabilities([(b"t/alarm/#", True), (b"t/#", False)], True)
     subscriber = host.connect("subscriber", clean=False)
     subscriber.send(wire.subscribe(4, 1, ("#", 2)))
     commit(host, store)
@@ -144,7 +144,7 @@ def test_a_rule_says_for_which_topics_a_batch_is_for_the_disk_itself() -> None:
 def test_a_rule_may_ask_for_more_than_the_others_have() -> None:
     store = Ledger()
     host = host_with(store)
-    host.node.router.set_durabilities([(b"alarm/+", True)], False)
+    host.node.router.journal.set_durabilities([(b"alarm/+", True)], False)
     offline_subscriber(host, store)
     publisher = host.connect("publisher")
     commit(host, store)
@@ -168,18 +168,20 @@ def test_a_packet_that_answers_waits_for_the_records_of_its_tick() -> None:
     host = host_with(store)
     router = host.node.router
     client = host.connect("client")
-    router.put_record(b"Tclient", b"1")
+    router.journal.put_record(b"Tclient", b"1")
     called: list[int] = []
-    router.answer_packet(client.conn, wire.ack(4, "PUBACK", 1), 0, lambda: called.append(store.ticket))
+    router.answering.answer_packet(client.conn, wire.ack(4, "PUBACK", 1), 0, lambda: called.append(store.ticket))
     client.silent()
     assert store.records == {b"Tclient": b"1"}
-    router.answer_packet(client.conn, wire.ack(4, "PUBACK", 2))  # behind it, with nothing of its own to wait for
+    router.answering.answer_packet(
+        client.conn, wire.ack(4, "PUBACK", 2)
+    )  # behind it, with nothing of its own to wait for
     client.silent()
     assert not called
     commit(host, store)
     assert [client.next("PUBACK").packet_id for _ in range(2)] == [1, 2]
     assert called == [store.ticket]
-    router.delete_record(b"Tclient")
+    router.journal.delete_record(b"Tclient")
     host.settle()
     assert not store.records
 
@@ -189,20 +191,20 @@ def test_when_durable_calls_once_everything_until_now_is() -> None:
     host = host_with(store)
     router = host.node.router
     called: list[str] = []
-    router.when_durable(lambda: called.append("nothing to wait for"))
+    router.journal.when_durable(lambda: called.append("nothing to wait for"))
     assert called == ["nothing to wait for"]
-    router.put_record(b"a", b"")
-    router.when_durable(lambda: called.append("a"))
+    router.journal.put_record(b"a", b"")
+    router.journal.when_durable(lambda: called.append("a"))
     host.settle()
-    router.when_durable(lambda: called.append("a, too"))
+    router.journal.when_durable(lambda: called.append("a, too"))
     first = store.ticket
-    router.put_record(b"b", b"")
-    router.when_durable(lambda: called.append("b"))
+    router.journal.put_record(b"b", b"")
+    router.journal.when_durable(lambda: called.append("b"))
     host.settle()
     assert called == ["nothing to wait for"]
-    router.durable(first)
+    router.journal.durable(first)
     assert called[1:] == ["a", "a, too"]
-    router.durable(store.ticket)
+    router.journal.durable(store.ticket)
     assert called[3:] == ["b"]
 
 
@@ -210,10 +212,10 @@ def test_what_a_callback_stores_is_flushed_by_the_tick_that_follows() -> None:
     store = Ledger()
     host = host_with(store)
     router = host.node.router
-    router.put_record(b"a", b"")
-    router.when_durable(lambda: router.put_record(b"b", b""))
+    router.journal.put_record(b"a", b"")
+    router.journal.when_durable(lambda: router.journal.put_record(b"b", b""))
     host.settle()
-    router.durable(store.ticket)
+    router.journal.durable(store.ticket)
     host.settle()
     assert store.ticket == 2
     assert set(store.records) == {b"a", b"b"}
@@ -222,11 +224,11 @@ def test_what_a_callback_stores_is_flushed_by_the_tick_that_follows() -> None:
 def test_without_a_disk_nothing_is_recorded_and_nothing_waits() -> None:
     host = Host()
     router = host.node.router
-    assert not router.keeps
+    assert not router.state.keeps
     called: list[int] = []
-    router.put_record(b"a", b"")
-    router.when_durable(lambda: called.append(1))
+    router.journal.put_record(b"a", b"")
+    router.journal.when_durable(lambda: called.append(1))
     assert called == [1]
     conn = Connection()
-    router.answer_packet(conn, b"\xd0\0")
-    assert router.take_output(conn) == b"\xd0\0"
+    router.answering.answer_packet(conn, b"\xd0\0")
+    assert router.state.take_output(conn) == b"\xd0\0"

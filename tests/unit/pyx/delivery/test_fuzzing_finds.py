@@ -57,7 +57,7 @@ def test_a_group_without_members_is_withdrawn_though_the_filter_stays() -> None:
     plain.disconnect()
     other.disconnect()
     host.pass_time(1.0)
-    assert [node.router.subscriptions.filters for node in host.nodes] == [0, 0]
+    assert [node.router.state.subscriptions.filters for node in host.nodes] == [0, 0]
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])

@@ -1,6 +1,6 @@
 """What the data path calls on its handler is what `pyx.delivery.handler` says, and a Node has it.
 
-mypy looks at the types: `Router.handler` is a Handler, and a Node is given to it.
+mypy looks at the types: `RouterState.handler` is a Handler, and a Node is given to it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def test_what_is_called_is_declared_and_nothing_else() -> None:
 
 
 def test_calls_are_found() -> None:
-    assert called("self.router.handler.told(peer,\n  word)\nself.handler = handler\nhandler.hold(1)") == {
+    assert called("self.router.state.handler.told(peer,\n  word)\nself.handler = handler\nhandler.hold(1)") == {
         "told",
         "hold",
     }
@@ -47,7 +47,7 @@ def test_calls_are_found() -> None:
 
 def test_a_node_has_all_of_it() -> None:
     node = Host(workers=2).node
-    assert node.router.handler is node
+    assert node.router.state.handler is node
     for name, signature in declared().items():
         of_node = list(inspect.signature(getattr(node, name)).parameters.values())
         asked = list(signature.parameters)[1:]

@@ -81,7 +81,7 @@ def test_beyond_its_limit(make_host: Callable[..., Host], policy: str) -> None:
     peer.disconnect()
     publish(host, publisher, range(filters))
     host.pass_time(2.2)
-    assert host.node.router.backlog(peer.session)[0] == limit
+    assert host.node.router.bounding.backlog(peer.session)[0] == limit
     got = numbers(gateway(host).receive())
     assert got == list(range(limit) if policy == "drop_newest" else range(filters - limit, filters))
     assert host.counters()["dropped_queue_full"] == filters - limit

@@ -179,7 +179,7 @@ def test_killed_between_any_two_writes(seed: int) -> None:
             case 4 if name in peers:
                 peers.pop(name).send(wire.disconnect(5))
             case _:
-                host.node.router.durable(store.sync(dice.randrange(4)))
+                host.node.router.journal.durable(store.sync(dice.randrange(4)))
         host.settle()
         check_whole(store.after_crash(manual=False))
 

@@ -274,7 +274,7 @@ def is_silent(scene: Scene) -> Peer:
         try:
             scene.node.keep_alive_timeout(peer.conn)
         except Boom as error:
-            scene.node.router.fail(peer.conn, error)
+            scene.node.router.state.fail(peer.conn, error)
         scene.host.settle()
     return peer
 
@@ -348,7 +348,7 @@ def check(scene: Scene, peer: Peer, deed: str) -> None:
     host.check_books()
     # all that is there belongs together
     sessions = list(node.sessions)
-    assert node.router.subscriptions.count == sum(session.subscriptions for session in sessions), raised
+    assert node.router.state.subscriptions.count == sum(session.subscriptions for session in sessions), raised
     connected = [session for session in sessions if session.connection is not None]
     assert host.counters(0)["connections_opened"] - host.counters(0)["connections_closed"] == len(connected), raised
     assert all(session.connection.session is session for session in connected), raised

@@ -31,7 +31,7 @@ class Reading:
 
     def feed(self, messages: int = 1 << 30) -> list[Any]:
         """What comes, as packets."""
-        self.merge.feed(self.host.node.router, messages, 1 << 30)
+        self.merge.feed(self.host.node.router.backlog, messages, 1 << 30)
         return self.peer.receive()
 
 
@@ -180,7 +180,7 @@ def test_wire_has_what_these_tests_read() -> None:
     peer = host.connect("reader", 5)
     merge = Merge(peer.session, 0, 300, 1, TAG, [0], {})
     merge.add(0, [message(0x100)], 0x100, True)
-    merge.feed(host.node.router, 10, 1 << 20)
+    merge.feed(host.node.router.backlog, 10, 1 << 20)
     (packet,) = peer.receive()
     assert packet.properties["subscription_identifier"] == [300]
     assert packet.kind == "PUBLISH"

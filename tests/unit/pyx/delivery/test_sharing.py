@@ -532,7 +532,7 @@ def test_a_reload_changes_the_strategy_of_groups_that_exist(shards: int) -> None
         settings = Settings(workers=shards, limits=host.settings.limits, shared=[Shared(group="g", strategy=strategy)])
         for node in host.nodes:
             node.reload(settings)
-        host.node.router.tell(1, b"x", b"") if shards > 1 else None
+        host.node.router.peers.tell(1, b"x", b"") if shards > 1 else None
         host.settle()
         if strategy == "round_robin":
             for topic in topics:

@@ -59,10 +59,10 @@ def bodies(peer: Peer) -> list[bytes]:
 
 def begun(host: Host) -> None:
     """A sweep is at it, and not through."""
-    host.node.router.slice = SLICE
-    host.node.router.sweep()
+    host.node.router.bounding.slice = SLICE
+    host.node.router.bounding.sweep()
     host.turn()
-    assert host.node.router.unfinished
+    assert host.node.router.state.unfinished
 
 
 def test_no_slice_is_more_than_a_slice(ready: Callable[[], Host]) -> None:
@@ -104,7 +104,7 @@ def test_when_nobody_wants_it_any_more_it_goes(ready: Callable[[], Host]) -> Non
         host.connect(f"c{number}", 5, clean=True).disconnect()
         if number % 100 == 0:
             host.turn()
-    host.node.router.slice = 5_000_000
+    host.node.router.bounding.slice = 5_000_000
     host.pass_time(5)
     assert host.stores[0].held() == (0, 0)
-    assert host.node.router.subscriptions.filters == 0
+    assert host.node.router.state.subscriptions.filters == 0

@@ -56,16 +56,18 @@ class Durable:
                 for text, qos in self.filters:
                     group, _, topic_filter = text.removeprefix("$share/").partition("/")
                     if text.startswith("$share/"):
-                        node.router.restore_subscription(session, topic_filter.encode(), qos, 0, group.encode(), 0)
+                        node.router.subscribing.restore_subscription(
+                            session, topic_filter.encode(), qos, 0, group.encode(), 0
+                        )
                     else:
-                        node.router.restore_subscription(session, text.encode(), qos, 0, None, 0)
+                        node.router.subscribing.restore_subscription(session, text.encode(), qos, 0, None, 0)
             queued = {
                 schema.split_queued(key)[1]: unpack_queued(value)
                 for key, value in store.scan(schema.QUEUED + name.encode() + b"\0")
             }
             window = store.records.get(schema.window_key(name))
             positions = [] if window is None else window_positions(window)
-            node.router.restore(session, window, queued, store.messages_at(positions))
+            node.router.windows.restore(session, window, queued, store.messages_at(positions))
         self.host.check_books()
         again = self._subscriber(self.host)
         assert again.session_present
@@ -276,7 +278,7 @@ def test_what_is_in_flight_of_a_subscription_that_has_ended_survives() -> None:
     world.subscriber.send(wire.unsubscribe(4, 2, "u"))
     world.sync()
     world.subscriber.next("UNSUBACK")
-    world.host.node.router.sweep()
+    world.host.node.router.bounding.sweep()
     world.filters = (("t", 1),)
     assert got(world.restart()) == [(b"1", 1, True, sent[0][3])]
 
@@ -302,11 +304,11 @@ def test_the_log_is_trimmed_behind_what_is_in_flight() -> None:
     for *_, packet_id in sent[:5] + sent[6:]:
         world.subscriber.ack("PUBACK", packet_id)
     world.sync()
-    world.host.node.router.sweep()
+    world.host.node.router.bounding.sweep()
     assert next(position for position, _ in world.store.read(b"t", 0, 1 << 20).items()) == 6
     world.subscriber.ack("PUBACK", sent[5][3])
     world.sync()
-    world.host.node.router.sweep()
+    world.host.node.router.bounding.sweep()
     assert world.store.messages_held() == 0
 
 
@@ -349,4 +351,4 @@ def test_a_damaged_window_is_refused(cut: int) -> None:
     assert len(record) == 39
     session = world.host.node.sessions.new("another", 4)
     with pytest.raises(ValueError, match=r"cut off|twice"):
-        world.host.node.router.restore(session, record[:cut] if cut else record[:1], {}, {})
+        world.host.node.router.windows.restore(session, record[:cut] if cut else record[:1], {}, {})

@@ -16,14 +16,14 @@ SUBSCRIBERS, LEVELS, PUBLISHES = 1000, 11, 500
 
 def subscribers(host: Host) -> bytes:
     for number in range(SUBSCRIBERS):
-        host.node.router.subscribe(host.connect(f"c{number}").session, b"t", 0)
+        host.node.router.subscribing.subscribe(host.connect(f"c{number}").session, b"t", 0)
     return b"t"
 
 
 def overlapping(host: Host) -> bytes:
     session = host.connect("c").session
     for levels in itertools.product(b"a+", repeat=LEVELS):
-        host.node.router.subscribe(session, b"/".join(bytes([level]) for level in levels), 0)
+        host.node.router.subscribing.subscribe(session, b"/".join(bytes([level]) for level in levels), 0)
     return b"/".join([b"a"] * LEVELS)
 
 
@@ -32,15 +32,15 @@ def of_no_match(host: Host) -> bytes:
     session = host.connect("c").session
     for levels in itertools.product(b"a+", repeat=LEVELS - 1):
         head = b"/".join([*(bytes([level]) for level in levels), *[b"a"] * 20])
-        host.node.router.subscribe(session, head + b"/b", 0)
-        host.node.router.subscribe(session, head + b"/c", 0)
+        host.node.router.subscribing.subscribe(session, head + b"/b", 0)
+        host.node.router.subscribing.subscribe(session, head + b"/c", 0)
     return b"/".join([b"a"] * (LEVELS + 19)) + b"/"
 
 
 def groups(host: Host) -> bytes:
     session = host.connect("c").session
     for number in range(SUBSCRIBERS):
-        host.node.router.subscribe(session, b"t", 0, 0, b"g%d" % number)
+        host.node.router.subscribing.subscribe(session, b"t", 0, 0, b"g%d" % number)
     return b"t"
 
 
@@ -90,12 +90,12 @@ def test_siblings_are_told_when_it_is_enough() -> None:
     topic = of_no_match(host).decode()
     router = host.node.router
     publishers = [host.connect(f"publisher{number}") for number in range(20)]
-    assert not router.is_round_over()
+    assert not router.state.is_round_over()
     for publisher in publishers:
         publisher.send(*publishes(topic, 200))
-    assert router.is_round_over()
+    assert router.state.is_round_over()
     host.turn()
-    assert not router.is_round_over()
+    assert not router.state.is_round_over()
 
 
 def test_one_of_many_groups_of_a_filter_is_found_at_once() -> None:
@@ -105,7 +105,7 @@ def test_one_of_many_groups_of_a_filter_is_found_at_once() -> None:
     member, publisher = host.connect(here), host.connect(there)
     before = work.total()
     for number in range(8 * SUBSCRIBERS):
-        host.node.router.subscribe(member.session, b"t", 0, 0, b"g%d" % number)
+        host.node.router.subscribing.subscribe(member.session, b"t", 0, 0, b"g%d" % number)
     host.settle()
     publisher.send(wire.publish(4, "t", b"x"))
     host.settle()

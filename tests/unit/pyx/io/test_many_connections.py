@@ -71,7 +71,7 @@ def test_those_whose_keep_alive_is_over_end_in_slices(sockets: Sockets) -> None:
 
     def all_closed() -> bool:
         clock.run_timers()
-        return sockets.node.router.subscriptions.count == 0
+        return sockets.node.router.state.subscriptions.count == 0
 
     sockets.until(all_closed)
     assert len(sockets.node.sessions) == 0

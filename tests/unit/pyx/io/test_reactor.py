@@ -192,7 +192,7 @@ def test_a_paused_connection_with_packets_left_over_does_not_spin(sockets: Socke
     sockets.poll()
     assert not sockets.again
     assert len(taken(end)) == 2000
-    sockets.node.router.resumed.append(conn)
+    sockets.node.router.state.resumed.append(conn)
     sockets.reactor.finish()
     sockets.poll()
     assert len(taken(end)) == 8000
@@ -227,7 +227,7 @@ def test_connections_that_go_on_together_are_not_looked_for_among_each_other(soc
     assert waiting == []
     first = Watching()
     waiting.append(first)
-    sockets.node.router.resumed.extend([*others, others[0]])
+    sockets.node.router.state.resumed.extend([*others, others[0]])
     sockets.reactor.resume()
     assert waiting.pop(0) is first
     assert first.comparisons == 0
@@ -271,7 +271,7 @@ def test_packets_of_every_size(sockets: Sockets, size: int, piece: int) -> None:
 def test_a_client_that_goes_while_its_end_is_asked_for_is_let_go(sockets: Sockets) -> None:
     """Its session is detached although nobody comes to the question any more."""
     end, conn = sockets.open(wire.connect(4, "client", clean=False))
-    sockets.node.router.close(conn, 0x97, "queue full")
+    sockets.node.router.state.close(conn, 0x97, "queue full")
     end.close()
     sockets.poll()
     session = sockets.node.sessions.get("client")
@@ -299,7 +299,7 @@ def test_a_qos_0_copy_is_delivered_when_the_kernel_has_it(sockets: Sockets, size
         sockets.until(lambda: conn.state == CLOSED)
         got = None
     else:
-        sockets.node.router.close(conn, 0x100, "enough")
+        sockets.node.router.state.close(conn, 0x100, "enough")
         sockets.poll()
         sockets.reactor.finish()
         got = whole_packets(taken(end))

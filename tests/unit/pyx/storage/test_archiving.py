@@ -128,7 +128,7 @@ class ArchivingLedger(Ledger):
 def archiving_host(*filters: bytes) -> tuple[Host, ArchivingLedger]:
     store = ArchivingLedger(*filters)
     host = host_with(store)
-    host.node.router.set_archive(store.archive)
+    host.node.router.journal.set_archive(store.archive)
     return host, store
 
 
@@ -149,7 +149,7 @@ def test_acks_of_archived_messages_wait_for_their_commit_and_others_do_not() -> 
 
 def test_qos_0_is_gathered_for_a_while_and_no_ack_waits_for_it() -> None:
     host, store = archiving_host(b"#")
-    host.node.router.limits.archive_gather_ms = 10
+    host.node.router.state.limits.archive_gather_ms = 10
     publisher = host.connect("publisher")
     publisher.publish("a", b"", 0)
     host.settle()
@@ -185,7 +185,7 @@ def test_qos_0_is_dropped_from_the_archive_and_delivered_when_too_much_waits() -
     publisher.publish("a", b"." * 80, 1)  # is not dropped: its ack says that it is archived
     assert host.node.counters.get(count.ARCHIVED_MESSAGES) == 2
     archiver.settled(archiver.pending_bytes)
-    host.node.router.set_store_full(0, True)
+    host.node.router.back_pressure.set_store_full(0, True)
     publisher.publish("a", b"", 0)
     subscriber.next("PUBLISH")
     subscriber.next("PUBLISH")
@@ -195,7 +195,7 @@ def test_qos_0_is_dropped_from_the_archive_and_delivered_when_too_much_waits() -
 def test_a_publish_that_would_be_archived_is_refused_while_the_store_is_full() -> None:
     host, _ = archiving_host(b"kept")
     publisher = host.connect("publisher", version=5)
-    host.node.router.set_store_full(0, True)
+    host.node.router.back_pressure.set_store_full(0, True)
     publisher.publish("other", b"", 1)
     assert publisher.next("PUBACK").reason == 0x10
     publisher.publish("kept", b"", 1)
@@ -207,10 +207,10 @@ def test_numbers_go_on_above_the_archive_and_what_was_promised() -> None:
     store.gathered.highest = (START_WALL_MS + 1000) * 1000 << NUMBER_WORKER_BITS
     host = host_with(store)
     router = host.node.router
-    router.set_archive(store.archive)
-    assert router.next_number() > store.gathered.highest
-    promised = router.archived_up_to()
-    assert router.next_number() > promised
+    router.journal.set_archive(store.archive)
+    assert router.state.next_number() > store.gathered.highest
+    promised = router.journal.archived_up_to()
+    assert router.state.next_number() > promised
     assert int.from_bytes(store.records[b"\0number"], "little") > promised
     store.gathered.is_settled, store.gathered.last = False, 5
-    assert router.archived_up_to() == 5
+    assert router.journal.archived_up_to() == 5

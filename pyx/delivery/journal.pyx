@@ -1,0 +1,198 @@
+"""What a tick gives to the store: the block of the log, state records, the archive; and what waits for that.
+
+All of a tick is stored with one commit, under one ticket. Who promises something because of it waits for that ticket:
+acks (pyx.delivery.answering), windows (pyx.delivery.windows), and callbacks (`when_durable`).
+"""
+from collections import deque
+
+cimport cython
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+
+from pyx.core cimport counters as count
+from pyx.core.little_endian cimport put64
+from pyx.core.work cimport Mark, OBJECT, PYTHON, RECORD, STORED, callback_begins, callback_ends, work
+from pyx.delivery.connection cimport Connection
+from pyx.delivery.publish_in_hand cimport PublishInHand
+from pyx.delivery.router_state cimport LAID, NAMED, NUMBER_WORKER_BITS, RouterState
+from pyx.matching.subscriptions cimport Filter, Matches, filter_text
+from pyx.protocol.message cimport Content
+from pyx.protocol.topics cimport topic_matches
+from pyx.storage.archive cimport Archiver
+from pyx.storage.records cimport Block, LogKey
+
+
+cdef enum:
+    NUMBER_KEPT = 1_000_000 << NUMBER_WORKER_BITS       # a second
+
+cdef bytes NUMBER_KEY = b"\0number"             # leveldb_store.format.schema.NUMBER
+
+
+cdef bytes number_value(uint64_t number):
+    cdef uint8_t[8] value
+    put64(value, number)
+    return PyBytes_FromStringAndSize(<char*>value, 8)
+
+
+@cython.final
+cdef class Journal:
+    """What a tick gives to the store: the log, state records, the archive; and what waits until that is durable."""
+
+    def __cinit__(self, RouterState state not None, PublishInHand in_hand not None):
+        self.state = state
+        self.counters = state.counters
+        self.in_hand = in_hand
+        self.keys = []
+        self.when_stored = deque()
+        self.on_durable = None
+        self.retained_changes = {}
+        self.block = Block(1)
+        self.laid_at_once = LAID
+
+    cdef LogKey key_of(self, Filter* f):
+        cdef LogKey key
+        if f.index == NULL:
+            key = LogKey(filter_text(f)[:f.length])
+            key.place = <uint32_t>len(self.keys)
+            self.keys.append(key)               # the strong reference
+            f.index = <void*>key
+        return <LogKey>f.index
+
+    cdef int drop_key(self, LogKey key) except -1:
+        # nobody needs the index any more. The last key takes its place: a walk that goes down misses none
+        cdef LogKey last = self.keys.pop()
+        if last is not key:
+            last.place = key.place
+            self.keys[key.place] = last
+        self.store.forget(key.name)
+        return 0
+
+    cdef int log(self, Filter* f) except -1:
+        cdef LogKey key = self.key_of(f)
+        work(RECORD)
+        self.state.spent += RECORD if key.count else NAMED
+        if not self.in_hand.logged:
+            self.block.add(self.in_hand.hold())
+            self.state.next_position += 1
+            self.in_hand.logged = True
+            if self.durabilities is not None:
+                self.settle_durability(self.in_hand.content)
+        self.block.index(key, <uint32_t>(self.in_hand.here - self.block.first))
+        return 0
+
+    def durable(self, uint64_t ticket):
+        """The store's callback: everything up to this ticket is as safe as the store promises."""
+        cdef Mark mark
+        callback_begins(&mark)
+        self.durable_ticket = ticket
+        self.state.acks_due = True
+        while self.when_stored and <uint64_t>self.when_stored[0][0] <= ticket:
+            work(PYTHON)
+            _, callback, conn = self.when_stored.popleft()
+            if conn is None:
+                callback()
+            else:
+                self.state.attempt(conn, callback)
+        if self.on_durable is not None:
+            self.on_durable()
+        callback_ends(&mark, STORED)
+
+    cdef uint64_t next_ticket(self) noexcept:
+        # under which all that was decided until now will be durable; 0: it is
+        cdef uint64_t ticket = self.last_ticket
+        if not self.state.keeps:
+            return 0
+        if self.recorded or self.archive_awaited or self.state.next_position != self.block.first:
+            ticket += 1
+        return ticket if ticket > self.durable_ticket else 0
+
+    def set_durabilities(self, list rules not None, bint others):
+        """Which messages are to be on the disk itself before they count as durable, and which at the operating system:
+        [(Topic Filter, is it the disk), ...], the first that matches the topic counts; `others`: where none does. State
+        records are for the disk, where anything is; a retained message is one of its topic."""
+        self.durabilities = rules or None
+        self.others_synced = others
+
+    cdef int settle_durability(self, const Content* c) except -1:
+        # does the batch have to be on the disk itself for this message
+        cdef bytes text
+        if self.synced:
+            return 0
+        for text, fsync in self.durabilities:
+            work(OBJECT)
+            if topic_matches(<const uint8_t*><const char*>text, len(text), c.topic, c.topic_len):
+                self.synced = fsync
+                return 0
+        self.synced = self.others_synced
+        return 0
+
+    def set_archive(self, archive):
+        """What this worker archives (`leveldb_store.contract.Archive`); before the first publish. Numbers go on above
+        those that it has."""
+        if archive is not None:
+            self.state.numbers_behind(archive.highest)
+            if archive.archiver.filters:
+                self.archiver = archive.archiver
+
+    cdef int archive(self, const Matches* m, uint32_t matches, bint is_full) except -1:
+        # the publish in hand, which so many subscriptions here match; is_full: the store takes nothing new
+        cdef const Content* c = self.in_hand.content
+        cdef Archiver archiver = self.archiver
+        cdef int32_t rule = archiver.rule_of(c.topic, c.topic_len, m.topic_hash)
+        if rule < 0:
+            return 0
+        if c.qos == 0 and (is_full or archiver.pending_bytes > archiver.pending_bytes_max):
+            self.counters.at[count.ARCHIVE_DROPPED] += 1
+            return 0
+        archiver.append(rule, c, self.in_hand.publisher, matches)
+        self.counters.at[count.ARCHIVED_MESSAGES] += 1
+        self.archive_due = True
+        if c.qos:
+            self.archive_awaited = self.in_hand.logged = True       # the ack waits for it
+            if self.durabilities is not None:
+                self.settle_durability(c)
+        return 0
+
+    def archived_up_to(self):
+        """A number: whatever this worker archives with it or a lower one is durable. Without an archive 0. (Of one that
+        archives nothing it rises with the clock.)"""
+        cdef uint64_t number
+        archive = self.store.archive
+        if archive is None:
+            return 0
+        if not archive.is_settled:
+            return archive.last
+        number = self.state.new_number()
+        if number + NUMBER_KEPT // 2 > self.number_kept:
+            # somebody relies on it that nothing comes below: after a restart with a clock that was put back, too
+            self.number_kept = number + NUMBER_KEPT
+            self.put_record(NUMBER_KEY, number_value(self.number_kept), False)
+        return number
+
+    def put_record(self, bytes key not None, bytes value not None, bint waited=True):
+        """Store a state record (`leveldb_store.format.schema`) with all else that this tick stores. Nothing without a
+        disk. Not `waited`: nobody relies on it more than on what else the tick stores.
+        """
+        if self.state.keeps:
+            self.store.put(key, value)
+            self.recorded = True
+            if waited:
+                self.synced = True
+
+    def delete_record(self, bytes key not None, bint waited=True):
+        """Delete a state record with all else that this tick stores. Nothing without a disk. `waited`: see
+        put_record."""
+        if self.state.keeps:
+            self.store.delete(key)
+            self.recorded = True
+            if waited:
+                self.synced = True
+
+    def when_durable(self, callback not None, Connection conn=None):
+        """Call it once, when everything that was stored or decided until now is durable: at once if it is, else from
+        within `durable`. `conn`: for whom it is, and who ends if it fails."""
+        cdef uint64_t ticket = self.next_ticket()
+        if ticket:
+            self.when_stored.append((ticket, callback, conn))
+        else:
+            callback()

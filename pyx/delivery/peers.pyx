@@ -1,0 +1,238 @@
+"""The siblings, one by one: what each gets with the next batch, what it has taken, and whether it is there.
+
+A sibling that wants a publish gets it once, as an entry of the batch of this tick: QoS 0 in the volatile part, which
+may be lost, all else in the sequenced part, which is acknowledged. Bodies from OWN_FRAME_BYTES on travel in a frame of
+their own. What a sibling sends is read by pyx.delivery.siblings.
+"""
+cimport cython
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memset
+
+from pyx.core cimport counters as count
+from pyx.core.placement cimport owner_of
+from pyx.core.work cimport VISIT, work
+from pyx.delivery.connection cimport Connection
+from pyx.delivery.journal cimport Journal
+from pyx.delivery.publish_in_hand cimport PublishInHand
+from pyx.delivery.router_state cimport OWN_FRAME_BYTES, RouterState, SAMPLE_MS
+from pyx.matching.subscriptions cimport Matches
+from pyx.protocol.message cimport Content
+from pyx.storage.records cimport Choice, ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Packed
+
+
+cdef enum:
+    # sequenced entries of one batch: what the sibling refuses of them is told with one ack, and looked through at once
+    BATCH_ENTRIES_MAX = 4096
+
+
+@cython.final
+cdef class Peer:
+    def __cinit__(self):
+        self.volatile_payloads = []
+        self.sequenced_payloads = []
+        self.cut = []
+
+
+@cython.final
+cdef class Peers:
+    """The siblings, a Peer each: what they get with the next batch, what they have taken, whether they are there."""
+
+    def __cinit__(self, RouterState state not None, PublishInHand in_hand not None, Journal journal not None):
+        self.state = state
+        self.counters = state.counters
+        self.in_hand = in_hand
+        self.journal = journal
+        self.peers = [Peer() if i != state.worker else None for i in range(state.workers)]
+        self.paused = []
+
+    cdef int pause(self, Connection conn) except -1:
+        if not conn.paused:
+            conn.paused = True
+            self.paused.append(conn)
+            self.counters.at[count.READING_PAUSED] += 1
+        return 0
+
+    cdef int sample(self, const Matches* m, bint answered) except -1:
+        # the publish in hand is one whose durations are measured; answered: its ack is in the outbox, or it has none
+        # (else the ack takes the time along). Siblings measure until their own delivery: one clock serves all
+        # processes of a host. The reactor reads it when what is to be measured has happened
+        cdef Content c
+        cdef uint64_t peers = self.in_hand.matched_peers
+        cdef uint32_t i
+        cdef int p = 0
+        self.state.sample_ms = self.state.now_ms + SAMPLE_MS
+        if answered:
+            self.state.finished_since = self.state.tick_ns
+        for i in range(m.count):
+            work(VISIT)
+            if m.filters[i].plain.online or m.filters[i].groups != NULL:
+                self.state.delivered_since = self.state.tick_ns
+                break
+        if not peers or not self.state.tick_ns:
+            return 0
+        memset(&c, 0, sizeof(c))
+        c.topic = <const uint8_t*>b"~"
+        c.topic_len = 1
+        c.payload = <const uint8_t*>&self.state.tick_ns
+        c.payload_len = sizeof(self.state.tick_ns)
+        while peers:
+            if peers & 1:
+                self.tell_in_passing(p, &c)
+            peers >>= 1
+            p += 1
+        return 0
+
+    cdef int tell_in_passing(self, int peer, const Content* c) except -1:
+        # a word for the broker of a sibling that may be lost, and costs no message of its own when a batch leaves
+        cdef Peer p = <Peer>self.peers[peer]
+        if p.volatile_entries is None:
+            p.volatile_entries = Packed.__new__(Packed)
+        p.volatile_entries.entry(c, ENTRY_CONTROL, NULL)
+        return 0
+
+    cdef int entry(self, int peer, uint8_t flags, const Choice* choice) except -1:
+        # one mesh entry for a peer; choice: the group for which it was chosen, or NULL
+        cdef Peer p = <Peer>self.peers[peer]
+        cdef const Content* c = self.in_hand.content
+        cdef bint own_frame = c.payload_len >= OWN_FRAME_BYTES
+        if own_frame:
+            flags |= ENTRY_OWN_FRAME
+        if c.qos != 0 or c.retain:
+            if p.sequenced is None:
+                p.sequenced = Packed.__new__(Packed)
+            if c.retain and c.payload_len and isinstance(self.in_hand.publisher, str) and \
+                    not (choice != NULL and flags & ENTRY_RETAINED_ONLY) and \
+                    owner_of(c.topic, c.topic_len, self.state.workers) == peer:
+                self.name_publisher(p.sequenced)
+            p.sequenced.entry(c, flags, choice)
+            if own_frame:
+                p.sequenced_payloads.append(self.in_hand.hold())
+            p.sent = self.state.tick
+            if p.sequenced.entries >= BATCH_ENTRIES_MAX:
+                p.cut.append(self.whole(p))
+            if self.state.keeps and c.qos and \
+                    (self.in_hand.origin is None or c.qos == 2 and self.in_hand.origin.durable):
+                self.held_peers |= <uint64_t>1 << peer
+                self.journal.recorded = self.journal.synced = True
+        else:
+            if p.volatile_entries is None:
+                p.volatile_entries = Packed.__new__(Packed)
+            p.volatile_entries.entry(c, flags, choice)
+            if own_frame:
+                p.volatile_payloads.append(self.in_hand.hold())
+        self.dirty_peers |= <uint64_t>1 << peer
+        self.in_hand.matched_peers |= <uint64_t>1 << peer
+        self.counters.at[count.MESH_ENTRIES_SENT] += 1
+        return 0
+
+    cdef int name_publisher(self, Packed packed) except -1:
+        # who keeps the message for later subscriptions must know: No Local holds for those, too [MQTT-3.8.3-3]
+        cdef bytes name = (<str>self.in_hand.publisher).encode("utf-8", "surrogatepass")
+        cdef char kind = PUBLISHER
+        cdef Content c
+        memset(&c, 0, sizeof(c))
+        c.topic = <const uint8_t*>&kind
+        c.topic_len = 1
+        c.payload = <const uint8_t*><const char*>name
+        c.payload_len = <uint32_t>len(name)
+        return packed.entry(&c, ENTRY_CONTROL, NULL)
+
+    def tell(self, int peer, bytes kind not None, bytes payload not None):
+        """Something for the broker of a sibling, in order with the messages for it: arrives as `handler.told(peer,
+        kind, payload)`."""
+        cdef Content c
+        memset(&c, 0, sizeof(c))
+        c.topic = <const uint8_t*><const char*>kind
+        c.topic_len = <uint16_t>len(kind)
+        c.payload = <const uint8_t*><const char*>payload
+        c.payload_len = <uint32_t>len(payload)
+        cdef Peer p = <Peer>self.peers[peer]
+        if p.sequenced is None:
+            p.sequenced = Packed.__new__(Packed)
+        p.sequenced.entry(&c, ENTRY_CONTROL, NULL)
+        p.sent = self.state.tick
+        self.dirty_peers |= <uint64_t>1 << peer
+
+    def tell_unkept(self, int peer, bytes kind not None, bytes payload not None):
+        """The same, and it may be lost: whoever says it says it again. Nothing is stored for it on either side."""
+        cdef Content c
+        memset(&c, 0, sizeof(c))
+        c.topic = <const uint8_t*><const char*>kind
+        c.topic_len = <uint16_t>len(kind)
+        c.payload = <const uint8_t*><const char*>payload
+        c.payload_len = <uint32_t>len(payload)
+        self.tell_in_passing(peer, &c)
+        self.dirty_peers |= <uint64_t>1 << peer
+
+    def take(self, int peer):
+        """(volatile, sequenced, volatile payloads, sequenced payloads, tick) for a link to send, one batch after the
+        other, then None. `tick` comes back in `peer_acknowledged` when the peer has everything up to and with this
+        batch: what comes after it is of another tick."""
+        cdef Peer p = <Peer>self.peers[peer]
+        self.state.clock.tell()
+        if p.cut:
+            return p.cut.pop(0)
+        self.dirty_peers &= ~(<uint64_t>1 << peer)
+        if p.volatile_entries is None and p.sequenced is None:
+            return None
+        return self.whole(p)
+
+    cdef tuple whole(self, Peer p):
+        # a batch, and what comes after it is of another tick
+        cdef tuple out
+        out = (p.volatile_entries, p.sequenced, p.volatile_payloads, p.sequenced_payloads, self.state.tick)
+        p.volatile_entries = None
+        p.sequenced = None
+        p.volatile_payloads = []
+        p.sequenced_payloads = []
+        self.state.tick += 1
+        return out
+
+    def peer_acknowledged(self, int peer, uint64_t tick):
+        """The peer has taken everything of the ticks up to `tick`: acks that waited for it may leave."""
+        cdef Peer p = <Peer>self.peers[peer]
+        if tick > p.acknowledged:
+            p.acknowledged = tick
+            self.state.acks_due = True
+
+    def peer_took_interest(self, int peer, uint64_t number):
+        """The peer routes by our interest up to `number`: SUBACKs that waited for it may leave."""
+        cdef Peer p = <Peer>self.peers[peer]
+        if number > p.interest:
+            p.interest = number
+            self.state.acks_due = True
+
+    def peer_live(self, int peer, bint live):
+        """Acks wait for live peers only."""
+        if live:
+            self.unsure_peers &= ~(<uint64_t>1 << peer)
+            self.live_peers |= <uint64_t>1 << peer
+            self.live_for_interest |= <uint64_t>1 << peer
+        else:
+            self.live_peers &= ~(<uint64_t>1 << peer)
+            self.live_for_interest &= ~(<uint64_t>1 << peer)
+            self.state.acks_due = True
+
+    def peer_away(self, int peer):
+        """A peer that is stopped: SUBACKs do not wait for it, its entries are acknowledged by its link's hand-off
+        log."""
+        self.live_for_interest &= ~(<uint64_t>1 << peer)
+        self.state.acks_due = True
+
+    def peer_unsure(self, int peer):
+        """It may have answered SUBSCRIBEs that nobody told us of: it gets every publish of QoS 1 or 2, until it is live
+        again or its interest is told anew. It matches them itself."""
+        self.unsure_peers |= <uint64_t>1 << peer
+
+    def peer_full(self, int peer, bint full):
+        """While a peer's outbox is full, connections that publish to it are not read."""
+        if full:
+            self.full_peers |= <uint64_t>1 << peer
+        elif self.full_peers >> peer & 1:
+            self.full_peers &= ~(<uint64_t>1 << peer)
+            self.state.resumed.extend(self.paused)
+            self.paused = []
+
+    def peer_answered(self, int peer):
+        """A peer may serve by what it was told of our interest until now: SUBACKs wait for it."""
+        self.live_for_interest |= <uint64_t>1 << peer

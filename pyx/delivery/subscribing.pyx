@@ -1,0 +1,211 @@
+"""How subscriptions begin, are replaced and end, and how sessions go online and offline."""
+cimport cython
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from pyx.core cimport counters as count
+from pyx.delivery.bounding cimport Bounding
+from pyx.delivery.connection cimport Connection, OPEN
+from pyx.delivery.ending cimport Ending, Remains
+from pyx.delivery.peers cimport Peers
+from pyx.delivery.router_state cimport ABSENCES_MAX, RouterState
+from pyx.delivery.session cimport SHARED_COPY, Session, is_stored
+from pyx.delivery.sharing cimport Sharing
+from pyx.delivery.windows cimport Windows
+from pyx.matching.subscriptions cimport Filter, Group, Subscriber
+from pyx.storage.records cimport LogKey
+
+
+@cython.final
+cdef class Subscribing:
+    """Subscriptions begin and end; sessions go online and offline."""
+
+    def __cinit__(self, RouterState state not None, Peers peers not None, Windows windows not None,
+                  Bounding bounding not None, Sharing sharing not None, Ending ending not None):
+        self.state = state
+        self.counters = state.counters
+        self.limits = state.limits
+        self.subscriptions = state.subscriptions
+        self.peers = peers
+        self.windows = windows
+        self.bounding = bounding
+        self.sharing = sharing
+        self.ending = ending
+
+    def subscribe(self, Session s not None, bytes text not None, int options, uint32_t identifier=0, bytes group=None):
+        """Add or replace a subscription. `text`: a valid Topic Filter without $share; `options`: the wire byte. True:
+        it is new."""
+        cdef Filter* f = self.subscriptions.hold(<const uint8_t*><const char*>text, len(text))
+        cdef Group* g = NULL
+        cdef int new, held = -1
+        cdef uint8_t was
+        cdef bint wanted = False            # at QoS > 0 before
+        if group is not None:
+            g = self.subscriptions.hold_group(f, <const uint8_t*><const char*>group, len(group))
+        else:
+            held = self.subscriptions.membership(f, NULL, <void*>s, &s.own)
+            if held >= 0:
+                was = <uint8_t>(f.plain.items[s.own.items[held].index].slot_options >> 24)
+                wanted = was & 3 != 0
+                if wanted != (options & 3 != 0) or options & 4 and not was & 4:
+                    s.keep_former(self.subscriptions, &s.own.items[held], was, self.state.next_position - 1)
+        new = self.subscriptions.add(
+            f, g, <void*>s, &s.own, <uint8_t>options, identifier, s.connection is not None)
+        if self.state.keeps and is_stored(s) and not self.restoring:
+            self.windows.mark_dirty(s)           # up to here it has been sent everything, whatever else the log holds
+        if group is None and (new or not wanted and s.absences is None):
+            # what is in the log already was not for it, or was sent at QoS 0
+            s.own.items[held if held >= 0 else <int>s.own.count - 1].since = self.state.next_position - 1
+        if new:
+            if g != NULL:
+                self.sharing.joined(g, s)
+            elif self.peers.interest is not None and f.plain.count == 1:
+                self.ending.tell_interest(f, text, None, s.durable)
+        self.ending.count_filters()
+        return bool(new)
+
+    def since(self, Session s not None, bytes text not None):
+        """(the log position behind which its subscription to this Topic Filter counts: what lies before was published
+        earlier, or not wanted; the stretches before that which it is to get all the same, as `Session.formers`)."""
+        cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
+        cdef int held = self.subscriptions.membership(f, NULL, <void*>s, &s.own) if f != NULL else -1
+        if held < 0:
+            return 0, []
+        return s.own.items[held].since, s.formers(&self.subscriptions.formers, &s.own.items[held])
+
+    def terms(self, Session s not None, bytes text not None):
+        """(options, Subscription Identifier) of its subscription to this Topic Filter, or None."""
+        cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
+        cdef int held = self.subscriptions.membership(f, NULL, <void*>s, &s.own) if f != NULL else -1
+        cdef Subscriber* sub = &f.plain.items[s.own.items[held].index] if held >= 0 else NULL
+        return (sub.slot_options >> 24, sub.identifier) if sub != NULL else None
+
+    def has(self, Session s not None, bytes text not None, bytes group=None):
+        """Whether it has a subscription to this Topic Filter, or a share of it in this group."""
+        cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
+        cdef Group* g = self.ending.group_of(f, group) if group is not None else NULL
+        if f == NULL or group is not None and g == NULL:
+            return False
+        return self.subscriptions.membership(f, g, <void*>s, &s.own) >= 0
+
+    def restore_subscription(self, Session s not None, bytes text not None, int options, uint32_t identifier,
+                             bytes group, uint64_t since, formers=()):
+        """A subscription that an earlier worker has stored, of a session without a connection."""
+        self.restoring = True
+        try:
+            self.subscribe(s, text, options, identifier, group)
+        finally:
+            self.restoring = False
+        if group is not None:
+            return
+        # nothing begins behind what comes next, though a disk may have lost the blocks before it
+        s.own.items[s.own.count - 1].since = min(since, self.state.next_position - 1)
+        for was, begin, end in formers:
+            if begin < self.state.next_position - 1:
+                self.subscriptions.add_former(
+                    &s.own.items[s.own.count - 1], was, begin, min(<uint64_t>end, self.state.next_position - 1))
+
+    cdef int drop_unsubscribed(self, Session s) except -1:
+        # count what has not been sent of the only subscription of a session, before that ends. (With others, what is
+        # not sent for this one may still be for them; what is for none was never counted as matched)
+        cdef uint64_t size = 0, messages
+        if s.behind and s.own.count == 1:
+            messages = <uint64_t>self.bounding.backlog_after(s, s.cursor)[0] - self.bounding.in_holes(s, &size)
+            self.counters.at[count.MATCHED] += messages
+            self.counters.at[count.DROPPED_UNSUBSCRIBED] += messages
+            self.state.drops.add(s, count.DROPPED_UNSUBSCRIBED, messages)
+        return 0
+
+    def unsubscribe(self, Session s not None, bytes text not None, bytes group=None, Remains remains=None):
+        """Remove a subscription; False: there was none. What waits for this member of a group goes to another one (what
+        of that takes long is left in `remains`, for `clear`); what is in flight is completed."""
+        cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
+        cdef Group* g = NULL
+        cdef uint32_t number = 0
+        cdef list shares
+        cdef int i
+        if f == NULL:
+            return False
+        if group is not None:
+            g = self.ending.group_of(f, group)
+            if g == NULL:
+                return False
+        i = self.subscriptions.membership(f, g, <void*>s, &s.own)
+        if i < 0:
+            return False
+        if group is None:
+            self.drop_unsubscribed(s)
+        if f.index != NULL:
+            (<LogKey>f.index).rests = False
+            if group is None and s.unread is not None and s.unread.lists(<LogKey>f.index):
+                # what it would have found here may stand in others of its indexes as well
+                self.bounding.seek(s)
+        if self.state.keeps and is_stored(s):
+            self.windows.mark_dirty(s)
+            if group is None and s.inflight:
+                self.windows.keep_unsubscribed(s)
+        if g != NULL:
+            self.sharing.strike(g, s)
+            number = g.number
+        self.subscriptions.remove(&s.own, <uint32_t>i)
+        if self.peers.interest is not None:
+            f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
+            if group is not None or f == NULL or f.plain.count == 0:
+                self.ending.tell_interest(f, text, group, False)
+        s.batch = None                  # read again without it
+        s.batch_at = 0
+        if number:
+            shares = [(number, *share) for share in s.take_queued(number, SHARED_COPY)]
+            if remains is None:
+                self.ending.hand_on_shares(s, shares, count.DROPPED_UNSUBSCRIBED)
+            elif shares:
+                remains.session = s
+                remains.counter = count.DROPPED_UNSUBSCRIBED
+                remains.shares.extend(shares)
+                self.ending.shares_left += len(shares)
+            if s.behind and s.connection is not None:
+                self.state.set_ready(s)
+        self.ending.count_filters()
+        return True
+
+    def attach(self, Session s not None, Connection conn not None):
+        """The session has this connection from now on; what is in flight is sent again [MQTT-4.4.0-1]."""
+        conn.session = conn.had = s
+        conn.state = OPEN
+        s.connection = conn
+        s.version = conn.version
+        self.subscriptions.set_online(&s.own, s.unread is None, True)
+        self.sharing.tell_online(s)
+        if s.put_up_again():
+            if not s.behind:
+                s.behind = True
+                s.cursor = self.state.next_position - 1
+                self.state.fell_behind(s)
+        if s.absences is not None:
+            s.absences[len(s.absences) - 1] = (s.absences[len(s.absences) - 1][0], self.state.next_position - 1)
+        if s.behind:
+            self.state.set_ready(s)
+
+    def detach(self, Session s not None, Remains remains=None):
+        """The session has no connection any more. One that is not durable ends: `remains` as in `end_session`."""
+        s.connection = None
+        s.releases = s.resend = None
+        s.batch = None
+        s.batch_at = 0
+        if s.durable:
+            if not s.behind:
+                s.behind = True
+                s.cursor = self.state.next_position - 1
+                self.state.fell_behind(s)
+            if self.limits.queue_qos0:
+                if s.absences is None:
+                    s.absences = []
+                if len(s.absences) >= ABSENCES_MAX:
+                    s.absences[0] = (s.absences[0][0], s.absences[1][1])
+                    del s.absences[1]
+                s.absences.append((self.state.next_position - 1, <uint64_t>-1))
+            self.subscriptions.set_offline(&s.own, s.unread is None)
+            self.sharing.tell_online(s)
+            if self.state.keeps:
+                self.windows.mark_dirty(s)
+        else:
+            self.ending.end_session(s, remains)
