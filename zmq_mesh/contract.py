@@ -38,6 +38,25 @@ class LinkLimits:
     peer_stall_seconds_max: float = 2.0
 
 
+@dataclass(slots=True)
+class Traffic:
+    """What a link counts, since its start."""
+
+    batches_sent: int = 0
+    messages_sent: int = 0
+    """Entries that were submitted with their number."""
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    resent: int = 0
+    duplicates: int = 0
+    frames_refused: int = 0
+    """Of or for a former incarnation."""
+    volatile_dropped: int = 0
+    """Entries of QoS 0 that were not sent: peer away or gone, outbox far over its limit."""
+    batches_behind: int = 0
+    """Batches that went to the hand-off log although the peer is there: it is behind."""
+
+
 class Events(Protocol):
     """What a link tells the node. Once per batch or rarer.
 

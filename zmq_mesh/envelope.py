@@ -71,6 +71,15 @@ class Kind(IntEnum):
     SKIP = 6  # keeps a number of the stream whose content is obsolete
 
 
+# Members of an IntEnum cost more than ints on the way of each batch.
+HELLO: Final = int(Kind.HELLO)
+WELCOME: Final = int(Kind.WELCOME)
+ACK: Final = int(Kind.ACK)
+BATCH: Final = int(Kind.BATCH)
+INTEREST: Final = int(Kind.INTEREST)
+SKIP: Final = int(Kind.SKIP)
+
+
 class Refusal(IntEnum):
     """Why one entry of a batch was refused by the peer that got it (or by the link, for a whole batch)."""
 
@@ -105,6 +114,7 @@ REFUSAL: Final = struct.Struct("<QIB")
 GREETING: Final = struct.Struct("<QQQI")
 ENTRY: Final = struct.Struct("<BHIIQ")
 CHOICE: Final = struct.Struct("<BQH")
+U64: Final = struct.Struct("<Q")
 _U64: Final = struct.Struct("<Q")
 
 PREFIX_BYTES: Final = PREFIX.size

@@ -74,22 +74,23 @@ class Gauges:
         behind = self._batches_behind
         for peer, link in context.links.items():
             batches, messages, size, resent, dropped = self._links[peer]
+            traffic = link.traffic
             row.set_link(
                 peer,
                 (
-                    batches + link.batches_sent,
-                    messages + link.messages_sent,
-                    size + link.bytes_sent,
-                    resent + link.resent,
-                    dropped + link.volatile_dropped,
+                    batches + traffic.batches_sent,
+                    messages + traffic.messages_sent,
+                    size + traffic.bytes_sent,
+                    resent + traffic.resent,
+                    dropped + traffic.volatile_dropped,
                     link.unacknowledged,
                     max(0, int(link.oldest_seconds(now) * 1000)),
                     link.outbox_bytes + link.handoff_bytes,
                 ),
             )
-            received += link.bytes_received
-            refused += link.frames_refused
-            behind += link.batches_behind
+            received += traffic.bytes_received
+            refused += traffic.frames_refused
+            behind += traffic.batches_behind
         row.set(count.MESH_BYTES_RECEIVED, received)
         row.set(count.MESH_FRAMES_REFUSED, refused)
         row.set(count.MESH_BATCHES_BEHIND, behind)

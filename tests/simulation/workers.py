@@ -36,10 +36,9 @@ from tests.kept_store import KeptStore
 from tests.simulation import checkers, readers
 from tests.simulation.clock import WallClock
 from zmq_mesh.contract import LinkLimits
-from zmq_mesh.envelope import decode_entries
+from zmq_mesh.envelope import BATCH, decode_entries
 from zmq_mesh.interest import Publisher
 from zmq_mesh.links import Link
-from zmq_mesh.outgoing import BATCH
 from zmq_mesh.sockets import Mesh
 
 if TYPE_CHECKING:
@@ -247,7 +246,7 @@ class Worker:
         ]
         if self.world.survives:
             return shares
-        kept = [item for link in self.mesh.links.values() for item in link._kept if item.kind == BATCH]
+        kept = [item for link in self.mesh.links.values() for item in link._stream.kept if item.kind == BATCH]
         parts: list[tuple[Any, Any]] = [(item.part, item.payloads) for item in kept]
         for peer in node.siblings:
             taken = node.router.peers.take(peer)
@@ -616,7 +615,7 @@ def kept_payloads(link: Link) -> list[bytes]:
     """The payloads of what lies in the link's hand-off log in RAM: acknowledged to publishers, and not at the peer."""
     return [
         bytes(entry.payload)
-        for item in link._kept
+        for item in link._stream.kept
         if item.logged and not item.unloaded
         for entry in decode_entries(memoryview(item.part), [memoryview(payload) for payload in item.payloads])
     ]

@@ -303,7 +303,7 @@ class World:
                 assert not link.full
                 assert link.unacknowledged == 0
                 assert link.handoff_bytes == 0
-                assert link.outbox_bytes == sum(size for _, size in link._flight)
+                assert link.outbox_bytes == sum(size for _, size in link._out.flight)
                 assert worker.acked[peer] == self.tickets[worker.index, peer] - 1
 
 

@@ -18,8 +18,11 @@ NEXT = VERSION + 1
 class Former(Link):
     """A link of the release before greetings said versions: it says 0, and looks at nothing there."""
 
-    def _transmit(self, kind: int, flags: int, kept: Any, inline: Any, frames: Any, size: int, *rest: int) -> bool:
-        return super()._transmit(kind, flags, kept, inline, frames, 0 if kind <= Kind.WELCOME else size, *rest)
+    def _say_greeting(self, kind: int, greeting: int) -> bool:
+        self.versions, versions = (0, 0), self.versions
+        said = super()._say_greeting(kind, greeting)
+        self.versions = versions
+        return said
 
     def _greeted(self, sender_incarnation: int, first: Any, now: float) -> None:
         assert len(first) == HEAD_END + GREETING.size
@@ -133,9 +136,9 @@ def test_what_is_no_greeting_of_an_unknown_incarnation_is_refused_whatever_its_v
     world = Watched({}, {})
     world.speak()
     link = world.workers[0].links[1]
-    before = link.frames_refused
+    before = link.traffic.frames_refused
     prefix = envelope.pack_prefix(sibling(1), sibling(0), 99, 1, 0, NEXT)
     link.receive([prefix + envelope.HEAD.pack(Kind.HELLO, *[0] * 13) + bytes(GREETING.size)], world.network.now)
-    assert link.frames_refused == before + 1
+    assert link.traffic.frames_refused == before + 1
     with pytest.raises(EnvelopeError):
         link.receive([b"\0" + prefix[1:] + bytes(200)], world.network.now)

@@ -108,7 +108,7 @@ def test_lost_tail_is_sent_again_after_a_heartbeat() -> None:
     world.network.loss = 0.0
     world.run(0.6)
     assert world.workers[1].sequenced[0] == [0, 1, 2]
-    assert world.workers[0].links[1].resent == 1
+    assert world.workers[0].links[1].traffic.resent == 1
     world.check_quiet()
 
 
@@ -125,8 +125,8 @@ def test_nothing_is_resent_while_it_may_be_under_way() -> None:
         world.network.now += 0.001
     world.run(1.0)
     assert world.workers[1].sequenced[0] == world.submitted[0, 1]
-    assert world.workers[0].links[1].resent == 21
-    assert world.workers[1].links[0].duplicates == 0
+    assert world.workers[0].links[1].traffic.resent == 21
+    assert world.workers[1].links[0].traffic.duplicates == 0
 
 
 def test_stopped_worker_gets_everything_when_it_is_back() -> None:
@@ -270,9 +270,9 @@ def test_killed_worker_memory_store() -> None:
     world.submit(0, 1, entries=2)
     world.run(0.02)
     assert world.workers[0].losses[-1] == (1, 2, 5)
-    refused = link.frames_refused
+    refused = link.traffic.frames_refused
     link.receive(stale, world.network.now)
-    assert link.frames_refused == refused + 1
+    assert link.traffic.frames_refused == refused + 1
     world.workers[1] = world.start(1, 2)
     world.workers[1].publisher.change(b"new")
     world.run(0.3)
@@ -285,7 +285,7 @@ def test_killed_worker_memory_store() -> None:
     assert world.workers[1].sequenced[0] == world.submitted[0, 1][first:]
     assert world.workers[0].acked[1] == 6
     link.receive(stale, world.network.now)
-    assert link.frames_refused == refused + 2
+    assert link.traffic.frames_refused == refused + 2
     link.down(1)  # the supervisor's word comes late
     assert link.ready
 
@@ -294,15 +294,15 @@ def _capture(world: World, source: int, target: int) -> list[Any]:
     """A heartbeat of that link, taken off the wire."""
     taken: list[Any] = []
     link = world.workers[source].links[target]
-    send = link._send
+    send = link._out._send
 
     def tap(frames: list[Any]) -> bool:
         taken.extend(frames)
         return True
 
-    link._send = tap
-    link._say_ack()
-    link._send = send
+    link._out._send = tap
+    link._out.ack()
+    link._out._send = send
     return taken
 
 
@@ -356,7 +356,7 @@ def test_refused_entries_arrive_before_the_ack_even_when_messages_are_lost() -> 
     assert len(world.workers[0].refusals) == len({r[1] for r in world.workers[0].refusals})
     assert len(world.workers[0].refusals) in (20, 21)
     world.check_quiet()
-    assert not world.workers[1].links[0]._refusals
+    assert not world.workers[1].links[0].refusals
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -456,7 +456,7 @@ def test_two_workers_that_flood_each_other_do_not_lock() -> None:
     for source, target in both(world):
         assert world.workers[target].sequenced[source] == world.submitted[source, target]
         assert world.workers[target].volatile[source] == world.submitted_volatile[source, target]
-        assert not world.workers[source].links[target].volatile_dropped
+        assert not world.workers[source].links[target].traffic.volatile_dropped
     world.check_quiet()
 
 
@@ -515,15 +515,15 @@ def test_wrong_bytes_are_an_envelope_error_and_change_nothing() -> None:
     rand = random.Random(5)
     captured: list[list[Any]] = []
     link = world.workers[0].links[1]
-    send = link._send
+    send = link._out._send
 
     def capture(frames: list[Any]) -> bool:
         captured.append([bytes(frame) for frame in frames])
         return True
 
-    link._send = capture
+    link._out._send = capture
     world.submit(0, 1, entries=2, volatile=1, size=5000)
-    link._send = send
+    link._out._send = send
     target = world.workers[1].links[0]
     good = captured[0]
     for _ in range(3000):

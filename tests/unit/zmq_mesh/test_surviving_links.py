@@ -46,7 +46,7 @@ def test_what_a_lasting_log_has_is_not_kept_in_memory_and_read_back_a_little_at_
     for _ in range(200):
         world.submit(0, 1, size=5000)
     assert link.handoff_bytes > 10 * LIMITS.handoff_log_bytes_max
-    kept = [item for item in link._kept if item.kind == envelope.Kind.BATCH]
+    kept = [item for item in link._stream.kept if item.kind == envelope.Kind.BATCH]
     assert not any(item.unloaded for item in kept[-200:]), "not stored yet"
     world.run(0.02)
     log.store()
@@ -59,8 +59,8 @@ def test_what_a_lasting_log_has_is_not_kept_in_memory_and_read_back_a_little_at_
     def look() -> None:
         nonlocal most
         log.store()
-        most = max(most, sum(item.nbytes for item in link._kept if item.read))
-        assert most == 0 or link._read_bytes == sum(item.nbytes for item in link._kept if item.read)
+        most = max(most, sum(item.nbytes for item in link._stream.kept if item.read))
+        assert most == 0 or link._stream.read_bytes == sum(item.nbytes for item in link._stream.kept if item.read)
 
     world.workers[1].stopped = False
     world.run(3.0, look)
@@ -77,7 +77,7 @@ def test_what_a_lasting_log_has_is_not_kept_in_memory_and_read_back_a_little_at_
     world.workers[1].links[0].down(1)
     world.network.cut.clear()
     sender = world.workers[0] = world.start(0, 2, handoffs={1: log})
-    assert not any(item.part for item in sender.links[1]._kept if item.kind == envelope.Kind.BATCH)
+    assert not any(item.part for item in sender.links[1]._stream.kept if item.kind == envelope.Kind.BATCH)
     world.run(2.0, log.store)
     assert world.workers[1].sequenced[0] == world.submitted[0, 1]
 
@@ -104,30 +104,30 @@ def test_a_sibling_that_is_there_and_behind_is_sent_from_the_log() -> None:
         if tickets < 300 and not link.full:
             tickets += 1
             world.submit(0, 1, entries=2, size=400, volatile=1)
-        in_memory = [item for item in link._kept if item.kind == envelope.Kind.BATCH and not item.unloaded]
-        assert link._loaded_bytes == sum(item.nbytes for item in in_memory)
-        assert link.outbox_bytes >= sum(item.nbytes for item in link._kept)
-        assert link._read_bytes == sum(item.nbytes for item in link._kept if item.read)
-        assert world.workers[0].acked[1] < link._kept[0].ticket if link._kept else True
+        in_memory = [item for item in link._stream.kept if item.kind == envelope.Kind.BATCH and not item.unloaded]
+        assert link._stream.loaded_bytes == sum(item.nbytes for item in in_memory)
+        assert link.outbox_bytes >= sum(item.nbytes for item in link._stream.kept)
+        assert link._stream.read_bytes == sum(item.nbytes for item in link._stream.kept if item.read)
+        assert world.workers[0].acked[1] < link._stream.kept[0].ticket if link._stream.kept else True
         assert not link.away
-        most = max(most, link._loaded_bytes)
+        most = max(most, link._stream.loaded_bytes)
 
     world.network.capacity = 4
     world.run(8.0, submit)
     assert tickets == 300
     assert most <= LIMITS.peer_outbox_bytes_max // 8 + 2 * 1000, "and what a tick adds before it is stored"
-    assert link.batches_behind > 10
+    assert link.traffic.batches_behind > 10
     assert not link.handoff_bytes, "the log of those who are away is another account"
     assert world.workers[1].sequenced[0] == world.submitted[0, 1]
     world.run(3.0, log.store)
     world.check_quiet()
     assert not log.entries
-    behind_before, reads = link.batches_behind, log.reads
+    behind_before, reads = link.traffic.batches_behind, log.reads
     world.workers[1].commit_delay = 0.0
     for _ in range(50):
         world.submit(0, 1, entries=2, size=400)
         world.run(0.05, log.store)
-    assert (link.batches_behind, log.reads) == (behind_before, reads), "in sync again: nothing is stored nor read"
+    assert (link.traffic.batches_behind, log.reads) == (behind_before, reads), "in sync: nothing is stored nor read"
     assert link.outbox_bytes == 0
 
 
@@ -139,8 +139,8 @@ def test_what_is_sent_from_the_log_and_refused_by_the_transport_is_not_read_agai
     for _ in range(20):
         world.submit(0, 1, entries=2, size=1000)
     world.run(1.0, log.store)
-    assert link.batches_behind
-    assert not link._loaded_bytes
+    assert link.traffic.batches_behind
+    assert not link._stream.loaded_bytes
     assert log.reads == 1
 
 
@@ -152,7 +152,7 @@ def test_a_log_without_room_is_left_alone_while_the_sibling_is_there() -> None:
     for _ in range(20):
         world.submit(0, 1, entries=2, size=1000)
     world.run(0.1, log.store)
-    assert link._loaded_bytes > LIMITS.peer_outbox_bytes_max // 8
+    assert link._stream.loaded_bytes > LIMITS.peer_outbox_bytes_max // 8
     assert not log.entries
     log.full = False
     world.submit(0, 1, entries=2, size=1000)
@@ -172,7 +172,7 @@ def test_a_sibling_that_is_behind_may_leave(leaves: str) -> None:
         world.submit(0, 1, entries=2, size=400)
         if round_ % 2:
             world.run(0.01, log.store)
-    assert link.batches_behind
+    assert link.traffic.batches_behind
     if leaves == "own death":
         has = len(log.entries)
         world.kill(0)
@@ -198,13 +198,13 @@ def test_a_sibling_that_is_behind_may_leave(leaves: str) -> None:
     else:
         world.run(LIMITS.link_silence_seconds_max + 0.5, log.store)
         assert link.away
-        assert link._loaded_bytes == 0
-        assert link.handoff_bytes == sum(item.nbytes for item in link._kept)
+        assert link._stream.loaded_bytes == 0
+        assert link.handoff_bytes == sum(item.nbytes for item in link._stream.kept)
         world.workers[1].stopped = False
         world.run(3.0, log.store)
         assert world.workers[1].sequenced[0] == world.submitted[0, 1]
     world.check_quiet()
-    assert link._read_bytes == link._loaded_bytes == 0
+    assert link._stream.read_bytes == link._stream.loaded_bytes == 0
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -207,7 +207,7 @@ def test_a_batch_that_is_held_leaves_when_it_is_stored_and_what_goes_before_it_i
     submit(2, True)
     submit(3, False)
     assert len(sent) == 1, "neither the held one nor what follows it"
-    assert [entry[0] for entry in log.entries] == [link._sequence - 2, link._sequence - 1]
+    assert [entry[0] for entry in log.entries] == [link._stream.sequence - 2, link._stream.sequence - 1]
     link.flush(1.0)
     assert len(sent) == 1
     for callback in log.waiting:

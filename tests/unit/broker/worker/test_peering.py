@@ -39,9 +39,9 @@ def test_the_promise_of_a_suback_outlasts_two_workers_that_stop_one_after_the_ot
     host.pass_time(1.0)
     assert [packet.payload for packet in subscriber.receive()] == [b"begun after the SUBACK", b"once"]
     # from now on it is known again what that worker wants
-    sent = first.messages_sent
+    sent = first.traffic.messages_sent
     publisher.publish("nobody/wants/it", b"", 1)
     host.settle()
     assert publisher.packets[-1].kind == "PUBACK"
-    assert first.messages_sent == sent
+    assert first.traffic.messages_sent == sent
     host.check_books()
