@@ -1,8 +1,8 @@
 """An MQTT client for greenlets: `MqttClient`, which `loadtest.user.MqttUser` has one of.
 
 Methods wait in their own greenlet and never raise for what a broker does: that is told to locust as a failed request,
-and the method returns False. What comes is worked out by the hub (`loadtest.connection`, `pyx.loadgen.client`);
-`on_message` is called in a greenlet of its own, one per client and only while there are messages.
+and the method returns False. What comes is worked out by the hub (`loadtest.connection`, `pyx.loadgen.client`), and
+messages wait in `loadtest.inbox`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -21,14 +21,17 @@ import gevent
 from gevent.hub import Waiter
 
 from loadtest.connection import Connection
+from loadtest.inbox import Inbox
+from loadtest.payloads import Payloads
 from loadtest.reporting import MqttFailure, Reporter
+from loadtest.settings import Settings
 from loadtest.target import Target
-from pyx.loadgen.client import STAMP_BYTES, Client, Flight, Message
-from pyx.protocol.packets import Connack, Disconnect, Suback, Unsuback, Will
+from pyx.loadgen.client import Client, Flight, Message
+from pyx.protocol.packets import Connack, Disconnect, Suback, Unsuback
 from pyx.protocol.properties import pack
 from pyx.protocol.reasons import MqttError
 
-__all__ = ["Message", "MqttClient", "Settings", "Will"]
+__all__ = ["Message", "MqttClient"]
 
 _PUBLISH: Final = 3
 UNSENT_BYTES_MAX: Final = 65_536
@@ -36,41 +39,8 @@ UNSENT_BYTES_MAX: Final = 65_536
 RESTLESS_MAX: Final = 32
 """Publishes of one client in a row, until other greenlets have their turn."""
 RECONNECT_SECONDS_MAX: Final = 30.0
-INBOX_MESSAGES_MAX: Final = 10_000
-"""That wait for `on_message`; beyond, the connection is not read."""
 _CONNECT: Final = 0
 """In place of a Packet Identifier: the answer is CONNACK."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a CONNECT says; `MqttClient.connect` takes each field as an argument."""
-
-    client_id: str
-    version: int = 5
-    clean_start: bool = True
-    session_expiry: int | None = None
-    """Seconds; None: the session ends with its connection. Before MQTT 5 sessions last unless `clean_start`."""
-    keep_alive: int = 60
-    receive_maximum: int = 65_535
-    will: Will | None = None
-    username: str | None = None
-    password: str | None = None
-    properties: dict[str, Any] = field(default_factory=dict)
-    """More properties of the CONNECT, by the names of `pyx.protocol.properties`."""
-
-    def packed(self) -> dict[str, Any]:
-        """All properties of the CONNECT."""
-        made = {"receive_maximum": self.receive_maximum, **self.properties}
-        if self.session_expiry is not None:
-            made["session_expiry_interval"] = self.session_expiry
-        return made
-
-
-@lru_cache(maxsize=256)
-def filler(size: int) -> bytes:
-    """So many bytes of a payload that nobody reads."""
-    return (b"abcdefghijklmnopqrstuvwxyz" * (size // 26 + 1))[:size]
 
 
 @lru_cache(maxsize=16)
@@ -111,29 +81,26 @@ class MqttClient:
         self._reporter, self._target, self._number = reporter, target, number
         self._filters: dict[str, tuple[int, str]] = {}
         self._context = _context(target)
-        self._payloads, self._turn = payloads, number
+        self._payloads = Payloads(payloads, first=number)
         self._reconnect_seconds, self._answer_seconds = reconnect_seconds, answer_seconds
         self.is_wall = is_wall
         """Stamps are of the wall clock: whoever hears them is on another host."""
+        self._inbox = Inbox(inbox_messages_max, self._wake, self._read)
         self._engine = self._new_engine()
         self._connection: Connection | None = None
         self._answers: dict[int, Waiter[Any]] = {}
         self._waiting: deque[Waiter[None]] = deque()
-        self._inbox: deque[Message] = deque(maxlen=inbox_messages_max or None)
-        self._receiver: Waiter[Message | None] | None = None
-        self._on_message: Callable[[Message], None] | None = None
-        self._dispatcher: gevent.Greenlet[..., Any] | None = None
         self._reconnecting: gevent.Greenlet[..., Any] | None = None
         self._is_wanted = self._is_flushing = False
         self._restless = 0
         self._keep_alive = settings.keep_alive
-        self._engine.keeps_messages = inbox_messages_max > 0
         self._hub = gevent.get_hub()
 
     def _new_engine(self) -> Client:
         other = "not subscribed here"
         tallies = self._reporter.tally("DELIVERY", other), self._reporter.tally("RECEIVED", other)
         engine = Client(self.settings.version, tallies, self.is_wall)
+        engine.keeps_messages = self._inbox.keeps
         for topic_filter, (_, label) in self._filters.items():
             self._expect(engine, topic_filter, label)
         return engine
@@ -165,9 +132,7 @@ class MqttClient:
         self.close()
         before, self.settings = self.settings, replace(self.settings, **overrides)
         if (before.version, before.client_id) != (self.settings.version, self.settings.client_id):
-            keeps = self._engine.keeps_messages
             self._engine = self._new_engine()
-            self._engine.keeps_messages = keeps
         self._is_wanted = True
         self._reporter.enter(self)
         if self._attempt():
@@ -344,7 +309,7 @@ class MqttClient:
         label = self._label(topic) if name is None else name
         is_stamped = False
         if payload is None:
-            payload, is_stamped = self._next_payload(size) if content is None else (content, True)
+            payload, is_stamped = self._payloads.next(size) if content is None else (content, True)
         if not self._has_room(qos) and not self._is_ready(qos):
             if self._is_wanted:
                 why = "no room within the Receive Maximum" if self.is_connected else "not connected"
@@ -377,18 +342,6 @@ class MqttClient:
             gevent.sleep(0)
         return True
 
-    def _next_payload(self, size: int | None) -> tuple[bytes, bool]:
-        # and whether it is to be stamped
-        what: int | bytes
-        if size is None:
-            what = self._payloads[self._turn % len(self._payloads)]
-            self._turn += 1
-        else:
-            what = size
-        if isinstance(what, bytes):
-            return what, True
-        return (filler(what - STAMP_BYTES), True) if what >= STAMP_BYTES else (filler(what), False)
-
     def _has_room(self, qos: int) -> bool:
         return (
             self._engine.is_connected
@@ -418,52 +371,25 @@ class MqttClient:
     @property
     def on_message(self) -> Callable[[Message], None] | None:
         """Is called with each message that comes, in a greenlet of its own: it may wait, and publish."""
-        return self._on_message
+        return self._inbox.on_message
 
     @on_message.setter
     def on_message(self, called: Callable[[Message], None] | None) -> None:
-        self._on_message = called
-        self._engine.keeps_messages = called is not None or self._inbox.maxlen is not None
-        if called is not None:
-            self._inbox = deque(self._inbox)
+        self._inbox.on_message = called
+        self._engine.keeps_messages = self._inbox.keeps
 
     def receive(self, seconds: float) -> Message | None:
         """The next message, None if none comes within that time. It needs `inbox_messages_max`; when so many wait, the
         oldest leaves.
         """
-        if self._inbox.maxlen is None:
-            raise ValueError("messages are kept for receive() only with inbox_messages_max, and without on_message")
-        if self._inbox:
-            return self._inbox.popleft()
-        self._receiver = Waiter()
-        try:
-            message: Message | None = gevent.with_timeout(seconds, self._receiver.get, timeout_value=None)
-            return message
-        finally:
-            self._receiver = None
+        return self._inbox.receive(seconds)
 
-    def _came(self, message: Message) -> None:
-        if self._receiver is not None:
-            receiver, self._receiver = self._receiver, None
-            self._wake(receiver, message)
-            return
-        self._inbox.append(message)
-        if self._on_message is None:
-            return
-        if self._dispatcher is None:
-            self._dispatcher = gevent.spawn(self._dispatch)
-        if len(self._inbox) >= INBOX_MESSAGES_MAX and self._connection is not None:
-            self._connection.pause()
-
-    def _dispatch(self) -> None:
-        try:
-            while self._inbox and self._on_message is not None:
-                self._on_message(self._inbox.popleft())
-                if len(self._inbox) == INBOX_MESSAGES_MAX // 2 and self._connection is not None:
-                    self._connection.resume()
-        finally:
-            # also after an error in on_message, which gevent shows
-            self._dispatcher = gevent.spawn(self._dispatch) if self._inbox and self._on_message else None
+    def _read(self, is_read: bool) -> None:
+        if self._connection is not None:
+            if is_read:
+                self._connection.resume()
+            else:
+                self._connection.pause()
 
     # ---------------------------------------------------------------- what the hub and the pulse tell
 
@@ -475,7 +401,7 @@ class MqttClient:
             if isinstance(event, Flight):
                 self._landed(event)
             elif isinstance(event, Message):
-                self._came(event)
+                self._inbox.put(event)
             elif isinstance(event, Connack):
                 self._wake(self._answers.get(_CONNECT), event)
             elif isinstance(event, Suback | Unsuback):

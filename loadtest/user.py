@@ -31,9 +31,10 @@ from weakref import WeakKeyDictionary
 
 from locust import User, events
 
-from loadtest.client import Message, MqttClient, Settings
+from loadtest.client import Message, MqttClient
 from loadtest.options import add_to_locust, payloads, typed
 from loadtest.reporting import MqttFailure, Reporter
+from loadtest.settings import Settings
 from loadtest.target import Target
 from pyx.protocol.packets import Will
 

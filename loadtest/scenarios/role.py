@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Final
 import gevent
 from gevent.event import Event
 
-from loadtest.client import filler
 from loadtest.options import payloads
+from loadtest.payloads import filler
 from loadtest.scenario import filter_for
 from loadtest.scenarios.sequences import Sequences
 from loadtest.user import Message, MqttUser

@@ -9,8 +9,9 @@ from typing import Any
 import gevent
 import pytest
 
-from loadtest.client import Message, MqttClient, Settings
+from loadtest.client import Message, MqttClient
 from loadtest.reporting import MqttFailure, Reporter
+from loadtest.settings import Settings
 from loadtest.target import Target
 from tests import wire
 from tests.broker_process import BrokerProcess
