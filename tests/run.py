@@ -11,6 +11,7 @@ stays together).
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 
@@ -21,6 +22,9 @@ from tests.broker_process import ROOT
 
 JOBS_PER_CORE = 1.5
 
+JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""None of Spark's lives long enough for its second compiler to pay, which took half of the processor time."""
+
 
 def commands(is_long: bool, jobs: int, arguments: list[str]) -> list[list[str]]:
     """The calls of pytest: together, alone."""
@@ -30,6 +34,12 @@ def commands(is_long: bool, jobs: int, arguments: list[str]) -> list[list[str]]:
         [sys.executable, "-m", "pytest", "-m", f"{which} and not alone", *together, *arguments],
         [sys.executable, "-m", "pytest", "-m", f"{which} and alone", *arguments],
     ]
+
+
+def environment() -> dict[str, str]:
+    """Of all tests: thousands of interpreters start, each of which would compile all of mqttd without its bytecode."""
+    inherited = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {"SPARK_SUBMIT_OPTS": JVM, **inherited}
 
 
 def status_of(statuses: list[int]) -> int:
@@ -48,7 +58,7 @@ def main(words: list[str]) -> int:
     statuses = []
     for command in commands(own.long, own.jobs, arguments):
         print("==", *command[1:], flush=True)
-        statuses.append(subprocess.run(command, cwd=ROOT).returncode)
+        statuses.append(subprocess.run(command, cwd=ROOT, env=environment()).returncode)
     return status_of(statuses)
 
 
