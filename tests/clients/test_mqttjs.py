@@ -21,12 +21,19 @@ Connect = Callable[..., JsClient]
 Start = Callable[..., BrokerProcess]
 
 
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[MqttJs]:
+@pytest.fixture(scope="module")
+def process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MqttJs]:
     """A Node process with MQTT.js."""
-    running = MqttJs(tmp_path / "node.log")
+    running = MqttJs(tmp_path_factory.mktemp("mqttjs") / "node.log")
     yield running
     running.close()
+
+
+@pytest.fixture
+def node(process: MqttJs) -> Iterator[MqttJs]:
+    """The process, without any client."""
+    yield process
+    process.forget()
 
 
 @pytest.fixture(params=[4, 5], ids=["v3.1.1", "v5"])

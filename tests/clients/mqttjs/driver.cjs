@@ -3,6 +3,7 @@
 //   {"number": 1, "client": "a", "method": "connect", "arguments": [url, options]}    mqtt.connect(url, options)
 //   {"number": 2, "client": "a", "method": "publishAsync", "arguments": [...]}        a.publishAsync(...)
 //   {"number": 3, "client": "a", "method": "break"}                                   its socket is destroyed
+//   {"number": 4, "client": "", "method": "forget"}                                   all are gone, without a word
 //   {"number": 2, "value": ...}  {"number": 2, "error": {"message": ..., "code": ...}}
 //   {"client": "a", "event": "message", "arguments": [...]}
 //
@@ -29,8 +30,18 @@ function connect(name, url, options) {
     }
 }
 
+function forget() {
+    for (const client of clients.values()) {
+        client.removeAllListeners();
+        client.on("error", () => {});
+        client.end(true);
+    }
+    clients.clear();
+}
+
 async function perform({ client: name, method, arguments: given = [] }) {
     if (method === "connect") return connect(name, ...given);
+    if (method === "forget") return forget();
     if (method === "break") return void clients.get(name).stream.destroy();
     const client = clients.get(name);
     const value = await client[method](...given);

@@ -141,6 +141,11 @@ class MqttJs:
             raise JsError(said["error"]["message"], said["error"]["code"])
         return said.get("value")
 
+    def forget(self) -> None:
+        """Close all connections, and forget what was heard: the next clients may have the same names."""
+        self.call("", "forget")
+        self._heard = defaultdict(_Heard)
+
     def close(self) -> None:
         """End the process, and with it all its connections."""
         assert self.process.stdin is not None
