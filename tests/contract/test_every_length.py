@@ -235,7 +235,9 @@ def test_where_replays_may_begin(number: int, length: int) -> None:
 
     router, archive = Heard(next_number=lambda: number), Heard(start=start)
     Sources.probed(
-        cast(Any, Heard(_archive=archive, _router=Heard(state=router, peers=router))), sibling(1), replay_sources.probe_of(number, filters)
+        cast(Any, Heard(_archive=archive, _router=Heard(state=router, peers=router))),
+        sibling(1),
+        replay_sources.probe_of(number, filters),
     )
     assert asked == filters
     ((_, (peer, word, answer)),) = router.calls
