@@ -45,7 +45,7 @@ def test_a_hand_off_log_that_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> N
         """Nothing is put."""
 
     monkeypatch.setattr(StoredHandoff, "append", forget)
-    assert noticed()
+    assert noticed(first=12)  # the first run that needs it
 
 
 def test_a_link_ack_before_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,4 +55,4 @@ def test_a_link_ack_before_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
         return True
 
     monkeypatch.setattr(Peering, "commit", hasty)
-    assert noticed(first=290)  # one run in some hundred has a crash at that moment
+    assert noticed(first=305)  # one run in some hundred has a crash at that moment

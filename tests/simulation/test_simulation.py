@@ -12,7 +12,7 @@ from broker.clients import subscribing
 from tests.simulation.seeds import alternate, failures
 from tests.simulation.world import EVENTS, World
 
-SOME = 100
+SOME = 50
 """Seeds of `make test`; those up to a thousand are in `make test-all`."""
 
 
@@ -35,7 +35,15 @@ def test_promises_hold(first: int, seeds: int, jobs: int) -> None:
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("seeds", [range(60, 120), pytest.param(range(1000, 3000), marks=pytest.mark.soak)], ids=len)
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        range(60, 75),
+        pytest.param(range(60, 120), marks=pytest.mark.long),
+        pytest.param(range(1000, 3000), marks=pytest.mark.soak),
+    ],
+    ids=len,
+)
 def test_promises_hold_where_packets_are_divided(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     """A SUBSCRIBE or UNSUBSCRIBE of two filters is carried out in two ticks."""
     monkeypatch.setattr(subscribing, "AT_ONCE", 1)
