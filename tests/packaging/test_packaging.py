@@ -28,6 +28,14 @@ FILES = ["setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "C
 SECONDS_MAX = 600.0
 
 
+def install(environment: Path, wanted: str | Path, cwd: Path) -> None:
+    """What whoever installs would get by pip, by ours: theirs would have to be installed first. What is never imported
+    is not compiled.
+    """
+    ours = [sys.executable, "-m", "pip", "--python", environment / "bin" / "python"]
+    run(*ours, "install", "--quiet", "--no-compile", wanted, cwd=cwd)
+
+
 def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command; its output is in the message when it fails."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("MQTTD_", "PYTHON"))}
@@ -82,7 +90,8 @@ def take_modules(build: Path) -> None:
     """What was compiled for this tree is newer than its sources, there as well: it is not compiled again."""
     shutil.copytree(ROOT / "build" / "cython-release", build / "cython-release")
     library = build / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
-    for module in (ROOT / "pyx").rglob("*.so"):
+    for source in (ROOT / "pyx").rglob("*.pyx"):  # of other sources, or for other versions, there may be modules, too
+        module = source.with_suffix(sysconfig.get_config_var("EXT_SUFFIX"))
         there = library / module.relative_to(ROOT)
         there.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(module, there)
@@ -129,8 +138,8 @@ def test_wheel(built: tuple[Path, Path]) -> None:
 def programs(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin directory of a clean environment in which the wheel is installed, with its dependencies."""
     directory = tmp_path_factory.mktemp("installed")
-    venv.create(directory / "venv", with_pip=True)
-    run(directory / "venv" / "bin" / "python", "-m", "pip", "install", "--quiet", built[1], cwd=directory)
+    venv.create(directory / "venv", with_pip=False)
+    install(directory / "venv", built[1], directory)
     return directory / "venv" / "bin"
 
 
@@ -172,7 +181,7 @@ def test_the_pytest_plugin_of_an_installation(programs: Path, tmp_path: Path) ->
     """With pytest in the same environment the fixture is there without a word; without pytest nothing asks for it."""
     run(programs / "python", "-c", "import broker.testing", cwd=tmp_path)  # pytest is not there yet
     (pytest_wanted,) = [line for line in requirements("test") if line.startswith("pytest>")]
-    run(programs / "python", "-m", "pip", "install", "--quiet", pytest_wanted, cwd=tmp_path)
+    install(programs.parent, pytest_wanted, tmp_path)
     (tmp_path / "test_with_mqttd.py").write_text(SUITE)
     done = run(programs / "pytest", "-W", "error", "--strict-markers", tmp_path, cwd=tmp_path)
     assert "plugins: mqttd-broker-" in done.stdout
@@ -189,7 +198,7 @@ def requirements(extra: str) -> list[str]:
 def test_without_a_compiler(tree: Path, tmp_path: Path) -> None:
     """Where there is no compiler the pure parts install, and ``mqttd`` says in one line why it cannot start."""
     target = tmp_path / "installed"
-    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index"]
+    pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-index", "--no-compile"]
     run(*pip, "--target", target, tree, cwd=tmp_path, CC="there-is-no-compiler")
     assert not list(target.rglob("*.so"))
     for package in PACKAGES:
