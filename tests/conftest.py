@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import signal
 from collections.abc import Callable, Generator, Iterator
@@ -24,6 +25,18 @@ SharedBroker = Callable[[int, str], BrokerProcess]
 _numbers = itertools.count(1)
 
 
+def pytest_collection(session: pytest.Session) -> None:  # noqa: ARG001
+    """Thousands of tests are made, and no garbage."""
+    gc.disable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:  # noqa: ARG001
+    """None of them goes before the end: the collector need not walk through them again and again."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     from hypothesis import HealthCheck, settings  # not before pytest has it as a plugin
 
@@ -34,6 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "one_store: what the test waits for comes before any store, one is enough")
+    config.addinivalue_line("markers", "own_brokers: the test starts brokers itself, with MQTT 3.1 in `make test-all`")
     config.addinivalue_line("markers", "mosquitto_differs(how): mosquitto 2.0.11 does not do as the standard says here")
 
 
