@@ -134,15 +134,17 @@ class Pair:
 
 
 def sieges() -> list[Any]:
-    """(store, limits and attack of the broker; attack; seconds): each store and each kind of limits in the short
-    version, all together in the long one.
+    """(store, limits and attack of the broker; attack; seconds): each attack on one store and one kind of limits, by
+    turns, in `make test`, on the other ones in `make test-all`, on all of them for longer in `make soak`.
     """
     found = []
     short = dict(zip(STORES, ("tight", "defaults"), strict=False))
-    for store, kind, attack in itertools.product(STORES, LIMITS, ATTACKS):
+    for store, kind, (number, attack) in itertools.product(STORES, LIMITS, enumerate(ATTACKS)):
         broker = store, kind, attack if attack in DEFENCES else ""
         if short[store] == kind:
-            found.append(pytest.param(broker, attack, 1.5, id=f"{store}-{kind}-{attack}-short"))
+            is_long = len(STORES) > 1 and STORES[number % 2] != store
+            named = f"{store}-{kind}-{attack}-short"
+            found.append(pytest.param(broker, attack, 1.5, id=named, marks=[pytest.mark.long] if is_long else []))
         named = f"{store}-{kind}-{attack}-long"
         found.append(pytest.param(broker, attack, 20.0, id=named, marks=pytest.mark.soak))
     return found

@@ -51,8 +51,16 @@ def kill(broker: BrokerProcess, worker: int) -> None:
     wait_until(lambda: broker.worker_pids().get(worker, pids[worker]) != pids[worker], 10.0, "it was started again")
 
 
-@pytest.mark.parametrize("victim_is_home", [False, True], ids=["bystander", "home"])
-@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize(
+    ("version", "victim_is_home"),
+    [
+        (4, False),
+        pytest.param(4, True, marks=pytest.mark.long),
+        pytest.param(5, False, marks=pytest.mark.long),
+        (5, True),
+    ],
+    ids=["4-bystander", "4-home", "5-bystander", "5-home"],
+)
 def test_a_thousand_contenders_and_killed_workers_leave_one_session(
     start_broker: StartBroker, crowd_of: OpenCrowd, version: int, victim_is_home: bool
 ) -> None:

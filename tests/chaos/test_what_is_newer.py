@@ -149,8 +149,15 @@ def test_of_two_retained_messages_the_one_that_began_later_is_kept(start_broker:
 
 
 @pytest.mark.mqtt("5:3.3.1-5", "5:3.3.1-6", "311:3.3.1-5", "311:3.3.1-10")
-@pytest.mark.parametrize("store", ["memory", "leveldb"])
-@pytest.mark.parametrize("seconds", [-3600, 3600])
+@pytest.mark.parametrize(
+    ("seconds", "store"),
+    [
+        (-3600, "memory"),
+        pytest.param(-3600, "leveldb", marks=pytest.mark.long),
+        pytest.param(3600, "memory", marks=pytest.mark.long),
+        (3600, "leveldb"),
+    ],
+)
 def test_a_step_of_the_wall_clock_and_a_new_worker_make_nothing_older(
     open_to: OpenTo, tmp_path: Path, store: str, seconds: int
 ) -> None:

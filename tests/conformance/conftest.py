@@ -4,6 +4,7 @@
 fixture ``broker`` that returns ``configured(workers, {...})``: ``connect`` and ``open_connection`` go there. Both that
 broker and the shared one have each scenario on every ``store``, if it is not marked ``one_store``: one worker with the
 store in memory and four with that on the disk, as users have them, in `make test`, the other two in `make test-all`.
+MQTT 3.1 goes the way of 3.1.1: where scenarios start their ``own_brokers``, it does so in `make test-all`.
 
 A scenario that lets seconds pass, because MQTT counts in them, is a function that ``everywhere`` runs with all brokers
 and versions at the same time: it waits once and not eight times.
@@ -47,7 +48,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         callspec = getattr(item, "callspec", None)
-        if len(STORES) < 2 or callspec is None or not item.path.is_relative_to(FOLDER):
+        if callspec is None or not item.path.is_relative_to(FOLDER):
+            continue
+        if callspec.params.get("any_version") == 3 and item.get_closest_marker("own_brokers"):
+            item.add_marker(pytest.mark.long)
+        if len(STORES) < 2:
             continue
         store, workers = callspec.params.get("store"), callspec.params.get("workers")
         anyone = item.get_closest_marker("one_store")

@@ -236,6 +236,7 @@ def test_fifty_hashes_do_not_stop_the_broker(own_broker: Own, tmp_path: Path, wo
 
 
 @pytest.mark.mqtt("5:3.2.2-7", "311:3.2.2-5")
+@pytest.mark.own_brokers
 def test_too_many_that_wait_are_refused(own_broker: Own, tmp_path: Path, workers: int, any_version: int) -> None:
     """Beyond auth_pending_max a login is refused at once, 0x97 or return code 3; what waits is answered."""
     path = slow_users(tmp_path, pbkdf2_iterations(1.0), 2)
@@ -268,6 +269,7 @@ def test_a_check_that_outlasts_the_connect_timer(own_broker: Own, tmp_path: Path
 
 
 @pytest.mark.mqtt("5:3.1.4-5", "311:3.1.4-4")
+@pytest.mark.own_brokers
 def test_the_second_login_costs_no_hash(own_broker: Own, tmp_path: Path, workers: int, any_version: int) -> None:
     """What was right lately is known: with a hash that takes 0.3 s, a client that comes back is in at once."""
     iterations = pbkdf2_iterations(0.3)
@@ -335,6 +337,7 @@ def test_sighup_reads_the_users_again(own_broker: Own, tmp_path: Path, workers: 
 
 
 @pytest.mark.mqtt("5:3.1.4-2", "311:3.1.4-4")
+@pytest.mark.own_brokers
 def test_anonymous_clients_beside_users(own_broker: Own, users: Path, workers: int, any_version: int) -> None:
     """With --allow-anonymous a client without a user name comes in, and wrong credentials are still wrong."""
     broker = own_broker(workers, ["--password-file", str(users), "--allow-anonymous", "--host", "0.0.0.0"])

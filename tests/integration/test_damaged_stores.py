@@ -110,7 +110,7 @@ def is_damaged(db: plyvel.DB) -> bool:
     return False
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_records_that_cannot_be_read_are_set_aside(
     start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int
 ) -> None:
@@ -150,7 +150,7 @@ def test_records_that_cannot_be_read_are_set_aside(
     assert broker.stop() == 0
 
 
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_table_that_is_damaged_is_repaired_when_it_shows(
     start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int
 ) -> None:

@@ -356,7 +356,7 @@ def test_a_reload_of_the_rules_for_queues(make: Made) -> None:
 # ---------------------------------------------------------------- the log
 
 
-@pytest.mark.parametrize("common", [False, True])
+@pytest.mark.parametrize("common", [pytest.param(False, marks=pytest.mark.long), True])
 def test_sweeping_what_is_in_flight_of_many(make: Made, common: bool) -> None:
     """Each session has a window full of messages that have come between those of the others."""
     host = make(1)

@@ -77,8 +77,15 @@ def bodies(peer: Peer) -> list[bytes]:
 # ---------------------------------------------------------------- the bound
 
 
-@pytest.mark.parametrize("qos", [0, 1])
-@pytest.mark.parametrize("online", [False, True])
+@pytest.mark.parametrize(
+    ("online", "qos"),
+    [
+        (False, 0),
+        pytest.param(False, 1, marks=pytest.mark.long),
+        pytest.param(True, 0, marks=pytest.mark.long),
+        (True, 1),
+    ],
+)
 def test_over_thousands_of_filters_of_one_session(tmp_path: Path, qos: int, online: bool) -> None:
     host = Host(limits=OPEN, stores=[OnDisk(tmp_path, fsync=False)])
     peer, publisher = lasting(host), host.connect("publisher", 5)

@@ -374,8 +374,16 @@ def users(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("keeps", [False, True], ids=["memory", "kept"])
-@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize(
+    ("version", "keeps"),
+    [
+        (4, False),
+        pytest.param(4, True, marks=pytest.mark.long),
+        pytest.param(5, False, marks=pytest.mark.long),
+        (5, True),
+    ],
+    ids=["4-memory", "4-kept", "5-memory", "5-kept"],
+)
 @pytest.mark.parametrize("deed", DEEDS, ids=lambda deed: deed.__name__)
 def test_a_defect_ends_the_connection_in_hand(
     deed: Callable[[Scene], Peer], version: int, keeps: bool, users: Path
