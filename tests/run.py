@@ -20,7 +20,7 @@ import pytest
 from shards.cores import usable_cores
 from tests.broker_process import ROOT
 
-JOBS_PER_CORE = 2
+JOBS_PER_CORE = 1.5
 
 JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """None of Spark's lives long enough for its second compiler to pay, which took half of the processor time."""
