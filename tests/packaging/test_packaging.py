@@ -32,7 +32,7 @@ def install(environment: Path, wanted: str | Path, cwd: Path) -> None:
     """What whoever installs would get by pip, by ours: theirs would have to be installed first. What is never imported
     is not compiled.
     """
-    ours = [sys.executable, "-m", "pip", "--python", environment / "bin" / "python"]
+    ours: list[str | Path] = [sys.executable, "-m", "pip", "--python", environment / "bin" / "python"]
     run(*ours, "install", "--quiet", "--no-compile", wanted, cwd=cwd)
 
 
