@@ -141,6 +141,10 @@ class Store(Protocol):
         state records need. What is flushed all the same is written as long as there is room.
         """
 
+    @property
+    def unwritten_bytes(self) -> int:
+        """Bytes of keys and values that were put here and are not written yet: what the store needs memory for."""
+
     def append(self, block: Block, most: int = 0) -> int:
         """Take the records of one tick into the batch that is being gathered; readable at once. Returns the ticket
         that `flush` will return for this batch.

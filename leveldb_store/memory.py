@@ -21,6 +21,7 @@ class MemoryStore:
     unread: Sequence[tuple[bytes, bytes, str]] = ()
     failed: str | None = None
     full: str | None = None
+    unwritten_bytes = 0
     archive: Archive | None = None
 
     def __init__(self) -> None:

@@ -20,26 +20,31 @@ class Held:
 
     def __init__(self) -> None:
         self._records: dict[bytes, bytes | None] = {}
+        self.size = 0
+        """Bytes of keys and values."""
 
     def put(self, key: bytes, value: bytes) -> None:
         """As of a plyvel.WriteBatch."""
-        self._records[key] = value
+        self._set(key, value)
 
     def delete(self, key: bytes) -> None:
         """As of a plyvel.WriteBatch."""
-        self._records[key] = None
+        self._set(key, None)
 
-    def into(self, batch: WriteBatch) -> int:
-        """Put all of it there; returns its bytes."""
-        size = 0
+    def _set(self, key: bytes, value: bytes | None) -> None:
+        old = self._records.get(key)
+        if old is None and key not in self._records:
+            self.size += len(key)
+        self.size += len(value or b"") - len(old or b"")
+        self._records[key] = value
+
+    def into(self, batch: WriteBatch) -> None:
+        """Put all of it there."""
         for key, value in self._records.items():
-            size += len(key)
             if value is None:
                 batch.delete(key)
             else:
                 batch.put(key, value)
-                size += len(value)
-        return size
 
 
 class OpenBatch:
@@ -79,6 +84,11 @@ class OpenBatch:
                 return self._held
             batch = self.work.batch = self._database.batch()
         return batch
+
+    @property
+    def unwritten(self) -> int:
+        """Bytes that are gathered, or that the writer has and has not written."""
+        return self._writer.unwritten + (self.work.size if self._held is None else self._held.size)
 
     def put(self, key: bytes, value: bytes) -> None:
         """See the contract."""
@@ -136,7 +146,8 @@ class OpenBatch:
             return
         if self._held is not None:
             self.work.batch = self._database.batch()
-            self.work.size = self._held.into(self.work.batch)
+            self._held.into(self.work.batch)
+            self.work.size = self._held.size
             self._held = None
         self._is_held = False
         self._writer.hand_over(self.work)

@@ -197,6 +197,11 @@ class LevelStore:
         """See the contract."""
         return self._writer.failed or self._writer.full
 
+    @property
+    def unwritten_bytes(self) -> int:
+        """See the contract."""
+        return self._batch.unwritten
+
     def close(self) -> None:
         """See the contract."""
         self._batch.close()

@@ -118,6 +118,8 @@ class Writer:
         self._next_look = 0.0
         self._written = 0  # bytes since then
         self._total = 0  # bytes in all
+        self._handed_over = 0  # bytes; the loop's thread counts these, the writer's thread those that it is done with
+        self._done = 0
         self._is_probe_due = False
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._guarded, name="store-writer", daemon=True)
@@ -127,7 +129,13 @@ class Writer:
 
     def hand_over(self, work: Work) -> None:
         """Have it written."""
+        self._handed_over += work.size
         self._queue.put(work)
+
+    @property
+    def unwritten(self) -> int:
+        """Bytes that were handed over and are not written."""
+        return self._handed_over - self._done
 
     def fileno(self) -> int:
         """Readable when `durable`, `failed` or `full` have changed."""
@@ -191,6 +199,7 @@ class Writer:
         is_synced = tidy is not None or any(work.is_synced for work in works)
         if batches and not self._write(batches, size, is_synced):
             return False
+        self._done += size
         for work in works:
             self._learn(work)
         self._retention.compact(self.full is not None)

@@ -50,6 +50,12 @@ class KeptStore(MemoryStore):
         """See the contract."""
         return self.failed or self.little_room
 
+    @property
+    def unwritten_bytes(self) -> int:  # type: ignore[override]
+        """See the contract; of records, not of the log."""
+        waiting = itertools.chain(*self.batches[self.durable :], self._batch)
+        return sum(operation.size for operation in waiting if isinstance(operation, _Record))
+
     def sync(self, batches: int | None = None) -> int:
         """The disk has so many more batches (None: all); -> the highest durable ticket."""
         if self.failed is None:
@@ -176,6 +182,11 @@ class _Record:
     def __init__(self, key: bytes, value: bytes | None) -> None:
         self._key = key
         self._value = value
+
+    @property
+    def size(self) -> int:
+        """Bytes of key and value."""
+        return len(self._key) + len(self._value or b"")
 
     def __call__(self, store: KeptStore) -> None:
         if self._value is None:

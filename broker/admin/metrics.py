@@ -78,6 +78,8 @@ _HELP: dict[str, str] = {
     "store_full": "1: the store takes no new message, the disk has too little room or refuses.",
     "store_failed": "1: the disk refuses, nothing becomes durable.",
     "records_set_aside": "Records of the store that nobody can read: they are kept, and left out.",
+    "store_unwritten_bytes": "Bytes that were given to the store and are not written yet, once a second.",
+    "store_unwritten_held": "Times that a client was not read because a store had store_unwritten_bytes_max to write.",
     "store_held": "Times that a publisher before MQTT 5 was not read because a store was full.",
     "store_refused": "Publishes and subscriptions that were refused, and connections that were closed, because a store "
     "was full or failed.",

@@ -255,6 +255,13 @@ class Limits(BaseModel):
         "CONNACK, SUBACK or UNSUBACK waits for its record when the disk fails",
         "PUBACK, PUBREC or SUBACK 0x97, UNSUBACK 0x80, CONNACK 0x88; v3: CONNACK 3, SUBACK 0x80, else closed",
     )  # fmt: skip
+    store_unwritten_bytes_max: int = _bound(
+        64 * _MIB, "bytes", "store_unwritten_held",
+        "Bytes that a worker has given to its store and that the disk has not taken yet. 0: any amount",
+        "until half of them are written, clients whose packets would add to them are not read: PUBLISHes to be "
+        "retained or queued, at any QoS, and SUBSCRIBEs and UNSUBSCRIBEs of stored sessions. A PUBLISH that has waited "
+        "for store_error_seconds_max is refused with 0x97 (v3: closed; at QoS 0 discarded)", ge=0, le=BYTES_MAX,
+    )  # fmt: skip
     retained_walks_per_session_max: int = _bound(
         32, "walks", "retained_walks_deferred",
         "Topic Filters of a session whose retained messages are being looked up at a time",

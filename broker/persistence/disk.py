@@ -15,7 +15,11 @@ message is taken back before its client is told so: the session of a CONNECT is 
 SUBSCRIBE subscribed is not. Where that cannot be done (a subscription was replaced, or ended before MQTT 5, whose
 UNSUBACK knows no failure) the connection is closed, and nothing was said.
 
-Siblings are told because they ask for us: they judge what their clients publish to sessions here
+A disk that is slower than what clients send: the acks of QoS 1 and 2 wait for it, and nothing else would bound what
+waits in memory to be written. While a store has store_unwritten_bytes_max to write, until half of that is written, a
+PUBLISH at any QoS that it would have to write is not taken, nor a SUBSCRIBE or UNSUBSCRIBE of a stored session.
+
+Siblings are told of both because they ask for us: they judge what their clients publish to sessions here
 (`pyx.delivery.back_pressure`).
 """
 
@@ -37,6 +41,8 @@ __all__ = ["Disk"]
 
 _KIND = b"d"
 _ROOM, _FULL, _GIVEN_UP = b"\0", b"\1", b"\2"
+_UNWRITTEN = b"w"
+"""The kind of a word: the store has store_unwritten_bytes_max to write (1), or no longer half of it (0)."""
 _AT_ONCE = 100
 """Connections of which a piece looks through the answers that wait."""
 
@@ -63,6 +69,8 @@ class Disk:
         self._connections = connections
         self._failed: str | None = None
         self._full: str | None = None
+        self._is_behind = False
+        """The store has more to write than it may have."""
         self._failed_at = 0
         """Monotonic ms."""
         self._refusing: set[int] = set()
@@ -89,9 +97,32 @@ class Disk:
             self._router.back_pressure.set_store_full(context.index, full is not None)
             self._tell(_FULL if full is not None else _ROOM)
         self._full = full
+        self._look_at_unwritten()
+
+    def store_unwritten(self) -> None:
+        """The store has store_unwritten_bytes_max to write."""
+        self._set_behind(True)
+
+    def _look_at_unwritten(self) -> None:
+        if self._is_behind:
+            most = self._context.settings.limits.store_unwritten_bytes_max
+            if most == 0 or self._context.store.unwritten_bytes <= most // 2:
+                self._set_behind(False)
+
+    def _set_behind(self, behind: bool) -> None:
+        self._is_behind = behind
+        self._router.back_pressure.set_store_unwritten(self._context.index, behind)
+        for peer in self._context.siblings:
+            self._router.peers.tell(peer, _UNWRITTEN, b"\1" if behind else b"\0")
+
+    def told_unwritten(self, peer: Peer, payload: bytes) -> None:
+        """A sibling says whether its store has store_unwritten_bytes_max to write."""
+        self._router.back_pressure.set_store_unwritten(peer, payload == b"\1")
 
     def sweep(self) -> None:
         """Once a second: who has waited for long enough?"""
+        self._context.counters.set(count.STORE_UNWRITTEN_BYTES, self._context.store.unwritten_bytes)
+        self._look_at_unwritten()  # the bound may be another one since a reload
         if self._failed is None:
             return
         if self._router.state.now_ms - self._failed_at >= self._context.settings.limits.store_error_seconds_max * 1000:
@@ -106,6 +137,8 @@ class Disk:
         """A sibling is heard (again)."""
         if self._full is not None:
             self._router.peers.tell(peer, _KIND, _FULL)
+        if self._is_behind:
+            self._router.peers.tell(peer, _UNWRITTEN, b"\1")
 
     def told(self, peer: Peer, state: bytes) -> None:
         """A sibling says how its store is."""

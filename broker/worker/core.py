@@ -147,7 +147,7 @@ class Node:
         self.subscribe = self.subscribing.subscribe
         self.unsubscribe = self.subscribing.unsubscribe
         self.retained_changed = self.state_records.retained_changed
-        self.unstored = self.disk.unstored
+        self.unstored, self.store_unwritten = self.disk.unstored, self.disk.store_unwritten
         self.drained = self.replaying.drained
         self.work_on = self.piecework.run
         self.works_for = self.endings.works_for

@@ -3,7 +3,7 @@
 b"?" b"!"                retained messages               broker.clients.retaining
 b"e"                     a session to end for another    broker.clients.capacity
 b"h" b"m"                publishers wait, memory         here
-b"d"                     the disk                        broker.persistence.disk
+b"d" b"w"                the disk                        broker.persistence.disk
 b"r" b"R" b"b" b"s" b"c" pages of archives               broker.replay.replaying, broker.replay.sources
 b"o" b"O"                where replays may begin         broker.replay.sources, broker.replay.opening
 """
@@ -51,6 +51,7 @@ class Words:
             b"h": self._hold_changed_there,
             b"m": lambda peer, payload: self._router.back_pressure.set_memory_full(peer, payload == b"\1"),
             b"d": disk.told,
+            b"w": disk.told_unwritten,
             b"R": replaying.answered,
             b"b": replaying.told_beat,
             b"s": replaying.told_so_far,

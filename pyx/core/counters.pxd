@@ -34,6 +34,7 @@ cpdef enum:
     REPLAYS                         # subscriptions that read the archive
     STORE_FULL                      # 1: the store takes no new message
     STORE_FAILED                    # 1: the disk refuses, nothing becomes durable
+    STORE_UNWRITTEN_BYTES           # given to the store, not written yet
     RECORDS_SET_ASIDE               # of the store, which nobody can read
     # connections
     CONNECTIONS_ACCEPTED
@@ -132,6 +133,7 @@ cpdef enum:
     STORE_HELD                      # times a publisher before MQTT 5 was not read because the store was full
     # publishes refused because of that, connections closed, and acks that waited for store_error_seconds_max
     STORE_REFUSED
+    STORE_UNWRITTEN_HELD            # times a publisher or subscriber was not read because of store_unwritten_bytes_max
     STORE_BLOCKS_READ               # from the disk, or its cache, for sessions that are behind
     STORE_READS_SHARED              # batches that were there because another session had just read them
     STORE_BLOCKS_LEFT_OUT           # of the log, which cannot be read

@@ -40,6 +40,7 @@ cdef class Limits:
     cdef public uint64_t queue_bytes_max
     cdef public uint32_t hold_ms_max
     cdef public uint32_t store_error_ms_max
+    cdef public uint64_t store_unwritten_bytes_max  # given to the store, not written yet; 0: any number
     cdef public uint32_t archive_gather_ms          # archived QoS 0 waits for others at most so long
     cdef public uint64_t retained_messages_max
     cdef public uint64_t retained_bytes_max

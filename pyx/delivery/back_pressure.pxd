@@ -56,10 +56,12 @@ cdef class BackPressure:
     cdef uint64_t memory_full       # bits of the workers at worker_memory_bytes_max
     cdef bint stirred               # a sweep must look at every index
     cdef uint64_t store_full        # bits of those whose disk takes no message
+    cdef uint64_t store_unwritten   # bits of those whose store has store_unwritten_bytes_max to write
 
     cdef int judge(self, Connection conn, Session s, uint8_t qos, bint retain, Matches* m, uint32_t size) except -1
     # May a SUBSCRIBE or UNSUBSCRIBE with so many Topic Filters be taken now?
     cdef int judge_filters(self, Connection conn, Session s, uint32_t filters) except -1
+    cdef int await_store(self, Connection conn, Session s, uint32_t ms_max, int counter) except -1
     cdef int await_answers(self, Connection conn, Session s) except -1
     cdef bint waits_for(self, PendingAck* a, uint64_t workers) except -1
     cdef int refuse_pending(self, Connection conn, PendingAck* a) except -1
@@ -69,6 +71,7 @@ cdef class BackPressure:
     cdef uint64_t met(self, Matches* m) noexcept
     cdef bint meets_memory(self, Matches* m, bint retain) noexcept
     cdef bint meets_store(self, Session s, uint8_t qos, bint retain, Matches* m) except -1
+    cdef bint meets_unwritten(self, Session s, uint8_t qos, bint retain, Matches* m) noexcept
     cdef int start_timer(self) except -1
     cdef int release_held(self) except -1
     cdef int guard_if(self, uint32_t what, bint on) except -1

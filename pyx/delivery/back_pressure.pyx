@@ -1,6 +1,7 @@
 """Publishers that are made to wait, because they publish too fast, because a session whose queue is full wants them to
-(queue_full = "hold"), because a worker has used up its memory, because (before MQTT 5) its disk is full, or because
-they have sent more than Receive Maximum while answers are due to them.
+(queue_full = "hold"), because a worker has used up its memory, because (before MQTT 5) its disk is full, because its
+store has more to write than it may have, or because they have sent more than Receive Maximum while answers are due to
+them.
 
 One mechanism for all of these: the PUBLISH is not taken. It stays in front of the connection's inbox, the connection is
 not read, and so neither its PUBACK nor its PUBREC is due; the next look at it (in 100 ms, or when the reason ends) asks
@@ -18,8 +19,8 @@ may grow to twice its bound and HOLD_ROOM messages, and only beyond that it drop
 made to wait cannot answer what it was sent: it gives up at once, so that two clients that publish to each other never
 wait for each other. A sibling that goes away takes its flags with it.
 
-A publisher waits for one publish at most hold_ms_max, whoever it waits for; for a disk store_error_ms_max, and only
-where it cannot be told: a v5 client is refused at once.
+A publisher waits for one publish at most hold_ms_max, whoever it waits for. For a disk it waits at most
+store_error_ms_max; where the disk is full, and not just slow, a v5 client is refused at once.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -46,6 +47,7 @@ cdef enum:
     GUARD_HOLDS = 2
     GUARD_MEMORY = 4
     GUARD_STORE = 8
+    GUARD_UNWRITTEN = 16
     LOOK_AGAIN_MS = 100
     FLAG = PYTHON + FILTER + 4 * OBJECT     # a filter that is flagged, or no longer
     FLAGGED_AT_ONCE = 500
@@ -118,15 +120,10 @@ cdef class BackPressure:
                         pace.since = self.state.now_ms
                     return self.hold_back(conn, s, &pace.waits, count.QUEUE_FULL_HELD)
         if qos and self.guarded & GUARD_STORE and self.meets_store(s, qos, retain, m):
-            if conn.version == 5 or \
-                    pace.since and self.state.now_ms - pace.since >= self.limits.store_error_ms_max:
-                pace.since = 0
-                pace.waits = False
-                self.counters.at[count.STORE_REFUSED] += 1
-                return UNSTORED
-            if pace.since == 0:
-                pace.since = self.state.now_ms
-            return self.hold_back(conn, s, &pace.waits, count.STORE_HELD)
+            return self.await_store(conn, s, 0 if conn.version == 5 else self.limits.store_error_ms_max,
+                                    count.STORE_HELD)
+        if self.guarded & GUARD_UNWRITTEN and self.meets_unwritten(s, qos, retain, m):
+            return self.await_store(conn, s, self.limits.store_error_ms_max, count.STORE_UNWRITTEN_HELD)
         if qos and self.guarded & GUARD_MEMORY and self.meets_memory(m, retain):
             if waited:
                 pace.since = 0
@@ -142,9 +139,26 @@ cdef class BackPressure:
         pace.bytes -= 1000 * <int64_t>size
         return TAKEN
 
+    cdef int await_store(self, Connection conn, Session s, uint32_t ms_max, int counter) except -1:
+        # a publish that a store would have to take waits for at most so long
+        cdef Pace* pace = self.pace_of(conn)
+        if ms_max == 0 or pace.since and self.state.now_ms - pace.since >= ms_max:
+            pace.since = 0
+            pace.waits = False
+            self.counters.at[count.STORE_REFUSED] += 1
+            return UNSTORED
+        if pace.since == 0:
+            pace.since = self.state.now_ms
+        return self.hold_back(conn, s, &pace.waits, counter)
+
     cdef int judge_filters(self, Connection conn, Session s, uint32_t filters) except -1:
         # a bucket of one second's worth, kept as the time at which it will be full again
         cdef uint64_t now = self.state.now_ms * 1000, rate = self.limits.filters_per_second_max
+        if self.guarded & GUARD_UNWRITTEN and is_stored(s) and \
+                (self.store_unwritten & ~self.store_full) >> self.state.worker & 1:
+            return self.hold_back(conn, s, &self.pace_of(conn).waits, count.STORE_UNWRITTEN_HELD)
+        if conn.pace != NULL:
+            conn.pace.waits = False
         if rate == 0:
             return TAKEN
         if conn.filters_until < now:
@@ -208,6 +222,12 @@ cdef class BackPressure:
                 self.journal.archiver.rule_of(m.topic, m.topic_length, m.topic_hash) >= 0:
             return True
         return self.met(m) & self.store_full != 0
+
+    cdef bint meets_unwritten(self, Session s, uint8_t qos, bint retain, Matches* m) noexcept:
+        # at QoS 0 only what is retained or queued is written
+        if retain or qos == 2 and is_stored(s) and self.store_unwritten >> self.state.worker & 1:
+            return True
+        return (qos or self.limits.queue_qos0) and self.met(m) & self.store_unwritten != 0
 
     cdef int hold_back(self, Connection conn, Session s, bint* counted, int counter) except -1:
         if not counted[0]:
@@ -411,6 +431,7 @@ cdef class BackPressure:
             self.state.unfinished |= len(self.forgotten) != 0
         self.set_memory_full(peer, False)
         self.set_store_full(peer, False)
+        self.set_store_unwritten(peer, False)
 
     # ------------------------------------------------------------ memory, and the disk
 
@@ -434,6 +455,15 @@ cdef class BackPressure:
         else:
             self.store_full &= ~(<uint64_t>1 << worker)
         self.guard_if(GUARD_STORE, self.store_full != 0)
+
+    def set_store_unwritten(self, int worker, bint much):
+        """The store of that worker, this one or a sibling, has store_unwritten_bytes_max to write, or no longer half of
+        that."""
+        if much:
+            self.store_unwritten |= <uint64_t>1 << worker
+        else:
+            self.store_unwritten &= ~(<uint64_t>1 << worker)
+        self.guard_if(GUARD_UNWRITTEN, self.store_unwritten != 0)
 
     def answer_later(self, Connection conn not None):
         """An answer that is not known yet: what is answered after it waits for it. -> what `settle_answer` is given

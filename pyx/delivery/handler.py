@@ -93,6 +93,9 @@ class Handler(Protocol):
     def drained(self, sessions: list[Session]) -> None:
         """The own queues of these have room, and their outboxes."""
 
+    def store_unwritten(self) -> None:
+        """The store of this worker has store_unwritten_bytes_max to write."""
+
     def unstored(self, conn: Connection) -> None:
         """It waits for a disk that fails, and cannot be told so."""
 

@@ -49,7 +49,7 @@ cdef class Retaining:
         if c.payload_len == 0:
             if self.retained.clear(topic, c.number):
                 self.retained_bytes -= had
-                if self.state.keeps:
+                if self.state.keeps and old is not None:    # else there is no record
                     self.note_retained(topic, None)
         elif old is None and (<uint64_t>self.retained.count >= self.limits.retained_messages_max or
                               self.back_pressure.memory_full >> self.state.worker & 1) or \

@@ -211,6 +211,10 @@ cdef class Router:
             self.journal.store.delete(NOTHING)
             ticket = self.journal.store.flush(synced)
         self.journal.last_ticket = ticket
+        if self.limits.store_unwritten_bytes_max and \
+                self.journal.store.unwritten_bytes >= self.limits.store_unwritten_bytes_max and \
+                not self.back_pressure.store_unwritten >> self.state.worker & 1:
+            self.state.handler.store_unwritten()
         callback_ends(&mark, COMMIT)
 
     def moment(self, uint64_t sessions):

@@ -191,7 +191,9 @@ cdef inline bint has_slot(Session s) noexcept:
     # May a PUBLISH of QoS > 0 be sent. One more as long as those in flight have not all the bytes they may have: so one
     # of any size may be. A PUBREL counts against no Receive Maximum [MQTT-3.3.4-10], and that of a former
     # connection not at all: its message is counted there (MQTT 5, 4.9); but its slot is taken
-    return s.inflight - s.released < s.inflight_max and s.inflight < s.slots_max and s.inflight_room > 0
+    # (inflight_max <= slots_max: the first comparison decides for nearly all)
+    return (s.inflight < s.inflight_max or s.inflight - s.released < s.inflight_max and s.inflight < s.slots_max) and \
+        s.inflight_room > 0
 
 
 cdef inline bint may_go_on(Session s) noexcept:

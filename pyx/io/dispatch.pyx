@@ -252,7 +252,8 @@ cdef class Dispatch:
         # handles whole packets at p; returns the bytes they took
         cdef uint32_t at = 0, remaining = 0, packets = 0, most = self.limits.tick_connection_packets_max
         cdef int header
-        cdef uint64_t total, until = min(self.state.effort() + TURN, self.state.round_until)
+        cdef uint8_t kind
+        cdef uint64_t total, until = 0
         conn.part_want = 0
         try:
             self.hold_note(conn, 0, (<Session>conn.session).client_id if conn.session is not None else None)
@@ -278,15 +279,18 @@ cdef class Dispatch:
                 if total > n - at:
                     conn.part_want = <uint32_t>total
                     break
-                if packets == most or p[at] >> 4 == PUBLISH and self.state.effort() > until or \
-                        p[at] & 0xD0 == SUBSCRIBE << 4 and self.filters_spent():
+                kind = p[at] & 0xF0
+                if kind == PUBLISH << 4 and until == 0:
+                    until = min(self.state.effort() + TURN, self.state.round_until)
+                if packets == most or kind == PUBLISH << 4 and self.state.effort() > until or \
+                        kind & 0xD0 == SUBSCRIBE << 4 and self.filters_spent():
                     self.counters.at[count.TICK_PACKETS_CARRIED] += 1
                     self.carry(conn)
                     break
                 packets += 1
                 work(RECORD + total // 1024 * KIBI)
-                # only a packet that has the buffer to itself can give it to its Message
-                if total != n:
+                # only a PUBLISH that has the buffer to itself can give it to its Message
+                if kind == PUBLISH << 4 and total != n:
                     self.router.in_hand.adoptable = None
                 if self.packet(conn, p + at, <uint32_t>header, <uint32_t>total):
                     # a packet that is not taken yet: it stays in front, the router brings the connection back
@@ -561,6 +565,11 @@ cdef class Dispatch:
         verdict = self.router.back_pressure.judge(conn, s, pub.qos, pub.retain, m, total)
         if verdict == REFUSED:
             self.refuse(conn, s, pub, QUOTA_EXCEEDED, "worker_memory_bytes_max")
+            return 1
+        if verdict == UNSTORED and pub.qos == 0:
+            self.counters.at[count.PUBLISH_REFUSED] += 1
+            self.state.handler.publish_refused(
+                conn, PyBytes_FromStringAndSize(<char*>pub.topic, pub.topic_len), QUOTA_EXCEEDED)
             return 1
         if verdict == UNSTORED:
             self.refuse(conn, s, pub, QUOTA_EXCEEDED, "nothing can be stored at present")

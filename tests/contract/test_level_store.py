@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -631,4 +632,42 @@ def test_a_write_that_fails_for_damage_has_it_repaired(
         found = dict(store.scan(schema.RETAINED))
         assert found[schema.RETAINED + b"new"] == b"x"
         assert len(found) > 50
+    store.close()
+
+
+def test_what_is_not_written_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is gathered, what the writer has, and what waits for a disk that refuses: nothing twice."""
+    write, goes_on = Database.write, threading.Event()
+    refuses = False
+
+    def slow(self: Database, batches: list[plyvel.WriteBatch], fsync: bool) -> None:
+        assert goes_on.wait(30)
+        if refuses:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        write(self, batches, fsync)
+
+    monkeypatch.setattr(Database, "write", slow)
+    store = LevelStore(tmp_path / "0")
+    assert store.unwritten_bytes == 0
+    store.put(b"Sa", b"x" * 100)
+    store.delete(b"Sb")
+    assert store.unwritten_bytes == 104
+    for number in range(10):
+        store.put(b"S%d" % number, b"y" * 8)
+        store.flush()
+    assert store.unwritten_bytes == 204
+    refuses = True
+    goes_on.set()
+    until(lambda: store.failed is not None, "the disk refuses")
+    for _ in range(2):
+        for number in range(10):
+            store.put(b"S%d" % number, b"z" * (8 + number))
+            store.delete(b"T")
+            ticket = store.flush()
+    held = sum(2 + 8 + number for number in range(10)) + 1
+    assert store.unwritten_bytes == 204 + held, "of each record the last value"
+    refuses = False
+    wait_durable(store, 10)
+    wait_durable(store, ticket)
+    assert store.unwritten_bytes == 0
     store.close()

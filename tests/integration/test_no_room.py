@@ -370,3 +370,53 @@ def test_a_slow_disk_keeps_nobody_waiting_but_for_acks(tmp_path: Path, name: str
             client.close()
         broker.stop()
         broker.forget()
+
+
+def test_what_no_ack_waits_for_does_not_gather_in_memory(tmp_path: Path, name: str) -> None:
+    """Retained messages of QoS 0 come faster than a slow disk takes them: they wait at the client."""
+    environment = {
+        "LD_PRELOAD": str(compile_shim(tmp_path, Path(__file__).parents[1] / "power" / "slow.c")),
+        "SLOW_SYNC_MS": "50",
+    }
+    arguments = ["--store", "leveldb", "--data-dir", str(tmp_path / "data")]
+    broker = CountedBroker(1, arguments, environment, store_unwritten_bytes_max=8 << 20).start()
+    scene = Scene(broker, 5, name)
+    body = os.urandom(60_000)
+    topics = [f"{name}/{number}" for number in range(4)]
+    packets = [wire.publish(5, topic, body, retain=True) for topic in topics]
+    try:
+        before, most = broker.pss_bytes(), 0
+        flooder = scene.client()
+        for number in range(4000):  # 240 MB
+            flooder.send(packets[number % 4])
+            if number % 50 == 0:
+                most = max(most, broker.pss_bytes() - before)
+        flooder.publish(topics[0], b"last", qos=1, retain=True)
+        assert broker.counter("store_unwritten_held")
+        assert most < 100 << 20
+        reader = scene.client()
+        reader.subscribe((topics[0], 0))
+        assert reader.expect("PUBLISH").payload == b"last"
+    finally:
+        for client in scene.opened:
+            client.close()
+        broker.stop()
+        broker.forget()
+
+
+def test_retained_messages_beyond_the_bound_wait(tmp_path: Path, workers: int, name: str) -> None:
+    """More than the bound is in each tick: the next one waits until it is written, and nothing is lost."""
+    arguments = ["--store", "leveldb", "--data-dir", str(tmp_path / "data")]
+    with CountedBroker(workers, arguments, store_unwritten_bytes_max=1000) as broker:
+        scene = Scene(broker, 5, name)
+        publisher, reader = scene.client(), scene.client()
+        for number in range(200):
+            publisher.publish(f"{name}/{number % 20}", b"%04d" % number + bytes(2000), retain=True)
+        publisher.publish(f"{name}/20", b"0200", qos=1, retain=True)
+        wait_until(lambda: broker.counter("retained_messages") == 21, SECONDS, "all are with their owners")
+        reader.subscribe((f"{name}/#", 0))
+        got = sorted(reader.expect("PUBLISH").payload[:4] for _ in range(21))
+        assert got == [b"%04d" % number for number in range(180, 201)]
+        assert broker.counter("store_unwritten_held")
+        for client in scene.opened:
+            client.close()

@@ -27,6 +27,7 @@ Write = Callable[[str], str]
 ELSEWHERE = {
     "sessions_max": "tests/integration/test_bounds_of_the_broker.py::test_the_oldest_offline_session_ends",
     "session_bytes_max": "tests/integration/test_bounds_of_the_broker.py::test_session_bytes_max",
+    "store_unwritten_bytes_max": "tests/integration/test_no_room.py::test_retained_messages_beyond_the_bound_wait",
     "replays_per_session_max": "tests/unit/broker/replay/test_limits_of_replays.py::test_limits",
     "replays_max": "tests/unit/broker/replay/test_limits_of_replays.py::test_limits",
     "replay_page_bytes": "tests/unit/broker/replay/test_replaying.py::test_memory_is_bounded_by_pages",
