@@ -63,6 +63,17 @@ def test_without_a_schedule_nothing_is_lost(broker: BrokerProcess) -> None:
     assert figures["broker_cpu_us"] > 0
 
 
+def test_a_process_that_hears_late_of_the_end_is_waited_for(broker: BrokerProcess) -> None:
+    """It publishes until it hears, and that is delivered to the subscribers of the others, too."""
+    found = flood(
+        broker.address[1], "fanout", "-c", "6", "--rate", "600", "--processes", "2", "-t", "late/%i",
+        module="tests.loadtest.hard_of_hearing",
+    )  # fmt: skip
+    figures = found["figures"]
+    assert figures["total_received"] == 6 * figures["total_sent"] > 0
+    assert [figures[name] for name in WRONG] == [0] * len(WRONG)
+
+
 def test_payloads_of_a_file_beside_others(broker: BrokerProcess, tmp_path: Path) -> None:
     """What it sends is what is checked: 16 bytes of head, the file, 4 bytes of check; or so many bytes in all."""
     file = tmp_path / "reading"
