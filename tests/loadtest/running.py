@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.broker_process import ROOT
 
-SHORT = ["--seconds", "0.5", "--warmup", "0.1", "--drain", "1", "--quiet", "--json", "-"]
+SHORT = ["--seconds", "0.5", "--warmup", "0.1", "--drain", "30", "--quiet", "--json", "-"]
 WRONG = ("lost", "reordered", "corrupt", "protocol_errors", "publishes_refused", "connections_lost", "duplicates")
 
 
@@ -17,7 +17,7 @@ def run(*arguments: str, module: str = "loadtest.flood") -> subprocess.Completed
     """With what makes it short, which `arguments` may say again."""
     return subprocess.run(
         [sys.executable, "-m", module, *arguments[:1], *SHORT, *arguments[1:]],
-        cwd=ROOT, capture_output=True, text=True, timeout=120,
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
 
 
