@@ -77,14 +77,16 @@ def _summed(rows: Sequence[Sequence[int]], first: int) -> list[int]:
 
 
 class Shared:
-    """The memory that the processes of a run share: what they are told, their rows, deliveries and messages sent."""
+    """The memory that the processes of a run share: what they are told, and how far each has heard; their rows,
+    deliveries and messages sent.
+    """
 
     ORDERS: Final = 8
 
     def __init__(self, processes: int, publishers: int) -> None:
         self.processes = processes
         self._publishers = publishers
-        places = self.ORDERS + processes * ROW_PLACES + (processes + 1) * publishers
+        places = self.ORDERS + processes * (ROW_PLACES + publishers + 1) + publishers
         self._view = memoryview(mmap.mmap(-1, places * 8)).cast("Q")
 
     @property
@@ -107,6 +109,12 @@ class Shared:
     def sent(self) -> memoryview:
         """Per publisher."""
         return self._view[len(self._view) - self._publishers :]
+
+    @property
+    def heard(self) -> memoryview:
+        """Per process: the phase that it has begun."""
+        first = self.ORDERS + self.processes * (ROW_PLACES + self._publishers)
+        return self._view[first : first + self.processes]
 
     def moment(self, at: float) -> Moment:
         """Everything, now."""

@@ -1,6 +1,7 @@
 """One process of a run: it opens its clients, publishes and receives as it is told, and counts.
 
-Orders stand in shared memory (`Shared.orders`): a phase, and for PUBLISH the moment at which it begins. Everything per
+Orders stand in shared memory (`Shared.orders`): a phase, and for PUBLISH the moment at which it begins. A process looks
+there some times a second, and on a busy machine much later: that it has heard it says in `Shared.heard`. Everything per
 message is in `pyx.loadgen.crowd`.
 """
 
@@ -94,6 +95,7 @@ def generate(load: Load, shared: Shared, process: int, answers: Connection) -> N
                 crowd.start(shared.orders[1], rate, process / shared.processes, gap)
             else:
                 crowd.stop()
+            shared.heard[process] = phase
         crowd.ping(_quiet_ns(load.target))
         crowd.run(time.monotonic_ns() + _SLICE_NS)
     crowd.count_tails()

@@ -257,16 +257,27 @@ def _drain(
     # until everything has come, or nothing has for so long
     if not load.scenario.publishers:
         return  # whoever publishes goes on
+    _hushed(shared, pipes)
     before, since = None, time.monotonic()
     while time.monotonic() - since < patience:
         now = shared.moment(time.monotonic())
         answered = not load.qos or now["acknowledged"] + now["publishes_refused"] >= now["sent"]
-        if answered and now["received"] >= now["sent"] * load.scenario.copies:
+        if answered and now["received"] - now["duplicates"] >= now["sent"] * load.scenario.copies:
             return
         state = now["received"], now["acknowledged"]
         if state != before:
             before, since = state, now.at
         progress("drain", 1.0, now)
+        _alive(pipes)
+        time.sleep(_LOOK_SECONDS)
+
+
+def _hushed(shared: Shared, pipes: list[tuple[Any, Connection]]) -> None:
+    # a process that has had no processor goes on publishing until it hears: only then is it known what has to come
+    since = time.monotonic()
+    while min(shared.heard) < generator.DRAIN:
+        if time.monotonic() - since > _PATIENCE_SECONDS:
+            raise RunFailed("a process of the generator does not cease to publish")
         _alive(pipes)
         time.sleep(_LOOK_SECONDS)
 

@@ -25,7 +25,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 #: How long a packet may take. Generous, because a loaded machine is no failure; no test waits for it in vain.
-DEADLINE_SECONDS = float(os.environ.get("MQTTD_TEST_DEADLINE_SECONDS", "10"))
+DEADLINE_SECONDS = float(os.environ.get("MQTTD_TEST_DEADLINE_SECONDS", "30"))
 
 #: Whether an error is always followed by DISCONNECT, as the standard recommends. mosquitto often just closes.
 TELLS_WHY = os.environ.get("MQTTD_TEST_BROKER", "mqttd") == "mqttd"

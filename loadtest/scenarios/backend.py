@@ -44,7 +44,7 @@ class SharedBackend(Role):
     users = 4000
     weight = 10
     period_seconds = 10.0
-    drain_seconds = 10.0
+    drain_seconds = 30.0
     qos = 1
     topic = Consumer.topic
 

@@ -22,7 +22,7 @@ class ControlPair(Role):
     fixed_count = 2
     publishes = False
     period_seconds = 0.05
-    drain_seconds = 10.0
+    drain_seconds = 30.0
     qos = 1
     topic = "control/%i"
 

@@ -19,14 +19,16 @@ from loadtest.user import Message, MqttUser
 from loadtest.verdict import Duplicate, Lost
 from pyx.loadgen.client import STAMP_BYTES
 
-QUIET_SECONDS: Final = 0.5
-"""Who listens leaves when nothing has come for so long."""
+QUIET_SECONDS: Final = 2.0
+"""Who listens leaves when nothing has come for so long: a busy machine may be silent for a second."""
 _LOOK_SECONDS: Final = 0.05
-_ACK_SECONDS_MAX: Final = 5.0
+_ACK_SECONDS_MAX: Final = 15.0
 _EARLY_SECONDS: Final = 0.002
 """Timers may be."""
-_READY_SECONDS_MAX: Final = 1.0
-"""In a distributed run who is to hear us may be in another process: it has so long."""
+_READY_SECONDS_MAX: Final = 30.0
+"""Who is to hear us has so long."""
+_READY_SECONDS_ELSEWHERE: Final = 3.0
+"""The same in a distributed run, where it may be in another process and cannot be seen from here."""
 
 
 class Role(MqttUser):
@@ -134,9 +136,10 @@ class Role(MqttUser):
     def on_start(self) -> None:
         """Connect, and let those go first who are to hear us."""
         super().on_start()
+        seconds = _READY_SECONDS_ELSEWHERE if self._is_worker else _READY_SECONDS_MAX
         for each in self.beside:
             if issubclass(each, Listener):
-                each.is_ready.wait(_READY_SECONDS_MAX)
+                each.is_ready.wait(seconds)
 
     def on_stop(self) -> None:
         """Wait for acks and for what is still to come, then leave."""
@@ -165,4 +168,4 @@ class Listener(Role):
     abstract = True
     publishes = False
     period_seconds = 60.0
-    drain_seconds = 10.0
+    drain_seconds = 30.0

@@ -16,7 +16,7 @@ from loadtest.verdict import Lost
 class Persistent(Role):
     """Hears itself, by a session that outlives its connections: nothing may be missing when it is back."""
 
-    drain_seconds = 20.0
+    drain_seconds = 30.0
     qos = 1
     session_expiry = 300
 

@@ -26,7 +26,7 @@ WORKERS = 4
 INFLIGHT_MAX = 20
 LIMITS: dict[str, Any] = {"queue_messages_max": 50, "inflight_max": INFLIGHT_MAX, "takeovers_per_minute_max": 0}
 RATE = 120.0
-SECONDS = 15.0
+SECONDS = 60.0
 
 
 #: client id -> (publisher, sequence number) of what it has received, at QoS 0, 1 and 2

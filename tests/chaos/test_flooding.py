@@ -25,7 +25,8 @@ def test_two_workers_that_flood_each_other_do_not_lock(
     if payload_bytes > 1000:
         each //= 10
     queue = {"queue_messages_max": 10_000_000, "queue_bytes_max": 1 << 32}
-    broker = start_broker(2, peer_outbox_bytes_max=1 << 20, peer_stall_seconds_max=60, **queue)
+    patience = {"peer_stall_seconds_max": 60, "link_silence_seconds_max": 60, "worker_hang_seconds_max": 120}
+    broker = start_broker(2, peer_outbox_bytes_max=1 << 20, **queue, **patience)
     crowd = crowd_of(broker)
     pairs: list[tuple[Publisher, Subscriber]] = []
     for source in (0, 1):

@@ -20,7 +20,7 @@ def kill_and_wait(broker: BrokerProcess, crowd: Crowd) -> None:
     """SIGKILL for the victim; its successor is ready."""
     ready = len(broker.logged("worker_ready"))
     os.kill(broker.worker_pids()[VICTIM], signal.SIGKILL)
-    crowd.until(lambda: len(broker.logged("worker_ready")) > ready, "its successor is ready", 5.0)
+    crowd.until(lambda: len(broker.logged("worker_ready")) > ready, "its successor is ready", 60.0)
 
 
 def test_retained_messages_of_the_others_survive(start_broker: StartBroker, crowd_of: OpenCrowd) -> None:

@@ -132,7 +132,7 @@ def stir_for(group: Group, crowd: Crowd, seconds: float) -> None:
 
 def counters(broker: BrokerProcess) -> dict[str, int]:
     """The sums over all workers, from /metrics."""
-    connection = http.client.HTTPConnection(*broker.admin, timeout=10.0)
+    connection = http.client.HTTPConnection(*broker.admin, timeout=60.0)
     connection.request("GET", "/metrics")
     text = connection.getresponse().read().decode()
     connection.close()

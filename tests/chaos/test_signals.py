@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(KIND != "mqttd", reason="about the processes of mqttd")
 
-SECONDS_MAX = 15.0
+SECONDS_MAX = 60.0
 ARGUMENTS = ["--log-format", "json", "--admin", "127.0.0.1:0"]
 
 

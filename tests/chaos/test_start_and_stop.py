@@ -16,7 +16,7 @@ from tests.chaos.crowd import Member, Publisher, Subscriber, ids_on, missing
 from tests.waiting import wait_until
 
 WORKERS = 4
-STOP_SECONDS_MAX = 6.0
+STOP_SECONDS_MAX = 14.0  # after 15 s a broker of tests is killed
 
 
 def test_sigterm_under_load_ends_in_time_and_nobody_is_left(start_broker: StartBroker, crowd_of: OpenCrowd) -> None:
@@ -82,7 +82,7 @@ def test_sigkill_of_the_supervisor_leaves_no_orphan(start_broker: StartBroker, c
     assert len(processes_of_session(session)) == WORKERS + 1
     os.kill(broker.pid, signal.SIGKILL)
     crowd.until(lambda: all(each.closed for each in clients), "the connections are closed")
-    wait_until(lambda: not processes_of_session(session), 5.0, "no orphan is left")
+    wait_until(lambda: not processes_of_session(session), 60.0, "no orphan is left")
 
 
 def test_sigkill_of_the_supervisor_ends_a_stopped_worker_too(start_broker: StartBroker) -> None:
@@ -91,7 +91,7 @@ def test_sigkill_of_the_supervisor_ends_a_stopped_worker_too(start_broker: Start
     os.kill(broker.worker_pids()[1], signal.SIGSTOP)
     session = broker.pid
     os.kill(broker.pid, signal.SIGKILL)
-    wait_until(lambda: not processes_of_session(session), 5.0, "no orphan is left")
+    wait_until(lambda: not processes_of_session(session), 60.0, "no orphan is left")
 
 
 def test_a_port_in_use_is_noticed(start_broker: StartBroker, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_port_in_use_is_noticed(start_broker: StartBroker, tmp_path: Path) -> 
     second = subprocess.run(
         [sys.executable, "-m", "broker", "--workers", "2", "--port", str(broker.address[1]), "--host", "127.0.0.1"],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=20.0, check=False,
+        capture_output=True, text=True, timeout=60.0, check=False,
     )  # fmt: skip
     assert second.returncode == 3
     assert second.stdout == ""

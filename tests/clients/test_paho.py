@@ -19,7 +19,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 from tests.broker_process import BrokerProcess
 from tests.waiting import let_pass
 
-SECONDS_MAX = 15.0
+SECONDS_MAX = 60.0
 VERSIONS = {4: MQTTProtocolVersion.MQTTv311, 5: MQTTProtocolVersion.MQTTv5}
 
 

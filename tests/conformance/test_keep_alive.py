@@ -20,22 +20,22 @@ def test_keep_alive_one_and_a_half(everywhere: Everywhere) -> None:
     """A client with Keep Alive 2 that sends nothing is closed after 3 s, and not before."""
 
     def scenario(connect: Connect, version: int, _name: str) -> None:
-        client = connect(version, keep_alive=2)
         began = time.monotonic()
+        client = connect(version, keep_alive=2)
         client.expect_closed(KEEP_ALIVE_TIMEOUT)
-        assert 2.8 <= time.monotonic() - began <= 5.0
+        assert time.monotonic() - began >= 2.8
 
     everywhere(scenario)
 
 
 @pytest.mark.mqtt("5:3.1.2-22", "311:3.1.2-24")
 def test_any_packet_keeps_alive(everywhere: Everywhere) -> None:
-    """A client with Keep Alive 1 that sends something every 0.8 s, PINGREQ or not, stays connected."""
+    """A client with Keep Alive 3 that sends something now and then, PINGREQ or not, stays connected."""
 
     def scenario(connect: Connect, version: int, name: str) -> None:
-        client = connect(version, keep_alive=1)
+        client = connect(version, keep_alive=3)
         for number in range(4):
-            let_pass(0.8)
+            let_pass(1.6)
             client.send(wire.PINGREQ if number % 2 else wire.publish(version, name, b"I live"))
             if number % 2:
                 client.expect("PINGRESP")
@@ -47,14 +47,14 @@ def test_any_packet_keeps_alive(everywhere: Everywhere) -> None:
 @pytest.mark.mqtt("5:3.1.2-22", "311:3.1.2-24")
 @pytest.mark.mosquitto_differs("looks every five seconds only")
 def test_what_the_broker_sends_keeps_nobody_alive(everywhere: Everywhere) -> None:
-    """A client with Keep Alive 1 that only receives is closed all the same."""
+    """A client with Keep Alive 2 that only receives is closed all the same."""
 
     def scenario(connect: Connect, version: int, name: str) -> None:
-        client = connect(version, keep_alive=1)
+        client = connect(version, keep_alive=2)
         client.subscribe(name)
         publisher = connect(version)
         closed = False
-        for _ in range(40):
+        for _ in range(80):
             publisher.publish(name, b"x")
             try:
                 closed = client.read().kind == "DISCONNECT"

@@ -19,6 +19,8 @@ from tests.waiting import let_pass
 from tests.wire import Client, Closed, Connect, OpenConnection, Will
 
 MIB = 1 << 20
+SOON_SECONDS = 30.0
+"""Of a busy machine, for what takes a moment; with a cost that is the square of the levels it would be minutes."""
 TOPIC_NAME_INVALID, TOPIC_FILTER_INVALID, RECEIVE_MAXIMUM_EXCEEDED = 0x90, 0x8F, 0x93
 KEEP = {"session_expiry_interval": 60}
 
@@ -175,7 +177,7 @@ def test_cve_2019_11779_levels(
     dying.send(wire.connect(version, name, will=Will(what.replace("+", "p").replace("#", "h"), b"x")))
     dying.close()
     witness.expect_silence()
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < SOON_SECONDS
 
 
 @pytest.mark.mqtt("5:4.7.1-2", "5:4.7.3-3", "311:4.7.1-3", "311:4.7.3-3")
@@ -198,7 +200,7 @@ def test_cve_2019_11779_levels_that_are_allowed(
     subscriber.unsubscribe(*filters)
     publisher.publish(topic, b"", qos=1, retain=True)
     subscriber.expect_silence()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < SOON_SECONDS
     subscriber.disconnect()
     publisher.disconnect()
 
@@ -243,12 +245,13 @@ def test_cve_2017_7650_wildcards_in_client_ids(connect: Connect, version: int, n
 def test_cve_2020_13849_slow_connect(
     configured: Configured, open_to: OpenTo, workers: int, version: int, name: str
 ) -> None:
-    """A CONNECT that comes byte by byte has one second in all (as configured here), however busy it is."""
-    broker = configured(workers, {"LIMITS__CONNECT_SECONDS_MAX": 1})
-    served, slow = open_to(broker, version), open_to(broker, version)
+    """A CONNECT that comes byte by byte has two seconds in all (as configured here), however busy it is."""
+    broker = configured(workers, {"LIMITS__CONNECT_SECONDS_MAX": 2})
+    served = open_to(broker, version)
     served.connect(name)
     data = wire.connect(version, f"{name}slow", username="u" * 100)
     began = time.monotonic()
+    slow = open_to(broker, version)
     closed = False
     for byte in data:
         slow.send(bytes([byte]))
@@ -259,8 +262,8 @@ def test_cve_2020_13849_slow_connect(
         except Closed:
             closed = True
             break
-    assert closed
-    assert 0.8 <= time.monotonic() - began <= 4
+    assert closed, "all of it has come, at ten bytes a second"
+    assert time.monotonic() - began >= 1.8
     served.expect_silence()
     served.disconnect()
 
@@ -280,7 +283,7 @@ def test_cve_2020_13849_keep_alive_without_end(
             assert client.connack.properties["server_keep_alive"] == 1
     for client in clients:
         client.expect_closed(0x8D)
-        assert 1.3 <= time.monotonic() - began <= 4
+        assert time.monotonic() - began >= 1.3
 
 
 # ------------------------------------------------------------------------------- take-over, will, session expiry

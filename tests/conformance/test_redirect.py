@@ -80,7 +80,7 @@ def test_redirection_begins_and_ends_with_a_reload(
         config.write_text(text)
         before = len(running.logged("reloaded"))
         os.kill(running.pid, signal.SIGHUP)
-        wait_until(lambda: len(running.logged("reloaded")) >= before + workers, 10, "all workers have reloaded")
+        wait_until(lambda: len(running.logged("reloaded")) >= before + workers, 60, "all workers have reloaded")
 
     stays = client_of(running)
     stays.connect("stays")

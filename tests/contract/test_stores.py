@@ -85,7 +85,7 @@ def test_messages_by_their_positions(store: Store) -> None:
     for first in range(1, 300, 3):
         bodies = (b"%d" % (first + at) for at in range(3))
         ticket = writer.append(*((body, (b"a",)) for body in bodies))
-    wait_until(lambda: store.collect() >= ticket, 15.0, "all is durable")
+    wait_until(lambda: store.collect() >= ticket, 60.0, "all is durable")
     for wanted in ([], [1], [2, 3, 4], [1, 150, 151, 299, 300], [300, 301, 999], range(1, 302), range(3, 300, 7)):
         found = store.messages_at(wanted)
         assert {at: bytes(each.payload) for at, each in found.items()} == {at: b"%d" % at for at in wanted if at <= 300}
@@ -99,7 +99,7 @@ def test_positions_whose_blocks_are_deleted_are_not_there(before: bytes, behind:
     for key in filter(None, (before, behind)):
         store.put(key, b"{}")
     ticket = store.flush()
-    wait_until(lambda: store.collect() >= ticket, 15.0, "all is durable")
+    wait_until(lambda: store.collect() >= ticket, 60.0, "all is durable")
     assert store.messages_at([5, 9]) == {}
     store.close()
 

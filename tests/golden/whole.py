@@ -35,7 +35,7 @@ ARCHIVE = [
     {"filter": "removed/#", "hours": 878_400, "bytes": "2MB"},
 ]
 NO_LOCAL, AS_PUBLISHED, NONE_RETAINED = 0x04, 0x08, 0x20
-SECONDS_MAX = 20.0
+SECONDS_MAX = 60.0
 
 
 def unreadable(broker: Mqttd, data: Path) -> None:

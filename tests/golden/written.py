@@ -83,7 +83,7 @@ class Fleet:
         full.subscribe(("holes/#", 1))
         full.disconnect()
         self.several("holes", b"h", 8)
-        wait_until(lambda: "queue_full" in self._broker.logs, 10, "its bound is looked at")
+        wait_until(lambda: "queue_full" in self._broker.logs, 60, "its bound is looked at")
 
     def several(self, topic: str, payload: bytes, count: int) -> None:
         for number in range(count):
@@ -170,7 +170,7 @@ def main(out: str) -> int:
             print(broker.logs, file=sys.stderr)
             broker.kill()
             raise
-        wait_until(lambda: not broker.processes(), 5, "it has ended")
+        wait_until(lambda: not broker.processes(), 60, "it has ended")
         broker.forget()
         pack(data, f"{out}.data.tar.xz")
         status = cli.main(["snapshot", "--out", str(snapshot), "--data-dir", str(data)])

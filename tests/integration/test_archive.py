@@ -24,7 +24,7 @@ from tests.wire import Client, Closed, Will
 
 pytestmark = pytest.mark.skipif(KIND == "mosquitto", reason="mosquitto has no archive")
 
-SECONDS = 30.0
+SECONDS = 60.0
 TABLES = [
     {"filter": "sensor/#", "hours": 24, "bytes": "1GB"},
     {"filter": "+/1", "hours": 24, "bytes": 1 << 30},

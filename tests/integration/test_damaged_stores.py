@@ -79,7 +79,7 @@ def ready(broker: BrokerProcess) -> list[int]:
         return bool(said)
 
     page = "http://{}:{}/ready".format(*broker.admin)
-    wait_until(is_ready, 10.0, "it is ready")
+    wait_until(is_ready, 60.0, "it is ready")
     return said
 
 

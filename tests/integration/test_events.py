@@ -24,7 +24,7 @@ from tests.wire import Client
 
 pytestmark = pytest.mark.skipif(KIND == "mosquitto", reason="mosquitto records nothing")
 
-SECONDS = 20.0
+SECONDS = 60.0
 LASTING = {"clean": False, "properties": {"session_expiry_interval": 600}}
 
 

@@ -18,7 +18,7 @@ from tests.wire import Client
 
 pytestmark = pytest.mark.skipif(KIND != "mqttd", reason="about the descriptors of mqttd")
 
-SECONDS = 15.0
+SECONDS = 60.0
 DESCRIPTORS = 200
 MANY = 300
 

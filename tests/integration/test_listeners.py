@@ -22,7 +22,7 @@ from tests.wire import Client
 pytestmark = pytest.mark.skipif(KIND == "mosquitto", reason="listeners, logs and metrics are mqttd's own")
 
 OwnBroker = Callable[..., BrokerProcess]
-SECONDS = 10.0
+SECONDS = 60.0
 TABLES = """\
 [[listener]]
 name = "plant"

@@ -386,12 +386,12 @@ def test_a_round_takes_its_part_of_each_sibling() -> None:
             return all(so(node) for node in some)
 
         try:
-            wait_until(lambda: after_a_round(nodes, lambda node: node.mesh.ready), 10, "meshes ready")
+            wait_until(lambda: after_a_round(nodes, lambda node: node.mesh.ready), 60, "meshes ready")
             for node in sources:
                 node.flows[0] = (0, count, size)
             wait_until(
                 lambda: after_a_round(sources, lambda node: node.flows[0][0] * size > 8 * most),
-                10,
+                60,
                 "the sources have sent more than a round's part",
             )
             rounds = [{1: 0, 2: 0}]
@@ -433,7 +433,7 @@ def test_a_worker_that_has_enough_to_do_reads_nothing_and_takes_nobody_for_silen
             return so()
 
         try:
-            wait_until(lambda: after_a_round(lambda: all(node.mesh.ready for node in nodes)), 10, "meshes ready")
+            wait_until(lambda: after_a_round(lambda: all(node.mesh.ready for node in nodes)), 60, "meshes ready")
             target.mesh.is_full = lambda: True
             source.flows[0] = (0, count, size)
             until = time.monotonic() + 3 * LIMITS.link_silence_seconds_max
@@ -441,7 +441,7 @@ def test_a_worker_that_has_enough_to_do_reads_nothing_and_takes_nobody_for_silen
             assert target.got[1] == []
             assert ("away", 1) not in target.log
             target.mesh.is_full = lambda: False
-            wait_until(lambda: after_a_round(lambda: target.got[1] == list(range(count))), 10, "all has come")
+            wait_until(lambda: after_a_round(lambda: target.got[1] == list(range(count))), 60, "all has come")
         finally:
             for node in nodes:
                 node.mesh.close()

@@ -28,9 +28,9 @@ from tests.waiting import let_pass, wait_until
 
 pytestmark = pytest.mark.skipif(KIND != "mqttd", reason="bounds, counters and the store are mqttd's own")
 
-SECONDS = 15.0
+SECONDS = 60.0
 LASTING = {"clean": False, "properties": {"session_expiry_interval": 600}}
-SYNC_SECONDS = 0.25
+SYNC_SECONDS = 1.0
 
 
 def test_memory_that_has_room_again(tmp_path: Path, name: str) -> None:
@@ -351,20 +351,17 @@ def test_a_slow_disk_keeps_nobody_waiting_but_for_acks(tmp_path: Path, name: str
         sleeper.disconnect()
         publisher, live = scene.client(), scene.client()
         live.subscribe((f"{name}/live", 0))
-        longest, rounds = 0.0, 0
+        rounds = 0
         for packet_id in range(1, 3):
             began = time.monotonic()
             publisher.send(wire.publish(5, f"{name}/stored", b"slow", qos=1, packet_id=packet_id))
             while time.monotonic() - began < SYNC_SECONDS * 0.75:
-                asked = time.monotonic()
                 live.publish(f"{name}/live", b"fast")
                 live.receive(f"{name}/live", b"fast")
-                longest = max(longest, time.monotonic() - asked)
                 rounds += 1
             publisher.expect("PUBACK", packet_id=packet_id)
             assert time.monotonic() - began >= SYNC_SECONDS
-        assert rounds > 3
-        assert longest < SYNC_SECONDS / 2, "somebody has waited for the disk"
+        assert rounds > 6, "somebody has waited for the disk"  # of whom one or two fit into each of the waits
     finally:
         for client in scene.opened:
             client.close()

@@ -280,9 +280,9 @@ def test_one_that_is_interrupted_leaves_nothing(start: Start, tmp_path: Path) ->
     start(1)
     out = tmp_path / "out"
     running = command("snapshot", "--data-dir", tmp_path / "data", "--out", out)
-    wait_until(lambda: out.exists() or running.poll() is not None, 20.0, "it has begun")
+    wait_until(lambda: out.exists() or running.poll() is not None, 60.0, "it has begun")
     running.send_signal(signal.SIGTERM)
-    _, err = running.communicate(timeout=20)
+    _, err = running.communicate(timeout=60)
     if running.returncode in (0, -signal.SIGTERM):  # it was faster, and may not even have ended by itself
         assert read_manifest(out).workers == 1
     else:

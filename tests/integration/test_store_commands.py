@@ -157,7 +157,7 @@ def test_a_running_broker_is_asked_for_the_stats_of_its_stores(start: Start, mqt
         assert (status, err) == (0, "")
         return sum(each["retained_messages"] for each in json.loads(out))
 
-    wait_until(lambda: retained() == 3, 10, "the gauges are written")
+    wait_until(lambda: retained() == 3, 60, "the gauges are written")
     with subprocess.Popen(
         [sys.executable, "-m", "broker", "store", "stats", data],
         stdout=subprocess.PIPE,

@@ -12,7 +12,7 @@ from locust.runners import LocalRunner
 from loadtest.user import Message, MqttUser
 
 MESSAGES = 10
-ARRIVAL_SECONDS_MAX = 20
+ARRIVAL_SECONDS_MAX = 60
 
 
 class Echo(MqttUser):

@@ -90,7 +90,7 @@ class Mosquitto:
         with (self.directory / "log").open("wb") as log:
             self._process = subprocess.Popen([PROGRAM, "-c", str(config)], stdout=log, stderr=log)
         try:
-            wait_until(self._listens, 20, "mosquitto listens")
+            wait_until(self._listens, 60, "mosquitto listens")
         except BaseException:
             self.__exit__()
             raise
@@ -99,7 +99,7 @@ class Mosquitto:
     def __exit__(self, *_: object) -> None:
         assert self._process is not None
         self._process.terminate()
-        self._process.wait(20)
+        self._process.wait(60)
 
     def _config(self) -> str:
         text = _GENERAL

@@ -9,22 +9,22 @@ from typing import Any
 
 from tests.broker_process import ROOT
 
-SHORT = ["--seconds", "0.5", "--warmup", "0.1", "--drain", "1", "--quiet", "--json", "-"]
+SHORT = ["--seconds", "0.5", "--warmup", "0.1", "--drain", "30", "--quiet", "--json", "-"]
 WRONG = ("lost", "reordered", "corrupt", "protocol_errors", "publishes_refused", "connections_lost", "duplicates")
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, module: str = "loadtest.flood") -> subprocess.CompletedProcess[str]:
     """With what makes it short, which `arguments` may say again."""
     return subprocess.run(
-        [sys.executable, "-m", "loadtest.flood", *arguments[:1], *SHORT, *arguments[1:]],
-        cwd=ROOT, capture_output=True, text=True, timeout=120,
+        [sys.executable, "-m", module, *arguments[:1], *SHORT, *arguments[1:]],
+        cwd=ROOT, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
 
 
-def flood(broker: int | str, *arguments: str, status: int = 0) -> dict[str, Any]:
+def flood(broker: int | str, *arguments: str, status: int = 0, module: str = "loadtest.flood") -> dict[str, Any]:
     """Its JSON. broker: a port on 127.0.0.1, or a URL."""
     url = broker if isinstance(broker, str) else f"mqtt://127.0.0.1:{broker}"
-    done = run(arguments[0], "--host", url, *arguments[1:])
+    done = run(arguments[0], "--host", url, *arguments[1:], module=module)
     assert done.returncode == status, (done.stdout, done.stderr)
     found: dict[str, Any] = json.loads(done.stdout)
     return found

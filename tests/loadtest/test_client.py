@@ -59,7 +59,7 @@ def client(
 ) -> Iterator[tuple[MqttClient, Environment]]:
     environment = Environment()
     settings = Settings(client_id, version, **options.pop("settings", {}))
-    options = {"reconnect_seconds": None, "answer_seconds": 5.0, "name": "Tested", **options}
+    options = {"reconnect_seconds": None, "answer_seconds": 60.0, "name": "Tested", **options}
     one = MqttClient(Reporter.of(environment), Target("127.0.0.1", port), settings, **options)
     try:
         yield one, environment
@@ -82,7 +82,7 @@ def instead(kind: str, answer: bytes | None) -> Answers:
 
 
 def eventually(is_so: Any) -> None:
-    with gevent.Timeout(10):
+    with gevent.Timeout(60):
         while not is_so():
             gevent.sleep(0.005)
 
@@ -101,7 +101,7 @@ def test_what_is_published_is_delivered_and_counted(broker: BrokerProcess, versi
         assert one.connect()
         assert one.subscribe("a/c/+", name="a")
         assert one.publish("a/c/1", content=b"mine", retain=False)
-        message = one.receive(5)
+        message = one.receive(60)
         assert message is not None
         assert (message.topic, message.content, message.qos) == ("a/c/1", b"mine", qos)
         assert message.latency_ms is not None
@@ -131,7 +131,7 @@ def test_command_and_response(broker: BrokerProcess) -> None:
         assert device.subscribe(("do", 1))
         assert app.subscribe(("done/app", 1))
         app.publish("do", b"it", qos=1, properties={"response_topic": "done/app", "correlation_data": b"7"})
-        response = app.receive(5)
+        response = app.receive(60)
         assert response is not None
         assert (response.payload, response.properties) == (b"done", {"correlation_data": b"7"})
     assert environment.failures() == []
@@ -148,7 +148,7 @@ def test_a_session_and_its_backlog_are_there_again(broker: BrokerProcess) -> Non
             assert friend.connect()
             assert all(friend.publish("inbox", qos=1) for _ in range(3))
         assert (phone.connect(), phone.session_present) == (True, True)
-        assert [phone.receive(5) is not None for _ in range(3)] == [True] * 3
+        assert [phone.receive(60) is not None for _ in range(3)] == [True] * 3
         assert phone.connect(clean_start=True, session_expiry=0)
     assert environment.failures() == []
 
@@ -214,10 +214,10 @@ def test_refused_requests_have_their_reason_codes() -> None:
 
 
 def test_an_ack_that_does_not_come() -> None:
-    with Scripted(instead("PUBLISH", b"")) as broker, client(broker.port, answer_seconds=0.2) as (one, environment):
+    with Scripted(instead("PUBLISH", b"")) as broker, client(broker.port, answer_seconds=2.0) as (one, environment):
         assert one.connect()
         assert not one.publish("t", qos=1)  # the pulse looks once a second
-        assert environment.failures() == [("PUBLISH", "t", "no acknowledgement within 0.2 s")]
+        assert environment.failures() == [("PUBLISH", "t", "no acknowledgement within 2 s")]
 
 
 def test_a_disconnect_by_the_broker_is_told_and_the_client_comes_back() -> None:
@@ -294,7 +294,7 @@ def test_a_listener_that_is_slow_is_not_read_from() -> None:
 
 
 def test_keep_alive_is_kept() -> None:
-    with Scripted(usual) as broker, client(broker.port, settings={"keep_alive": 1}) as (one, environment):
+    with Scripted(usual) as broker, client(broker.port, settings={"keep_alive": 3}) as (one, environment):
         assert one.connect()
         eventually(lambda: broker.heard.count("PINGREQ") >= 2)
         assert environment.failures() == []

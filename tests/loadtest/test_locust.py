@@ -27,6 +27,8 @@ USERS = Path(__file__).with_name("echo_users.py")
 MESSAGES = 10
 EACH = 3 * MESSAGES
 SECURE = ("mqtts", "wss")
+CLOCK_MS_MAX = 1_000_000
+"""Less than what a difference between two clocks would be, more than any run takes."""
 
 
 def command(*arguments: str) -> list[str]:
@@ -36,11 +38,11 @@ def command(*arguments: str) -> list[str]:
 class Outcome:
     """What locust printed with --json, and on stderr. It ends when the users have said everything, or after -t."""
 
-    def __init__(self, host: str, *arguments: str, users: int = 3, seconds: int = 6, **environment: str) -> None:
+    def __init__(self, host: str, *arguments: str, users: int = 3, seconds: int = 100, **environment: str) -> None:
         done = subprocess.run(
             command("--headless", "--json", "-u", str(users), "-r", "100", "-t", f"{seconds}s", "--host", host,
                     *arguments),
-            cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120,
+            cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, timeout=300,
         )  # fmt: skip
         self.status, self.said = done.returncode, done.stderr
         self.entries: dict[str, dict[str, Any]] = {}
@@ -89,7 +91,7 @@ def test_every_request_is_counted(broker: BrokerProcess, version: str) -> None:
     assert (found.status, found.counts) == (0, whole(3)), found.said
     assert found.entries["RECEIVED"]["num_none_requests"] == 3
     assert found.entries["DELIVERY"]["num_none_requests"] == 0
-    assert 0 <= found.entries["DELIVERY"]["max_response_time"] < 5000
+    assert 0 <= found.entries["DELIVERY"]["max_response_time"] < CLOCK_MS_MAX
     assert {entry["name"] for kind, entry in found.entries.items() if kind != "CONNECT"} == {"echo"}
 
 
@@ -115,10 +117,10 @@ def test_workers_of_a_distributed_run_get_the_options(mosquitto: Mosquitto) -> N
     """Files are named, not sent; latencies are by the wall clock."""
     found = Outcome(
         mosquitto.url("mqtts"), *trust(mosquitto, "mqtts"), "--processes", "2", "--client-prefix", "distributed-",
-        users=6, seconds=8,
+        users=6, seconds=15,
     )  # fmt: skip
     assert (found.status, found.counts) == (0, whole(6)), found.said
-    assert 0 <= found.entries["DELIVERY"]["max_response_time"] < 8000
+    assert 0 <= found.entries["DELIVERY"]["max_response_time"] < CLOCK_MS_MAX
 
 
 def test_clients_show_a_certificate(mosquitto: Mosquitto) -> None:
@@ -139,14 +141,14 @@ def test_a_password_comes_from_a_file(mosquitto: Mosquitto, tmp_path: Path) -> N
     ("version", "failure"), [("4", "0x05 Not authorized"), ("5", "0x87 Not authorized")], ids=["v4", "v5"]
 )
 def test_a_refusal_has_its_reason_code(mosquitto: Mosquitto, version: str, failure: str) -> None:
-    found = Outcome(mosquitto.url_with_password, "--mqtt-version", version, users=2, seconds=3)
+    found = Outcome(mosquitto.url_with_password, "--mqtt-version", version, users=2)
     assert (found.status, found.counts["CONNECT"]) == (1, (2, 2))
     assert f"CONNECT Echo: MqttFailure('{failure}')" in found.said
 
 
 def test_a_broker_that_is_not_trusted_fails(mosquitto: Mosquitto) -> None:
     other = str(mosquitto.directory / "other-ca.pem")
-    found = Outcome(mosquitto.url("wss"), "--cafile", other, users=1, seconds=3)
+    found = Outcome(mosquitto.url("wss"), "--cafile", other, users=1)
     assert (found.status, found.counts["CONNECT"]) == (1, (1, 1))
     assert "MqttFailure('TLS: self-signed certificate in certificate chain')" in found.said
 
@@ -186,17 +188,17 @@ def test_the_web_page_starts_a_test_and_shows_it(broker: BrokerProcess, tmp_path
             stderr=file,
         )
     try:
-        wait_until(lambda: reads(page) is not None or web.poll() is not None, 30, "the page is there")
+        wait_until(lambda: reads(page) is not None or web.poll() is not None, 60, "the page is there")
         assert "client_prefix" in (reads(page) or ""), log.read_text()
         # what a browser sends: every field, most of them empty
         form = {"user_count": 2, "spawn_rate": 10, "host": url(broker), "qos": "1", "cafile": "", "session_expiry": "",
                 "mqtt_version": "", "rate": "", "client_prefix": "web-"}  # fmt: skip
-        answer = urllib.request.urlopen(f"{page}/swarm", urllib.parse.urlencode(form).encode(), timeout=10)
+        answer = urllib.request.urlopen(f"{page}/swarm", urllib.parse.urlencode(form).encode(), timeout=60)
         assert json.load(answer)["success"]
         expected = {"CONNECT": 2, "SUBSCRIBE": 2, "PUBLISH": 2 + 4 * MESSAGES, "DELIVERY": 4 * MESSAGES, "RECEIVED": 2}
-        wait_until(lambda: requests(page) == expected, 30, "all of it is shown")
+        wait_until(lambda: requests(page) == expected, 60, "all of it is shown")
         web.send_signal(signal.SIGINT)
-        assert web.wait(30) == 0, log.read_text()
+        assert web.wait(60) == 0, log.read_text()
     finally:
         web.kill()
         web.wait()
@@ -205,13 +207,13 @@ def test_the_web_page_starts_a_test_and_shows_it(broker: BrokerProcess, tmp_path
 def reads(page: str) -> str | None:
     """Its text, None as long as nobody answers."""
     try:
-        return str(urllib.request.urlopen(page, timeout=5).read().decode())
+        return str(urllib.request.urlopen(page, timeout=60).read().decode())
     except OSError:
         return None
 
 
 def requests(page: str) -> dict[str, int]:
-    stats = json.load(urllib.request.urlopen(f"{page}/stats/requests", timeout=5))["stats"]
+    stats = json.load(urllib.request.urlopen(f"{page}/stats/requests", timeout=60))["stats"]
     return {entry["method"]: entry["num_requests"] for entry in stats if entry["method"]}
 
 

@@ -20,25 +20,22 @@ def test_a_scenario_is_delivered_whole(mosquitto: Mosquitto, scheme: str, scenar
     found = flood(
         mosquitto.url(scheme), scenario, "-c", "6", "-q", qos, "--rate", "600", "--processes", "2", *trust,
         "--client-prefix", f"{scheme}{scenario}-", "-t", f"{scheme}{scenario}/%i", "--payload", "3:64,2000",
-        "--drain", "9",
     )  # fmt: skip
     figures = found["figures"]
     assert found["ok"], found["said"]
     assert [figures[name] for name in WRONG] == [0] * len(WRONG)
     copies = 6 if scenario == "fanout" else 1
-    assert figures["total_received"] == copies * figures["total_sent"] >= 200
+    assert figures["total_received"] == copies * figures["total_sent"] >= 20
 
 
 @pytest.mark.parametrize(("scheme", "payload"), [("mqtts", "64,70000"), ("ws", "64,2000"), ("wss", "64,2000")])
 def test_as_fast_as_it_goes(mosquitto: Mosquitto, scheme: str, payload: str) -> None:
     """Sockets that are full, packets and frames that are cut anywhere. mosquitto is slow with large frames."""
     trust = ["--cafile", str(mosquitto.directory / "ca.pem")] if scheme in SECURE else []
-    found = flood(
-        mosquitto.url(scheme), "pair", "-c", "4", "-q", "1", "-s", payload, *trust, "-t", f"{scheme}/%i", "--drain", "9"
-    )
+    found = flood(mosquitto.url(scheme), "pair", "-c", "4", "-q", "1", "-s", payload, *trust, "-t", f"{scheme}/%i")
     figures = found["figures"]
     assert [figures[name] for name in WRONG] == [0] * len(WRONG)
-    assert figures["total_received"] == figures["total_sent"] > 500
+    assert figures["total_received"] == figures["total_sent"] > 20
 
 
 def test_clients_show_a_certificate(mosquitto: Mosquitto) -> None:

@@ -18,7 +18,7 @@ from shards.console import QUESTION_BYTES_MAX, Console, Written
 from shards.questions import QUESTION_SECONDS_MAX, QUESTIONS_MAX, Questions
 from shards.worker_channel import Message
 
-SECONDS_MAX = 5.0
+SECONDS_MAX = 60.0
 PIECE_BYTES = 65_536
 
 

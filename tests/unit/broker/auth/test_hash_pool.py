@@ -12,7 +12,7 @@ import pytest
 from broker.auth.cache import Cache
 from broker.auth.pool import HashPool
 
-SECONDS_MAX = 10.0
+SECONDS_MAX = 60.0
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ import pytest
 from tests.broker_process import ROOT, processes_of_session
 from tests.waiting import wait_until
 
-SECONDS_MAX = 10.0
+SECONDS_MAX = 60.0
 WITH_STAND_IN = """
 import select, sys, types
 from pyx.core import counters

@@ -20,7 +20,7 @@ from tests.scram_client import ScramClient
 from tests.unit.broker.auth.test_password_file import PBKDF2
 
 FEW = ("--scram-iterations", "4096")
-SECONDS_MAX = 20.0
+SECONDS_MAX = 60.0
 
 Passwd = Callable[..., int]
 

@@ -73,12 +73,13 @@ def test_what_is_late_is_made_up_for(works: Works) -> None:
     works.messages = 10_000
     rest_ns(works)
     first: int = works.pace._rests_until  # type: ignore[attr-defined]
-    wait_until(lambda: time.monotonic_ns() > first + _CREDIT_NS // 2, 10, "it comes late")
+    wait_until(lambda: time.monotonic_ns() > first + _CREDIT_NS // 2, 60, "it comes late")
     begun = time.monotonic_ns()
     works.turn()
+    ended = time.monotonic_ns()
     second: int = works.pace._rests_until  # type: ignore[attr-defined]
     assert second - max(first, begun - _CREDIT_NS) >= 10_000 * MESSAGE_NS
-    assert second - begun < 10_000 * MESSAGE_NS
+    assert second - ended < 10_000 * MESSAGE_NS
 
 
 def test_work_without_messages_does_not_wait_for_any(works: Works) -> None:

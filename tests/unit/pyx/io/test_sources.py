@@ -43,7 +43,7 @@ class Listening:
             self.reactor.poll()
             return condition()
 
-        wait_until(polled, 5.0, "the reactor has seen it")
+        wait_until(polled, 60.0, "the reactor has seen it")
 
     def counter(self, name: str) -> int:
         return self.host.counters()[name]

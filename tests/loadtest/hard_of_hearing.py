@@ -1,0 +1,49 @@
+"""flood whose first process, the one that publishes, hears late of the end: as on a machine that others keep busy.
+
+python -m tests.loadtest.hard_of_hearing [arguments of flood]
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import loadtest.generator
+from loadtest.figures import Shared
+from loadtest.flood import main
+from loadtest.generator import DRAIN, PUBLISH, Load, generate
+
+_LATE_SECONDS = 0.5
+
+
+class _Late:
+    """What the processes share, to one that hears late of DRAIN and all that follows."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._hears_at = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shared, name)
+
+    @property
+    def orders(self) -> Sequence[int]:
+        orders = list(self._shared.orders)
+        if orders[0] >= DRAIN:
+            self._hears_at = self._hears_at or time.monotonic() + _LATE_SECONDS
+            if time.monotonic() < self._hears_at:
+                orders[0] = PUBLISH
+        return orders
+
+
+def late(load: Load, shared: Shared, process: int, answers: Connection) -> None:
+    """Be that process, where it is the first."""
+    generate(load, shared if process else _Late(shared), process, answers)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    loadtest.generator.generate = late
+    sys.exit(main())
