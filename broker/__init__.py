@@ -1,3 +1,3 @@
-"""The broker: decisions and composition over the mechanism in `pyx`. `broker.cli.main` is the command `mqttd`."""
+"""The broker: its decisions and wiring, on top of the mechanism in `pyx`. `broker.cli.main` is the command `mqttd`."""
 
 __version__ = "0.1.0"

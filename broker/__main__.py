@@ -1,4 +1,4 @@
-"""`python -m broker` is `mqttd`."""
+"""Entry point of `python -m broker`, the same as the command `mqttd`."""
 
 from broker.cli.main import main
 

@@ -3,20 +3,20 @@ r"""Structured logs on standard error: one event, its fields, one line. Text for
     2026-01-31T12:00:00.000Z info  connection_closed worker=0 client_id="a b" reason=keep_alive_timeout
     {"time":"2026-01-31T12:00:00.000Z","level":"info","event":"connection_closed","worker":0,"client_id":"a b",...}
 
-What a client names itself goes into the log, so nothing in a value can end a line, look like another field, or reach
-a terminal as a control sequence: whatever is not printable is written as \uXXXX (valid JSON in both forms, so it can
-be read back exactly).
+Clients choose their own names, and these are logged: so nothing in a value can end a line, look like another field, or
+reach a terminal as a control sequence. Unprintable characters are written as \uXXXX (valid JSON in both forms, so
+values can be read back exactly).
 
-A log line never stops the broker. A reader of standard error that does not read (a full pipe) costs lines, which are
-counted and reported when it reads again. A line up to 4096 bytes is written whole or not at all, and does not mix
-with those of other workers.
+A log line never blocks the broker. If the reader of standard error does not read (a full pipe), lines are lost; they
+are counted, and the count is reported once it reads again. A line up to 4096 bytes is written whole or not at all, and
+does not mix with those of other workers.
 
-A storm is limited per event name and second (`lines_per_second_max`); the rest is counted, and the count is a line of
-its own (`log_suppressed`) in the next second. A suppressed call costs about 0.2 us, `allows()` with nothing built 0.1
-us.
+Lines are limited per event name and second (`lines_per_second_max`); the others are counted, and the count is logged as
+a line of its own (`log_suppressed`) in the next second. A suppressed call costs about 0.2 us, `allows()` with no fields
+built 0.1 us.
 
 Why not structlog: with the same sink and escaping it took 4.0 us a line against 2.9 here (JSON, CPython 3.11), and 60
-ms of imports at the start, while what we need of it is `bind`.
+ms of imports at start-up, while the only feature we need of it is `bind`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 Level = Literal["debug", "info", "warning", "error"]
 
 _RANKS: dict[str, int] = {"debug": 10, "info": 20, "warning": 30, "error": 40}
-_PIPE_BYTES = 4096  # PIPE_BUF: what a writable pipe takes whole
+_PIPE_BYTES = 4096  # PIPE_BUF: a writable pipe takes that many bytes whole
 _LINE_CHARACTERS_MAX = 32 * 1024
 _PLAIN = re.compile(r'[^\s"=\\]+')
 _UNPRINTABLE = re.compile(
@@ -48,20 +48,20 @@ _UNPRINTABLE = re.compile(
 
 
 class Sink:
-    """Where lines go: a file descriptor that is never waited for."""
+    """The destination of log lines: a file descriptor that is never waited for."""
 
     def __init__(self, fd: int = 2) -> None:
         self._fd = fd
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
         self.lost = 0
-        """Lines that found no reader since `lost` was last set to 0."""
-        self._rest = b""  # of a long line that has begun
+        """Lines lost because nobody read, since `lost` was last set to 0."""
+        self._rest = b""  # the unwritten end of a long line
 
     def write(self, line: bytes) -> bool:
-        """Write a line; False, and counted, when whoever reads the other end does not.
+        """Write a line; return False, and count it as lost, if the reader of the other end does not read.
 
-        A line that has begun is finished before another one begins: what of it finds no room is kept.
+        A line that is partly written is finished before the next one begins: its rest is kept until there is room.
         """
         if self.flush():
             self._rest = line
@@ -73,20 +73,20 @@ class Sink:
         return False
 
     def flush(self) -> bool:
-        """Write what is left of a line, as far as there is room. False: something is left."""
+        """Write the rest of a line, as far as there is room. Return False if some of it is left."""
         while self._rest:
             ready = self._poll.poll(0)
             if not ready or not ready[0][1] & select.POLLOUT:
                 return False
             try:
                 self._rest = self._rest[os.write(self._fd, self._rest[:_PIPE_BYTES]) :]
-            except OSError:  # closed, or a full disk
+            except OSError:  # the descriptor is closed, or the disk full
                 return False
         return True
 
 
 class Log:
-    """Emits events. `bind()` gives one that adds fields to each; they share level, limits and counts."""
+    """Emits events. `bind()` returns a Log that adds fields to each event; both share level, limits and counts."""
 
     __slots__ = ("_bound", "_shared")
 
@@ -103,7 +103,7 @@ class Log:
 
     @classmethod
     def of(cls, settings: Settings) -> Log:
-        """The Log that the settings ask for."""
+        """Return the Log that the settings configure."""
         limits = settings.limits
         return cls(
             level=settings.log_level,
@@ -112,14 +112,14 @@ class Log:
         )
 
     def bind(self, **fields: Any) -> Log:
-        """A Log that adds `fields` to every event."""
+        """Return a Log that adds `fields` to every event."""
         bound = Log.__new__(Log)
         bound._shared = self._shared
         bound._bound = {**self._bound, **fields}
         return bound
 
     def configure(self, level: Level, lines_per_second_max: int) -> None:
-        """Change what a reload may change, for this Log and all bound from it or it was bound from."""
+        """Change the settings that a reload may change, for this Log and all others that share its state."""
         self._shared.rank = _RANKS[level]
         self._shared.lines_max = lines_per_second_max
 
@@ -144,14 +144,14 @@ class Log:
             self._write("error", event, fields)
 
     def emit(self, level: str, event: str, **fields: Any) -> None:
-        """One event (snake_case) with its fields, if its level is logged and its limit not reached."""
+        """Log one event (snake_case) with its fields, if its level is enabled and its limit not reached."""
         if _RANKS[level] >= self._shared.rank and self.allows(event):
             self._write(level, event, fields)
 
     def allows(self, event: str) -> bool:
-        """Whether one more line of `event` fits into this second, taking its place; if not it is counted as suppressed.
+        """Return whether this second has room for one more line of `event`, and take it; else count it as suppressed.
 
-        The methods above ask by themselves. Ask first, and then `write`, where building the fields costs something.
+        The methods above call this themselves. Call it first, and then `write`, where building the fields is expensive.
         """
         shared = self._shared
         if time.monotonic() >= shared.second_ends:
@@ -161,13 +161,13 @@ class Log:
         return left > 0
 
     def write(self, level: Level, event: str, **fields: Any) -> None:
-        """One line that `allows` has let through; only the level is looked at."""
+        """Write one line that `allows` has let through; only the level is checked."""
         if _RANKS[level] >= self._shared.rank:
             self._write(level, event, fields)
 
     def flush(self) -> None:
-        """Say what was suppressed, if a second is over, and what is left of a long line. For a timer: without one the
-        next event does.
+        """Report lines suppressed in a past second, and write the rest of a long line. To be called by a timer; without
+        one the next event does it.
         """
         self._shared.sink.flush()
         if time.monotonic() >= self._shared.second_ends:
@@ -192,7 +192,7 @@ class Log:
 
 
 class _Shared:
-    """What a Log and everything bound from it have in common."""
+    """State shared by a Log and all Logs bound from it."""
 
     __slots__ = ("left", "lines_max", "rank", "render", "second_ends", "sink")
 
@@ -201,19 +201,19 @@ class _Shared:
         self.lines_max = lines_max
         self.render = _json if form == "json" else _text
         self.sink = sink
-        self.left: dict[str, int] = {}  # lines each event may still have in this second; below 0: suppressed
+        self.left: dict[str, int] = {}  # lines left to each event in this second; below 0: suppressed
         self.second_ends = 0.0
 
 
 class StandardLibrary(logging.Handler):
-    """Takes what libraries log (asyncio's "exception was never retrieved" and the like) into a Log."""
+    """Writes what libraries log (asyncio's "exception was never retrieved" and the like) to a Log."""
 
     def __init__(self, log: Log) -> None:
         super().__init__()
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One record as the event `library`."""
+        """Log one record as the event `library`."""
         level = "error" if record.levelno >= 40 else "warning" if record.levelno >= 30 else "info"
         fields = {"logger": record.name, "message": record.getMessage()}
         if record.exc_info:
@@ -246,7 +246,7 @@ def _text(level: str, event: str, fields: Mapping[str, Any]) -> bytes:
 
 
 def shown(value: object) -> str:
-    """A value as it stands in a line of text: whatever it is, it ends no line and looks like no other field."""
+    """Return a value as text for a line of the log: it cannot end the line or look like another field."""
     if isinstance(value, str):
         if value.isprintable() and _PLAIN.fullmatch(value):
             return value
@@ -256,14 +256,14 @@ def shown(value: object) -> str:
 
 
 def _dumped(value: object) -> str:
-    """JSON of anything: what JSON cannot say (bytes, lone surrogates, other objects) as text."""
+    """Return any value as JSON: values that JSON cannot express (bytes, lone surrogates, other objects) as text."""
     try:
         return orjson.dumps(value, default=_foreign, option=orjson.OPT_NON_STR_KEYS).decode()
     except TypeError:  # lone surrogates, integers beyond 64 bits
         pass
     try:
         return json.dumps(value, default=_foreign)
-    except (TypeError, ValueError):  # keys that are no text, circles: a log call never raises
+    except (TypeError, ValueError):  # keys that are not text, cycles: a log call never raises
         return json.dumps({str(k): repr(v) for k, v in value.items()} if isinstance(value, dict) else repr(value))
 
 
@@ -272,7 +272,7 @@ def _foreign(value: object) -> str:
 
 
 def _escaped(text: str) -> str:
-    """JSON text with everything unprintable in its strings escaped (outside of them there is nothing such)."""
+    """Escape everything unprintable in the strings of a JSON text (nothing outside of strings is unprintable)."""
     return text if text.isprintable() else _UNPRINTABLE.sub(_escape, text)
 
 

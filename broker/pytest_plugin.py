@@ -1,4 +1,4 @@
-"""The pytest plugin: every test-suite of an environment in which mqttd is installed has the fixture `mqttd`.
+"""Pytest plugin: gives every test suite in whose environment mqttd is installed the fixture `mqttd`.
 
     def test_it(mqttd):                                  # a broker of this test alone, on a free port
         client.connect(mqttd.host, mqttd.port)
@@ -10,8 +10,8 @@
     def broker(mqttd_factory):
         return mqttd_factory(workers=2)
 
-What the fixtures give is `broker.testing.Mqttd`. When a test fails, what the brokers logged during it is part of its
-report. `mqttd_workers` and `mqttd_config` in pytest's configuration (or `-o mqttd_workers=4`) are the defaults.
+The fixtures return `broker.testing.Mqttd`. When a test fails, its report includes what the brokers logged during it.
+`mqttd_workers` and `mqttd_config` in pytest's configuration (or `-o mqttd_workers=4`) are the defaults.
 Loaded by its entry point; `-p no:mqttd` turns it off. docs/testing-with-mqttd.md has examples.
 """
 
@@ -28,21 +28,21 @@ from broker.testing import BrokerFailed, Mqttd
 __all__ = ["BrokerFailed", "Mqttd", "mqttd", "mqttd_factory"]
 
 _LOG_CHARACTERS_MAX = 20_000
-"""Of a broker's log in a report: the end of it."""
+"""Length of the end of a broker's log that a report shows."""
 
 _RUNNING = pytest.StashKey[dict[Mqttd, int]]()
-"""The brokers that the fixtures have made -> characters of log before the test that runs."""
+"""Brokers made by the fixtures -> characters of their log before the current test."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Two defaults in pytest's configuration."""
+    """Add the two defaults to pytest's configuration."""
     kind: Any = "int" if pytest.version_tuple >= (8, 4) else "string"
-    parser.addini("mqttd_workers", "worker processes of a broker that says no number", type=kind, default="1")
-    parser.addini("mqttd_config", "configuration file of a broker that names none, from the root directory", default="")
+    parser.addini("mqttd_workers", "default number of worker processes of a broker", type=kind, default="1")
+    parser.addini("mqttd_config", "default configuration file of a broker, relative to the root directory", default="")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The marker, and the books."""
+    """Register the marker, and start the bookkeeping."""
     config.addinivalue_line(
         "markers", "mqttd(workers=1, config=None): number of workers and configuration of the fixture mqttd"
     )
@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test's report shows what is logged from here on."""
+    """Note where each log ends, so that the test's report shows only what is logged from here on."""
     running = item.config.stash[_RUNNING]
     for broker in running:
         running[broker] = len(broker.logs)
@@ -59,7 +59,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """The brokers' logs for a test that fails."""
+    """Add the brokers' logs to the report of a test that fails."""
     report = yield
     if report.failed:
         for broker, before in item.config.stash[_RUNNING].items():
@@ -69,7 +69,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture
 def mqttd(request: pytest.FixtureRequest) -> Iterator[Mqttd]:
-    """A running broker of this test alone; the marker `mqttd` takes the arguments of `broker.testing.Mqttd`."""
+    """A running broker for this test alone; the marker `mqttd` takes the arguments of `broker.testing.Mqttd`."""
     marker = request.node.get_closest_marker("mqttd")
     if marker is not None and marker.args:
         raise pytest.UsageError("@pytest.mark.mqttd takes its arguments by name: workers=..., config=...")
@@ -79,7 +79,7 @@ def mqttd(request: pytest.FixtureRequest) -> Iterator[Mqttd]:
 
 @pytest.fixture(scope="session")
 def mqttd_factory(request: pytest.FixtureRequest) -> Iterator[Callable[..., Mqttd]]:
-    """`mqttd_factory(workers=1, config=None)` starts a broker that runs until the end of the session, or `close()`."""
+    """`mqttd_factory(workers=1, config=None)` starts a broker that runs until `close()` or the end of the session."""
     with ExitStack() as stack:
         yield lambda **settings: _started(request.config, stack, settings)
 

@@ -1,18 +1,18 @@
-"""A real broker for somebody's tests: started, restarted, hurt and ended as a process of its own.
+"""A real broker for tests, in a process of its own: to be started, restarted, killed and stopped.
 
     with Mqttd(workers=2, config={"limits": {"packet_bytes_max": 1000}}) as mqttd:
         client.connect(mqttd.host, mqttd.port)
 
-`broker.pytest_plugin` makes fixtures of it; this module needs nothing but the standard library.
+`broker.pytest_plugin` makes fixtures of it; this module needs only the standard library.
 
-*The port* is chosen here and not by `--port 0`, because it has to be the same after a restart: a socket that is bound
-to it and never listens keeps it ours, also while no broker runs. Connections are refused then, as they should be.
+*The port* is chosen here and not by `--port 0`, because it must stay the same over a restart. A socket that is bound to
+it and never listens reserves it, also while no broker runs; connections are refused then, as they should be.
 
-*No process is left behind*, however the tests end. The broker is the leader of a session of its own (an interrupt at
-the terminal is not for it), and its standard input is a pipe that nobody writes to: when the process that runs the
-tests is gone, by whatever signal, the kernel closes the pipe and sends the broker SIGTERM (F_SETSIG, O_ASYNC). That is
-what `python -m broker.testing` arranges before it becomes `mqttd`. PR_SET_PDEATHSIG would do so when the *thread* that
-started the broker ends, which in a test may be one of a pool.
+*No process is left behind*, however the tests end. The broker leads a session of its own (so an interrupt at the
+terminal does not reach it), and its standard input is a pipe that nobody writes to: when the process that runs the
+tests ends, by whatever signal, the kernel closes the pipe and sends the broker SIGTERM (F_SETSIG, O_ASYNC).
+`python -m broker.testing` arranges this before it becomes `mqttd`. PR_SET_PDEATHSIG would act when the *thread* that
+started the broker ends, which in a test may belong to a pool.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from typing import Any, Self
 
 HOST = "127.0.0.1"
 READY_SECONDS_MAX = 20.0
-"""A start that logs nothing for so long has failed. It takes less than a second on a free machine; this is for a loaded
-one."""
+"""A start that logs nothing for this long has failed. A start takes less than a second on an idle machine; this allows
+for a loaded one."""
 _START_SECONDS_MAX = 600.0
-"""However much it logs: one whose workers die again and again must not be waited for without end."""
+"""Limit of a start that keeps logging: a broker whose workers die again and again must not be waited for forever."""
 _LOOK_MILLISECONDS = 200
 STOP_SECONDS_MAX = 15.0
-"""Deadline of an orderly end, after which everything is killed: above `limits.stop_seconds_max`."""
+"""Deadline of an orderly stop, after which everything is killed: above `limits.stop_seconds_max`."""
 
-_DIRECTORY_BYTES_MAX = 50  # of the temporary directory: unix sockets live below it, and their paths end at 107 bytes
+_DIRECTORY_BYTES_MAX = 50  # length of the temporary directory's path: unix sockets below it have at most 107 bytes
 _WORKER_READY = re.compile(r"\bworker_ready\b.*?\bworker\W+(\d+)\b.*?\bpid\W+(\d+)")  # in logs of either format
 
 
 class BrokerFailed(Exception):
-    """The broker did not start, or ended unasked. The text has its status and its log."""
+    """The broker did not start, or ended by itself. The text has its exit status and its log."""
 
 
 def wait_until(condition: Callable[[], object], seconds: float, what: str) -> None:
@@ -64,14 +64,14 @@ def wait_until(condition: Callable[[], object], seconds: float, what: str) -> No
 
 
 def processes_of_session(session: int) -> list[int]:
-    """The processes that belong to a session (setsid) and are no zombies: a broker with everything it forked."""
+    """Return the processes of a session (setsid) that are not zombies: a broker with everything it forked."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 after_name = (entry / "stat").read_text().rpartition(")")[2].split()
             except (FileNotFoundError, ProcessLookupError):
-                continue  # it ended while we looked
+                continue  # it has ended meanwhile
             if int(after_name[3]) == session and after_name[0] != "Z":
                 found.append(int(entry.name))
     return found
@@ -80,15 +80,14 @@ def processes_of_session(session: int) -> list[int]:
 class Mqttd:
     """A broker on a free port of 127.0.0.1. It does not run before `start()`; `with` starts and closes it.
 
-    `config` is what a configuration file would say: a mapping (`{"limits": {"inflight_max": 10}}`) or the path of a
-    TOML file. Address, port, runtime directory and number of workers are those given here, and there is no admin
-    interface, whatever it says. Where nothing says `store` it is `memory`, and where nothing says `data_dir` it is a
-    directory that goes with the broker.
-    MQTTD_... variables of this process's environment are not handed on, those in `environment` are.
+    `config` is the content of a configuration file, as a mapping (`{"limits": {"inflight_max": 10}}`), or the path of a
+    TOML file. Address, port, runtime directory and number of workers given here override it, and there is no admin
+    interface. `store` defaults to `memory`, and `data_dir` to a directory that is removed with the broker.
+    MQTTD_... variables of this process's environment are not passed on, those in `environment` are.
     """
 
     ready_seconds_max = READY_SECONDS_MAX
-    """How long a start may log nothing: one that recovers or repartitions gigabytes logs its progress for minutes."""
+    """Seconds without a log line until a start fails: recovery and repartitioning log progress for minutes."""
 
     def __init__(
         self,
@@ -136,30 +135,30 @@ class Mqttd:
 
     @property
     def url(self) -> str:
-        """`mqtt://HOST:PORT`."""
+        """The broker's address as `mqtt://HOST:PORT`."""
         return f"mqtt://{self.host}:{self.port}"
 
     @property
     def address(self) -> tuple[str, int]:
-        """(host, port)."""
+        """The broker's address as (host, port)."""
         return self.host, self.port
 
     @property
     def pid(self) -> int:
-        """The supervisor's process id, which is also that of the session all its children are in."""
+        """The supervisor's process id, which is also the session id of all its children."""
         assert self._process is not None, "not started"
         return self._process.pid
 
     @property
     def logs(self) -> str:
-        """What the broker has written to standard error until now, over all its starts."""
+        """Everything that the broker has written to standard error, over all its starts."""
         return self._log.read_text(errors="replace")
 
     # -- start and end
 
     def start(self) -> Mqttd:
-        """Start it and return when every worker serves. Raises BrokerFailed; nothing runs then."""
-        __tracebackhide__ = True  # pytest shows the test that asked for it, and what the broker said
+        """Start the broker and return when every worker serves. Raises BrokerFailed; nothing runs then."""
+        __tracebackhide__ = True  # pytest shows the calling test, and the broker's output
         assert not self.alive(), "already running"
         inherited = {name: text for name, text in os.environ.items() if not name.startswith("MQTTD_")}
         with self._log.open("ab") as log:
@@ -180,7 +179,7 @@ class Mqttd:
         return self
 
     def _command(self) -> list[str]:
-        """-P: a folder `broker` in the current directory is somebody else's."""
+        """-P: a folder `broker` in the current directory is not this package."""
         command = [sys.executable, "-P", "-m", "broker.testing", "--workers", str(self.workers)]
         command += ["--host", self.host, "--port", str(self.port)]
         command += ["--runtime-dir", str(Path(self._directory.name, "run")), "--admin", "none"]
@@ -193,7 +192,7 @@ class Mqttd:
         return [*command, *self.arguments]
 
     def _says(self, key: str) -> bool:
-        """Whether arguments, environment or configuration have something for this setting."""
+        """Whether arguments, environment or configuration set this key."""
         flag = "--" + key.replace("_", "-")
         if any(each == flag or each.startswith(f"{flag}=") for each in self.arguments):
             return True
@@ -204,10 +203,10 @@ class Mqttd:
         try:
             return file is not None and key in tomllib.loads(Path(file).read_text())
         except (OSError, ValueError):
-            return False  # the broker says what is wrong with it
+            return False  # the broker reports the error
 
     def _wait_ready(self, process: subprocess.Popen[bytes]) -> None:
-        """The one line on standard output says it: `mqttd ready HOST:PORT workers=N`."""
+        """Wait for the one line on standard output: `mqttd ready HOST:PORT workers=N`."""
         __tracebackhide__ = True
         assert process.stdout is not None
         poll = select.poll()
@@ -233,11 +232,11 @@ class Mqttd:
         assert line.split()[:2] == [b"mqttd", b"ready"], line
 
     def alive(self) -> bool:
-        """Whether the supervisor runs."""
+        """Whether the supervisor is running."""
         return self._process is not None and self._process.poll() is None
 
     def stop(self, with_signal: int = signal.SIGTERM) -> int:
-        """End it as an operator would; the exit status (0: in order). TimeoutError when a process was left behind."""
+        """Stop the broker as an operator would; return its exit status (0: orderly). TimeoutError: one is left."""
         assert self._process is not None, "not started"
         self._stopped = True
         try:
@@ -250,14 +249,14 @@ class Mqttd:
         return status
 
     def restart(self) -> None:
-        """Stop, and start on the same port. Whatever is in memory only is lost: with `--store memory`, everything."""
+        """Stop, and start on the same port. State in memory is lost: with `--store memory`, everything."""
         status = self.stop()
         if status:
             raise BrokerFailed(f"mqttd ended with status {status}:\n{self.logs}")
         self.start()
 
     def kill(self) -> None:
-        """SIGKILL for every process of it that is still there."""
+        """Send SIGKILL to all of its processes."""
         if self._process is None:
             return
         self._stopped = True
@@ -267,12 +266,12 @@ class Mqttd:
             except ProcessLookupError:
                 continue
         self._process.wait(STOP_SECONDS_MAX)
-        for stream in (self._process.stdin, self._process.stdout):  # not before: its end would be a second SIGTERM
+        for stream in (self._process.stdin, self._process.stdout):  # not before: closing stdin sends another SIGTERM
             if stream is not None:
                 stream.close()
 
     def close(self) -> None:
-        """Stop it if it runs, remove its files, give the port back. BrokerFailed if it ended unasked or badly."""
+        """Stop the broker if it runs, remove its files, release the port. BrokerFailed: it ended by itself or badly."""
         try:
             if self._process is not None and not self._stopped:
                 unasked = not self.alive()
@@ -284,22 +283,22 @@ class Mqttd:
             self.forget()
 
     def forget(self) -> None:
-        """Remove its files and give the port back."""
+        """Remove its files and release the port."""
         self._directory.cleanup()
         self._reserved.close()
 
     # -- its processes
 
     def processes(self) -> list[int]:
-        """Supervisor and everything it forked."""
+        """Return the supervisor and everything it forked."""
         return processes_of_session(self.pid)
 
     def worker_pids(self) -> dict[int, int]:
-        """Process ids of the workers by index, from their titles."""
+        """Return the process ids of the workers by index, read from their titles."""
         found = {}
         for pid in self.processes():
             try:
-                # a title that is being written may still have something of the former one behind it
+                # while a title is being written, the end of the former one may still follow it
                 title = Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0]
             except (FileNotFoundError, ProcessLookupError):
                 continue
@@ -308,7 +307,7 @@ class Mqttd:
         return found
 
     def kill_worker(self, index: int) -> None:
-        """SIGKILL for one worker; return when its successor serves (the log says so, at level info or debug)."""
+        """Kill one worker (SIGKILL); return when its successor serves (as logged, at level info or debug)."""
         former = self.worker_pids()[index]
         os.kill(former, signal.SIGKILL)
 
@@ -320,7 +319,7 @@ class Mqttd:
 
 
 def _toml(value: object) -> str:
-    """A value of a configuration file. What JSON writes is TOML, but for tables, null and what is no number."""
+    """Return a value as TOML. JSON is TOML, except for tables, null and NaN or infinity."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_toml(key)} = {_toml(each)}" for key, each in value.items()) + "}"
     if isinstance(value, list | tuple):
@@ -333,20 +332,20 @@ def _toml(value: object) -> str:
 
 
 def _python_path() -> str:
-    """Where this very package is found, before anything else: it may run from a source tree."""
+    """Put the directory of this package first: it may run from a source tree."""
     own = str(Path(__file__).resolve().parent.parent)
     return os.pathsep.join([own, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _end_with_whoever_holds_the_pipe() -> None:
-    """SIGTERM for this process when the other end of its standard input is closed."""
+    """Send this process SIGTERM when the other end of its standard input is closed."""
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(0, fcntl.F_SETSIG, signal.SIGTERM)
     fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
     hung_up = select.poll()
     hung_up.register(0, 0)
     if hung_up.poll(0):
-        raise SystemExit("mqttd: whoever started this broker is gone")
+        raise SystemExit("mqttd: the process that started this broker is gone")
 
 
 if __name__ == "__main__":

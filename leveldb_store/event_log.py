@@ -1,14 +1,14 @@
-"""Events on the disk (family E): taken from the loop's thread, deleted from the front by the writer's.
+"""Events on the disk (family E): appended by the loop's thread, deleted from the front by the writer's.
 
-Nobody waits for an event. What is recorded gathers in a write batch of its own, which goes with the next batch of the
-store; if none leaves, with `EventLog.take`, which the loop calls once a second. So an event costs no commit, and no
+Nobody waits for an event. Recorded events gather in a write batch of their own, which is written with the next batch of
+the store; without one, by `EventLog.take`, which the loop calls once a second. So an event costs no commit, and no
 answer to a client waits for one.
 
-The store holds at most so many bytes of them: an event says how many bytes were recorded before it, so what is held is
-a subtraction, after a crash, too, and nothing has to be counted at a start. `EventTrimmer` deletes a sixteenth of the
-bound when that is passed, in slices between commits. A record of its own says up to where, because LevelDB walks over
-deleted keys one by one. When an eighth of the bound was deleted, the table files it lay in are compacted, in a thread:
-only then is the room given back.
+Their size in the store is bounded: an event has the number of bytes recorded before it, so the size is a subtraction,
+after a crash, too, and nothing has to be counted at a start. `EventTrimmer` deletes a sixteenth of the bound when it is
+exceeded, in slices between commits. A record of its own has the last deleted number, because LevelDB walks over deleted
+keys one by one. When an eighth of the bound was deleted, its tables are compacted, in a thread: only then is the space
+released.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from leveldb_store.format.events import KEY_BYTES, event_key, key_number, split_
 
 __all__ = ["EventLog", "EventTrimmer"]
 
-FREED_SHARE: Final = 16  # of the bound: deleted at once, so that not each event deletes one
-COMPACTED_SHARE: Final = 8  # of the bound: worth a compaction
+FREED_SHARE: Final = 16  # fraction of the bound deleted at once, so that not each event deletes one
+COMPACTED_SHARE: Final = 8  # fraction of the bound worth a compaction
 PAGE_EVENTS_MAX: Final = 256
 LOOK_SECONDS: Final = 1.0
 HIGHEST: Final = 2**64 - 1
 
 
 class EventLog:
-    """The loop's end of it. What cannot be read is passed over."""
+    """The loop's side of the events. Unreadable ones are skipped."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self.deleted = self._find_deleted()
-        """Number of the last one that is deleted."""
+        """Number of the last deleted event."""
         self.last = self.deleted
         """The highest number."""
         self.begin = self.end = 0
-        """Bytes that were recorded before the first that is there, and with the last."""
+        """Running bytes before the first existing event, and with the last one."""
         key, value = last_of(database.db, schema.EVENT, _BEHIND)
         behind = 0
-        while key:  # of those that are damaged only the bytes are known
+        while key:  # of damaged events only the bytes are known
             behind += len(key) + len(value)
             with contextlib.suppress(schema.SchemaError):
                 self.last = max(self.last, key_number(key))
@@ -63,10 +63,10 @@ class EventLog:
         with contextlib.suppress(schema.SchemaError, plyvel.CorruptionError):
             value = self._database.get(schema.EVENTS_DELETED)
             return 0 if value is None else schema.decode_u64(value)
-        return 0  # the first one that is there is found all the same, only later
+        return 0  # the first existing event is found all the same, only later
 
     def put(self, number: int, event: bytes) -> None:
-        """Record one. `event`: its value without the bytes before it."""
+        """Record an event. `event`: its value without the count of bytes before it."""
         batch = self._batch
         if batch is None:
             batch = self._batch = self._database.batch()
@@ -76,13 +76,13 @@ class EventLog:
         self.last = number
 
     def take(self) -> WriteBatch | None:
-        """What is recorded and was not taken yet, up to `end`; None: nothing."""
+        """Return recorded events that were not taken yet, up to `end`; None: there are none."""
         batch, self._batch = self._batch, None
         return batch
 
     def page(self, after: int, bytes_max: int) -> tuple[list[tuple[int, bytes]], bool]:
-        """(number, value) of events behind number `after`, oldest first: at least one if there is one, up to
-        `bytes_max` and PAGE_EVENTS_MAX; and whether these are all that are written.
+        """Return (number, value) of events behind number `after`, oldest first: at least one if there is one, up to
+        `bytes_max` and PAGE_EVENTS_MAX; and whether these are all written ones.
         """
         events: list[tuple[int, bytes]] = []
         left = bytes_max
@@ -99,36 +99,36 @@ class EventLog:
 
 
 class EventTrimmer:
-    """The writer's end of it: keeps what is held below `bytes_max`."""
+    """The writer's side of the events: keeps their size below `bytes_max`."""
 
     def __init__(self, database: Database, log: EventLog, bytes_max: int) -> None:
         self._database = database
         self._log = log
         self._bytes_max = bytes_max
         self._begin = log.begin
-        self._end = log.end  # of what is written
+        self._end = log.end  # running bytes with the last written event
         self._deleted = log.deleted
-        self._is_broken = False  # some cannot be read: what LevelDB merges ends there with an error
-        self._freed = 0  # bytes, since the last compaction
-        self._target = 0  # while something is being deleted: up to here
+        self._is_broken = False  # some cannot be read: a compaction ends there with an error
+        self._freed = 0  # bytes deleted since the last compaction
+        self._target = 0  # running bytes up to which a deletion in progress goes
         self._thread: threading.Thread | None = None
 
     @property
     def held(self) -> int:
-        """Bytes that are written and not deleted."""
+        """Return the bytes that are written and not deleted."""
         return self._end - self._begin
 
     def written(self, end: int) -> None:
-        """Everything that was recorded up to there is written."""
+        """Note that everything recorded up to there is written."""
         self._end = end
 
     @property
     def is_due(self) -> bool:
-        """Whether something is to be deleted."""
+        """Whether events must be deleted."""
         return self._target > self._begin or self.held > self._bytes_max
 
     def delete(self, batch: plyvel.WriteBatch, left: int) -> int:
-        """Put the deletion of at most `left` events there; returns how many more there may be. plyvel.Error."""
+        """Put the deletion of at most `left` events into the batch; return how many more are allowed. plyvel.Error."""
         self._target = max(self._target, self._end - self._bytes_max + self._bytes_max // FREED_SHARE)
         begin = self._begin
         records = Readable(self._database.db, event_key(self._deleted + 1), _BEHIND)
@@ -137,9 +137,9 @@ class EventTrimmer:
                 key, value = records.next()
                 self._is_broken |= records.error is not None
                 if not key:
-                    self._begin = self._end  # what came since is not written yet
+                    self._begin = self._end  # later events are not written yet
                     break
-                # one that is damaged, or says what cannot be, goes with those before it
+                # a damaged event, or one with impossible counts, is deleted with those before it
                 before = int.from_bytes(value[: schema.U64.size], "little")
                 is_damaged = len(value) < schema.U64.size or not begin <= before <= self._end
                 if left <= 0 or (before >= self._target and not is_damaged):
@@ -157,11 +157,11 @@ class EventTrimmer:
 
     @property
     def waits(self) -> float | None:
-        """Seconds until it should be looked at again, though nothing is written; None: there is no reason to."""
+        """Return the seconds until `look` should be called even if nothing is written; None: not at all."""
         return LOOK_SECONDS if self._freed >= self._bytes_max // COMPACTED_SHARE else None
 
     def look(self) -> None:
-        """Give the room back, if it is worth it, and nothing is being compacted."""
+        """Release the space, if it is worth it, and no compaction is running."""
         if self.waits is None or (self._thread is not None and self._thread.is_alive()):
             return
         self._freed = 0
@@ -174,12 +174,12 @@ class EventTrimmer:
         self._thread.start()
 
     def join(self) -> None:
-        """Wait until nothing is being compacted: before the database is closed."""
+        """Wait until no compaction is running: before the database is closed."""
         if self._thread is not None:
             self._thread.join()
 
     def _compact(self, up_to: int) -> None:
-        # what goes wrong in it is LevelDB's own to remember: the next write fails with it
+        # LevelDB itself remembers an error: the next write fails with it
         with contextlib.suppress(plyvel.Error):
             self._database.db.compact_range(start=event_key(0), stop=event_key(up_to))
 

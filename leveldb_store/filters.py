@@ -1,5 +1,5 @@
-"""Topic Filters against Topic Filters [MQTT-4.7]: whether one has all topics of another, or any. Valid ones, without
-$share; what is asked per message is in `pyx.protocol.topics`.
+"""Comparison of Topic Filters [MQTT-4.7]: whether one covers another, or overlaps it. For valid ones without $share;
+matching per message is in `pyx.protocol.topics`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ __all__ = ["covers", "overlaps"]
 
 
 def covers(wide: bytes, narrow: bytes) -> bool:
-    """Whether every topic that `narrow` matches is matched by `wide`."""
+    """Return whether every topic that `narrow` matches is matched by `wide`."""
     wide_levels, narrow_levels = wide.split(b"/"), narrow.split(b"/")
     if wide_levels[0] in (b"#", b"+") and narrow_levels[0][:1] == b"$":  # [MQTT-4.7.2-1]
         return False
@@ -24,7 +24,7 @@ def covers(wide: bytes, narrow: bytes) -> bool:
 
 
 def overlaps(one: bytes, other: bytes) -> bool:
-    """Whether some topic is matched by both."""
+    """Return whether some topic is matched by both."""
     first, second = one.split(b"/"), other.split(b"/")
     for levels, others in ((first, second), (second, first)):
         if levels[0] in (b"#", b"+") and others[0][:1] == b"$":  # [MQTT-4.7.2-1]

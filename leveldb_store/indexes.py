@@ -1,10 +1,10 @@
-"""The indexes of the log: where each ends and begins, what of it nobody needs, and its tail, which is in memory.
+"""The indexes of the log: their ends, their dropped spans, and their tails, which are in memory.
 
-Of an index three things are known: its running counts (messages and bytes of all that was ever appended), its low-water
-mark (nobody needs what is at or before it) with the running counts there, and the *spans* behind it that nobody needs
-(what sessions with full queues dropped). A backlog is a subtraction. All that is read from the disk when the index is
-first used after the start: a start costs one key per index. Memory grows with the number of indexes, never with what
-they hold.
+Three things are known of an index: its running counts (messages and bytes of all ever appended), its low-water mark
+(entries at or before it are not needed) with the running counts there, and the dropped *spans* behind it (entries that
+sessions with full queues dropped). A backlog is a subtraction. All of that is read from the disk when the index is
+first used after the start: a start costs one key per index. Memory grows with the number of indexes, never with their
+contents.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from pyx.storage.stored import block_messages, pack_part, part_ends, part_runnin
 
 __all__ = ["Found", "IndexState", "Indexes", "find"]
 
-SPANS_MAX: Final = 4096  # dropped parts of an index that is not trimmed: each costs whenever the index is asked
+SPANS_MAX: Final = 4096  # dropped spans of an index that is not trimmed: each costs time on every use of the index
 BLOCK_POSITIONS_MAX: Final = 1 << 32  # a block counts its messages in 32 bits
 
 T = TypeVar("T")
 
 
 class Found(NamedTuple):
-    """What a database has of a log."""
+    """The state of a log found in a database."""
 
     numbers: dict[bytes, int]
-    """Of each index, by name."""
+    """Number of each index, by name."""
     gone: list[int]
-    """Those of which something is left that nobody needs."""
+    """Numbers of indexes that are not needed but not completely deleted."""
     highest: int
     """The highest number that an index has or had."""
     last_position: int
-    """The highest position that was given."""
+    """The highest position given out."""
     unread: list[tuple[bytes, bytes, str]]
-    """(key, value, what is wrong) of records that nobody can read."""
+    """(key, value, error) of unreadable records."""
 
 
 class IndexState:
-    """One index: where it ends, where it begins, and its tail."""
+    """One index: its end, its beginning, and its tail."""
 
     __slots__ = (
         "bytes",
@@ -70,16 +70,16 @@ class IndexState:
         self.tail = Index()
         self.tail_after = 0  # everything behind this position is in the tail
         self.last = 0  # position of the last message
-        self.messages = 0  # running counts up to and with it
+        self.messages = 0  # running counts up to and including it
         self.bytes = 0
-        self.low = 0  # nobody needs what is at or before this position
-        self.low_messages = 0  # running counts up to and with it
+        self.low = 0  # entries at or before this position are not needed
+        self.low_messages = 0  # running counts up to and including it
         self.low_bytes = 0
         self.spans: list[Span] = []  # rising; each begins at or behind `low`
 
 
 class Indexes:
-    """Of one store. `deleted_up_to`: of each number the position up to which the writer deletes."""
+    """The indexes of one store. `deleted_up_to`: for each number the position up to which the writer deletes."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Indexes:
         deleted_up_to: dict[int, int],
         say: Callable[[str], None],
     ) -> None:
-        # number of an index that was not used since the start, or what is known of it
+        # number of an index not used since the start, or its loaded state
         self._logs: dict[bytes, IndexState | int] = dict(found.numbers)
         self._next_number = 1 + found.highest
         self._database = database
@@ -99,15 +99,15 @@ class Indexes:
         self._deleted_up_to = deleted_up_to
         self._say = say
         self.messages = 0
-        """That somebody may need, of the indexes that were used since the start."""
+        """(entries, bytes) that are needed, of the indexes used since the start."""
         self.bytes = 0
 
     def names(self) -> Iterable[bytes]:
-        """See the contract."""
+        """Implements Store."""
         return list(self._logs)
 
     def get(self, name: bytes) -> IndexState | None:
-        """The index; None: there is none. Raises StoreError."""
+        """Return the index, or None. Raises StoreError."""
         found = self._logs.get(name)
         if isinstance(found, int):
             try:
@@ -118,7 +118,7 @@ class Indexes:
         return found
 
     def append(self, parts: Sequence[tuple[bytes, Batch]], block: int, listing: int) -> list[IndexState]:
-        """What indexes get of the block that begins at this position, of which `listing` of them get something."""
+        """Append a block's parts: `block` is its first position, `listing` the number of indexes that list it."""
         records, work = self._batch.begin(), self._batch.work
         logs = []
         for name, added in parts:
@@ -140,14 +140,14 @@ class Indexes:
         log = self._logs[name] = IndexState(self._next_number)
         self._next_number += 1
         records.put(schema.name_key(name), schema.U32.pack(log.number))
-        # a power cut must not take the name away and leave what is behind it under a number that is given again
+        # a power cut must not remove the name and leave its parts under a number that is given out again
         self._batch.work.is_synced = True
         return log
 
     # ------------------------------------------------------------ reading
 
     def read(self, index: bytes, after: int, bytes_max: int) -> Batch:
-        """See the contract."""
+        """Implements Store."""
         log = self.get(index)
         if log is None:
             return Batch()
@@ -166,16 +166,16 @@ class Indexes:
                 batch = without(batch, [(span.after, span.up_to) for span in log.spans])
             if batch.count or reached >= log.last:
                 return batch
-            # nothing that anybody needs, or nothing that can be read: on behind it
+            # no entries that are needed, or that can be read: continue behind them
             after = reached if reached > after else log.tail_after
 
     def backlog(self, index: bytes, after: int) -> tuple[int, int]:
-        """See the contract."""
+        """Implements Store."""
         log = self.get(index)
         return (0, 0) if log is None else self._behind(log, after)
 
     def position_of_last(self, index: bytes, messages: int, bytes_max: int) -> int:
-        """See the contract."""
+        """Implements Store."""
         log = self.get(index)
         if log is None:
             return 0
@@ -197,11 +197,11 @@ class Indexes:
     # ------------------------------------------------------------ forgetting
 
     def trim(self, index: bytes, up_to: int) -> None:
-        """See the contract."""
+        """Implements Store."""
         log = self.get(index)
         if log is None:
             return
-        up_to = min(up_to, log.last)  # an index in which nothing happens costs nothing
+        up_to = min(up_to, log.last)  # an unused index costs nothing
         if up_to <= log.low:
             return
         before = self._behind(log, log.low)
@@ -218,7 +218,7 @@ class Indexes:
         self._batch.hand_over_own()
 
     def drop(self, index: bytes, after: int, up_to: int) -> None:
-        """See the contract."""
+        """Implements Store."""
         log = self.get(index)
         if log is None:
             return
@@ -226,7 +226,7 @@ class Indexes:
         if after <= log.low:
             self.trim(index, up_to)
             return
-        # one span with those that it touches
+        # merged with the spans that it touches
         first = bisect.bisect_left(log.spans, after, key=lambda span: span.up_to)
         last = bisect.bisect_right(log.spans, up_to, key=lambda span: span.after)
         touched = log.spans[first:last]
@@ -244,12 +244,12 @@ class Indexes:
         self._set_spans(log, [*log.spans[:first], Span(begin, end, *here, *there), *log.spans[last:]])
         self._count(before, self._behind(log, log.low))
         if touched and touched[0].after == begin:
-            begin = min(touched[0].up_to, end)  # up to there it is deleted already
+            begin = min(touched[0].up_to, end)  # everything up to there is deleted already
         self._batch.work.dropped.append((log.number, begin, end))
         self._batch.hand_over_own()
 
     def forget(self, index: bytes) -> None:
-        """See the contract."""
+        """Implements Store."""
         found = self._logs.get(index)
         if found is None:
             return
@@ -265,10 +265,10 @@ class Indexes:
         self._batch.work.gone.append(number)
         self._batch.hand_over_own()
 
-    # ------------------------------------------------------------ what is known of one
+    # ------------------------------------------------------------ loading
 
     def _load(self, number: int) -> IndexState:
-        # from its first and last part; counts of what is deleted between cancel out
+        # from its first and last part; counts of entries deleted between them cancel out
         log = IndexState(number)
         spend(2 * SOUGHT)
         log.low = self._known(schema.trimmed_key(number), self._low_of) or 0
@@ -297,8 +297,8 @@ class Indexes:
         return log
 
     def _known(self, key: bytes, decoded: Callable[[bytes], T]) -> T | None:
-        # what a record says of an index. One that cannot be read is set aside, and is as good as none: what nobody
-        # needs any more is met once more
+        # reads a record about an index. An unreadable one is set aside, and treated as missing: entries that are not
+        # needed are then met once more
         value = self._database.get(key)
         if value is None:
             return None
@@ -325,7 +325,7 @@ class Indexes:
         return spans
 
     def _running(self, log: IndexState, position: int) -> tuple[int, int]:
-        # (messages, bytes) of all that was ever appended up to and with `position`, which lies in no span
+        # (messages, bytes) of all ever appended up to and including `position`, which is in no span
         if position >= log.last:
             return log.messages, log.bytes
         if position <= log.low:
@@ -341,7 +341,7 @@ class Indexes:
         return found
 
     def _behind(self, log: IndexState, after: int) -> tuple[int, int]:
-        # (messages, bytes) behind `after` that somebody may need
+        # (messages, bytes) behind `after` that are needed
         if after >= log.last:
             return 0, 0
         spend(INDEXED + len(log.spans) * STEP // 4)
@@ -357,8 +357,8 @@ class Indexes:
         return messages, size
 
     def _set_spans(self, log: IndexState, spans: list[Span]) -> None:
-        # The low-water mark goes with them, as a span from the beginning: parts of a span that it has passed are
-        # deleted, those before may not be yet, and their counts must fit together after a crash, too
+        # The low-water mark is stored with them, as a span from the beginning: the parts of a span that it has passed
+        # are deleted, those before may not be yet, and their counts must match after a crash, too
         log.spans = spans
         spend((1 + len(spans)) * STEP)
         passed = [Span(0, log.low, 0, 0, log.low_messages, log.low_bytes)] if log.low else []
@@ -370,7 +370,7 @@ class Indexes:
 
 
 def find(database: Database) -> Found:
-    """What is there before anything is used. Raises plyvel.Error."""
+    """Find the state of the log, before anything is used. Raises plyvel.Error."""
     unread: list[tuple[bytes, bytes, str]] = []
     numbers: dict[bytes, int] = {}
     for key, value in database.scan(schema.NAME):
@@ -378,7 +378,7 @@ def find(database: Database) -> Found:
             numbers[key[1:]] = schema.decode_u32(value)
         except schema.SchemaError as error:
             unread.append((key, value, str(error)))
-    # a part may have a number of which the name cannot be read
+    # a part may have a number whose name record is unreadable
     with database.db.iterator(prefix=schema.PART, reverse=True, include_value=False, verify_checksums=True) as parts:
         of_parts = [schema.key_number(key) for key in itertools.islice(parts, 1)]
     gone = [schema.key_number(key) for key, _ in database.scan(schema.GONE)]
@@ -387,7 +387,7 @@ def find(database: Database) -> Found:
 
 
 def _last_position(database: Database, unread: list[tuple[bytes, bytes, str]]) -> int:
-    # the highest that was given
+    # the highest position given out
     last = 0
     value = database.get(schema.POSITION)
     if value is not None:
@@ -400,6 +400,6 @@ def _last_position(database: Database, unread: list[tuple[bytes, bytes, str]]) -
             first = schema.key_position(key)
             try:
                 last = max(last, first + block_messages(block) - 1)
-            except ValueError:  # it is left out when it is read; no position of it may be given again
+            except ValueError:  # it is skipped when it is read; none of its positions may be given out again
                 last = max(last, first + BLOCK_POSITIONS_MAX)
     return last

@@ -1,7 +1,7 @@
-"""The store without a disk: the same contract, in memory. What it holds is lost with its worker.
+"""The store without a disk: the same contract, in memory. Its contents are lost with its worker.
 
-A message is held once, by reference, however many indexes list it; it is gone when the last index, window and outbox
-that wants it has let go.
+A message is held once, by reference, however many indexes list it; it is freed when the last index, window and outbox
+that needs it has released it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class MemoryStore:
         self._nothing = Index()
 
     def append(self, block: Block, most: int = 0) -> int:
-        """See the contract."""
+        """Implements Store."""
         indexes = self._indexes
         for name, batch in block.batches(most):
             index = indexes.get(name)
@@ -49,61 +49,61 @@ class MemoryStore:
         return self._ticket + 1
 
     def append_archived(self) -> None:
-        """There is no archive."""
+        """Do nothing: there is no archive."""
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Nothing is kept: what a record says is in its worker's memory anyway."""
+        """Do nothing: records repeat what the worker has in memory anyway."""
 
     def delete(self, key: bytes) -> None:
-        """See `put`."""
+        """Do nothing, as `put`."""
 
     def flush(self, sync: bool = True) -> int:  # noqa: ARG002
-        """See the contract."""
+        """Implements Store."""
         if self._gathered:
             self._gathered = False
             self._ticket += 1
         return self._ticket
 
     def carry(self, moment: Callable[[], bytes]) -> None:
-        """See `put`."""
+        """Do nothing, as `put`."""
 
     def record(self, number: int, event: bytes) -> None:
-        """Nothing is kept."""
+        """Do nothing: events are not kept."""
 
     def pass_on(self) -> None:
-        """See `record`."""
+        """Do nothing, as `record`."""
 
     @property
     def last_event(self) -> int:
-        """None."""
+        """Return 0: there are no events."""
         return 0
 
     def events(self, after: int, bytes_max: int) -> tuple[list[tuple[int, bytes]], bool]:  # noqa: ARG002
-        """None."""
+        """Return no events."""
         return [], True
 
     def events_bytes(self) -> int:
-        """Nothing."""
+        """Return 0."""
         return 0
 
     def fileno(self) -> int:
-        """There is nothing to wait for."""
+        """Return -1: there is nothing to wait for."""
         return -1
 
     def collect(self) -> int:
-        """See the contract."""
+        """Implements Store."""
         return self._ticket
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:  # noqa: ARG002
-        """No records."""
+        """Yield no records."""
         return iter(())
 
     def names(self) -> Iterable[bytes]:
-        """See the contract."""
+        """Implements Store."""
         return list(self._indexes)
 
     def messages_at(self, positions: Iterable[int]) -> dict[int, Message]:
-        """See the contract: found by looking through all indexes, for tests."""
+        """Implements Store: searches all indexes, for tests."""
         found: dict[int, Message] = {}
         for position in positions:
             for index in self._indexes.values():
@@ -111,19 +111,19 @@ class MemoryStore:
         return found
 
     def read(self, index: bytes, after: int, bytes_max: int) -> Batch:
-        """See the contract."""
+        """Implements Store."""
         return self._indexes.get(index, self._nothing).read(after, bytes_max)
 
     def backlog(self, index: bytes, after: int) -> tuple[int, int]:
-        """See the contract."""
+        """Implements Store."""
         return self._indexes.get(index, self._nothing).backlog(after)
 
     def position_of_last(self, index: bytes, messages: int, bytes_max: int) -> int:
-        """See the contract."""
+        """Implements Store."""
         return self._indexes.get(index, self._nothing).position_of_last(messages, bytes_max)
 
     def trim(self, index: bytes, up_to: int) -> None:
-        """See the contract."""
+        """Implements Store."""
         held = self._indexes.get(index)
         if held is not None:
             self._without(held)
@@ -131,7 +131,7 @@ class MemoryStore:
             self._with(held)
 
     def drop(self, index: bytes, after: int, up_to: int) -> None:
-        """See the contract."""
+        """Implements Store."""
         held = self._indexes.get(index)
         if held is not None:
             self._without(held)
@@ -139,21 +139,21 @@ class MemoryStore:
             self._with(held)
 
     def forget(self, index: bytes) -> None:
-        """See the contract."""
+        """Implements Store."""
         held = self._indexes.pop(index, None)
         if held is not None:
             self._without(held)
 
     def held(self) -> tuple[int, int]:
-        """See the contract."""
+        """Implements Store."""
         return self._messages, self._bytes
 
     def reads(self) -> tuple[int, int, int]:
-        """See the contract: nothing is anywhere else."""
+        """Implements Store: all messages are in memory."""
         return 0, 0, 0
 
     def messages_held(self) -> int:
-        """Index entries in all, counted anew: for tests."""
+        """Return the number of all index entries, counted anew: for tests."""
         return sum(len(index) for index in self._indexes.values())
 
     def _without(self, index: Index) -> None:
@@ -167,4 +167,4 @@ class MemoryStore:
         self._bytes += size
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is nothing to close."""

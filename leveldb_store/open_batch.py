@@ -1,6 +1,6 @@
-"""The batch that is being gathered, until `flush` closes it and the writer has it.
+"""The open batch: gathers records until `flush` closes it and the writer takes it.
 
-While the disk refuses, what is gathered waits, of each record its last value: so it does not grow with time.
+While the disk refuses writes, only the last value of each record is kept: so the batch does not grow with time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Held", "OpenBatch"]
 
 
 class Held:
-    """What is to be written while the disk refuses."""
+    """Records gathered while the disk refuses writes."""
 
     def __init__(self) -> None:
         self._records: dict[bytes, bytes | None] = {}
@@ -39,7 +39,7 @@ class Held:
         self._records[key] = value
 
     def into(self, batch: WriteBatch) -> None:
-        """Put all of it there."""
+        """Put all of it into `batch`."""
         for key, value in self._records.items():
             if value is None:
                 batch.delete(key)
@@ -48,7 +48,7 @@ class Held:
 
 
 class OpenBatch:
-    """Of one store. `last_position`: the highest that was ever given; `fsync`: whether anything is synced."""
+    """The open batch of one store. `last_position`: the highest given out; `fsync`: whether anything is synced."""
 
     def __init__(self, database: Database, writer: Writer, events: EventLog, last_position: int, fsync: bool) -> None:
         self._database = database
@@ -56,25 +56,25 @@ class OpenBatch:
         self._events = events
         self.last_position = last_position
         self.work = Work()
-        """What goes along."""
+        """The work handed over with it."""
         self.ticket = 0
-        """Of the last one that `flush` has closed."""
+        """Ticket of the last batch that `flush` has closed."""
         self.is_partial = False
-        """A block is there in part: `flush` waits for the rest."""
+        """Whether a block is partly appended: `flush` waits for the rest."""
         self._is_due = False
         self._moment: Callable[[], bytes] | None = None
-        self._held: Held | None = None  # the batch that is being gathered while the disk refuses
-        self._is_held = False  # it waits, with all else of `work`, until the disk takes something again
+        self._held: Held | None = None  # the open batch while the disk refuses writes
+        self._is_held = False  # it waits, with all else of `work`, until the disk accepts writes again
         self._fsync = fsync
-        self._is_any_loose = False  # was anything flushed that a power cut may take away
+        self._is_any_loose = False  # whether anything flushed may be lost in a power cut
 
     def begin(self) -> WriteBatch | Held:
-        """Where records are put and deleted that `flush` is to have written."""
+        """Return the batch for records that `flush` must write."""
         self._is_due = True
         return self.records()
 
     def records(self) -> WriteBatch | Held:
-        """Where records are put and deleted that are no reason for a flush."""
+        """Return the batch for records that do not require a flush."""
         if self._held is not None:
             return self._held
         batch = self.work.batch
@@ -87,23 +87,23 @@ class OpenBatch:
 
     @property
     def unwritten(self) -> int:
-        """Bytes that are gathered, or that the writer has and has not written."""
+        """Bytes of keys and values in the open batch and in the writer's queue."""
         return self._writer.unwritten + (self.work.size if self._held is None else self._held.size)
 
     def put(self, key: bytes, value: bytes) -> None:
-        """See the contract."""
+        """Implements Store."""
         self._is_due = True
         self.work.size += len(key) + len(value)
         self.records().put(key, value)
 
     def delete(self, key: bytes) -> None:
-        """See the contract."""
+        """Implements Store."""
         self._is_due = True
         self.work.size += len(key)
         self.records().delete(key)
 
     def flush(self, sync: bool = True) -> int:
-        """See the contract."""
+        """Implements Store."""
         if self._is_due and not self.is_partial:
             self._is_due = False
             self.ticket += 1
@@ -113,19 +113,19 @@ class OpenBatch:
             self.work.is_synced |= self._fsync and sync
             self._is_any_loose |= not (self._fsync and sync)
             if self._is_any_loose:
-                # a power cut may leave this batch and not those before it: positions that records name are never
-                # given again all the same
+                # a power cut may leave this batch and not those before it: even so, positions that records refer to are
+                # never given out again
                 self.records().put(schema.POSITION, schema.U64.pack(self.last_position))
             self._add_events()
             self.hand_over()
         return self.ticket
 
     def carry(self, moment: Callable[[], bytes]) -> None:
-        """See the contract. Of batches that are written as one the last one's is written."""
+        """Implements Store. Of batches written as one, only the last one's is stored."""
         self._moment = moment
 
     def pass_on(self) -> None:
-        """See the contract. As safe as all else: of records that nobody synced a power cut may leave the later ones,
+        """Implements Store. Synced like everything else: of unsynced records a power cut may leave the later ones,
         which looks like damage (`leveldb_store.engine.wal`).
         """
         if not self._is_due and self._add_events():
@@ -133,13 +133,13 @@ class OpenBatch:
             self.hand_over()
 
     def _add_events(self) -> bool:
-        # to what is being gathered, unless others wait there for the disk to take something again
+        # to the open batch, unless earlier ones wait for the disk to accept writes again
         if self.work.events is None:
             self.work.events, self.work.events_end = self._events.take(), self._events.end
         return self.work.events is not None
 
     def hand_over(self, at_once: bool = False) -> None:
-        """The writer has it, as soon as the disk takes something (`at_once`: even so); another one is open."""
+        """Pass the batch to the writer, once the disk accepts writes (`at_once`: regardless), and open another one."""
         self.work.last_position = self.last_position
         if self.work.batch is None and self._writer.failed is not None and not at_once:
             self._is_held = True
@@ -154,17 +154,17 @@ class OpenBatch:
         self.work = Work()
 
     def hand_over_own(self) -> None:
-        """What nobody waits for goes with the tick's batch, or at once if there is none."""
+        """Write records that nobody waits for, with the tick's batch, or at once if there is none."""
         if not self._is_due:
             self.hand_over()
 
     def go_on(self) -> None:
-        """The disk may take something again: what was kept back is handed over, unless `flush` does it."""
+        """Hand over what was held back, now that the disk may accept writes again, unless `flush` does it."""
         if self._is_held and not self._is_due:
             self.hand_over()
 
     def close(self) -> None:
-        """Nothing is kept back."""
+        """Hand over everything held back."""
         if self._is_due:
             self.flush()
         self.pass_on()

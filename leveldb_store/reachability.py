@@ -1,20 +1,20 @@
-"""What lies in a store and belongs to nothing that lives: an independent reader of its keys.
+"""Search for unreachable records in a store, which belong to nothing that exists: an independent reader of its keys.
 
-The broker deletes a record together with what it belonged to, in one batch. Whatever is found here was left behind by
-a defect, or by an earlier release: it takes room for ever, or comes back to a later session of the same client.
+The broker deletes a record together with its owner, in one batch. Any record found here was left behind by a defect, or
+by an earlier release: it takes room forever, or reappears in a later session of the same client.
 
     subscription, window, a page of it,
         queued message, replay                      of a client without a session
-    queued message                                  from before its session was made
-    message of its own record                       that is queued for no session
+    queued message                                  older than its session
+    message with a record of its own                that is queued for no session
     will                                            that waits for its delay, of a client without a session
-    part, trim and spans of an index                whose number no index has, and none that is being deleted
-    block                                           that no part lists, or that waits for more parts than there are
-    count of a block                                that is not there
-    hand-off log, link position                     of a worker that there is not
+    part, trim and spans of an index                with a number that no index has, nor one being deleted
+    block                                           that no part lists, or that waits for more parts than exist
+    count of a block                                that does not exist
+    hand-off log, link position                     of a worker that does not exist
 
-Not meant are the indexes of filters that nobody has subscribed to: sessions that do not last have them too, they are
-forgotten within seconds, and those of a worker that was killed when the next one begins.
+Indexes of filters without a subscription are not reported: sessions that do not last have them too; they are forgotten
+within seconds, and those of a worker that was killed when the next one begins.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from pyx.core.peer import is_sibling
 __all__ = ["Stray", "unreachable"]
 
 _NUMBER_WORKER_BITS: Final = 8
-"""Of a message number, below its microseconds: the worker that gave it."""
+"""The low byte of a message number: the worker that gave it out."""
 _DRAWN: Final = 64
-"""As a worker's number, or above: another number of workers was set up, and gave it by the clock of that moment."""
+"""As a worker's number, or above: given out by a change of the number of workers, by the clock of that moment."""
 Scan = Callable[[bytes], Iterable[tuple[bytes, bytes]]]
 Get = Callable[[bytes], bytes | None]
 
@@ -47,8 +47,8 @@ class Stray(NamedTuple):
 
 
 def unreachable(scan: Scan, get: Get) -> Iterator[Stray]:
-    """All of a store. `scan(prefix)`: its records, rising; `get(key)`: one, or None. Raises SchemaError where a record
-    that others belong to cannot be read.
+    """Yield all stray records of a store. `scan(prefix)`: its records, rising; `get(key)`: one, or None. Raises
+    SchemaError where a record on which others depend is unreadable.
     """
     yield from _of_clients(scan, get)
     yield from _of_the_log(scan)

@@ -1,11 +1,11 @@
-"""Reading a log from the disk: which part of an index has a position, running counts, batches.
+"""Reading a log from the disk: parts of an index by position, running counts, batches.
 
-Positions that are gone are never looked for among the deleted keys, which LevelDB would walk over one by one: a search
-begins at the first part that was not deleted. What was read lately is kept, bounded: sessions that come back together
-to the same place of the same index get the same batch, those that come by other indexes the same messages. A batch ends
-where it has touched half of the blocks that can be kept: so sessions that share blocks, each with a little of its own
-in them, stay close to each other, and each block is read once for all. Of a block only those messages are made that
-somebody wants.
+Positions that were removed are never searched among the deleted keys, which LevelDB would walk over one by one: a
+search begins at the first part that was not deleted. Recently read data is cached, within bounds: sessions that return
+together to the same place of the same index get the same batch, those of other indexes the same messages. A batch ends
+when it has touched half of the blocks that can be cached: so sessions that share blocks, each with a few messages of
+its own in them, stay close to each other, and each block is read once for all. Only the requested messages of a block
+are created.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from pyx.protocol.message import Message
 from pyx.storage.records import Batch
 from pyx.storage.stored import Gathering, Stored, block_messages, content_size, part_ends, part_running, unpack_block
 
-BLOCKS_BYTES_MAX: Final = 8 << 20  # of blocks that are kept, and what was made of them
-# Blocks in one batch, and their bytes. The loop waits for them; and sessions that return together stay close to each
-# other by it: were only those counted that come from the disk, each would go on where the one before has read to, and
-# find nothing kept
+BLOCKS_BYTES_MAX: Final = 8 << 20  # cached blocks, with the messages created from them
+# Blocks in one batch, and their bytes. The loop waits for them. The limit also keeps sessions that return together
+# close to each other: were only blocks from the disk counted, each session would continue where the one before has read
+# to, and find nothing in the cache
 BLOCKS_MAX: Final = 128
 TOUCHED_BYTES_MAX: Final = BLOCKS_BYTES_MAX // 2
-BATCHES_BYTES_MAX: Final = 8 << 20  # of batches that are kept (their messages are mostly those of the blocks)
-MESSAGE_BYTES: Final = 160  # beside its content
-RUNNING_MAX: Final = 65_536  # running counts that are remembered
+BATCHES_BYTES_MAX: Final = 8 << 20  # cached batches (their messages are mostly those of the blocks)
+MESSAGE_BYTES: Final = 160  # size of a message in addition to its content
+RUNNING_MAX: Final = 65_536  # cached running counts
 
 BLOCKS_END: Final = schema.prefix_end(schema.BLOCK)
 
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 def _refused(read: Callable[Concatenate[Reader, P], T]) -> Callable[Concatenate[Reader, P], T]:
-    """What LevelDB cannot read becomes a StoreError: here is the one door for its errors."""
+    """Turn an error of LevelDB into a StoreError: this is the only place where its errors enter."""
 
     @functools.wraps(read)
     def reading(reader: Reader, /, *args: P.args, **keywords: P.kwargs) -> T:
@@ -62,20 +62,20 @@ _NO_BLOCK: Final = (schema.block_key(0), b"")
 
 
 def _step_back(records: plyvel.Iterator) -> tuple[bytes, bytes]:
-    # the record before where it stands; the next one is that which follows the record
+    # returns the record before the iterator's place; the next one is the record that follows it
     try:
         found: tuple[bytes, bytes] = records.prev()
     except StopIteration:
         return _NO_BLOCK
     if not found[0].startswith(schema.BLOCK):
-        # plyvel steps back over the beginning of what was asked for
+        # plyvel steps back beyond the beginning of the requested range
         return _NO_BLOCK
     next(records)
     return found
 
 
 class Blocks:
-    """Blocks in rising order: one that follows the last is not searched for."""
+    """Blocks read in rising order: the one that follows the last is not searched for."""
 
     def __init__(self, db: plyvel.Snapshot) -> None:
         self._db = db
@@ -90,7 +90,7 @@ class Blocks:
             self._iterator.close()
 
     def value(self, position: int) -> bytes | None:
-        """The block that begins at this position, None if there is none."""
+        """Return the block that begins at this position, or None."""
         wanted = schema.block_key(position)
         if self._iterator is None:
             self._iterator = self._db.iterator(start=wanted, stop=BLOCKS_END, verify_checksums=True, fill_cache=False)
@@ -106,7 +106,7 @@ class Blocks:
 
 
 class Reader:
-    """Reads blocks and parts of one database. One thread uses it."""
+    """Reads blocks and parts of one database. Used by one thread."""
 
     def __init__(self, database: Database, deleted_up_to: dict[int, int], say: Callable[[str], None]) -> None:
         self.blocks_read = 0
@@ -123,18 +123,18 @@ class Reader:
 
     @property
     def blocks_left_out(self) -> int:
-        """How many blocks, and parts of indexes, could not be read."""
+        """Return the number of unreadable blocks and parts of indexes."""
         return len(self._left_out)
 
     @property
     def path(self) -> Path:
-        """Where the store is."""
+        """Return the path of the store."""
         return self._database.path
 
     @_refused
     def running(self, number: int, position: int) -> tuple[int, int] | None:
-        """(messages, bytes) of an index up to and with `position`, as its last part at or before that says; None: no
-        part begins so early.
+        """Return (messages, bytes) of an index up to and including `position`, from its last part at or before that;
+        None: no part begins so early.
         """
         key = (number, position)
         if key in self._running:
@@ -150,14 +150,14 @@ class Reader:
 
     @_refused
     def first_part(self, number: int, after: int) -> tuple[int, bytes] | None:
-        """(first position, value) of the first part that begins behind `after`."""
+        """Return (first position, value) of the first part that begins behind `after`."""
         spend(SOUGHT)
         with self._database.lock, self._parts(self._database.db, number, after + 1) as parts:
             return self._whole(parts)
 
     @_refused
     def last_part(self, number: int) -> tuple[int, bytes] | None:
-        """(first position, value) of the index's last part."""
+        """Return (first position, value) of the index's last part."""
         spend(SOUGHT)
         with (
             self._database.lock,
@@ -172,10 +172,10 @@ class Reader:
 
     @_refused
     def batch(self, number: int, after: int, up_to: int, bytes_max: int, last: int) -> tuple[Batch, int]:
-        """Messages of an index behind `after` up to and with `up_to`: one if there is one, then up to `bytes_max`; and
-        the position up to which that is everything.
+        """Return messages of an index behind `after` up to and including `up_to`: one if there is one, then up to
+        `bytes_max`; and the position up to which they are complete.
 
-        `last`: the index's last position; the batch is truncated if it ends before. What cannot be read is left out.
+        `last`: the index's last position; the batch is truncated if it ends before. Unreadable messages are left out.
         """
         key = (number, after, bytes_max)
         kept = self._batches.get(key)
@@ -187,7 +187,7 @@ class Reader:
         reached = after
         spend(2 * SOUGHT)
         room, room_bytes = BLOCKS_MAX, TOUCHED_BYTES_MAX
-        # parts and blocks as they are at one moment: the writer deletes both, as one
+        # parts and blocks at one moment: the writer deletes both, in one batch
         with self._database.lock, self._database.db.snapshot() as now:
             found = self._part_at(now, number, after)
             begin = after + 1 if found is None else found[0]
@@ -208,7 +208,7 @@ class Reader:
                         size = block.held_bytes
                         try:
                             is_all = gathering.add(value, first, block, after, bytes_max)
-                        except ValueError as error:  # it has a position that its block has not
+                        except ValueError as error:  # it has a position that is not in its block
                             self._leave_out_part(part_key, error)
                             is_all = True
                         self._blocks_bytes += block.held_bytes - size
@@ -219,15 +219,15 @@ class Reader:
                             break
                     reached = end
         batch = gathering.finish(reached < last)
-        if batch.count:  # an empty one says only that nothing was there up to `up_to`
+        if batch.count:  # an empty one only shows that there was nothing up to `up_to`
             self._keep_batch(key, batch, reached, last)
         return batch, reached
 
     @_refused
     def messages(self, positions: Iterable[int]) -> dict[int, Message]:
-        """The messages with these positions, rising; each block is read once. What cannot be read is left out."""
+        """Return the messages at these rising positions; each block is read once. Unreadable ones are left out."""
         found: dict[int, Message] = {}
-        follows = first = count = 0  # where the block behind the last one read begins; the last one's positions
+        follows = first = count = 0  # position behind the last block read; its first position and count
         block: Stored | None = None
         with (
             self._database.lock,
@@ -260,7 +260,7 @@ class Reader:
         )
 
     def _part_at(self, now: plyvel.Snapshot, number: int, position: int) -> tuple[int, bytes] | None:
-        # (first position, value) of the last part that begins at or before `position`. With the lock
+        # (first position, value) of the last part that begins at or before `position`. The lock is held
         with self._parts(now, number, self._deleted_up_to.get(number, 0) + 1) as parts:
             found = self._whole(parts)
             if found is None or found[0] > position:
@@ -269,12 +269,12 @@ class Reader:
                 return found
             parts.seek(schema.part_key(number, position + 1))
             key, value = parts.prev()
-            while not self._is_whole(key, value):  # not farther than that first one
+            while not self._is_whole(key, value):  # not further than that first one
                 key, value = parts.prev()
         return schema.key_position(key), value
 
     def _whole(self, parts: plyvel.Iterator) -> tuple[int, bytes] | None:
-        # (first position, value) of the next part that can be read
+        # (first position, value) of the next readable part
         for key, value in parts:
             if self._is_whole(key, value):
                 return schema.key_position(key), value
@@ -297,7 +297,7 @@ class Reader:
             )
 
     def _block(self, position: int, blocks: Blocks) -> Stored | None:
-        # all messages of a block; None: it cannot be read, and that was said. With the lock
+        # all messages of a block; None: it is unreadable, which was reported. The lock is held
         kept = self._blocks.get(position)
         if kept is not None:
             self._blocks.move_to_end(position)

@@ -1,11 +1,12 @@
 """The store on disk: a LevelDB per worker, with the end of every index in memory.
 
-One thread (the worker's loop) calls `LevelStore`; `leveldb_store.writer` has the other one, which writes what
-`leveldb_store.open_batch` has gathered. What is appended is readable at once, because it stays in memory (the *tail* of
-its index, `leveldb_store.indexes`) at least until it is durable; as long as there is room it stays longer, so that
-sessions that are nearly in sync never read the disk. Older messages are read by `leveldb_store.reading`.
+One thread (the worker's loop) calls `LevelStore`; `leveldb_store.writer` has the other one, which writes the batches
+that `leveldb_store.open_batch` has gathered. Appended messages are readable at once, because they stay in memory (the
+*tail* of their index, `leveldb_store.indexes`) at least until they are durable; as long as there is room they stay
+longer, so that sessions that are nearly in sync never read the disk. Older messages are read by
+`leveldb_store.reading`.
 
-The keys and values, and what a crash may leave of them: docs/store.md.
+Keys, values, and the possible states after a crash: docs/store.md.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ from pyx.protocol.message import Message
 from pyx.storage.records import Block
 from pyx.storage.stored import pack_block
 
-TAIL_BYTES_MAX: Final = 32 << 20  # of messages in memory that are durable, for the worker
-TAIL_MESSAGE_BYTES: Final = 200  # what a message costs beside its content
-TAIL_BLOCK_BYTES: Final = 300  # what a block costs
-EVENTS_BYTES_MAX: Final = 64 << 20  # of events on the disk; then the oldest are deleted
+TAIL_BYTES_MAX: Final = 32 << 20  # durable messages in memory, per worker
+TAIL_MESSAGE_BYTES: Final = 200  # size of a message in addition to its content
+TAIL_BLOCK_BYTES: Final = 300  # size of a block
+EVENTS_BYTES_MAX: Final = 64 << 20  # events on the disk; then the oldest are deleted
 
 
 class LevelStore:
     """Implements `leveldb_store.contract.Store` on a directory.
 
-    `say` is given one line when something is damaged, repaired, refused by the disk or well again; the writer's thread
-    calls it, too. `strict`: a damaged database is not repaired; `repair`: it is, first of all, for that reason. Raises
-    StoreError when the directory is in use, of another version, or beyond repair, DamagedStoreError where a repair may
-    help.
+    `say` is called with one line when something is damaged or repaired, or when the disk refuses writes or recovers;
+    also from the writer's thread. `strict`: a damaged database is not repaired; `repair`: it is repaired first, for
+    that reason. Raises StoreError when the directory is in use, of another version, or beyond repair, DamagedStoreError
+    where a repair may help.
     """
 
     immediate = False
@@ -77,7 +78,7 @@ class LevelStore:
             self._database.close()
             raise StoreError(f"the store {path} is damaged: {told(error)}") from None
         self.unread = log.unread
-        """(key, value, what is wrong) of records about indexes that nobody can read."""
+        """(key, value, error) of unreadable records about indexes."""
         self.archive = Archive(self._database, archive, archived, said)
         self._trimmer = EventTrimmer(self._database, self._events, events_bytes_max)
         self._writer = Writer(self._database, self._trimmer, log.last_position, log.gone, self.archive.retention, say)
@@ -90,10 +91,10 @@ class LevelStore:
         self.trim, self.drop, self.forget = self._indexes.trim, self._indexes.drop, self._indexes.forget
         self._durable = 0
         self._tail_bytes_max = tail_bytes_max
-        # blocks in tails: (last position, ticket, bytes, the logs that list it)
+        # blocks in tails: (last position, ticket, bytes, the indexes that list it)
         self._recent: deque[tuple[int, int, int, list[IndexState]]] = deque()
         self._recent_bytes = 0
-        self._laid: list[IndexState] = []  # the logs that list the block that is being appended, as far as it is
+        self._laid: list[IndexState] = []  # the indexes that list the block being appended, as far as known
         if self.archive.changes:
             for record, new in self.archive.changes:
                 if new is None:
@@ -106,11 +107,11 @@ class LevelStore:
 
     @property
     def last_position(self) -> int:
-        """See the contract."""
+        """Implements Store."""
         return self._batch.last_position
 
     def append(self, block: Block, most: int = 0) -> int:
-        """See the contract."""
+        """Implements Store."""
         first = block.first
         is_begun = block.taken > 0
         parts = block.batches(most)
@@ -120,7 +121,7 @@ class LevelStore:
         if not is_begun:
             batch.last_position = max(batch.last_position, first + block.count - 1)
             if not parts:
-                # nobody needs them any more, but their positions are never given again: records may name them
+                # they are not needed, but records may refer to their positions, which are never given out again
                 records.put(schema.POSITION, schema.U64.pack(batch.last_position))
                 return ticket
             packed = pack_block(block)
@@ -140,48 +141,48 @@ class LevelStore:
         return ticket
 
     def append_archived(self) -> None:
-        """See the contract."""
+        """Implements Store."""
         grown = self.archive.append(self._batch.ticket + 1, self.put)
         self._batch.work.archived |= grown
 
     def flush(self, sync: bool = True) -> int:
-        """See the contract."""
+        """Implements Store."""
         return self._batch.flush(sync)
 
     def carry(self, moment: Callable[[], bytes]) -> None:
-        """See the contract."""
+        """Implements Store."""
         self._batch.carry(moment)
 
     def record(self, number: int, event: bytes) -> None:
-        """See the contract."""
+        """Implements Store."""
         self._events.put(number, event)
 
     def pass_on(self) -> None:
-        """See the contract."""
+        """Implements Store."""
         self._batch.pass_on()
 
     @property
     def last_event(self) -> int:
-        """See the contract."""
+        """Implements Store."""
         return self._events.last
 
     def events(self, after: int, bytes_max: int) -> tuple[list[tuple[int, bytes]], bool]:
-        """See the contract. StoreError where they cannot be read."""
+        """Implements Store. StoreError where they cannot be read."""
         try:
             return self._events.page(after, bytes_max)
         except (plyvel.Error, schema.SchemaError) as error:
             raise StoreError(f"the store {self._database.path} cannot be read: {told(error)}") from error
 
     def events_bytes(self) -> int:
-        """See the contract."""
+        """Implements Store."""
         return self._trimmer.held
 
     def fileno(self) -> int:
-        """See the contract."""
+        """Implements Store."""
         return self._writer.fileno()
 
     def collect(self) -> int:
-        """See the contract; StoreError if the writer has ended."""
+        """Implements Store; StoreError if the writer has ended."""
         self._durable = self._writer.collect()
         self.archive.durable(self._durable)
         self._batch.go_on()
@@ -189,12 +190,12 @@ class LevelStore:
 
     @property
     def failed(self) -> str | None:
-        """See the contract."""
+        """Implements Store."""
         return self._writer.failed
 
     @property
     def full(self) -> str | None:
-        """See the contract."""
+        """Implements Store."""
         return self._writer.failed or self._writer.full
 
     @property
@@ -203,7 +204,7 @@ class LevelStore:
         return self._batch.unwritten
 
     def close(self) -> None:
-        """See the contract."""
+        """Implements Store."""
         self._batch.close()
         self._writer.close()
         self._database.close()
@@ -211,7 +212,7 @@ class LevelStore:
     # ------------------------------------------------------------ reading
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """See the contract. StoreError where it cannot be read."""
+        """Implements Store. StoreError where it cannot be read."""
         try:
             yield from self._database.scan(prefix)
         except plyvel.CorruptionError as error:
@@ -220,23 +221,23 @@ class LevelStore:
             raise StoreError(f"the store {self._database.path} cannot be read: {told(error)}") from error
 
     def messages_at(self, positions: Iterable[int]) -> dict[int, Message]:
-        """See the contract: of what is on the disk."""
+        """Implements Store, for messages on the disk."""
         return self._reader.messages(positions)
 
     def held(self) -> tuple[int, int]:
-        """See the contract; of the indexes that were used since the start."""
+        """Implements Store; for the indexes used since the start."""
         return self._indexes.messages, self._indexes.bytes
 
     def reads(self) -> tuple[int, int, int]:
-        """See the contract."""
+        """Implements Store."""
         return self._reader.blocks_read, self._reader.batches_shared, self._reader.blocks_left_out
 
     def tail_bytes(self) -> int:
-        """What the tails hold at most, with what a message costs in memory."""
+        """Return the upper bound of the tails' size in memory."""
         return self._recent_bytes
 
     def _shorten_tails(self) -> None:
-        # the oldest blocks leave the memory, if they are on the disk
+        # removes the oldest blocks from memory, if they are on the disk
         recent = self._recent
         while recent and self._recent_bytes > self._tail_bytes_max and recent[0][1] <= self._durable:
             last, _, size, logs = recent.popleft()

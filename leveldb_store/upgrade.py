@@ -1,11 +1,10 @@
-"""Upgrades the stores of an earlier release: a copy of each is made, converted, and takes the place of the old one.
+"""Upgrades the stores of an earlier release: each is copied, the copy converted, and put in the place of the old one.
 
-`STEPS` says for each version what becomes of the records of a family in the next one. A family that is not named there
-keeps its bytes: its readers tell by the record which form it has. The copy is a clone
-(`leveldb_store.snapshots.clone`): hard links of tables, so that it costs what its conversion writes. The old store is
-opened once, which takes its log over and repairs what is damaged, and is not written to: until the copy of each store
-is on the disk and named by store.json (`shards.data_dir`) it is what an earlier release starts with, and what the next
-attempt begins with.
+`STEPS` has the conversion of a family's records from each version to the next. Other families keep their bytes: their
+readers see from the record which form it has. The copy is a clone (`leveldb_store.snapshots.clone`): hard links of
+tables, so that it costs no more than its conversion writes. The old store is opened once, which turns its log into
+tables and repairs damage, and is not written to: until the copy of each store is on the disk and named by store.json
+(`shards.data_dir`), an earlier release still starts with the old store, and the next attempt begins with it.
 
 A new version of the schema is a row of `STEPS` and a store of the version before in tests/golden.
 """
@@ -29,30 +28,30 @@ from leveldb_store.snapshots.clone import CloneError, clone, opened
 __all__ = ["STEPS", "Convert", "Steps", "UpgradeError", "Upgraded", "upgrade"]
 
 Convert: TypeAlias = Callable[[bytes, bytes], Iterable[tuple[bytes, bytes]]]
-"""The records that replace a record. SchemaError: it cannot be read, and is set aside."""
+"""Returns the records that replace a record. SchemaError: it is unreadable, and is set aside."""
 Steps: TypeAlias = Mapping[int, Mapping[bytes, Convert]]
 
 STEPS: Final[Steps] = {1: {}}
-"""Version -> family -> what becomes of its records in the next version."""
+"""Version -> family -> the conversion of its records to the next version."""
 
 _BATCH_BYTES: Final = 1 << 20
 _EVERY: Final = 1000  # records between two calls of `progress`
 
 
 class UpgradeError(Exception):
-    """It cannot be done; the old stores are as they were. One line."""
+    """The upgrade is impossible; the old stores are unchanged. The text is one line."""
 
 
 @dataclass(slots=True)
 class Upgraded:
-    """What was done."""
+    """The result of an upgrade."""
 
     versions: list[int]
-    """Those that were found, rising."""
+    """Versions found, rising."""
     records: int = 0
-    """That were converted."""
+    """Number of records converted."""
     set_aside: int = 0
-    """Of these: nobody can read them."""
+    """Number of these that were set aside as unreadable."""
 
 
 def upgrade(
@@ -65,10 +64,9 @@ def upgrade(
     version: int = schema.VERSION,
     steps: Steps | None = None,
 ) -> Upgraded | None:
-    """Make the stores `new`, in empty directories, of what is in `old`, if any of these is older than `version`; all of
-    it is on the disk when this returns. None: nothing is, and nothing was made. `progress` is told how many records
-    were converted, `say` is given lines about damage, which is repaired unless `strict`.
-
+    """Make the stores `new`, in empty directories, from `old`, if any of these is older than `version`; everything is
+    on the disk when this returns. None: none is older, and nothing was made. `progress` is called with the number of
+    records converted, `say` with lines about damage, which is repaired unless `strict`.
     Raises UpgradeError.
     """
     try:
@@ -96,7 +94,7 @@ def upgrade(
 
 
 def _version_of(path: Path, say: Callable[[str], None], strict: bool, repair: str | None) -> int | None:
-    # None: nobody has opened it yet
+    # None: it was never opened
     if not any(path.iterdir()):
         return None
     with closing(Database(path, Options(), say, strict, repair, any_version=True)) as database:
@@ -122,7 +120,7 @@ class _Upgrade:
             for each in target.iterdir():
                 each.unlink()
             _version_of(source, self.say, self.strict, told(error))
-            self._convert(source, target, at)  # once more, with what the repair leaves
+            self._convert(source, target, at)  # once more, with what the repair left
 
     def _convert(self, source: Path, target: Path, at: int) -> None:
         clone(source, target)
@@ -136,7 +134,7 @@ class _Upgrade:
 
     def _convert_family(self, db: plyvel.DB, family: bytes, convert: Convert) -> None:
         batch, size = db.write_batch(), 0
-        # what is written meanwhile is not seen: an iterator reads the database as it was
+        # later writes are not seen: an iterator reads the database as it was
         with closing(db.iterator(prefix=family, fill_cache=False, verify_checksums=True)) as records:
             for key, value in records:
                 batch.delete(key)

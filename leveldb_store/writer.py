@@ -1,21 +1,21 @@
-"""The writer thread: group commit, and the deletion of what nobody needs.
+"""The writer thread: group commit, and the deletion of records that are not needed any more.
 
-The loop's thread hands over *work*: a closed batch with its ticket, or what has become unnecessary. The thread takes
-everything that lies there, writes it as one LevelDB batch with one fsync, and says the highest ticket. While it does,
-the next batches gather: the slower the disk, the larger the commits. plyvel lets go of the interpreter while it writes.
+The loop's thread hands over *work*: a closed batch with its ticket, or the names of records to delete. The thread takes
+all queued work, writes it as one LevelDB batch with one fsync, and publishes the highest ticket. Meanwhile the next
+batches gather: the slower the disk, the larger the commits. plyvel releases the GIL while it writes.
 
-An error of the disk (full, I/O) stops the writer at that batch: `failed` says so, no ticket becomes durable, the
-reserve (`leveldb_store.engine.disk_reserve`) is given away, and at once if there was one, else every RETRY_SECONDS, the
-database is opened anew and the same batch tried again (twice applied is once applied: records are set and deleted,
-never changed). `full` says that no new message should come: while there is little room and until the reserve is there
-again. Any other error is ours: `collect` raises it in the loop, and the worker dies.
+A disk error (full, I/O) stops the writer at that batch: `failed` has the error, no ticket becomes durable, the reserve
+(`leveldb_store.engine.disk_reserve`) is released, and at once if there was one, else every RETRY_SECONDS, the database
+is reopened and the same batch tried again (applying it twice has the effect of once: records are set and deleted, never
+changed). `full` means that no new message should come: while there is little room and until the reserve exists again.
+Any other error is ours: `collect` raises it in the loop, and the worker dies.
 
-Deleting. An index's parts at or below its low-water mark are deleted, each with one less in the count of its block: how
-many indexes still have a part in it. A block that no index needs is deleted. The count of a block begins with what its
-parts say, and is a record of its own only between its first part's deletion and its last's; it is written in the same
-batch as the deletions that it counts, and always before the next ones (with fsync), so that no crash counts anything
-twice. So memory does not grow with the backlog, and no scan is needed to find what may go. Deleting is done in slices
-between commits, and at most a third of the thread's time goes into it while commits wait.
+Deleting. An index's parts at or below its low-water mark are deleted, and for each the count of its block is
+decremented: the number of indexes that still have a part in it. A block that no index needs is deleted. The initial
+count of a block is in its parts; it is a record of its own only between the deletion of its first part and of its last.
+It is written in the same batch as the deletions that it counts, and always before the next ones (with fsync), so that
+no crash counts anything twice. So memory does not grow with the backlog, and no scan is needed to find what can be
+deleted. Deletions are done in slices between commits, and take at most a third of the thread's time while commits wait.
 """
 
 from __future__ import annotations
@@ -39,48 +39,48 @@ from leveldb_store.format import schema
 from pyx.storage.stored import part_ends
 
 RETRY_SECONDS = 0.5
-TIDY_SECONDS = 0.5  # what is trimmed in that time is deleted together: mostly whole blocks
-TIDY_PARTS = 500  # of a slice: one to two milliseconds
-TIDY_SHARE = 2  # a slice is followed by so many times its duration without one, while commits wait
-COUNTS_MAX = 65_536  # of blocks, remembered beside their records
-COMMIT_BYTES_MAX = 16 << 20  # of batches that are written as one
-LOOK_SECONDS = 0.5  # how often the room on the disk is looked at while something is written, or the disk is full
-LOOK_BYTES = 4 << 20  # or after so many bytes
+TIDY_SECONDS = 0.5  # entries trimmed in that time are deleted together: mostly whole blocks
+TIDY_PARTS = 500  # per slice: one to two milliseconds
+TIDY_SHARE = 2  # a slice is followed by a pause of this multiple of its duration, while commits wait
+COUNTS_MAX = 65_536  # cached counts of blocks
+COMMIT_BYTES_MAX = 16 << 20  # batches written as one
+LOOK_SECONDS = 0.5  # between two checks of the disk's room while something is written, or the disk is full
+LOOK_BYTES = 4 << 20  # or bytes written between them
 HIGHEST = 2**64 - 2
 
 
 @dataclass(slots=True)
 class Work:
-    """What the loop's thread hands over at once."""
+    """One unit of work handed over by the loop's thread."""
 
     ticket: int = 0
-    """0 = nobody waits for it."""
+    """0: nobody waits for it."""
     batch: WriteBatch | None = None
     size: int = 0
-    """Bytes of the batch, about."""
+    """Approximate bytes of the batch."""
     events: WriteBatch | None = None
-    """What happened (`leveldb_store.event_log`), written with `batch`."""
+    """Events (`leveldb_store.event_log`), written with `batch`."""
     events_end: int = 0
-    """Bytes of all events ever recorded, up to and with these."""
+    """Bytes of all events ever recorded, up to and including these."""
     is_synced: bool = False
-    """Whether it is to be on the disk itself before it counts as durable."""
+    """Whether it counts as durable only when it is on the disk itself."""
     blocks: int = 0
-    """How many of them are in the batch."""
+    """Number of messages in the batch."""
     last_position: int = 0
     moment: bytes | None = None
     """The worker's counters when the batch was closed."""
     trimmed: dict[int, int] = field(default_factory=dict)
-    """Index number -> everything at or before this position may go."""
+    """Index number -> everything at or before this position may be deleted."""
     dropped: list[tuple[int, int, int]] = field(default_factory=list)
-    """(index number, from behind, up to and with)."""
+    """(index number, from behind, up to and including)."""
     gone: list[int] = field(default_factory=list)
-    """Numbers of indexes of which nothing is needed."""
+    """Numbers of indexes that are not needed any more."""
     archived: dict[int, int] = field(default_factory=dict)
-    """Rule of the archive -> running bytes of what this worker has archived by it."""
+    """Rule of the archive -> running bytes that this worker has archived by it."""
 
 
 class Writer:
-    """Owns all writing to one database."""
+    """Does all writing to one database."""
 
     def __init__(
         self,
@@ -92,9 +92,9 @@ class Writer:
         say: Callable[[str], None],
     ) -> None:
         self.failed: str | None = None
-        """Why nothing becomes durable."""
+        """Why nothing becomes durable, or None."""
         self.full: str | None = None
-        """Why no new message should come."""
+        """Why no new message should come, or None."""
         self.commits = 0
         self.durable = 0
         self.deleted_up_to: dict[int, int] = {}
@@ -108,9 +108,9 @@ class Writer:
         self._dropped: list[tuple[int, int, int]] = []
         self._gone = gone
         self._counts: dict[int, int] = {}
-        self._deleted: set[bytes] = set()  # parts, in the slice that is being made
+        self._deleted: set[bytes] = set()  # parts deleted in the present slice
         self._last_position = last_position
-        self._block_bytes = 0.0  # of a block, a moving average
+        self._block_bytes = 0.0  # size of a block, a moving average
         self._compactor = Compactor(database)
         self._retention = retention
         self._events = events
@@ -128,21 +128,21 @@ class Writer:
     # ------------------------------------------------------------ the loop's thread
 
     def hand_over(self, work: Work) -> None:
-        """Have it written."""
+        """Queue work."""
         self._handed_over += work.size
         self._queue.put(work)
 
     @property
     def unwritten(self) -> int:
-        """Bytes that were handed over and are not written."""
+        """Bytes of the queued work that is not written yet."""
         return self._handed_over - self._done
 
     def fileno(self) -> int:
-        """Readable when `durable`, `failed` or `full` have changed."""
+        """Return the descriptor that is readable when `durable`, `failed` or `full` have changed."""
         return self._event
 
     def collect(self) -> int:
-        """The highest durable ticket."""
+        """Return the highest durable ticket."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._event)
         if self._broken is not None:
@@ -150,7 +150,7 @@ class Writer:
         return self.durable
 
     def close(self) -> None:
-        """Write what was handed over, unless the disk refuses, and end."""
+        """Write all queued work, unless the disk refuses, and end."""
         self._stop.set()
         self._queue.put(None)
         self._thread.join()
@@ -166,7 +166,7 @@ class Writer:
             self._look_at_room()
             while self._round():
                 self._look_at_room()
-        except BaseException as error:  # noqa: BLE001  it is raised in the loop's thread, by collect
+        except BaseException as error:  # noqa: BLE001  collect raises it in the loop's thread
             self._broken = error
             os.eventfd_write(self._event, 1)
 
@@ -180,7 +180,7 @@ class Writer:
         tidy = None
         now = time.monotonic()
         if goes_on and self._has_tidying() and now >= self._next_tidy:
-            # what is deleted goes with this commit; it was found in what earlier commits have written
+            # the deletions are written with this commit; they were found in earlier commits
             tidy, is_all = self._slice_or_leave()
             spent = time.monotonic() - now
             self._next_tidy = now + spent + (TIDY_SECONDS if is_all else TIDY_SHARE * spent if batches else 0)
@@ -191,7 +191,7 @@ class Writer:
         if removal is not None:
             batches.append(removal)
         if self._is_probe_due and goes_on and not batches:
-            # while the disk is full, an error of a compaction would show with the next write only, and none may come
+            # while the disk is full, an error of a compaction would only show at the next write, and none may come
             probe = self._database.db.write_batch()
             probe.put(schema.POSITION, schema.U64.pack(self._last_position))
             batches.append(probe)
@@ -212,7 +212,7 @@ class Writer:
         return self._retention.slice(now, written) if self._retention.wait(now) == 0 else None
 
     def _take(self) -> tuple[list[Work], bool]:
-        # what lies there, waiting for the first; False: that was all there will be
+        # returns the queued work, waiting for the first; False: no more will come
         works: list[Work] = []
         size = 0
         wait = max(0.0, self._next_tidy - time.monotonic()) if self._has_tidying() else None
@@ -236,7 +236,7 @@ class Writer:
         return works, True
 
     def _learn(self, work: Work) -> None:
-        # it is written: what it names may be deleted now, and nothing before
+        # it is written: only now may the records that it names be deleted
         self._last_position = max(self._last_position, work.last_position)
         if work.blocks:
             self._block_bytes += (work.size / work.blocks - self._block_bytes) / 64
@@ -255,7 +255,7 @@ class Writer:
             os.eventfd_write(self._event, 1)
 
     def _write(self, batches: list[plyvel.WriteBatch], size: int, fsync: bool) -> bool:
-        # until it is written; False: stopped before it was
+        # returns when it is written; False: stopped before
         room = self._database.reserve
         is_first = True
         while True:
@@ -322,7 +322,7 @@ class Writer:
         try:
             return self._slice()
         except plyvel.Error as error:
-            # damage on the disk: what is unnecessary stays, what is needed is not touched
+            # damage on the disk: some unneeded records stay, needed ones are not touched
             self._say(f"the store cannot find what to delete: {told(error)}; some room is not given back")
             self._trimmed.clear()
             self._dropped.clear()
@@ -331,7 +331,7 @@ class Writer:
             return None, True
 
     def _slice(self) -> tuple[plyvel.WriteBatch | None, bool]:
-        # (the deletions of one slice, or None if there is nothing to delete; was that all)
+        # (the deletions of one slice, or None if there is nothing to delete; whether that was all)
         batch = self._database.db.write_batch()
         released: dict[int, list[int]] = {}
         self._deleted.clear()
@@ -371,7 +371,7 @@ class Writer:
         if known is None:
             value = self._database.db.get(schema.trimmed_key(number), verify_checksums=True)
             known = 0
-            with contextlib.suppress(schema.SchemaError):  # what is deleted is looked for once more
+            with contextlib.suppress(schema.SchemaError):  # deleted records are then searched for once more
                 known = 0 if value is None else schema.decode_u64(value)
             self.deleted_up_to[number] = known
         return known
@@ -379,7 +379,7 @@ class Writer:
     def _delete_parts(
         self, batch: plyvel.WriteBatch, released: dict[int, list[int]], number: int, after: int, up_to: int, left: int
     ) -> tuple[int, int]:
-        # parts that lie wholly behind `after` and not behind `up_to`; (room left, last position deleted)
+        # parts that are wholly behind `after` and not behind `up_to`; (room left, last position deleted)
         last = after
         with self._database.db.iterator(
             start=schema.part_key(number, after + 1), stop=schema.part_key(number, up_to + 1), verify_checksums=True
@@ -388,13 +388,13 @@ class Writer:
                 block = indexes = 0
                 try:
                     end, block, indexes = part_ends(value, schema.key_position(key))
-                except ValueError:  # nobody needs it; of its block is not known how many do, which stays
+                except ValueError:  # the part is not needed; how many need its block is unknown, so that stays
                     end = schema.key_position(key)
                 if end > up_to:
                     break
                 last = end
                 if key in self._deleted:
-                    continue  # by another reason, in this slice: it is still in the database, and counted already
+                    continue  # for another reason, in this slice: it is still in the database, and counted already
                 self._deleted.add(key)
                 batch.delete(key)
                 known = released.get(block)
@@ -408,13 +408,13 @@ class Writer:
         return left, last
 
     def _release(self, batch: plyvel.WriteBatch, released: dict[int, list[int]]) -> None:
-        # fewer indexes need these blocks
+        # decrements the counts of these blocks
         is_deleted = False
         for block, (fewer, indexes) in released.items():
             had = self._counts.pop(block, None)
             if had is None and fewer < indexes:
                 value = self._database.db.get(schema.wanted_key(block), verify_checksums=True)
-                with contextlib.suppress(schema.SchemaError):  # the parts say as many at least
+                with contextlib.suppress(schema.SchemaError):  # else: the parts' count, which is at least as high
                     had = None if value is None else schema.decode_u32(value)
             remain = (indexes if had is None else had) - fewer
             if remain > 0:

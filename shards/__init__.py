@@ -1,1 +1,1 @@
-"""The processes of mqttd: who runs where, how they are watched, how a connection changes hands. Imports only `pyx`."""
+"""The processes of mqttd: supervisor, placement of clients, hand-off of connections. Imports only `pyx`."""

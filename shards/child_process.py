@@ -1,4 +1,4 @@
-"""Work in a process of its own, before anything else is forked: what it starts (threads of libraries) ends with it."""
+"""Runs work in a process of its own, before anything else is forked: threads that libraries start end with it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _TEXT_BYTES_MAX = 4096
 
 
 class ChildFailed(Exception):
-    """It ended without having done its work. Its text is one line."""
+    """The process ended without having done its work. The text is one line."""
 
 
 def run_in_child(work: Callable[[], None], refused: type[Exception]) -> None:
-    """Call `work` in a child process and wait for its end. No other thread may run: none goes along, and LevelDB, for
-    one, would wait in the child for the one that it had here. What it raises of kind `refused` is raised here as
-    ChildFailed, with its text; anything else, and a child that was killed, likewise. The child never outlives its
-    parent.
+    """Call `work` in a child process and wait for its end. No other thread may run, because a fork copies none:
+    LevelDB, for one, would wait in the child for the thread that it had here. Exceptions of kind `refused` are raised
+    here as ChildFailed, with their text; so are all others, and the end of a child that was killed. The child never
+    outlives its parent.
     """
     libc = ctypes.CDLL(None)
     parent = os.getpid()

@@ -1,12 +1,12 @@
-"""The supervisor's control socket: questions for workers, and their answers, one JSON object per line.
+"""The supervisor's control socket: requests to workers, and their answers, one JSON object per line.
 
     -> {"worker": I, "ask": {...}}
     <- {"worker": I, "answer": {...}}    or {"worker": I, "error": "..."}
 
-A unix socket in the runtime directory, for its owner alone (0600). `broker.json`, in the data directory and in the
-runtime directory, says where it is. What is asked is the worker's business (`broker.worker.administration`); here it is
-passed on (`shards.questions`), one question of a client at a time. A client that does not read its answers, or says
-what is no question, is closed.
+A unix socket in the runtime directory, accessible to its owner only (0600). `broker.json`, in the data directory and in
+the runtime directory, has its path. Workers interpret the requests (`broker.worker.administration`); here they are
+forwarded (`shards.questions`), one request of a client at a time. A client that does not read its answers, or sends an
+invalid request, is disconnected.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["QUESTION_BYTES_MAX", "Console", "Written"]
 
 ANSWER_BYTES_MAX = 65536
 QUESTION_BYTES_MAX = 512 << 10
-"""It may have a client id of 65,535 bytes, which JSON makes six times as long."""
+"""A request may have a client id of 65,535 bytes, which JSON makes six times as long."""
 
 _READ_BYTES = 65536
 _CLIENTS_MAX = 16
@@ -37,10 +37,10 @@ _FILE = "broker.json"
 
 
 class Written:
-    """`broker.json` in a directory, as long as the broker runs."""
+    """The file `broker.json` in a directory, which exists as long as the broker runs."""
 
     def __init__(self, directory: str, console: str, workers: int) -> None:
-        """Raises OSError; the file of a broker that was killed is gone then, too: it names sockets of the past."""
+        """Write it. Raises OSError; a file of a killed broker is removed then, too, because its sockets are gone."""
         self._path = Path(directory, _FILE)
         self.remove()
         part = self._path.with_suffix(".part")
@@ -55,12 +55,12 @@ class Written:
         part.rename(self._path)
 
     def remove(self) -> None:
-        """The broker has ended."""
+        """Remove the file when the broker has ended."""
         self._path.unlink(missing_ok=True)
 
     @staticmethod
     def read(directory: str) -> Message:
-        """What a broker has written there, perhaps one that was killed. OSError, ValueError: there is nothing."""
+        """Read the file of a broker, which may have been killed. OSError, ValueError: there is none."""
         found: Message = json.loads(Path(directory, _FILE).read_text())
         return found
 
@@ -70,17 +70,17 @@ class _Client:
     socket: socket.socket
     unread: bytes = b""
     number: int | None = None
-    """Of the question that waits for its answer; None: none."""
+    """Number of the request in progress; None: none."""
 
 
 class Console:
     """The listening socket and its clients."""
 
     def __init__(self, runtime_dir: str) -> None:
-        """Raises OSError."""
+        """Open the socket. Raises OSError."""
         self.path = os.path.join(runtime_dir, _NAME)
         self.questions = Questions(lambda _worker, _message: False)
-        """Where clients' questions go; given by whoever can reach workers."""
+        """Forwards clients' requests; set by the code that can reach workers."""
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
         mask = os.umask(0o177)
@@ -92,16 +92,16 @@ class Console:
         self._clients: dict[int, _Client] = {}
 
     def sockets(self) -> list[socket.socket]:
-        """To be watched for reading."""
+        """Return the sockets to watch for reading."""
         return [self._listener, *(client.socket for client in self._clients.values())]
 
     def readable(self, descriptor: int) -> None:
-        """One of them is."""
+        """Handle one that is readable."""
         client = self._clients.get(descriptor)
         if client is not None:
             self._read(client)
         elif descriptor == self._listener.fileno():
-            with contextlib.suppress(OSError):  # it is gone again
+            with contextlib.suppress(OSError):  # the client has already gone
                 accepted, _ = self._listener.accept()
                 accepted.setblocking(False)
                 if len(self._clients) >= _CLIENTS_MAX:
@@ -111,7 +111,7 @@ class Console:
                     self._clients[accepted.fileno()] = _Client(accepted)
 
     def close(self) -> None:
-        """Let go of everything; in a forked child of its copies."""
+        """Close all sockets; in a forked child its copies of them."""
         for each in self.sockets():
             each.close()
         self._clients.clear()
@@ -159,7 +159,7 @@ class Console:
 
 
 def _asked(line: bytes) -> tuple[int, dict[str, Any]] | None:
-    """Which worker, and what: an object without others in it. None: it is no question."""
+    """Return the worker and the request, an object without nested objects. None: invalid."""
     try:
         said = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,9 +1,9 @@
-"""How many cores this process may really use: its CPU affinity and the CPU quota of its control groups, not what the
-machine has installed. A container with `--cpus 1.5` on 64 cores gets two workers and not 64.
+"""Number of usable cores: limited by the CPU affinity and the CPU quota of control groups, not by the installed CPUs. A
+container with `--cpus 1.5` on 64 cores gets two workers and not 64.
 
-Control groups come in two versions and both may be mounted at once. The quota of every group from ours up to the root
-binds us, so the smallest one counts. The mount's own root (third field of mountinfo) is taken off our path first:
-inside a container the path in /proc/self/cgroup is the host's while the mount shows only our part of it.
+Control groups have two versions, and both may be mounted at once. The quota of every group from ours up to the root
+applies, so the smallest one counts. The mount's own root (third field of mountinfo) is taken off our path first: inside
+a container the path in /proc/self/cgroup is the host's, while the mount shows only our part of it.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from pathlib import Path
 
 
 def usable_cpus() -> list[int]:
-    """The numbers of the CPUs this process may be scheduled on, ascending."""
+    """Return the numbers of the CPUs this process may be scheduled on, ascending."""
     return sorted(os.sched_getaffinity(0))
 
 
 def usable_cores() -> int:
-    """Cores to plan for: affinity cut to the control groups' quota, rounded up, at least 1."""
+    """Return the cores to plan for: affinity limited by the control groups' quota, rounded up, at least 1."""
     cores = len(usable_cpus())
     quota = quota_cores(_read("/proc/self/mountinfo") or "", _read("/proc/self/cgroup") or "", _read)
     return cores if quota is None else max(1, min(cores, math.ceil(quota)))
 
 
 def quota_cores(mountinfo: str, cgroup: str, read: Callable[[str], str | None]) -> float | None:
-    """The tightest CPU quota in cores, or None when there is none.
+    """Return the tightest CPU quota in cores, or None when there is none.
 
     `mountinfo` and `cgroup` are the texts of /proc/self/mountinfo and /proc/self/cgroup; `read(path)` gives a file's
-    text or None. Pure but for `read`.
+    text or None. Pure except for `read`.
     """
     quotas = []
     for folder in _group_folders(mountinfo, cgroup):
@@ -43,7 +43,7 @@ def quota_cores(mountinfo: str, cgroup: str, read: Callable[[str], str | None]) 
 
 
 def _group_folders(mountinfo: str, cgroup: str) -> Iterator[str]:
-    """The folders, ours first and then its ancestors, of every hierarchy that may carry a CPU quota."""
+    """Yield the folders, ours first and then its ancestors, of every hierarchy that may have a CPU quota."""
     path_v1: str | None = None
     path_v2: str | None = None
     for line in cgroup.splitlines():
@@ -75,7 +75,7 @@ def _group_folders(mountinfo: str, cgroup: str) -> Iterator[str]:
 
 
 def _quota_v2(text: str | None) -> float | None:
-    """cpu.max: "max 100000" or "150000 100000" (quota and period, us)."""
+    """Parse cpu.max: "max 100000" or "150000 100000" (quota and period, us)."""
     try:
         quota, period = (text or "").split()
         return int(quota) / int(period)
@@ -84,7 +84,7 @@ def _quota_v2(text: str | None) -> float | None:
 
 
 def _quota_v1(quota: str | None, period: str | None) -> float | None:
-    """cpu.cfs_quota_us (-1: none) and cpu.cfs_period_us."""
+    """Parse cpu.cfs_quota_us (-1: none) and cpu.cfs_period_us."""
     try:
         cores = int(quota or "") / int(period or "")
         return cores if cores > 0 else None

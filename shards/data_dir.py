@@ -1,23 +1,23 @@
-"""The directory that outlives the broker: one store for each worker, and what they have in common.
+"""The data directory, which outlives the broker: one store for each worker, and files shared by all.
 
     mqttd.lock      locked by every process of the broker that uses the directory, as long as one of them lives
-    clock.json      what the broker's time was, see shards.clock
-    store.json      {"format": 1, "workers": N, "epoch": "...", "generation": G, "archive": "...", "schema": V}: which
-                    these stores are
+    clock.json      the broker's time at its last run, see shards.clock
+    store.json      {"format": 1, "workers": N, "epoch": "...", "generation": G, "archive": "...", "schema": V}:
+                    identifies the current stores
     worker-I        the store of worker I, a LevelDB; of generation G > 0: worker-I.G
 
-Which worker has a session or a retained message depends on the number of workers. For another number new stores are
-made beside the old ones, by a function that is given here, under the next generation; then store.json is replaced, and
-in that moment they are the stores; then the old ones are removed. Whoever opens the directory removes what is of
-another generation than store.json says: half of the new stores, or the rest of the old ones. The epoch is drawn with
-each generation: it names these stores and no others. That of the archive is drawn once and kept: positions in the
-archive that were given out stay good.
+The worker of a session or a retained message depends on the number of workers. For another number, new stores are made
+beside the old ones, under the next generation, by a function given here; then store.json is replaced, which makes them
+the current stores; then the old ones are removed. Opening the directory removes stores of any other generation than
+that in store.json: incomplete new stores, or remaining old ones. A new epoch is drawn with each generation: it
+identifies these stores and no others. The epoch of the archive is drawn once and kept, so positions in the archive that
+clients hold stay valid.
 
 Stores of an older schema are upgraded in the same way, before anything else: new ones are made beside them, by another
-function that is given here. They are the same stores in another form, and keep their epoch.
+function given here. They are the same stores in another form, and keep their epoch.
 
-A broker that was killed leaves nothing behind that must be removed. Its workers die with it, a moment later: whoever
-starts at once waits for them.
+A broker that was killed leaves nothing behind that must be removed by hand. Its workers die with it, a moment later: a
+broker that starts at once waits for them.
 """
 
 from __future__ import annotations
@@ -38,51 +38,51 @@ from shards import clock
 
 FORMAT = 1
 LOCK_SECONDS_MAX = 2.0
-"""How long a start waits for a broker that dies."""
+"""Time that a start waits for a broker that is dying."""
 
 _LOCK = "mqttd.lock"
 _STORE = "store.json"
 _WORKER = "worker-"
 _EVERY_SECONDS = 0.02
-_OF_FILE_SYSTEMS = {"lost+found"}  # what is in a new, empty one that is mounted here
+_OF_FILE_SYSTEMS = {"lost+found"}  # may be in a new, empty file system that is mounted here
 _NAME = re.compile(r"worker-(\d+)(?:\.(\d+))?")
 
 
 class DataDirError(Exception):
-    """The directory cannot be used. Its text is one line for the operator."""
+    """The directory cannot be used. The text is one line for the operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What store.json says."""
+    """The content of store.json."""
 
     workers: int
     epoch: str
     generation: int = 0
     archive: str = ""
-    """The epoch of the archive: drawn once, and kept by all that follows."""
+    """The epoch of the archive: drawn once, and kept by all later generations."""
     schema: int = 0
-    """Version of the schema of all stores; 0: not known. An earlier release, or a restored snapshot."""
+    """Schema version of all stores; 0: not known (an earlier release, or a restored snapshot)."""
 
     def path(self, data_dir: str, worker: int) -> str:
-        """Where the store of a worker is."""
+        """Return the path of a worker's store."""
         suffix = f".{self.generation}" if self.generation else ""
         return os.path.join(data_dir, f"{_WORKER}{worker}{suffix}")
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """From the stores of one number of workers, or of one schema, to those of another."""
+    """A change from the stores of one number of workers, or of one schema, to those of another."""
 
     old: list[Path]
     new: list[Path]
-    """Empty directories."""
+    """Paths of the new stores: empty directories."""
     old_epoch: str
     epoch: str
 
 
 def settled(data_dir: str) -> Settled:
-    """What store.json says. FileNotFoundError: there is none. DataDirError: it is damaged, or of another format."""
+    """Read store.json. FileNotFoundError: missing. DataDirError: damaged, or of another format."""
     try:
         found = json.loads(Path(data_dir, _STORE).read_text())
         known, workers, epoch, generation = (
@@ -97,22 +97,22 @@ def settled(data_dir: str) -> Settled:
 
 
 def store_path(data_dir: str, worker: int) -> str:
-    """Where the store of a worker is, in a directory that a DataDir has opened."""
+    """Return the path of a worker's store, in a directory that a DataDir has opened."""
     return settled(data_dir).path(data_dir, worker)
 
 
 def epoch_of(data_dir: str) -> str:
-    """The epoch of a directory that a DataDir has opened."""
+    """Return the epoch of a directory that a DataDir has opened."""
     return settled(data_dir).epoch
 
 
 def archive_epoch_of(data_dir: str) -> str:
-    """The epoch of the archive of a directory that a DataDir has opened."""
+    """Return the archive's epoch of a directory that a DataDir has opened."""
     return settled(data_dir).archive
 
 
 class DataDir:
-    """An open data directory; the lock is inherited by whoever is forked, and goes with the last of them."""
+    """An open data directory; forked processes inherit the lock, which ends with the last of them."""
 
     def __init__(
         self,
@@ -122,10 +122,10 @@ class DataDir:
         upgrade: Callable[[Change], bool] | None = None,
         schema: int = 0,
     ) -> None:
-        """`path` is made (0700) when it is not there, its parents are not. `repartition` fills the stores for another
+        """`path` is created (0700) if it is missing, its parents are not. `repartition` fills the stores for another
         number of workers than the directory was made for; when it returns they are on the disk. Without it, another
-        number is refused. `upgrade` does the same for stores that may be older than `schema`, or returns False: none
-        is, and it has made none. Raises DataDirError, and what `repartition` and `upgrade` raise.
+        number is refused. `upgrade` does the same for stores that may be older than `schema`, or returns False if none
+        is, and has then made none. Raises DataDirError, and the exceptions of `repartition` and `upgrade`.
         """
         self.path = os.path.abspath(path)
         self._repartition = repartition
@@ -137,7 +137,7 @@ class DataDir:
             raise DataDirError(f"data_dir {self.path}: {error.strerror or error}") from None
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it, and release this process's lock."""
         os.close(self._lock)
 
     def _open(self, workers: int) -> None:
@@ -183,7 +183,7 @@ class DataDir:
         return self._superseded(now, new, upgrade)
 
     def _superseded(self, now: Settled, new: Settled, make: Callable[[Change], bool]) -> Settled:
-        """Makes new stores beside those that are there, which they then replace: store.json names whole stores at every
+        """Make new stores beside the current ones, which they then replace: store.json names complete stores at every
         moment. `make` fills them; False: there was nothing to do, and the stores stay as they are.
         """
         change = Change(*self._stores_of(now, new), now.epoch, new.epoch)
@@ -196,7 +196,7 @@ class DataDir:
         except BaseException:
             self._remove_others(now)
             raise
-        self._replace(part)  # an error behind this is no reason to remove either
+        self._replace(part)  # after an error from here on, neither may be removed
         self._remove_others(new)
         return new
 
@@ -220,7 +220,7 @@ class DataDir:
         return self._superseded(now, new, make)
 
     def _write_part(self, now: Settled) -> Path:
-        """What is to be store.json, on the disk."""
+        """Write the next store.json to a temporary file on the disk."""
         part = Path(self.path, _STORE).with_suffix(".part")
         _write(part, _content(now))
         return part
@@ -244,11 +244,10 @@ class DataDir:
 
 @contextlib.contextmanager
 def making(path: str, workers: int, archive: str) -> Iterator[tuple[list[Path], str]]:
-    """A new data directory, with an archive of that epoch. Gives the paths of its stores, which are not there yet, and
-    its epoch; it is a data directory when the block ends. If that raises, what is in it is removed. Its parent has to
-    be there.
+    """A new data directory, with an archive of that epoch. Yields the paths of its stores, which do not exist yet, and
+    its epoch; it is complete when the block ends. If the block raises, its contents are removed. Its parent must exist.
 
-    Raises DataDirError if there is something in it, and OSError.
+    Raises DataDirError if it is not empty, and OSError.
     """
     made = False
     with contextlib.suppress(FileExistsError):
@@ -287,7 +286,7 @@ def _content(now: Settled) -> str:
 
 
 def lock(path: str, seconds: float = LOCK_SECONDS_MAX) -> int:
-    """Lock the directory, waiting a moment for whoever dies; the descriptor that holds it. DataDirError: in use."""
+    """Lock the directory, waiting a moment for a dying broker; return the lock's descriptor. DataDirError: in use."""
     descriptor = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     until = time.monotonic() + seconds
     while True:
@@ -303,7 +302,7 @@ def lock(path: str, seconds: float = LOCK_SECONDS_MAX) -> int:
 
 
 def _write(file: Path, text: str) -> None:
-    """The file is on the disk with all of the text, or an error leaves none."""
+    """Write the file to the disk with all of the text; after an error there is no file."""
     try:
         with open(file, "w", opener=lambda path, flags: os.open(path, flags | os.O_CLOEXEC, 0o600)) as written:
             written.write(text)
@@ -315,7 +314,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def _sync(directory: str) -> None:
-    """The names in the directory are on the disk."""
+    """Make the names in the directory durable."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The first and the last thing that a forked process does: from a copy of the supervisor to a process of its own."""
+"""Start and end of a forked process: turns a copy of the supervisor into a process of its own."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def live(
     parent: int,
     is_pinned: bool,
 ) -> NoReturn:
-    """Live, and exit with what `life` gives.
+    """Run `life`, and exit with its result.
 
-    `leave` closes what is the parent's, or another child's; `failed` is told of an error, in one line, and its stack.
-    `is_pinned`: a worker is bound to one CPU.
+    `leave` closes what belongs to the parent or to another child; `failed` is called with an error, in one line, and
+    its stack. `is_pinned`: a worker is pinned to one CPU.
     """
     status = 1
     try:
@@ -44,7 +44,7 @@ def live(
         status = life()
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException as error:  # noqa: BLE001 (whatever it is, it must not unwind into the supervisor's frames)
+    except BaseException as error:  # noqa: BLE001 (nothing may unwind into the supervisor's frames)
         reason = "".join(traceback.format_exception_only(error)).strip().replace("\n", " ")
         channel.failed(reason)
         failed(reason, traceback.format_exc())
@@ -58,7 +58,7 @@ def live(
 def _settle(channel: WorkerChannel | ControlChannel, leave: Callable[[], None], parent: int, is_pinned: bool) -> None:
     signals.forget_handlers()
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:  # it died before the kernel was asked to tell
+    if os.getppid() != parent:  # it died before PR_SET_PDEATHSIG was set
         os._exit(1)
     leave()
     _kept.append(stacks.register(channel.runtime_dir, channel.index))
@@ -71,4 +71,4 @@ def _settle(channel: WorkerChannel | ControlChannel, leave: Callable[[], None], 
         os.sched_setaffinity(0, {cpus[channel.index % len(cpus)]})
 
 
-_kept: list[IO[str]] = []  # for the life of the process
+_kept: list[IO[str]] = []  # kept open for the life of the process

@@ -1,17 +1,17 @@
-"""Pass a connection from the worker that accepted it to its home: the descriptor by SCM_RIGHTS over a SOCK_SEQPACKET
-unix socket, the bytes already read from it beside.
+"""Passes a connection from the worker that accepted it to its home: the descriptor by SCM_RIGHTS over a SOCK_SEQPACKET
+unix socket, together with the bytes already read from it.
 
 One message is one connection (little-endian):
     header   version u8, flags u8, listener u8, a byte that is 0, port u16, host length u16, unread length u32,
              deadline u64
     host     the peer's address as text
-    unread   the first INLINE_BYTES_MAX of the bytes the client sent and nobody has handled
+    unread   the first INLINE_BYTES_MAX of the bytes that the client sent and no worker has handled
     rights   the connection, and with flag 1 a memfd with the rest of the unread bytes
-The deadline (CLOCK_MONOTONIC, ns, one clock per host) is when the client must have completed its CONNECT: the time a
-connection waits in the socket, also while its home restarts, counts. A descriptor in flight belongs to the socket: if
+The deadline (CLOCK_MONOTONIC, ns, one clock per host) is when the client must have completed its CONNECT: the time that
+a connection waits in the socket, also while its home restarts, counts. A descriptor in flight belongs to the socket: if
 the home dies, its successor receives it, because the supervisor holds both ends.
 
-Nothing here closes the sender's own descriptor: the caller does, after True.
+Nothing here closes the sender's own descriptor: the caller does that, after True.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ _BUFFER_BYTES = 1 << 20
 
 
 class HandoffLost(Exception):
-    """A message arrived but its connection did not (no free descriptor here): the kernel has closed that connection."""
+    """A message arrived without its connection (no free descriptor here): the kernel has closed that connection."""
 
 
 @dataclass(slots=True)
 class HandedOver:
-    """A connection that was accepted elsewhere and lives here from now on. The receiver owns `fd`."""
+    """A connection accepted by another worker, which lives here from now on. The receiver owns `fd`."""
 
     fd: int
     unread: bytes
-    """What the client has sent so far, from its first byte."""
+    """The bytes that the client has sent so far, from its first one."""
     remaining_seconds: float
-    """Until the connect timer ends; 0 or less: it has."""
+    """Seconds until the connect timer ends; 0 or less: it has ended."""
     peer: tuple[str, int]
     """Host and port of the client."""
     listener: int
-    """By which it came, as the workers number them (`shards.listening`)."""
+    """Number of the listener that accepted it (`shards.listening`)."""
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
-    """(send, receive), both non-blocking. The sender's buffer bounds what may wait for a worker that is down."""
+    """Return (send, receive), both non-blocking. The sender's buffer bounds what may wait for a worker that is down."""
     send, receive = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     send.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
     send.setblocking(False)
@@ -76,9 +76,9 @@ def send(
     peer: tuple[str, int],
     listener: int = 0,
 ) -> bool:
-    """Hand the connection `fd` over. False when the home's socket is full (try again later); then nothing has happened.
+    """Hand the connection `fd` over. Return False when the home's socket is full (try again later): nothing was sent.
 
-    `listener`: by which it came, 0 to 255. Raises OSError for anything else that goes wrong.
+    `listener`: the number of the one that accepted it, 0 to 255. Raises OSError for any other error.
     """
     host = peer[0].encode("utf-8", "replace")[:_HOST_BYTES_MAX]
     deadline = max(0, time.monotonic_ns() + int(remaining_seconds * 1e9))
@@ -109,9 +109,9 @@ def send(
 
 
 def receive(sock: socket.socket) -> HandedOver | None:
-    """The next connection for this worker, or None when none waits.
+    """Return the next connection for this worker, or None when none waits.
 
-    Raises HandoffLost when one was lost on the way (call again: the next may be fine).
+    Raises HandoffLost when one was lost on the way (call again: the next may be complete).
     """
     try:
         data, ancillary, flags, _ = sock.recvmsg(

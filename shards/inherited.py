@@ -1,12 +1,12 @@
-"""Made before the first fork, and outliving every worker, so that a worker's death loses nothing that waits in it:
+"""Resources made before the first fork that outlive every worker, so that a worker's death loses nothing in them:
 
-    listeners        per worker, per address: the backlog of a dead worker waits for its successor
+    listeners        per worker and address: connections in the backlog of a dead worker wait for its successor
     hand-off pairs   per worker: connections passed to a worker that is down are taken by its successor
     shared rows      per worker: counters (written by the worker alone) and a heartbeat
     clock            of all: the highest message number, and the broker's time (`shards.clock`)
     admin listeners  of the control process, if there is one
 
-Each child is given its part of them, and closes the rest.
+Each child gets its part of them, and closes the rest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Inherited"]
 
 
 class Inherited:
-    """Of one broker. `row_bytes`: of a counter row; `heartbeat`: index of the heartbeat among its u64."""
+    """The resources of one broker. `row_bytes`: size of a counter row; `heartbeat`: its index among the row's u64."""
 
     def __init__(
         self,
@@ -48,12 +48,12 @@ class Inherited:
         """The supervisor's own heartbeat."""
         self.control_heartbeat = beats[1:]
         self.heartbeats = [row[heartbeat * 8 : heartbeat * 8 + 8].cast("Q") for row in self.rows]
-        """Of the workers."""
+        """Heartbeats of the workers."""
 
     def worker_channel(
         self, index: int, incarnations: list[int], control: socket.socket, settings: Any, began: float
     ) -> WorkerChannel:
-        """What that worker is given at its fork; its own is among `incarnations`."""
+        """Return what that worker gets at its fork; its own incarnation is among `incarnations`."""
         return WorkerChannel(
             index=index,
             workers=self._workers,
@@ -73,7 +73,7 @@ class Inherited:
         )
 
     def control_channel(self, control: socket.socket, settings: Any, began: float, supervisor: int) -> ControlChannel:
-        """What the control process is given."""
+        """Return what the control process gets."""
         return ControlChannel(
             index=self._workers,
             workers=self._workers,
@@ -89,10 +89,10 @@ class Inherited:
         )
 
     def leave(self, channel: WorkerChannel | ControlChannel) -> None:
-        """In a child: close what it has not been given."""
+        """In a child: close everything that it has not been given."""
         for index in range(self._workers):
             if index != channel.index:
-                self.listeners.close_of(index)  # else a stopped sibling's backlog would stay open through us
+                self.listeners.close_of(index)  # else this process would keep a stopped sibling's backlog open
         for index, (_, receive) in enumerate(self._handoffs):
             if index != channel.index:
                 receive.close()

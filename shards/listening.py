@@ -1,12 +1,11 @@
-"""Listeners: what the broker can be reached by, and the sockets that all workers have of each, made by the supervisor
-before the fork.
+"""Listeners of the broker, and their sockets for all workers, which the supervisor opens before the fork.
 
-A listener has a name, a kind, and what its kind needs to open it. Workers know it by its number, its place in the
-configuration: each connection has that number, also when it is handed to another worker (`shards.handoff`), and so do
+A listener has a name, a kind, and the parameters of its kind. Workers know it by its number, its place in the
+configuration: each connection has that number, also when it is handed to another worker (`shards.handoff`), and so have
 its log lines and counters. A new kind is one function in KINDS.
 
-Of kind tcp each worker has a socket of its own per address, all bound to one port with SO_REUSEPORT: the kernel spreads
-connections over them. Since sockets that share a port would also share it with a second broker unnoticed, the port is
+For kind tcp each worker has a socket of its own per address, all bound to one port with SO_REUSEPORT: the kernel
+spreads connections over them. Since such sockets would also share the port with a second broker unnoticed, the port is
 first bound once without SO_REUSEPORT. Because the supervisor keeps every socket open, connections that arrive while a
 worker is down wait in its backlog for its successor.
 """
@@ -25,12 +24,12 @@ _PORT_ATTEMPTS = 20
 
 
 class CannotListen(Exception):
-    """An address cannot be listened on. Its text is one line for the operator."""
+    """An address cannot be listened on. The text is one line for the operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListenOn:
-    """What a listener is to be, as the configuration says it."""
+    """The parameters of a listener, from the configuration."""
 
     name: str
     kind: str
@@ -38,38 +37,38 @@ class ListenOn:
     hosts: tuple[str, ...]
     """Addresses or names."""
     port: int
-    """0: one that is free on all of them."""
+    """0: a port that is free on all of them."""
 
 
 class Opened(NamedTuple):
-    """What a kind has made of it."""
+    """A listener's open sockets."""
 
     addresses: list[str]
-    """How clients reach it, for people: `HOST:PORT`."""
+    """Its addresses for display: `HOST:PORT`."""
     sockets: list[list[socket.socket]]
-    """Of each worker: listening, non-blocking."""
+    """Sockets of each worker: listening, non-blocking."""
 
 
 @dataclass(slots=True)
 class Listener:
-    """A worker's part of a listener."""
+    """One worker's part of a listener."""
 
     name: str
     kind: str
     sockets: list[socket.socket]
 
     def close(self) -> None:
-        """Close its sockets; again is harmless."""
+        """Close its sockets; may be repeated."""
         for each in self.sockets:
             each.close()
 
 
 class Listeners:
-    """All that are listened on, for all workers. Raises CannotListen, and nothing stays open then."""
+    """All listeners, for all workers. Raises CannotListen, and leaves nothing open then."""
 
     def __init__(self, asked: Sequence[ListenOn], workers: int) -> None:
         self.addresses: list[list[str]] = []
-        """Of each listener, how clients reach it."""
+        """Addresses of each listener, for display."""
         self._of_workers: list[list[Listener]] = [[] for _ in range(workers)]
         try:
             for each in asked:
@@ -82,15 +81,15 @@ class Listeners:
             raise _named(error, each, asked) from None
 
     def of(self, worker: int) -> list[Listener]:
-        """The part of a worker, in the order of the configuration."""
+        """Return the part of a worker, in the order of the configuration."""
         return self._of_workers[worker]
 
     def sockets(self) -> int:
-        """How many each worker has."""
+        """Return the number of sockets per worker."""
         return sum(len(listener.sockets) for listener in self._of_workers[0])
 
     def close(self) -> None:
-        """Close them all; again is harmless."""
+        """Close them all; may be repeated."""
         for worker in range(len(self._of_workers)):
             self.close_of(worker)
 
@@ -101,7 +100,7 @@ class Listeners:
 
 
 def probe_all(asked: Sequence[ListenOn]) -> None:
-    """See whether all of them could be opened now. Raises CannotListen."""
+    """Check whether all of them could be opened now. Raises CannotListen."""
     for each in asked:
         try:
             KINDS[each.kind].probe(each)
@@ -115,23 +114,23 @@ def _named(error: CannotListen, which: ListenOn, asked: Sequence[ListenOn]) -> C
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One address to listen on, resolved."""
+    """One resolved address to listen on."""
 
     family: socket.AddressFamily
     sockaddr: tuple[Any, ...]
-    """As bind() takes it; its port is replaced by the one that was picked."""
+    """The argument of bind(); its port is replaced by the one picked."""
 
     def at(self, port: int) -> tuple[Any, ...]:
-        """What bind() takes for this address and a port."""
+        """Return the argument of bind() for this address and a port."""
         return (self.sockaddr[0], port, *self.sockaddr[2:])
 
     def text(self, port: int) -> str:
-        """`HOST:PORT`, an IPv6 host in brackets."""
+        """Return `HOST:PORT`, an IPv6 host in brackets."""
         return f"[{self.sockaddr[0]}]:{port}" if self.family == socket.AF_INET6 else f"{self.sockaddr[0]}:{port}"
 
 
 def resolve(hosts: Sequence[str]) -> list[Address]:
-    """The addresses of host names and literals, IPv4 and IPv6, each once, in the order given.
+    """Return the addresses of host names and literals, IPv4 and IPv6, each once, in the order given.
 
     Raises CannotListen for a name that does not resolve.
     """
@@ -150,7 +149,7 @@ def resolve(hosts: Sequence[str]) -> list[Address]:
 
 
 def listen(addresses: Sequence[Address], port: int, workers: int) -> tuple[int, list[list[socket.socket]]]:
-    """The port and, per worker, its non-blocking listening sockets in the order of `addresses`.
+    """Return the port and, per worker, its non-blocking listening sockets in the order of `addresses`.
 
     Port 0 picks one port that is free on every address. Raises CannotListen.
     """
@@ -176,40 +175,40 @@ def listen(addresses: Sequence[Address], port: int, workers: int) -> tuple[int, 
 
 
 def close(sockets: Sequence[Sequence[socket.socket]]) -> None:
-    """Close all of them; again is harmless."""
+    """Close all of them; may be repeated."""
     for own in sockets:
         for listener in own:
             listener.close()
 
 
 def open_tcp(asked: ListenOn, workers: int) -> Opened:
-    """Sockets whose bytes are MQTT packets. Raises CannotListen."""
+    """Open sockets for plain MQTT over TCP. Raises CannotListen."""
     addresses = resolve(asked.hosts)
     port, sockets = listen(addresses, asked.port, workers)
     return Opened([address.text(port) for address in addresses], sockets)
 
 
 def probe_tcp(asked: ListenOn) -> None:
-    """Whether it could be opened now. Raises CannotListen."""
+    """Check whether it could be opened now. Raises CannotListen."""
     probe(resolve(asked.hosts), asked.port)
 
 
 class Kind(NamedTuple):
-    """What can be done with listeners of a kind. Both raise CannotListen."""
+    """The operations on listeners of a kind. Both raise CannotListen."""
 
     open: Callable[[ListenOn, int], Opened]
-    """For so many workers."""
+    """Opens it for a number of workers."""
     probe: Callable[[ListenOn], None]
-    """See whether that would be possible, and leave nothing open."""
+    """Checks whether that would be possible, and leaves nothing open."""
 
 
 KINDS: dict[str, Kind] = {"tcp": Kind(open_tcp, probe_tcp)}
-"""By the name that the configuration has for it (`broker.config.listeners`)."""
+"""By name in the configuration (`broker.config.listeners`)."""
 
 
 def probe(addresses: Sequence[Address], port: int) -> int:
-    """Bind every address once, alone: a port in use is noticed here. The port, picked by the first if 0. Raises
-    CannotListen.
+    """Bind every address once, alone, so that a port in use is noticed; return the port, picked by the first if 0.
+    Raises CannotListen.
     """
     probes = []
     try:

@@ -9,10 +9,10 @@ import time
 
 
 class Notifier:
-    """Says READY, RELOADING, STOPPING and WATCHDOG to the service manager that started us, if one did."""
+    """Sends READY, RELOADING, STOPPING and WATCHDOG to the service manager that started us, if one did."""
 
     def __init__(self) -> None:
-        """Takes the addressing out of the environment: workers must not speak for the service."""
+        """Remove the address from the environment: workers must not speak for the service."""
         self._address = os.environ.pop("NOTIFY_SOCKET", "")
         if self._address.startswith("@"):  # the abstract namespace
             self._address = "\0" + self._address[1:]
@@ -20,22 +20,22 @@ class Notifier:
         watchdog_usec = os.environ.pop("WATCHDOG_USEC", "")
         ours = self._address and watchdog_usec.isdigit() and watchdog_pid in ("", str(os.getpid()))
         self.watchdog_seconds = int(watchdog_usec) / 2e6 if ours else 0.0
-        """Seconds between two WATCHDOG messages (half of what the manager allows), 0 when it does not watch."""
+        """Seconds between two WATCHDOG messages (half of the manager's limit), 0 when it does not watch."""
 
     def ready(self, status: str) -> None:
-        """Start-up, or a reload, is complete."""
+        """Announce that start-up, or a reload, is complete."""
         self._send(f"READY=1\nSTATUS={status}")
 
     def reloading(self) -> None:
-        """A reload has begun; `ready` ends it."""
+        """Announce that a reload has begun; `ready` ends it."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
-        """The end has begun."""
+        """Announce that the broker stops."""
         self._send("STOPPING=1")
 
     def alive(self) -> None:
-        """To be said every `watchdog_seconds`."""
+        """Send WATCHDOG; to be called every `watchdog_seconds`."""
         self._send("WATCHDOG=1")
 
     def _send(self, message: str) -> None:
@@ -43,6 +43,6 @@ class Notifier:
             return
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
             sender.setblocking(False)
-            # A manager that is gone or busy is no reason to stop serving; its own timeouts notice.
+            # If the manager is gone or busy, serving continues; its own timeouts notice.
             with contextlib.suppress(OSError):
                 sender.sendto(message.encode(), self._address)

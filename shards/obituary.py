@@ -1,7 +1,7 @@
-"""What is said of a worker that has died: of which client it had a packet in hand, and how often that was so.
+"""Report on a dead worker for the log: the client whose packet it was processing, and how often that has happened.
 
-A worker notes in its counter row whose packets it takes (`pyx.core.counters.note`), and that it is done with them. A
-death in between need not be that client's doing; the second one with the same client hardly is a chance.
+A worker notes in its counter row whose packet it begins to process (`pyx.core.counters.note`), and that it is done. A
+death in between need not be that client's doing; a second one with the same client is hardly a coincidence.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _CLIENTS_MAX = 1000
 
 
 class Obituary:
-    """Called with a dead worker's row: closes its books, and says what belongs into the log."""
+    """Called with a dead worker's row: closes its books, and returns fields for the log."""
 
     def __init__(
         self, in_hand: Callable[[memoryview], tuple[str, str] | None], bury: Callable[[memoryview], object]
@@ -25,14 +25,14 @@ class Obituary:
         self._deaths: dict[str, int] = {}
 
     def __call__(self, row: memoryview) -> dict[str, Any]:
-        """The fields of the log line."""
+        """Return the fields of the log line."""
         found = self._in_hand(row)
         self._bury(row)
         if found is None:
             return {}
         client, packet = found
         deaths = self._deaths.pop(client, 0) + 1
-        self._deaths[client] = deaths  # the last one of all
+        self._deaths[client] = deaths  # moves it to the end
         if len(self._deaths) > _CLIENTS_MAX:
             del self._deaths[next(iter(self._deaths))]
         return {"client_in_hand": client, "packet_in_hand": packet, "deaths_with_this_client": deaths}

@@ -1,12 +1,12 @@
-"""Where a client id lives: a pure function of the *configured* number of workers (retained topics: pyx.core.placement).
+"""The home of a client id: a pure function of the *configured* number of workers (retained topics: pyx.core.placement).
 
 Rendezvous hashing: every worker draws a number from the key and the highest draw wins, so growing from N to N + 1
-workers moves only the keys the new worker wins (1 / (N + 1) of them) and nothing else. The draws are the 64-bit words
-of BLAKE2b digests of the key: one digest serves eight workers, worker i draws word i % 8 of digest i // 8. BLAKE2b
-and not `hash()`, because every process, every Python version and every later run must agree (sessions on disk depend
-on it).
+workers moves only the keys that the new worker wins (1 / (N + 1) of them) and nothing else. The draws are the 64-bit
+words of BLAKE2b digests of the key: one digest serves eight workers, worker i draws word i % 8 of digest i // 8.
+BLAKE2b and not `hash()`, because every process, every Python version and every later run must agree (sessions on disk
+depend on it).
 
-Ranges over the configured workers and never over the live ones, else a client id would have two homes.
+It ranges over the configured workers and never over the live ones, else a client id would have two homes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CLIENT_ID = b"mqttd client id "
 
 
 def home(client_id: str, workers: int) -> int:
-    """The worker, 0 .. workers - 1, that owns the session of `client_id` (about 1 us up to 8 workers)."""
+    """Return the worker, 0 .. workers - 1, that owns the session of `client_id` (about 1 us up to 8 workers)."""
     if workers == 1:
         return 0
     return _winner(client_id.encode("utf-8", "surrogatepass"), workers)

@@ -1,9 +1,9 @@
-"""The posts of a broker's processes, one for each worker and one for the control process: who fills it, what it is
-told, and whether it hangs.
+"""The posts of a broker's processes, one for each worker and one for the control process: their incarnations, messages
+to them, and detection of hangs.
 
-An incarnation fills a post, its successor after its death: at once, then after 0.25 s doubling to 10 s, until one has
-served 5 s. Whoever's heartbeat stands still hangs: its stack is taken (SIGUSR2, faulthandler) and logged, and it is
-killed.
+An incarnation fills a post, and a successor after its death: at once, then after 0.25 s doubling to 10 s, until one has
+served 5 s. A process whose heartbeat is unchanged for too long hangs: its stack is taken (SIGUSR2, faulthandler) and
+logged, and it is killed.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _HEALTHY_SECONDS = 5.0
 
 
 class Death(NamedTuple):
-    """How an incarnation has ended."""
+    """The end of an incarnation."""
 
     pid: int
     reason: str
     served: float | None
-    """For how many seconds it was ready, None if it never was."""
+    """Seconds for which it was ready, None if it never was."""
 
 
 @dataclass(slots=True)
 class Post:
-    """One of them. The index of the control process is the number of workers."""
+    """One post. The index of the control process is the number of workers."""
 
     index: int
     heartbeat: memoryview
@@ -48,26 +48,26 @@ class Post:
     incarnation: int = 0
     control: socket.socket | None = None
     ready_at: float = 0.0  # 0: not ready
-    reason: str = ""  # what it said before it died
+    reason: str = ""  # reported by it before it died
     beat: int = 0
     beat_at: float = 0.0  # when `beat` was last seen to change
-    kill_at: float = 0.0  # its stack was asked for; 0: not hung
+    kill_at: float = 0.0  # set when its stack was requested; 0: not hung
     delay: float = 0.0  # before its next fork
-    fork_at: float = 0.0  # 0: nothing planned
+    fork_at: float = 0.0  # 0: no fork planned
     forked_at: float = 0.0
     restarts: int = 0
 
     @property
     def named(self) -> dict[str, Any]:
-        """Whom a log line is about."""
+        """The fields that identify it in a log line."""
         return {"process": "control"} if self.is_control else {"worker": self.index}
 
     def event(self, what: str) -> str:
-        """The name of a log event."""
+        """Return the name of a log event."""
         return f"control_{what}" if self.is_control else f"worker_{what}"
 
     def fill(self, pid: int, incarnation: int, control: socket.socket) -> None:
-        """It was forked."""
+        """Note that it was forked."""
         now = time.monotonic()
         self.restarts += self.incarnation != 0
         self.pid, self.incarnation, self.control = pid, incarnation, control
@@ -75,7 +75,7 @@ class Post:
         self.beat, self.beat_at, self.forked_at = self.heartbeat[0], now, now
 
     def leave(self, exit_status: int) -> Death:
-        """It was reaped. `exit_status` is negative for a signal, as in waitstatus_to_exitcode."""
+        """Note that it was reaped. `exit_status` is negative for a signal, as in waitstatus_to_exitcode."""
         if self.control is not None:
             self.control.close()
         if self.kill_at:
@@ -92,7 +92,7 @@ class Post:
         return Death(pid, reason, served)
 
     def plan_successor(self, served: float | None, now: float) -> None:
-        """Of one that was ready for so many seconds."""
+        """Plan the next fork, after an incarnation that was ready for `served` seconds."""
         if served is not None and served >= _HEALTHY_SECONDS:
             self.delay = 0.0
         self.fork_at = now + self.delay
@@ -100,13 +100,13 @@ class Post:
 
     def kill(self, number: signal.Signals) -> None:
         """Send it this signal."""
-        if self.pid:  # not reaped yet, so the number is still its own
+        if self.pid:  # not reaped yet, so the pid is still its own
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
 
 class Posts:
-    """All of a broker. `log`: as the supervisor's."""
+    """All posts of a broker. `log`: as for the supervisor."""
 
     def __init__(
         self,
@@ -122,26 +122,26 @@ class Posts:
 
     @property
     def are_empty(self) -> bool:
-        """Whether nobody is left."""
+        """Whether no process is left."""
         return not any(post.pid for post in self.all)
 
     def tell(self, post: Post, message: Message) -> None:
-        """One of them, if it runs."""
+        """Send a message to a process, if it runs."""
         if post.control is None or not post.pid:
             return
         try:
             send_message(post.control, message)
         except BlockingIOError:
-            # Hundreds of messages unread: what it believes of its siblings is worth nothing.
+            # Hundreds of unread messages: its knowledge of its siblings is too old to be of use.
             self._log("error", post.event("does_not_listen"), **post.named, pid=post.pid)
             post.kill(signal.SIGKILL)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # it is dying: SIGCHLD tells the rest
-        except OSError as error:  # no descriptor, no memory: what it was to hear is not heard
+            pass  # it is dying, and SIGCHLD will follow
+        except OSError as error:  # no descriptor, no memory: the message is lost
             self._log("error", post.event("not_told"), **post.named, reason=error.strerror)
 
     def tell_state(self, broker: str) -> None:
-        """Tell the control process how the broker and its workers are."""
+        """Send the control process the state of the broker and its workers."""
         workers = [
             {
                 "state": "ready" if post.ready_at else "starting" if post.pid else "down",
@@ -153,12 +153,12 @@ class Posts:
         self.tell(self.control, {"event": "state", "broker": broker, "workers": workers})
 
     def kill_all(self) -> None:
-        """SIGKILL."""
+        """Send SIGKILL to all."""
         for post in self.all:
             post.kill(signal.SIGKILL)
 
     def judge_heartbeats(self, now: float, hang_seconds_max: float, is_stopping: bool, runtime_dir: str) -> None:
-        """Whose stands still for too long is asked for its stack (unless the broker is stopping), and killed after."""
+        """Request the stacks of processes with a heartbeat unchanged for too long (unless stopping), then kill them."""
         for post in self.all:
             if not post.pid:
                 continue

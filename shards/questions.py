@@ -1,8 +1,8 @@
-"""Questions that the supervisor passes to workers, and who waits for the answers.
+"""Questions that the supervisor forwards to workers, and the callbacks that wait for the answers.
 
-Whoever asks (a client of the console, the control process) is answered exactly once: by the worker, or with an error
-when that does not run, dies, has not answered in QUESTION_SECONDS_MAX, or has QUESTIONS_MAX that it has not answered: a
-worker that pauses is not to find its control socket full of them. What is asked is between the two.
+The asker (a client of the console, the control process) is answered exactly once: by the worker, or with an error if
+the worker does not run, dies, does not answer within QUESTION_SECONDS_MAX, or has QUESTIONS_MAX unanswered ones: a
+paused worker must not find its control socket full of them. The supervisor does not interpret the questions.
 
     answered({"worker": I, "answer": {...}})    or    answered({"worker": I, "error": "..."})
 """
@@ -20,20 +20,20 @@ __all__ = ["QUESTIONS_MAX", "QUESTION_SECONDS_MAX", "Questions"]
 
 QUESTION_SECONDS_MAX = 10.0
 QUESTIONS_MAX = 32
-"""That a worker has not answered, whether anybody waits for the answers still or not."""
+"""Unanswered questions per worker, whether or not somebody still waits for the answers."""
 
 
 class _Waiting(NamedTuple):
     worker: int
     until: float
-    """By time.monotonic()."""
+    """Deadline by time.monotonic()."""
     why: str
-    """Why it has no answer then."""
+    """The error if it passes."""
     answered: Callable[[Message], None]
 
 
 class Questions:
-    """Those that wait for their answers. `tell(worker, message)` gives it to the worker; False: it does not run."""
+    """Questions that wait for answers. `tell(worker, message)` sends to a worker; False: it does not run."""
 
     def __init__(self, tell: Callable[[int, Message], bool]) -> None:
         self._tell = tell
@@ -42,7 +42,7 @@ class Questions:
         self._unanswered: dict[int, set[int]] = {}  # by worker
 
     def ask(self, worker: int, ask: object, answered: Callable[[Message], None]) -> int:
-        """The number under which it can be forgotten. `answered` is called later, and not from in here."""
+        """Forward a question; return the number for `forget`. `answered` is called later, never from in here."""
         number = next(self._numbers)
         until, why = time.monotonic() + QUESTION_SECONDS_MAX, f"has not answered in {QUESTION_SECONDS_MAX:g} s"
         unanswered = self._unanswered.get(worker, ())
@@ -56,28 +56,28 @@ class Questions:
         return number
 
     def answered(self, worker: int, number: int, answer: object) -> None:
-        """It has; nothing more, if nobody waits for it any more."""
+        """Pass an answer on; ignored if nobody waits for it any more."""
         self._unanswered.get(worker, set()).discard(number)
         waiting = self._waiting.pop(number, None)
         if waiting is not None:
             waiting.answered({"worker": waiting.worker, "answer": answer})
 
     def forget(self, number: int) -> None:
-        """Nobody waits for it any more."""
+        """Forget a question that nobody waits for any more."""
         self._waiting.pop(number, None)
 
     def gone(self, worker: int) -> None:
-        """A worker has died."""
+        """Answer for a worker that has died."""
         self._unanswered.pop(worker, None)
         for number in [number for number, each in self._waiting.items() if each.worker == worker]:
             self._fail(number, f"worker {worker} has died")
 
     def due(self) -> float:
-        """When `expire` is to be called, by time.monotonic(); infinity: nothing waits."""
+        """Return when `expire` is to be called, by time.monotonic(); infinity: nothing waits."""
         return min((each.until for each in self._waiting.values()), default=float("inf"))
 
     def expire(self, now: float) -> None:
-        """Answer for those workers that have not."""
+        """Answer with an error for workers whose deadline has passed."""
         for number in [number for number, each in self._waiting.items() if each.until <= now]:
             self._fail(number)
 

@@ -1,7 +1,7 @@
-"""A reload: who was told of new settings, who has taken them over, and when that is known of everybody.
+"""A reload: tracks which processes have applied the new settings, until the result is known for all.
 
-Whoever is forked after it has them. One that dies before it has said anything is succeeded by such a one. One that
-serves and says nothing is not waited for longer than a hung one would be.
+Processes forked after it have them already. If one dies before it has answered, its successor has them. A process that
+serves and does not answer is not waited for longer than a hung one would be.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from shards.worker_channel import Message
 
 
 class ReloadRefused(Exception):
-    """The new settings are wrong; the old ones stay. Its text is for the log."""
+    """The new settings are wrong; the old ones stay. The text is for the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """What re-reading the configuration gave."""
+    """The result of reading the configuration again."""
 
     settings: Any
-    """For the workers that are forked from now on (`WorkerChannel.settings`)."""
+    """For workers forked from now on (`WorkerChannel.settings`)."""
     message: Message
-    """For those that run: the "settings" of their "reload" message (JSON types only)."""
+    """For running workers: the "settings" of their "reload" message (JSON types only)."""
     policy: Policy
 
 
@@ -41,14 +41,14 @@ class Reload:
         self._began = now
 
     def heard(self, number: int, index: int, incarnation: int, reason: str | None) -> None:
-        """What one of them says became of it; of an earlier reload: nothing any more."""
+        """Note the answer of a process; ignored for an earlier reload."""
         if number == self._number and self._waits.get(index) == incarnation:
             del self._waits[index]
             if reason is not None:
                 self.refused[index] = reason
 
     def is_over(self, running: Mapping[int, tuple[int, float]], now: float, seconds_max: float) -> bool:
-        """Whether it is known of everybody; `running`: (incarnation, since when it serves or 0) by index."""
+        """Whether the result is known for all; `running`: (incarnation, time since which it serves or 0) by index."""
         for index, incarnation in list(self._waits.items()):
             found, ready_at = running.get(index, (0, 0.0))
             if found != incarnation:

@@ -1,9 +1,9 @@
-"""The directory that holds a running broker's unix sockets and stack dumps.
+"""The runtime directory: holds a running broker's unix sockets and stack dumps.
 
 Either named by the operator (`--runtime-dir`, kept, emptied of our files) or a private one with a short random name
-(0700, removed at exit). Short, because the path of a unix socket ends at 107 bytes. A broker holds a lock on the file
-`mqttd.lock` inside as long as it lives: so two brokers never share a directory, and what a SIGKILL left behind can be
-told from what is in use.
+(0700, removed at exit). Short, because the path of a unix socket has at most 107 bytes. A broker holds a lock on the
+file `mqttd.lock` inside as long as it lives: so two brokers never share a directory, and directories left by a SIGKILL
+can be told from those in use.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import tempfile
 from pathlib import Path
 
 PATH_BYTES_MAX = 80
-"""Longest directory: leaves 26 bytes for the names of sockets inside (a unix socket path has at most 107)."""
+"""Longest path: leaves 26 bytes for the names of sockets inside (a unix socket path has at most 107)."""
 
 _LOCK = "mqttd.lock"
 _PREFIX = "mqttd-"
 
 
 class RuntimeDirError(Exception):
-    """The directory cannot be used. Its text is one line for the operator."""
+    """The directory cannot be used. The text is one line for the operator."""
 
 
 class RuntimeDir:
     """An open runtime directory; hold it while the broker lives, `close()` it in the supervisor at the end."""
 
     def __init__(self, path: str | None) -> None:
-        """`path` None asks for a private one. Raises RuntimeDirError."""
+        """`path` None: a private directory is made. Raises RuntimeDirError."""
         self.private = path is None
         try:
             if path is None:
@@ -58,7 +58,7 @@ class RuntimeDir:
         os.close(self._lock)
 
     def close(self) -> None:
-        """Remove what the broker made, and the directory itself if it is private."""
+        """Remove the broker's files, and the directory itself if it is private."""
         if self.private:
             shutil.rmtree(self.path, ignore_errors=True)
         else:
@@ -69,12 +69,12 @@ class RuntimeDir:
 
 
 def _lock(path: str) -> int | None:
-    """The descriptor of the locked file, or None when another process holds it."""
+    """Return the descriptor of the locked file, or None when another process holds it."""
     name = os.path.join(path, _LOCK)
     descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Whoever cleaned up between our open and our lock has unlinked what we hold.
+        # Another process may have removed the file between our open and our lock.
         if os.stat(name).st_ino == os.fstat(descriptor).st_ino:
             return descriptor
     except OSError:
@@ -94,7 +94,7 @@ def _private(base: str) -> tuple[str, int]:
 
 
 def _remove_abandoned(base: str) -> None:
-    """Remove the private directories, ours by owner and name, that no living broker holds."""
+    """Remove private directories, ours by owner and name, that no living broker holds."""
     for path in Path(base).glob(_PREFIX + "*"):
         with contextlib.suppress(OSError):
             status = path.lstat()
@@ -107,7 +107,7 @@ def _remove_abandoned(base: str) -> None:
 
 
 def _empty(path: str) -> None:
-    """Remove our files from a directory the operator named: sockets and stack dumps, nothing else."""
+    """Remove our files from a directory that the operator named: sockets and stack dumps, nothing else."""
     for entry in Path(path).iterdir():
         if entry.is_socket() or entry.suffix == ".stack":
             entry.unlink(missing_ok=True)

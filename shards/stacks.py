@@ -1,4 +1,4 @@
-"""The stack of a worker that hangs: it registers a signal whose handler, in C, writes every thread's Python stack to a
+"""Stack of a hung worker: the worker registers a signal whose handler, in C, writes every thread's Python stack to a
 file, whatever the interpreter is stuck in; the supervisor sends the signal, waits a moment and reads the file.
 """
 
@@ -34,9 +34,9 @@ class _Stack(ctypes.Structure):
 
 
 def _give_room_to_handlers() -> None:
-    """faulthandler's own stack for handlers has room for one signal: with the registers of a large processor (AVX-512,
-    AMX) a second one that comes meanwhile overflows it, and the process dies of SIGSEGV. For the main thread, which
-    takes the signals.
+    """Install a larger stack for signal handlers: faulthandler's own has room for one signal. With the registers of a
+    large processor (AVX-512, AMX) a second one that arrives meanwhile overflows it, and the process dies of SIGSEGV.
+    For the main thread, which takes the signals.
     """
     room = mmap.mmap(-1, _HANDLER_BYTES)
     address = ctypes.addressof(ctypes.c_char.from_buffer(room))
@@ -45,11 +45,11 @@ def _give_room_to_handlers() -> None:
         raise OSError(ctypes.get_errno(), "sigaltstack")
 
 
-_kept: list[mmap.mmap] = []  # for the life of the process
+_kept: list[mmap.mmap] = []  # kept for the life of the process
 
 
 def read(runtime_dir: str, index: int) -> str:
-    """What worker `index` has written."""
+    """Return what worker `index` has written."""
     try:
         with open(_path(runtime_dir, index), errors="replace") as stack_file:
             return stack_file.read(_CHARACTERS_MAX)
@@ -58,7 +58,7 @@ def read(runtime_dir: str, index: int) -> str:
 
 
 def process_state(pid: int) -> str:
-    """The kernel's word for what a process does: "R (running)", "T (stopped)", "D (disk sleep)", ..."""
+    """Return the kernel's state of a process: "R (running)", "T (stopped)", "D (disk sleep)", ..."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
         for line in status:
             if line.startswith("State:"):

@@ -1,23 +1,23 @@
-"""Forks the workers, watches them, restarts them, stops them. No event loop library, no threads, no ZeroMQ, no gRPC:
-one poll() over control sockets and a wake-up socket for signals, so that this process can always fork safely.
+"""The supervisor: forks the workers, watches, restarts and stops them. No event loop library, no threads, no ZeroMQ, no
+gRPC: one poll() over control sockets and a wake-up socket for signals, so that this process can always fork safely.
 
-What is made before the first fork, and outlives every worker, is in `shards.inherited`, what a child does first in
-`shards.forked`, and what is known of each in `shards.posts`. Made per fork: the control pair, which is how the two talk
+Resources made before the first fork, which outlive every worker, are in `shards.inherited`, a child's first steps in
+`shards.forked`, and the state of each child in `shards.posts`. Made per fork: the control pair, over which the two talk
 (`shards.worker_channel` has the words).
 
-Beside the workers it may keep one *control process*, which serves nobody's messages: it is told how the workers are
-whenever that changes, its death disturbs nobody and never ends the broker, and it ends when the last worker has.
+Beside the workers it may run one *control process*, which serves no messages: it gets the state of the workers whenever
+that changes, its death disturbs no client and never ends the broker, and it ends after the last worker.
 
-What happens when:
+Events and reactions:
     a worker dies               siblings are told; forked again at once, then after 0.25 s doubling to 10 s, until one
                                 has served 5 s; the control process likewise
     ... before it was ready, while the broker starts     the broker ends, exit status 1, with the worker's reason
     ... and it was the 10th death in 60 s                the broker ends, exit status 1
-    its heartbeat stands still  its stack is taken (SIGUSR2, faulthandler) and logged; killed; then as above
+    its heartbeat is unchanged  its stack is taken (SIGUSR2, faulthandler) and logged; killed; then as above
     SIGTERM, SIGINT, SIGQUIT    listeners closed, "stop"; SIGTERM at 90 %, SIGKILL at 95 % of `stop_seconds_max`; exit 0
     a second one of these       SIGKILL at once
-    SIGHUP                      `reload()`; its ReloadRefused keeps the old settings. "reloaded" is said when every
-                                worker and the control process have said so, or who has not
+    SIGHUP                      `reload()`; its ReloadRefused keeps the old settings. The result is logged when every
+                                worker and the control process have answered, with those that have not
     any other signal            ignored, with a line (`shards.signals`)
     the supervisor is killed    the kernel kills the workers (PR_SET_PDEATHSIG)
 """
@@ -92,11 +92,11 @@ class Supervisor:
         console: Console | None = None,
         clock: HostClock | None = None,
     ) -> None:
-        """Makes the sockets.
+        """Open the sockets.
 
         `run(channel)` is a worker's whole life, called in its own process; its result is the exit status. `settings`
-        reach it unread. `row_bytes` is the size of a counter row, `heartbeat` the index of the heartbeat among its u64;
-        `bury` closes a dead worker's and says what the log is to say of it.
+        are passed to it as they are. `row_bytes` is the size of a counter row, `heartbeat` the index of the heartbeat
+        among its u64; `bury` closes the books of a dead worker's row and returns fields for the log.
 
         Raises listening.CannotListen.
         """
@@ -127,22 +127,22 @@ class Supervisor:
             console.questions = self._questions
         self._posts = Posts(self._inherited.heartbeats, self._inherited.control_heartbeat, control is not None, log)
         self._deaths: deque[float] = deque(maxlen=_DEATHS_MAX)
-        self._serving = False  # every worker was ready once
-        self._stop_at = 0.0  # when stopping began; 0: not stopping
+        self._serving = False  # set once every worker was ready
+        self._stop_at = 0.0  # time when stopping began; 0: not stopping
         self._reloads = 0
         self._pending: Reload | None = None
         self._killed = False
         self.failure = ""
-        """Why `serve` gave something else than 0, one line."""
+        """The reason, in one line, why `serve` did not return 0."""
 
     def listening_on(self) -> list[str]:
-        """`HOST:PORT` of every address of every listener, IPv6 hosts in brackets."""
+        """Return `HOST:PORT` of every address of every listener, IPv6 hosts in brackets."""
         return [address for addresses in self.listeners.addresses for address in addresses]
 
     # -- the loop
 
     def serve(self) -> int:
-        """Fork the workers and watch them until told to stop. The exit status of the broker."""
+        """Fork the workers and watch them until told to stop; return the broker's exit status."""
         self._notifier = Notifier()
         self._watchdog_at = time.monotonic() + self._notifier.watchdog_seconds
         self._pid = os.getpid()
@@ -150,7 +150,7 @@ class Supervisor:
         self._signals = signals.Watch()
         setproctitle("mqttd: supervisor")
         gc.collect()
-        gc.freeze()  # what the workers inherit stays in pages they share: their collectors do not touch it
+        gc.freeze()  # the workers' collectors then do not touch inherited objects, and their pages stay shared
         try:
             for post in self._posts.all:
                 self._fork(post)
@@ -196,7 +196,7 @@ class Supervisor:
         timeout = self._seconds_until_due(began)
         ready = poll.poll(timeout * 1000)
         late = time.monotonic() - began - timeout
-        if late > 1.0:  # we did not run ourselves (stopped, suspended, starved): that silence proves nothing
+        if late > 1.0:  # this process did not run itself (stopped, suspended, starved): the silence proves nothing
             for post in self._posts.all:
                 post.beat_at += late
         for descriptor, _ in ready:
@@ -255,14 +255,14 @@ class Supervisor:
         self._settings = reloaded.settings
         self._policy = reloaded.policy
         self._reloads += 1
-        # whoever does not run now is forked with the new settings
+        # processes that do not run now are forked with the new settings
         posts = [post for post in self._posts.all if post.pid]
         self._pending = Reload(self._reloads, {post.index: post.incarnation for post in posts}, time.monotonic())
         for post in posts:
             self._posts.tell(post, {"event": "reload", "number": self._reloads, "settings": reloaded.message})
 
     def _judge_reload(self, now: float) -> None:
-        """Say what became of the last reload, when that is known of everybody."""
+        """Log the result of the last reload, when it is known for all."""
         if self._pending is None:
             return
         running = {post.index: (post.incarnation, post.ready_at) for post in self._posts.all if post.pid}
@@ -309,7 +309,7 @@ class Supervisor:
             if pid == 0:
                 ours.close()
                 live_on()
-        except OSError as error:  # no memory, no process ids left: as if it had died
+        except OSError as error:  # no memory, no process ids left: treated like a death
             ours.close()
             self._log("error", "fork_failed", **post.named, reason=error.strerror)
             self._plan_successor(post, f"cannot fork: {error.strerror}", None)
@@ -329,7 +329,7 @@ class Supervisor:
     def _reap(self) -> None:
         while True:
             try:
-                # Any child: as process 1 of a container, orphans of strangers are ours too.
+                # Any child: as process 1 of a container, we also reap orphans of other programs.
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return
@@ -340,7 +340,7 @@ class Supervisor:
                     self._bury(post, os.waitstatus_to_exitcode(status))
 
     def _bury(self, post: Post, exit_status: int) -> None:
-        self._hear(post)  # what it said last
+        self._hear(post)  # its last messages
         death = post.leave(exit_status)
         named = post.named
         if not post.is_control:
@@ -358,7 +358,7 @@ class Supervisor:
         self._plan_successor(post, death.reason, death.served)
 
     def _plan_successor(self, post: Post, reason: str, served: float | None) -> None:
-        """`served` is for how many seconds the dead one was ready, None if it never was."""
+        """`served` is the number of seconds for which the dead one was ready, None if it never was."""
         now = time.monotonic()
         if post.is_control or not self._give_up(post, reason, served, now):
             post.plan_successor(served, now)
@@ -381,7 +381,7 @@ class Supervisor:
             if post.fork_at and post.fork_at <= now and not self._stop_at:
                 self._fork(post)
 
-    # -- what workers say and are told
+    # -- messages from and to workers
 
     def _hear(self, post: Post) -> None:
         if post.control is None:
@@ -402,7 +402,7 @@ class Supervisor:
                     post.reason = reason
                 case {"event": "reloaded", "number": int(number), "reason": reason} if self._pending is not None:
                     self._pending.heard(number, post.index, post.incarnation, reason)
-                case {"event": "closed"}:  # it is dying: SIGCHLD tells the rest
+                case {"event": "closed"}:  # it is dying, and SIGCHLD will follow
                     post.control.close()
                     post.control = None
                     return
@@ -414,7 +414,7 @@ class Supervisor:
             self._on_ready()
 
     def _pass_answer(self, post: Post, pid: int, number: int, said: Message) -> None:
-        if post.pid == pid:  # else it was asked by one that has died
+        if post.pid == pid:  # else the question was put to one that has died
             self._posts.tell(post, {"event": "answered", "number": number, **said})
 
     def _ask(self, worker: int, message: Message) -> bool:
@@ -424,7 +424,7 @@ class Supervisor:
         return True
 
     def _tell_state(self) -> None:
-        """Tell the control process how the broker and its workers are."""
+        """Send the control process the state of the broker and its workers."""
         broker = "stopping" if self._stop_at else "serving" if self._serving else "starting"
         self._posts.tell_state(broker)
 
@@ -441,7 +441,7 @@ class Supervisor:
     def _stop(self) -> None:
         self._stop_at = time.monotonic()
         self._notifier.stopping()
-        # Else the kernel goes on filling the backlogs after the workers have closed their copies.
+        # Else the kernel would go on filling the backlogs after the workers have closed their copies.
         self.listeners.close()
         for post in self._posts.workers:
             post.fork_at = 0.0
@@ -452,7 +452,7 @@ class Supervisor:
     def _enforce_stop(self, now: float) -> None:
         if not self._stop_at or self._killed:
             return
-        if not any(post.pid for post in self._posts.workers):  # until now it has said that we are stopping
+        if not any(post.pid for post in self._posts.workers):  # until now it has answered that we are stopping
             self._posts.tell(self._posts.control, {"event": "stop", "seconds": self._policy.stop_seconds_max * 0.1})
         elapsed = (now - self._stop_at) / self._policy.stop_seconds_max
         if elapsed >= 0.95:
@@ -472,7 +472,7 @@ class Supervisor:
         return 1 if self._run_control is None else self._run_control(channel)
 
     def _leave(self, channel: WorkerChannel | ControlChannel) -> None:
-        """Close what is the supervisor's, or another child's."""
+        """Close everything that belongs to the supervisor or to another child."""
         self._inherited.leave(channel)
         for post in self._posts.all:
             if post.control is not None:

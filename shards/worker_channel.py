@@ -1,22 +1,22 @@
-"""What a worker is given at its fork, and the words it exchanges with the supervisor.
+"""The channel of a worker: the resources that it gets at its fork, and its messages from and to the supervisor.
 
-The control socket is SOCK_SEQPACKET, one JSON object per packet; one that is longer than INLINE_BYTES_MAX lies in a
-memfd that comes with a packet of one byte:
+The control socket is SOCK_SEQPACKET, one JSON object per packet; one longer than INLINE_BYTES_MAX is in a memfd that is
+sent with a packet of one byte:
     worker -> supervisor   {"event": "ready"}
                            {"event": "failed", "reason": "..."}
                            {"event": "answer", "number": n, "answer": ...}           to an "ask" (shards.questions)
-                           {"event": "reloaded", "number": n, "reason": null | "..."}       to a "reload"; why not
-    supervisor -> worker   {"event": "sibling_up", "worker": i, "incarnation": k}    it was forked, or was there first
+                           {"event": "reloaded", "number": n, "reason": null | "..."}       to a "reload"; an error
+    supervisor -> worker   {"event": "sibling_up", "worker": i, "incarnation": k}    it was forked, now or earlier
                            {"event": "sibling_down", "worker": i, "incarnation": k}  it was reaped
                            {"event": "reload", "number": n, "settings": {...}}
                            {"event": "ask", "number": n, "ask": ...}                 an operator's question
-                           {"event": "stop", "seconds": s}                           be gone within s seconds
+                           {"event": "stop", "seconds": s}                           end within s seconds
     supervisor -> control  {"event": "state", "broker": "starting"|"serving"|"stopping", "workers":
                             [{"state": "starting"|"ready"|"down", "pid": p, "restarts": n}, ...]}
                            {"event": "reload", ...}, {"event": "stop", ...}          as for workers
                            {"event": "answered", "number": n, "worker": i, "answer": ...}   or "error": "...", to its
     control -> supervisor  {"event": "ask", "number": n, "worker": i, "ask": ...}    a question for a worker
-    seen by either side    {"event": "closed"}                                       the other one is gone
+    seen by either side    {"event": "closed"}                                       the other side is gone
 SIGTERM means the same as "stop" and may come as well, or twice: a fallback for a worker that does not read its
 control socket.
 """
@@ -37,7 +37,7 @@ from shards.listening import Listener
 Message = dict[str, Any]
 
 HEARTBEAT_SECONDS = 0.5
-"""How often a worker should tick its heartbeat when nothing else happens."""
+"""Longest interval between two changes of a worker's heartbeat."""
 
 INLINE_BYTES_MAX = 60_000
 _MESSAGE_BYTES_MAX = 65536
@@ -45,32 +45,32 @@ _IN_MEMFD = b"@"
 
 
 class _Channel:
-    """What everybody whom the supervisor forks can say to it, and hear."""
+    """The control socket of a forked process: messages to and from the supervisor."""
 
     __slots__ = ()
     control: socket.socket
 
     def tell(self, event: str, **fields: Any) -> None:
         """Send one message to the supervisor."""
-        with contextlib.suppress(OSError):  # a supervisor that is gone has taken this process with it
+        with contextlib.suppress(OSError):  # a supervisor that is gone takes this process with it
             send_message(self.control, {"event": event, **fields})
 
     def ready(self) -> None:
-        """Say that this process serves."""
+        """Report that this process serves."""
         self.tell("ready")
 
     def failed(self, reason: str) -> None:
-        """Say, in one line, why this process cannot serve; then return from `run` with a status other than 0."""
+        """Report, in one line, why this process cannot serve; then return from `run` with a status other than 0."""
         self.tell("failed", reason=reason[:4096])
 
     def messages(self) -> list[Message]:
-        """What the supervisor has said since the last call, oldest first; for when `control` is readable."""
+        """Return the supervisor's messages since the last call, oldest first; for when `control` is readable."""
         return messages(self.control)
 
 
 @dataclass(slots=True)
 class WorkerChannel(_Channel):
-    """Everything a worker is given at its fork.
+    """Everything that a worker gets at its fork.
 
     Closing any of it is harmless to others: the supervisor keeps a copy of every descriptor but the control socket's.
     """
@@ -78,7 +78,7 @@ class WorkerChannel(_Channel):
     index: int
     workers: int
     incarnation: int
-    """Microseconds since the epoch at the fork; rises with every fork of this worker whatever the clock does."""
+    """Microseconds since the epoch at the fork; rises with every fork of this worker, whatever the clock does."""
     incarnations: list[int]
     """Of all workers at the moment of the fork, 0 for one that does not run. Later changes come as sibling_up/_down."""
     listeners: list[Listener]
@@ -99,35 +99,35 @@ class WorkerChannel(_Channel):
     runtime_dir: str
     settings: Any
     clock: HostClock
-    """The same for all workers, also for those that are forked later."""
+    """The broker's time, the same for all workers, also for those that are forked later."""
     began: float = 0.0
-    """When the broker was started, by time.monotonic()."""
+    """Start time of the broker, by time.monotonic()."""
 
 
 @dataclass(slots=True)
 class ControlChannel(_Channel):
-    """What the control process is given at its fork."""
+    """Everything that the control process gets at its fork."""
 
     index: int
     workers: int
     listeners: list[socket.socket]
-    """Of the admin interface: listening, non-blocking; what waits in their backlog outlives this process."""
+    """Of the admin interface: listening, non-blocking; connections in their backlog outlive this process."""
     rows: list[memoryview]
-    """The counter rows of all workers, to be read."""
+    """The counter rows of all workers, for reading."""
     heartbeat: memoryview
     """One u64 (format "Q"), to change at least every HEARTBEAT_SECONDS from the loop itself."""
     supervisor_heartbeat: memoryview
-    """One u64 that the supervisor changes every second at least."""
+    """One u64 that the supervisor changes at least every second."""
     control: socket.socket
     runtime_dir: str
     settings: Any
     began: float
-    """When the broker was started, by time.monotonic()."""
+    """Start time of the broker, by time.monotonic()."""
     supervisor_pid: int
 
 
 def send_message(control: socket.socket, message: Message) -> None:
-    """One message, of any length. Raises OSError."""
+    """Send one message, of any length. Raises OSError."""
     data = json.dumps(message).encode()
     if len(data) <= INLINE_BYTES_MAX:
         control.send(data)
@@ -144,7 +144,7 @@ def send_message(control: socket.socket, message: Message) -> None:
 
 
 def messages(control: socket.socket) -> list[Message]:
-    """What waits in a control socket, oldest first; {"event": "closed"} last when the other side is gone."""
+    """Return the messages in a control socket, oldest first; {"event": "closed"} last when the other side is gone."""
     heard: list[Message] = []
     while True:
         try:
@@ -152,14 +152,14 @@ def messages(control: socket.socket) -> list[Message]:
         except BlockingIOError:
             return heard
         except ConnectionResetError:
-            # The other side ended with something of ours unread. Said once, before what it had sent: go on reading.
+            # The other side ended without reading all of ours. Reported once, before what it had sent: go on reading.
             continue
         if not packet:
             heard.append({"event": "closed"})
             return heard
         try:
             heard.append(json.loads(packet))
-        except (ValueError, RecursionError):  # the other side is broken; this one goes on
+        except (ValueError, RecursionError):  # the other side is broken; this one continues
             heard.append({"event": "unintelligible"})
 
 

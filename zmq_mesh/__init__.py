@@ -1,1 +1,1 @@
-"""Links between workers and hosts: envelope, interest, links (all pure), and the ZeroMQ sockets that carry them."""
+"""Links between workers and hosts: envelope, interest, links (all pure), and the ZeroMQ sockets that transport them."""

@@ -1,4 +1,4 @@
-"""What a link and its node say to each other: the events, the limits, and the log that a store may keep for a link."""
+"""The interface between a link and its node: the events, the limits, and the log that a store may keep for a link."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -9,15 +9,15 @@ from pyx.core.peer import Peer
 from zmq_mesh.envelope import Buffer
 from zmq_mesh.interest import Change
 
-# Anything with the buffer protocol (a pyx message body, zmq.Frame, bytes): collections.abc.Buffer comes with 3.12 only.
+# Any object with the buffer protocol (a pyx message body, zmq.Frame, bytes): collections.abc.Buffer needs Python 3.12.
 Payload = Any
 
-# `position` of a refusal that means every entry of the batch.
+# `position` of a refusal of every entry in the batch.
 WHOLE_BATCH: Final = -1
 
 
 class Undelivered(NamedTuple):
-    """A batch that a peer did not take, or not all of it: its sequenced part. ticket: -1 when its publishers were
+    """The sequenced part of a batch that a peer did not take, or not completely. ticket: -1 when its publishers were
     answered by a former incarnation of this worker. sent: it may have arrived.
     """
 
@@ -30,7 +30,7 @@ class Undelivered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LinkLimits:
-    """Bounds of one link."""
+    """The bounds of one link."""
 
     peer_outbox_bytes_max: int = 8 * 1024 * 1024
     handoff_log_bytes_max: int = 64 * 1024 * 1024
@@ -40,7 +40,7 @@ class LinkLimits:
 
 @dataclass(slots=True)
 class Traffic:
-    """What a link counts, since its start."""
+    """The counters of a link, since its start."""
 
     batches_sent: int = 0
     messages_sent: int = 0
@@ -50,17 +50,17 @@ class Traffic:
     resent: int = 0
     duplicates: int = 0
     frames_refused: int = 0
-    """Of or for a former incarnation."""
+    """Messages from or for a former incarnation."""
     volatile_dropped: int = 0
-    """Entries of QoS 0 that were not sent: peer away or gone, outbox far over its limit."""
+    """QoS 0 entries that were not sent: peer away or gone, outbox far over its limit."""
     batches_behind: int = 0
-    """Batches that went to the hand-off log although the peer is there: it is behind."""
+    """Batches that went to the hand-off log although the peer is there, because it is behind."""
 
 
 class Events(Protocol):
-    """What a link tells the node. Once per batch or rarer.
+    """The events of a link for its node. Each occurs once per batch or more rarely.
 
-    Buffers and payloads given to `batch` and interest own their memory: they may be kept.
+    Buffers and payloads passed to `batch` and interest own their memory: they may be kept.
     """
 
     def batch(
@@ -71,19 +71,19 @@ class Events(Protocol):
         payloads: list[Payload],
         sequence: int,
     ) -> None:
-        """A batch. sequence: 0 without a sequenced part, else rising over the link's life: give it to `commit`."""
+        """A batch has arrived. sequence: 0 without a sequenced part, else rising over the link's life, for `commit`."""
 
     def acknowledged(self, peer: Peer, ticket: int) -> None:
-        """Every batch with a ticket <= this one is in the peer's custody (or in the hand-off log)."""
+        """The peer (or the hand-off log) has custody of every batch with a ticket <= this one."""
 
     def refused(self, peer: Peer, batch: Undelivered, refusals: Sequence[tuple[int, int]]) -> None:
         """The entries at these positions of the sequenced part were refused, rising, each with its reason
-        (envelope.Refusal); comes before the ack of its ticket. WHOLE_BATCH alone: every entry, the hand-off log is
-        full.
+        (envelope.Refusal); called before the ack of its ticket. WHOLE_BATCH alone: every entry, because the hand-off
+        log is full.
         """
 
     def refusals_known(self, peer: Peer, number: int) -> None:
-        """The peer knows what was refused of its batches up to this number (`Link.position`), or asks no more."""
+        """The peer knows the refusals of its batches up to this number (`Link.position`), or will not ask any more."""
 
     def lost(self, peer: Peer, batches: list[Undelivered], ticket: int) -> None:
         """The peer is gone; batches with a ticket <= this one are done, these were not acknowledged (peer_lost)."""
@@ -92,77 +92,80 @@ class Events(Protocol):
         """Changes of the peer's interest; they count as taken when this returns."""
 
     def interest_snapshot(self, peer: Peer, entries: list[Change], first: bool, last: bool) -> None:
-        """A part of all that the peer wants. After the last one it counts as taken, and what none of them has named is
-        not wanted any more. A first one may come before the last one of the snapshot before: of that nothing counts.
+        """A part of the peer's complete interest. After the last part it counts as taken, and everything that no part
+        has named is not wanted any more. A first part may come before the last one of an earlier snapshot, which is
+        then void.
         """
 
     def interest_taken(self, peer: Peer, number: int) -> None:
         """The peer routes by our interest table up to this number."""
 
     def answered(self, peer: Peer) -> None:
-        """The peer greeted, and was told of our interest as of now: it may serve by that before it is `ready` here.
-        SUBACKs wait for it from now on, until `away` or `gone`.
+        """The peer greeted, and was sent our present interest: it may serve by that before it is `ready` here. SUBACKs
+        wait for it from now on, until `away` or `gone`.
         """
 
     def ready(self, peer: Peer) -> None:
-        """First heard since own start, or back from away, or confirmed after `greet`: its interest is complete here."""
+        """First heard since our start, or back from away, or confirmed after `greet`: its interest is complete here."""
 
     def away(self, peer: Peer) -> None:
-        """Silent or stalled: SUBACKs do not wait for it. Its interest stays in force (hand-off log)."""
+        """The peer is silent or stalled: SUBACKs do not wait for it. Its interest stays in force (hand-off log)."""
 
     def unconfirmed(self, peer: Peer) -> None:
-        """Asked after a pause of our own (`greet`) it was silent: before it fell so it may have given SUBACKs that did
-        not wait for us, so it may want more than is known here. Until it is `ready`, or `gone`.
+        """The peer was silent when asked after a pause of our own (`greet`): before that it may have sent SUBACKs that
+        did not wait for us, so its interest may be larger than known here. Until it is `ready`, or `gone`.
         """
 
     def incompatible(self, peer: Peer, oldest: int, newest: int) -> None:
-        """It speaks these versions of the mesh and none of ours: it counts as not there. Once per incarnation."""
+        """The peer speaks these versions of the mesh and none of ours: it counts as absent. Once per incarnation."""
 
     def gone(self, peer: Peer, incarnation: int) -> None:
         """That incarnation is dead; once per incarnation. With the memory store its interest ends here."""
 
 
 class HandoffLog:
-    """What is logged for one peer, where it outlives the worker (`broker.persistence.handoff_log` has it in the store).
+    """The log of entries for one peer. `broker.persistence.handoff_log` keeps it in the store, so that it outlives the
+    worker.
 
-    Only a link that was given one survives the peer's death without `lost`, and its own with the log's entries. One
-    that `lasts` can read back what it has stored: then the link keeps none of it in memory, and knows no bound for it.
+    Only with such a log does a link survive the peer's death without `lost`, and its own with the log's entries. A log
+    that `lasts` can read its stored entries back: then the link keeps none of them in memory, and needs no bound for
+    it.
     """
 
     lasts = False
     full = False
-    """Whether there is little room left, and only what cannot stay in memory should come."""
+    """Whether little room is left, so that only entries that cannot stay in memory should be appended."""
 
     def __init__(self, stream: int) -> None:
         self.stream = stream
         self.acknowledged = 0
-        self.reserved = 0  # where the numbers of the worker's present incarnation began
+        self.reserved = 0  # first number of the worker's present incarnation
         self.entries: deque[tuple[int, Buffer, list[Payload], int]] = deque()  # (sequence, part, payloads, entries)
 
     def found(self) -> Iterator[tuple[int, int, int]]:
-        """(sequence, bytes, entries) of what a former incarnation has left, rising."""
+        """Yield (sequence, bytes, entries) left by a former incarnation, rising."""
         for sequence, part, payloads, entries in self.entries:
             yield sequence, len(part) + sum(memoryview(payload).nbytes for payload in payloads), entries
 
     def read(self, sequence: int) -> tuple[Buffer, list[Payload]]:
-        """(part, payloads) of what was found or stored."""
+        """Return (part, payloads) of an entry that was found or stored."""
         return next((part, payloads) for at, part, payloads, _ in self.entries if at == sequence)
 
     def reserve(self, number: int) -> None:
-        """The present incarnation of the worker numbers from here on; the next one goes on beyond."""
+        """Store the first number of the worker's present incarnation; the next one continues above it."""
         self.reserved = number
 
     def when_stored(self, callback: Callable[[], None]) -> None:
-        """Call it when all that was appended until now is as safe as this log makes it."""
+        """Call it when everything appended until now is as safe as this log makes it."""
         callback()
 
     def append(self, sequence: int, part: Buffer, payloads: list[Payload], entries: int) -> bool:
-        """Sequences rise. -> True: as soon as it is stored, `read` gives it as it is."""
+        """Append an entry; sequences rise. Return True if `read` will return it unchanged as soon as it is stored."""
         self.entries.append((sequence, part, payloads, entries))
         return False
 
     def trim(self, acknowledged: int) -> None:
-        """The peer has everything up to this number."""
+        """Delete everything up to this number, which the peer has."""
         self.acknowledged = max(self.acknowledged, acknowledged)
         while self.entries and self.entries[0][0] <= acknowledged:
             self.entries.popleft()

@@ -1,9 +1,9 @@
-"""The bytes of the mesh, version 2: messages between peers, and the entries inside them (little-endian throughout).
+"""Wire format of the mesh, version 2: messages between peers, and the entries in them (little-endian throughout).
 
 A message is a list of frames (one ZeroMQ multipart message):
 
     frame 0     prefix | head | refusals | greeting (HELLO, WELCOME) | volatile part | sequenced part
-    frames 1..  a part of more than INLINE_BYTES_MAX bytes has a frame of its own (flags say which),
+    frames 1..  a part of more than INLINE_BYTES_MAX bytes has a frame of its own (see the flags),
                 then the payload frames, those of volatile entries first, each in the order of its entries
 
     prefix      u8 magic | u8 version | u16 your stream (its low bits) | u32 sender | u32 receiver
@@ -16,26 +16,26 @@ A message is a list of frames (one ZeroMQ multipart message):
     sender, receiver: peers (pyx.core.peer); within a host the index of a worker
     greeting    u64 stream | u64 your stream | u64 interest | u32 greeting
 
-Two releases may speak with each other: a greeting (HELLO, WELCOME) is the same in all versions, and says which ones its
-sender speaks, in `volatile bytes`, because it has no such part: u8 oldest | u8 newest. Everything else is of the newest
-version that both speak. 0: a release that did not say it, which speaks version 2.
+Two releases can talk to each other: a greeting (HELLO, WELCOME) is the same in all versions, and states the versions
+that its sender speaks in the field `volatile bytes`, because it has no such part: u8 oldest | u8 newest. Everything
+else is in the newest version that both speak. 0: a release without this field, which speaks version 2.
 
 The prefix is the same for every message between two incarnations: a receiver compares it as a whole (magic, version,
-who, which incarnations) instead of taking it apart. Every message carries the whole state of the opposite direction, so
-any one of them acknowledges everything; what the numbers mean is told in zmq_mesh.links.
+peers, incarnations) instead of parsing it. Every message has the whole state of the opposite direction, so any one of
+them acknowledges everything; zmq_mesh.links explains the numbers.
 
-An entry is one PUBLISH on its way to a peer; `pyx.storage.records` packs and unpacks them on the data path. The decoder
-here is for tools and tests, and is held to the same golden bytes:
+An entry is one PUBLISH for a peer; `pyx.storage.records` packs and unpacks entries on the data path. The decoder here
+is for tools and tests; tests compare both with the same golden bytes:
 
     entry       u8 flags | u16 topic bytes | u32 property bytes | u32 payload bytes | u64 message number
                 | u64 expires, if EXPIRES (milliseconds, wall clock)
                 | u8 insist | u64 key | u16 bytes | b"group/filter", if SHARED: the share group for which this worker
-                  was chosen; insist = 1: no member is online anywhere, so it waits here; key: what hash_topic and
-                  hash_client choose the member by, 0 for the other strategies
+                  was chosen; insist = 1: no member is online anywhere, so it waits here; key: by which hash_topic and
+                  hash_client choose the member, 0 for the other strategies
                 | topic | properties (wire form of MQTT 5, without their length) | payload, unless OWN_FRAME
 
-An entry with CONTROL is no PUBLISH. That of the topic b"^" names the publisher of the next entry, which is to be
-retained: who keeps it must know for whom it is local.
+An entry with CONTROL is not a PUBLISH. One with the topic b"^" names the publisher of the next entry, which is to be
+retained: the owner needs it for No Local.
 """
 
 import struct
@@ -51,27 +51,27 @@ Buffer = bytes | bytearray | memoryview
 MAGIC: Final = 0xB5
 VERSION: Final = 2
 OLDEST_VERSION: Final = 2
-"""A release speaks the version of the one before it."""
+"""Each release also speaks the version of the one before it."""
 VERSION_OF_GREETINGS: Final = 2
 _NOT_SAID: Final = (2, 2)
-# Up to here a part is copied behind the head instead of having a frame of its own. Measured, CPU of both processes with
+# Up to this size a part is copied behind the head, without a frame of its own. Measured, CPU of both processes with
 # all threads, inline / own frame copied / own frame by reference: 8 KB 24 / 27 / 37 us, 16 KB 29 / 31 / 48, 32 KB 52 /
 # 52 / 59, 64 KB 70 / 97 / 76, 256 KB 297 / 241 / 167.
 INLINE_BYTES_MAX: Final = 32 * 1024
 
 
 class Kind(IntEnum):
-    """What a message is for."""
+    """The purpose of a message."""
 
     HELLO = 1
     WELCOME = 2
     ACK = 3  # acks, heartbeat
     BATCH = 4
     INTEREST = 5
-    SKIP = 6  # keeps a number of the stream whose content is obsolete
+    SKIP = 6  # fills a number of the stream whose content is obsolete
 
 
-# Members of an IntEnum cost more than ints on the way of each batch.
+# Members of an IntEnum are slower than ints, and these are used for each batch.
 HELLO: Final = int(Kind.HELLO)
 WELCOME: Final = int(Kind.WELCOME)
 ACK: Final = int(Kind.ACK)
@@ -81,7 +81,7 @@ SKIP: Final = int(Kind.SKIP)
 
 
 class Refusal(IntEnum):
-    """Why one entry of a batch was refused by the peer that got it (or by the link, for a whole batch)."""
+    """Why the peer refused one entry of a batch (or the link a whole batch)."""
 
     NO_MEMBER = 1
     STORE_FULL = 2
@@ -95,8 +95,8 @@ GAP: Final = 0x02  # something before the highest sequence is missing here: send
 VOLATILE_FRAME: Final = 0x04
 SEQUENCED_FRAME: Final = 0x08
 SNAPSHOT: Final = 0x10  # INTEREST: (a part of) a snapshot, not a delta
-LAST: Final = 0x20  # INTEREST: nothing more belongs to this number
-MORE: Final = 0x40  # frames follow this one (cheaper to read than the socket's own word for it)
+LAST: Final = 0x20  # INTEREST: the last message of this number
+MORE: Final = 0x40  # frames follow this one (cheaper to read than the socket's own flag)
 
 # Flags of an entry.
 QOS: Final = 0x03
@@ -105,8 +105,8 @@ EXPIRES: Final = 0x08
 SHARED: Final = 0x10
 OWN_FRAME: Final = 0x20
 RETAINED_ONLY: Final = 0x40
-CONTROL: Final = 0x80  # no message: something for the broker of the peer
-PUBLISHER: Final = b"^"  # topic of a CONTROL entry: its payload is the client id of who published the next entry
+CONTROL: Final = 0x80  # not a message: information for the broker of the peer
+PUBLISHER: Final = b"^"  # topic of a CONTROL entry: its payload is the client id of the next entry's publisher
 
 PREFIX: Final = struct.Struct("<BBHIIQQ")
 HEAD: Final = struct.Struct("<BBHIIIIQQQQQQQ")
@@ -122,11 +122,11 @@ HEAD_END: Final = PREFIX.size + HEAD.size
 
 
 class EnvelopeError(Exception):
-    """The bytes are not a message or an entry of ours."""
+    """The bytes are not a valid message or entry."""
 
 
 class Prefix(NamedTuple):
-    """Who speaks to whom; incarnation 0 of the receiver = not known to the sender."""
+    """The two ends of a message; incarnation 0 of the receiver = not known to the sender."""
 
     sender: Peer
     receiver: Peer
@@ -135,7 +135,7 @@ class Prefix(NamedTuple):
 
 
 class Head(NamedTuple):
-    """The fixed part of a message behind its prefix, in wire order."""
+    """The fixed part of a message after its prefix, in wire order."""
 
     kind: int
     flags: int
@@ -154,11 +154,11 @@ class Head(NamedTuple):
 
 
 class Greeting(NamedTuple):
-    """What HELLO and WELCOME say in addition.
+    """The additional fields of HELLO and WELCOME.
 
-    stream: identity of the numbering of what the sender sends. your_stream: the receiver's stream that `received` of
-    the head refers to, 0 = none known. interest: number of the sender's interest table now. greeting: number of a
-    HELLO; a WELCOME repeats the one it answers.
+    stream: identity of the numbering of the sender's stream. your_stream: the receiver's stream to which `received` of
+    the head refers, 0 = none known. interest: present number of the sender's interest table. greeting: number of a
+    HELLO; a WELCOME repeats the one that it answers.
     """
 
     stream: int
@@ -168,12 +168,12 @@ class Greeting(NamedTuple):
 
 
 def pack_versions(oldest: int, newest: int) -> int:
-    """What a greeting says where other messages have the size of their volatile part."""
+    """Return the versions as a greeting's `volatile bytes`."""
     return oldest | newest << 8
 
 
 def unpack_versions(said: int) -> tuple[int, int]:
-    """(oldest, newest) that the sender of a greeting speaks."""
+    """Return (oldest, newest) that the sender of a greeting speaks."""
     return (said & 0xFF, said >> 8 & 0xFF) if said else _NOT_SAID
 
 
@@ -185,17 +185,17 @@ def pack_prefix(
     your_stream: int = 0,
     version: int = VERSION_OF_GREETINGS,
 ) -> bytes:
-    """The first PREFIX_BYTES bytes of every message between two incarnations, or of their greetings.
+    """Return the first PREFIX_BYTES bytes of every message between two incarnations, or of their greetings.
 
-    your_stream: the receiver's stream that the acks refer to: a receiver that numbers anew refuses acks of the old
-    numbers.
+    your_stream: the receiver's stream to which the acks refer: a receiver with a new numbering refuses acks of the old
+    one.
     """
     return PREFIX.pack(MAGIC, version, your_stream & 0xFFFF, sender, receiver, sender_incarnation, receiver_incarnation)
 
 
 def unpack_prefix(frame: Buffer) -> Prefix:
-    """Who speaks to whom, whichever version it is. Raises EnvelopeError when the frame is too short for a message or is
-    not ours.
+    """Return the two ends of a message of any version. Raises EnvelopeError when the frame is too short for a message
+    or not ours.
     """
     if len(frame) < HEAD_END:
         raise EnvelopeError(f"{len(frame)} bytes are too few for a mesh message")
@@ -206,7 +206,7 @@ def unpack_prefix(frame: Buffer) -> Prefix:
 
 
 def unpack_head(frame: Buffer) -> Head:
-    """The caller has seen that the frame has HEAD_END bytes."""
+    """Unpack the head; the caller has checked that the frame has HEAD_END bytes."""
     return Head._make(HEAD.unpack_from(frame, PREFIX_BYTES))
 
 
@@ -219,7 +219,7 @@ def take_apart(
     sequenced_bytes: int,
     payloads: int,
 ) -> tuple[memoryview | None, memoryview | None, int]:
-    """(volatile part, sequenced part, index of the first payload frame); EnvelopeError when the head says otherwise."""
+    """Return (volatile part, sequenced part, index of the first payload frame); EnvelopeError if the head disagrees."""
     index = 1
     volatile: memoryview | None = None
     sequenced: memoryview | None = None
@@ -253,7 +253,7 @@ class Entry:
 
     number: the message number (microseconds << 8 | worker). expires: milliseconds since the epoch, None = never.
     shared: b"group/filter" of the share group for which the receiver was chosen, or None; insist: it must queue the
-    message when no member is online; key: of the strategies hash_topic and hash_client. properties: wire form without
+    message when no member is online; key: for the strategies hash_topic and hash_client. properties: wire form without
     their length.
     """
 
@@ -270,11 +270,11 @@ class Entry:
     own_frame: bool = False
     retained_only: bool = False
     control: bool = False
-    """No message: something for the broker of the peer."""
+    """Not a message, but information for the broker of the peer."""
 
 
 def encode_entry(entry: Entry) -> bytes:
-    """The entry's bytes; with own_frame the payload is left out: it is the next payload frame."""
+    """Encode an entry; with own_frame the payload is left out: it is the next payload frame."""
     flags = entry.qos & QOS
     flags |= RETAIN if entry.retain else 0
     flags |= EXPIRES if entry.expires is not None else 0
@@ -294,7 +294,7 @@ def encode_entry(entry: Entry) -> bytes:
 
 
 def encode_entries(entries: Iterable[Entry]) -> tuple[bytes, list[bytes]]:
-    """A part and its payload frames."""
+    """Return a part and its payload frames."""
     parts: list[bytes] = []
     frames: list[bytes] = []
     for entry in entries:
@@ -305,7 +305,7 @@ def encode_entries(entries: Iterable[Entry]) -> tuple[bytes, list[bytes]]:
 
 
 def _walk(part: Buffer) -> Iterator[tuple[int, int, int]]:
-    """(start, start of the topic, end) of each entry; EnvelopeError where the bytes end early."""
+    """Yield (start, start of the topic, end) of each entry; EnvelopeError where the bytes end early."""
     at, size = 0, len(part)
     while at < size:
         if size - at < ENTRY.size:
@@ -324,12 +324,12 @@ def _walk(part: Buffer) -> Iterator[tuple[int, int, int]]:
 
 
 def count_entries(part: Buffer | None) -> int:
-    """Number of entries of a part (for counters on rare paths; the data path knows it)."""
+    """Return the number of entries of a part (for counters on rare paths; the data path knows it)."""
     return 0 if part is None else sum(1 for _ in _walk(part))
 
 
 def decode_entries(part: Buffer, frames: Sequence[Buffer] = ()) -> Iterator[Entry]:
-    """The entries of a part; `frames` are its payload frames, of which each entry with OWN_FRAME takes the next.
+    """Decode the entries of a part; `frames` are its payload frames, of which each entry with OWN_FRAME takes the next.
 
     Raises EnvelopeError for bytes that end early, for a payload frame that is missing, left over or of the wrong size.
     """

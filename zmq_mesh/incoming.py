@@ -1,9 +1,9 @@
-"""What has come of a peer's stream, and what the peer has not been told of that.
+"""The receiving side of a link: the position in the peer's stream, and the acks and refusals that are due to it.
 
-- `received` is the number up to which the stream was handed over; `committed` is the cumulative ack. A peer whose
-  stream is a new one begins to count anew: `_offset` lies between its numbers and those that the node is given.
-- Refused entries are repeated until the peer's `acknowledged` has passed their batch, and are said with the ack of
-  their batch or before it: an entry is never acked by a lost refusal.
+- `received` is the number up to which the stream was passed to the node; `committed` is the cumulative ack. When a peer
+  begins a new stream, its numbers start again: `_offset` is the difference to the node's numbers.
+- Refused entries are repeated until the peer's `acknowledged` has passed their batch, and are sent with the ack of
+  their batch or before it: so an entry is never acked because its refusal was lost.
 """
 
 from collections import deque
@@ -20,19 +20,19 @@ from zmq_mesh.interest import decode_changes
 __all__ = ["Incoming"]
 
 _HIGHEST: Final = (1 << 64) - 1
-# Refusals one message carries, if they are of more than one batch: an ack of a batch must carry all that are of it.
+# Refusals per message if they are of more than one batch: the ack of a batch must include all of its refusals.
 REFUSALS_MAX: Final = 1000
 _REFUSED: Final = Struct("<IB")  # position, reason
 
 
 def _packed(refused: Iterable[tuple[int, int]]) -> bytes:
-    """(position, reason) of entries of one batch."""
+    """Pack (position, reason) of entries of one batch."""
     return b"".join(_REFUSED.pack(*each) for each in refused)
 
 
 class Incoming:
-    """Of one link. See `Link` for the arguments; `unsaid_bytes_max`: of what has no number, until it is said that it
-    has come.
+    """The receiving side of one link. See `Link` for the arguments; `unsaid_bytes_max`: unnumbered bytes received until
+    their receipt is reported.
     """
 
     def __init__(
@@ -50,25 +50,25 @@ class Incoming:
         self._unsaid_bytes_max = unsaid_bytes_max
         self.stream, self.received = received
         self.committed = self.received
-        self.highest = self.received  # number of the stream known to have been sent
+        self.highest = self.received  # highest number of the stream known to have been sent
         self._last_batch = self.received
         self._offset = 0  # number for the node - number of the stream
         self._floor = 0  # numbers for the node up to here belong to a former stream
         self.frames_seen = 0
-        self.acknowledged = 0  # the peer knows that it was told of these numbers
+        self.acknowledged = 0  # the peer has received our acks of these numbers
         self.unsaid_bytes = 0
-        self.owe = False  # something the peer waits for is unsaid
+        self.owe = False  # an ack that the peer waits for is due
         self.interest_heard = 0
-        self._in_snapshot = False  # its last part has not come
-        self.refused = deque((number, _packed(refused)) for number, refused in refusals)  # of batches
+        self._in_snapshot = False  # its last part has not arrived
+        self.refused = deque((number, _packed(refused)) for number, refused in refusals)  # by batch
 
-    # ------------------------------------------------------------ what the node says
+    # ------------------------------------------------------------ calls of the node
 
     def commit(self, sequence: int, refused: Sequence[tuple[int, int]] = ()) -> None:
-        """The last record of the batch with this number (from events.batch), and of all before it, is committed.
+        """Note that the batch with this number (from events.batch), and all before it, are committed in full.
 
-        refused: (position, reason) of entries of this very batch that were not accepted. A number of a peer that is
-        gone is ignored. The ack leaves with the next message, at the latest with `flush`.
+        refused: (position, reason) of entries of this batch that were not accepted. A number of a peer that is gone is
+        ignored. The ack is sent with the next message, at the latest with `flush`.
         """
         if sequence <= self._floor:
             return
@@ -77,37 +77,37 @@ class Incoming:
             spend(len(refused) * STEP // 4)
             self.refused.append((number, _packed(refused)))
         if number > self.committed:
-            # What follows the last batch (interest) needs no commit of its own.
+            # Interest after the last batch needs no commit of its own.
             self.committed = self.received if number >= self._last_batch else number
             self.owe = True
 
     def position(self, sequence: int) -> tuple[int, int]:
-        """(stream, number) of events.batch's `sequence`: a store writes it with the records; `received` at restart."""
+        """Return (stream, number) of events.batch's `sequence`: stored with the records, `received` after a restart."""
         return self.stream, sequence - self._offset
 
     @property
     def refusals(self) -> list[tuple[int, list[tuple[int, int]]]]:
-        """(number, [(position, reason), ...]) of batches with refused entries of which the peer may not know yet.
+        """Return (number, [(position, reason), ...]) of batches with refused entries that the peer may not know yet.
 
-        A store has them (`Events.refusals_known` says how long), or they would count as taken after a restart.
+        A store keeps them (until `Events.refusals_known`), because they would count as taken after a restart.
         """
         return [
             (number, [(position, reason) for position, reason in _REFUSED.iter_unpack(packed)])
             for number, packed in self.refused
         ]
 
-    # ------------------------------------------------------------ what the peer is told
+    # ------------------------------------------------------------ acks
 
     def news(self, kind: int) -> tuple[int, int, bytes]:
-        """(the ack, how many refusals, packed) that the next message of this kind is to say; there are `refused`."""
+        """Return (ack, number of refusals, packed) for the next message of this kind; there are `refused`."""
         committed = self.committed
-        if kind <= WELCOME:  # a greeting has no room for them: their entries must not be acked by it
+        if kind <= WELCOME:  # a greeting has no room for refusals: it must not ack their entries
             return min(committed, self.refused[0][0] - 1), 0, b""
         count = 0
         refused: list[tuple[int, bytes]] = []
         for number, packed in self.refused:
             many = len(packed) // _REFUSED.size
-            if count and count + many > REFUSALS_MAX:  # the rest goes with the acks that belong to it
+            if count and count + many > REFUSALS_MAX:  # the rest is sent with the acks that belong to it
                 committed = number - 1
                 break
             count += many
@@ -122,18 +122,18 @@ class Incoming:
         )
 
     def forget_refusals(self, acknowledged: int) -> None:
-        """The peer knows of those up to this number."""
+        """Forget refusals up to this number, which the peer knows."""
         self.acknowledged = acknowledged
         if self.refused and self.refused[0][0] <= acknowledged:
             while self.refused and self.refused[0][0] <= acknowledged:
                 self.refused.popleft()
-            self.owe = self.owe or bool(self.refused)  # the next ones, and the acks that wait for them
+            self.owe = self.owe or bool(self.refused)  # the next ones are due, with the acks that wait for them
             self._events.refusals_known(self._peer, acknowledged)
 
-    # ------------------------------------------------------------ what comes
+    # ------------------------------------------------------------ messages received
 
     def saw(self, frame: int, sequence: int) -> bool:
-        """A message with this frame number, when so much of the stream was sent. -> Whether it is none of before."""
+        """Note a message's frame number and the highest sequence sent; return False for a frame seen before."""
         if sequence > self.highest:
             self.highest = sequence
         if frame <= self.frames_seen:
@@ -142,7 +142,7 @@ class Incoming:
         return True
 
     def count(self, frames: Sequence[Payload], volatile: bool) -> None:
-        """A message, with something in it that has no number or without."""
+        """Count a message; `volatile`: it has a part without a number."""
         nbytes = len(frames[0])
         for i in range(1, len(frames)):
             nbytes += memoryview(frames[i]).nbytes
@@ -161,8 +161,8 @@ class Incoming:
         part: memoryview | None,
         payloads: list[Payload],
     ) -> bool:
-        """The next number of the stream (or a SKIP, which may be a range that covers the next). -> Whether interest
-        was taken. Raises EnvelopeError.
+        """Pass the next number of the stream on (or a SKIP, which may be a range that includes the next). Return
+        whether interest was taken. Raises EnvelopeError.
         """
         if kind == BATCH:
             self.received = self._last_batch = sequence
@@ -193,24 +193,24 @@ class Incoming:
         self.interest_heard = number
         return True
 
-    # ------------------------------------------------------------ who the peer is
+    # ------------------------------------------------------------ the peer's incarnation
 
     def end_incarnation(self) -> None:
-        """That one is dead: it waits for nothing."""
+        """Note that the incarnation is dead: nothing is due to it."""
         self.owe = False
         self.interest_heard = 0
         self._in_snapshot = False
 
     def greeted(self, stream: int, head: Head) -> bool:
-        """A greeting says what was acked of its stream. -> Whether that is another one: the peer numbers anew, or we
-        know nothing of its numbering. It keeps what follows.
+        """Take in a greeting's position in its stream. Return whether the stream is new: the peer has a new numbering,
+        or its numbering was not known here.
         """
         self.frames_seen = max(self.frames_seen, head.frame)
         is_new = stream != self.stream
         if is_new:
             self._begin_stream(stream, head.acknowledged)
         elif head.acknowledged > self.received:
-            # Acked by a former incarnation of this worker: interest behind the last batch its store knows of.
+            # Acked by a former incarnation of this worker: interest after the last batch in its store.
             self.received = self.committed = head.acknowledged
         self.highest = max(self.highest, self.received, head.sequence)
         return is_new

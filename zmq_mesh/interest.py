@@ -1,19 +1,20 @@
-"""What this worker wants to hear (Publisher), and the bytes in which its peers are told.
+"""The interest of this worker in its siblings' messages (Publisher), and the format in which its peers get it.
 
-Every state of the table has a number, rising by one per sealed delta and starting at 1 (the table as it is at start). A
-peer that has been told of number n is told of the rest by deltas n+1, n+2, ...; one that has been told nothing, or of a
-number whose deltas are no longer kept, gets a snapshot. Changes are collected until `seal`, once per tick: a storm of
-SUBSCRIBEs costs one delta (or a few: none has more than CHANGES_MAX changes), whose bytes are made once for all peers.
+Every state of the table has a number, rising by one per sealed delta and starting at 1 (the table at start). A peer
+that has been sent number n gets the deltas n+1, n+2, ...; one that has been sent nothing, or a number whose deltas are
+no longer kept, gets a snapshot. Changes are collected until `seal`, once per tick: a storm of SUBSCRIBEs costs one
+delta (or a few: none has more than CHANGES_MAX changes), whose bytes are made once for all peers.
 
-A snapshot of a large table is made in pieces, and is of the number at which it was begun: the deltas since then follow.
-Its parts are no larger than deltas, so that whoever takes them in does so one by one.
+A snapshot of a large table is made in pieces, and has the number at which it was begun: the deltas since then follow.
+Its parts are no larger than deltas, so that a receiver can process them one by one.
 
     change      u16 filter bytes | u16 group bytes (0xFFFF = no group) | u32 members, 0 = withdrawn | u32 online
                 | u8 flags (1 = durable, 2 = full, 4 = of one member) | u64 member | u64 since, if 4 | filter | group
 
-A plain filter, each share group of that filter, and (where the group's strategy needs to know them) each member of such
-a group are entries of their own, keyed by (filter, group, member). A member is named by a 64-bit hash of its client id,
-and says since when it is online; so a member that comes or goes costs a change of fixed size, however many there are.
+A plain filter, each share group of that filter, and (where the group's strategy needs them) each member of such a group
+are separate entries, keyed by (filter, group, member). A member is identified by a 64-bit hash of its client id and has
+the time since which it is online; so a member that joins or leaves costs a change of fixed size, however many there
+are.
 """
 
 import struct
@@ -31,27 +32,27 @@ NO_GROUP: Final = 0xFFFF
 DURABLE: Final = 0x01
 FULL: Final = 0x02
 OF_MEMBER: Final = 0x04
-# Deltas above this are not worth keeping: a peer that missed so much takes a snapshot.
+# Deltas above this size are not kept: a peer that missed so much gets a snapshot.
 HISTORY_BYTES_MAX: Final = 1024 * 1024
-# Of one delta, and of one part of a snapshot: each is taken in at once.
+# Changes of one delta, and of one part of a snapshot, which are processed at once.
 CHANGES_MAX: Final = 1000
-# What Python takes for a delta beside its bytes: connections that come and go make millions of very small ones.
+# Python's memory for a delta beside its bytes: connections that come and go make millions of very small ones.
 TOLD_BYTES: Final = 256
 # A part of a snapshot; one frame each.
 SNAPSHOT_PART_BYTES_MAX: Final = 1024 * 1024
-# Parts that are made at once.
+# Parts made at once.
 PARTS_AT_ONCE: Final = 4
 
 
 class Change(NamedTuple):
     """The new state of one (filter, group), or of one member of a group.
 
-    filter: without $share and group. group: None = a plain filter. members: subscribers of the group on this worker (of
-    a plain filter too), 0 = nobody wants it any more. durable: some of them are sessions that outlive their connection.
-    online: how many of a group's members are connected. full: none of those can take a message now.
+    filter: without $share and group. group: None = a plain filter. members: subscribers of the group on this worker
+    (also of a plain filter), 0 = not wanted any more. durable: some of them are lasting sessions. online: number of
+    connected members of a group. full: none of those can take a message now.
 
-    member: 0, or the hash of the client id of one member, of which this is the state alone: members is 1, or 0 when it
-    has left; since: a number that rises with time, 0 = it is offline.
+    member: 0, or the hash of a member's client id, whose state this is: members is 1, or 0 when it has left; since: a
+    number that rises with time, 0 = it is offline.
     """
 
     filter: bytes
@@ -65,7 +66,7 @@ class Change(NamedTuple):
 
 
 def encode_change(change: Change) -> bytes:
-    """The change's bytes (see the top of this file); EnvelopeError for a group whose length says that it is none."""
+    """Encode a change (see the top of this file); EnvelopeError for a group whose length would mean "no group"."""
     group = change.group
     if group is not None and len(group) >= NO_GROUP:
         raise EnvelopeError(f"a share group of {len(group)} bytes")
@@ -78,7 +79,7 @@ def encode_change(change: Change) -> bytes:
 
 
 def decode_changes(part: Buffer) -> Iterator[Change]:
-    """The changes of a delta, or the entries of a part of a snapshot; EnvelopeError where the bytes end early."""
+    """Decode the changes of a delta or of a part of a snapshot; EnvelopeError where the bytes end early."""
     at, size = 0, len(part)
     while at < size:
         spend(2 * STEP)
@@ -104,7 +105,7 @@ def decode_changes(part: Buffer) -> Iterator[Change]:
 
 
 class Told(NamedTuple):
-    """One step for a peer: it is at `number` after these parts (a delta has one; those of a snapshot may be empty)."""
+    """One update for a peer, which is at `number` after these parts (a delta has one, a snapshot may have none)."""
 
     number: int
     snapshot: bool
@@ -112,13 +113,13 @@ class Told(NamedTuple):
 
 
 class Publisher:
-    """The local table, numbered. Pure; one per worker, read by all its links.
+    """The numbered interest table of this worker. Pure; one per worker, read by all its links.
 
-    source: where the entries of a snapshot come from. By default the table is kept here (about 300 bytes per filter); a
-    router that can enumerate its filters hands a callable in, and only the deltas are kept.
+    source: the entries of a snapshot. By default the table is kept here (about 300 bytes per filter); a router that can
+    enumerate its filters passes a callable, and only the deltas are kept.
 
-    in_pieces: takes the rest of a snapshot whose first piece is made, an iterator of which each step is another piece.
-    The last step forgets the snapshot: whoever asks (`since`) before that gets it. None: the rest is made at once.
+    in_pieces: takes the rest of a snapshot whose first piece is made: an iterator of which each step is another piece.
+    The last step forgets the snapshot: callers of `since` before that get it. None: the rest is made at once.
     """
 
     def __init__(
@@ -134,9 +135,9 @@ class Publisher:
         self._pending: dict[tuple[bytes, bytes | None, int], Change] = {}
         self._history: deque[Told] = deque()  # numbers without gaps, the last is self.number
         self._history_bytes = 0
-        self._asked = False  # anybody, for anything: nobody needs deltas before that
-        self._snapshot: Told | None = None  # while several peers ask for it
-        self._being_made = False  # a snapshot: the deltas since its number are kept, however many come
+        self._asked = False  # whether any peer has asked: nobody needs deltas before that
+        self._snapshot: Told | None = None  # kept while several peers ask for it
+        self._being_made = False  # a snapshot: the deltas since its number are kept, however many there are
 
     def change(
         self,
@@ -147,14 +148,14 @@ class Publisher:
         online: int = 0,
         full: bool = False,
     ) -> int:
-        """Set the state of (filter, group); members 0 withdraws it. -> the number under which peers will be told.
+        """Set the state of (filter, group); members 0 withdraws it. Return the number by which peers will know it.
 
-        The number may go into a SUBACK's wait at once: the change leaves with the next `seal`.
+        A SUBACK may wait for the number at once: the change is sent with the next `seal`.
         """
         return self._set(Change(filter, group, members, durable, online, full))
 
     def member(self, filter: bytes, group: bytes, member: int, present: bool, since: int) -> int:
-        """Set the state of one member of a group. -> as `change`."""
+        """Set the state of one member of a group. Returns the same as `change`."""
         return self._set(Change(filter, group, int(present), False, 0, False, member, since))
 
     def _set(self, change: Change) -> int:
@@ -169,12 +170,12 @@ class Publisher:
 
     @property
     def next(self) -> int:
-        """The number under which peers know everything that was changed until now."""
+        """Return the number by which peers will know every change until now."""
         return self.number - (-len(self._pending) // CHANGES_MAX)
 
     def seal(self) -> int:
-        """Give the changes since the last seal the next number, or numbers. -> the number of the table now."""
-        if not self._asked:  # all that a start finds is for the first snapshot
+        """Give the changes since the last seal the next number, or numbers. Return the table's number now."""
+        if not self._asked:  # changes during the start go into the first snapshot
             self.number = self.next
             self._pending.clear()
         if self._pending:
@@ -195,8 +196,8 @@ class Publisher:
             self._history_bytes -= len(self._history.popleft().parts[0]) + TOLD_BYTES
 
     def since(self, number: int) -> list[Told]:
-        """What a peer that was told of `number` (0 = nothing) must be told now, in order: deltas, or one snapshot and
-        the deltas behind it. Nothing while the snapshot is being made.
+        """Return the updates for a peer that was sent `number` (0 = nothing), in order: deltas, or one snapshot and the
+        deltas after it. Nothing while the snapshot is being made.
         """
         if number == self.number:
             return []
@@ -214,7 +215,7 @@ class Publisher:
         return [self._history[i] for i in range(len(self._history) - deltas, len(self._history))]
 
     def _make_snapshot(self) -> None:
-        self.seal()  # a source cannot be asked for its state of the last seal
+        self.seal()  # a source can only provide its present state
         parts: list[bytes] = []
         pieces = self._make_parts(self.number, parts)
         for _ in pieces:
@@ -226,14 +227,14 @@ class Publisher:
     def _make_rest(self, pieces: Iterator[None]) -> Iterator[None]:
         try:
             yield from pieces
-            yield  # who waits for it has it now
+            yield  # all that wait for it get it now
         finally:
             self._being_made = False
             self._snapshot = None
             self._trim()
 
     def _make_parts(self, number: int, parts: list[bytes]) -> Iterator[None]:
-        """Each step makes some. Behind the last of them the snapshot is there."""
+        """Make some parts per step. After the last step the snapshot is complete."""
         part: list[bytes] = []
         size = 0
         entries = list(self._source())

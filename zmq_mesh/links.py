@@ -1,17 +1,17 @@
-"""One link to one peer, without sockets: who the peer is, where it stands, and what of its messages goes where.
+"""One link to one peer, without sockets: the peer's incarnation and state, and the dispatch of its messages.
 
-What has a number and is kept until the peer has it: `zmq_mesh.stream`. What is said: `zmq_mesh.outgoing`. What came:
-`zmq_mesh.incoming`. Here they are brought together:
+Numbered messages that are kept until the peer has them: `zmq_mesh.stream`. Sending: `zmq_mesh.outgoing`. Receiving:
+`zmq_mesh.incoming`. Here they are combined:
 
-- HELLO introduces an incarnation, WELCOME answers it; both say what was received of which stream, and which versions
-  of the mesh its sender speaks: a rolling restart mixes two releases. The newest that both speak is that of everything
-  else; a peer that speaks none of ours counts as one that is not there. A message of or for another incarnation is
+- HELLO introduces an incarnation, WELCOME answers it; both state the position in the other's stream, and the versions
+  of the mesh that the sender speaks: a rolling restart mixes two releases. Everything else is in the newest version
+  that both speak; a peer that speaks none of ours counts as absent. A message from or for another incarnation is
   refused and counted. Interest starts with a snapshot for each new incarnation.
-- ready: the peer answered a greeting of ours made now, and all its interest as of then was taken.
-- away: silent for too long (stopped), or too long too full. Its interest stays in force.
+- ready: the peer answered a greeting made now, and all its interest as of then was taken.
+- away: silent for too long (stopped), or full for too long. Its interest stays in force.
 - gone: reaped, or replaced by a new incarnation.
 
-Nothing here looks at a clock or a socket: `now` (seconds, monotonic) and `send` are given. Events are called
+Nothing here reads a clock or a socket: `now` (seconds, monotonic) and `send` are arguments. Events are called
 synchronously from receive, tick, flush, down and greet, never from submit or commit.
 """
 
@@ -49,18 +49,18 @@ from zmq_mesh.stream import Stream
 
 __all__ = ["WHOLE_BATCH", "Events", "HandoffLog", "Link", "LinkLimits", "Payload"]
 
-VERSION_AT: Final = 1  # in a prefix
+VERSION_AT: Final = 1  # offset in a prefix
 
 
 class Link:
     """The state of one directed pair of workers, both directions.
 
-    own, peer: pyx.core.peer. incarnation: of this worker, greater than that of every earlier one. send: takes
-    the frames of one message and says whether the transport accepted it (False = try again later). reconnect: asks the
+    own, peer: pyx.core.peer. incarnation: of this worker, greater than that of every earlier one. send: takes the
+    frames of one message and returns whether the transport accepted it (False = try again later). reconnect: asks the
     transport for a new connection now instead of after its back-off (the peer has just been restarted). handoff: a log
-    that outlives the worker; None = memory. received: (stream, sequence) the store of this worker has committed of the
-    peer's stream, (0, 0) = nothing (see `position`). refusals: what that store has of `refusals`,
-    as (number, [(position, reason), ...]) of each batch. versions: the oldest and the newest that are spoken here.
+    that outlives the worker; None = memory. received: (stream, sequence) of the peer's stream that this worker's store
+    has committed, (0, 0) = nothing (see `position`). refusals: the stored `refusals`, as (number, [(position, reason),
+    ...]) of each batch. versions: the oldest and the newest spoken here.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class Link:
         self.own = own
         self.peer = peer
         self.incarnation = incarnation
-        self.peer_incarnation = 0  # 0 = none alive is known
+        self.peer_incarnation = 0  # 0 = no living one is known
         self.versions = versions
-        self.version = 0  # in which the two speak; 0 = not agreed yet
+        self.version = 0  # agreed version; 0 = not agreed yet
         self.limits = limits
         self.traffic = Traffic()
         self._publisher = publisher
@@ -99,64 +99,65 @@ class Link:
         self.submit = self._out.submit
         self.commit, self.position = self._in.commit, self._in.position
 
-        # Where the peer stands.
+        # The peer's state.
         self.ready = False
         self.confirming = False  # greeted after a pause of ours, not ready again yet
-        self._stalled = False  # away, but it speaks: sending goes on
+        self._stalled = False  # away, but not silent: sending continues
         self._stall_frame = 0
         self._welcomed = False
-        self._answered = False  # it may go by the interest of our last WELCOME, though it is not ready here
+        self._answered = False  # it may serve by the interest of our last WELCOME, though it is not ready here
         self._greeting = 1
         self._owe_hello = False
-        self._interest_wanted = 0  # ready once this much of the peer's interest was taken
-        self._taken = 0  # of ours, by the peer
+        self._interest_wanted = 0  # ready once this number of the peer's interest was taken
+        self._taken = 0  # number of our interest that the peer has taken
         self._dead = 0  # incarnations up to this one are refused
         self._foreign = 0  # incarnation of the peer that speaks no version of ours
         self._expected = b""  # the prefix of every valid message from the peer
-        self._seen_by_peer = 0  # highest of our frames it has seen
+        self._seen_by_peer = 0  # highest of our frames that it has seen
         self.heard_at = now
         self._hello_at = float("-inf")
 
     @property
     def away(self) -> bool:
-        """Silent or stalled: what it is to get is logged."""
+        """Silent or stalled: entries for it are logged."""
         return self._out.away
 
     @property
     def full(self) -> bool:
-        """The router stops reading the publishers that match this peer."""
+        """Whether the router should stop reading publishers that match this peer."""
         return self._out.full
 
     @property
     def outbox_bytes(self) -> int:
-        """What the peer has not taken yet, the hand-off log left out."""
+        """Bytes that the peer has not taken yet, without the hand-off log."""
         return self._out.outbox_bytes
 
     @property
     def handoff_bytes(self) -> int:
-        """What the hand-off log has."""
+        """Bytes in the hand-off log."""
         return self._stream.handoff_bytes
 
     @property
     def refusals(self) -> list[tuple[int, list[tuple[int, int]]]]:
-        """See `Incoming`."""
+        """See `Incoming.refusals`."""
         return self._in.refusals
 
     @property
     def unacknowledged(self) -> int:
-        """Batches and interest the peer has not acked yet, the hand-off log included."""
+        """Number of batches and interest updates that the peer has not acked yet, including the hand-off log."""
         return len(self._stream.kept)
 
     def oldest_seconds(self, now: float) -> float:
-        """Age of the oldest of them; 0.0 when there is none. As exact as the times given to tick and flush."""
+        """Return the age of the oldest of them; 0.0: there is none. As exact as the times passed to tick and flush."""
         return now - self._stream.kept[0].at if self._stream.kept else 0.0
 
     # ------------------------------------------------------------ time and transport
 
     def flush(self, now: float) -> bool:
-        """End of the tick: interest, what the transport refused before, acks; then events that submit left.
+        """Send, at the end of the tick, interest, messages that the transport refused before, and acks; then call
+        events left by submit.
 
-        -> True when something still waits for the transport (call again when its descriptor is readable).
+        Return True when something still waits for the transport (call again when its descriptor is readable).
         """
         out, stream = self._out, self._stream
         out.now = now
@@ -173,7 +174,7 @@ class Link:
         return bool(stream.unsent or out.waiting) and out.is_open and not stream.holds
 
     def tick(self, now: float) -> None:
-        """Time passes: heartbeat, silence, stall, greeting. Call it at least every link_silence_seconds_max / 10."""
+        """Check heartbeat, silence, stall and greeting. Call it at least every link_silence_seconds_max / 10."""
         out = self._out
         out.now = now
         silence = self.limits.link_silence_seconds_max
@@ -197,17 +198,17 @@ class Link:
         self.flush(now)
 
     def writable(self, now: float) -> bool:
-        """The transport may take messages again (its descriptor was readable). -> as `flush`."""
+        """Send again: the transport may take messages (its descriptor was readable). Returns the same as `flush`."""
         self._out.blocked = False
         return self.flush(now)
 
-    # ------------------------------------------------------------ what comes
+    # ------------------------------------------------------------ receiving
 
     @callback("mesh")
     def receive(self, frames: Sequence[Payload], now: float) -> None:
-        """One message, the frames of which this link may keep.
+        """Process one message, whose frames this link may keep.
 
-        Raises EnvelopeError when it is none; nothing has happened then.
+        Raises EnvelopeError when it is invalid; nothing has happened then.
         """
         first: Buffer = frames[0]
         if first[:PREFIX_BYTES] != self._expected:
@@ -234,7 +235,7 @@ class Link:
 
         self.heard_at = out.now = now
         fresh = incoming.saw(frame, sequence)
-        # The peer's news for us, then ours of it: an ack may free what a batch will need.
+        # First the peer's acks for us, then ours for it: an ack may free room that a batch will need.
         self._seen_by_peer = max(self._seen_by_peer, frames_seen)
         if acknowledged > incoming.acknowledged:
             incoming.forget_refusals(acknowledged)
@@ -272,7 +273,7 @@ class Link:
             self._events.batch(self.peer, volatile, None, list(frames[index : index + payloads_volatile]), 0)
 
     def _take_refusals(self, first: Buffer, refusals: int) -> None:
-        self._in.owe = True  # so that the peer need not repeat them
+        self._in.owe = True  # so that the peer can stop repeating them
         spend(refusals * STEP // 2)
         stream = self._stream
         found = REFUSAL.iter_unpack(first[HEAD_END : HEAD_END + refusals * REFUSAL.size])
@@ -283,7 +284,7 @@ class Link:
                 self._events.refused(self.peer, batch, [(position, reason) for _, position, reason in of_batch])
 
     def _receive_unexpected(self, first: Buffer, now: float) -> None:
-        """Not the prefix of a known pair: a greeting of a new incarnation, or something to refuse."""
+        """Process a message whose prefix is not that of the known pair: a new incarnation's greeting, or to refuse."""
         prefix = envelope.unpack_prefix(first)
         head = envelope.unpack_head(first)
         if prefix.receiver != self.own or prefix.sender != self.peer:
@@ -313,7 +314,7 @@ class Link:
             return
         stream, out = self._stream, self._out
         new = sender_incarnation != self.peer_incarnation
-        # After a restart the transport's own back-off would cost up to half a second.
+        # After a restart the transport's own back-off would take up to half a second.
         reconnect = new and (out.blocked or self.peer_incarnation != 0)
         if new:
             if self.peer_incarnation:
@@ -345,7 +346,7 @@ class Link:
             out.is_open = True
             self._check_ready()
         elif not self._welcomed and self._hello_at < now:
-            self._say_hello()  # it speaks again: ask now, not at the next heartbeat
+            self._say_hello()  # it is heard again: ask now, not at the next heartbeat
         self.flush(now)
 
     def _refuse_version(self, sender_incarnation: int, oldest: int, newest: int) -> None:
@@ -369,14 +370,14 @@ class Link:
         self._in.frames_seen = 0
         self._out.blocked = False
 
-    # ------------------------------------------------------------ greetings of ours
+    # ------------------------------------------------------------ our greetings
 
     def greet(self, now: float) -> None:
-        """After a pause of our own: not ready until the peer has answered now and its interest is taken.
+        """Greet after a pause of our own: the link is not ready until the peer has answered and its interest is taken.
 
-        What the peer said meanwhile may still lie in the socket, so silence starts anew; also that of a peer which was
-        away when the pause began: it may have come back, and given SUBACKs that did not wait for this worker. Where
-        sessions outlive their worker that is true of one that is dead by now, too: then its successor must be heard.
+        Messages of the peer may still be in the socket, so its silence is measured anew; also for a peer that was away
+        when the pause began: it may have come back, and sent SUBACKs that did not wait for this worker. Where sessions
+        outlive their worker, that also holds for a peer that is dead by now: then its successor must be heard.
         """
         self._out.now = self._out.full_since = self.heard_at = now
         self.ready = False
@@ -390,7 +391,7 @@ class Link:
         self._hello_at = self._out.now
 
     def _say_welcome(self) -> None:
-        self._publisher.seal()  # what waits to be told is part of the answer
+        self._publisher.seal()  # unsealed changes are part of the answer
         if self._say_greeting(WELCOME, self._out.waits_for_welcome):
             self._out.waits_for_welcome = 0
             if not self.ready:
@@ -402,7 +403,7 @@ class Link:
         prefix = self._prefix_of(envelope.VERSION_OF_GREETINGS) if self.peer_incarnation else self._out.prefix
         return self._out.greet(kind, greeting, versions, prefix)
 
-    # ------------------------------------------------------------ where the peer stands
+    # ------------------------------------------------------------ the peer's state
 
     def _check_ready(self) -> None:
         heard = self._in.interest_heard
@@ -412,13 +413,13 @@ class Link:
             self._events.ready(self.peer)
 
     def _check_stall_over(self) -> None:
-        """The peer has taken all that was under way when it stalled, and the log is empty: back to direct."""
+        """Return to direct sending: the peer has taken all batches in flight at the stall, and the log is empty."""
         if not self.handoff_bytes and self._seen_by_peer >= self._stall_frame:
             self._stalled = self._out.away = False
             self._check_ready()
 
     def _leave(self, stalled: bool) -> None:
-        """The peer is away: what is kept goes to the log, what waits of QoS 0 is dropped."""
+        """Treat the peer as away: kept batches go to the log, waiting QoS 0 is dropped."""
         out = self._out
         told = not out.away or self._answered
         out.away = True
@@ -443,14 +444,14 @@ class Link:
         self._events.unconfirmed(self.peer)
 
     def down(self, incarnation: int) -> None:
-        """The supervisor has reaped that incarnation of the peer: nothing of it is accepted any more."""
+        """Note that the supervisor has reaped that incarnation of the peer: its messages are refused from now on."""
         self._dead = max(self._dead, incarnation)
         if self.peer_incarnation and self.peer_incarnation <= incarnation:
             self._gone()
         self._stream.tell_done()
 
     def _gone(self) -> None:
-        """That incarnation of the peer is dead."""
+        """Note that the peer's incarnation is dead."""
         out = self._out
         incarnation, self.peer_incarnation = self.peer_incarnation, 0
         self._dead = max(self._dead, incarnation)

@@ -1,13 +1,13 @@
-"""What a link says: messages made of the stream, of what has no number, and of the state of both directions. The
-transport is given them; while it refuses, they are kept back.
+"""The sending side of a link: makes messages from the stream, from unnumbered parts, and from the state of both
+directions. While the transport refuses them, they are held back.
 
 - QoS 0 (the volatile part) has no number and is never sent twice.
-- Every message has a rising `frame` number, and says which frame of the peer was seen last and up to which number the
-  stream was received. So a sender knows what is lost, not merely late: number `received + 1` was last sent in a frame
-  that the peer has already passed (GAP is set). Nothing is sent again on suspicion, no timer is needed: heartbeats have
-  frame numbers too.
-- The outbox counts sequenced bytes until they are acked, and volatile bytes until the peer has seen their frame (it
-  says so with whatever it sends, at the latest when an eighth of the limit is unsaid). Interest, acks and greetings do
+- Every message has a rising `frame` number, the peer's frame seen last, and the number up to which the stream was
+  received. So a sender knows what is lost, not merely late: number `received + 1` was last sent in a frame that the
+  peer has already passed (GAP is set). Nothing is sent again on suspicion, no timer is needed: heartbeats have frame
+  numbers too.
+- The outbox counts sequenced bytes until they are acked, and volatile bytes until the peer has seen their frame (which
+  it reports with any message, at the latest after an eighth of the limit). Interest, acks and greetings do
   not count.
 """
 
@@ -41,12 +41,12 @@ from zmq_mesh.stream import Kept, Stream
 
 __all__ = ["Outgoing"]
 
-# What is looked at in one go of what waits.
+# Waiting items examined in one go.
 PUMP_ITEMS: Final = 100
 
 
 class Outgoing:
-    """Of one link. See `Link` for the arguments; `prefix` is that of all messages until it is set anew."""
+    """The sending side of one link. See `Link` for the arguments; `prefix` is for all messages until it is replaced."""
 
     def __init__(
         self,
@@ -72,14 +72,14 @@ class Outgoing:
         self._outbox_low = limits.peer_outbox_bytes_max // 2
         self.prefix = prefix
         self.now = now
-        self.is_open = False  # batches may be sent
+        self.is_open = False  # whether batches may be sent
         self.away = False
-        self.full = False  # the router stops reading the publishers that match this peer
+        self.full = False  # the router should stop reading publishers that match this peer
         self.full_since = now
-        self.blocked = False  # the transport refused; look again at flush
+        self.blocked = False  # the transport refused; try again at flush
         self.waits_for_welcome = 0  # greeting to answer before anything else
         self.said_at = now
-        self.frame = 0  # last number given
+        self.frame = 0  # last number given out
         self.interest_sent = 0
         self.waiting: deque[tuple[Buffer, list[Payload], int]] = deque()  # volatile parts the transport did not take
         self.flight: deque[tuple[int, int]] = deque()  # (frame, volatile bytes), until the peer has seen the frame
@@ -87,7 +87,7 @@ class Outgoing:
 
     @property
     def outbox_bytes(self) -> int:
-        """What the peer has not taken yet."""
+        """Bytes that the peer has not taken yet."""
         return self._stream.outbox_bytes + self._volatile_bytes
 
     def submit(
@@ -101,12 +101,12 @@ class Outgoing:
         entries_sequenced: int = -1,
         hold: bool = False,
     ) -> None:
-        """Send a batch (at most one per tick). The buffers, lists and payloads are the link's from now on: not changed
-        after.
+        """Send a batch (at most one per tick). The link owns the buffers, lists and payloads from now on: the caller
+        must not change them.
 
-        ticket: rising; only a batch with a sequenced part is ever acknowledged. entries_*: how many entries the parts
-        have, -1 = counted by the link should it have to drop them. hold: the sequenced part goes to the hand-off log
-        and waits there until that is stored (there must be one): should this worker die, it is sent all the same.
+        ticket: rising; only a batch with a sequenced part is ever acknowledged. entries_*: number of entries of the
+        parts, -1 = counted by the link if it has to drop them. hold: the sequenced part is stored in the hand-off log
+        (which must exist) before it is sent: if this worker dies, its successor sends it.
         """
         stream = self._stream
         volatile_bytes = nbytes = 0
@@ -144,10 +144,10 @@ class Outgoing:
             self.full = True
             self.full_since = self.now
 
-    # ------------------------------------------------------------ what has no number
+    # ------------------------------------------------------------ without a number
 
     def _wait(self, part: Buffer, payloads: list[Payload], nbytes: int, entries: int) -> None:
-        """A volatile part that cannot leave now: kept for a peer that is there, up to twice the limit."""
+        """Keep a volatile part that cannot be sent now, for a peer that is there, up to twice the limit."""
         if self.is_open and not self.away and self.outbox_bytes < 2 * self._outbox_bytes_max:
             self.waiting.append((part, payloads, entries))
             self._volatile_bytes += nbytes
@@ -155,7 +155,7 @@ class Outgoing:
             self._traffic.volatile_dropped += envelope.count_entries(part) if entries < 0 else entries
 
     def drop_volatile(self) -> None:
-        """The peer is away, or gone."""
+        """Drop waiting volatile parts: the peer is away, or gone."""
         while self.waiting:
             part, payloads, entries = self.waiting.popleft()
             self._volatile_bytes -= len(part) + sum(memoryview(payload).nbytes for payload in payloads)
@@ -164,7 +164,7 @@ class Outgoing:
             self._volatile_bytes -= self.flight.popleft()[1]
 
     def land(self, frames_seen: int) -> None:
-        """The peer has seen frames up to this one."""
+        """Note that the peer has seen frames up to this one."""
         flight = self.flight
         while flight and flight[0][0] <= frames_seen:
             self._volatile_bytes -= flight.popleft()[1]
@@ -174,10 +174,10 @@ class Outgoing:
     def _look_for_room(self) -> None:
         self.full = self.outbox_bytes > self._outbox_low
 
-    # ------------------------------------------------------------ what has one
+    # ------------------------------------------------------------ with a number
 
     def advance(self, committed: int) -> None:
-        """The peer's cumulative ack."""
+        """Process the peer's cumulative ack."""
         stream = self._stream
         ticket = stream.advance(committed)
         if stream.unsent and stream.waits_for_room:
@@ -188,13 +188,13 @@ class Outgoing:
             self._events.acknowledged(self._peer, ticket)
 
     def resend(self, received: int, frames_seen: int) -> None:
-        """The peer misses `received + 1`: go back to it if its last transmission is behind the peer already."""
+        """Go back to `received + 1`, which the peer misses, if it has seen a frame after its last transmission."""
         if self._stream.misses(received, frames_seen):
             self._stream.go_back(received)
             self._pump()
 
     def _tell_interest(self) -> None:
-        """Queue what the peer has not been told of our interest; it goes out in order with the batches."""
+        """Queue changes of our interest that the peer has not been sent; they are sent in order with the batches."""
         for told in self._publisher.since(self.interest_sent):
             number = U64.pack(told.number)
             for i, part in enumerate(told.parts):
@@ -204,7 +204,7 @@ class Outgoing:
             self.interest_sent = told.number
 
     def flush(self) -> None:
-        """Interest, what the transport refused before, acks: when batches may be sent."""
+        """Send interest, messages that the transport refused before, and acks, if batches may be sent."""
         if self.interest_sent != self._publisher.number and not self.waits_for_welcome:
             self._tell_interest()
         if self._stream.unsent or self.waiting:
@@ -214,7 +214,7 @@ class Outgoing:
             self.ack()
 
     def _pump(self) -> None:
-        """Send what waits until the transport refuses."""
+        """Send waiting messages until the transport refuses."""
         if not self.is_open or self.waits_for_welcome:
             return
         while self.waiting:
@@ -240,12 +240,12 @@ class Outgoing:
     # ------------------------------------------------------------ messages
 
     def ack(self) -> None:
-        """Say the state of both directions alone: an ack, a heartbeat."""
+        """Send only the state of both directions: an ack, a heartbeat."""
         if not self._transmit(ACK, 0, None, (), (), 0, 0, 0, 0, 0):
             self._incoming.owe = True
 
     def greet(self, kind: int, greeting: int, versions: int, prefix: bytes) -> bool:
-        """HELLO or WELCOME of that number. -> False: the transport did not take it."""
+        """Send HELLO or WELCOME of that number. Return False if the transport did not take it."""
         body = GREETING.pack(self._stream.id, self._incoming.stream, self._publisher.number, greeting)
         former, self.prefix = self.prefix, prefix
         try:
@@ -299,7 +299,7 @@ class Outgoing:
         return self._transmit(BATCH, flags, None, inline, frames, len(volatile), 0, len(payloads), 0, volatile_bytes)
 
     def _transmit_other(self, kept: Kept) -> bool:
-        """Interest or SKIP: one part, no payloads."""
+        """Send interest or SKIP: one part, no payloads."""
         if len(kept.part) > INLINE_BYTES_MAX:
             return self._transmit(
                 kept.kind, kept.flags | SEQUENCED_FRAME, kept, (), [kept.part], 0, len(kept.part), 0, 0, 0
@@ -319,7 +319,7 @@ class Outgoing:
         payloads_sequenced: int,
         volatile_bytes: int,
     ) -> bool:
-        """One message with the state of both directions. -> False: the transport did not take it, nothing changed."""
+        """Send one message with the state of both directions. Return False, with nothing changed, if it was refused."""
         stream, incoming, traffic = self._stream, self._incoming, self._traffic
         if frames:
             flags |= MORE

@@ -1,13 +1,13 @@
-"""ZeroMQ under the links of one worker: one bound PULL for everything that comes, one PUSH to each sibling.
+"""ZeroMQ transport of one worker's links: one bound PULL for all incoming messages, one PUSH to each sibling.
 
-PUSH and PULL, not DEALER: a message names its sender itself (no identity frame), the two directions have descriptors of
-their own (looking at one never swallows the edge of the other), and PULL takes one message of each sibling in turn,
-which is the fairness of the tick. PUSH with IMMEDIATE raises Again while the sibling is down or its high-water mark is
-reached; the link keeps what was not taken. What a broken connection swallows is the links' business (frame numbers).
+PUSH and PULL, not DEALER: a message names its sender itself (no identity frame), the two directions have separate
+descriptors (reading one never swallows the edge of the other), and PULL takes one message of each sibling in turn,
+which makes the tick fair. PUSH with IMMEDIATE raises Again while the sibling is down or its high-water mark is reached;
+the link keeps the refused message. Messages lost with a broken connection are the links' business (frame numbers).
 
-ZeroMQ's descriptors are edge-triggered: readable means "look", and looking until Again (or at EVENTS) is what arms them
-again. So `receive` ends with Again or EVENTS, or says True: then it must be called again without waiting for an edge.
-Contexts are made here, after the fork: an inherited one accepts messages that go nowhere.
+ZeroMQ's descriptors are edge-triggered: readable means "look", and looking until Again (or at EVENTS) arms them again.
+So `receive` ends with Again or EVENTS, or returns True: then it must be called again without waiting for an edge.
+Contexts are made here, after the fork: an inherited one accepts messages and loses them.
 """
 
 import os
@@ -24,8 +24,8 @@ from zmq_mesh.links import Link
 
 # Messages (batches) in each of the two pipes; bytes are bounded by the links' outboxes.
 HIGH_WATER: Final = 64
-# From here ZeroMQ is given a reference instead of a copy. The call alone is cheaper from 8 KB on (2-4 us), but letting
-# go of a reference wakes pyzmq's collector thread: in CPU of both processes a copy wins up to about 64 KB (see
+# From this size on ZeroMQ gets a reference instead of a copy. The call alone is cheaper from 8 KB on (2-4 us), but
+# releasing a reference wakes pyzmq's collector thread: in CPU of both processes a copy wins up to about 64 KB (see
 # INLINE_BYTES_MAX).
 REFERENCE_BYTES_MIN: Final = 64 * 1024
 # linux/un.h: sun_path with its terminating zero.
@@ -37,7 +37,7 @@ _MORE_NOBLOCK: Final = zmq.NOBLOCK | zmq.SNDMORE
 
 
 def endpoint(runtime_dir: str, worker: int) -> str:
-    """Where that worker listens. ValueError when the path is too long for a unix socket."""
+    """Return the endpoint where that worker listens. ValueError when the path is too long for a unix socket."""
     path = os.path.join(runtime_dir, f"mesh.{worker}")
     if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
         raise ValueError(f"{path}: longer than {SOCKET_PATH_BYTES_MAX} bytes, choose a shorter --runtime-dir")
@@ -58,18 +58,18 @@ class _Outlet:
         socket.copy_threshold = REFERENCE_BYTES_MIN
         socket.connect(address)
         self.socket = socket
-        self.refused = 0  # Again: nothing was sent
+        self.refused = 0  # times of Again: nothing was sent
 
     def send(self, frames: list[Buffer]) -> bool:
-        """All frames of one message, or none."""
+        """Send all frames of one message, or none."""
         socket = self.socket
         last = len(frames) - 1
         try:
             if not last:
                 socket.send(frames[0], _NOBLOCK)
                 return True
-            # The first frame chooses the pipe. When that breaks in the middle, ZeroMQ either drops the rest with it
-            # (the frame numbers will tell) or rolls back and says Again.
+            # The first frame chooses the pipe. When that breaks in between, ZeroMQ either drops the rest with it
+            # (detected by the frame numbers) or rolls back and raises Again.
             socket.send(frames[0], _MORE_NOBLOCK)
             for i in range(1, last):
                 socket.send(frames[i], _MORE_NOBLOCK, False)
@@ -80,19 +80,19 @@ class _Outlet:
         return True
 
     def reconnect(self) -> None:
-        """Connect anew at once; what lay in the old pipe is lost (the peer it was for is dead)."""
+        """Reconnect at once; messages in the old pipe are lost (they were for a dead incarnation)."""
         self.socket.disconnect(self._address)
         self.socket.connect(self._address)
 
 
 class Mesh:
-    """All links of one worker inside its host. Made after the fork; one thread.
+    """All links of one worker inside its host. Made after the fork; used by one thread.
 
     peers: indexes of all configured siblings. runtime_dir: holds the sockets `mesh.<i>`. incarnation: greater than
     every earlier one of this worker. The node
 
     - adds `filenos()` to its loop (readable -> `readable(fd, now)`),
-    - begins every tick with `awake(now)` and reads clients only while it says True,
+    - begins every tick with `awake(now)` and reads clients only while it returns True,
     - ends every tick with `flush(now)`, and calls `tick(now)` at least every link_silence_seconds_max / 10.
     """
 
@@ -149,36 +149,36 @@ class Mesh:
         self._awake_at = now
         self.frames_malformed = 0
         self.is_busy: Callable[[], bool] = lambda: False
-        """Whether what came has cost so much that the rest waits for the next tick."""
+        """Whether processing has taken so long that further messages wait for the next tick."""
         self.is_full: Callable[[], bool] = lambda: False
-        """Whether so much of what came is still to be done that nothing more is to come."""
+        """Whether so much received work is still unfinished that nothing more should be received."""
 
     def filenos(self) -> list[int]:
-        """Descriptors to watch for reading (never for writing): the bound socket's, then one per sibling."""
+        """Return the descriptors to watch for reading (never for writing): the bound socket's, then one per sibling."""
         return [self.fileno, *self._by_fileno]
 
     def readable(self, fileno: int, now: float) -> bool:
-        """That descriptor was readable. -> True: call `receive` again in the next tick without waiting for an edge."""
+        """Handle a readable descriptor. Return True if `receive` must be called in the next tick, without an edge."""
         if fileno == self.fileno:
             return self.receive(now)
         self.look_again(now, self._by_fileno[fileno])
         return False
 
     def receive(self, now: float) -> bool:
-        """Drain what came, until drain_bytes_max of any one sibling, or `is_busy`. -> True: there may be more, call
-        again next tick.
+        """Process incoming messages, until drain_bytes_max of any one sibling, or `is_busy`. Return True if there may
+        be more: call again next tick.
 
-        PULL takes one message of each sibling in turn and cannot leave one out: so a sibling with more than its part
-        ends the round for all, and the next round goes on behind it.
+        PULL takes one message of each sibling in turn and cannot skip one: so a sibling with more than its share ends
+        the round for all, and the next round continues after it.
         """
         if self.is_full():
             for each in self.links.values():
-                each.heard_at = now  # who is not read is not silent
+                each.heard_at = now  # a sibling that is not read is not silent
             return True
         socket = self._inlet
         recv: Callable[[int], bytes] = socket.recv  # small frames: a copy is cheaper than a zmq.Frame
         routes = self._routes
-        drained: dict[Link | None, int] = {}  # bytes; None: of nobody's messages
+        drained: dict[Link | None, int] = {}  # bytes by sender; None: unknown
         looked = False
         try:
             while True:
@@ -201,7 +201,7 @@ class Mesh:
                 if size >= self.drain_bytes_max or self.is_busy() or self.is_full():
                     return True
                 if not looked:
-                    # One message per wake-up is the common case without load: EVENTS costs half of an Again.
+                    # One message per wake-up is the usual case without load: EVENTS costs half of an Again.
                     looked = True
                     if not cast(int, socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                         return False
@@ -209,30 +209,30 @@ class Mesh:
             return False
 
     def look_again(self, now: float, peer: Peer) -> None:
-        """The descriptor of the socket to that sibling was readable: it may take messages again."""
+        """Send again to a sibling whose socket's descriptor was readable: it may take messages again."""
         self._outlets[peer].socket.getsockopt(zmq.EVENTS)  # arms the descriptor
         self.links[peer].writable(now)
 
     def flush(self, now: float) -> None:
-        """End of a tick: seal the interest of this tick, then what each link owes. Sibling sockets that refuse are
-        looked at again when their descriptor is readable.
+        """End a tick: seal its interest, then send what each link has. Sibling sockets that refuse are tried again when
+        their descriptor is readable.
         """
         self._publisher.seal()
         for link in self.links.values():
             link.flush(now)
 
     def tick(self, now: float) -> None:
-        """Heartbeats, silence, stalls."""
+        """Check heartbeats, silence and stalls."""
         self.awake(now)
         self._publisher.seal()
         for link in self.links.values():
             link.tick(now)
 
     def awake(self, now: float) -> bool:
-        """Whether clients may be read. Call it at the beginning of every tick, before anything else of the mesh.
+        """Return whether clients may be read. Call it at the beginning of every tick, before anything else of the mesh.
 
         After a pause of more than half of link_silence_seconds_max siblings may have given up waiting for this worker:
-        it greets each, and reads no client before all that still speak have answered and their interest was taken.
+        it greets each, and reads no client before all that are not silent have answered and their interest was taken.
         """
         pause = now - self._awake_at
         self._awake_at = now
@@ -246,11 +246,11 @@ class Mesh:
 
     @property
     def ready(self) -> bool:
-        """Every sibling has been heard since own start and is not away or gone now."""
+        """Whether every sibling has been heard since our start and is neither away nor gone now."""
         return all(link.ready for link in self.links.values())
 
     def down(self, peer: Peer, incarnation: int) -> None:
-        """The supervisor has reaped that incarnation of a sibling."""
+        """Note that the supervisor has reaped that incarnation of a sibling."""
         self.links[peer].down(incarnation)
 
     def close(self, linger_seconds: float = 0.0) -> None:
@@ -261,14 +261,14 @@ class Mesh:
         self._context.term()
 
     def _rest(self, first: bytes) -> list[Payload]:
-        """The frames after the first, by reference."""
+        """Receive the frames after the first, by reference."""
         frames: list[Any] = [first]
         if self._inlet.getsockopt(zmq.RCVMORE):
             frames += self._inlet.recv_multipart(_NOBLOCK, copy=False)
         return frames
 
     def _route(self, first: bytes) -> Link:
-        """The link of a message whose prefix was not seen before."""
+        """Return the link of a message whose prefix was not seen before."""
         sender = unpack_prefix(first).sender
         link = self.links.get(sender)
         if link is None:

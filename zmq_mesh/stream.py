@@ -1,18 +1,18 @@
-"""The stream towards one peer: what has a number there, and is kept until the peer's ack has come.
+"""The stream to one peer: its numbered messages, which are kept until the peer has acknowledged them.
 
-Accepted is not delivered: a transport takes a message and may still lose it with its connection. So what must not be
-lost has a number in the *stream* and is kept.
+Accepted is not delivered: a transport takes a message and may still lose it with its connection. So everything that
+must not be lost has a number in the *stream* and is kept.
 
     kept:   | logged (peer was away, publishers acked) | sent, not acked | not sent |      one deque, one order
             ^ acknowledged + 1                                           ^ unsent from the right end
 
-- Batches with a sequenced part (QoS >= 1, retained) and interest share one numbering; the receiver hands them over in
+- Batches with a sequenced part (QoS >= 1, retained) and interest share one numbering; the receiver passes them on in
   order, without gap or duplicate.
-- What was kept and what comes for a peer that is away is logged (bounded, publishers are acked at the next flush) and
-  goes out in order when it is back: until then everything queues behind it. After its return new batches queue behind
+- While a peer is away, kept and new batches are logged (bounded, publishers are acked at the next flush) and sent in
+  order when it is back: until then everything queues behind them. After its return new batches queue behind
   the log too, but wait for the peer's own ack again.
-- Where a log outlives this worker it has the log's entries in it, and what can be read back from there leaves the
-  memory. Without one, what was kept for a peer that is gone is `lost`.
+- A log that outlives this worker has its entries stored, and entries that can be read back from there leave the memory.
+  Without one, batches kept for a peer that is gone are `lost`.
 """
 
 from collections import deque
@@ -29,12 +29,12 @@ from zmq_mesh.envelope import BATCH, INTEREST, SEQUENCED, SKIP, U64, Buffer, Ref
 __all__ = ["Kept", "Stream"]
 
 _U64_MASK: Final = (1 << 64) - 1
-# After a restart the stream goes on beyond every number the former incarnation may have used without logging it.
+# After a restart the stream continues above every number that the former incarnation may have used without logging it.
 RESTART_SKIP: Final = 1 << 32
 
 
 class Kept:
-    """One number of the stream, until it is acked. A SKIP may stand for a range that ends with its number."""
+    """One number of the stream, until it is acked. A SKIP may cover a range that ends with its number."""
 
     __slots__ = (
         "at",
@@ -72,21 +72,21 @@ class Kept:
         self.payloads = payloads
         self.nbytes = nbytes  # counted in the outbox or in the log; 0 for interest
         self.ticket = ticket  # -1 = not a batch, or its ticket is done already
-        self.entries = entries  # -1 = to be counted when somebody asks
+        self.entries = entries  # -1 = counted on demand
         self.at = at
         self.kind = kind
         self.flags = flags
-        self.frame = 0  # of the last transmission, 0 = never sent
+        self.frame = 0  # frame of the last transmission, 0 = never sent
         self.logged = False
         self.stored = False  # in the hand-off log, though it may be `sent, not acked` as well
-        self.lasts = False  # there it can be read back
+        self.lasts = False  # it can be read back from there
         self.unloading = False  # it leaves the memory when it is stored
-        self.unloaded = False  # part and payloads are there alone, or with the peer
+        self.unloaded = False  # part and payloads are only there, or with the peer
         self.read = False  # and were read back and sent: it counts in read_bytes until it is acked
 
 
 class Stream:
-    """Of one link. See `Link` for the arguments."""
+    """The stream of one link. See `Link` for the arguments."""
 
     def __init__(
         self,
@@ -107,21 +107,21 @@ class Stream:
         self._handoff = handoff
         self.id = self._new_id(0) if handoff is None else handoff.stream
         self._ids = 0
-        self.sequence = 0  # last number given
+        self.sequence = 0  # last number given out
         self.sent = 0  # highest number ever sent
         self.acknowledged = 0
         self.kept: deque[Kept] = deque()
-        self.unsent = 0  # the last so many of kept
-        self.holds: deque[int] = deque()  # numbers that the store does not have yet: neither they nor others leave
+        self.unsent = 0  # number of unsent items at the right end of kept
+        self.holds: deque[int] = deque()  # numbers not stored yet: neither they nor later ones may be sent
         self.outbox_bytes = 0  # of batches that are kept and not logged
         self.handoff_bytes = 0
-        self.loaded_bytes = 0  # of batches that are in memory
+        self.loaded_bytes = 0  # of batches in memory
         self.read_bytes = 0  # read back from the hand-off log, sent and not acked
         self.just_read: tuple[int, Buffer, Sequence[Payload]] | None = None  # read back, and refused by the transport
-        self.unloadable: list[Kept] = []  # when the store has them: told at flush
-        self.released = -1  # ticket whose batches are in the log: told at flush
-        self.done: list[Undelivered] = []  # told as lost at flush
-        self.over: list[Undelivered] = []  # refused by the full log: told at flush
+        self.unloadable: list[Kept] = []  # to be unloaded once stored: handled at flush
+        self.released = -1  # ticket whose batches are in the log: reported at flush
+        self.done: list[Undelivered] = []  # reported as lost at flush
+        self.over: list[Undelivered] = []  # refused by the full log: reported at flush
         if handoff is not None:
             self._restore(handoff, now)
 
@@ -130,15 +130,15 @@ class Stream:
 
     @property
     def survives(self) -> bool:
-        """Whether what is kept outlives this worker, and an incarnation of the peer."""
+        """Whether kept batches outlive this worker, and an incarnation of the peer."""
         return self._handoff is not None
 
-    # ------------------------------------------------------------ what comes
+    # ------------------------------------------------------------ adding
 
     def add(
         self, part: Buffer, payloads: list[Payload], nbytes: int, ticket: int, entries: int, now: float, hold: bool
     ) -> Kept:
-        """A sequenced part for a peer that is there, to be sent now or later (`unsent`)."""
+        """Add a sequenced part for a peer that is there, to be sent now or later (`unsent`)."""
         self.sequence = sequence = self.sequence + 1
         kept = Kept(sequence, part, payloads, nbytes, ticket, entries, now)
         self.kept.append(kept)
@@ -153,7 +153,7 @@ class Stream:
     def add_absent(
         self, part: Buffer, payloads: list[Payload], nbytes: int, ticket: int, entries: int, now: float, is_away: bool
     ) -> None:
-        """A sequenced part for a peer that is away (log it), gone (log it if the log survives), or its log is full."""
+        """Add a sequenced part for a peer that is away (log it), gone (log it if it survives), or has a full log."""
         if self._handoff is None and not is_away:
             entries = envelope.count_entries(part) if entries < 0 else entries
             self.done.append(Undelivered(ticket, part, payloads, entries, sent=False))
@@ -169,26 +169,26 @@ class Stream:
             self._log(item)
 
     def add_interest(self, part: Buffer, flags: int, now: float) -> None:
-        """It goes out in order with the batches."""
+        """Add an interest update, which is sent in order with the batches."""
         self.sequence += 1
         self.kept.append(Kept(self.sequence, part, (), 0, -1, 0, now, INTEREST, flags))
         self.unsent += 1
 
-    # ------------------------------------------------------------ what leaves
+    # ------------------------------------------------------------ sending
 
     def next(self, most: int) -> list[Kept]:
-        """Those that are to be sent next."""
+        """Return the items to be sent next."""
         begin = len(self.kept) - self.unsent
         return list(islice(self.kept, begin, begin + most))
 
     def may_leave(self, item: Kept) -> bool:
-        """Not before the store has it, if it waits for that, nor while much of what was read back is not acked."""
+        """Whether it may be sent: not before it is stored, if it must be, nor with much read back and not acked."""
         if self.holds and item.sequence >= self.holds[0]:
             return False
         return not item.unloaded or self.read_bytes < self._window_bytes_max
 
     def content(self, kept: Kept) -> tuple[Buffer, Sequence[Payload]]:
-        """Part and payloads of a batch."""
+        """Return part and payloads of a batch."""
         if not kept.unloaded:
             return kept.part, kept.payloads
         assert self._handoff is not None
@@ -197,14 +197,14 @@ class Stream:
         return self.just_read[1:]
 
     def was_read(self, kept: Kept) -> None:
-        """The transport has taken what `content` has read back."""
+        """Note that the transport has taken a batch that `content` has read back."""
         kept.read = True
         self.read_bytes += kept.nbytes
 
-    # ------------------------------------------------------------ what the peer has
+    # ------------------------------------------------------------ acks
 
     def advance(self, committed: int) -> int:
-        """The peer's cumulative ack. -> The highest ticket that is done by it; -1: none."""
+        """Process the peer's cumulative ack. Return the highest ticket that is done by it; -1: none."""
         kept = self.kept
         ticket = -1
         while kept and kept[0].sequence <= committed:
@@ -228,16 +228,16 @@ class Stream:
 
     @property
     def waits_for_room(self) -> bool:
-        """Whether what is to be sent next is to be read back, for which an ack may have made room."""
+        """Whether the next item must be read back, for which an ack may have made room."""
         return bool(self.unsent) and self._handoff is not None and self.kept[-self.unsent].unloaded
 
     def find(self, sequence: int) -> Kept | None:
-        """The kept item that is, or covers, this number."""
+        """Return the kept item that has, or covers, this number."""
         index = self._index(sequence)
         return self.kept[index] if index < len(self.kept) else None
 
     def _index(self, sequence: int) -> int:
-        """Where in kept the first number >= sequence is. There are no holes but SKIPs, so a guess mostly hits."""
+        """Return the index in kept of the first number >= sequence. Only SKIPs make holes, so a guess mostly hits."""
         kept = self.kept
         if not kept:
             return 0
@@ -247,12 +247,12 @@ class Stream:
         return next((i for i, item in enumerate(kept) if item.sequence >= sequence), len(kept))
 
     def misses(self, received: int, frames_seen: int) -> bool:
-        """Whether the last transmission of what follows `received` is behind the peer already."""
+        """Whether the peer has already passed the last transmission of the item after `received`."""
         index = self._index(received + 1)
         return index < len(self.kept) - self.unsent and self.kept[index].frame <= frames_seen
 
     def go_back(self, received: int | None = None) -> None:
-        """What follows that number, or all that is kept, is to be sent, whether it was or not."""
+        """Mark everything after that number, or everything kept, as unsent."""
         index = 0 if received is None else self._index(received + 1)
         self.unsent = len(self.kept) - index
         spend(self.unsent * STEP // 4)
@@ -276,7 +276,7 @@ class Stream:
         self._unload_when_stored(item)
 
     def log_all(self) -> None:
-        """The peer is away."""
+        """Log everything kept: the peer is away."""
         spend(len(self.kept) * STEP)
         for item in self.kept:
             if not item.logged and item.kind == BATCH:
@@ -289,16 +289,16 @@ class Stream:
             item.lasts = self._handoff.append(item.sequence, item.part, list(item.payloads), item.entries)
 
     def _store_all(self) -> None:
-        """All that is not acked: should this worker die, nothing of its log is sent without what its publishers had
-        sent earlier.
+        """Store everything that is not acked: if this worker dies, nothing of its log may be sent without its
+        publishers' earlier messages.
         """
         earlier = takewhile(lambda each: not each.stored, reversed(self.kept))
         for each in reversed([each for each in earlier if each.kind == BATCH]):
             self._store(each)
 
     def _put_behind(self) -> None:
-        """The peer is there and takes less than comes: it becomes a reader of the log, if there is one that has room.
-        Its ack is waited for as before, and what it has not acked counts in the outbox as before.
+        """Let the peer read from the log, if there is one with room, because it is slower than its messages arrive. Its
+        acks are waited for as before, and unacked batches count in the outbox as before.
         """
         if not self._lasts or self._handoff is None or self._handoff.full:
             return
@@ -314,7 +314,7 @@ class Stream:
         self._handoff.when_stored(lambda: self._let_go(item.sequence))
 
     def _let_go(self, sequence: int) -> None:
-        """The store has it: it leaves with the next flush."""
+        """Release a batch that is stored: it is sent with the next flush."""
         while self.holds and self.holds[0] <= sequence:
             self.holds.popleft()
 
@@ -324,7 +324,7 @@ class Stream:
             self.unloadable.append(item)
 
     def unload(self) -> None:
-        """What is in the hand-off log and can be read back leaves the memory as soon as it is stored."""
+        """Unload batches in the hand-off log that can be read back, as soon as they are stored."""
         assert self._handoff is not None
         items, self.unloadable = self.unloadable, []
 
@@ -342,7 +342,7 @@ class Stream:
             self.loaded_bytes -= item.nbytes
 
     def _restore(self, handoff: HandoffLog, now: float) -> None:
-        """Take the log of a former incarnation of this worker; numbers that are not in it become SKIP."""
+        """Take over the log of a former incarnation of this worker; numbers missing in it become SKIP."""
         at = handoff.acknowledged
         self.acknowledged = at
         for sequence, nbytes, entries in handoff.found():
@@ -353,7 +353,7 @@ class Stream:
             self.handoff_bytes += nbytes
             self.kept.append(item)
             at = sequence
-        # An incarnation that died before any ack came may have used numbers of which the log knows nothing.
+        # An incarnation that died before any ack came may have used numbers that are not in the log.
         handoff.reserve(max(at, handoff.reserved) + RESTART_SKIP)
         self._keep_skip(at + 1, handoff.reserved, now)
         self.sequence = self.kept[-1].sequence
@@ -362,10 +362,10 @@ class Stream:
     def _keep_skip(self, start: int, end: int, now: float) -> None:
         self.kept.append(Kept(end, U64.pack(start), (), 0, -1, 0, now, SKIP))
 
-    # ------------------------------------------------------------ who is told
+    # ------------------------------------------------------------ reports
 
     def end_incarnation(self) -> None:
-        """That incarnation of the peer is dead: its successor is to get what a log has, else all of it is lost."""
+        """Handle the death of the peer's incarnation: its successor gets the entries of a log, all else is lost."""
         spend(len(self.kept) * STEP)
         if self._handoff is not None:
             for item in self.kept:
@@ -387,12 +387,12 @@ class Stream:
         self.id = self._new_id(self._ids)
 
     def tell_done(self) -> None:
-        """Events about tickets that `add_absent` and the peer's end have left."""
+        """Report tickets that `add_absent` and the peer's end have left."""
         if self.over:
             over, self.over = self.over, []
             for batch in over:
                 self._events.refused(self._peer, batch, [(WHOLE_BATCH, Refusal.HANDOFF_FULL)])
-            self.released = max(self.released, over[-1].ticket)  # whatever came before is in the log
+            self.released = max(self.released, over[-1].ticket)  # everything before it is in the log
         if self.done:
             done, self.done = self.done, []
             self.released = -1

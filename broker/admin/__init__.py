@@ -1,1 +1,1 @@
-"""What operators and monitoring see: the control process, Prometheus metrics, $SYS."""
+"""The interfaces for operators and monitoring: the control process, Prometheus metrics, $SYS."""

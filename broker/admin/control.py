@@ -1,14 +1,14 @@
-"""The control process: what an operator, a load balancer or Prometheus asks a running broker, over HTTP.
+"""The control process: answers operators, load balancers and Prometheus about a running broker, over HTTP.
 
     GET /health         200 while the heartbeats of the supervisor and of all workers move, else 503; JSON
     GET /ready          200 while every worker serves, else, also while the broker starts or stops, 503; JSON
     GET /metrics        the counter rows as Prometheus text
-    GET /api/v1/stores  how much each worker's store has; 503 while a worker does not answer; JSON
+    GET /api/v1/stores  the size and contents of each worker's store; 503 while a worker does not answer; JSON
 
-It reads what others write: the counter rows, the heartbeats in them, and the "state" that the supervisor tells it. The
-rest it asks the workers for (`broker.admin.workers`). It holds nothing that anybody waits for, so it may be killed at
-any time: connections wait in the backlog, which belongs to the supervisor, for its successor. Errors are
-application/problem+json [RFC 9457].
+It reads what other processes write: the counter rows, the heartbeats in them, and the "state" messages of the
+supervisor. Everything else it asks the workers for (`broker.admin.workers`). It holds nothing that anybody waits for,
+so it may be killed at any time: connections wait for its successor in the backlog, which belongs to the supervisor.
+Errors are application/problem+json [RFC 9457].
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ __all__ = ["Control", "Pulse", "run"]
 
 _LOOK_SECONDS = 0.25
 _HEARTBEAT_SECONDS_MAX = 3.0
-"""A heartbeat that stands still for longer is no sign of life. Workers beat every 0.1 s, the supervisor every second;
-one that is restarted at once is back before."""
+"""A heartbeat unchanged for longer means that the process hangs. Workers beat every 0.1 s, the supervisor every second;
+a process that is restarted at once beats again in time."""
 _STOP_SECONDS_MAX = 1.0
-"""What requests that are being answered get when the broker ends."""
+"""Time that requests in progress get when the broker stops."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def run(channel: ControlChannel) -> int:
-    """Serve until told to stop; returns the exit status."""
+    """Serve until told to stop; return the exit status."""
     return asyncio.run(_serve(channel))
 
 
@@ -68,14 +68,14 @@ async def _serve(channel: ControlChannel) -> int:
 
 
 class Pulse:
-    """Heartbeats, and since when each has stood still."""
+    """Heartbeats, and the time at which each last changed."""
 
     def __init__(self, beats: Sequence[Callable[[], int]], now: float) -> None:
         self._beats = beats
         self._seen = [(beat(), now) for beat in beats]
 
     def ages(self, now: float) -> list[float]:
-        """Seconds since each was last seen to move; looks at them."""
+        """Read the heartbeats; return the seconds since each was last seen to change."""
         for index, beat in enumerate(self._beats):
             value = beat()
             if value != self._seen[index][0]:
@@ -84,18 +84,18 @@ class Pulse:
 
 
 class Control:
-    """The HTTP server and what its answers are made of."""
+    """The HTTP server and the data of its answers."""
 
     def __init__(self, channel: ControlChannel) -> None:
         self.channel = channel
         self.loop = asyncio.get_running_loop()
         self.stopped: asyncio.Future[int] = self.loop.create_future()
         self.log = Log.of(channel.settings).bind(process="control")
-        logging.getLogger().handlers[:] = [StandardLibrary(self.log)]  # asyncio and aiohttp speak there
+        logging.getLogger().handlers[:] = [StandardLibrary(self.log)]  # asyncio and aiohttp log there
         self._broker = "starting"
         self._asking = Workers(channel.tell)
         self._asked: dict[int, asyncio.Task[dict[str, Any]]] = {}
-        """By worker: what it is asked of its store, once for all who want it at that time."""
+        """By worker: a request for store statistics in progress, shared by all clients that ask meanwhile."""
         self._workers: list[dict[str, Any]] = [{"state": "starting", "pid": 0, "restarts": 0}] * channel.workers
         rows = self._rows = [Row(row) for row in channel.rows]
         beats: list[Callable[[], int]] = [lambda: int(channel.supervisor_heartbeat[0])]
@@ -118,7 +118,7 @@ class Control:
         return application
 
     async def start(self) -> None:
-        """Hear the supervisor, then serve."""
+        """Listen to the supervisor, then serve."""
         self.loop.add_signal_handler(signal.SIGTERM, self._stop)
         ignore_with_a_line(
             self.loop, frozenset({stacks.SIGNAL}), lambda name: self.log.warning("signal_ignored", signal=name)
@@ -132,7 +132,7 @@ class Control:
         self.channel.ready()
 
     async def close(self) -> None:
-        """Answer what was asked, let go."""
+        """Finish the requests in progress, and close."""
         self.loop.remove_reader(self.channel.control.fileno())
         await self._runner.cleanup()
 
@@ -163,7 +163,7 @@ class Control:
     def _reload(self, message: dict[str, Any]) -> str | None:
         try:
             new = self.channel.settings = self.channel.settings.reloaded(message)
-        except ConfigError as error:  # the supervisor has found no error: the password file has changed since
+        except ConfigError as error:  # the supervisor found no error: the password file has changed since
             return str(error)
         self.log.configure(new.log_level, new.limits.log_lines_per_second_max)
         return None
@@ -182,7 +182,7 @@ class Control:
         )
 
     def _report(self) -> tuple[dict[str, Any], bool]:
-        """What both /health and /ready say, and whether all heartbeats move."""
+        """Return the common part of /health and /ready, and whether all heartbeats change."""
         now = time.monotonic()
         supervisor, *ages = self._pulse.ages(now)
         report = {
@@ -216,7 +216,7 @@ class Control:
         return web.Response(body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _get_stores(self, _request: web.Request) -> web.Response:
-        """Of a worker that does not answer, why."""
+        """For a worker that does not answer, the reason is included."""
         stores = await asyncio.gather(*(self._store_stats(worker) for worker in range(self.channel.workers)))
         return _answer({"stores": stores}, all("error" not in store for store in stores))
 
@@ -241,7 +241,7 @@ class Control:
         except web.HTTPException as error:
             headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
             return _problem(error.status, f"{request.method} {request.path}", headers)
-        except Exception:  # noqa: BLE001 (ours: this request fails, the others do not)
+        except Exception:  # noqa: BLE001 (a defect of ours: this request fails, the others do not)
             self.log.error("admin_failed", method=request.method, path=request.path, traceback=traceback.format_exc())
             return _problem(500, f"{request.method} {request.path}: the log has the details", {})
 

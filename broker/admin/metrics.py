@@ -1,8 +1,8 @@
-"""The counter rows as Prometheus metrics: names, types and texts of all of them, and the collector that reads the rows.
+"""The counter rows as Prometheus metrics: names, types and help texts, and the collector that reads the rows.
 
-What is not named here is exported all the same, as `mqttd_<name>`: a new counter is one line in pyx/core/counters.pxd.
-The tables of docs/reference/metrics.md are made from this module (`python -m broker.admin.metrics --markdown
-docs/reference/metrics.md`).
+Counters that are not named here are exported all the same, as `mqttd_<name>`: a new counter is one line in
+pyx/core/counters.pxd. The tables of docs/reference/metrics.md are generated from this module (`python -m
+broker.admin.metrics --markdown docs/reference/metrics.md`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Rows", "State", "families", "markdown"]
 
 
 class Family(NamedTuple):
-    """One metric. Counters have their name without `_total`, which the exposition adds."""
+    """One metric. The name of a counter is given without `_total`, which the exposition adds."""
 
     name: str
     kind: str
@@ -33,12 +33,12 @@ class Family(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """The name as it is exported."""
+        """The exported name."""
         return self.name + "_total" if self.kind == "counter" else self.name
 
 
 class Worker(NamedTuple):
-    """What the supervisor and the heartbeats say of a worker."""
+    """A worker's state, from the supervisor and the heartbeats."""
 
     up: bool
     restarts: int
@@ -46,23 +46,23 @@ class Worker(NamedTuple):
 
 
 class State(NamedTuple):
-    """What is known beside the rows."""
+    """State of the broker that is not in the rows."""
 
     uptime_seconds: float
     workers: Sequence[Worker]
 
 
-#: counter -> its name and meaning for operators; those left out are `mqttd_<counter>`, with a text of _HELP if there is
+#: counter -> its exported name and meaning; others are `mqttd_<counter>`, with a text of _HELP if there is
 _NAMED: dict[str, tuple[str, str]] = {
-    "sessions": ("mqtt_sessions_active", "Sessions, of clients that are connected and of those that are not."),
+    "sessions": ("mqtt_sessions_active", "Sessions of connected and of offline clients."),
     "subscriptions": ("mqtt_subscriptions_active", "Subscriptions of all sessions, shared ones included."),
     "retained_messages": ("mqtt_retained_messages", "Topics with a retained message."),
     "connections_opened": ("mqtt_connections", "Connections that were accepted by a CONNACK."),
-    "publish_received": ("mqtt_messages_received", "PUBLISH packets from clients, repeated ones of QoS 2 not counted."),
-    "publish_sent": ("mqtt_messages_sent", "PUBLISH packets to clients, redeliveries included."),
+    "publish_received": ("mqtt_messages_received", "PUBLISH packets from clients, without repeated ones of QoS 2."),
+    "publish_sent": ("mqtt_messages_sent", "PUBLISH packets to clients, including redeliveries."),
     "bytes_received": ("mqtt_bytes_received", "Bytes from clients."),
-    "bytes_sent": ("mqtt_bytes_sent", "Bytes to clients that the kernel took."),
-    "connections": ("mqttd_sockets", "Sockets of clients, those without a CONNECT yet or in closing included."),
+    "bytes_sent": ("mqtt_bytes_sent", "Bytes to clients that the kernel has taken."),
+    "connections": ("mqttd_sockets", "Sockets of clients, including those before CONNECT and those being closed."),
     "heartbeat": ("mqttd_heartbeats", "Turns of the 100 ms timer."),
 }
 _DROPPED = Family(
@@ -73,91 +73,91 @@ _DROPPED = Family(
 )
 _CURRENT = Family("mqtt_connections_current", "gauge", "Clients that are connected.")
 _HELP: dict[str, str] = {
-    "shared_subscriptions": "Subscriptions with a share group.",
-    "filters": "Different Topic Filters, those of other workers included.",
-    "store_full": "1: the store takes no new message, the disk has too little room or refuses.",
-    "store_failed": "1: the disk refuses, nothing becomes durable.",
-    "records_set_aside": "Records of the store that nobody can read: they are kept, and left out.",
-    "store_unwritten_bytes": "Bytes that were given to the store and are not written yet, once a second.",
-    "store_unwritten_held": "Times that a client was not read because a store had store_unwritten_bytes_max to write.",
-    "store_held": "Times that a publisher before MQTT 5 was not read because a store was full.",
+    "shared_subscriptions": "Shared subscriptions.",
+    "filters": "Different Topic Filters, including those of other workers.",
+    "store_full": "1: the store takes no new message, because the disk is full or fails.",
+    "store_failed": "1: the disk fails, nothing becomes durable.",
+    "records_set_aside": "Unreadable records of the store, which are kept but not used.",
+    "store_unwritten_bytes": "Bytes that were given to the store and are not written yet, measured once a second.",
+    "store_unwritten_held": "Times that reading a client was paused because a store had store_unwritten_bytes_max to write.",
+    "store_held": "Times that reading a publisher before MQTT 5 was paused because a store was full.",
     "store_refused": "Publishes and subscriptions that were refused, and connections that were closed, because a store "
     "was full or failed.",
     "replays": "Subscriptions that read the archive.",
-    "replayed_messages": "Messages of the archive put into the queues of sessions that replay.",
-    "replayed_bytes": "Topics, properties and payloads of those.",
+    "replayed_messages": "Archived messages queued for sessions that replay.",
+    "replayed_bytes": "Bytes of their topics, properties and payloads.",
     "replay_pages": "Pages read from the archive of this worker, for its own sessions and those of other workers.",
     "replays_refused": "Topic Filters with mqttd-offset that were refused.",
-    "replays_fallen_behind": "Times that retention had removed what a replay had not read.",
+    "replays_fallen_behind": "Times that retention had removed messages before a replay read them.",
     "store_blocks_read": "Blocks of messages read back from the store, for sessions that are behind.",
-    "store_blocks_left_out": "Blocks of the log, and parts of indexes, that cannot be read: what they had is left out.",
-    "store_reads_shared": "Batches that were not read, because another session had just read them.",
-    "archive_bytes": "Bytes of blocks in the archive.",
+    "store_blocks_left_out": "Unreadable blocks of the log and parts of indexes: their messages are left out.",
+    "store_reads_shared": "Batches not read from the store, because another session had just read them.",
+    "archive_bytes": "Size of the archive's blocks.",
     "archived_messages": "Messages archived, from this worker's clients.",
-    "archived_bytes": "Bytes of their records.",
-    "archive_dropped": "Messages of QoS 0 that were not archived, because the store was full or too slow.",
+    "archived_bytes": "Size of their records.",
+    "archive_dropped": "QoS 0 messages not archived, because the store was full or too slow.",
     "archive_removed_messages": "Messages that the archive's retention has removed.",
     "archive_removed_bytes": "Bytes of their blocks.",
-    "events_bytes": "Bytes of recorded events that the store holds, before compression.",
+    "events_bytes": "Size of recorded events in the store, before compression.",
     "events_recorded": "Events recorded: connections, sessions, subscriptions, and the samples of each minute.",
-    "events_suppressed": "Events that were counted and not recorded: events_per_second_max.",
-    "events_lost": "Events that were counted and not recorded, because the store was full or failed.",
-    "events_unlisted": "Messages that events count for others, because clients_max or topics_max was reached.",
+    "events_suppressed": "Events only counted and not recorded, beyond events_per_second_max.",
+    "events_lost": "Events only counted and not recorded, because the store was full or failed.",
+    "events_unlisted": "Messages that events count together, because clients_max or topics_max was reached.",
     "retained_bytes": "Bytes of retained messages.",
-    "log_messages": "Entries of the log that sessions which are behind or offline read.",
+    "log_messages": "Entries of the log for sessions that are behind or offline.",
     "log_bytes": "Bytes of that log.",
     "connections_accepted": "Sockets accepted.",
-    "connections_handed_over": "Connections given to their home worker.",
-    "connections_taken_in": "Connections got from the worker that accepted them.",
+    "connections_handed_over": "Connections handed over to their home worker.",
+    "connections_taken_in": "Connections received from the worker that accepted them.",
     "connections_refused": "Connections closed before, or by, their CONNACK.",
-    "sessions_over_max": "CONNECTs that were refused because there were sessions_max sessions.",
-    "sessions_ended_for_room": "Sessions that ended at sessions_max: they were offline for longest.",
-    "sessions_too_large": "Subscriptions and CONNECTs that were refused because of session_bytes_max.",
-    "connections_closed": "Connections that have ended after their CONNACK, a worker's death included.",
+    "sessions_over_max": "CONNECTs refused at sessions_max.",
+    "sessions_ended_for_room": "Sessions ended at sessions_max, because they had been offline for longest.",
+    "sessions_too_large": "Subscriptions and CONNECTs refused because of session_bytes_max.",
+    "connections_closed": "Connections that ended after their CONNACK, including those lost with a worker.",
     "authentications_failed": "Connections and re-authentications with wrong or missing credentials.",
-    "authentications_refused": "Connections refused because auth_pending_max were being checked.",
+    "authentications_refused": "Connections refused at auth_pending_max.",
     "authentications_repeated": "Re-authentications that succeeded.",
     "credentials_hashed": "Password hashes computed.",
-    "credentials_cached": "Passwords found right without.",
+    "credentials_cached": "Passwords accepted from the cache, without a hash.",
     "sessions_taken_over": "Connections closed because their client connected again.",
     "sessions_expired": "Sessions that ended by their Session Expiry Interval.",
-    "accept_errors": "Times that no connection could be accepted for want of descriptors or memory.",
+    "accept_errors": "Failures to accept a connection for lack of descriptors or memory.",
     "keep_alive_timeouts": "Connections closed for silence.",
     "protocol_errors": "Connections closed for a malformed packet or a protocol error.",
     "internal_errors": "Connections closed for a defect of mqttd; the log has the traceback.",
     "packets_received": "MQTT packets of any type from clients.",
-    "answers_sent": "MQTT packets to clients that are no PUBLISH.",
+    "answers_sent": "MQTT packets to clients other than PUBLISH.",
     "recv_calls": "Calls of recv().",
     "send_calls": "Calls of send() and sendmsg().",
     "ticks": "Rounds of the event loop.",
     "publish_received_qos1": "PUBLISH packets of QoS 1 from clients.",
-    "publish_received_qos2": "PUBLISH packets of QoS 2 from clients, repeated ones not counted.",
-    "publish_duplicates": "PUBLISH packets of QoS 2 that had come before.",
+    "publish_received_qos2": "PUBLISH packets of QoS 2 from clients, without repeated ones.",
+    "publish_duplicates": "Repeated PUBLISH packets of QoS 2.",
     "publish_bytes_received": "Bytes of payload from clients.",
     "publish_bytes_sent": "Bytes of payload to clients.",
-    "publish_refused": "PUBLISH packets refused: not authorised, of $SYS, beyond a bound, or not as indicated.",
-    "subscriptions_not_authorised": "Subscriptions refused because the client may not have them.",
-    "wills_refused": "Wills not published because their client may not publish them any more.",
-    "publish_unmatched": "PUBLISH packets that nobody wanted.",
+    "publish_refused": "PUBLISH packets refused: not authorised, to $SYS, beyond a bound, or invalid UTF-8.",
+    "subscriptions_not_authorised": "Subscriptions refused because the client is not authorised.",
+    "wills_refused": "Wills not published because their client is no longer authorised.",
+    "publish_unmatched": "PUBLISH packets without a matching subscription.",
     "redelivered": "PUBLISH packets sent again with DUP.",
     "retained_refused": "Messages not retained: retained_messages_max or retained_bytes_max.",
     "matched": "Copies of messages, one per session that matched: delivered + dropped + waiting.",
-    "delivered_qos0": "Copies of QoS 0 that the kernel took.",
+    "delivered_qos0": "Copies of QoS 0 that the kernel has taken.",
     "delivered_qos1": "Copies of QoS 1 acknowledged.",
     "delivered_qos2": "Copies of QoS 2 completed.",
-    "shared_waited": "Messages of share groups queued for a member, because none was able when they came.",
-    "shared_again": "Messages of share groups given to another member or worker after all.",
-    "mesh_entries_sent": "Messages given to other workers.",
-    "mesh_entries_received": "Messages got from other workers.",
-    "mesh_batches_received": "Batches got from other workers.",
+    "shared_waited": "Messages of share groups queued for a member, because none had room when they arrived.",
+    "shared_again": "Messages of share groups reassigned to another member or worker.",
+    "mesh_entries_sent": "Messages sent to other workers.",
+    "mesh_entries_received": "Messages received from other workers.",
+    "mesh_batches_received": "Batches received from other workers.",
     "mesh_bytes_received": "Bytes of those batches.",
-    "mesh_batches_behind": "Times that batches for another worker went to the hand-off log because it takes less than "
-    "comes: they leave the memory, and are read back when it has room.",
-    "mesh_frames_refused": "Mesh messages that were malformed, or of or for a worker that is dead.",
+    "mesh_batches_behind": "Times that batches for another worker went to the hand-off log because it is slower than "
+    "its messages arrive: they leave the memory, and are read back when it has room.",
+    "mesh_frames_refused": "Mesh messages that were malformed, or from or for a worker that is dead.",
     "retained_unwatched": "Retained messages sent as they came that were not remembered, for want of room, while a "
     "SUBSCRIBE was answered: an older one of the topic may follow.",
-    "reading_paused": "Times that a publisher was not read because another worker had no room.",
-    "clients_maximum": "Most clients that were connected at once, all workers together, as seen by this one.",
+    "reading_paused": "Times that reading a publisher was paused because another worker had no room.",
+    "clients_maximum": "Highest number of connected clients of all workers, as seen by this one.",
 }
 _REASONS: dict[str, str] = {
     "expired": "its Message Expiry Interval had passed",
@@ -166,10 +166,10 @@ _REASONS: dict[str, str] = {
     "connection_closed": "QoS 0, and the connection ended before the kernel took it",
     "queue_full": "`queue_messages_max` or `queue_bytes_max`",
     "packet_too_large": "larger than the client's Maximum Packet Size",
-    "unsubscribed": "it waited, and the client unsubscribed",
-    "session_ended": "it waited, and the session ended",
+    "unsubscribed": "the client unsubscribed while it waited",
+    "session_ended": "the session ended while it waited",
     "refused": "the client answered with a reason code of 0x80 or above",
-    "peer_lost": "the worker that should have got it died, or was away for too long",
+    "peer_lost": "the worker that it was for died, or was away for too long",
     "no_member": "the share group had no member left",
     "overtaken": "retained, and a newer retained message of its topic was sent first, as it came",
     "worker_lost": "it was in the memory of a worker that died",
@@ -182,18 +182,18 @@ _HISTOGRAMS: dict[str, tuple[str, str]] = {
     ),
     "delivery_duration": (
         "mqtt_delivery_duration_seconds",
-        "From the beginning of the tick that received a PUBLISH, on whatever worker, to its copies being given to the "
-        "kernel. Of the same samples; one for each worker that delivers.",
+        "From the beginning of the tick that received a PUBLISH, on any worker, to its copies being passed to the "
+        "kernel. Measured for the same samples, once per delivering worker.",
     ),
     "match_duration": (
         "mqtt_wildcard_match_duration_seconds",
-        "Matching a topic whose result was not cached against the wildcard filters. One in 16.",
+        "Matching a topic against the wildcard filters, where the result was not cached. One in 16 is measured.",
     ),
 }
 _LINKS: dict[str, tuple[str, str, float]] = {
     "batches": ("mqttd_link_batches", "Batches sent.", 1),
-    "messages": ("mqttd_link_messages", "Messages in them, and what the workers ask and answer each other.", 1),
-    "bytes": ("mqttd_link_bytes", "Bytes of them.", 1),
+    "messages": ("mqttd_link_messages", "Messages in them, including requests and answers between workers.", 1),
+    "bytes": ("mqttd_link_bytes", "Size of the batches.", 1),
     "resent": ("mqttd_link_resent", "Batches sent again.", 1),
     "qos0_dropped": ("mqttd_link_qos0_dropped", "QoS 0 messages not sent: the other worker was away or full.", 1),
     "unacknowledged": ("mqttd_link_unacknowledged_batches", "Batches without an acknowledgement yet.", 1),
@@ -204,25 +204,25 @@ _LISTENERS: dict[str, tuple[str, str, str]] = {
     "connections_accepted": (
         "mqttd_listener_connections_accepted",
         "counter",
-        "Sockets accepted by a worker, of this listener.",
+        "Sockets that a worker accepted on this listener.",
     ),
     "connections": (
         "mqttd_listener_connections",
         "gauge",
-        "Sockets of clients of this listener that a worker serves, those without a CONNECT yet included.",
+        "Client sockets of this listener that a worker serves, including those without a CONNECT yet.",
     ),
 }
 _BROKER: tuple[Family, ...] = (
-    Family("mqttd_build_info", "gauge", "Always 1; the label says which mqttd this is.", ("version",)),
-    Family("mqttd_uptime_seconds", "gauge", "Since the supervisor was started.", ()),
+    Family("mqttd_build_info", "gauge", "Always 1; the label has the version of mqttd.", ("version",)),
+    Family("mqttd_uptime_seconds", "gauge", "Time since the supervisor was started.", ()),
     Family("mqttd_worker_up", "gauge", "1: serving; 0: starting or down."),
-    Family("mqttd_worker_restarts", "counter", "Times the worker was started again."),
-    Family("mqttd_worker_heartbeat_age_seconds", "gauge", "Since the worker's heartbeat was last seen to move."),
+    Family("mqttd_worker_restarts", "counter", "Restarts of the worker."),
+    Family("mqttd_worker_heartbeat_age_seconds", "gauge", "Time since the worker's heartbeat last changed."),
 )
 
 
 def _plain() -> Iterator[tuple[int, Family]]:
-    """(counter, its family) of every counter that has a family of its own."""
+    """Yield (counter, its family) for every counter that has a family of its own."""
     for index, name in enumerate(counters.NAMES):
         if name.startswith("dropped_") or name == "incarnation":
             continue
@@ -259,7 +259,7 @@ def _drops() -> Iterator[tuple[int, str]]:
 
 
 def families() -> list[Family]:
-    """All metrics, in the order of the exposition."""
+    """Return all metrics, in the order of the exposition."""
     return [
         *_BROKER,
         _CURRENT,
@@ -272,7 +272,7 @@ def families() -> list[Family]:
 
 
 class Rows(Collector):
-    """Reads the rows of all workers when it is asked. `listeners`: the names of those that are listened on."""
+    """Collector that reads the rows of all workers on request. `listeners`: the names of the configured ones."""
 
     def __init__(self, rows: Sequence[memoryview], state: Callable[[], State], listeners: Sequence[str]) -> None:
         self._rows = [Row(row) for row in rows]
@@ -280,7 +280,7 @@ class Rows(Collector):
         self._listeners = listeners
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics."""
+        """Yield all metrics."""
         yield from self._broker()
         yield self._made(_CURRENT, [((str(i),), connected(row)) for i, row in enumerate(self._rows)])
         drops = list(_drops())
@@ -339,8 +339,8 @@ class Rows(Collector):
 
 
 def connected(row: Row) -> int:
-    """Clients of a worker that are connected."""
-    opened = row.get(counters.CONNECTIONS_OPENED)  # first: one that closes in between must not make this negative
+    """Return the number of connected clients of a worker."""
+    opened = row.get(counters.CONNECTIONS_OPENED)  # read first: a connection closed meanwhile must not make it negative
     return max(0, opened - row.get(counters.CONNECTIONS_CLOSED))
 
 
@@ -353,7 +353,7 @@ _SYS_END = "<!-- end of the topics of $SYS -->"
 
 
 def markdown() -> str:
-    """The tables of metrics and of drop reasons."""
+    """Return the tables of metrics and of drop reasons."""
     lines = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
     for family in families():
         labels = ", ".join(f"`{label}`" for label in family.labels)
@@ -365,7 +365,7 @@ def markdown() -> str:
 
 
 def with_tables(document: str) -> str:
-    """A document with its generated parts made anew. Raises ValueError when it has no place for it."""
+    """Return a document with its generated parts replaced. Raises ValueError when their markers are missing."""
     for first, last, table in ((_SYS_BEGIN, _SYS_END, sys_topics.markdown()), (_BEGIN, _END, markdown())):
         before, begin, rest = document.partition(first)
         _, end, after = rest.partition(last)

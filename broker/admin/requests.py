@@ -1,4 +1,4 @@
-"""What workers can be asked: the requests, their form as JSON, and the answers (`broker.worker.administration`).
+"""The requests that workers answer: their form as JSON, and the answers (`broker.worker.administration`).
 
     ListSessions    {"sessions": "list", "from": N}              {"sessions": [...], "next": N or null}
     ShowSession     {"sessions": "show", "client": C, "from": N} {"session": {...} or null, "subscriptions": [...],
@@ -9,10 +9,10 @@
     WorkDone        {"work": "highest"}                          {"work": {kind of callback: ns}}, in test builds
                                                                  (pyx/core/work.pxd)
 
-Events (`leveldb_store.format.events`) come as they are stored, in base 64, those behind number N that are on the disk.
-Those with N are answered in pages that fit into a message: `next` is the N of the next page, null: that was the last.
-A list of sessions stays as it was at its first page, and is kept while LISTS_MAX others have not been begun. What is
-none of them, as another release may ask it, is answered {"unknown": true}; what cannot be answered {"error": "..."}.
+Events (`leveldb_store.format.events`) are returned as they are stored, in base 64: those after number N that are on the
+disk. Requests with N are answered in pages that fit into a message: `next` is the N of the next page, or null after the
+last. A list of sessions stays as it was at its first page; it is kept until LISTS_MAX others have been begun. An
+unknown request, perhaps of another release, is answered {"unknown": true}; a request that fails {"error": "..."}.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ __all__ = [
 ]
 
 UNKNOWN = {"unknown": True}
-"""The answer to what is no request."""
+"""The answer to an unknown request."""
 LISTS_MAX = 4
-"""Lists of sessions that a worker keeps, for those who ask for them page by page."""
+"""Lists of sessions that a worker keeps for clients that ask for them page by page."""
 _AT_END = 1 << 64
 _FILTERS_END = 1 << 32
 
 
 class NoAnswer(Exception):
-    """A worker has not answered. Its text is one line."""
+    """A worker has not answered. The text is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListSessions:
-    """All sessions of the worker, as they were when the first page was asked for."""
+    """Asks for all sessions of the worker, as they were when the first page was asked for."""
 
     at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ShowSession:
-    """One, with its Topic Filters."""
+    """Asks for one session, with its Topic Filters."""
 
     client: str
     at: int = 0
@@ -67,26 +67,26 @@ class ShowSession:
 
 @dataclass(frozen=True, slots=True)
 class DeleteSession:
-    """End it; its connection is closed, too."""
+    """Ends a session; its connection is closed, too."""
 
     client: str
 
 
 @dataclass(frozen=True, slots=True)
 class ListEvents:
-    """Those behind this number."""
+    """Asks for the events after this number."""
 
     at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StoreStats:
-    """How much the worker's store has."""
+    """Asks for the size and contents of the worker's store."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkDone:
-    """The most that each kind of callback has cost."""
+    """Asks for the highest cost of each kind of callback."""
 
 
 Paged = ListSessions | ShowSession | ListEvents
@@ -94,7 +94,7 @@ Request = Paged | DeleteSession | StoreStats | WorkDone
 
 
 def encode(request: Request) -> dict[str, Any]:
-    """As JSON."""
+    """Return a request as JSON."""
     match request:
         case ListSessions(at):
             return {"sessions": "list", "from": at}
@@ -111,7 +111,7 @@ def encode(request: Request) -> dict[str, Any]:
 
 
 def decode(said: object) -> Request | None:
-    """The other way. None: it is none of them."""
+    """Return the request in a JSON object, or None if it is not one of these."""
     match said:
         case {"sessions": "list", "from": int(at)} if 0 <= at < _AT_END:
             return ListSessions(at)
@@ -129,7 +129,7 @@ def decode(said: object) -> Request | None:
 
 
 def understood(worker: int, answer: dict[str, Any]) -> dict[str, Any]:
-    """The answer, if it is one to the request. Raises NoAnswer."""
+    """Return the answer, if it is one to the request. Raises NoAnswer."""
     if "error" in answer:
         raise NoAnswer(f"worker {worker}: {answer['error']}")
     if answer == UNKNOWN:
@@ -138,5 +138,5 @@ def understood(worker: int, answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def page_at(request: Paged, at: int) -> Paged:
-    """The same, of another page."""
+    """Return the same request for another page."""
     return replace(request, at=at)

@@ -1,10 +1,10 @@
-"""`$SYS/broker/...`: the topics and formats that mosquitto's users know [mosquitto(8), Broker Status], of all workers.
+"""`$SYS/broker/...`: statistics of all workers, under mosquitto's topics and formats [mosquitto(8), Broker Status].
 
-Every worker has every worker's counter row, so each publishes the same sums to its own subscribers: nothing crosses the
-mesh, and a session, which lives in one worker, gets each topic once. What was last published is kept beside the
-retained messages and sent to new subscribers as such; nobody owns it, and nothing of it counts as received or retained.
-Workers publish at the same moments, at multiples of `sys_interval_seconds` since the broker was started, what has
-changed (and the uptime). QoS is 0: nothing of it ever waits for a client that is offline.
+Every worker can read the counter rows of all workers, so each publishes the same sums to its own subscribers: nothing
+crosses the mesh, and a session, which lives in one worker, gets each topic once. The last values are kept beside the
+retained messages and sent to new subscribers like these; they have no owner and do not count as received or retained.
+All workers publish at the same moments, at multiples of `sys_interval_seconds` since the broker was started, the values
+that have changed (and the uptime). QoS is 0, so no value ever waits for an offline client.
 
 Loads are exponentially damped averages per minute, as mosquitto's: load = now + (load - now) * exp(-seconds / window).
 """
@@ -68,7 +68,7 @@ _VALUES: dict[str, Callable[[Sums], int]] = {
 
 
 def is_sys(filter: bytes) -> bool:
-    """Whether only topics of $SYS can match a Topic Filter, and so no retained message of a client."""
+    """Whether a Topic Filter can match only topics of $SYS, and so no retained message of a client."""
     return filter == b"$SYS" or filter.startswith(b"$SYS/")
 
 
@@ -82,19 +82,19 @@ class Load:
         self._averages = dict.fromkeys(self.WINDOWS, 0.0)
 
     def update(self, count: int, seconds: float) -> None:
-        """The counter is here, so many seconds after the last time."""
+        """Take in the counter's value, `seconds` after the last update."""
         per_minute = (count - self._count) * 60.0 / seconds
         self._count = count
         for window, length in self.WINDOWS.items():
             self._averages[window] = per_minute + (self._averages[window] - per_minute) * math.exp(-seconds / length)
 
     def texts(self) -> dict[str, str]:
-        """By window, with two digits."""
+        """Return the averages by window, with two decimals."""
         return {window: f"{average:.2f}" for window, average in self._averages.items()}
 
 
 class SysTopics:
-    """One worker's publisher of $SYS, and the memory of what it has said."""
+    """One worker's publisher of $SYS, with the last published values."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -109,14 +109,14 @@ class SysTopics:
         self.reload()
 
     def over(self, rows: Sequence[Row], began_ms: int) -> None:
-        """The rows of all workers; when the broker was started (monotonic ms)."""
+        """Set the rows of all workers, and the start time of the broker (monotonic ms)."""
         self._rows = rows
         self._began_ms = began_ms
         self._interval_seconds = 0
         self.reload()
 
     def reload(self) -> None:
-        """Take over sys_interval_seconds."""
+        """Apply a changed sys_interval_seconds."""
         seconds = self._context.settings.sys_interval_seconds
         if seconds == self._interval_seconds:
             return
@@ -134,7 +134,7 @@ class SysTopics:
             self._schedule()
 
     def said(self, filter: bytes) -> list[Message]:
-        """What was said last, for a new subscription."""
+        """Return the last published values that match, for a new subscription."""
         return [message for _, message in self._kept.match(filter, None, _TOPICS_MAX)]
 
     def _schedule(self) -> None:
@@ -155,11 +155,11 @@ class SysTopics:
     def _sums(self) -> Sums:
         rows = [row.as_dict() for row in self._rows]
         sums = {name: sum(row[name] for row in rows) for name in counters.NAMES}
-        # a retained copy that a newer one has overtaken is nothing that anybody missed
+        # a retained copy that a newer one has overtaken is not missed by anybody
         dropped = (value for name, value in sums.items() if name.startswith("dropped_"))
         sums["dropped"] = sum(dropped) - sums["dropped_overtaken"]
         sums["connected"] = max(0, sums["connections_opened"] - sums["connections_closed"])
-        # Every worker notes what it sees: so it is known when one of them has died.
+        # Every worker records the maximum that it sees, so it is still known when one of them has died.
         sums["maximum"] = max(sums["connected"], *(row["clients_maximum"] for row in rows))
         self._context.counters.set(counters.CLIENTS_MAXIMUM, sums["maximum"])
         return sums
@@ -185,7 +185,7 @@ class SysTopics:
 
 
 def markdown() -> str:
-    """The topics, for the documentation."""
+    """Return the list of topics, for the documentation."""
     lines = [f"    $SYS/broker/{name}" for name in ("version", "uptime", *_VALUES)]
     lines += [f"    $SYS/broker/load/{name}/+" for name in _LOADS]
     return "\n".join(lines)

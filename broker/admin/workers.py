@@ -1,6 +1,6 @@
-"""Requests of the control process to workers: asynchronous, each with a time-out, lists page by page.
+"""Requests of the control process to workers: asynchronous, each with a timeout, lists page by page.
 
-The supervisor passes them on (`shards.questions`), and answers for a worker that does not run, dies, or says nothing.
+The supervisor forwards them (`shards.questions`), and answers for a worker that does not run, dies, or does not reply.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Workers"]
 
 
 class Workers:
-    """Asks them. `tell(event, fields)` is the channel to the supervisor."""
+    """Sends requests and collects the answers. `tell(event, fields)` sends a message to the supervisor."""
 
     def __init__(self, tell: Callable[..., None]) -> None:
         self._tell = tell
@@ -24,7 +24,7 @@ class Workers:
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
 
     async def ask(self, worker: int, request: Request, seconds: float = 12.0) -> dict[str, Any]:
-        """The worker's answer. Raises NoAnswer, after `seconds` at the latest."""
+        """Return the worker's answer. Raises NoAnswer, after `seconds` at the latest."""
         number = next(self._numbers)
         self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
@@ -37,7 +37,7 @@ class Workers:
         return understood(worker, answer)
 
     async def pages(self, worker: int, request: Paged, seconds: float = 12.0) -> AsyncIterator[dict[str, Any]]:
-        """All pages of an answer, each asked for when it is wanted. Raises NoAnswer."""
+        """Yield all pages of an answer, each requested when it is needed. Raises NoAnswer."""
         at: int | None = request.at
         while at is not None:
             page = await self.ask(worker, page_at(request, at), seconds)
@@ -45,7 +45,7 @@ class Workers:
             at = page["next"]
 
     def answered(self, message: dict[str, Any]) -> None:
-        """The supervisor brings an answer, or an error; nothing, if nobody waits for it any more."""
+        """Take in an answer, or an error, that the supervisor forwards; ignored if nobody waits for it any more."""
         waiting = self._waiting.get(message["number"])
         if waiting is None or waiting.done():
             return

@@ -1,8 +1,8 @@
-"""Who a client is: where users come from, and how they prove who they are.
+"""Authentication of clients: back-ends hold the users, methods let clients prove who they are.
 
-A back-end is one file here and one line in BACKENDS, and all that are configured are a chain in the order of these
-lines (`broker.auth.chain`); an authentication method of MQTT 5 is one file and one line in
-METHODS. What happens to a connection meanwhile is decided in `broker.clients.authenticating`.
+A back-end is one file here and one line in BACKENDS; all configured ones form a chain in the order of these lines
+(`broker.auth.chain`). An authentication method of MQTT 5 is one file and one line in METHODS. The state of the
+connection meanwhile is handled in `broker.clients.authenticating`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from broker.auth.scram import Exchange
 __all__ = ["BACKENDS", "METHODS"]
 
 BACKENDS: dict[str, Callable[[str], Backend]] = {
-    # setting: opened with the setting's value; raises CredentialsError
+    # setting: a function of its value that opens the back-end; raises CredentialsError
     "password_file": PasswordFile.load,
 }
 

@@ -1,8 +1,8 @@
-"""Which user names and passwords were found right lately, so that a thousand devices that come back do not cost a
-thousand hashes.
+"""Cache of user names and passwords that were found right lately, so that a thousand devices that reconnect do not cost
+a thousand hashes.
 
-What is kept is a keyed hash (BLAKE2b under a key that this process drew and that never leaves it), never a password;
-only what was right is kept, so that wrong guesses push nothing out. The least recently used goes first.
+It keeps keyed hashes (BLAKE2b under a random key that never leaves this process), never passwords; and only right ones,
+so that wrong guesses evict nothing. The least recently used entry is evicted first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["Cache"]
 
 
 class Cache:
-    """Pairs that were right. `digest` names a pair, the other methods take its digest. Seconds are monotonic."""
+    """Verified pairs. `digest` identifies a pair; the other methods take the digest. Times are monotonic seconds."""
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
@@ -24,12 +24,12 @@ class Cache:
         return len(self._used)
 
     def digest(self, username: str, password: bytes) -> bytes:
-        """The pair's name here."""
+        """Return the digest that identifies the pair."""
         name = username.encode()
         return hashlib.blake2b(len(name).to_bytes(4) + name + password, key=self._key, digest_size=32).digest()
 
     def has(self, digest: bytes, now: float, seconds_max: float) -> bool:
-        """Whether it is there, last used at most `seconds_max` ago; it is used now."""
+        """Return whether the pair is cached and was used at most `seconds_max` ago; if so, mark it as used now."""
         used = self._used.pop(digest, None)
         if used is None or now - used > seconds_max:
             return False
@@ -37,12 +37,12 @@ class Cache:
         return True
 
     def put(self, digest: bytes, now: float, entries_max: int) -> None:
-        """Keep it, and no more than `entries_max`."""
+        """Add the pair, and evict the oldest above `entries_max`."""
         self._used.pop(digest, None)
         self._used[digest] = now
         while len(self._used) > entries_max:
             del self._used[next(iter(self._used))]
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all entries."""
         self._used.clear()

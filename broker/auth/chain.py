@@ -1,7 +1,7 @@
-"""Several back-ends as one: the first that has a user decides about it.
+"""Several back-ends as one: the first that knows a user decides.
 
-Who is wrong must not learn from the time which back-end has a user, or whether any has: also behind one that refuses,
-the others are asked, and what they say does not count.
+Response times must not tell an attacker which back-end knows a user, or whether any does: even after one has refused,
+the others are asked, and their answers are ignored.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ __all__ = ["Chain"]
 
 
 class Chain:
-    """Back-ends, at least one, in their order."""
+    """Back-ends in their order, at least one."""
 
     def __init__(self, backends: Sequence[Backend]) -> None:
         self._backends = list(backends)
         self.world_readable = any(each.world_readable for each in backends)
-        """Whether others on this machine may read what one of them reads: worth a warning."""
+        """Whether others on this machine can read the credentials of a back-end: worth a warning."""
 
     def __len__(self) -> int:
         return sum(len(each) for each in self._backends)
 
     def check(self, username: str, password: bytes) -> bool:
-        """Whether the password is right. May be slow, and is called in a thread."""
+        """Return whether the password is right. May be slow; called in a thread."""
         said: bool | None = None
         for each in self._backends:
             answer = each.check(username, password)
@@ -36,7 +36,7 @@ class Chain:
         return False
 
     def scram(self, username: str) -> Verifier:
-        """What SCRAM-SHA-256 needs; for a name that no back-end has, a verifier that no password matches."""
+        """Return the user's SCRAM-SHA-256 verifier; for an unknown name, one that no password matches."""
         for each in self._backends:
             if (verifier := each.scram(username)) is not None:
                 return verifier

@@ -1,4 +1,4 @@
-"""What back-ends and authentication methods are to the rest of the broker."""
+"""The interfaces of back-ends and authentication methods."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class CredentialsError(Exception):
     def __init__(self, lines: list[str]) -> None:
         super().__init__("; ".join(lines))
         self.lines = lines
-        """One per error; of a file: `FILE:LINE: what is wrong`."""
+        """One line per error; for a file: `FILE:LINE: error`."""
 
 
 class MethodError(Exception):
-    """An authentication has failed. The text is for the log: the client is told only that it failed."""
+    """An authentication has failed. The text is for the log: the client only learns that it failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """What the server knows of a password for SCRAM (RFC 5802, 3)."""
+    """A user's SCRAM verifier: the data that the server keeps instead of the password (RFC 5802, 3)."""
 
     iterations: int
     salt: bytes
@@ -32,32 +32,32 @@ class Verifier:
 
 
 class Backend(Protocol):
-    """Where users come from: a link of a chain (`broker.auth.chain`). All names are as the client sent them."""
+    """A source of users: a link of a chain (`broker.auth.chain`). Names are passed as the client sent them."""
 
     world_readable: bool
-    """Whether others on this machine may read what it reads: worth a warning."""
+    """Whether others on this machine can read its source: worth a warning."""
 
     def __len__(self) -> int:
-        """How many users there are."""
+        """Return the number of users."""
 
     def check(self, username: str, password: bytes) -> bool | None:
-        """Whether the password is right; None: the user is not one of its own, and the next back-end decides. May be
-        slow, and is called in a thread; as slow for users that are not its own.
+        """Return whether the password is right; None: the user is unknown here, and the next back-end decides. May be
+        slow, and is called in a thread; takes as long for unknown users.
         """
 
     def scram(self, username: str) -> Verifier | None:
-        """What SCRAM-SHA-256 needs; None: the user is not one of its own."""
+        """Return the user's SCRAM-SHA-256 verifier; None: the user is unknown here."""
 
     def nobody(self, username: str) -> Verifier:
-        """A verifier that no password matches, and that looks like those of its users: always the same for a name."""
+        """Return a verifier that no password matches and that looks like a real one: always the same for a name."""
 
 
 class Method(Protocol):
-    """The server's side of one authentication by an Authentication Method of MQTT 5."""
+    """The server side of one authentication by an Authentication Method of MQTT 5."""
 
     username: str
-    """Who the client says that it is, proven when `done`."""
+    """The name that the client claims, proven when `done`."""
     done: bool
 
     def step(self, data: bytes) -> bytes:
-        """Authentication Data in, Authentication Data out. Raises MethodError when it has failed."""
+        """Take the client's Authentication Data, return the server's. Raises MethodError when it has failed."""

@@ -1,11 +1,11 @@
-"""Hashed passwords, one text per password: argon2id (RFC 9106), and mosquitto's two forms, to be read only.
+"""Password hashes as text: argon2id (RFC 9106), and for reading only mosquitto's two forms.
 
     $argon2id$v=19$m=19456,t=2,p=1$SALT$HASH     the PHC string format; base64 without padding
     $7$ITERATIONS$SALT$HASH                      mosquitto 2: PBKDF2-HMAC-SHA512 of 64 bytes; base64
     $6$SALT$HASH                                 mosquitto before 2: SHA-512 of password and salt; base64
 
-What a text may contain is decided by its pattern when it is read, so that nothing can be wrong with it later. No text
-contains a colon. Computing a hash takes milliseconds and releases the GIL: it belongs into a thread.
+A text is checked in full when it is read, so a Hash is always valid. No text contains a colon. Computing a hash takes
+milliseconds and releases the GIL, so it should run in a thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MEMORY_KIB = 19_456
 _PASSES = 2
 _LANES = 1
 
-# what a line may ask of a worker: more is a mistake and would stop logins
+# the most that a line may cost a worker: higher values are a mistake and would block logins
 _MEMORY_KIB_MAX = 1_048_576
 _PASSES_MAX = 100
 _LANES_MAX = 16
@@ -47,12 +47,12 @@ _argon2id = argon2.PasswordHasher(time_cost=_PASSES, memory_cost=_MEMORY_KIB, pa
 
 @dataclass(frozen=True, slots=True)
 class Hash:
-    """One hashed password, read and found right."""
+    """A password hash that has been parsed and validated."""
 
     text: str
 
     def verify(self, password: bytes) -> bool:
-        """Whether it is the hash of `password`. Slow; from any thread. MemoryError when argon2 gets no memory."""
+        """Return whether `password` matches. Slow; callable from any thread. MemoryError when argon2 gets no memory."""
         scheme, *fields = self.text[1:].split("$")
         if scheme == "argon2id":
             try:
@@ -70,16 +70,16 @@ class Hash:
 
 
 NOBODY = Hash(f"$argon2id$v=19$m={_MEMORY_KIB},t={_PASSES},p={_LANES}${'A' * 22}${'A' * 43}")
-"""Nobody's password: as slow to check as a new one."""
+"""A hash that no password matches: as slow to check as a new one."""
 
 
 def make(password: bytes) -> Hash:
-    """A new hash (argon2id, random salt). Slow."""
+    """Return a new hash (argon2id, random salt). Slow."""
     return Hash(_argon2id.hash(password))
 
 
 def read(text: str) -> Hash:
-    """One of the forms above. Raises ValueError that says what is wrong, without repeating the text."""
+    """Parse one of the forms above. Raises ValueError with the cause, without repeating the text."""
     if found := _ARGON2ID.fullmatch(text):
         memory, passes, lanes = (int(each) for each in found.groups()[:3])
         if memory > _MEMORY_KIB_MAX or passes > _PASSES_MAX or lanes > _LANES_MAX or memory < 8 * lanes:
@@ -103,7 +103,7 @@ def read(text: str) -> Hash:
 
 
 def _is_unpadded_base64(text: str) -> bool:
-    # as libargon2 takes it: no length that cannot be, no bits left over
+    # as strict as libargon2: no impossible length, no bits left over
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except binascii.Error:

@@ -1,12 +1,12 @@
 """Users from a password file: a line per user, `NAME:VERIFIER[:VERIFIER]`, as docs/credentials.md describes it.
 
-A verifier is a hashed password (`broker.auth.hashes`) or what SCRAM-SHA-256 needs (`broker.auth.scram`); a user has at
-most one of each, in any order. Empty lines and lines that begin with `#` say nothing. The file is read whole; a change
-is taken over by reading it anew.
+A verifier is a password hash (`broker.auth.hashes`) or a SCRAM-SHA-256 verifier (`broker.auth.scram`); a user has at
+most one of each, in any order. Empty lines and lines that begin with `#` are ignored. The file is read whole; changes
+are applied by reading it again.
 
-Who does not exist must not be told apart by time or by what SCRAM says: a password for an unknown name is checked
-against somebody else's hash and refused whatever comes out, and SCRAM gets a verifier that no password matches, with a
-salt that stays the same for that name as long as the broker runs.
+Unknown names must not be distinguishable by response time or by SCRAM's answers: a password for an unknown name is
+checked against another user's hash and always refused, and SCRAM gets a verifier that no password matches, with a salt
+that stays the same for that name as long as the broker runs.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from broker.auth.hashes import Hash
 
 __all__ = ["NAME_BYTES_MAX", "PasswordFile", "User", "name_error", "parse"]
 
-NAME_BYTES_MAX = 65_535  # of a User Name in CONNECT
+NAME_BYTES_MAX = 65_535  # the longest User Name of CONNECT
 _FILE_BYTES_MAX = 256 << 20
-_ERRORS_MAX = 20  # lines named; a file of another kind has one per line
+_ERRORS_MAX = 20  # errors listed; a file of another kind has one per line
 
-# Made before the workers are forked, so that all of them give the same salts. In nobody's hands.
+# Drawn before the workers are forked, so that all of them give the same salts. Never disclosed.
 _FAKE_KEY = secrets.token_bytes(32)
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """What a line says of its user; at least one is there."""
+    """The verifiers of one user; at least one is set."""
 
     hash: Hash | None
     verifier: Verifier | None
 
 
 class PasswordFile:
-    """The users of one reading."""
+    """The users read from a password file."""
 
     def __init__(self, users: dict[str, User], world_readable: bool = False) -> None:
         self._users = users
@@ -71,8 +71,8 @@ class PasswordFile:
         return len(self._users)
 
     def check(self, username: str, password: bytes) -> bool | None:
-        """Whether this is the user's password; None: there is no such user. Slow, and as slow for names that do not
-        exist; from any thread.
+        """Return whether this is the user's password; None: unknown user. Slow, and equally slow for unknown users;
+        callable from any thread.
         """
         user = self._users.get(username)
         if user is not None and user.hash is not None:
@@ -81,18 +81,18 @@ class PasswordFile:
         return None if user is None else False
 
     def scram(self, username: str) -> Verifier | None:
-        """The user's SCRAM verifier; None: there is no such user."""
+        """Return the user's SCRAM verifier; None: unknown user."""
         user = self._users.get(username)
         return None if user is None else user.verifier or self.nobody(username)
 
     def nobody(self, username: str) -> Verifier:
-        """A verifier that no password matches, in the form that most users have."""
+        """Return a verifier that no password matches, in the form that most users have."""
         iterations, salt_bytes = self._fake_form or (scram.ITERATIONS, scram.SALT_BYTES)
         salt = hashlib.shake_256(_FAKE_KEY + username.encode()).digest(salt_bytes)
         return Verifier(iterations, salt, secrets.token_bytes(32), secrets.token_bytes(32))
 
     def _somebody(self, username: str) -> Hash:
-        # always the same one for a name, else its times would vary as nobody's do
+        # always the same user for a name, else response times of unknown names would vary
         if not self._hashes:
             return hashes.NOBODY
         number = hashlib.blake2b(username.encode(), key=_FAKE_KEY, digest_size=8).digest()
@@ -100,11 +100,11 @@ class PasswordFile:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a FIFO without a writer would stop us for ever
+    return os.open(path, flags | os.O_NONBLOCK)  # a FIFO without a writer would block us forever
 
 
 def parse(data: bytes, name: str) -> dict[str, User]:
-    """The users in the bytes of a file called `name`. Raises CredentialsError."""
+    """Parse the bytes of a file called `name` into users. Raises CredentialsError."""
     users: dict[str, User] = {}
     errors: list[str] = []
     for number, line in enumerate(data.split(b"\n"), 1):
@@ -149,7 +149,7 @@ def _line(line: str) -> tuple[str, User]:
 
 
 def name_error(username: str) -> str:
-    """Why this cannot be the name of a user in the file, or ""."""
+    """Return why this cannot be a user name in the file, or ""."""
     if not username:
         return "an empty user name"
     if any(ord(each) < 0x20 or 0x7F <= ord(each) < 0xA0 for each in username):

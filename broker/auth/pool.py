@@ -1,8 +1,8 @@
-"""Password hashes beside the event loop: a few threads that compute, and an eventfd that says that something is done.
+"""Thread pool for password hashes: a few threads compute, and an eventfd wakes the event loop when one is done.
 
-argon2, PBKDF2 and SHA-512 of a whole password run without the GIL. The threads are nicer than the loop: where there are
-fewer cores than work, messages go before logins, which still get a quarter of a core. What `submit` was given is called
-back from `collect`, in the loop's own thread, so that protocol state is never touched from another one.
+argon2, PBKDF2 and SHA-512 of a whole password run without the GIL. The threads have a lower priority than the loop:
+where there are fewer cores than work, messages go before logins, which still get a quarter of a core. Callbacks given
+to `submit` are called from `collect`, in the loop's own thread, so no other thread ever touches protocol state.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 __all__ = ["Done", "HashPool", "Submit", "at_once"]
 
 Done = Callable[[bool | Exception], None]
-"""Takes the result: right, wrong, or what went wrong on our side."""
+"""Callback for the result: right, wrong, or an error on our side."""
 
 Submit = Callable[[Callable[[], bool], Done], Callable[[], None]]
-"""submit(work, done): computes `work()` elsewhere and calls `done` later. Gives a function that cancels it: then `done`
-is not called any more."""
+"""submit(work, done): computes `work()` in a thread and calls `done` later. Returns a function that cancels it: `done`
+is not called after that."""
 
 _NICENESS = 5
 
@@ -35,21 +35,21 @@ class HashPool:
         self._finished: deque[tuple[Future[bool], Done]] = deque()
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closed = False
-        self._closing = threading.Lock()  # a thread that finishes late must not write to somebody else's descriptor
+        self._closing = threading.Lock()  # a thread that finishes late must not write to a reused descriptor
 
     def fileno(self) -> int:
-        """Readable while `collect` has something to do."""
+        """Return the descriptor that is readable while `collect` has something to do."""
         return self._event
 
     def resize(self, threads: int) -> None:
-        """Use so many threads for what comes from now on; what waits is still computed."""
+        """Use this many threads for work submitted from now on; work in the queue is still computed."""
         if threads != self._threads:
             self._threads = threads
             former, self._executor = self._executor, _executor(threads)
             former.shutdown(wait=False)
 
     def submit(self, work: Callable[[], bool], done: Done) -> Callable[[], None]:
-        """See `Submit`. The threads start with the first work."""
+        """Implements `Submit`. The threads start with the first work."""
         future = self._executor.submit(work)
         cancelled = False
 
@@ -66,7 +66,7 @@ class HashPool:
         return cancel
 
     def _finish(self, future: Future[bool], done: Done) -> None:
-        # in one of the threads, or in the loop's when it was cancelled
+        # called in one of the threads, or in the loop's when it was cancelled
         if not future.cancelled():
             self._finished.append((future, done))
             with self._closing:
@@ -74,7 +74,7 @@ class HashPool:
                     os.eventfd_write(self._event, 1)
 
     def collect(self) -> None:
-        """Call back for all that is finished."""
+        """Call the callbacks of all finished work."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._event)
         while self._finished:
@@ -88,7 +88,7 @@ class HashPool:
                 raise error
 
     def close(self) -> None:
-        """What is being computed ends by itself; nothing is called back."""
+        """Close the pool: work in progress ends by itself; no callback is called any more."""
         self._executor.shutdown(wait=False, cancel_futures=True)
         with self._closing:
             if not self._closed:
@@ -97,7 +97,7 @@ class HashPool:
 
 
 def at_once(work: Callable[[], bool], done: Done) -> Callable[[], None]:
-    """A Submit that computes in place: for the simulation and tests."""
+    """A Submit that computes in the calling thread: for the simulation and tests."""
     done(work())
     return lambda: None
 
@@ -107,5 +107,5 @@ def _executor(threads: int) -> ThreadPoolExecutor:
 
 
 def _be_nice() -> None:
-    thread = threading.get_native_id()  # of this one alone
+    thread = threading.get_native_id()  # the priority of this thread alone
     os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + _NICENESS))

@@ -1,4 +1,4 @@
-"""SASLprep (RFC 4013): how SCRAM compares names and passwords that people type, by the tables of RFC 3454."""
+"""SASLprep (RFC 4013): normalises names and passwords that people type, for SCRAM, by the tables of RFC 3454."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _PROHIBITED = (
     stringprep.in_table_c7,
     stringprep.in_table_c8,
     stringprep.in_table_c9,
-    stringprep.in_table_a1,  # unassigned in Unicode 3.2: what is prepared here is stored or compared with what is
+    stringprep.in_table_a1,  # unassigned in Unicode 3.2: the text is stored or compared with stored text
 )
 
 
 def saslprep(text: str) -> str:
-    """`text` as SCRAM sees it. Raises ValueError for what RFC 4013 prohibits, and when nothing is left."""
+    """Return `text` as SCRAM compares it. Raises ValueError for what RFC 4013 prohibits, and for an empty result."""
     mapped = "".join(
         " " if stringprep.in_table_c12(each) else each for each in text if not stringprep.in_table_b1(each)
     )

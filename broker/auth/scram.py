@@ -1,12 +1,12 @@
-"""SCRAM-SHA-256 (RFC 5802, RFC 7677): the server's side of one exchange, and the verifier that is stored for a user.
+"""SCRAM-SHA-256 (RFC 5802, RFC 7677): the server side of one exchange, and the verifier that is stored for a user.
 
     client -> server   n,,n=USER,r=CNONCE
     server -> client   r=CNONCE+SNONCE,s=SALT,i=ITERATIONS
     client -> server   c=biws,r=CNONCE+SNONCE,p=PROOF
     server -> client   v=SIGNATURE
 
-The password never comes to the server, and PBKDF2 is the client's work alone: the server has StoredKey and ServerKey,
-and an exchange costs it a few HMACs. Channel binding is not offered ("p=" is refused; "n" and "y" mean the same here).
+The server never sees the password, and only the client computes PBKDF2: the server has StoredKey and ServerKey, and an
+exchange costs it a few HMACs. Channel binding is not offered ("p=" is refused; "n" and "y" mean the same here).
 A verifier as text, without a colon: $scram-sha-256$i=ITERATIONS$SALT$STOREDKEY$SERVERKEY, base64.
 """
 
@@ -26,7 +26,7 @@ from broker.auth.saslprep import saslprep
 __all__ = ["ITERATIONS", "ITERATIONS_MAX", "ITERATIONS_MIN", "SALT_BYTES", "Exchange", "make", "read", "text_of"]
 
 ITERATIONS = 100_000
-"""PBKDF2 rounds of a new verifier: every connecting client computes them."""
+"""PBKDF2 rounds of a new verifier: each connecting client computes them."""
 ITERATIONS_MIN = 4096  # RFC 7677, 4
 ITERATIONS_MAX = 10_000_000
 SALT_BYTES = 16
@@ -48,13 +48,13 @@ _FINAL = re.compile(
 
 
 def text_of(verifier: Verifier) -> str:
-    """Its form in a password file."""
+    """Return the verifier's form in a password file."""
     salt, stored, server = (_base64(each) for each in (verifier.salt, verifier.stored_key, verifier.server_key))
     return f"$scram-sha-256$i={verifier.iterations}${salt}${stored}${server}"
 
 
 def make(password: str, iterations: int = ITERATIONS, salt: bytes | None = None) -> Verifier:
-    """A new verifier. Slow. Raises ValueError for a password that SASLprep (RFC 4013) refuses."""
+    """Return a new verifier. Slow. Raises ValueError for a password that SASLprep (RFC 4013) refuses."""
     salt = secrets.token_bytes(SALT_BYTES) if salt is None else salt
     salted = hashlib.pbkdf2_hmac("sha256", saslprep(password).encode(), salt, iterations)
     return Verifier(
@@ -63,7 +63,7 @@ def make(password: str, iterations: int = ITERATIONS, salt: bytes | None = None)
 
 
 def read(text: str) -> Verifier:
-    """A verifier from its text. Raises ValueError that says what is wrong, without repeating the text."""
+    """Parse a verifier. Raises ValueError with the cause, without repeating the text."""
     found = _VERIFIER.fullmatch(text)
     if found is None:
         raise ValueError("the SCRAM-SHA-256 verifier is malformed")
@@ -74,16 +74,16 @@ def read(text: str) -> Verifier:
 
 
 class Exchange:
-    """One authentication. `step` takes what the client sent and gives what it is sent; `done` after the last.
+    """One authentication. `step` takes a message of the client and returns the answer; `done` is set after the last.
 
-    `lookup` gives the verifier of a (prepared) user name; for a user that does not exist one that nothing matches.
+    `lookup` returns the verifier of a (prepared) user name; for an unknown user one that nothing matches.
     """
 
     def __init__(self, lookup: Callable[[str], Verifier], nonce: str | None = None) -> None:
         self._lookup = lookup
         self._own_nonce = secrets.token_urlsafe(_NONCE_BYTES) if nonce is None else nonce
         self.username = ""
-        """Known after the first step, proven when `done`."""
+        """User name; known after the first step, proven when `done`."""
         self.done = False
         self._verifier: Verifier | None = None
         self._header = b""
@@ -91,7 +91,7 @@ class Exchange:
         self._said = ""  # client-first-message-bare and server-first-message, with commas
 
     def step(self, data: bytes) -> bytes:
-        """The answer to the client's next message. Raises MethodError when the authentication has failed."""
+        """Return the answer to the client's next message. Raises MethodError when the authentication has failed."""
         try:
             text = data.decode()
         except UnicodeDecodeError:
@@ -140,7 +140,7 @@ class Exchange:
 
 
 def _name(escaped: str) -> str:
-    """A saslname: "=2C" is a comma, "=3D" an equals sign, and no other "=" may be in it (RFC 5802, 5.1)."""
+    """Decode a saslname: "=2C" is a comma, "=3D" an equals sign; any other "=" is invalid (RFC 5802, 5.1)."""
     if re.search("=(?!2C|3D)", escaped):
         raise MethodError("a user name with an invalid escape")
     try:

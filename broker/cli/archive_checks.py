@@ -1,4 +1,4 @@
-"""`mqttd store stats` and `mqttd store verify`: the part that is about the archive."""
+"""`mqttd store stats` and `mqttd store verify`: their part for the archive."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class _Rule:
 
 
 class ArchiveTally:
-    """Counts what a store's archive holds: given every record, in order of keys."""
+    """Counts the contents of a store's archive: takes every record, in order of keys."""
 
     def __init__(self) -> None:
         self._found: dict[int, _Rule] = {}
         self._rules: dict[int, archive_schema.Rule] = {}
 
     def add(self, key: bytes, value: bytes) -> None:
-        """One record of any family. SchemaError: damaged."""
+        """Take one record of any family. SchemaError: damaged."""
         if key[:1] == schema.ARCHIVED:
             number, _, last = archive_schema.split_block(key)
             head = archive_schema.decode_head(value)
@@ -52,7 +52,7 @@ class ArchiveTally:
             self._rules[known.number] = known
 
     def rules(self) -> list[dict[str, Any]]:
-        """What each rule has, in the order of the configuration, those that are not in it last."""
+        """Return the contents by rule, in the order of the configuration, rules no longer in it last."""
         found = []
         for rule in sorted(self._rules.values(), key=lambda rule: rule.place):
             held = self._found.get(rule.number, _Rule())
@@ -67,7 +67,7 @@ class ArchiveTally:
 
 
 def _time(number: int) -> str | None:
-    """RFC 3339, UTC."""
+    """Return the time of a number in RFC 3339, UTC."""
     if not number:
         return None
     seconds, ms = divmod(unix_ms(number), 1000)
@@ -75,7 +75,7 @@ def _time(number: int) -> str | None:
 
 
 def archive_as_text(rule: dict[str, Any]) -> str:
-    """A line."""
+    """Return a rule's statistics as a line of text."""
     said = f"  archive {rule['filter']}: {rule['messages']} messages, {rule['bytes']} bytes in {rule['blocks']} blocks"
     if rule["messages"]:
         said += f", {rule['first']} to {rule['last']}"
@@ -83,7 +83,7 @@ def archive_as_text(rule: dict[str, Any]) -> str:
 
 
 class ArchiveCheck:
-    """Looks at every record of a store's archive, families in the order of `checks`. What is wrong is raised."""
+    """Checks every record of a store's archive, families in the order of `checks`. Raises what it finds wrong."""
 
     def __init__(self) -> None:
         self._rules: dict[int, bytes] = {}
@@ -91,7 +91,7 @@ class ArchiveCheck:
         """(rule, origin) -> last number, running messages and bytes."""
 
     def checks(self) -> dict[bytes, Callable[[bytes, bytes], object]]:
-        """By family."""
+        """Return the check of each family."""
         return {
             schema.ARCHIVE_RULE: self._rule,
             schema.ARCHIVED: self._block,

@@ -1,5 +1,5 @@
-"""Requests to the workers of a running broker, over the supervisor's control socket, which `broker.json` names
-(`shards.console`), in the broker's data directory or its runtime directory. Requests and answers:
+"""Client of the supervisor's control socket: sends requests to the workers of a running broker (`shards.console`). The
+socket is named by `broker.json` in the broker's data directory or its runtime directory. Requests and answers:
 `broker.admin.requests`.
 """
 
@@ -21,12 +21,12 @@ _SECONDS_MAX = 15.0
 
 
 class NoBroker(NoAnswer):
-    """None runs there."""
+    """No broker runs on that directory."""
 
 
 def configured_directory(file: str | None) -> str:
-    """Where a broker with this configuration file (None: MQTTD_CONFIG, or none) has its broker.json. Raises ConfigError
-    and, of a store in memory and no `runtime_dir`, NoAnswer: then the broker alone knows.
+    """Return where a broker with this configuration file (None: MQTTD_CONFIG, or none) has its broker.json. Raises
+    ConfigError; and NoAnswer for a store in memory without `runtime_dir`: then only the broker knows.
     """
     settings = load(file or os.environ.get(ENVIRONMENT_CONFIG) or None, os.environ)
     if settings.store != "memory":
@@ -70,7 +70,7 @@ class ConsoleClient:
         self._socket.close()
 
     def ask(self, worker: int, request: Request) -> dict[str, Any]:
-        """A worker's answer."""
+        """Return a worker's answer."""
         try:
             self._socket.sendall(json.dumps({"worker": worker, "ask": encode(request)}).encode() + b"\n")
             line = self._lines.readline()
@@ -85,7 +85,7 @@ class ConsoleClient:
         return understood(worker, answer)
 
     def pages(self, worker: int, request: Paged) -> Iterator[dict[str, Any]]:
-        """All pages of an answer."""
+        """Yield all pages of an answer."""
         at: int | None = request.at
         while at is not None:
             page = self.ask(worker, page_at(request, at))

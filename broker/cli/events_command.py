@@ -1,8 +1,8 @@
-"""`mqttd events`: what a broker has recorded of connections, sessions, subscriptions and drops, in the order of its
-happening, all workers together.
+"""`mqttd events`: prints the recorded events of connections, sessions, subscriptions and drops, of all workers
+together, in order of time.
 
-A running broker is asked over its control socket and answers from its disk, so the last second may be missing. The
-stores of one that does not run are opened, as a start does it, of a snapshot clones of them; nothing is changed.
+A running broker is asked over its control socket and answers from its disk, so the last second may be missing.
+Otherwise the stores are opened, as a start does it, or clones of the stores of a snapshot; nothing is changed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _Record = tuple[bytes, bytes]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print them. The exit status: 0 done, 1 the broker or a store does not answer, 2 wrong usage, 4 the directory
+    """Print the events. Exit status: 0 done, 1 the broker or a store does not answer, 2 wrong usage, 4 the directory
     cannot be used.
     """
     given = _parser().parse_args(arguments)
@@ -84,24 +84,24 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mqttd events", description="What a broker has recorded.")
+    parser = argparse.ArgumentParser(prog="mqttd events", description="Print the events that a broker has recorded.")
     add = parser.add_argument
-    add("--data-dir", metavar="DIR", help="the broker's, or a snapshot (default: as in the configuration)")
+    add("--data-dir", metavar="DIR", help="data directory, or a snapshot (default: as in the configuration)")
     add("--config", metavar="FILE", help="configuration file of the broker; also MQTTD_CONFIG")
     time = "an RFC 3339 time (2026-01-31T12:00:00Z), or how long ago (30s, 15m, 12h, 7d)"
-    add("--since", type=_moment, default=0, metavar="TIME", help=f"not what was before: {time}")
-    add("--until", type=_moment, default=1 << 56, metavar="TIME", help="only what was before")
+    add("--since", type=_moment, default=0, metavar="TIME", help=f"leave out earlier events: {time}")
+    add("--until", type=_moment, default=1 << 56, metavar="TIME", help="leave out events of that time and later")
     kinds = [kind.name for kind in KINDS]
     add(
-        "--kind", action="append", choices=kinds, metavar="KIND", help=f"only this; may be repeated: {', '.join(kinds)}"
+        "--kind", action="append", choices=kinds, metavar="KIND", help=f"only this kind; repeatable: {', '.join(kinds)}"
     )
-    add("--client", type=_cut, metavar="CLIENT_ID", help="only what is of this client")
-    add("--json", action="store_true", help="print an object per line")
+    add("--client", type=_cut, metavar="CLIENT_ID", help="only events of this client")
+    add("--json", action="store_true", help="print one JSON object per line")
     return parser
 
 
 def _moment(text: str) -> int:
-    """Unix time in microseconds."""
+    """Parse a time into Unix time in microseconds."""
     ago = re.fullmatch(r"(\d{1,9})([smhd])", text)
     now = datetime.now(UTC)
     try:
@@ -116,15 +116,15 @@ def _moment(text: str) -> int:
 
 
 def _cut(text: str) -> str:
-    """As the client ids of events are."""
+    """Return a client id as events record it."""
     return text.encode("utf-8", "surrogatepass")[:TEXT_BYTES_MAX].decode("utf-8", "ignore")
 
 
-# ---------------------------------------------------------------- where they are
+# ---------------------------------------------------------------- sources
 
 
 def _sources(directory: str, since: int, stack: ExitStack) -> list[Iterable[_Record]]:
-    """The records of each worker, rising, from a moment on."""
+    """Return the records of each worker in order, from a moment on."""
     first = min(since << 8, _NUMBER_MAX)  # no clock gets so far
     if Path(directory, snapshot.NAME).exists():
         return [_stored(place, first) for place in stores_of(directory, stack)]
@@ -144,7 +144,7 @@ def _asked(client: ConsoleClient, worker: int, first: int) -> Iterator[_Record]:
 def _stored(place: Place, first: int) -> Iterator[_Record]:
     with place.to_open() as path:
         if not path.is_dir() or not any(path.iterdir()):
-            return  # a start that was killed before it made it
+            return  # a start was killed before it made the store
         with plyvel.DB(str(path), create_if_missing=False, paranoid_checks=True) as db:
             deleted = db.get(schema.EVENTS_DELETED, verify_checksums=True)
             first = max(first, 0 if deleted is None else schema.decode_u64(deleted) + 1)
@@ -152,7 +152,7 @@ def _stored(place: Place, first: int) -> Iterator[_Record]:
                 yield from records
 
 
-# ---------------------------------------------------------------- how they look
+# ---------------------------------------------------------------- output
 
 
 def _is_wanted(event: Event, given: argparse.Namespace) -> bool:
@@ -167,7 +167,7 @@ def _time(microseconds: int) -> str:
 
 
 def _fields(event: Event) -> dict[str, object]:
-    """With names for numbers that stand for something."""
+    """Return the fields, with names for numeric codes."""
     found: dict[str, object] = dict(event.fields)
     if "by" in found:
         by = event.fields["by"]

@@ -1,4 +1,4 @@
-"""The command `mqttd`: read the settings, make the sockets, say what was started, supervise.
+"""The command `mqttd`: reads the settings, opens the sockets, prints the start banner, supervises.
 
 Exit statuses: 0 stopped as asked; 1 a worker cannot start, or too many died; 2 wrong usage or settings; 3 an address
 cannot be listened on (in use, no permission, not of this machine); 4 the data directory cannot be used (another mqttd
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for line in error.lines:
             print(f"mqttd: {line}", file=sys.stderr)
         return error.status
-    except BrokenPipeError:  # whoever reads has seen enough
+    except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
         description="An MQTT 3.1.1 and 5.0 broker of N shared-nothing workers.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        argument_default=argparse.SUPPRESS,  # what is not given must not override the environment
+        argument_default=argparse.SUPPRESS,  # flags that are not given must not override the environment
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -191,7 +191,7 @@ def _serve(file: str | None, flags: Mapping[str, Any]) -> int:
         log.warning("workers_capped", cores=cores, workers=settings.workers, reason=why)
     descriptors = raise_descriptor_limit()
     try:
-        # of a second broker in the same directory it is said that the port is in use: its data_dir is, too
+        # a second broker on the same directory is told that the port is in use: its data_dir is, too
         listening.probe_all(_listen_on(settings))
     except CannotListen as error:
         raise _CannotStart(_CANNOT_LISTEN, str(error)) from None
@@ -249,7 +249,7 @@ def _data_dir(settings: Settings, log: Log) -> DataDir | None:
     """The data directory, locked, of this release and for this number of workers; None with a store in memory."""
     if settings.store == "memory":
         return None
-    repartitioning = importlib.import_module("broker.repartition.supervision")  # not where there is no LevelDB
+    repartitioning = importlib.import_module("broker.repartition.supervision")  # fails where there is no LevelDB
     upgrading = importlib.import_module("broker.repartition.upgrading")
     try:
         work = repartitioning.Repartitioning(log, settings.leveldb, settings.strict_store)
@@ -267,7 +267,7 @@ def _load(file: str | None, flags: Mapping[str, Any]) -> Settings:
 
 
 def _resolved(settings: Settings) -> Settings:
-    """What stands for "as many as" and "where there is one", looked up on this machine."""
+    """Resolve "as many as there are cores" and "where the host has one" on this machine."""
     updates: dict[str, Any] = {"workers": settings.workers or min(usable_cores(), WORKERS_MAX)}
     updates["data_dir"] = os.path.abspath(settings.data_dir)
     if "host" not in settings.model_fields_set:
@@ -280,7 +280,7 @@ def _resolved(settings: Settings) -> Settings:
 
 
 def _available(hosts: list[str]) -> list[str]:
-    """Those that this machine has; all, if it has none of them."""
+    """Return the addresses that this machine has; all, if it has none of them."""
     return [host for host in hosts if listening.available(host)] or hosts
 
 
@@ -289,7 +289,7 @@ def _listen_on(settings: Settings) -> list[ListenOn]:
 
 
 def _listen_admin(settings: Settings, log: Log) -> list[socket.socket]:
-    """The listening sockets of the admin interface; none when it is turned off, or its default address is taken."""
+    """Return the listening sockets of the admin interface; none if it is off, or its default address is in use."""
     address = settings.admin_address
     if address is None:
         return []
@@ -309,15 +309,15 @@ def _text(listener: socket.socket) -> str:
 
 
 def _control() -> Callable[[ControlChannel], int]:
-    """The control process. Imported before the fork: its HTTP server lies in memory once, shared by all processes, and
-    is not loaded while the first clients come.
+    """Return `run` of the control process. Imported before the fork: so its HTTP server is in memory once, shared by
+    all processes, and is not loaded while the first clients connect.
     """
     run: Callable[[ControlChannel], int] = importlib.import_module("broker.admin.control").run
     return run
 
 
 def _worker() -> tuple[Callable[[WorkerChannel], int], int, int, Obituary]:
-    """(a worker's `run`, the bytes of its counter row, the index of its heartbeat in it, what closes the row's books).
+    """Return (a worker's `run`, the size of its counter row, the index of its heartbeat in it, `bury` for a dead row).
 
     Imported before the fork, so that the workers share the memory of the code.
     """
@@ -336,8 +336,8 @@ def _worker() -> tuple[Callable[[WorkerChannel], int], int, int, Obituary]:
 
 
 def _written(directory: str, settings: Settings, console: Console, log: Log) -> Written | None:
-    """broker.json; None where the disk has no room for it, which is no reason not to serve: what is stored is there to
-    be read, and that makes room.
+    """Write broker.json. Return None if the disk has no room for it: the broker serves all the same, because reading
+    the stored messages makes room.
     """
     try:
         return Written(directory, console.path, settings.workers)
@@ -352,7 +352,7 @@ def _policy(settings: Settings) -> Policy:
 
 
 class _Reload:
-    """Re-reads file and environment on SIGHUP; flags stay."""
+    """Re-reads file and environment on SIGHUP; flags stay as they are."""
 
     def __init__(self, file: str | None, flags: Mapping[str, Any], settings: Settings, log: Log) -> None:
         self._file = file
@@ -380,7 +380,7 @@ def _say_ready(supervisor: Supervisor, settings: Settings) -> None:
 
 
 def _say_start(supervisor: Supervisor, settings: Settings, log: Log, descriptors: int, admin: list[str]) -> None:
-    """The start banner: for people as text, for machines as one event."""
+    """Print the start banner: text for people, or one event for machines."""
     limits = settings.limits
     connections = settings.workers * left_for_connections(
         settings.workers, supervisor.listeners.sockets(), settings.tables_open_max
@@ -432,14 +432,14 @@ def _say_start(supervisor: Supervisor, settings: Settings, log: Log, descriptors
 
 
 def _store(settings: Settings) -> str:
-    """Where messages are kept, in words."""
+    """Describe where messages are kept."""
     if settings.store == "memory":
         return "memory (lost with its worker)"
     return f"{settings.store} in {settings.data_dir} ({settings.durability})"
 
 
 def _access(settings: Settings) -> str:
-    """Who may connect, in words."""
+    """Describe who may connect."""
     anonymous = "anonymous clients are " + ("allowed" if settings.anonymous_allowed else "refused")
     if settings.credentials is not None:
         return f"{len(settings.credentials)} users of {settings.password_file}; {anonymous}"

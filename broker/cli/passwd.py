@@ -1,7 +1,8 @@
-"""`mqttd passwd`: sets and deletes the passwords of users in a password file.
+"""`mqttd passwd`: sets and deletes passwords in a password file.
 
-Every other line stays as it is, byte for byte, comments and mistakes included. The file is replaced as a whole (written
-beside it, synced, renamed): whoever reads it sees the old one or the new one. Two runs at once wait for each other.
+All other lines stay as they are, byte for byte, comments and mistakes included. The file is replaced as a whole
+(written beside it, synced, renamed), so readers see either the old one or the new one. Two runs at once wait for each
+other.
 
 Exit statuses: 0 done; 1 the file cannot be read or written, or there is no such user to delete; 2 wrong usage, name or
 password. Each but 0 comes with a line on standard error that begins with `mqttd: `.
@@ -29,7 +30,7 @@ __all__ = ["main"]
 
 _CANNOT = 1
 _BAD_USAGE = 2
-_PASSWORD_BYTES_MAX = 65_535  # of a Password in CONNECT (MQTT 5, 1.5.6)
+_PASSWORD_BYTES_MAX = 65_535  # the longest Password of CONNECT (MQTT 5, 1.5.6)
 
 _EPILOG = """\
 The password is asked for twice; without a terminal it is the first line of standard input. The file is made with mode
@@ -135,8 +136,8 @@ def _line(user: str, password: str, iterations: int) -> bytes:
 
 
 def _change(file: str, user: str, line: bytes | None) -> None:
-    """Put `line` in the place of the user's, or at the end; None: take it out."""
-    path = Path(os.path.realpath(file))  # the file behind a link is replaced, not the link
+    """Replace the user's line by `line`, or append it; None: remove it."""
+    path = Path(os.path.realpath(file))  # the target of a link is replaced, not the link
     with _alone(path.parent):
         try:
             data = path.read_bytes()
@@ -150,7 +151,7 @@ def _change(file: str, user: str, line: bytes | None) -> None:
         prefix = user.encode() + b":"
         kept: list[bytes] = []
         found = False
-        for each in io.BytesIO(data).readlines():  # bytes.splitlines also splits at a lone CR
+        for each in io.BytesIO(data).readlines():  # bytes.splitlines would also split at a lone CR
             if not each.startswith(prefix):
                 kept.append(each)
             elif not found:
@@ -171,7 +172,7 @@ def _alone(directory: Path) -> Iterator[None]:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
-        os.fsync(descriptor)  # the new name, too, is on the disk
+        os.fsync(descriptor)  # makes the new name durable, too
     finally:
         os.close(descriptor)
 

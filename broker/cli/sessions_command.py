@@ -1,6 +1,6 @@
 """`mqttd sessions list|show|delete`: the sessions of a running broker.
 
-Asked over the supervisor's control socket, which `broker.json` names: in the broker's data directory, and in its
+Requests go over the supervisor's control socket, which `broker.json` names: in the broker's data directory, and in its
 runtime directory.
 """
 
@@ -28,7 +28,7 @@ _COLUMNS = ("client", "worker", "connected", "version", "expiry", "subscriptions
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print it. The exit status: 0 done, 1 no such session, or no broker that answers, 2 wrong usage."""
+    """Print the result. Exit status: 0 done, 1 no such session, or no broker that answers, 2 wrong usage."""
     parser = argparse.ArgumentParser(prog="mqttd sessions", description="The sessions of a running broker.")
     parser.add_argument("what", choices=["list", "show", "delete"], help="delete closes its connection, too")
     parser.add_argument("client", nargs="?", metavar="CLIENT_ID", help="for show and delete")
@@ -99,7 +99,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _printable(value: object) -> str:
-    """What a client has chosen never reaches a terminal as a control sequence."""
+    """Escape control sequences, because the text comes from a client."""
     text = str(value)
     return text if text.isprintable() else printable(text)
 

@@ -1,7 +1,7 @@
-"""`mqttd snapshot` and `mqttd restore`: a copy of all stores while the broker runs, and a data directory made of one.
+"""`mqttd snapshot` copies all stores while the broker runs; `mqttd restore` makes a data directory of such a copy.
 
-A snapshot asks nothing of a running broker: the stores are cloned (`leveldb_store.snapshots.clone`), which is over in a
-moment, and what takes long, reading all of it for counts and checksums, is done in this process at low priority.
+A snapshot asks nothing of a running broker: cloning the stores (`leveldb_store.snapshots.clone`) takes a moment, and
+the slow part, reading all of it for counts and checksums, is done in this process at low priority.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _NICE = 10
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IDLE_CLASS = 3 << 13  # linux/ioprio.h
 _PROGRESS_SECONDS = 1.0
-_ROOM_BYTES = 64 << 20  # beside the stores: what is in logs becomes tables
+_ROOM_BYTES = 64 << 20  # spare room beside the stores: the contents of logs become tables
 
 
 class _Refused(Exception):
-    """One line."""
+    """An error for the user, in one line."""
 
     def __init__(self, line: str, status: int = _CANNOT_USE_DATA) -> None:
         super().__init__(line)
@@ -55,12 +55,12 @@ class _Refused(Exception):
 
 
 def snapshot_main(arguments: Sequence[str]) -> int:
-    """Take one. The exit status: 0 done, 2 wrong usage, 4 the data directory or the disk cannot be used."""
+    """Take a snapshot. Exit status: 0 done, 2 wrong usage, 4 the data directory or the disk cannot be used."""
     parser = argparse.ArgumentParser(
         prog="mqttd snapshot", description="Copy the stores of a broker, which may be running, into a new directory."
     )
     parser.add_argument("--data-dir", metavar="DIR", help="the broker's (default: as in the configuration)")
-    parser.add_argument("--out", metavar="DIR", required=True, help="is made; may be there if it is empty")
+    parser.add_argument("--out", metavar="DIR", required=True, help="directory to create; may exist if empty")
     parser.add_argument("--config", metavar="FILE", help="configuration file of the broker; also MQTTD_CONFIG")
     given = parser.parse_args(arguments)
     with _one_line_each() as (status, interruption):
@@ -70,10 +70,10 @@ def snapshot_main(arguments: Sequence[str]) -> int:
 
 
 def restore_main(arguments: Sequence[str]) -> int:
-    """Make a data directory. The exit status: 0 done, 2 wrong usage, 4 the snapshot or the disk cannot be used."""
+    """Make a data directory. Exit status: 0 done, 2 wrong usage, 4 the snapshot or the disk cannot be used."""
     parser = argparse.ArgumentParser(prog="mqttd restore", description="Make a data directory of a snapshot.")
-    parser.add_argument("--from", dest="snapshot", metavar="SNAPSHOT", required=True, help="of `mqttd snapshot`")
-    parser.add_argument("--data-dir", metavar="DIR", required=True, help="is made; may be there if it is empty")
+    parser.add_argument("--from", dest="snapshot", metavar="SNAPSHOT", required=True, help="made by `mqttd snapshot`")
+    parser.add_argument("--data-dir", metavar="DIR", required=True, help="directory to create; may exist if empty")
     given = parser.parse_args(arguments)
     with _one_line_each() as (status, interruption):
         _restore(Path(given.snapshot), given.data_dir, interruption)
@@ -81,8 +81,8 @@ def restore_main(arguments: Sequence[str]) -> int:
 
 
 class _Interruption:
-    """SIGINT and SIGTERM. They are looked for where progress is told, and raise nothing wherever else they come: what
-    makes a directory knows that it has, what removes one comes to its end, and no lock of a thread is left taken.
+    """SIGINT and SIGTERM, handled only where progress is reported; they raise nothing anywhere else. So code that makes
+    a directory always knows that it has, a removal is always completed, and no thread's lock is left held.
     """
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class _Interruption:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """They are ours meanwhile."""
+        """Handle the signals inside this context."""
         former = {number: signal.signal(number, self._come) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
@@ -99,7 +99,7 @@ class _Interruption:
                 signal.signal(number, handler)
 
     def look(self) -> None:
-        """Raises KeyboardInterrupt if one has come."""
+        """Raise KeyboardInterrupt if a signal has arrived."""
         if self._is_due:
             raise KeyboardInterrupt
 
@@ -109,7 +109,7 @@ class _Interruption:
 
 @contextlib.contextmanager
 def _one_line_each() -> Iterator[tuple[list[int], _Interruption]]:
-    # gives a list with the exit status
+    # yields a list that takes the exit status
     status, interruption = [0], _Interruption()
     try:
         with interruption.watched():
@@ -167,7 +167,7 @@ def _settled(directory: str) -> Settled:
 
 
 def _make_out(directory: str, out: Path) -> bool:
-    # whether it was not there
+    # returns whether the directory did not exist
     inside, outside = Path(directory).resolve(), out.resolve()
     if inside == outside or inside in outside.parents:
         raise _Refused(f"{out}: lies in the data directory", _BAD_USAGE)
@@ -184,7 +184,7 @@ def _make_out(directory: str, out: Path) -> bool:
 
 
 def _empty(out: Path) -> None:
-    # there was nothing in it, so all of it is ours
+    # the directory was empty, so everything in it is ours
     for each in out.iterdir():
         if each.is_dir():
             remove(each)
@@ -193,14 +193,14 @@ def _empty(out: Path) -> None:
 
 
 def _check_outside(path: Path) -> None:
-    # a snapshot is never changed: whoever verifies or removes it would find what is none of it
+    # a snapshot is never changed: verifying or removing it must not meet foreign files
     for each in path.resolve().parents:
         if (each / SNAPSHOT_NAME).is_file():
             raise _Refused(f"{path}: lies in the snapshot {each}", _BAD_USAGE)
 
 
 def _wanted(directory: str, now: Settled, out: Path) -> int:
-    # logs are copied twice and become tables once; tables are linked, on the same file system
+    # logs are copied twice and become tables once; tables are linked on the same file system
     is_other = os.stat(directory).st_dev != os.stat(out).st_dev
     size = 0
     for worker in range(now.workers):
@@ -212,7 +212,7 @@ def _wanted(directory: str, now: Settled, out: Path) -> int:
 
 
 def _cloned(directory: str, now: Settled, out: Path, progress: _Progress) -> tuple[Taking, Settled]:
-    # a start with another number of workers makes new stores and removes those: then once more
+    # a start with another number of workers makes new stores and removes the old ones: then it is done once more
     for _ in range(_ATTEMPTS):
         taking = Taking([Path(now.path(directory, worker)) for worker in range(now.workers)], out, progress)
         held = _held(directory)
@@ -233,23 +233,23 @@ def _cloned(directory: str, now: Settled, out: Path, progress: _Progress) -> tup
 
 
 def _held(directory: str) -> int | None:
-    # the lock of a directory that nobody uses, so that nobody begins to; None: a broker has it
+    # locks a directory that no broker uses, so that none starts on it; None: a broker holds the lock
     try:
         return data_dir.lock(directory, 0.0)
     except DataDirError:
         with contextlib.suppress(OSError, ValueError, KeyError):
             print(f"mqttd: the broker runs (process {Written.read(directory)['pid']}), and goes on", file=sys.stderr)
         return None
-    except PermissionError:  # somebody else's directory; it can be read
+    except PermissionError:  # the directory of another user; it can be read
         return None
 
 
 def _step_back() -> None:
-    # whatever else runs goes first, on the processor and on the disk
+    # yields processor and disk to everything else that runs
     os.nice(_NICE)
     number = _IOPRIO_SET.get(platform.machine())
     if number is not None:
-        ctypes.CDLL(None, use_errno=True).syscall(number, 1, 0, _IDLE_CLASS)  # refused: it is a favour
+        ctypes.CDLL(None, use_errno=True).syscall(number, 1, 0, _IDLE_CLASS)  # may be refused: not essential
 
 
 def _say_copied(taking: Taking, out: Path) -> None:
@@ -299,7 +299,7 @@ def _check_room(directory: str | Path, size: int) -> None:
 
 @dataclass(slots=True)
 class _Progress:
-    """A line on a terminal that moves, and a line now and then otherwise; none of what is over in a moment."""
+    """Progress: a line that is updated on a terminal, otherwise a line now and then; nothing if it is over quickly."""
 
     text: str
     _interruption: _Interruption
@@ -311,7 +311,7 @@ class _Progress:
         self._began = self._said = time.monotonic()
 
     def __call__(self, what: str, share: float) -> None:
-        """Raises KeyboardInterrupt."""
+        """Show progress. Raises KeyboardInterrupt."""
         self._interruption.look()
         now = time.monotonic()
         if now - self._said < _PROGRESS_SECONDS:
@@ -322,10 +322,10 @@ class _Progress:
         print(f"\r{line}" if sys.stderr.isatty() else line, end=end, file=sys.stderr, flush=True)
 
     def seconds(self) -> float:
-        """Since it began."""
+        """Return the seconds since it began."""
         return time.monotonic() - self._began
 
     def end(self) -> None:
-        """The line is complete."""
+        """Finish the line."""
         if self._has_said and sys.stderr.isatty():
             print(f"\r{self.text}: done\033[K", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""`mqttd status`: what the admin interface of a running broker says, for people or as JSON."""
+"""`mqttd status`: prints the state of a running broker, from its admin interface, as text or JSON."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Unreachable(Exception):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print it. The exit status: 0 ready, 1 not ready or not reachable, 2 wrong usage."""
+    """Print the state. Exit status: 0 ready, 1 not ready or not reachable, 2 wrong usage."""
     parser = argparse.ArgumentParser(prog="mqttd status", description="Ask the admin interface of a running broker.")
     parser.add_argument("--admin", metavar="HOST:PORT", help="its admin interface (default: as in the configuration)")
     parser.add_argument("--config", metavar="FILE", help="configuration file of the broker; also MQTTD_CONFIG")

@@ -1,13 +1,14 @@
-"""`mqttd store stats` and `mqttd store verify`: what the stores of a data directory hold, and whether it can be read.
+"""`mqttd store stats` and `mqttd store verify`: count the contents of a data directory's stores, and check that they
+can be read.
 
-For a directory that no broker uses, a copy of one, or a snapshot. Both open the databases as a start does, so what
-LevelDB has in its logs is taken over into tables; nothing else is changed, and nothing is ever repaired. Of a snapshot
-a clone of each database is opened; `verify` compares its files and counts with what snapshot.json says, too. A broker
-that runs is asked for its `stats`: its workers answer from what they count, fewer things than a store that is read.
+Both take a directory that no broker uses, a copy of one, or a snapshot. They open the databases as a start does, so
+LevelDB turns its logs into tables; nothing else is changed, and nothing is ever repaired. For a snapshot, a clone of
+each database is opened, and `verify` also compares its files and counts with snapshot.json. `stats` may also ask a
+running broker: its workers answer from their counters, with fewer figures than from a store that is read.
 
-Verified are LevelDB's checksums (logs, tables) and every record of every family by `leveldb_store.format.schema`; and
-that the parts of indexes fit together and to their blocks. What a crash may leave is no problem: a last record that is
-cut off, records of a session that has ended.
+`verify` checks LevelDB's checksums (logs, tables), every record of every family by `leveldb_store.format.schema`, and
+that the parts of indexes match each other and their blocks. Traces of a crash are not problems: a truncated last
+record, records of a session that has ended.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _PROBLEMS = 1
 _BAD_USAGE = 2
 _CANNOT_USE_DATA = 4
 _LINES_MAX = 1000
-"""Problems of one store that are named; more are counted."""
+"""Problems listed per store; further ones are counted."""
 
 _FAMILIES = {
     b"\0": "about the store",
@@ -79,11 +80,11 @@ _FAMILIES = {
 
 
 class Unusable(Exception):
-    """One line."""
+    """The stores cannot be used. The text is one line."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print it. The exit status: 0 well, 1 there are problems, 2 wrong usage, 4 the directory cannot be used."""
+    """Print the result. Exit status: 0 no problems, 1 problems, 2 wrong usage, 4 the directory cannot be used."""
     parser = argparse.ArgumentParser(
         prog="mqttd store",
         description="Look into the stores of a stopped broker, or of a snapshot; stats: of a running broker, too.",
@@ -91,7 +92,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "what",
         choices=["stats", "verify", "discard"],
-        help="what they hold; whether all of it can be read; or delete the records that were set aside as unreadable",
+        help="count the contents; check that all of them can be read; delete unreadable records that were set aside",
     )
     parser.add_argument(
         "directory",
@@ -132,15 +133,15 @@ def main(arguments: Sequence[str]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a store is."""
+    """The location of a store."""
 
     path: Path
     facts: StoreFacts | None = None
-    """Of a snapshot."""
+    """The store's manifest, if it is in a snapshot."""
 
     @contextmanager
     def to_open(self) -> Iterator[Path]:
-        """A database that may be opened. Raises CloneError and OSError."""
+        """Yield a path of the database that may be opened. Raises CloneError and OSError."""
         if self.facts is None:
             yield self.path
         else:
@@ -149,8 +150,8 @@ class Place:
 
 
 def stores_of(directory: str, stack: ExitStack) -> list[Place]:
-    """The stores of a data directory, which is locked until the stack is left, or of a snapshot. Raises Unusable,
-    DataDirError, SnapshotError.
+    """Return the stores of a data directory, which stays locked until the stack is closed, or of a snapshot. Raises
+    Unusable, DataDirError, SnapshotError.
     """
     if Path(directory, snapshot.NAME).exists():
         manifest = snapshot.read_manifest(Path(directory))
@@ -172,7 +173,7 @@ def stores_of(directory: str, stack: ExitStack) -> list[Place]:
 class _Family:
     records: int = 0
     bytes: int = 0
-    """Of keys and values, before compression."""
+    """Size of keys and values, before compression."""
 
 
 def _stats(stores: list[Place], as_json: bool) -> int:
@@ -207,7 +208,7 @@ def _stats(stores: list[Place], as_json: bool) -> int:
 
 
 def _stats_of_running(directory: str, as_json: bool) -> int:
-    """Raises NoAnswer, NoBroker."""
+    """Print the statistics of a running broker. Raises NoAnswer, NoBroker."""
     with ConsoleClient(directory) as broker:
         found = [broker.ask(worker, StoreStats())["store"] for worker in range(broker.workers)]
     if as_json:
@@ -265,7 +266,7 @@ def _discard_set_aside(db: plyvel.DB) -> int:
 
 
 def _opened(path: Path) -> plyvel.DB:
-    # what is wrong with logs was looked at before (verify), or is an error (stats: paranoid)
+    # damage in logs was found before (verify), or is an error (stats: paranoid)
     return plyvel.DB(str(path), create_if_missing=False, paranoid_checks=True)
 
 
@@ -273,7 +274,7 @@ def _opened(path: Path) -> plyvel.DB:
 
 
 def verify(stores: list[Place]) -> int:
-    """Print what cannot be read of them, and a line for each. The exit status."""
+    """Print everything that cannot be read, and a summary line per store. Returns the exit status."""
     problems = 0
     for place in stores:
         store = _Store(place.path)
@@ -296,7 +297,7 @@ def _verify_snapshot(store: _Store, place: Place, facts: StoreFacts) -> None:
         with place.to_open() as cloned:
             store.run(cloned)
             if store.problems:
-                return  # what is counted would say the same once more
+                return  # comparing the counts would report the same again
             with opened_as_it_is(cloned) as db:
                 found = snapshot.count(db)
     except (CloneError, OSError) as error:
@@ -331,15 +332,15 @@ class _Store:
     _names: set[int] = field(default_factory=set)
     _indexes: dict[int, _Index] = field(default_factory=dict)
     _events_end: int = -1
-    """Bytes of events up to and with the one before."""
+    """Total size of events up to and including the previous one."""
 
     def run(self, path: Path) -> None:
-        """Look at everything in `path`, which is `self.path` or a clone of that; problems are printed."""
+        """Check everything in `path`, which is `self.path` or a clone of it; print problems."""
         if not path.is_dir():
             self.say("is missing")
             return
         if not any(path.iterdir()):
-            return  # a start that was killed before it made it
+            return  # a start was killed before it made the store
         if not self._files(path):
             return
         try:
@@ -356,13 +357,13 @@ class _Store:
             self._reachable(db)
 
     def say(self, problem: str) -> None:
-        """One more."""
+        """Print a problem and count it."""
         self.problems += 1
         if self.problems <= _LINES_MAX:
             print(f"{self.path}: {problem}")
 
     def _files(self, path: Path) -> bool:
-        # logs; False: LevelDB would leave out what it cannot read, and forget it
+        # checks the logs; False: opening would make LevelDB skip and forget records that it cannot read
         if not (path / "CURRENT").exists():
             self.say("its file CURRENT is missing")
             return False
@@ -388,7 +389,7 @@ class _Store:
             self.say(f"has {wrong}")
 
     def _checks(self) -> dict[bytes, Callable[[bytes, bytes], object]]:
-        # names and blocks before parts
+        # names and blocks before the parts that refer to them
         own = {
             schema.NAME: self._name,
             schema.GONE: self._gone,
@@ -414,8 +415,8 @@ class _Store:
             self.say(f"{_FAMILIES[prefix]}: cannot be read behind {key!r}: {told(error)}")
 
     def _queued(self, db: plyvel.DB) -> None:
-        # what waits for several sessions is there
-        with suppress(plyvel.Error, schema.SchemaError):  # told by now
+        # messages that wait for several sessions exist
+        with suppress(plyvel.Error, schema.SchemaError):  # already reported
             for key, value in db.iterator(prefix=schema.QUEUED, verify_checksums=True):
                 number = message_of(value)
                 if number is not None and db.get(message_key(number), verify_checksums=True) is None:
@@ -432,7 +433,7 @@ class _Store:
                 self.say(f"cannot be read behind {first!r}: {told(error)}")
 
     def _reachable(self, db: plyvel.DB) -> None:
-        # one line for each kind
+        # prints one line for each kind
         strays: dict[str, list[bytes]] = {}
         try:
             records = partial(db.iterator, verify_checksums=True)
@@ -442,7 +443,7 @@ class _Store:
         except (plyvel.Error, schema.SchemaError, ValueError, LookupError):
             if not self.problems:
                 raise
-            return  # what cannot be read was said
+            return  # unreadable records were reported
         for kind, keys in strays.items():
             self.say(f"{len(keys)} of these belong to nothing: {kind}; the first is {keys[0]!r}")
 
@@ -490,7 +491,7 @@ class _Store:
 
 
 def _gaps(prefixes: list[bytes]) -> Iterator[tuple[bytes, bytes | None]]:
-    """(first key, first key behind) of what lies between the ranges of these prefixes of one byte."""
+    """Yield (first key, first key behind) of each range between the ranges of these one-byte prefixes."""
     at = b""
     for prefix in prefixes:
         if at < prefix:

@@ -1,1 +1,1 @@
-"""Decisions about clients: CONNECT, sessions, SUBSCRIBE, retained messages, wills, and their ends."""
+"""Decisions about clients: CONNECT, sessions, SUBSCRIBE, retained messages, wills, and their end."""

@@ -1,6 +1,7 @@
-"""What a CONNECT is refused for, whoever sends it, and what its CONNACK says of this broker.
+"""Checks of a CONNECT that do not depend on who sends it, and the CONNACK properties that describe this broker.
 
-Pure: a CONNECT and the settings in, a Reason Code or properties out. Credentials and sessions are connecting's.
+Pure functions: a CONNECT and the settings in, a Reason Code or properties out. Credentials and sessions are handled in
+`broker.clients.connecting`.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ if TYPE_CHECKING:
     from broker.config.settings import Settings
     from pyx.protocol.packets import Connect, Will
 
-_ANY_RECEIVE_MAXIMUM = 65535  # what a CONNACK without one says (MQTT 5, 3.2.2.3.3)
-_WILL_PROPERTIES = 0  # their place among the packet types, see pyx.protocol.properties
+_ANY_RECEIVE_MAXIMUM = 65535  # the default where CONNACK has none (MQTT 5, 3.2.2.3.3)
+_WILL_PROPERTIES = 0  # number of will properties among the packet types, see pyx.protocol.properties
 _SEPARATORS = frozenset("/+#")
 
 
 class Refusal(NamedTuple):
-    """Why a CONNECT is refused: `why` is its Reason String and stands in the log."""
+    """The reason to refuse a CONNECT: `why` is its Reason String and is logged."""
 
     reason: ReasonCode
     why: str
@@ -29,7 +30,7 @@ class Refusal(NamedTuple):
 
 
 def refusal(packet: Connect, settings: Settings) -> Refusal | None:
-    """What is wrong with it by these settings. None: nothing."""
+    """Return why these settings refuse it, or None."""
     protocol = settings.protocol
     if protocol.redirect is not None:  # [MQTT 5, 4.11]
         reason = ReasonCode.SERVER_MOVED if protocol.redirect_permanent else ReasonCode.USE_ANOTHER_SERVER
@@ -46,7 +47,7 @@ def refusal(packet: Connect, settings: Settings) -> Refusal | None:
 
 
 def _of_will(will: Will, settings: Settings) -> Refusal | None:
-    """A will is refused where a PUBLISH of the same content would be."""
+    """Refuse a will where a PUBLISH of the same content would be refused."""
     limits, protocol = settings.limits, settings.protocol
     if will.qos > protocol.maximum_qos:  # [MQTT-3.2.2-12]
         return Refusal(ReasonCode.QOS_NOT_SUPPORTED, f"Will QoS above {protocol.maximum_qos}")
@@ -72,7 +73,7 @@ def _is_payload_as_indicated(will: Will) -> bool:
 
 
 def offers(settings: Settings, packet: Connect, client_id: str) -> dict[str, Any]:
-    """The properties of CONNACK that say what this broker takes and has; defaults of the standard are left out."""
+    """Return the CONNACK properties that state this broker's limits and features; defaults are left out."""
     limits, protocol = settings.limits, settings.protocol
     properties: dict[str, Any] = protocol.not_offered()
     if limits.receive_maximum != _ANY_RECEIVE_MAXIMUM:
@@ -80,7 +81,7 @@ def offers(settings: Settings, packet: Connect, client_id: str) -> dict[str, Any
     properties["maximum_packet_size"] = limits.packet_bytes_max
     if limits.topic_alias_max:
         properties["topic_alias_maximum"] = limits.topic_alias_max
-    # a client id with separators could be the place of another's, or a filter; and what is longer than a topic may be
+    # a client id with separators could match another client's topics or be a filter; and one longer than a topic may be
     # cannot be the beginning of one  [MQTT-3.1.2-28]
     if (
         protocol.response_information is not None

@@ -1,15 +1,15 @@
-"""Who a client is: anonymous, a user with a password, or one who proves it by AUTH (MQTT 5, 4.12).
+"""Authentication of clients: anonymous, by user name and password, or by an AUTH exchange (MQTT 5, 4.12).
 
-    password    found right lately: at once. Else the hash is computed beside the loop (`broker.auth.pool`) while the
-                connection stays DECIDING: what comes behind its CONNECT waits. Connections that wait for the same name
+    password    found right lately: decided at once. Else the hash is computed in a thread (`broker.auth.pool`) while
+                the connection stays DECIDING: packets after its CONNECT wait. Connections that wait for the same name
                 and password share one hash
     method      CONNECT -> AUTH 0x18 -> ... -> CONNACK. Between two messages the connection is OPENING again, with
-                `authenticating` set: the dispatch lets nothing but AUTH and DISCONNECT through
+                `authenticating` set: the dispatch lets only AUTH and DISCONNECT through
     again       AUTH 0x19 on an open connection: the same messages, while everything else goes on
 
-The connect timer runs in all of it. Nothing of the session is touched before the client is known: a take-over happens
-in `Connecting.open`. Who came earlier and is decided later loses: the newer connection of a client id is the one that
-stays.
+The connect timer runs throughout. The session is not touched before the client is authenticated: a take-over happens in
+`Connecting.open`. Of two connections with one client id the one that connected later stays, even if the earlier one is
+decided last.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OPEN = 2
 
 
 class Entrant:
-    """A connection whose CONNECT is right, and whose client is not known yet."""
+    """A connection whose CONNECT is valid, and whose client is not authenticated yet."""
 
     __slots__ = ("assigned", "check", "client_id", "conn", "number", "packet")
 
@@ -49,14 +49,14 @@ class Entrant:
         self.packet = packet
         self.client_id = client_id
         self.assigned = assigned
-        """Whether the client id is ours."""
+        """Whether the broker has assigned the client id."""
         self.number = 0
-        """Of its CONNECT in this worker: higher is newer."""
+        """Sequence number of its CONNECT in this worker: higher is newer."""
         self.check: _Check | None = None
 
 
 class _Check:
-    """One password being hashed, and who waits for it."""
+    """A password being hashed, and the connections that wait for it."""
 
     __slots__ = ("backend", "cancel", "digest", "entrants", "password", "username")
 
@@ -70,57 +70,57 @@ class _Check:
 
 
 class _Exchange:
-    """What is kept of a connection that uses an Authentication Method."""
+    """State of a connection that uses an Authentication Method."""
 
     __slots__ = ("backend", "entrant", "method", "name", "username")
 
     def __init__(self, name: str, entrant: Entrant) -> None:
         self.name = name
         self.method: Method | None = None
-        """The authentication under way."""
+        """The authentication in progress."""
         self.backend: Chain | None = None
-        """What `method` looks users up in."""
+        """The back-ends in which `method` looks up users."""
         self.entrant: Entrant | None = entrant
-        """Until the CONNACK."""
+        """Set until the CONNACK."""
         self.username = ""
-        """Who it is, once that is known."""
+        """The authenticated user, once known."""
 
 
 class Entrance(Protocol):
-    """Where a client goes when it is known who it is (`broker.clients.connecting`)."""
+    """The interface that takes authenticated clients (`broker.clients.connecting`)."""
 
     def open(self, entrant: Entrant, username: str | None, authentication: dict[str, Any]) -> None:
-        """`authentication`: properties of the CONNACK."""
+        """Open the connection. `authentication`: properties of the CONNACK."""
 
 
 class Exit(Protocol):
-    """Where it goes otherwise (`broker.clients.closing`)."""
+    """The interface that ends connections (`broker.clients.closing`)."""
 
     def refuse(self, conn: Connection, reason: int, why: str, **fields: Any) -> None:
-        """CONNACK with this reason, and the end. `fields` go into the log line."""
+        """Send CONNACK with this reason, and close. `fields` are added to the log line."""
 
     def unavailable(self, conn: Connection, why: str) -> None:
-        """It cannot be known at present who it is: CONNACK 0x88 (v3: 3)."""
+        """Refuse because authentication is impossible at present: CONNACK 0x88 (v3: 3)."""
 
     def give_up(self, conn: Connection, why: str) -> None:
-        """The end, and nothing is said."""
+        """Close without sending anything."""
 
     def protocol_error_reason(self, conn: Connection, reason: int, why: str) -> None:
-        """The client has broken the protocol."""
+        """Close because the client has broken the protocol."""
 
     def end_connection(self, conn: Connection, reason: int, why: str) -> None:
-        """One that is open ends."""
+        """Close an open connection."""
 
 
 class Authenticating:
-    """Decisions about who a client is. `submit` computes hashes: in place, until the worker gives a better one."""
+    """Decides about authentication. `submit` computes hashes: in place, until the worker sets a pool's."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._row = context.counters
         self.entrance: Entrance
         self.exit: Exit
-        """Both are given once, by whoever hands CONNECTs over."""
+        """Both are set once, by the code that passes CONNECTs here."""
         self._cache = Cache()
         self._numbers = itertools.count(1)
         self._undecided: dict[Connection, Entrant] = {}
@@ -132,15 +132,15 @@ class Authenticating:
 
     @property
     def pending(self) -> int:
-        """Connections that wait for a hash or for the client's AUTH."""
+        """Return the number of connections that wait for a hash or for the client's AUTH."""
         return len(self._undecided)
 
     def reload(self) -> None:
-        """The password file was read again: what was right may not be so any more."""
+        """Forget cached results: the password file was read again."""
         self._cache.clear()
 
     def forget(self, conn: Connection) -> None:
-        """The connection ends. A hash that nobody waits for any more is not computed."""
+        """Remove a connection that ends. A hash that no connection waits for any more is not computed."""
         self._exchanges.pop(conn, None)
         entrant = self._undecided.get(conn)
         if entrant is not None:
@@ -169,7 +169,7 @@ class Authenticating:
             self._check_password(entrant, packet.username, packet.password, backend)
 
     def waits(self, conn: Connection) -> bool:
-        """Whether it is our turn to say who the client is, and not the client's to send something."""
+        """Whether the next step of the authentication is ours, not the client's."""
         entrant = self._undecided.get(conn)
         return entrant is not None and entrant.check is not None
 
@@ -177,7 +177,7 @@ class Authenticating:
         self, entrant: Entrant, username: str | None, method: _Exchange | None = None, data: bytes = b""
     ) -> None:
         for other in list(self._by_client.get(entrant.client_id, ())):
-            if other.number < entrant.number:  # it has no CONNACK yet, so it is told nothing [MQTT-3.2.0-1]
+            if other.number < entrant.number:  # it has no CONNACK yet, so nothing is sent to it [MQTT-3.2.0-1]
                 self.exit.give_up(other.conn, "a newer connection of this client id was faster")
         properties = {}
         if method is not None:
@@ -250,7 +250,7 @@ class Authenticating:
 
     def _checked(self, check: _Check, result: bool | Exception) -> None:
         backend = self._context.settings.credentials
-        if backend is not None and backend is not check.backend:  # a reload came in between: its file decides
+        if backend is not None and backend is not check.backend:  # reloaded meanwhile: the new file decides
             check.backend = backend
             self._start(check)
             return
@@ -263,11 +263,11 @@ class Authenticating:
             self._context.log.error("password_check_failed", username=check.username, reason=repr(result))
         for entrant in list(check.entrants.values()):
             if entrant.conn not in check.entrants:
-                continue  # a newer connection of its client id has just come in
+                continue  # a newer connection of its client id has just been accepted
             self._context.guard(entrant.conn, self._settle, entrant, check.username, result)
 
     def _settle(self, entrant: Entrant, username: str, result: bool | Exception) -> None:
-        """Its password was looked at."""
+        """Accept or reject after its password was checked."""
         self._decided(entrant)
         if result is True:
             self._accept(entrant, username)
@@ -290,7 +290,7 @@ class Authenticating:
         self._first_step(entrant.conn, exchange, backend, properties.get("authentication_data"))
 
     def auth(self, conn: Connection, packet: Auth) -> None:
-        """AUTH of a client, before its CONNACK or after."""
+        """Handle AUTH of a client, before its CONNACK or after."""
         exchange = self._exchanges.get(conn)
         error = self.exit.protocol_error_reason
         if exchange is None:  # [MQTT-4.12.0-7]
@@ -311,7 +311,7 @@ class Authenticating:
 
     def _first_step(self, conn: Connection, exchange: _Exchange, backend: Chain, data: bytes | None) -> None:
         exchange.method, exchange.backend = METHODS[exchange.name](backend), backend
-        if data is None:  # the client lets us begin; its first message comes in its AUTH
+        if data is None:  # the server sends the first message; the client's comes in its AUTH
             self._say(conn, exchange, ReasonCode.CONTINUE_AUTHENTICATION, None)
         else:
             self._step(conn, exchange, data)

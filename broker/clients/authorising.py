@@ -1,7 +1,7 @@
-"""What clients may do: the one place that every publish, subscription, will, replay and retained message passes.
+"""Authorisation: the one place that every publish, subscription, will, replay and retained message passes.
 
-It knows who asks, and the rules (`broker.auth.rules`) what they may. Without rules everybody may do everything, and
-nobody is asked. What was decided of a publish is kept in the data path (`pyx.delivery.authorise`) until the rules
+It identifies the client, and asks the rules (`broker.auth.rules`). Without rules everything is allowed and nothing is
+asked. Verdicts on publishes are cached in the data path (`pyx.delivery.authorise`) until the rules
 change.
 """
 
@@ -28,7 +28,7 @@ __all__ = ["Authorising"]
 
 
 class Authorising:
-    """Of one worker's clients."""
+    """Authorisation of one worker's clients."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -36,7 +36,7 @@ class Authorising:
 
     @property
     def rules(self) -> Rules | None:
-        """None: everybody may do everything. When they are set, what was decided before is void."""
+        """None: everything is allowed. Setting them voids all earlier verdicts."""
         return self._rules
 
     @rules.setter
@@ -50,14 +50,14 @@ class Authorising:
 
     def _named(self, client_id: str, username: str | None, conn: Connection | None) -> Client:
         if self._context.settings.credentials is None:
-            username = None  # anybody may say any name
+            username = None  # an unverified name proves nothing
         return Client(client_id, username, None if conn is None else self._context.listener_of(conn))
 
     def _asked(self, client: Client, may: Callable[..., bool], *what: object) -> bool:
         spend(STEP)
         try:
             return may(client, *what)
-        except Exception as error:  # noqa: BLE001  what fails allows nothing
+        except Exception as error:  # noqa: BLE001  a failed check allows nothing
             self._context.counters.add(count.INTERNAL_ERRORS)
             self._context.defect(client.client_id, error)
             return False
@@ -69,7 +69,7 @@ class Authorising:
     def wrong_with(
         self, will: Will | None, conn: Connection, client_id: str, username: str | None, session: Session | None
     ) -> str:
-        """Why a CONNECT with this will is not authorised, where there is this session of its client id; "": it is."""
+        """Return why a CONNECT with this will, for this session of its client id, is not authorised; "": it is."""
         if self._rules is None:
             return ""
         client = self._named(client_id, username, conn)
@@ -82,8 +82,8 @@ class Authorising:
         return ""
 
     def may_leave(self, will: Will, client_id: str, username: str | None, is_known: bool) -> bool:
-        """Whether the will of a client that has gone may be published now. If not, that is counted and logged.
-        `is_known`: the user is.
+        """Return whether the will of a client that has gone may be published now; if not, count and log it.
+        `is_known`: its user is known.
         """
         if self._rules is None:
             return True
@@ -95,19 +95,19 @@ class Authorising:
         return False
 
     def may_subscribe(self, session: Session, topic_filter: bytes, qos: int, group: bytes | None) -> bool:
-        """Whether it may have this subscription."""
+        """Whether the session may have this subscription."""
         if self._rules is None:
             return True
         return self._asked(self._client(session), self._rules.may_subscribe, topic_filter, qos, group)
 
     def may_replay(self, session: Session, topic_filter: bytes) -> bool:
-        """Whether this subscription of it may begin in the archive."""
+        """Whether this subscription may begin in the archive."""
         if self._rules is None:
             return True
         return self._asked(self._client(session), self._rules.may_replay, topic_filter)
 
     def receivable(self, session: Session, messages: list[Message]) -> list[Message]:
-        """Those of these retained messages that it may be sent."""
+        """Return those of these retained messages that the session may receive."""
         if self._rules is None:
             return messages
         client, may = self._client(session), self._rules.may_receive

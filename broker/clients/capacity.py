@@ -1,14 +1,15 @@
-"""How many connections and sessions all workers together may have, and who gives way for another one.
+"""The bounds on connections and sessions of all workers together, and the choice of a session to end for another.
 
-Both bounds (connections_max, sessions_max) are of the broker and exact: every worker says in its counter row what it
-has and looks at those of all (`pyx.core.claims`). A worker that dies gives its connections back at once, and its
-sessions when its successor begins where they were in its memory; those in its store count on.
+Both bounds (connections_max, sessions_max) hold for the whole broker and are exact: every worker publishes its counts
+in its counter row and reads those of all (`pyx.core.claims`). When a worker dies, its connections are released at once,
+and its sessions in memory when its successor begins; sessions in its store keep counting.
 
-At sessions_max, `sessions_full` decides about a CONNECT that would begin another session. `refuse`: CONNACK 0x97 (v3:
-3). `end_oldest`: the session that has been offline for longest ends, of this worker if it has any, else of the next
-sibling that has one: the CONNECT waits for that, for as many tries as it takes to ask each of them. Where nobody is
-offline it is refused as well. After a start, or a reload, with a smaller bound each worker ends its part of what is too
-much, a few in each tick; with `refuse` all of them stay, and there are no new ones until there is room.
+At sessions_max, `sessions_full` decides about a CONNECT that would create a session. `refuse`: CONNACK 0x97 (v3: 3).
+`end_oldest`: the session that has been offline for longest ends: one of this worker if it has any, else of the next
+sibling that has one. The CONNECT waits for that, for as many tries as it takes to ask each sibling. If no session is
+offline, it is refused as well. After a start or reload with a smaller bound, `end_oldest` makes each worker end its
+share of the excess, a few in each tick; with `refuse` all sessions stay, and no new one is admitted until there is
+room.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Capacity"]
 
-_ASKED_AGAIN = 0.1  # seconds until a CONNECT that waits for a sibling's session to end looks again
+_ASKED_AGAIN = 0.1  # seconds between two tries of a CONNECT that waits for a sibling's session to end
 _TRIES = 3  # times that each sibling is asked
-_ENDED_AT_ONCE = 64  # sessions that one worker ends in a tick
+_ENDED_AT_ONCE = 64  # sessions that one worker ends per tick
 
 
 class Capacity:
-    """Of one worker."""
+    """Admission of one worker's connections and sessions."""
 
     def __init__(self, context: Context, sessions: Sessions, recording: Recording, endings: Endings) -> None:
         self._context = context
@@ -49,12 +50,12 @@ class Capacity:
         self._endings = endings
         self._connections = Claims([bytearray(ROW_BYTES)], 0, claims.CONNECTIONS)
         self.waiting: dict[Connection, tuple[str, int]] = {}
-        """Client ids of those that wait for another session to end, and how often they have looked."""
+        """Client ids of connections that wait for another session to end, and the number of their tries."""
         self._asked = 0
         self._sweeps = 0
 
     def share(self, rows: Sequence[Any]) -> None:
-        """These are the counter rows of all workers; of this one nothing has begun, or all is recovered."""
+        """Set the counter rows of all workers; called when this one is still empty or has recovered everything."""
         self._connections = Claims(rows, self._context.index, claims.CONNECTIONS)
         self._connections.set(0)
         self._sessions.share(Claims(rows, self._context.index, claims.SESSIONS))
@@ -62,25 +63,25 @@ class Capacity:
     # ------------------------------------------------------------ connections
 
     def for_connection(self, *, taking_over: bool) -> bool:
-        """There is room for one more, or it takes the place of another: it is counted."""
+        """Claim room for a connection, and count it; return whether there is. Always, if it takes another's place."""
         most = 0 if taking_over else self._context.settings.limits.connections_max
         return self._connections.take(most)
 
     def connections(self, number: int) -> None:
-        """So many are there."""
+        """Set the number of connections."""
         self._connections.set(number)
 
     # ------------------------------------------------------------ sessions
 
     def waiting_for(self, client_id: str) -> list[Connection]:
-        """Those of this client id that wait for another session to end."""
+        """Return the connections of this client id that wait for another session to end."""
         if not self.waiting:
             return []
         spend(len(self.waiting) * STEP)
         return [conn for conn, (other, _) in self.waiting.items() if other == client_id]
 
     def for_session(self) -> bool:
-        """There is room for a new session, by the end of an offline one of this worker if need be: it is counted."""
+        """Claim room for a new session, ending an offline one of this worker if needed; return whether there is."""
         settings = self._context.settings
         most = settings.limits.sessions_max
         if self._sessions.reserve(most):
@@ -88,8 +89,8 @@ class Capacity:
         return settings.sessions_full == "end_oldest" and self._end_oldest() and self._sessions.reserve(most)
 
     def wait(self, conn: Connection, client_id: str, tries: int, again: Callable[[], None]) -> bool:
-        """No session of this worker is offline: a sibling may have one. `again`, when it may have ended. False: nobody
-        has one.
+        """Wait for a sibling to end an offline session, because this worker has none; call `again` then. Return False
+        if no sibling is left to ask.
         """
         context = self._context
         siblings = context.siblings
@@ -107,24 +108,24 @@ class Capacity:
             self._context.dispatch.resume(conn)
 
     def forget(self, conn: Connection) -> None:
-        """It waits no longer."""
+        """Remove a connection that no longer waits."""
         self.waiting.pop(conn, None)
 
     def asked(self) -> None:
-        """A sibling has a client that waits for room, and no session of its own that could end."""
+        """End an offline session for a sibling, which has a waiting client and no session of its own to end."""
         limits = self._context.settings.limits
         if limits.sessions_max and self._sessions.held >= limits.sessions_max:
             self._end_oldest()
 
     def sweep(self) -> None:
-        """Once a second: nothing is counted that is not there, and what is too much ends."""
+        """Correct the counts and end excess sessions; called once a second."""
         self._sessions.recount()
         settings, workers = self._context.settings, self._context.workers
         most = settings.limits.sessions_max
         self._sweeps += 1
         over = self._sessions.held - most
         if most and over > 0 and settings.sessions_full == "end_oldest":
-            # the parts of all workers are what is too much; who has the odd ones changes
+            # the excess is divided among all workers; the remainder goes to another one each time
             place = (self._context.index + self._sweeps) % workers
             self._end_some(over // workers + (place < over % workers))
 

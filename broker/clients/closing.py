@@ -1,8 +1,8 @@
-"""How connections end, whoever ends them, and what becomes of their sessions.
+"""The end of connections, whatever its cause, and its effect on their sessions.
 
-Before the CONNACK 0: refused, with a CONNACK that says why, or given up without a word. After it: DISCONNECT of the
-client or of ours, a time-out, an error, or the connection is lost. The books are closed at once (`closed`); the socket
-follows when what was said has left.
+Before CONNACK 0: refused with a CONNACK that names the reason, or closed without a word. After it: DISCONNECT of the
+client or of ours, a timeout, an error, or a lost connection. The state is updated at once (`closed`); the socket is
+closed when everything queued has been sent.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 __all__ = ["AT_ONCE", "Closing"]
 
 AT_ONCE = 0x100
-"""Flag of a close reason: the client said goodbye (or cannot hear us): close without waiting for its FIN."""
+"""Flag of a close reason: the client has disconnected (or cannot hear us): close without waiting for its FIN."""
 
 _OPEN = 2
 
 
 class Closing:
-    """Decisions at the end of a connection."""
+    """Ends connections."""
 
     def __init__(
         self,
@@ -65,12 +65,12 @@ class Closing:
         self._endings = endings
         self._occupants = occupants
 
-    # ------------------------------------------------------------ before it was open
+    # ------------------------------------------------------------ before it is open
 
     def refuse(
         self, conn: Connection, reason: int, why: str, server_reference: str | None = None, **fields: Any
     ) -> None:
-        """CONNACK with this reason (v3: its return code), and the end. `fields` go into the log line."""
+        """Send CONNACK with this reason (v3: its return code), and close. `fields` are added to the log line."""
         self._authenticating.forget(conn)
         client = fields.get("client") or self._occupants.awaited(conn)
         self._occupants.withdraw(conn)
@@ -89,13 +89,13 @@ class Closing:
         self._router.state.close(conn, int(reason), why)
 
     def unavailable(self, conn: Connection, why: str, **fields: Any) -> None:
-        """Its home cannot take the connection, its password cannot be checked, or its session not be stored: CONNACK
-        0x88 (v3: 3).
+        """Refuse with CONNACK 0x88 (v3: 3): its home cannot take the connection, its password cannot be checked, or its
+        session cannot be stored.
         """
         self.refuse(conn, ReasonCode.SERVER_UNAVAILABLE, why, **fields)
 
     def connect_timeout(self, conn: Connection) -> None:
-        """Not open within connect_seconds_max."""
+        """Close a connection that is not open within connect_seconds_max."""
         self._row.add(count.CONNECT_TIMEOUTS)
         if self._authenticating.waits(conn):
             self.unavailable(conn, "its password was not checked in time")
@@ -105,7 +105,7 @@ class Closing:
             self.give_up(conn, "no AUTH in time" if conn.authenticating else "no CONNECT in time")
 
     def give_up(self, conn: Connection, why: str) -> None:
-        """Close a connection that is not open, and say nothing."""
+        """Close a connection that is not open, without sending anything."""
         self._authenticating.forget(conn)
         client = self._occupants.awaited(conn)
         self._occupants.withdraw(conn)
@@ -115,11 +115,11 @@ class Closing:
         self._router.state.close(conn, AT_ONCE, why)
 
     def awaiting(self) -> list[Connection]:
-        """Those whose CONNACK waits for the disk."""
+        """Return the connections whose CONNACK waits for the disk."""
         return self._occupants.awaiting()
 
     def refuse_unstored(self, conn: Connection) -> None:
-        """The disk has failed for store_error_seconds_max: one that waits for it waits no longer."""
+        """Refuse a connection that waits for a disk that has failed for store_error_seconds_max."""
         client = self._occupants.awaited(conn)
         if client is not None:
             why = "nothing can be stored at present"
@@ -127,7 +127,7 @@ class Closing:
 
     def _refuse_bad_connect(self, conn: Connection, reason: int, why: str) -> None:
         if conn.version == 5 or reason == ReasonCode.UNSUPPORTED_PROTOCOL_VERSION:
-            # an unknown level is answered in the form that all versions understand: return code 1 [MQTT-3.1.2-2]
+            # an unknown protocol level is answered in the form of 3.1.1: return code 1 [MQTT-3.1.2-2]
             self.refuse(conn, reason, why)
             return
         self._row.add(count.CONNECTIONS_REFUSED)
@@ -139,10 +139,10 @@ class Closing:
         listener = self._context.listener_of(conn)
         self._context.log.info("connection_refused", address=conn.address, listener=listener, reason=why, **fields)
 
-    # ------------------------------------------------------------ open, or in whatever state
+    # ------------------------------------------------------------ open, or in any state
 
     def farewell(self) -> tuple[ReasonCode, str]:
-        """What every client is told when the broker stops."""
+        """Return the reason and text that every client gets when the broker stops."""
         protocol = self._context.settings.protocol
         if protocol.redirect is None:
             return ReasonCode.SERVER_SHUTTING_DOWN, "server is shutting down"
@@ -150,7 +150,7 @@ class Closing:
         return reason, "server is shutting down, clients go to another server"
 
     def disconnect(self, conn: Connection, packet: Disconnect) -> None:
-        """DISCONNECT of the client: 0x00 takes its will away, 0x04 does not [MQTT-3.1.2-8, MQTT-3.14.4-3]."""
+        """Handle DISCONNECT of the client: 0x00 discards its will, 0x04 does not [MQTT-3.1.2-8, MQTT-3.14.4-3]."""
         session = conn.session
         if session is None:
             self.give_up(conn, "disconnected by the client during its authentication")
@@ -158,7 +158,7 @@ class Closing:
         details: Details = session.details
         asked = packet.properties.get("session_expiry_interval")
         if asked is not None:
-            if details.expiry_interval == 0 and asked:  # [MQTT-3.14.2-2]: may not come back to life
+            if details.expiry_interval == 0 and asked:  # [MQTT-3.14.2-2]: 0 in CONNECT may not be raised
                 self.protocol_error_reason(conn, ReasonCode.PROTOCOL_ERROR, "Session Expiry after 0 in CONNECT")
                 return
             details.expiry_interval = self._endings.expiry_granted(asked)
@@ -168,11 +168,11 @@ class Closing:
         self.end_connection(conn, AT_ONCE, "disconnected by the client", told=packet.reason_code)
 
     def protocol_error(self, conn: Connection, error: Any) -> None:
-        """A malformed packet or a protocol error: v5 is told why, v3 is just closed [MQTT-4.13.1-1]."""
+        """Close after a malformed packet or protocol error: v5 gets the reason, v3 is just closed [MQTT-4.13.1-1]."""
         self.protocol_error_reason(conn, int(error.reason_code), error.args[0])
 
     def protocol_error_reason(self, conn: Connection, reason: int, why: str) -> None:
-        """The same for an error found later than in the codec."""
+        """Do the same for an error found after decoding."""
         if conn.state < _OPEN:
             self._refuse_bad_connect(conn, reason, why)
             return
@@ -183,20 +183,20 @@ class Closing:
         self.end_connection(conn, reason, why)
 
     def keep_alive_timeout(self, conn: Connection) -> None:
-        """Nothing came for one and a half keep-alives [MQTT-3.1.2-22]."""
+        """Close a connection that was silent for one and a half keep-alives [MQTT-3.1.2-22]."""
         self.end_connection(conn, ReasonCode.KEEP_ALIVE_TIMEOUT, "keep-alive timeout")
 
     def end_connection(self, conn: Connection, reason: int, why: str, told: int | None = None) -> None:
-        """Close a connection from our side: DISCONNECT to v5 with a reason, books closed at once; the socket
-        follows.
+        """Close a connection from our side: DISCONNECT with a reason to v5, state updated at once; the socket is closed
+        later.
         """
-        # the router may have asked for its end already in this tick: its session is let go now all the same
+        # the router may have asked for its end already in this tick: its session is detached now all the same
         self._router.state.close(conn, int(reason), why)
         self.closed(conn, int(reason) & 0xFF, why, told)
 
     @callback("closed")
     def closed(self, conn: Connection, reason: int, why: str, told: int | None = None) -> None:
-        """The connection ends (ours or the client's doing): its session is detached, its will is due."""
+        """Detach the session of a connection that ends (by either side); its will is due."""
         self._authenticating.forget(conn)
         session: Session | None = conn.session
         if session is None:
@@ -231,8 +231,8 @@ class Closing:
             self._recording.session_ended(session, "its Session Expiry Interval is 0 now")
 
     def fail(self, conn: Connection) -> None:
-        """An error of ours while something of this connection's was handled: 0x83 to v5, and the end. What was half
-        done is taken back (`Occupants.withdraw`), or ends as with any other connection.
+        """Close after an error of ours while handling something of this connection: 0x83 to v5. Half-done work is
+        undone (`Occupants.withdraw`), or ends as with any other connection.
         """
         reason, why = ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "internal error"
         if conn.state >= _OPEN:
@@ -243,7 +243,7 @@ class Closing:
             self.give_up(conn, why)
 
     def _say_goodbye(self, conn: Connection, reason: int, why: str) -> None:
-        """DISCONNECT with its Reason String, and with the other server where it names one."""
+        """Send DISCONNECT with its Reason String, and with the other server where the reason is a redirect."""
         properties = {"reason_string": why}
         reference = self._context.settings.protocol.redirect
         if reference is not None and reason in (ReasonCode.USE_ANOTHER_SERVER, ReasonCode.SERVER_MOVED):
@@ -252,7 +252,7 @@ class Closing:
         self._router.state.write(conn, packet if len(packet) <= conn.packet_bytes_max else encode_disconnect(reason))
 
     def delete(self, client_id: str) -> bool:
-        """The operator ends a session, and its connection with it. False: there is none."""
+        """End a session and its connection for the operator. Return False if there is none."""
         session = self._sessions.get(client_id)
         if session is None:
             return False

@@ -1,11 +1,10 @@
-"""CONNECT, until its CONNACK is out: who may come in, and which session it gets. How connections end is
-`broker.clients.closing`'s.
+"""CONNECT, up to its CONNACK: admits the connection and gives it a session. `broker.clients.closing` ends connections.
 
-The way of a CONNECT: the accepting worker decodes it; if the client id's home is a sibling, the socket goes there with
-all that was read, and the sibling starts anew. At home: credentials (`broker.clients.authenticating`, which may take a
-while), an older connection of the same client id is closed (take-over, one session and never two), the session is
-resumed or made, CONNACK, then whatever the session waits for. A CONNACK that has to wait for the store is one of
-`broker.clients.occupants` until then.
+The steps of a CONNECT: the accepting worker decodes it; if the client id's home is a sibling, the socket is handed over
+with all that was read, and the sibling starts afresh. At home: credentials (`broker.clients.authenticating`, which may
+take a while); an older connection of the same client id is closed (take-over: one session and never two); the session
+is resumed or created; CONNACK; then the messages that the session has queued. While a CONNACK waits for the store, the
+connection is held by `broker.clients.occupants`.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ __all__ = ["Connecting"]
 _DECIDING = 1
 _CLIENT_ID = ReasonCode.CLIENT_IDENTIFIER_NOT_VALID
 _PACKET_BYTES_MAX = 268_435_460
-"""The largest packet that MQTT can say: 5 bytes of fixed header and 268,435,455 more."""
+"""The largest possible MQTT packet: 5 bytes of fixed header and 268,435,455 more."""
 
 
 class Connecting:
-    """Decisions at the beginning of a connection."""
+    """Opens connections."""
 
     def __init__(
         self,
@@ -85,12 +84,12 @@ class Connecting:
         self._takeovers = Takeovers()
         self._plain_connack: dict[tuple[int, bool], bytes] = {}
         self.hand_over: Callable[[Connection, int, bytes], None] = self._no_home
-        """Pass a connection, and the bytes of its CONNECT, to the worker that is its home."""
+        """Passes a connection, and the bytes of its CONNECT, to its home worker."""
         self.opened: Callable[[Connection], None] = lambda _conn: None
         """Called when a CONNACK 0 is in the outbox: the reactor starts the keep-alive timer."""
 
     def connect(self, conn: Connection, packet: Connect, raw: bytes) -> None:
-        """A whole CONNECT has come; `raw` are its bytes, for a hand-off."""
+        """Handle a complete CONNECT; `raw` are its bytes, for a hand-off."""
         context = self._context
         client_id = packet.client_id
         assigned = not client_id
@@ -116,8 +115,8 @@ class Connecting:
         self._closing.unavailable(conn, "its worker cannot be reached")
 
     def open(self, entrant: Entrant, username: str | None, authentication: dict[str, Any], tries: int = 0) -> None:
-        """The client is known: give it its session. `authentication`: properties of the CONNACK; `tries`: how often it
-        has waited for another session to end.
+        """Give an authenticated client its session. `authentication`: properties of the CONNACK; `tries`: the number of
+        times that it has waited for another session to end.
         """
         conn, packet, client_id = entrant.conn, entrant.packet, entrant.client_id
         if self._endings.is_ending(client_id):
@@ -126,14 +125,14 @@ class Connecting:
         limits = self._context.settings.limits
         asked = keep_alive = packet.keep_alive
         if limits.keep_alive_seconds_max and (not asked or asked > limits.keep_alive_seconds_max):
-            # v5 is told; v3 has no way to be told, and may be closed all the same when nothing comes (3.1.1, 3.1.2.10)
+            # v5 is told; v3 cannot be told, and may be closed all the same when it is silent (3.1.1, 3.1.2.10)
             keep_alive = limits.keep_alive_seconds_max
             self._row.add(count.KEEP_ALIVES_SHORTENED)
         expiry = self._expiry(packet)
         granted = self._granted(entrant, expiry, keep_alive, authentication)
         told = "maximum_packet_size" not in packet.properties
         if not told and len(encode_connack(5, False, 0, granted)) > conn.packet_bytes_max:
-            # [MQTT-3.1.2-24]: what it must know cannot be said
+            # [MQTT-3.1.2-24]: the CONNACK that it needs would be too large for it
             why = "Maximum Packet Size is too small for CONNACK"
             self._closing.refuse(conn, ReasonCode.PACKET_TOO_LARGE, why, client=client_id)
             return
@@ -151,7 +150,7 @@ class Connecting:
         if not self._finds_connection_room(entrant, session):
             return
         if session is not None:
-            self._sessions.reserve(0)  # should it end and begin anew, its place is kept
+            self._sessions.reserve(0)  # keeps its place, should it end and begin anew
         elif not self._finds_session_room(client_id):
             self._wait_for_room(entrant, tries, partial(self.open, entrant, username, authentication, tries + 1))
             return
@@ -178,7 +177,7 @@ class Connecting:
             self._admit(pending)
 
     def _wait_for_end(self, entrant: Entrant, username: str | None, authentication: dict[str, Any], tries: int) -> None:
-        """Something is left of a session of this client that has ended: it is opened after that."""
+        """Open it later: a former session of this client has ended, and is not cleared yet."""
         conn = entrant.conn
         for other in self._endings.waiting(entrant.client_id):
             if other is not conn:
@@ -187,7 +186,7 @@ class Connecting:
         conn.state = _DECIDING
 
     def _take_over(self, session: Session, by: Connection) -> None:
-        """Close the connection that the session has, if it has one."""
+        """Close the session's connection, if it has one."""
         awaiting: Connection | None = session.details.awaiting
         former = self._occupants.of(session)
         if former is not None:
@@ -199,14 +198,14 @@ class Connecting:
             self._closing.give_up(awaiting, "taken over before its session was stored")
 
     def _equip(self, session: Session, entrant: Entrant, expiry: int, username: str | None, size: int) -> None:
-        """What CONNECT says of the session is so from now on."""
+        """Apply the settings of CONNECT to the session."""
         conn, packet = entrant.conn, entrant.packet
         limits = self._context.settings.limits
         details: Details = session.details
         if details.expiry_handle is not None:
             details.expiry_handle.cancel()
             details.expiry_handle = None
-        if details.will_handle is not None:  # [MQTT-3.1.3-9]: back before the Will Delay Interval has passed
+        if details.will_handle is not None:  # [MQTT-3.1.3-9]: reconnected before the Will Delay Interval has passed
             details.will_handle.cancel()
             details.will_handle = None
         details.expiry_interval = expiry
@@ -227,9 +226,9 @@ class Connecting:
             session.inflight_max = limits.inflight_max
 
     def _stored(self, pending: PendingConnack) -> None:
-        """The store has what the CONNACK promises."""
+        """Admit the client: the store has everything that the CONNACK promises."""
         if not self._occupants.is_pending(pending):
-            return  # it has gone meanwhile
+            return  # it was closed meanwhile
         self._admit(pending)
         self._context.dispatch.resume(pending.entrant.conn)
 
@@ -248,13 +247,13 @@ class Connecting:
             self._recording.session_created(session)
 
     def _go_on(self, session: Session) -> None:
-        """With what is done for it in pieces: it has a connection."""
+        """Resume piecewise work for a session that has a connection again."""
         if self._endings.works_for(session):
             self._replaying.attached(session)
             self._retaining.resumed(session)
 
     def _finds_connection_room(self, entrant: Entrant, session: Session | None) -> bool:
-        """Whether connections_max lets it in: then it is counted. Else it is refused."""
+        """Claim room under connections_max and count the connection; return False if it was refused."""
         if self._capacity.for_connection(taking_over=session is not None and self._occupants.of(session) is not None):
             return True
         self.too_many_connections()
@@ -267,11 +266,11 @@ class Connecting:
         return self._capacity.for_session()
 
     def _give_way(self, conn: Connection) -> None:
-        """It has waited; it was told nothing yet [MQTT-3.2.0-1]."""
+        """Close a connection that waits; nothing was sent to it yet [MQTT-3.2.0-1]."""
         self._closing.give_up(conn, "a newer connection of this client id was faster")
 
     def _wait_for_room(self, entrant: Entrant, tries: int, again: Callable[[], None]) -> None:
-        """There are sessions_max: it is refused, or `again` is called when another session may have ended."""
+        """At sessions_max: refuse, or call `again` when another session may have ended."""
         conn, client_id = entrant.conn, entrant.client_id
         self._occupants.count()
         if self._capacity.wait(conn, client_id, tries, again):
@@ -282,14 +281,14 @@ class Connecting:
         self._closing.refuse(conn, ReasonCode.QUOTA_EXCEEDED, "too many sessions", client=client_id)
 
     def too_many_connections(self) -> None:
-        """connections_max, or what the worker can have."""
+        """Refuse a socket because of connections_max, or because the worker can have no more."""
         self._row.add(count.CONNECTIONS_OVER_MAX)
         self._context.log.warning(
             "connections_max_reached", connections_max=self._context.settings.limits.connections_max
         )
 
     def _may_open(self, entrant: Entrant, size: int, session: Session | None) -> bool:
-        # the bounds that concern a client and not its packet; `size`: what session_bytes_max counts
+        # the bounds that depend on the client and not only on its packet; `size`: as session_bytes_max counts
         conn, packet, client_id = entrant.conn, entrant.packet, entrant.client_id
         limits = self._context.settings.limits
         if size > limits.session_bytes_max:
@@ -320,7 +319,7 @@ class Connecting:
         return False
 
     def sweep(self) -> None:
-        """Called every second: forget what is over."""
+        """Forget everything that is over; called every second."""
         self._capacity.connections(len(self._occupants))
         self._capacity.sweep()
         self._takeovers.forget_old(
@@ -330,7 +329,7 @@ class Connecting:
     def _granted(
         self, entrant: Entrant, expiry: int, keep_alive: int, authentication: dict[str, Any]
     ) -> dict[str, Any] | None:
-        """The properties of CONNACK."""
+        """Return the properties of CONNACK."""
         packet = entrant.packet
         if packet.version < 5:
             return None
@@ -361,7 +360,7 @@ class Connecting:
         return self._endings.expiry_granted(asked)
 
     def _assign(self) -> str:
-        # an assigned id's home is the accepting worker: the connection stays where it is
+        # the home of an assigned id is the accepting worker: the connection stays where it is
         while True:
             client_id = "auto-" + secrets.token_hex(12)
             if home(client_id, self._context.workers) == self._context.index and self._sessions.get(client_id) is None:

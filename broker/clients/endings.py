@@ -1,13 +1,13 @@
-"""How sessions end, in one piece or in many.
+"""The end of sessions, in one step or in many.
 
-A session is over at once: nobody finds it any more, nothing is sent to it, and the store knows. What it leaves (the
-names of its subscriptions, their records, shares of groups for others) may be much; then that is cleared in pieces
-(`pyx.delivery.ending`, `broker.context.piecework`), and a CONNECT of the same client waits for the last of them, so
-that nothing of a former life is met by a new one.
+A session ends at once: it cannot be found any more, nothing is sent to it, and the store has the end. What it leaves
+(the names of its subscriptions, their records, its share groups' messages for others) may be much; then it is cleared
+in pieces (`pyx.delivery.ending`, `broker.context.piecework`), and a CONNECT of the same client waits for the last of
+them, so that a new session never meets remains of a former one.
 
-On the disk the record of a session that ends so says that it ends with its connection, as of now, and it stays until
-its last subscription is deleted. After a crash in between the next start finds a session that has expired, with what
-is left of it, and ends that (`broker.worker.recovery`).
+On the disk the record of such a session is changed to end with its connection, as of now, and is kept until its last
+subscription is deleted. After a crash in between, the next start finds an expired session with its remains, and ends it
+(`broker.worker.recovery`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["Endings"]
 
 
 class Endings:
-    """Of one worker's sessions."""
+    """Ends the sessions of one worker."""
 
     def __init__(
         self,
@@ -58,14 +58,14 @@ class Endings:
         self._retaining = retaining
         self._replaying = replaying
         self.clients: dict[str, dict[Connection, Callable[[], None]]] = {}
-        """Those of whose former session something is left: their connections that wait for it, and what is called
-        then.
+        """Client ids whose former session is not cleared yet: the connections that wait for it, and the callbacks for
+        them.
         """
 
-    # ------------------------------------------------------------ when
+    # ------------------------------------------------------------ expiry
 
     def expiry_granted(self, asked: int) -> int:
-        """Of a Session Expiry Interval that a client asks for: session_expiry_seconds_max at most, if that is set."""
+        """Limit a requested Session Expiry Interval to session_expiry_seconds_max, if that is set."""
         most = self._context.settings.limits.session_expiry_seconds_max
         if not most or asked <= most:
             return asked
@@ -73,7 +73,7 @@ class Endings:
         return most
 
     def expire_in(self, session: Session, seconds: float) -> None:
-        """An offline session ends when so many have passed (NEVER: it does not)."""
+        """End an offline session after this time (NEVER: not at all)."""
         details: Details = session.details
         if details.expiry_handle is not None:
             details.expiry_handle.cancel()
@@ -89,10 +89,10 @@ class Endings:
         steps.do(self.end, session)
         steps.finish()
 
-    # ------------------------------------------------------------ how
+    # ------------------------------------------------------------ the end
 
     def end(self, session: Session) -> None:
-        """An offline session is over: its will, if it still waits for its delay, is due now [MQTT-3.1.2-8]."""
+        """End an offline session: its will, if it still waits for its delay, is due now [MQTT-3.1.2-8]."""
         details: Details = session.details
         if details.expiry_handle is not None:
             details.expiry_handle.cancel()
@@ -106,9 +106,9 @@ class Endings:
         steps.finish()
 
     def bury(self, session: Session, let_go: Callable[[Session, Remains | None], None]) -> None:
-        """Delete and forget what it has; `let_go` is the router's part."""
+        """Delete and forget its state; `let_go` is the router's part."""
         if not self._state_records.keeps and not self.works_for(session) and not is_large(session):
-            let_go(session, None)  # the common case: nobody else has anything of it
+            let_go(session, None)  # the common case: nothing of it concerns others
             return
         remains = Remains() if is_large(session) else None
         kept = remains is not None and self._state_records.stores(session)
@@ -121,12 +121,12 @@ class Endings:
         steps.finish()
 
     def works_for(self, session: Session) -> bool:
-        """Whether something is done for it in pieces."""
+        """Whether piecewise work for the session is in progress."""
         details: Details = session.details
         return bool(session.replays or details.walks or details.walks_waiting)
 
     def _nothing_is_done_for(self, session: Session) -> None:
-        """It is no more."""
+        """Stop counting work for a session that has been cleared."""
         steps = Steps()
         steps.do(self._replaying.ended, session)
         steps.do(self._retaining.ended, session)
@@ -155,26 +155,26 @@ class Endings:
         if kept:
             self._state_records.clear(client_id, names)
 
-    # ------------------------------------------------------------ who waits
+    # ------------------------------------------------------------ connections that wait
 
     def is_ending(self, client_id: str) -> bool:
-        """Whether something of a former session of this client is left."""
+        """Whether a former session of this client is not cleared yet."""
         return client_id in self.clients
 
     def waiting(self, client_id: str) -> list[Connection]:
-        """Those that wait for that."""
+        """Return the connections that wait for that."""
         return list(self.clients[client_id])
 
     def wait(self, conn: Connection, client_id: str, again: Callable[[], None]) -> None:
-        """`again` is called when nothing of it is left."""
+        """Call `again` when the former session is cleared."""
         self.clients[client_id][conn] = again
 
     def forget(self, conn: Connection) -> None:
-        """It waits no longer."""
+        """Remove a connection that no longer waits."""
         for waiting in self.clients.values():
             waiting.pop(conn, None)
 
 
 def is_large(session: Session) -> bool:
-    """It has more than is cleared at once."""
+    """Whether it has more than is cleared at once."""
     return session.subscriptions + session.queued + session.unacknowledged > AT_ONCE

@@ -1,9 +1,9 @@
-"""The connections that have a session: those that are open, and those whose CONNACK waits for the store.
+"""The connections that have a session: open ones, and those whose CONNACK waits for the store.
 
-Where the store keeps sessions, a CONNACK that promises what the store does not hold yet waits for it: the connection
-stays DECIDING, its session has no connection, and what comes behind the CONNECT waits too. A newer CONNECT of the same
-client id takes the place of one that waits; that one is told nothing [MQTT-3.2.0-1]. Whoever ends without its CONNACK
-has changed nothing: the session that it found is what it was (`_Before`), one that it made is none.
+Where the store keeps sessions, a CONNACK that promises something not stored yet waits for the store: the connection
+stays DECIDING, its session has no connection, and packets after the CONNECT wait too. A newer CONNECT of the same
+client id replaces a waiting one, which is closed without a word [MQTT-3.2.0-1]. A connection that ends before its
+CONNACK has changed nothing: an existing session is restored (`_Before`), a new one is removed.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ __all__ = ["Occupants", "PendingConnack"]
 
 
 class _Before(NamedTuple):
-    """What an offline session was when a CONNECT found it."""
+    """The state of an offline session before a CONNECT resumed it."""
 
     expiry_interval: int
     version: int
     username: str | None
     will: Will | None
     will_due: int
-    """ms of the router's clock, if there is one."""
+    """Time in ms of the router's clock, if there is one."""
 
     @classmethod
     def of(cls, session: Session) -> _Before:
-        """What it is now."""
+        """Return its present state."""
         details: Details = session.details
         due = 0 if details.will_handle is None else details.will_handle.deadline
         return cls(details.expiry_interval, session.version, details.username, details.will, due)
 
 
 class PendingConnack:
-    """Of a connection whose session is made or resumed. `before`: the session that was there."""
+    """A connection whose session is created or resumed, before its CONNACK. `before`: the former state, if any."""
 
     __slots__ = ("before", "entrant", "granted", "keep_alive", "session")
 
@@ -67,12 +67,12 @@ class PendingConnack:
 
     @property
     def present(self) -> bool:
-        """Of Session Present."""
+        """The Session Present flag."""
         return self.before is not None
 
 
 class Occupants:
-    """Of one worker's sessions."""
+    """The connected sessions of one worker."""
 
     def __init__(
         self,
@@ -90,25 +90,25 @@ class Occupants:
         self._endings = endings
         self._capacity = capacity
         self.open = 0
-        """How many are open."""
+        """Number of open connections."""
         self._awaiting: dict[Connection, PendingConnack] = {}
 
     def __len__(self) -> int:
         return self.open + len(self._awaiting)
 
     def of(self, session: Session) -> Connection | None:
-        """The connection that a newer one of this client id would take the place of."""
+        """Return the connection that a newer one of this client id would replace."""
         return session.connection or session.details.awaiting
 
     def count(self) -> None:
-        """Say how many there are."""
+        """Publish the number of connections."""
         self._capacity.connections(len(self))
 
     def enter(
         self, entrant: Entrant, session: Session | None, granted: dict[str, Any] | None, keep_alive: int
     ) -> PendingConnack:
-        """It resumes this session, or begins one (None): until its CONNACK, whatever fails, `withdraw` takes all of it
-        back.
+        """Begin to resume this session, or a new one (None): until its CONNACK, `withdraw` undoes all of it, whatever
+        fails.
         """
         before = None
         if session is None:
@@ -123,27 +123,27 @@ class Occupants:
         return pending
 
     def opened(self, pending: PendingConnack) -> None:
-        """Its CONNACK is in the outbox."""
+        """Note that its CONNACK is in the outbox."""
         del self._awaiting[pending.entrant.conn]
         pending.session.details.awaiting = None
         self.open += 1
 
     def is_pending(self, pending: PendingConnack) -> bool:
-        """Whether it has not gone meanwhile."""
+        """Whether the connection still waits."""
         return self._awaiting.get(pending.entrant.conn) is pending
 
     def awaiting(self) -> list[Connection]:
-        """Those whose CONNACK waits for the disk."""
+        """Return the connections whose CONNACK waits for the disk."""
         return list(self._awaiting)
 
     def awaited(self, conn: Connection) -> str | None:
-        """The client id of a connection whose CONNACK waits for the store."""
+        """Return the client id of a connection whose CONNACK waits for the store."""
         pending = self._awaiting.get(conn)
         return None if pending is None else pending.entrant.client_id
 
     def withdraw(self, conn: Connection) -> None:
-        """If a CONNACK waits for the store: it will not be sent. The client was told nothing, so its will is none, a
-        session that was made for it ends, and one that was there is what it was.
+        """Cancel a CONNACK that waits for the store, if there is one. The client has got no answer, so its will is
+        discarded, a session created for it ends, and an existing one is restored.
         """
         if self._capacity.waiting:
             self._capacity.forget(conn)

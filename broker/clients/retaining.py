@@ -1,21 +1,21 @@
-r"""Retained messages for a new subscription, wherever on the host they live.
+r"""Retained messages for new subscriptions, collected from all workers.
 
-Each topic has one owner among the workers (pyx.core.placement). After a SUBACK every owner is asked: this worker
-answers itself in pages, siblings are sent a question over the link and answer in pages. A sibling that is away is asked
-when it is back, as long as the session still wants it. A walk of a session that lasts rests while that is offline.
+Each topic has one owner among the workers (pyx.core.placement). After a SUBACK every owner is asked: this worker reads
+its own messages in pages, siblings get a question over the link and answer in pages. A sibling that is away is asked
+when it is back, as long as the session still wants the messages. The walk of a lasting session pauses while it is
+offline.
 
-A message that was published after the SUBACK comes twice: live, from its publisher's worker, and with the answer of the
-owner of its topic, which may be the faster one. The copy that came live is the one to be sent [MQTT-3.3.1-12]. So an
-answer with such messages waits until the workers that they were published at have told this one all that they had to
-tell before (`_Held`).
+A message published after the SUBACK arrives twice: live, from its publisher's worker, and in the answer of its topic's
+owner, which may be faster. The live copy is the one to send [MQTT-3.3.1-12]. So an answer with such messages waits
+until the workers that published them have sent this one everything that was due before (`_Held`).
 
-All of it is done in pieces (`run`, at the pace of `broker.replay.scheduler`): a piece looks at a bounded number of
-topics, whatever filters are asked for, and all sessions and siblings take turns.
+All work is done in pieces (`run`, at the pace of `broker.replay.scheduler`): a piece looks at a bounded number of
+topics, whatever the filters, and all sessions and siblings take turns.
 
-    question    topic b"?"      payload: u64 number | Topic Filter | NUL + where the last page ended, or nothing
-                                (no Topic Filter: nothing is asked for but an answer)
-    answer      topic b"!"      payload: u64 number | u8 1 = more | u16 length | where the page ends
-                                | messages as a store has them, with their publishers
+    question    topic b"?"      payload: u64 number | Topic Filter | NUL + end of the last page, or nothing
+                                (without a Topic Filter: only an answer is asked for)
+    answer      topic b"!"      payload: u64 number | u8 1 = more | u16 length | end of this page
+                                | messages in the store's form, with their publishers
 """
 
 from __future__ import annotations
@@ -48,29 +48,29 @@ _ANSWER = Struct("<QBH")
 _PAGE = 500
 _PAGE_BYTES = 128 << 10
 _QUEUED_MAX = 2 * _PAGE
-"""A session that has so much in its queue is sent no further page until it has taken some of it."""
+"""A session with this much in its queue gets no further page until it has taken some of it."""
 _QUEUED_BYTES_MAX = 2 << 20
 _LATER_SECONDS = 0.05
 _AT_ONCE = 500
-"""Questions, or messages that wait for a word, in a piece."""
+"""Questions, or messages that wait for a sibling's word, handled in a piece."""
 _STEPS = 4000
-"""Topics looked at in a piece of work: about a millisecond."""
+"""Topics examined in a piece of work: about a millisecond."""
 _BEGIN_STEPS = 200
-"""What it takes to begin with a walk or a question, in such steps."""
+"""Cost of beginning a walk or a question, in such steps."""
 _MESSAGE_STEPS = 20
-"""What it takes to queue or to pack one message."""
+"""Cost of queueing or packing one message."""
 _SWEEP_STEPS = 2000
-"""Topics looked at in a second to find messages that have expired."""
+"""Topics examined per second to find expired messages."""
 
 
 class _Put(NamedTuple):
-    """A question is to be put (again)."""
+    """A question to be put (again)."""
 
     number: int
 
 
 class _Asked(NamedTuple):
-    """A sibling's question."""
+    """A question of a sibling."""
 
     peer: Peer
     number: int
@@ -79,7 +79,7 @@ class _Asked(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """An answer to the question `number` that waits until these siblings have told what they had to tell before."""
+    """An answer to the question `number`, held until these siblings have sent everything that was due before it."""
 
     number: int
     siblings: set[Peer]
@@ -101,15 +101,15 @@ class Retaining:
         self._sys_topics = sys_topics
         self._questions: dict[int, tuple[Walk, Peer]] = {}
         self._held: dict[int, _Held] = {}
-        """By the number under which its siblings were asked."""
-        # not a number that a former incarnation of this worker has used: its answer may still come
+        """By the number of the question to the siblings."""
+        # not a number used by a former incarnation of this worker: its answer may still arrive
         self._number = context.router.state.wall_ms * 1000
         self._swept: bytes | None = None
         self._work: deque[Walk | _Put | _Asked] = deque()
         self.wake: Callable[[], None] = lambda: None
-        """Called when there is something for `run` to do, and there was not."""
+        """Called when `run` gets something to do and had nothing."""
         self.replayed = 0
-        """For `broker.replay.scheduler`: nothing here is read from an archive."""
+        """For `broker.replay.scheduler`: this work reads nothing from an archive."""
 
     # ------------------------------------------------------------ work
 
@@ -146,7 +146,7 @@ class Retaining:
             self._put_work(walk)
 
     def _page(self, text: bytes, after: bytes) -> tuple[list[Message], bytes | None]:
-        """What matches behind `after`, and where to go on; None: that was all."""
+        """Return the messages that match behind `after`, and where the next page begins (None: there is none)."""
         found, at = self._retained.page(text, after or None, _PAGE, _STEPS)
         size = 0
         for number, (topic, message) in enumerate(found, 1):
@@ -158,14 +158,14 @@ class Retaining:
         return self._live(found), at
 
     def sweep(self) -> None:
-        """Called every second: forget what has expired, a part of the topics at a time. (Those that begin with $ are
-        left to who asks for them.)
+        """Remove expired messages, a part of the topics at a time; called every second. (Topics that begin with $ are
+        only checked when they are asked for.)
         """
         found, self._swept = self._retained.page(b"#", self._swept, _PAGE, _SWEEP_STEPS)
         self._live(found)
 
     def _live(self, found: list[tuple[bytes, Message]]) -> list[Message]:
-        """Those that have not expired; the others are gone from now on."""
+        """Return those that have not expired; remove the others."""
         now = self._router.state.wall_ms
         live = []
         spend(len(found) * PACKED)
@@ -179,13 +179,13 @@ class Retaining:
     # ------------------------------------------------------------ walks
 
     def send(self, session: Session, filters: list[bytes]) -> None:
-        """The SUBACK is out: send what is retained for these filters, a bounded number of them at a time."""
+        """Send the retained messages for these filters, after the SUBACK: for a bounded number of filters at a time."""
         if session.connection is None and not session.durable:
             return
         asked = session.ask(self._router.windows.position)
         details: Details = session.details
         spend(len(filters) * STEP)
-        all_of_it = asked, self._router.state.next_number(), None  # one for all: they may be a hundred thousand
+        all_of_it = asked, self._router.state.next_number(), None  # one tuple for all: there may be a hundred thousand
         steps = _STEPS
         each = _MESSAGE_STEPS if self._state_records.keeps and session.durable else 1
         for text in filters:
@@ -197,7 +197,7 @@ class Retaining:
                 if nothing:
                     self._note_all(session, text)
                     continue
-            if waits:  # it is asked for once, the last time
+            if waits:  # a filter is looked up once, for its last SUBSCRIBE
                 del details.walks_waiting[text]
             else:
                 session.watch()
@@ -206,7 +206,7 @@ class Retaining:
         self._context.counters.add(count.RETAINED_WALKS_DEFERRED, len(details.walks_waiting))
 
     def _finds_nothing(self, text: bytes, steps: int) -> bool:
-        """Whether it is known at once that nothing is retained for this filter: mostly there is not."""
+        """Whether it is already clear that nothing is retained for this filter, as is usual."""
         if self._context.workers > 1 or is_sys(text):
             return False
         if not self._retained.count:
@@ -225,7 +225,7 @@ class Retaining:
         return dict.fromkeys((context.own,) if is_sys(text) else (context.own, *context.siblings), b"")
 
     def owed(self, session: Session, text: bytes, asks: bool) -> list[tuple[Peer, bytes]]:
-        """What the store is told that a subscription has not been given: all, if it `asks` now, or the rest."""
+        """Return what the store keeps as not yet sent for a subscription: all, if it `asks` now, or the rest."""
         if not self._state_records.keeps or is_sys(text) or not self._context.settings.protocol.retain_available:
             return []
         if asks:
@@ -237,19 +237,19 @@ class Retaining:
         return list(walks[-1].parts.items()) if walks else []
 
     def restore(self, session: Session, text: bytes, owed: list[tuple[int, bytes]]) -> None:
-        """An earlier worker has stored it; goes on when the client is back."""
+        """Restore a walk that an earlier worker has stored; it continues when the client is back."""
         session.watch()
         since = self._router.state.next_number()
         parts = {sibling(worker): at for worker, at in owed}
         self._wait(session, text, (session.ask(self._router.windows.position), since, parts))
 
     def _note(self, walk: Walk) -> None:
-        """A page was queued, or there are no more: as the store is to have it, together with what was queued."""
+        """Store the progress, after a page was queued or the last one, together with the queued messages."""
         if self._state_records.keeps and walk.session.durable and not is_sys(walk.filter):
             self._state_records.owes(walk.session, walk.filter, self.owed(walk.session, walk.filter, False))
 
     def _note_all(self, session: Session, text: bytes) -> None:
-        """There was nothing for this filter."""
+        """Store that there was nothing for this filter."""
         if self._state_records.keeps and session.durable:
             self._state_records.owes(session, text, self.owed(session, text, False))
 
@@ -264,7 +264,7 @@ class Retaining:
             details.walks[walk] = None
             self._go(walk)
         if not details.walks_waiting:
-            details.walks_waiting = NONE_WAITING  # its memory is given back
+            details.walks_waiting = NONE_WAITING  # frees its memory
 
     def _go(self, walk: Walk) -> None:
         spend(len(walk.parts) * 2 * STEP)
@@ -275,14 +275,14 @@ class Retaining:
                 self._ask(walk, worker)
 
     def resumed(self, session: Session) -> None:
-        """It has a connection again: its walks go on."""
+        """Continue the walks of a session that has a connection again."""
         details: Details = session.details
         for walk in list(details.walks):
             self._go(walk)
         self._begin_waiting(session)
 
     def unsubscribed(self, session: Session, text: bytes) -> None:
-        """It does not want them any more."""
+        """Drop the walk for a filter that was unsubscribed."""
         details: Details = session.details
         if details.walks_waiting.pop(text, None) is not None:
             session.unwatch()
@@ -290,7 +290,7 @@ class Retaining:
             self._end(walk)
 
     def ended(self, session: Session) -> None:
-        """The session is no more."""
+        """Drop all walks of a session that has ended."""
         details: Details = session.details
         details.walks_waiting = NONE_WAITING
         for walk in list(details.walks):
@@ -315,7 +315,7 @@ class Retaining:
         self._note(walk)
 
     def _rests(self, walk: Walk) -> bool:
-        """Whether nothing can be sent; it ends with a session that does not last."""
+        """Whether nothing can be sent now; without a lasting session the walk ends."""
         if walk.session.connection is not None:
             return False
         if not walk.session.durable:
@@ -332,7 +332,7 @@ class Retaining:
         if self._is_full(session):
             self._later(walk, here)
             return
-        if is_sys(walk.filter):  # every worker has these itself
+        if is_sys(walk.filter):  # every worker has the topics of $SYS itself
             self._queue(walk, self._sys_topics.said(walk.filter))
             self._part_done(walk, here)
             return
@@ -346,13 +346,13 @@ class Retaining:
             self._due(walk)
 
     def _later(self, walk: Walk, worker: Peer) -> None:
-        """There is no room; whoever has tried before has set the timer."""
+        """Try again later, because there is no room; the first try has set the timer."""
         if worker not in walk.waits:
             walk.waits.add(worker)
             self._context.call_later(_LATER_SECONDS, lambda: self._try_again(walk, worker), walk.session)
 
     def _try_again(self, walk: Walk, worker: Peer) -> None:
-        # the client may have been away and come back meanwhile, and the walk gone on, or come to its end here
+        # the client may have been away and back meanwhile, and the walk continued or ended here
         walk.waits.discard(worker)
         if worker == self._context.index:
             self._due(walk)
@@ -379,7 +379,7 @@ class Retaining:
             self._router.peers.tell(peer, b"?", _QUESTION.pack(number) + walk.filter + (b"\0" + at if at else b""))
 
     def _go_on(self, number: int) -> None:
-        """Put the question, when the session can take an answer."""
+        """Put the question once the session can take an answer."""
         if number not in self._questions:
             return
         walk, peer = self._questions[number]
@@ -392,14 +392,14 @@ class Retaining:
             self._put(number)
 
     def _put_anew(self, number: int) -> None:
-        """The sibling may have been asked, and its answer be under way: by another number, so that it counts once."""
+        """Ask again under another number: the sibling may have answered already, and only one answer must count."""
         self._number += 1
         walk, peer = self._questions[self._number] = self._questions.pop(number)
         walk.numbers[peer] = self._number
         self._go_on(self._number)
 
     def peer_ready(self, peer: Peer) -> None:
-        """A sibling is back: what it did not answer is asked again."""
+        """Repeat the open questions to a sibling that is back."""
         self._context.in_pieces(self._ask_anew(peer))
 
     def _ask_anew(self, peer: Peer) -> Iterator[None]:
@@ -413,7 +413,7 @@ class Retaining:
                 yield
 
     def asked(self, peer: Peer, payload: bytes) -> None:
-        """A sibling asks."""
+        """Queue a question of a sibling."""
         (number,) = _QUESTION.unpack_from(payload)
         text, _, after = payload[_QUESTION.size :].partition(b"\0")
         self._put_work(_Asked(peer, number, text, after))
@@ -424,14 +424,14 @@ class Retaining:
         self._router.peers.tell(asked.peer, b"!", head + pack_stored(found))
 
     def answered(self, peer: Peer, payload: bytes) -> None:
-        """A page of a sibling's answer: queue it, and ask for the next."""
+        """Queue a page of a sibling's answer, and ask for the next."""
         number, more, length = _ANSWER.unpack_from(payload)
         if number in self._held:
             self._told_before(number, peer)
             return
         walk, whom = self._questions.get(number, (None, -1))
         if walk is None or whom != peer:
-            return  # asked before this worker or the link started anew, or nobody wants it any more
+            return  # asked before this worker or the link restarted, or not wanted any more
         begin = _ANSWER.size + length
         at = payload[_ANSWER.size : begin] if more else None
         self._context.guard_session(walk.session, self._take_page, number, at, payload[begin:])
@@ -439,7 +439,7 @@ class Retaining:
     def _take_page(self, number: int, at: bytes | None, payload: bytes) -> None:
         walk, peer = self._questions[number]
         messages = unpack_stored(payload, expiry_offset)
-        # of a message that the sibling itself published the live copy came before this answer
+        # the live copy of a message that the answering sibling published came before this answer
         siblings = {publisher_of(message.number) for message in messages if message.number > walk.since}
         siblings = {each for each in siblings - {peer, self._context.index} if self._context.is_ready(each)}
         if not siblings or walk.session.connection is None:
@@ -451,18 +451,18 @@ class Retaining:
             self._router.peers.tell(each, b"?", _QUESTION.pack(self._number))
 
     def _told_before(self, number: int, peer: Peer) -> None:
-        """The sibling has told all that it had to tell before it was asked, or tells nothing any more."""
+        """The sibling has sent everything that was due before the question, or cannot send any more."""
         held = self._held[number]
         held.siblings.discard(peer)
         if held.siblings:
             return
         del self._held[number]
         walk, _ = self._questions.get(held.number, (None, -1))
-        if walk is not None:  # else it was asked for anew, or nobody wants it any more
+        if walk is not None:  # else it was asked for anew, or is not wanted any more
             self._context.guard_session(walk.session, self._queue_page, held.number, held.at, held.messages)
 
     def peer_away(self, peer: Peer) -> None:
-        """What waits for a word of this sibling waits no longer: it may be long, and then its messages come twice."""
+        """Stop waiting for a sibling that is away, perhaps for long: held messages may then arrive twice."""
         self._context.in_pieces(self._wait_no_more(peer))
 
     def _wait_no_more(self, peer: Peer) -> Iterator[None]:
@@ -495,5 +495,5 @@ class Retaining:
 
     @property
     def open_questions(self) -> int:
-        """Questions that siblings have not answered yet."""
+        """Return the number of questions that siblings have not answered yet."""
         return len(self._questions)

@@ -1,11 +1,11 @@
 """SUBSCRIBE and UNSUBSCRIBE: one reason code per Topic Filter, interest to the siblings, then the retained messages.
 
-A SUBACK leaves when every live sibling routes by the new interest, so that a publish that begins after it, on any
-worker, reaches the subscriber; and when the subscriptions of a session that outlives its connection are stored, as an
-UNSUBACK does. Retained messages follow the SUBACK.
+A SUBACK is sent when every live sibling routes by the new interest, so that a publish that begins after it, on any
+worker, reaches the subscriber; and when the subscriptions of a lasting session are stored, which also holds for an
+UNSUBACK. Retained messages follow the SUBACK.
 
-A packet with thousands of Topic Filters is carried out in pieces (`broker.context.piecework`): each of them takes
-effect and is stored with its piece, the answer comes with the last one, and the client is not read meanwhile.
+A packet with thousands of Topic Filters is processed in pieces (`broker.context.piecework`): each subscription takes
+effect and is stored with its piece, the answer is sent with the last one, and the client is not read meanwhile.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _NEVER_RETAINED = 0x20
 _ONLY_IF_NEW = 0x10
 _SHARED = b"$share/"
 _PIECE = AT_ONCE * 10 * STEP
-"""ns of work that a piece of what a configuration changes takes."""
+"""ns of work per piece when a configuration change is applied."""
 _Named = tuple[bytes, bytes, bytes | None]
-"""A subscription as the client calls it; its Topic Filter; its share group."""
+"""A subscription: its name as the client sent it, its Topic Filter, its share group."""
 _WHY = {
     ReasonCode.TOPIC_FILTER_INVALID: "is no Topic Filter, or beyond topic_bytes_max, topic_levels_max or "
     "share_name_bytes_max",
@@ -62,7 +62,7 @@ _WHY = {
 
 
 class Subscribing:
-    """Decisions on subscriptions."""
+    """Decides about subscriptions."""
 
     def __init__(
         self,
@@ -89,11 +89,11 @@ class Subscribing:
         self._queue_rules = [rule.filter.encode() for rule in context.settings.queue]
         self._ruled: Session | None = None
         self._unruled: set[bytes] = set()
-        """Of the session for which the rules are looked through anew, the Topic Filters that have not been yet."""
+        """Topic Filters, not yet examined, of the session for which the rules are being re-evaluated."""
 
     def set_queue_rules(self, rules: Sequence[QueueRule]) -> Iterator[None]:
-        """Those of the configuration: every session has the first one that covers one of its subscriptions. In pieces;
-        a session has its former rule until it has been looked through. Another configuration ends what is left of it.
+        """Apply the configured rules, in pieces: every session has the first rule that covers one of its subscriptions.
+        A session keeps its former rule until it has been examined. A newer configuration cancels the rest.
         """
         sessions = self._sessions
         self._queue_rules = [rule.filter.encode() for rule in rules]
@@ -103,7 +103,7 @@ class Subscribing:
     def _rule_anew(self, ruling: int, each: int) -> Iterator[None]:
         done = 0
         for session in self._sessions:
-            if session.subscriptions > AT_ONCE and done:  # the list of its filters is a piece of its own
+            if session.subscriptions > AT_ONCE and done:  # building the list of its filters is a piece of its own
                 yield
                 done = 0
             if ruling != self._sessions.ruling:
@@ -134,7 +134,7 @@ class Subscribing:
     def _count_rule(self, session: Session, text: bytes, one: int) -> None:
         details: Details = session.details
         if details.ruling != self._sessions.ruling:
-            return  # it will be
+            return  # it will be examined
         if session is self._ruled:
             if one > 0:
                 self._unruled.add(text)
@@ -164,7 +164,7 @@ class Subscribing:
         """
         self._check_form(conn.version, (item.filter for item in packet.filters))
         if conn.version == 5 and (missing := self._not_offered(packet)):
-            # what CONNACK said that it is not there breaks the protocol (MQTT 5, 3.2.2.3.11 to .13)
+            # using a feature that CONNACK declared unavailable is a protocol error (MQTT 5, 3.2.2.3.11 to .13)
             self._closing.protocol_error_reason(conn, missing, f"a subscription {_WHY[missing]}")
             return
         if conn.version == 5 and (offsets := asked_offsets(packet)):
@@ -174,9 +174,9 @@ class Subscribing:
 
     def _subscribe(self, conn: Connection, session: Session, packet: Subscribe) -> Iterator[None]:
         filters, identifier, packet_id = packet.filters, packet.identifier, packet.packet_id
-        del packet  # it is not kept while its answer waits
+        del packet  # do not keep it while its answer waits
         codes: list[int] = []
-        wanted: list[bytes] = []  # filters whose retained messages are to be sent
+        wanted: list[bytes] = []  # filters whose retained messages are sent
         made: list[_Named] = []
         for first in range(0, len(filters), AT_ONCE):
             if first:
@@ -186,7 +186,7 @@ class Subscribing:
             for item in piece:
                 codes.append(self._subscribe_one(session, item, identifier, wanted, made))
         suback = encode_suback(conn.version, packet_id, codes, self._reason_string(conn, codes), conn.packet_bytes_max)
-        # siblings have nothing to learn of filters that were all refused
+        # siblings need no update for filters that were all refused
         interest = self._context.interest_number() if min(codes) <= _QOS else 0
         retaining, asks = self._retaining, wanted and self._context.settings.protocol.retain_available
         self._answer(
@@ -200,7 +200,7 @@ class Subscribing:
     def _subscribe_one(
         self, session: Session, item: Subscription, identifier: int, wanted: list[bytes], made: list[_Named]
     ) -> int:
-        """-> its reason code."""
+        """Make one subscription; return its reason code."""
         named = text = item.filter
         options, most = item.options, self._context.settings.protocol.maximum_qos
         refused = self.check(session, text, options & _QOS)
@@ -231,8 +231,8 @@ class Subscribing:
         return options & _QOS
 
     def _take_back(self, conn: Connection, packet_id: int, codes: list[int], made: list[_Named]) -> bytes | None:
-        """The SUBACK has waited for a disk that fails: what it would have promised is not so any more, and the SUBACK
-        that says so. None: some of it has taken the place of what was there, and cannot be taken back.
+        """Undo the subscriptions of a SUBACK that has waited for a failing disk; return a SUBACK that says so. None:
+        some have replaced earlier ones, and cannot be undone.
         """
         session = conn.session
         if session is None or len(made) < sum(code <= _QOS for code in codes):
@@ -267,7 +267,7 @@ class Subscribing:
         return None
 
     def _check_form(self, version: int, filters: Iterable[bytes]) -> None:
-        # before anything is done: 0x8F is for filters that are correctly formed, and not allowed (MQTT 5, table 2-6)
+        # checked first: 0x8F is for filters that are well-formed and not allowed (MQTT 5, table 2-6)
         if self._context.settings.protocol.lenient:
             return
         for number, text in enumerate(filters, 1):
@@ -276,7 +276,7 @@ class Subscribing:
                 raise MalformedPacket(f"filter {number}: {wrong}")
 
     def check(self, session: Session, text: bytes, qos: int) -> int:
-        """0, or the reason code with which this filter, with the QoS that was asked for, is refused."""
+        """Return 0, or the reason code that refuses this filter with the requested QoS."""
         limits, protocol = self._context.settings.limits, self._context.settings.protocol
         size, group = len(text), None
         if text.startswith(_SHARED):
@@ -297,7 +297,7 @@ class Subscribing:
             self._context.counters.add(count.SUBSCRIPTIONS_NOT_AUTHORISED)
             return ReasonCode.NOT_AUTHORIZED
         full = self._full(session, text, size)
-        if full is not None and not self._has(session, text, group):  # replacing one takes nothing [MQTT-3.8.4-3]
+        if full is not None and not self._has(session, text, group):  # a replacement takes no room [MQTT-3.8.4-3]
             self._context.counters.add(full)
             return ReasonCode.QUOTA_EXCEEDED
         state_records = self._state_records
@@ -306,7 +306,7 @@ class Subscribing:
         return 0
 
     def _full(self, session: Session, text: bytes, size: int) -> int | None:
-        """What counts that there is no room for this filter, of so many bytes with its group, or None."""
+        """Return the counter of the bound that this filter, of `size` bytes with its group, would exceed, or None."""
         limits, details = self._context.settings.limits, session.details
         subscriptions = session.subscriptions + len(session.replays or ())
         # the record of each subscription has the client id in its key
@@ -333,9 +333,9 @@ class Subscribing:
         return True
 
     def unsubscribe(self, conn: Connection, session: Session, packet: Unsubscribe) -> None:
-        """Remove each subscription; one that was not there is no error [MQTT-3.10.4-5].
+        """Remove each subscription; a missing one is no error [MQTT-3.10.4-5].
 
-        That of a share group is answered when the siblings know it: what comes after goes to other members.
+        For a shared one the answer is sent when the siblings know: later messages go to other members.
         Raises MalformedPacket.
         """
         self._check_form(conn.version, packet.filters)
@@ -351,7 +351,7 @@ class Subscribing:
             try:
                 for named in piece:
                     codes.append(self._unsubscribe_one(session, named, remains))
-            finally:  # it is nobody's else
+            finally:  # no other session has these messages
                 self._hand_on(session, remains)
             while len(remains):
                 yield
@@ -365,7 +365,7 @@ class Subscribing:
         )
 
     def _hand_on(self, session: Session, remains: Remains) -> None:
-        """Give shares of groups to others, whatever becomes of who has left them."""
+        """Pass messages of share groups on to other members, even if the session that left them ends meanwhile."""
         if not len(remains):
             return
         pieces = self._hand_on_some(session, remains)
@@ -380,7 +380,7 @@ class Subscribing:
                 yield
 
     def _unsubscribe_one(self, session: Session, named: bytes, remains: Remains) -> int:
-        """-> its reason code."""
+        """Remove one subscription; return its reason code."""
         text, group = named, None
         if text.startswith(_SHARED):
             share = parse_share(text)
@@ -404,7 +404,7 @@ class Subscribing:
     def remove(
         self, session: Session, named: bytes, text: bytes, group: bytes | None, remains: Remains | None = None
     ) -> bool:
-        """End a subscription that is no replay. False: there was none. `remains`: as in `Subscribing.unsubscribe`."""
+        """End a subscription that is not a replay. Return False if there was none. `remains`: as in `unsubscribe`."""
         found = self._router.subscribing.unsubscribe(session, text, group, remains)
         if found:
             session.details.filter_bytes -= len(named)
@@ -421,8 +421,8 @@ class Subscribing:
         return encode_unsuback(conn.version, packet_id, codes, properties, conn.packet_bytes_max)
 
     def _not_ended(self, conn: Connection, packet_id: int, codes: list[int]) -> bytes | None:
-        """The UNSUBACK has waited for a disk that fails. The subscriptions have ended, but may be there again after a
-        crash: 0x80, "could not be completed"; None: before MQTT 5 there is no way to say so.
+        """Return the UNSUBACK after waiting for a failing disk. The subscriptions have ended, but may reappear after a
+        crash: 0x80, "could not be completed"; None: before MQTT 5 there is no such code.
         """
         if conn.version != 5:
             return None
@@ -437,18 +437,18 @@ class Subscribing:
         then: Callable[[], None] | None = None,
         unstored: Callable[[Connection], bytes | None] | None = None,
     ) -> None:
-        if len(packet) > conn.packet_bytes_max:  # [MQTT-3.1.2-24]: the client asked for more than it can be told
+        if len(packet) > conn.packet_bytes_max:  # [MQTT-3.1.2-24]: the client asked for a longer answer than it takes
             self.too_large(conn)
             return
         self._router.answering.answer_packet(conn, packet, interest, then, unstored)
 
     def too_large(self, conn: Connection) -> None:
-        """The answer is beyond the client's Maximum Packet Size."""
+        """End a connection for which the answer is beyond its Maximum Packet Size."""
         why = "the answer is beyond Maximum Packet Size"
         self._closing.protocol_error_reason(conn, ReasonCode.PACKET_TOO_LARGE, why)
 
     def _reason_string(self, conn: Connection, codes: list[int]) -> dict[str, str] | None:
-        """What is wrong with the first filter that was refused, if any was and the client wants to know."""
+        """Return a Reason String for the first refused filter, if there is one and the client wants it."""
         if conn.version == 5 and conn.problem_information:
             for number, code in enumerate(codes, 1):
                 if code >= ReasonCode.UNSPECIFIED_ERROR:
@@ -456,5 +456,5 @@ class Subscribing:
         return None
 
     def why(self, code: int) -> str:
-        """What is wrong with a filter that is refused with this reason code."""
+        """Return why a filter is refused with this reason code."""
         return _WHY.get(ReasonCode(code), "is refused")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Wills:
-    """Of one worker's clients."""
+    """Publishes the wills of one worker's clients."""
 
     def __init__(self, context: Context, state_records: StateRecords, authorising: Authorising) -> None:
         self._context = context
@@ -29,7 +29,7 @@ class Wills:
         self._state_records = state_records
 
     def left(self, session: Session) -> None:
-        """Its connection has ended: its will, if it has one, is due now or later."""
+        """Publish the will of a client whose connection has ended, if it has one, now or after its delay."""
         details: Details = session.details
         will = details.will
         delay = min(will.delay_interval, details.expiry_interval) if will is not None else 0
@@ -42,14 +42,14 @@ class Wills:
             self.due(session)
 
     def start_delay(self, session: Session, seconds: float) -> None:
-        """The will of an offline session is due when so many have passed."""
+        """Publish the will of an offline session after this time."""
         details: Details = session.details
         if details.will_handle is not None:
             details.will_handle.cancel()
         details.will_handle = self._context.call_later(seconds, lambda: self.due(session), session)
 
     def due(self, session: Session) -> None:
-        """Its will, if it has one, is published now."""
+        """Publish the session's will now, if it has one."""
         details: Details = session.details
         will, details.will = details.will, None
         details.will_handle = None
@@ -60,8 +60,8 @@ class Wills:
             steps.finish()
 
     def publish(self, will: Will, client_id: str, username: str | None, is_known: bool = True) -> None:
-        """Publish it now, if its client may still do that; its Message Expiry Interval counts from now on. `is_known`:
-        it is known which user the client was.
+        """Publish it now, if its client still may; its Message Expiry Interval starts now. `is_known`: the client's
+        user is known.
         """
         if not self._authorising.may_leave(will, client_id, username, is_known):
             return

@@ -1,1 +1,1 @@
-"""Settings and limits: models, defaults, and every mistake in a configuration."""
+"""Settings and limits: models, defaults, and the checks that find every mistake in a configuration."""

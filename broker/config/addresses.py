@@ -1,4 +1,4 @@
-"""Addresses as operators write them."""
+"""Addresses in the form that operators write."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address or name cannot be reached from other machines. Names but localhost count as reachable."""
+    """Whether other machines cannot reach an address or name. Names other than localhost count as reachable."""
     if host == "localhost":
         return True
     try:
@@ -18,7 +18,7 @@ def is_loopback(host: str) -> bool:
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """HOST:PORT, an IPv6 host in brackets. Raises ValueError."""
+    """Split HOST:PORT, with an IPv6 host in brackets. Raises ValueError."""
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

@@ -1,8 +1,8 @@
-"""The `[[archive]]` tables: which topics are archived, for how long and in how much room.
+"""The `[[archive]]` tables: the archived topics, with bounds on age and size.
 
 The first table whose Topic Filter matches a topic archives its messages, at the worker of their publisher. The bytes
-are those of the broker; each worker has an equal part. What is stored, and how it leaves again:
-`leveldb_store.archive.archive` and docs/archive.md.
+are for the whole broker; each worker has an equal part. Storage and retention: `leveldb_store.archive.archive` and
+docs/archive.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ARCHIVE_RULES_MAX", "ArchiveRule", "archive_errors", "archive_options", "size_of"]
 
-ARCHIVE_RULES_MAX = 64  # one after the other is looked at, for each topic that is not known
+ARCHIVE_RULES_MAX = 64  # they are tried one after the other for each topic that is not cached
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
@@ -32,7 +32,9 @@ _MS_PER_HOUR = 3_600_000
 
 
 def size_of(value: object) -> object:
-    """Bytes of `"10GB"`, `"512MiB"` or a number. ValueError: text that is no size; all else is left to validation."""
+    """Parse a size (`"10GB"`, `"512MiB"` or a number) into bytes. ValueError: invalid text; other types are left to
+    validation.
+    """
     if not isinstance(value, str):
         return value
     found = _SIZE.fullmatch(value.strip())
@@ -42,32 +44,32 @@ def size_of(value: object) -> object:
 
 
 class ArchiveRule(BaseModel):
-    """Messages of these topics are archived, whether or not anybody subscribes. The first table whose Topic Filter
-    matches counts. What is older, or more, than a table allows is removed, oldest first.
+    """Archives messages of these topics, whether or not anybody subscribes. The first table whose Topic Filter matches
+    applies. Messages beyond a table's age or size are removed, oldest first.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     filter: str = Field(min_length=1, description="Topic Filter; `$SYS` and `$share` are not archived.")
-    hours: float = Field(gt=0, le=_HOURS_MAX, description="How long messages are kept.")
+    hours: float = Field(gt=0, le=_HOURS_MAX, description="Time that messages are kept.")
     bytes: Annotated[int, BeforeValidator(size_of)] = Field(
         ge=_BYTES_MIN,
         le=_BYTES_MAX,
-        description="How much they may take, as a number or `10GB`, `512MiB`; each worker has an equal part.",
+        description="Size of all messages, as a number or `10GB`, `512MiB`; each worker has an equal part.",
     )
 
 
 def archive_errors(rules: Sequence[ArchiveRule], store: str) -> Iterator[str]:
-    """What is wrong with the tables, beyond what each says by itself."""
+    """Yield the errors in the tables that no table shows by itself."""
     if rules and store == "memory":
-        yield 'archive: what is archived is on the disk, and store is "memory"; leave the tables out, or say "leveldb"'
+        yield 'archive: the archive is on disk, but store is "memory"; remove the tables, or set store = "leveldb"'
     seen: dict[str, int] = {}
     for number, rule in enumerate(rules, 1):
         wrong = wrong_with(rule.filter)
         if rule.filter.split("/")[0] == "$share":
-            wrong = "a share of a group is not archived, its topics are: name them"
+            wrong = "a share group cannot be archived; name its topics"
         elif rule.filter.split("/")[0] == "$SYS":
-            wrong = "what the broker says of itself is not archived"
+            wrong = "topics of $SYS are not archived"
         elif rule.filter in seen:
             wrong = f"table {seen[rule.filter]} has the same"
         seen.setdefault(rule.filter, number)
@@ -78,8 +80,8 @@ def archive_errors(rules: Sequence[ArchiveRule], store: str) -> Iterator[str]:
 def archive_options(
     rules: Sequence[ArchiveRule], epoch: str, worker: int, workers: int, pending_bytes_max: int
 ) -> Options:
-    """What the archive of one worker is opened with."""
-    from leveldb_store.archive.archive import Options, Table  # with LevelDB
+    """Return the options with which one worker's archive is opened."""
+    from leveldb_store.archive.archive import Options, Table  # only where LevelDB is installed
 
     tables: tuple[Table, ...] = tuple(
         Table(rule.filter.encode(), max(1, int(rule.hours * _MS_PER_HOUR)), max(1, rule.bytes // workers))

@@ -1,10 +1,9 @@
-"""The bounds of the data path, filled from the settings: `pyx.core.limits.Limits`, whose fields are the only list of
-them.
+"""The bounds of the data path, filled from the settings: `pyx.core.limits.Limits`, whose fields are their only list.
 
 A field has the name of the setting that fills it: a bound of `broker.config.limits`, or a setting of `[protocol]` or of
-the broker itself. One in milliseconds (`hold_ms_max`) is filled by the bound that has its stem and another unit
-(`hold_seconds_max`). So a new bound is one field of each, and nothing else lists it. A field that no setting fills is a
-misspelt one, and no broker starts with it.
+the top level. A field in milliseconds (`hold_ms_max`) is filled from the bound with the same stem and another unit
+(`hold_seconds_max`). So a new bound is one field in each of the two, and no other list. A field that no setting fills
+is a misspelt one, and the broker does not start.
 """
 
 from __future__ import annotations
@@ -33,23 +32,23 @@ class Source(NamedTuple):
     """The setting that fills a field."""
 
     table: str
-    """Of the configuration; "": none."""
+    """Table of the configuration; "": the top level."""
     key: str
     factor: int
 
     def value(self, settings: Settings) -> Any:
-        """For the field."""
+        """Return the value for the field."""
         value = getattr(getattr(settings, self.table) if self.table else settings, self.key)
         return value if self.factor == 1 else int(value * self.factor)
 
 
 def fields() -> list[str]:
-    """All that the data path wants filled."""
+    """Return all fields of the data path's bounds."""
     return [name for name, member in vars(Limits).items() if inspect.isdatadescriptor(member)]
 
 
 def sources(names: Iterable[str], models: dict[str, type[BaseModel]]) -> dict[str, Source]:
-    """The setting of each field, `models` by table. LookupError for a field that not exactly one setting fills."""
+    """Return the setting of each field, `models` by table. LookupError unless exactly one setting fills each."""
     found: dict[str, Source] = {}
     for name in names:
         there = [
@@ -78,7 +77,7 @@ def _sources(settings: type[Settings]) -> dict[str, Source]:
 
 
 def fill(limits: Limits, settings: Settings) -> Limits:
-    """Put the data path's part of the settings into the struct it reads."""
+    """Copy the data path's part of the settings into its struct."""
     for name, source in _sources(type(settings)).items():
         setattr(limits, name, source.value(settings))
     bounds = settings.limits

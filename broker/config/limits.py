@@ -1,8 +1,8 @@
-"""Every bound of the broker: its default, its unit, what happens at it, and the counter that says how often it did.
+"""Every bound of the broker: its default, its unit, its consequence, and the counter of how often it was reached.
 
-The table of docs/reference/configuration.md is generated from this model (`broker.config.reference_page`), the data
-path reads its part as `pyx.core.limits.Limits`, whose fields `broker.config.data_path` fills by their names, and
-tests/integration/test_limits.py has a scenario that reaches each of them: a field without one fails a test.
+The table of docs/reference/configuration.md is generated from this model (`broker.config.reference_page`). The data
+path reads its part as `pyx.core.limits.Limits`, whose fields `broker.config.data_path` fills by name.
+tests/integration/test_limits.py has a scenario that reaches each bound: a field without one fails a test.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PACKET_BYTES_MAX = 5 + 268_435_455  # fixed header and the largest Remaining Le
 _NEVER_EXPIRES = 0xFFFFFFFF
 COUNT_MAX = 2**32 - 1
 BYTES_MAX = 2**63 - 1
-"""The largest number of TOML."""
+"""The largest integer of TOML."""
 
 Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 
@@ -37,9 +37,9 @@ def _bound(
     le: int | None = None,
     restart: bool = False,
 ) -> Any:
-    """A field. `counter`: its name in pyx.core.counters, or `log NAME` for an event that only the log has, or "" for a
-    threshold, at which nothing is refused. `restart`: read once, a reload keeps the old value. `le`: of a number
-    COUNT_MAX where nothing is said, which is what the data path counts with.
+    """Return a field. `counter`: its name in pyx.core.counters, or `log NAME` for an event that only the log has, or ""
+    for a threshold, at which nothing is refused. `restart`: the value is read once, a reload keeps the old one. `le` of
+    an integer defaults to COUNT_MAX, the largest value that the data path can count to.
     """
     if le is None and isinstance(default, int):
         le = COUNT_MAX
@@ -48,19 +48,19 @@ def _bound(
 
 
 class Limits(BaseModel):
-    """Every bound, its unit last. Counts are per worker where nothing else is said."""
+    """All bounds, with the unit last in the name. Counts are per worker unless stated otherwise."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     # -- packets
     packet_bytes_max: int = _bound(
         16 * _MIB, "bytes", "packets_too_large",
-        "Largest packet taken from a client, said as Maximum Packet Size",
+        "Largest packet accepted from a client, announced as Maximum Packet Size",
         "DISCONNECT 0x95, closed", ge=128, le=_PACKET_BYTES_MAX,
     )  # fmt: skip
     connect_bytes_max: int = _bound(
         384 * _KIB, "bytes", "connects_too_large",
-        "Largest CONNECT; the default has room for five fields of the greatest length. Nothing behind it is read "
+        "Largest CONNECT; the default has room for five fields of the greatest length. Nothing after it is read "
         "before it is answered",
         "v5: CONNACK 0x95; closed", ge=64, le=_PACKET_BYTES_MAX,
     )  # fmt: skip
@@ -77,35 +77,35 @@ class Limits(BaseModel):
     )  # fmt: skip
     share_name_bytes_max: int = _bound(
         1024, "bytes", "share_names_too_long",
-        "Longest ShareName of a shared subscription (it goes with every message that a worker gives to another one for "
+        "Longest ShareName of a shared subscription (it is sent with every message that a worker passes to another for "
         "the group)",
         "SUBACK 0x8F; v3: SUBACK 0x80", ge=1, le=65535,
     )  # fmt: skip
     topic_alias_max: int = _bound(
         10, "aliases", "topic_aliases_refused",
-        "Topic Aliases a v5 client may set, said as Topic Alias Maximum",
+        "Topic Aliases a v5 client may set, announced as Topic Alias Maximum",
         "DISCONNECT 0x94, closed", ge=0, le=65535,
     )  # fmt: skip
     topic_alias_out_max: int = _bound(
         10, "aliases", "",
-        "Topic Aliases we set at a v5 client that allows them (at most its Topic Alias Maximum), for the topics it is "
-        "sent most; 0: none",
-        "other topics are said in full: nothing is refused", ge=0, le=64,
+        "Topic Aliases the broker sets for a v5 client that allows them (at most its Topic Alias Maximum), for the "
+        "topics that it is sent most; 0: none",
+        "other topics are sent in full: nothing is refused", ge=0, le=64,
     )  # fmt: skip
     v31_client_id_characters_max: int = _bound(
         65535, "characters", "client_ids_too_long",
-        "Longest client id of a v3.1 client. MQTT 3.1 says 23, which few clients and no usual broker keep to",
+        "Longest client id of a v3.1 client. MQTT 3.1 allows 23, which few clients and no common broker observe",
         "return code 2", ge=1, le=65535,
     )  # fmt: skip
     receive_maximum: int = _bound(
         100, "messages", "receive_maximum_exceeded",
-        "QoS 1 and 2 messages a v5 client may have unanswered at us, said as Receive Maximum",
-        "not read while answers to it are still to come (`receive_maximum_held`), then DISCONNECT 0x93, closed",
+        "QoS 1 and 2 messages a v5 client may have unanswered at the broker, announced as Receive Maximum",
+        "not read while answers to it are pending (`receive_maximum_held`), then DISCONNECT 0x93, closed",
         ge=1, le=65535,
     )  # fmt: skip
     user_properties_max: int = _bound(
         1000, "properties", "user_properties_refused",
-        "User Properties of one packet (those of a will count for themselves)",
+        "User Properties of one packet (those of a will count separately)",
         "DISCONNECT (CONNACK) 0x97, closed", ge=0,
     )  # fmt: skip
     user_property_bytes_max: int = _bound(
@@ -122,51 +122,51 @@ class Limits(BaseModel):
     # -- connections
     connections_max: int = _bound(
         0, "connections", "connections_over_max",
-        "Connections of the broker, counted over all workers; 0: as many as file descriptors allow, without "
-        "those that the broker needs itself",
-        "CONNACK 0x97 (v3: 3), and of more than 256 at a time the rest closed at once; logged", ge=0,
+        "Connections of the whole broker; 0: as many as file descriptors allow, without those that the broker needs "
+        "itself",
+        "CONNACK 0x97 (v3: 3); beyond 256 at a time the rest is closed at once; logged", ge=0,
     )  # fmt: skip
     connect_seconds_max: Seconds = _bound(
         10.0, "seconds", "connect_timeouts", "From accept to the complete CONNECT", "closed"
     )
     half_open_per_address_max: int = _bound(
         16_384, "connections", "half_open_refused",
-        "Connections of one source address whose CONNECT has not been read, per accepting worker; IPv6: of one /64. "
-        "0: any number",
+        "Connections from one source address whose CONNECT has not been read, per accepting worker; IPv6: from one "
+        "/64. 0: any number",
         "closed at once", ge=0,
     )  # fmt: skip
     connections_per_address_per_second_max: int = _bound(
         0, "connections per second", "connection_rate_refused",
-        "New connections of one source address (IPv6: of one /64), each worker having an equal part (rounded up); "
+        "New connections from one source address (IPv6: from one /64), each worker having an equal part (rounded up); "
         "those of one second may come at once. 0: any number",
         "closed at once", ge=0,
     )  # fmt: skip
     takeovers_per_minute_max: int = _bound(
         60, "take-overs per minute", "takeovers_refused",
-        "How often one client id may take its connection over. 0: any number",
-        "the newer is refused with CONNACK 0x97 (v3: 3) for 1 s, doubling to 60 s while the fight goes on; the log "
+        "Take-overs of one client id. 0: any number",
+        "the newer is refused with CONNACK 0x97 (v3: 3) for 1 s, doubling to 60 s while the fight continues; the log "
         "names both addresses", ge=0,
     )  # fmt: skip
     keep_alive_seconds_max: int = _bound(
         0, "seconds", "keep_alives_shortened",
         "Longest Keep Alive granted, 0: any",
-        "a v5 client is told Server Keep Alive; a v3 client cannot be told, and is closed when nothing came for 1.5 "
+        "a v5 client is sent Server Keep Alive; a v3 client cannot be told, and is closed after a silence of 1.5 "
         "times this bound", ge=0, le=65535,
     )  # fmt: skip
     filters_per_second_max: int = _bound(
         2000, "filters per second", "filters_rate_held",
-        "Topic Filters in the SUBSCRIBEs and UNSUBSCRIBEs of one connection; those of one second, and a packet that "
-        "has more of them, may come at once. 0: any number",
-        "the connection is not read until it has room again; its keep-alive stands still", ge=0,
+        "Topic Filters in the SUBSCRIBEs and UNSUBSCRIBEs of one connection; those of one second, and one packet with "
+        "more, may come at once. 0: any number",
+        "the connection is not read until the rate allows; its keep-alive is suspended", ge=0,
     )  # fmt: skip
     publish_per_second_max: int = _bound(
         0, "messages per second", "publish_rate_held",
         "PUBLISH packets of one connection; those of one second may come at once. 0: any number",
-        "the connection is not read until it has room again; its keep-alive stands still", ge=0,
+        "the connection is not read until the rate allows; its keep-alive is suspended", ge=0,
     )  # fmt: skip
     publish_bytes_per_second_max: int = _bound(
         0, "bytes per second", "publish_rate_held",
-        "Bytes of the PUBLISH packets of one connection, likewise. 0: any number",
+        "Bytes of the PUBLISH packets of one connection; those of one second may come at once. 0: any number",
         "as for publish_per_second_max", ge=0,
     )  # fmt: skip
     outbox_bytes_max: int = _bound(
@@ -176,7 +176,7 @@ class Limits(BaseModel):
     )  # fmt: skip
     share_large_bytes: int = _bound(
         2048, "bytes", "",
-        "Payloads from this size on are shared by reference and not copied into outboxes",
+        "Payloads of at least this size are shared by reference and not copied into outboxes",
         "a threshold: nothing is refused", ge=64,
     )  # fmt: skip
 
@@ -184,27 +184,25 @@ class Limits(BaseModel):
     session_expiry_seconds_max: int = _bound(
         30 * _DAY, "seconds", "session_expiries_shortened",
         "Longest Session Expiry Interval granted; 0 or 4294967295: sessions may live forever",
-        "shortened; v5 is told by CONNACK", ge=0, le=_NEVER_EXPIRES,
+        "shortened; v5 learns it from CONNACK", ge=0, le=_NEVER_EXPIRES,
     )  # fmt: skip
     session_expiry_seconds_default_v3: int = _bound(
         7 * _DAY, "seconds", "",
-        "Session expiry of a v3 client with CleanSession 0, which cannot say one; at most session_expiry_seconds_max. "
+        "Session expiry of a v3 client with CleanSession 0, which cannot set one; at most session_expiry_seconds_max. "
         "v3.1.1 lets a server end sessions (3.1.2.4); a week survives a weekend and forgets devices that were thrown "
         "away",
         "a default: nothing is refused", ge=0, le=_NEVER_EXPIRES,
     )  # fmt: skip
     sessions_max: int = _bound(
         1_000_000, "sessions", "sessions_over_max",
-        "Sessions of the broker, those of connected clients and those that wait for theirs, counted over all workers; "
-        "0: any number",
-        "`sessions_full` decides: the one that has been offline for longest ends (`sessions_ended_for_room`), or, as "
-        "where nobody is offline, CONNACK 0x97 (v3: 3); logged", ge=0,
+        "Sessions of the whole broker, of connected and offline clients; 0: any number",
+        "`sessions_full` decides: the session that has been offline for longest ends (`sessions_ended_for_room`), or "
+        "the client gets CONNACK 0x97 (v3: 3), as it also does when no session is offline; logged", ge=0,
     )  # fmt: skip
     session_bytes_max: int = _bound(
         16 * _MIB, "bytes", "sessions_too_large",
-        "What a session has of its client's bytes, whether it is connected or not: client id, user name, will, and of "
-        "each subscription the Topic Filter and once more the client id, as its record in the store has them (messages "
-        "that wait for it have bounds of their own)",
+        "Size of a session, connected or not: client id, user name, will, and for each subscription the Topic Filter "
+        "and once more the client id, as in its stored record (queued messages have bounds of their own)",
         "SUBACK 0x97 (v3: 0x80), CONNACK 0x97 (v3: 3)", ge=64, le=BYTES_MAX,
     )  # fmt: skip
     filters_per_session_max: int = _bound(
@@ -216,43 +214,43 @@ class Limits(BaseModel):
     )  # fmt: skip
     wildcard_arrangements_max: int = _bound(
         1024, "arrangements", "filters_refused",
-        "Arrangements of wildcards among the Topic Filters of a worker's clients and siblings (`a/+/c` and `x/+/z` "
-        "have the same one). At most one Topic Filter of each matches a topic: this bounds what one publish can cost. "
+        "Wildcard arrangements among the Topic Filters of a worker's clients and siblings (`a/+/c` and `x/+/z` "
+        "have the same one). At most one Topic Filter of each matches a topic, so this bounds the cost of one publish. "
         "0: any number",
         "SUBACK 0x97 (v3: 0x80) for a Topic Filter that would be the first with its arrangement", ge=0,
     )  # fmt: skip
     inflight_max: int = _bound(
         100, "messages", "inflight_full",
-        "QoS 1 and 2 messages sent and unanswered, or fewer as the client's Receive Maximum says",
+        "QoS 1 and 2 messages sent and unanswered; at most the client's Receive Maximum",
         "the next ones wait in the session's queue", ge=1, le=65535,
     )  # fmt: skip
     inflight_bytes_max: int = _bound(
         16 * _MIB, "bytes", "inflight_full",
-        "Bytes of QoS 1 and 2 messages sent to a session that outlives its connection (or as shares of a group) and "
-        "unanswered: kept to be sent again. The message that reaches the bound is sent, whatever its size",
+        "Bytes of QoS 1 and 2 messages sent to a lasting session (or for a share group) and unanswered, which are kept "
+        "to be sent again. The message that reaches the bound is sent, whatever its size",
         "the next ones wait in the session's queue", ge=1, le=2**62,
     )  # fmt: skip
     queue_messages_max: int = _bound(
         10_000, "messages", "dropped_queue_full",
-        "Messages that wait for a session; a [[queue]] rule may say otherwise",
+        "Messages queued for a session; a [[queue]] rule may override it",
         "queue_full decides", ge=1,
     )  # fmt: skip
     queue_bytes_max: int = _bound(
         16 * _MIB, "bytes", "dropped_queue_full",
-        "Bytes that wait for a session; a [[queue]] rule may say otherwise",
+        "Bytes queued for a session; a [[queue]] rule may override it",
         "queue_full decides", ge=1024, le=BYTES_MAX,
     )  # fmt: skip
     hold_seconds_max: Seconds = _bound(
         5.0, "seconds", "holds_given_up",
-        "How long publishers wait for a session whose queue is full (queue_full = hold), or for a worker at "
+        "Time that publishers wait for a session whose queue is full (queue_full = hold), or for a worker at "
         "worker_memory_bytes_max",
-        "what comes is dropped for that session until its queue has shrunk by a quarter",
+        "new messages are dropped for that session until its queue has shrunk by a quarter",
     )  # fmt: skip
     store_error_seconds_max: Seconds = _bound(
         10.0, "seconds", "store_refused",
-        "How long publishes at QoS 1 and 2 wait for a disk that is full or fails: those whose ack waits already, and "
-        "those of v3 clients, who are not read meanwhile; new ones of v5 clients are answered at once. Also how long a "
-        "CONNACK, SUBACK or UNSUBACK waits for its record when the disk fails",
+        "Time that QoS 1 and 2 publishes wait for a disk that is full or fails: those whose ack is already waiting, "
+        "and those of v3 clients, which are not read meanwhile; new ones of v5 clients are answered at once. Also the "
+        "time that a CONNACK, SUBACK or UNSUBACK waits for its record when the disk fails",
         "PUBACK, PUBREC or SUBACK 0x97, UNSUBACK 0x80, CONNACK 0x88; v3: CONNACK 3, SUBACK 0x80, else closed",
     )  # fmt: skip
     store_unwritten_bytes_max: int = _bound(
@@ -264,7 +262,7 @@ class Limits(BaseModel):
     )  # fmt: skip
     retained_walks_per_session_max: int = _bound(
         32, "walks", "retained_walks_deferred",
-        "Topic Filters of a session whose retained messages are being looked up at a time",
+        "Topic Filters of a session whose retained messages are looked up at the same time",
         "the next ones wait, in order", ge=1,
     )  # fmt: skip
     replays_per_session_max: int = _bound(
@@ -279,8 +277,8 @@ class Limits(BaseModel):
     )  # fmt: skip
     replay_page_bytes: int = _bound(
         64 * _KIB, "bytes", "",
-        "What a replay asks of the archives at once, all workers together, about twice of which it holds in memory",
-        "a threshold: the rest is asked for when half of that has gone to the client", ge=4096, le=4 * _MIB,
+        "Size of a replay's request to the archives, all workers together; about twice that is held in memory",
+        "a threshold: more is requested when half of it has been sent to the client", ge=4096, le=4 * _MIB,
     )  # fmt: skip
 
     # -- memory
@@ -295,50 +293,50 @@ class Limits(BaseModel):
     )  # fmt: skip
     archive_gather_milliseconds_max: int = _bound(
         10, "milliseconds", "archived_messages",
-        "How long archived messages of QoS 0 may wait for others, so that they are written together; those of QoS 1 "
-        "and 2 are written with their tick. 0: with theirs, too",
+        "Time that archived QoS 0 messages may wait for others to be written together; those of QoS 1 and 2 are "
+        "written with their tick. 0: all are",
         "they are written", ge=0, le=10_000,
     )  # fmt: skip
     archive_pending_bytes_max: int = _bound(
         64 * _MIB, "bytes", "archive_dropped",
-        "Bytes of archived messages that a worker has in memory because the disk has not taken them yet",
-        "messages of QoS 0 are not archived (they are delivered)", ge=_MIB, le=BYTES_MAX, restart=True,
+        "Bytes of archived messages in a worker's memory that the disk has not taken yet",
+        "QoS 0 messages are not archived (they are delivered)", ge=_MIB, le=BYTES_MAX, restart=True,
     )  # fmt: skip
     worker_memory_bytes_max: int = _bound(
         0, "bytes", "memory_refused",
-        "Anonymous resident memory of a worker, looked at every second. 0: any amount",
-        "until it is 5 % below: new clients are refused with CONNACK 0x97 (v3: 3; those whose session is kept here "
-        "may come), new subscriptions with 0x97, new retained messages are not kept; who publishes at QoS 1 or 2 "
-        "to this worker is not read for hold_seconds_max, then refused with 0x97 (v3: closed)", ge=0, le=BYTES_MAX,
+        "Anonymous resident memory of a worker, measured every second. 0: any amount",
+        "until it is 5 % below: new clients are refused with CONNACK 0x97 (v3: 3; those with a session here may "
+        "connect), new subscriptions with 0x97, new retained messages are not kept; clients that publish at QoS 1 or "
+        "2 to this worker are not read for hold_seconds_max, then refused with 0x97 (v3: closed)", ge=0, le=BYTES_MAX,
     )  # fmt: skip
 
-    # -- fairness: what one source may use of a tick
+    # -- fairness: one source's share of a tick
     tick_connection_bytes_max: int = _bound(
         64 * _KIB, "bytes", "recv_calls",
-        "Bytes read from one connection before the others have their turn",
+        "Bytes read from one connection before the others' turn",
         "the rest is read in the next tick", ge=1024, restart=True,
     )  # fmt: skip
     tick_connection_packets_max: int = _bound(
         1000, "packets", "tick_packets_carried",
-        "Packets handled of one connection before the others have their turn",
+        "Packets of one connection handled before the others' turn",
         "the rest is handled in the next tick", ge=1,
     )  # fmt: skip
     tick_filters_max: int = _bound(
         64, "filters", "tick_packets_carried",
-        "Topic Filters of the SUBSCRIBEs and UNSUBSCRIBEs that begin in one tick, of all connections; of one with more "
-        "than 500, as many are done in a tick",
-        "the packet waits for the next tick, its connection with it", ge=1,
+        "Topic Filters of the SUBSCRIBEs and UNSUBSCRIBEs that begin in one tick, of all connections; a packet with "
+        "more than 500 is continued with as many per tick",
+        "the packet waits for the next tick, and its connection with it", ge=1,
     )  # fmt: skip
     tick_peer_bytes_max: int = _bound(
         _MIB, "bytes", "tick_peer_carried",
-        "Bytes handled of the sibling workers before the clients have their turn",
+        "Bytes of the sibling workers handled before the clients' turn",
         "the rest is handled in the next tick", ge=64 * _KIB, restart=True,
     )  # fmt: skip
 
     # -- between workers
     handoff_seconds_max: Seconds = _bound(
         5.0, "seconds", "handoff_timeouts",
-        "How long a connection waits for its home worker to take it",
+        "Time that a connection waits for its home worker to take it",
         "CONNACK 0x88 (v3: 3), closed",
     )  # fmt: skip
     handoff_pending_max: int = _bound(
@@ -347,16 +345,16 @@ class Limits(BaseModel):
     )  # fmt: skip
     link_silence_seconds_max: Seconds = _bound(
         1.5, "seconds", "peers_away",
-        "How long a sibling may be silent",
-        "it counts as away: a SUBACK waits for it no longer, what it should get is kept for it", restart=True,
+        "Time that a sibling may be silent",
+        "it counts as away: SUBACKs no longer wait for it, its messages are kept for it", restart=True,
     )  # fmt: skip
     peer_stall_seconds_max: Seconds = _bound(
         2.0, "seconds", "peers_away",
-        "How long publishers wait for a sibling whose outbox is full", "it counts as away", restart=True,
+        "Time that publishers wait for a sibling whose outbox is full", "it counts as away", restart=True,
     )  # fmt: skip
     mesh_coalesce_microseconds_max: int = _bound(
         700, "microseconds", "mesh_batches_received",
-        "After a batch has left for a sibling, the next one waits at most so long for company; 0: never",
+        "After a batch was sent to a sibling, the time that the next one may wait for more entries; 0: none",
         "it leaves", ge=0, le=100_000,
     )  # fmt: skip
     peer_outbox_bytes_max: int = _bound(
@@ -378,13 +376,13 @@ class Limits(BaseModel):
     # -- credentials
     auth_pending_max: int = _bound(
         500, "connections", "authentications_refused",
-        "Connections whose password waits for being checked",
+        "Connections whose password waits to be checked",
         "CONNACK 0x97 (v3: 3). One that waits longer than connect_seconds_max gets 0x88 (v3: 3)", ge=1,
     )  # fmt: skip
     auth_threads_max: int = _bound(
         2, "threads", "credentials_hashed",
-        "Threads that compute password hashes, each with 19 MiB while it does",
-        "what comes meanwhile waits", ge=1, le=64,
+        "Threads that compute password hashes, each with 19 MiB while it computes",
+        "further hashes wait", ge=1, le=64,
     )  # fmt: skip
     auth_cache_entries_max: int = _bound(
         100_000, "entries", "credentials_hashed",
@@ -393,18 +391,18 @@ class Limits(BaseModel):
     )  # fmt: skip
     auth_cache_seconds_max: Annotated[float, Field(ge=0, allow_inf_nan=False)] = _bound(
         float(_DAY), "seconds", "credentials_hashed",
-        "How long such a pair is kept when nobody logs in by it; none is when the password file is read again",
+        "Time that such a pair is kept without a login; all are forgotten when the password file is read again",
         "it is forgotten",
     )  # fmt: skip
     auth_data_bytes_max: int = _bound(
         2048, "bytes", "authentications_failed",
-        "Longest Authentication Data taken from a client", "authentication failed, 0x87", ge=256, le=65535,
+        "Longest Authentication Data accepted from a client", "authentication failed, 0x87", ge=256, le=65535,
     )  # fmt: skip
 
     # -- processes and logs
     worker_hang_seconds_max: Seconds = _bound(
         10.0, "seconds", "log worker_hung",
-        "How long a worker's heartbeat may stand still", "it is logged with its stack, killed and restarted",
+        "Time that a worker's heartbeat may be unchanged", "it is logged with its stack, killed and restarted",
     )  # fmt: skip
     stop_seconds_max: Seconds = _bound(
         10.0, "seconds", "log workers_killed_stopping", "From SIGTERM to the end", "workers still there are killed"

@@ -1,8 +1,8 @@
-"""Where the settings come from, and every mistake in them at once.
+"""Loading of the settings from all their sources; reports every mistake in them at once.
 
-Defaults < file < environment < flags. Values are not guessed: a TOML string is no number, `true` is no 1; the text of
-an environment variable is read as the type its key has. Errors are lines `key.path: what is wrong`, each with the
-place it came from.
+Defaults < file < environment < flags. Types are not guessed: a TOML string is not a number, `true` is not 1; the text
+of an environment variable is parsed as the type of its key. Errors are lines `key.path: what is wrong`, each with its
+source.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ENVIRONMENT_PREFIX = "MQTTD_"
 ENVIRONMENT_CONFIG = "MQTTD_CONFIG"
 """Names the configuration file when --config does not."""
 
-_ENVIRONMENT_OTHERS = ("MQTTD_TEST", "MQTTD_PROFILE", "MQTTD_EXTENSIONS")  # of the build and the tests, no settings
+_ENVIRONMENT_OTHERS = ("MQTTD_TEST", "MQTTD_PROFILE", "MQTTD_EXTENSIONS")  # for build and tests, not settings
 
 
 def load(
@@ -30,13 +30,13 @@ def load(
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """The settings from a TOML file (None: none), environment variables and flags (by top-level key).
+    """Return the settings from a TOML file (None: none), environment variables and flags (by top-level key).
 
     Raises ConfigError with every error found.
     """
     errors: list[str] = []
     values: dict[str, Any] = {}
-    origins: dict[str, str] = {}  # key path -> where its value came from, if not the file
+    origins: dict[str, str] = {}  # key path -> source of its value, if not the file
     if file is not None:
         values = _read_toml(file)
     for name, path, text in _from_environment(environment or {}, errors):
@@ -70,7 +70,7 @@ def _read_toml(file: str) -> dict[str, Any]:
 
 
 def _from_environment(environment: Mapping[str, str], errors: list[str]) -> Iterator[tuple[str, tuple[str, ...], str]]:
-    """(variable, key path, text) of every variable that names a setting."""
+    """Yield (variable, key path, text) of every variable that names a setting."""
     known = {environment_name(path): path for path, _ in leaves()}
     for name, text in sorted(environment.items()):
         if not name.startswith(ENVIRONMENT_PREFIX) or name.startswith(_ENVIRONMENT_OTHERS):
@@ -84,7 +84,7 @@ def _from_environment(environment: Mapping[str, str], errors: list[str]) -> Iter
 
 
 def environment_name(path: tuple[str, ...]) -> str:
-    """Of the setting with this key path."""
+    """Return the environment variable of the setting with this key path."""
     return ENVIRONMENT_PREFIX + "__".join(path).upper()
 
 
@@ -93,14 +93,14 @@ def _put(values: dict[str, Any], path: tuple[str, ...], value: object) -> bool:
     for table in tables:
         inner = values.setdefault(table, {})
         if not isinstance(inner, dict):
-            return False  # the file has something else there, which validation names
+            return False  # the file has another type there, which validation reports
         values = inner
     values[key] = value
     return True
 
 
 def _typed(path: tuple[str, ...], text: str) -> object:
-    """A variable's text as the type of its key; if it is none the text itself, which validation will name."""
+    """Parse a variable's text as the type of its key; if it is invalid, return the text, for validation to report."""
     annotation = dict(leaves())[path].annotation
     kinds = {annotation, *get_args(annotation)}
     if get_origin(annotation) is list:
@@ -117,7 +117,7 @@ def _typed(path: tuple[str, ...], text: str) -> object:
 
 
 def _line(detail: Any, origins: Mapping[str, str]) -> str:
-    """One line for one of pydantic's error details."""
+    """Return one line for one of pydantic's error details."""
     location = [str(part) for part in detail["loc"] if not isinstance(part, int)]
     path = ".".join(location)
     if detail["type"] == "extra_forbidden":
@@ -132,7 +132,7 @@ def _line(detail: Any, origins: Mapping[str, str]) -> str:
 
 
 def _suggestion(name: str, known: list[str]) -> str:
-    """`; did you mean ...?` when something known is close: the whole path, or the last part in another table."""
+    """Return `; did you mean ...?` if a known name is close: the whole path, or its last part in another table."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     if not close:
         by_key = {path.rpartition(".")[2]: path for path in known}

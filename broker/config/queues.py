@@ -1,10 +1,10 @@
-"""Which [[queue]] rule decides what happens when a session's queue is full.
+"""Selection of the [[queue]] rule that applies when a session's queue is full.
 
 A session has one queue, so it has one rule: the first one, in the order of the configuration, that covers one of its
-subscriptions; none: `queue_full`, `queue_messages_max` and `queue_bytes_max`. A rule covers a subscription when its
-Topic Filter matches whatever the subscription's can match (`alarm/#` covers `alarm/+/smoke`, not `#`).
+subscriptions; without one, `queue_full`, `queue_messages_max` and `queue_bytes_max` apply. A rule covers a subscription
+when its Topic Filter matches every topic that the subscription's can match (`alarm/#` covers `alarm/+/smoke`, not `#`).
 
-Messages that concern one session alone (retained ones it asked for, shares of a group) are not under a rule.
+Messages for one session alone (retained messages, messages of a share group) are not under a rule.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["covers", "first_rule", "wrong_with"]
 
 
 def wrong_with(filter: str) -> str:
-    """Why this is no Topic Filter for a rule [MQTT-4.7.1-1, 4.7.1-2], or an empty text."""
+    """Return why this is not a valid Topic Filter for a rule [MQTT-4.7.1-1, 4.7.1-2], or an empty text."""
     levels = filter.split("/")
     if "\0" in filter:
         return "contains U+0000"
@@ -26,10 +26,10 @@ def wrong_with(filter: str) -> str:
     if any("+" in level and level != "+" for level in levels):
         return "+ must be a whole level"
     if levels[0] == "$share":
-        return "shares of a group are not under a rule"
+        return "a shared subscription cannot be under a rule"
     return ""
 
 
 def first_rule(rules: Sequence[bytes], subscribed: bytes) -> int:
-    """The number, from 1, of the first rule that covers this subscription; 0: none does."""
+    """Return the number, from 1, of the first rule that covers this subscription; 0: none does."""
     return next((number for number, rule in enumerate(rules, 1) if covers(rule, subscribed)), 0)

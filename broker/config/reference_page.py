@@ -1,8 +1,8 @@
-"""docs/reference/configuration.md: its tables, made of the models of the settings.
+"""Generator of the tables in docs/reference/configuration.md, from the models of the settings.
 
 python -m broker.config.reference_page --markdown docs/reference/configuration.md
 
-A test fails where the page is not that of today.
+A test fails if the page is out of date.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _END = "<!-- end of what is generated -->"
 
 
 def markdown() -> str:
-    """The tables of all settings."""
+    """Return the tables of all settings."""
     parts = []
     for table in ((), *((name,) for name in TABLES if name != "limits")):
         parts.append(f"### {TABLES[table[0]].__name__ if table else 'Settings'}\n")
@@ -45,11 +45,11 @@ def markdown() -> str:
                 parts.append(f"| `{path[-1]}` | {default} | `{name}` | {reload} | {_meaning(field)} |")
         parts.append("")
     parts += _limits_markdown()
-    parts += _rules_markdown("Listeners", "listener", f"at most {LISTENERS_MAX - 1}; a change needs a restart")
-    parts += _rules_markdown("Strategies of share groups", "shared", "a reload takes them over")
-    parts += _rules_markdown("Rules for full queues", "queue", f"at most {QUEUE_RULES_MAX}; a reload takes them over")
-    parts += _rules_markdown("Durability of topics", "topic", f"at most {TOPIC_RULES_MAX}; a change needs a restart")
-    parts += _rules_markdown("Archive", "archive", f"at most {ARCHIVE_RULES_MAX}; a change needs a restart")
+    parts += _rules_markdown("Listeners", "listener", f"at most {LISTENERS_MAX - 1}; changes need a restart")
+    parts += _rules_markdown("Strategies of share groups", "shared", "a reload applies changes")
+    parts += _rules_markdown("Rules for full queues", "queue", f"at most {QUEUE_RULES_MAX}; a reload applies changes")
+    parts += _rules_markdown("Durability of topics", "topic", f"at most {TOPIC_RULES_MAX}; changes need a restart")
+    parts += _rules_markdown("Archive", "archive", f"at most {ARCHIVE_RULES_MAX}; changes need a restart")
     return "\n".join(parts)
 
 
@@ -108,7 +108,7 @@ def _shown(value: object, unit: str = "") -> str:
 
 
 def with_tables(document: str) -> str:
-    """A document with its generated part made anew. Raises ValueError when it has no place for it."""
+    """Return a document with its generated part replaced. Raises ValueError when its markers are missing."""
     before, begin, rest = document.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not begin or not end:

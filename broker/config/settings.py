@@ -1,9 +1,9 @@
-"""The settings: what they are, and what of them does not go together.
+"""The settings of the broker: their model, and the checks across several of them.
 
-One model drives everything: what the TOML file may contain, the environment names (MQTTD_PORT,
-MQTTD_LIMITS__PACKET_BYTES_MAX), what a reload may change, and the tables of docs/reference/configuration.md
-(`broker.config.reference_page`). A new setting is one field with a description; a new bound is one field of `Limits`
-that says what happens at the bound. `broker.config.loading` has where they come from.
+One model drives everything: the contents of the TOML file, the environment names (MQTTD_PORT,
+MQTTD_LIMITS__PACKET_BYTES_MAX), the settings that a reload may change, and the tables of
+docs/reference/configuration.md (`broker.config.reference_page`). A new setting is one field with a description; a new
+bound is one field of `Limits` with its consequence. `broker.config.loading` reads them from their sources.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from broker.config.queues import wrong_with
 from broker.config.share_groups import Shared
 
 WORKERS_MAX = 64
-"""A set of workers is a word of 64 bits, and a row of counters has places for 64 links."""
+"""The largest number of workers: a set of workers is a word of 64 bits, and a counter row has room for 64 links."""
 QUEUE_RULES_MAX = 63
-TOPIC_RULES_MAX = 64  # one after the other is looked at, for each message that is stored
+TOPIC_RULES_MAX = 64  # they are tried one after the other for each stored message
 
 _RESTART: JsonDict = {"restart": True}  # read once, at the start: a reload keeps the old value
 
@@ -52,11 +52,11 @@ QueueFull = Literal["drop_newest", "drop_oldest", "disconnect", "hold"]
 
 
 class QueueRule(BaseModel):
-    """What happens when the queue of a session is full that subscribed to such a filter."""
+    """Behaviour of a session's full queue, for sessions with a subscription to this filter."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    filter: str = Field(min_length=1, description="Topic Filter; it decides for subscriptions that it covers.")
+    filter: str = Field(min_length=1, description="Topic Filter; the rule applies to subscriptions that it covers.")
     full: QueueFull = Field(description="As `queue_full`.")
     messages_max: int | None = Field(
         default=None, ge=1, le=COUNT_MAX, description="Instead of `limits.queue_messages_max`."
@@ -67,18 +67,18 @@ class QueueRule(BaseModel):
 
 
 class TopicRule(BaseModel):
-    """Another `durability` for the messages of some topics. The first table whose Topic Filter matches counts.
-    Sessions, subscriptions, wills and the states of QoS 2 are as safe as the safest of all.
+    """Another `durability` for the messages of some topics. The first table whose Topic Filter matches applies.
+    Sessions, subscriptions, wills and the states of QoS 2 are as durable as the strictest of all.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    filter: str = Field(min_length=1, description="Topic Filter; it decides for the topics that it matches.")
+    filter: str = Field(min_length=1, description="Topic Filter; the rule applies to the topics that it matches.")
     durability: Literal["fsync", "buffered"] = Field(description="As `durability`.")
 
 
 def _workers(value: object) -> object:
-    """More than there can be are refused by their reason."""
+    """Refuse a number above the maximum with the reason."""
     if type(value) is int and value > WORKERS_MAX:
         raise PydanticCustomError(
             "workers", f"should be at most {WORKERS_MAX}, because a set of workers is a word of 64 bits"
@@ -87,7 +87,7 @@ def _workers(value: object) -> object:
 
 
 class Settings(BaseModel):
-    """What a broker is started with. Immutable; a reload makes a new one."""
+    """The settings of a broker. Immutable; a reload makes a new object."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -103,7 +103,7 @@ class Settings(BaseModel):
         default=["127.0.0.1", "::1"],
         json_schema_extra=_RESTART,
         description="Addresses or names to listen on, IPv4 and IPv6. ::1 is left out by default where a machine "
-        "has no IPv6. Empty: only what `[[listener]]` tables say.",
+        "has no IPv6. Empty: only the `[[listener]]` tables are used.",
     )
     port: int = Field(
         default=1883,
@@ -117,7 +117,7 @@ class Settings(BaseModel):
         json_schema_extra=_RESTART,
         description="HOST:PORT of the admin interface (/health, /ready, /metrics; HTTP), IPv6 hosts in brackets, port "
         "0: a free one; none: no admin interface. When the default is taken the broker starts without it and logs "
-        "`admin_unavailable`; an address that was asked for must be free.",
+        "`admin_unavailable`; an address that is configured must be free.",
     )
     admin_allow_anonymous: bool = Field(
         default=False,
@@ -128,21 +128,21 @@ class Settings(BaseModel):
     store: Literal["memory", "leveldb"] = Field(
         default="leveldb",
         json_schema_extra=_RESTART,
-        description="Where sessions and messages are kept; memory: lost with their worker; leveldb: in `data_dir`, and "
-        "what is acknowledged is there.",
+        description="Storage of sessions and messages; memory: lost with their worker; leveldb: in `data_dir`, written "
+        "before they are acknowledged.",
     )
     data_dir: str = Field(
         default="./mqttd-data",
         min_length=1,
         json_schema_extra=_RESTART,
-        description="Directory of the stores, for `leveldb`; it is made (0700) when it is not there, and belongs to "
+        description="Directory of the stores, for `leveldb`; it is created (0700) if missing, and belongs to "
         "one broker.",
     )
     durability: Literal["fsync", "buffered"] = Field(
         default="fsync",
         json_schema_extra=_RESTART,
-        description="What an acknowledgement waits for, with `leveldb`; fsync: the disk has it; buffered: the "
-        "operating system has it, and what it had not written yet is lost when the machine goes down.",
+        description="Condition for an acknowledgement, with `leveldb`; fsync: the data is on disk; buffered: the "
+        "operating system has it, and anything not yet written is lost when the machine goes down.",
     )
     strict_store: bool = Field(
         default=False,
@@ -158,14 +158,14 @@ class Settings(BaseModel):
         description="Directory for the broker's unix sockets, at most 80 bytes long; not set: a private temporary one.",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="The least important lines that are logged."
+        default="info", description="Lowest level of log lines that are written."
     )
     log_format: Literal["text", "json"] = Field(
         default="text", json_schema_extra=_RESTART, description="Form of the log lines on standard error."
     )
     allow_anonymous: bool | None = Field(
         default=None,
-        description="Whether clients without credentials may connect. Not set: they may as long as no password_file is "
+        description="Whether clients without credentials may connect. Not set: they may if no password_file is "
         "set and only loopback addresses are listened on; for any other address one of the two must be set.",
     )
     password_file: str | None = Field(
@@ -175,43 +175,41 @@ class Settings(BaseModel):
         "[credentials](../credentials.md). A reload reads it again, and keeps the old one if it is wrong.",
     )
     pin_cpus: bool = Field(
-        default=False, json_schema_extra=_RESTART, description="Whether each worker is bound to one CPU."
+        default=False, json_schema_extra=_RESTART, description="Whether each worker is pinned to one CPU."
     )
     queue_full: QueueFull = Field(
         default="drop_newest",
-        description="What happens when a session's queue is full (queue_messages_max, queue_bytes_max); hold: who "
-        "publishes to it waits for hold_seconds_max.",
+        description="Policy for a session's full queue (queue_messages_max, queue_bytes_max); hold: clients that "
+        "publish to it wait for hold_seconds_max.",
     )
     refuse_disallowed_characters: bool = Field(
         default=False,
         description="Whether topics, filters, client ids and other strings with control characters (U+0001 to U+001F, "
         "U+007F to U+009F) or non-characters are malformed: DISCONNECT or CONNACK 0x81, a Topic Name 0x90, closed.",
     )
-    queue_qos0: bool = Field(
-        default=False, description="Whether QoS 0 messages are queued for clients that are offline."
-    )
+    queue_qos0: bool = Field(default=False, description="Whether QoS 0 messages are queued for offline clients.")
     sessions_full: Literal["end_oldest", "refuse"] = Field(
         default="end_oldest",
-        description="What happens to a CONNECT that would begin a session beyond limits.sessions_max; end_oldest: the "
-        "one that has been offline for longest ends, and its will is published; refuse: CONNACK 0x97 (v3: 3).",
+        description="Policy for a CONNECT that would create a session beyond limits.sessions_max; end_oldest: the "
+        "session that has been offline for longest ends, and its will is published; refuse: CONNACK 0x97 (v3: 3).",
     )
     sys_interval_seconds: int = Field(
         default=10,
         ge=0,
         le=65535,
-        description="How often `$SYS/broker/...` is published; 0: never, and nobody gets it.",
+        description="Interval of publishing `$SYS/broker/...`; 0: never, and subscribers get nothing.",
     )
     listener: Annotated[list[Listener], Field(max_length=LISTENERS_MAX - 1)] = Field(
-        default_factory=list, json_schema_extra=_RESTART, description="What else is listened on."
+        default_factory=list, json_schema_extra=_RESTART, description="Further listeners."
     )
     queue: Annotated[list[QueueRule], Field(max_length=QUEUE_RULES_MAX)] = Field(
-        default_factory=list, description="Other rules for the queues of some Topic Filters."
+        default_factory=list, description="Queue rules for some Topic Filters."
     )
     topic: Annotated[list[TopicRule], Field(max_length=TOPIC_RULES_MAX)] = Field(
-        default_factory=list, json_schema_extra=_RESTART, description="Another durability for some topics."
+        default_factory=list, json_schema_extra=_RESTART, description="Durability of some topics."
     )
     archive: Annotated[list[ArchiveRule], Field(max_length=ARCHIVE_RULES_MAX)] = Field(
-        default_factory=list, json_schema_extra=_RESTART, description="What is archived."
+        default_factory=list, json_schema_extra=_RESTART, description="Archived topics."
     )
     shared: list[Shared] = Field(default_factory=list, description="Strategies of share groups.")
     protocol: Protocol = Field(default_factory=lambda: Protocol())
@@ -221,7 +219,7 @@ class Settings(BaseModel):
 
     @property
     def listeners(self) -> list[Listener]:
-        """All that are listened on; their order is their number (`shards.listening`)."""
+        """All listeners; their order is their number (`shards.listening`)."""
         return all_listeners(self.host, self.port, self.listener)
 
     @property
@@ -231,17 +229,17 @@ class Settings(BaseModel):
 
     @property
     def tables_open_max(self) -> int:
-        """Of the store of a worker."""
+        """The number of tables that a worker's store may keep open."""
         return 0 if self.store == "memory" else self.leveldb.open_files_max
 
     @property
     def is_synced(self) -> bool:
-        """Whether anything waits for an fsync."""
+        """Whether any message waits for an fsync."""
         return "fsync" in (self.durability, *(rule.durability for rule in self.topic))
 
     @cached_property
     def credentials(self) -> Chain | None:
-        """Where users come from, read on first use and then as it was; None: nothing is configured.
+        """The back-ends of users, read on first use and then unchanged; None: nothing is configured.
 
         Raises CredentialsError, but not after `load` or `reloaded`, which have read it.
         """
@@ -259,16 +257,16 @@ class Settings(BaseModel):
 
     @property
     def admin_address(self) -> tuple[str, int] | None:
-        """Host and port of `admin` (checked), None for none."""
+        """Host and port of `admin` (validated), None for none."""
         return None if self.admin == "none" else split_address(self.admin)
 
     def reloadable(self) -> dict[str, Any]:
-        """The part a running worker can take over, as JSON types; `reloaded()` is its other end."""
+        """Return the settings that a running worker can change, as JSON types, for `reloaded()`."""
         values = self.model_dump(mode="json")
         return {name: value for name, value in values.items() if not needs_restart(Settings.model_fields[name])}
 
     def reloaded(self, message: Mapping[str, Any]) -> Settings:
-        """These settings with another's `reloadable()` part. Raises ConfigError when the two do not go together."""
+        """Return these settings with another's `reloadable()` part. Raises ConfigError when the two contradict."""
         settings = Settings.model_validate({**self.model_dump(), **message})
         if errors := list(contradictions(settings)):
             raise ConfigError(errors)
@@ -284,11 +282,11 @@ RULES: dict[str, type[BaseModel]] = {
     "topic": TopicRule,
     "archive": ArchiveRule,
 }
-"""Those of which there may be many (`[[shared]]`); no environment variable says them."""
+"""The tables that may occur many times (`[[shared]]`); no environment variable sets them."""
 
 
 def restart_needed(old: Settings, new: Settings) -> list[str]:
-    """The keys that differ and that a reload cannot change."""
+    """Return the keys that differ and that a reload cannot change."""
     fields = Settings.model_fields
     names = [name for name in fields if needs_restart(fields[name]) and getattr(old, name) != getattr(new, name)]
     for name, field in Limits.model_fields.items():
@@ -311,7 +309,7 @@ def _admin_errors(settings: Settings) -> Iterator[str]:
 
 
 def contradictions(settings: Settings) -> Iterator[str]:
-    """Errors that no field can see alone."""
+    """Yield errors that no field can detect alone."""
     yield from listener_errors(settings.listeners, settings.listener)
     if settings.allow_anonymous is None and settings.password_file is None:
         for each in settings.listeners:
@@ -322,7 +320,7 @@ def contradictions(settings: Settings) -> Iterator[str]:
                     "--allow-anonymous (allow_anonymous = true)"
                 )
     try:
-        settings.credentials  # noqa: B018 (read now, and kept)
+        settings.credentials  # noqa: B018 (read now, and cached)
     except CredentialsError as error:
         yield from error.lines
     yield from _admin_errors(settings)
@@ -359,7 +357,7 @@ def contradictions(settings: Settings) -> Iterator[str]:
 
 
 def leaves() -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
-    """(key path, field) of every setting that has a value of its own."""
+    """Yield (key path, field) of every setting that has a value of its own."""
     for name, field in Settings.model_fields.items():
         if name not in (*TABLES, *RULES):
             yield (name,), field

@@ -1,6 +1,6 @@
-"""Which strategy a share group has: the first rule of the configuration (`[[shared]]`) that matches it.
+"""Selection of a share group's strategy: the first rule of the configuration (`[[shared]]`) that matches the group.
 
-Asked once in the life of a group, and again after a reload. Patterns are globs in which `*` matches `/` too; case
+Evaluated once in the life of a group, and again after a reload. Patterns are globs in which `*` matches `/` too; case
 matters. MQTT's own wildcards in a filter (`+`, `#`) are ordinary characters to them.
 """
 
@@ -16,8 +16,9 @@ __all__ = ["Shared", "rule_of"]
 
 
 class Shared(BaseModel):
-    """How members of share groups (`$share/GROUP/FILTER`) are chosen. The first table that matches a group counts;
-    without one it is `round_robin`. [shared-subscriptions.md](../shared-subscriptions.md) tells what each guarantees.
+    """Strategy by which members of share groups (`$share/GROUP/FILTER`) are chosen. The first table that matches a
+    group applies; the default is `round_robin`. [shared-subscriptions.md](../shared-subscriptions.md) has their
+    guarantees.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -32,18 +33,18 @@ class Shared(BaseModel):
         "in it.",
     )
     strategy: Literal["round_robin", "least_inflight", "hash_topic", "hash_client", "sticky"] = Field(
-        description="Who gets a message: each in turn; who has the fewest in flight; always the same one for a topic, "
-        "or for a publisher's client id; one member until it goes."
+        description="The member that gets a message: each in turn; the one with the fewest in flight; always the same "
+        "one for a topic, or for a publisher's client id; one member until it leaves.",
     )
     when_full: Literal["next", "wait"] = Field(
         default="next",
         description="hash_topic, hash_client, sticky: whether a message whose member is online and has no room goes "
-        "to the next one, or waits for it (then order is kept).",
+        "to the next one, or waits for it (which keeps the order).",
     )
 
 
 def rule_of(rules: Sequence[Shared], group: bytes, topic_filter: bytes) -> Shared | None:
-    """The rule for the group (ShareName) of a Topic Filter (without $share); None: round robin."""
+    """Return the rule for the group (ShareName) of a Topic Filter (without $share); None: round robin."""
     name, text = group.decode(), topic_filter.decode()
     for rule in rules:
         if fnmatchcase(name, rule.group) and (rule.filter is None or fnmatchcase(text, rule.filter)):

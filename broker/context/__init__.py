@@ -1,1 +1,1 @@
-"""What every part of a worker stands on: its index, router, store, log, timers and sessions, and work in pieces."""
+"""The base that all parts of a worker share: index, router, store, log, timers, sessions, and work in pieces."""

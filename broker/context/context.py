@@ -1,8 +1,8 @@
-"""What every part of a worker stands on, and the small services that need no other part.
+"""The Context that all parts of a worker share, and small services that need no other part.
 
-A part is given a Context and, by name, the other parts that it calls. A Context knows none of the parts: what is done
-for a client is not to be found by reaching through it. `settings` is replaced when the configuration is read again,
-`links` when the mesh is there: both are read each time that they are wanted.
+A part gets a Context and, by name, the other parts that it calls. A Context knows none of the parts, so that the code
+for a client is never reached through it. `settings` is replaced at a reload, `links` when the mesh exists: read both
+each time that they are used.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ __all__ = ["Context"]
 
 
 class Context:
-    """Of one worker. `now_ms`: monotonic ms at start; `wall_ms`: the broker's time (`shards.clock`); `row`: of its
-    counters; `clock_cell`: of its host (`pyx.core.clock`).
+    """Shared state of one worker. `now_ms`: monotonic ms at start; `wall_ms`: the broker's time (`shards.clock`);
+    `row`: its counters; `clock_cell`: that of its host (`pyx.core.clock`).
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class Context:
         self.index = index
         self.workers = workers
         self.own = sibling(index)
-        """This worker, as its siblings call it."""
+        """This worker's number among its siblings."""
         self.siblings = list(siblings(index, workers))
         self.settings = settings
-        """Those of the last `reload`."""
-        self._listeners = [each.name for each in settings.listeners]  # a reload changes none
+        """Settings of the last `reload`."""
+        self._listeners = [each.name for each in settings.listeners]  # a reload does not change them
         self.store = store
         self.log = log
         self.counters = Row(row) if row is not None else Row()
@@ -77,7 +77,7 @@ class Context:
         self.router.sharing.strategy_of = self._strategy_of
         self.dispatch = Dispatch(self.router)
         self.links: Mapping[Peer, Any] = {}
-        """By sibling: anything with the face of `zmq_mesh.links.Link` (submit, commit, ready, away, full)."""
+        """By sibling: any object with the interface of `zmq_mesh.links.Link` (submit, commit, ready, away, full)."""
         self.piecework = Piecework(self.router)
         self.interest = self.router.peers.interest = Publisher(in_pieces=self._tell_in_pieces) if workers > 1 else None
 
@@ -99,41 +99,41 @@ class Context:
         return STRATEGIES[rule.strategy] | (WAITS_FLAG if rule.when_full == "wait" else 0)
 
     def listener_of(self, conn: Connection) -> str:
-        """The name of the listener that it has come by."""
+        """Return the name of the listener that accepted the connection."""
         return self._listeners[conn.listener]
 
     # ------------------------------------------------------------ time
 
     def call_later(self, seconds: float, callback: Callable[[], None], session: Session | None = None) -> Any:
-        """Call once after so many seconds of running time; the handle has cancel(). `session`: whom it concerns, if it
-        is one client's.
+        """Call once after this running time; the returned handle has cancel(). `session`: the session that it concerns,
+        if it is one client's.
         """
         call = callback if session is None else partial(self.guard_session, session, callback)
         return self.timers.call(self.router.state.now_ms + int(seconds * 1000), call)
 
     def soon(self, callback: Callable[[], None], session: Session | None = None) -> None:
-        """Call it in a later tick: long work is done in pieces."""
+        """Call it in a later tick, as a piece of long work."""
         self.call_later(0, callback, session)
 
     def in_pieces(self, pieces: Iterator[None]) -> None:
-        """Nobody's in particular: the first one is done now, the others in later ticks."""
+        """Run work that belongs to no client in pieces: the first now, the others in later ticks."""
         self.piecework.begin(pieces, partial(self.defect, None))
 
     # ------------------------------------------------------------ siblings
 
     def is_ready(self, peer: Peer) -> bool:
-        """Can that sibling be asked now."""
+        """Whether that sibling can be asked now."""
         link = self.links.get(peer)
         return link is not None and link.ready and not link.away
 
     def interest_number(self) -> int:
-        """The number under which siblings will know what was subscribed up to now; 0 without siblings."""
+        """Return the number by which siblings will know all present subscriptions; 0 without siblings."""
         if self.interest is None:
             return 0
         return self.interest.next
 
     def _tell_in_pieces(self, pieces: Iterator[None]) -> None:
-        # a snapshot for siblings: they are told in the tick of the last piece
+        # a snapshot for siblings: it is sent in the tick of the last piece
         def telling() -> Iterator[None]:
             for _ in pieces:
                 self.router.peers.interest_due = True
@@ -144,22 +144,22 @@ class Context:
     # ------------------------------------------------------------ errors of ours
 
     def defect(self, client: str | None, error: Exception, address: str | None = None) -> None:
-        """A defect of ours that concerns this client alone, and is counted: the log has all about it."""
+        """Log and count a defect of ours that affects only this client."""
         try:
             trace = "".join(traceback.format_exception(error))
             self.log.error("internal_error", client=client, address=address, traceback=trace)
-        except Exception:  # noqa: BLE001  what cannot be logged has been counted
+        except Exception:  # noqa: BLE001  an error that cannot be logged has been counted
             return
 
     def guard(self, conn: Connection, call: Callable[..., object], *arguments: Any) -> None:
-        """Something of this connection's, outside of its packets: if it fails, the connection ends."""
+        """Call something for this connection, outside of its packets; if it fails, close the connection."""
         try:
             call(*arguments)
         except Exception as error:  # noqa: BLE001  the one door
             self.router.state.fail(conn, error)
 
     def guard_session(self, session: Session, call: Callable[..., object], *arguments: Any) -> None:
-        """The same of a session's: its connection ends, if it has one."""
+        """Do the same for a session: if it fails, close its connection, if it has one."""
         try:
             call(*arguments)
         except Exception as error:  # noqa: BLE001  the one door

@@ -1,7 +1,7 @@
-"""Long work in pieces: one at the end of each tick, in turn.
+"""Long work in pieces: one piece at the end of each tick, in turn.
 
-What a client or a timer causes may concern thousands of things. Its first piece is done at once, and where that is not
-all the rest waits here. `RouterState.divided` says to whoever turns the wheel that there is more, so that it does not
+A request or a timer may concern thousands of things. Its first piece is done at once, and the rest waits here.
+`RouterState.divided` tells the loop that there is more to do, so that it does not
 sleep.
 """
 
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
 __all__ = ["AT_ONCE", "Piecework"]
 
 AT_ONCE = 500
-"""Subscriptions in a piece: a few milliseconds."""
+"""Subscriptions per piece: a few milliseconds."""
 
 
 class Piecework:
-    """Of one worker."""
+    """The work in pieces of one worker."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
         self._works: deque[tuple[Iterator[None], Callable[[Exception], object]]] = deque()
 
     def add(self, pieces: Iterator[None], failed: Callable[[Exception], object]) -> None:
-        """Each step of `pieces` is one, and the first of them is for the next tick. An error is an end: `failed` is
-        called with it.
+        """Queue work: each step of `pieces` is one piece, the first for the next tick. An error ends it, and is passed
+        to `failed`.
         """
         self._works.append((pieces, failed))
         self._router.state.divided = True
 
     def begin(self, pieces: Iterator[None], failed: Callable[[Exception], object]) -> None:
-        """As `add`, and the first piece is done now."""
+        """Do the first piece now, and `add` the rest."""
         for _ in pieces:
             self.add(pieces, failed)
             return
 
     def answer(self, conn: Connection, pieces: Iterator[None]) -> None:
-        """A packet of this connection: the first piece now. Until the last one no further packet of it is read; with
-        the connection the rest ends as well.
+        """Process a packet of this connection: the first piece now. The connection's next packet is read after the last
+        piece; if the connection ends, so does the work.
         """
         session = conn.session
         for _ in pieces:
@@ -65,7 +65,7 @@ class Piecework:
                 self._router.state.resumed.append(conn)
 
     def run(self) -> bool:
-        """Do one piece. False: that was the last one there is."""
+        """Do one piece. Return False if none is left."""
         if self._works:
             pieces, failed = self._works.popleft()
             try:

@@ -1,1 +1,1 @@
-"""What a worker writes of its clients' state, and of its links; what cannot be read; how the disk is."""
+"""Persistence of a worker: records of clients and links, unreadable records, and the state of the disk."""

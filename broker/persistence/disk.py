@@ -1,25 +1,26 @@
-"""A disk that is full, or fails: what clients and siblings are told, and when waiting ends.
+"""Handling of a disk that is full or fails: the answers to clients and siblings, and the end of waiting.
 
-`Store.full` says that no new message should come, `Store.failed` that nothing becomes durable at all. In both cases:
+`Store.full` means that the store takes no new message, `Store.failed` that nothing becomes durable. In both cases:
 
     publish QoS 0       goes on
-    publish QoS 1, 2    for somebody on a worker whose store is full: v5 is refused with 0x97; before MQTT 5, which has
-                        no way to say so, the connection is not read, and closed after store_error_seconds_max
-    CONNECT, SUBSCRIBE  that would need a record are refused at once (connecting, subscribing)
-    anything else       goes on, deliveries above all: what is read and acknowledged makes room
+    publish QoS 1, 2    to a session on a worker whose store is full: v5 is refused with 0x97; before MQTT 5, which has
+                        no such code, the connection is not read, and closed after store_error_seconds_max
+    CONNECT, SUBSCRIBE  that need a record are refused at once (connecting, subscribing)
+    anything else       goes on, deliveries above all: reading and acknowledging messages makes room
 
-What was taken before waits for its record. While only room is wanting it gets it. If nothing has become durable for
-store_error_seconds_max its publishers are told 0x97, or closed: no custody is claimed, though what lies in memory by
-then is written, and delivered, when the disk is well again [MQTT-4.4.0-2 ends the matter for the client]. What is no
-message is taken back before its client is told so: the session of a CONNECT is none, or what it was before; what a
-SUBSCRIBE subscribed is not. Where that cannot be done (a subscription was replaced, or ended before MQTT 5, whose
-UNSUBACK knows no failure) the connection is closed, and nothing was said.
+Publishes taken before wait for their record. While the disk is only full, they get it. If nothing has become durable
+for store_error_seconds_max, their publishers get 0x97 or are closed: the broker accepts no custody, although messages
+still in memory are written and delivered when the disk recovers [MQTT-4.4.0-2 ends the matter for the client]. Other
+state is undone before its client is told so: the session of a CONNECT is removed or restored, a new subscription is
+removed. Where that is impossible (a subscription was replaced; or ended before MQTT 5, whose UNSUBACK has no reason
+codes) the connection is closed without an answer.
 
-A disk that is slower than what clients send: the acks of QoS 1 and 2 wait for it, and nothing else would bound what
-waits in memory to be written. While a store has store_unwritten_bytes_max to write, until half of that is written, a
-PUBLISH at any QoS that it would have to write is not taken, nor a SUBSCRIBE or UNSUBSCRIBE of a stored session.
+A disk that is slower than the clients: publishers of QoS 1 and 2 wait for their acks, but nothing else would bound
+the bytes in memory that wait to be written. While a store has store_unwritten_bytes_max to write, until half of that is
+written, the router does not take a PUBLISH of any QoS that the store would have to write, nor a SUBSCRIBE or
+UNSUBSCRIBE of a stored session.
 
-Siblings are told of both because they ask for us: they judge what their clients publish to sessions here
+Siblings are told both states, because they decide about what their clients publish to sessions here
 (`pyx.delivery.back_pressure`).
 """
 
@@ -42,26 +43,26 @@ __all__ = ["Disk"]
 _KIND = b"d"
 _ROOM, _FULL, _GIVEN_UP = b"\0", b"\1", b"\2"
 _UNWRITTEN = b"w"
-"""The kind of a word: the store has store_unwritten_bytes_max to write (1), or no longer half of it (0)."""
+"""Kind of message: the store has store_unwritten_bytes_max to write (1), or at most half of that again (0)."""
 _AT_ONCE = 100
-"""Connections of which a piece looks through the answers that wait."""
+"""Connections per piece whose waiting answers are examined."""
 
 
 class Connections(Protocol):
-    """Of clients, some of which wait for the disk (`broker.clients.closing`)."""
+    """The connections of clients, some of which wait for the disk (`broker.clients.closing`)."""
 
     def awaiting(self) -> list[Connection]:
-        """Those whose CONNACK waits for it."""
+        """Return the connections whose CONNACK waits for the disk."""
 
     def refuse_unstored(self, conn: Connection) -> None:
-        """Such a one waits no longer."""
+        """Refuse a connection that waits for it."""
 
     def end_connection(self, conn: Connection, reason: int, why: str) -> None:
-        """One that is open ends."""
+        """Close an open connection."""
 
 
 class Disk:
-    """The state of one worker's store, as its clients and siblings know it."""
+    """The state of one worker's disk, as announced to its clients and siblings."""
 
     def __init__(self, context: Context, connections: Connections) -> None:
         self._context = context
@@ -70,14 +71,14 @@ class Disk:
         self._failed: str | None = None
         self._full: str | None = None
         self._is_behind = False
-        """The store has more to write than it may have."""
+        """The store has had store_unwritten_bytes_max to write, and still has more than half of that."""
         self._failed_at = 0
-        """Monotonic ms."""
+        """Time of the failure, in monotonic ms."""
         self._refusing: set[int] = set()
-        """The workers for whose disks nobody waits any longer: that is being said."""
+        """Workers for whose disks waiting has ended: their clients are being told."""
 
     def look(self) -> None:
-        """The store may have something new to say."""
+        """React to a changed state of the store."""
         context = self._context
         failed, full = context.store.failed, context.store.full
         if failed != self._failed:
@@ -100,7 +101,7 @@ class Disk:
         self._look_at_unwritten()
 
     def store_unwritten(self) -> None:
-        """The store has store_unwritten_bytes_max to write."""
+        """Pause the clients that would add to it: the store has store_unwritten_bytes_max to write."""
         self._set_behind(True)
 
     def _look_at_unwritten(self) -> None:
@@ -116,13 +117,13 @@ class Disk:
             self._router.peers.tell(peer, _UNWRITTEN, b"\1" if behind else b"\0")
 
     def told_unwritten(self, peer: Peer, payload: bytes) -> None:
-        """A sibling says whether its store has store_unwritten_bytes_max to write."""
+        """Take in whether a sibling's store has store_unwritten_bytes_max to write."""
         self._router.back_pressure.set_store_unwritten(peer, payload == b"\1")
 
     def sweep(self) -> None:
-        """Once a second: who has waited for long enough?"""
+        """End waiting that has taken too long; called once a second."""
         self._context.counters.set(count.STORE_UNWRITTEN_BYTES, self._context.store.unwritten_bytes)
-        self._look_at_unwritten()  # the bound may be another one since a reload
+        self._look_at_unwritten()  # a reload may have changed the bound
         if self._failed is None:
             return
         if self._router.state.now_ms - self._failed_at >= self._context.settings.limits.store_error_seconds_max * 1000:
@@ -134,14 +135,14 @@ class Disk:
             self._router.peers.tell(peer, _KIND, state)
 
     def greet(self, peer: Peer) -> None:
-        """A sibling is heard (again)."""
+        """Tell the state to a sibling that is heard (again)."""
         if self._full is not None:
             self._router.peers.tell(peer, _KIND, _FULL)
         if self._is_behind:
             self._router.peers.tell(peer, _UNWRITTEN, b"\1")
 
     def told(self, peer: Peer, state: bytes) -> None:
-        """A sibling says how its store is."""
+        """Take in the state of a sibling's store."""
         router = self._router
         router.back_pressure.set_store_full(peer, state != _ROOM)
         if state == _GIVEN_UP:
@@ -153,7 +154,7 @@ class Disk:
             self._context.in_pieces(self._refusals(worker))
 
     def _refusals(self, worker: int) -> Iterator[None]:
-        # in pieces: whoever has got its answer meanwhile waits no longer
+        # in pieces: connections that have got their answer meanwhile no longer wait
         router, connections = self._router, self._connections
         try:
             for number, conn in enumerate(router.back_pressure.awaiting_answers(), 1):
@@ -170,5 +171,5 @@ class Disk:
             self._refusing.discard(worker)
 
     def unstored(self, conn: Connection) -> None:
-        """A client that cannot be told that what it asked for is not stored has waited for store_error_seconds_max."""
+        """Close a client after store_error_seconds_max, where no answer can say that its request is not stored."""
         self._connections.end_connection(conn, ReasonCode.QUOTA_EXCEEDED, "nothing can be stored at present")

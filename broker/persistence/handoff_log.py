@@ -1,10 +1,10 @@
-"""What a worker keeps of its links in its store: the hand-off log for each sibling, and how far it has taken theirs.
+"""Stored state of a worker's links: the hand-off log for each sibling, and the position in each sibling's stream.
 
-A hand-off log (family H of `leveldb_store.format.schema`) has what a sibling that is away or gone is to get, and,
-before it is sent at all, what must not be lost with this worker although its publisher will not send it again: QoS 2 of
-sessions that last, wills. Sequence 0 is the log's head: the number of its stream, which is the same over all
-incarnations of the worker, and where the numbers of the present one began. The position of a sibling's stream (family
-P) is stored by `broker.worker.peering` together with what came.
+A hand-off log (family H of `leveldb_store.format.schema`) has the messages for a sibling that is away or gone. It also
+has, before they are sent at all, messages that must not be lost with this worker although their publisher will not send
+them again: QoS 2 of lasting sessions, wills. Sequence 0 is the log's head: the number of its stream, which stays the
+same over all incarnations of the worker, and the first number of the present one. The position in a sibling's stream
+(family P) is stored by `broker.worker.peering` together with the messages that arrived.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ __all__ = ["Kept", "StoredHandoff", "kept_links"]
 
 
 class StoredHandoff(HandoffLog):
-    """The log for one peer. What is in it is read back when it is sent; there is no bound but the store's."""
+    """The log for one peer. Its messages are read back when they are sent; only the store bounds its size."""
 
     lasts = True
 
     def __init__(
         self, router: Router, store: Any, peer: Peer, set_aside: Callable[[bytes, bytes, object], None]
     ) -> None:
-        """`set_aside` takes records that cannot be read: (key, value, what is wrong)."""
+        """`set_aside` takes unreadable records: (key, value, error)."""
         super().__init__(0)
         self._router = router
         self._peer = peer
         self._store = store
         self._sequences: deque[int] = deque()
-        self._found: list[tuple[int, int, int]] = []  # until the link has taken it
+        self._found: list[tuple[int, int, int]] = []  # records found at the start, until the link has taken them
         for key, value in store.scan(schema.handoff_prefix(peer)):
             try:
                 sequence = schema.key_position(key)
@@ -55,34 +55,34 @@ class StoredHandoff(HandoffLog):
                 continue
             self._found.append((sequence, len(part) + sum(map(len, payloads)), entries))
             self._sequences.append(sequence)
-        # `acknowledged` is not stored: the peer says what it has, and numbers that are not here are void
+        # `acknowledged` is not stored: the peer states what it has, and numbers that are missing here are void
         if not self.stream:
             self.stream = secrets.randbits(63) | 1
 
     @property
-    def full(self) -> bool:  # type: ignore[override]  # known at each moment anew
-        """See HandoffLog."""
+    def full(self) -> bool:  # type: ignore[override]  # evaluated on each access
+        """Implements HandoffLog."""
         return self._store.full is not None
 
     def found(self) -> Iterator[tuple[int, int, int]]:
-        """See HandoffLog."""
+        """Implements HandoffLog."""
         return iter(self._found)
 
     def read(self, sequence: int) -> tuple[Any, list[Any]]:
-        """See HandoffLog. Raises StoreError and schema.SchemaError where it cannot be read."""
+        """Implements HandoffLog. Raises StoreError and schema.SchemaError if it cannot be read."""
         ((_, value),) = self._store.scan(schema.handoff_key(self._peer, sequence))
         _, part, payloads = link_schema.decode_handoff(value)
         return part, payloads
 
     def reserve(self, number: int) -> None:
-        """See HandoffLog. The link has taken what was found."""
+        """Implements HandoffLog. The link has taken the records found at the start."""
         super().reserve(number)
         self._found = []
         head = link_schema.encode_handoff_head(self.stream, number)
         self._router.journal.put_record(schema.handoff_key(self._peer, 0), head)
 
     def when_stored(self, callback: Callable[[], None]) -> None:
-        """See HandoffLog."""
+        """Implements HandoffLog."""
 
         def stored() -> None:
             callback()
@@ -91,7 +91,7 @@ class StoredHandoff(HandoffLog):
         self._router.journal.when_durable(stored)
 
     def append(self, sequence: int, part: Any, payloads: list[Any], entries: int) -> bool:
-        """See HandoffLog. Words of this worker's broker are for the link alone: its successor says them anew."""
+        """Implements HandoffLog. Words of this worker's broker are not stored: its successor sends its own."""
         self._sequences.append(sequence)
         bodies = [bytes(memoryview(payload)) for payload in payloads]
         stored = without_words(part)
@@ -100,34 +100,34 @@ class StoredHandoff(HandoffLog):
         return stored == bytes(part)
 
     def trim(self, acknowledged: int) -> None:
-        """See HandoffLog."""
+        """Implements HandoffLog."""
         self.acknowledged = max(self.acknowledged, acknowledged)
         while self._sequences and self._sequences[0] <= acknowledged:
             self._router.journal.delete_record(schema.handoff_key(self._peer, self._sequences.popleft()))
 
 
 class Kept(NamedTuple):
-    """What the links begin with, by peer."""
+    """The initial state of the links, by peer."""
 
     handoffs: dict[Peer, HandoffLog]
     received: dict[Peer, tuple[int, int]]
     """(stream, number) up to which a sibling's stream was taken."""
     refusals: dict[Peer, list[tuple[int, list[tuple[int, int]]]]]
-    """(number, [(position, reason), ...]) of batches of a sibling's stream of which entries were refused, rising."""
+    """(number, [(position, reason), ...]) of batches of a sibling's stream with refused entries, in order."""
 
 
 class Batches(Protocol):
-    """Those of siblings, as they are taken (`broker.worker.peering`)."""
+    """The receiver of siblings' batches (`broker.worker.peering`)."""
 
     def began(self, peer: Peer, taken: link_schema.PeerPosition) -> None:
-        """Of the batch behind this one the store has the first entries."""
+        """The store has the first entries of the batch after this one."""
 
     def refusals_kept(self, peer: Peer, numbers: list[int]) -> None:
-        """Of these batches the store has refusals, rising."""
+        """The store has refusals of these batches, in order."""
 
 
 def kept_links(context: Context, set_aside: SetAside, batches: Batches) -> Kept:
-    """What the store has of the links of this worker; nothing where it keeps nothing. `batches` is told its part."""
+    """Read the state of this worker's links from the store; empty for a store in memory. `batches` gets its part."""
     kept = Kept({}, {}, {})
     router, store = context.router, context.store
     if not store.keeps:
@@ -157,12 +157,12 @@ def _take_position(
     key: bytes,
     value: bytes,
 ) -> None:
-    # a record of family P that has no refusals of its own
+    # a record of family P without refusals of its own
     taken = link_schema.decode_peer(value)
     kept.received[peer] = taken.stream, taken.number
     if taken.taken:
         batches.began(peer, taken)
-    if taken.inside:  # of version 1: the next position that is stored has none of them
+    if taken.inside:  # of version 1: the next stored position has none
         for at, position, reason in taken.inside:
             refused.setdefault(at, []).append((position, reason))
         for at, each in refused.items():

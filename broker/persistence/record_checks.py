@@ -1,7 +1,7 @@
-"""What each family of a store's records is checked by: `mqttd store verify` and a repartition read them all by these.
+"""Checks of a store's records, by family: `mqttd store verify` and a repartition read every record with them.
 
-A check takes key and value and raises one of `broker.persistence.set_aside.UNREADABLE` when they are no record. What
-can only be told together with other records (whether blocks and parts of the log fit together, archives) is not here.
+A check takes key and value and raises one of `broker.persistence.set_aside.UNREADABLE` for an invalid record. Checks
+that need several records (whether blocks and parts of the log match, archives) are elsewhere.
 """
 
 from __future__ import annotations
@@ -96,4 +96,4 @@ CHECKS: Final[dict[bytes, Callable[[bytes, bytes], object]]] = {
     schema.HANDOFF: _handoff,
     schema.PEER: _link_position,
 }
-"""By family."""
+"""The check of each family."""

@@ -1,18 +1,18 @@
-"""What is recorded of clients, where and when it happens: family E of the store (`leveldb_store.format.events`).
+"""Recording of events about clients: family E of the store (`leveldb_store.format.events`).
 
-Like `broker.persistence.state_records` nothing here decides anything. connecting, subscribing and recovery say what has
-happened, and one event is recorded. Nobody waits for it: it goes with the next batch of the store, or within a second.
-Not everything is recorded:
+Like `broker.persistence.state_records` it decides nothing: connecting, subscribing and recovery report what happened,
+and one event is recorded. Nobody waits for it: it is written with the next batch of the store, or within a second. Not
+every event is recorded:
 
-    events_per_second_max   of connections, sessions and subscriptions; the others of that second are counted by kind
-    a full disk             nothing is recorded while the store takes no new message: events go first; counted likewise
+    events_per_second_max   of connections, sessions and subscriptions; further ones in that second are counted by kind
+    a full disk             nothing is recorded while the store takes no new message, and counted instead
 
-Once a minute, by the wall clock, it is told what came together in it: drops by client and reason, all counters, traffic
-by topic prefix, times from publish to ack. A stop tells what the broken minute had.
+Once a minute, by the wall clock, it records the totals of that minute: drops by client and reason, all counters,
+traffic by topic prefix, times from publish to ack. At a stop it records the incomplete minute.
 
-What no client is known for (QoS 0 for offline sessions is counted without looking at each, a message without member of
-its group has none) is the difference to the counters: of each reason what is told of a minute adds up to what was
-counted in it.
+Drops without a known client (QoS 0 for offline sessions is counted without examining each; a message of a group without
+members has no client) are the difference to the counters, so that for each reason the events of a minute add up to the
+counter's growth in it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _REASONS = [
 
 
 class Recording:
-    """The events of one worker."""
+    """Records the events of one worker."""
 
     def __init__(self, context: Context) -> None:
         settings = context.settings.events
@@ -55,7 +55,7 @@ class Recording:
         self._store = context.store
         self._row = context.counters
         self.on: bool = settings.enabled and context.store.keeps
-        """Whether anything is recorded."""
+        """Whether events are recorded."""
         if not self.on:
             return
         self._router.state.numbers_behind(self._store.last_event)
@@ -71,14 +71,14 @@ class Recording:
         self._workers = context.workers
 
     def started(self) -> None:
-        """The worker begins. Connections that it had before, and whose end nobody told, have ended."""
+        """Record the worker's start: connections without a recorded end have ended before it."""
         if self.on:
             self._put(events.STARTED, (broker.__version__,), (self._row.get(count.INCARNATION), self._workers))
 
     # ------------------------------------------------------------ connections
 
     def opened(self, conn: Connection, packet: Connect, session: Session, present: bool, keep_alive: int) -> None:
-        """CONNACK 0 is in its outbox."""
+        """Record a connection whose CONNACK 0 is in its outbox."""
         if not self.on or not self._allows(events.OPENED):
             return
         details: Details = session.details
@@ -89,7 +89,7 @@ class Recording:
         )
 
     def closed(self, conn: Connection, session: Session, why: str, reason: int, told: int | None) -> None:
-        """A connection that was open has ended. `reason`: what we say; `told`: what the client said."""
+        """Record the end of an open connection. `reason`: the broker's code; `told`: the client's code."""
         if not self.on or not self._allows(events.CLOSED):
             return
         by = events.BY_CLIENT if told is not None else events.BY_BROKER if reason else events.BY_NOBODY
@@ -103,7 +103,7 @@ class Recording:
         )  # fmt: skip
 
     def log_opened(self, conn: Connection, packet: Connect, session: Session, present: bool, keep_alive: int) -> None:
-        """A log line of the same."""
+        """Log the same."""
         log = self._context.log
         if log.allows("connection_opened"):
             log.write(
@@ -121,7 +121,7 @@ class Recording:
             )
 
     def log_closed(self, conn: Connection, session: Session, why: str, told: int | None) -> None:
-        """A log line of the same."""
+        """Log the same."""
         log = self._context.log
         if log.allows("connection_closed"):
             log.write(
@@ -143,7 +143,7 @@ class Recording:
     def refused(
         self, conn: Connection, reason: int, why: str, client: str | None = None, username: str | None = None
     ) -> None:
-        """A connection has ended before, or with, its CONNACK."""
+        """Record a connection that ended before, or with, its CONNACK."""
         if self.on and self._allows(events.REFUSED):
             texts = (client, username, conn.address, conn.local_address, why)
             self._put(events.REFUSED, texts, (conn.version, reason & 0xFF))
@@ -151,41 +151,41 @@ class Recording:
     # ------------------------------------------------------------ sessions
 
     def session_created(self, session: Session) -> None:
-        """One that outlives its connection."""
+        """Record a new session, if it outlives its connection."""
         if self.on and self._allows(events.CREATED):
             details: Details = session.details
             texts = (session.client_id, details.username)
             self._put(events.CREATED, texts, (session.version, details.expiry_interval))
 
     def session_expired(self, session: Session) -> None:
-        """Its Session Expiry Interval has passed."""
+        """Record that its Session Expiry Interval has passed."""
         if self.on and self._allows(events.EXPIRED):
             self._put(events.EXPIRED, (session.client_id, session.details.username))
 
     def taken_over(self, session: Session, by: Connection, former: Connection) -> None:
-        """A newer connection of its client has come, and the former one ends."""
+        """Record that a newer connection of its client has replaced the former one."""
         if self.on and self._allows(events.TAKEN_OVER):
             self._put(events.TAKEN_OVER, (session.client_id, by.address, former.address))
 
     def session_ended(self, session: Session, why: str) -> None:
-        """One that would have outlived its connection has not."""
+        """Record the end of a session that would have outlived its connection."""
         if self.on and self._allows(events.ENDED):
             self._put(events.ENDED, (session.client_id, session.details.username, why))
 
     def subscribed(self, session: Session, named: bytes, options: int, identifier: int) -> None:
-        """It has this subscription, as the client calls it, anew or with other options."""
+        """Record a new or changed subscription, under the name that the client uses."""
         if self.on and self._allows(events.SUBSCRIBED):
             self._put(events.SUBSCRIBED, (session.client_id, named), (options, identifier))
 
     def unsubscribed(self, session: Session, named: bytes) -> None:
-        """It has it no longer; nothing is said of those that end with their session."""
+        """Record the end of a subscription; not recorded for those that end with their session."""
         if self.on and self._allows(events.UNSUBSCRIBED):
             self._put(events.UNSUBSCRIBED, (session.client_id, named))
 
-    # ------------------------------------------------------------ time
+    # ------------------------------------------------------------ periodic work
 
     def sweep(self) -> None:
-        """Called every second."""
+        """Record what is due; called every second."""
         if not self.on:
             return
         self._left = self._most
@@ -199,7 +199,7 @@ class Recording:
         self._count_unlisted()
 
     def close(self) -> None:
-        """The worker stops."""
+        """Record the rest when the worker stops."""
         if self.on:
             self._tell_suppressed()
             self._tell_minute()
@@ -207,7 +207,7 @@ class Recording:
 
     def _tell_suppressed(self) -> None:
         if self._store.full is not None:
-            return  # not before there is room
+            return  # later, when there is room
         for why, counts in ((_RATE, self._suppressed), (_DISK, self._lost)):
             if counts:
                 self._put(events.SUPPRESSED, (why,), (), counts.items())

@@ -1,22 +1,22 @@
-"""What the store is told of sessions, subscriptions, wills and retained messages, where and when they change.
+"""Stored records of sessions, subscriptions, wills and retained messages, written whenever one changes.
 
-Nothing here decides anything: connecting, subscribing, wills and the router say what has become of a thing, and one
-record is put or deleted for it (`leveldb_store.format.schema` knows how it looks). The records of a tick are stored
-together with the messages of that tick, all or none: a will and the message that it became, the end of a session and of
-its subscriptions. `broker.worker.recovery` is the other end.
+Nothing here decides anything: connecting, subscribing, wills and the router report a change, and one record is put or
+deleted for it (`leveldb_store.format.schema` has the formats). The records of a tick are stored together with the
+messages of that tick, all or none: a will and the message that it became, the end of a session and of its
+subscriptions. `broker.worker.recovery` reads them back.
 
-    session       put when a client connects whose session will outlive its connection, and when it disconnects;
-                  deleted, with its subscriptions and its window, when the session ends
-    subscription  put and deleted with SUBSCRIBE and UNSUBSCRIBE of such a session
-    will          put when its client connects, whether or not its session lasts; when that has gone, with the time at
-                  which the will is due; deleted when it is published, or will not be
-    retained      put and deleted, as the last one of a tick left it
+    session       put when the client of a lasting session connects, and when it disconnects; deleted, with its
+                  subscriptions and its window, when the session ends
+    subscription  put and deleted with SUBSCRIBE and UNSUBSCRIBE of a lasting session
+    will          put when its client connects, whether or not its session lasts; put again with the time at which it
+                  is due when the client has gone; deleted when it is published or discarded
+    retained      put and deleted once per tick, with the last state
 
-What a client is told of this waits for the disk (MQTT 5, 4.1, and docs/store.md): the CONNACK that makes or ends a
-stored session, alters its expiry or takes a will, SUBACK, UNSUBACK, and the ack of a retained message. Windows (Packet
-Identifiers, what was acknowledged) are the router's own.
+Answers that confirm such a change wait for the disk (MQTT 5, 4.1, and docs/store.md): the CONNACK that creates or ends
+a stored session, alters its expiry or takes a will, SUBACK, UNSUBACK, and the ack of a retained message. The router
+itself stores windows (Packet Identifiers, acknowledgements).
 
-With a store that keeps nothing every method returns at once.
+With a store in memory every method returns at once.
 """
 
 from __future__ import annotations
@@ -42,34 +42,34 @@ __all__ = ["StateRecords"]
 
 
 class StateRecords:
-    """The records of one worker's clients."""
+    """Writes the records of one worker's clients."""
 
     def __init__(self, context: Context) -> None:
         self._router = context.router
         self._store = context.store
         self.keeps: bool = context.store.keeps
-        """Whether what is written outlives the worker."""
+        """Whether records outlive the worker."""
         self.sessions = 0
-        """How many the store knows."""
+        """Number of sessions in the store."""
         self._store.carry(lambda: self._router.moment(self.sessions))
         self._unsettled: dict[str, object] = {}
-        """Clients whose session was made, altered or ended, and that is not on the disk yet: each with a token of the
+        """Clients whose session was created, altered or ended, but is not yet so on the disk: each with a token of the
         last change.
         """
 
     def refuses(self, frees: bool = False) -> bool:
-        """Whether nothing new can be stored at present; `frees`: what is to be stored deletes more than it adds."""
+        """Whether nothing new can be stored at present; `frees`: the change deletes more than it adds."""
         return self.keeps and (self._store.failed if frees else self._store.full) is not None
 
     # ------------------------------------------------------------ sessions
 
     def stores(self, session: Session) -> bool:
-        """Whether the store knows the session, and so its subscriptions."""
+        """Whether the store has the session, and so its subscriptions."""
         return self.keeps and session.details.stored_expiry >= 0
 
     def promises(self, client_id: str, session: Session | None, expiry: int, clean: bool, will: bool) -> bool:
-        """Whether a CONNACK would promise more than what is on the disk: `session` is the one that is there, the others
-        are of the CONNECT.
+        """Whether a CONNACK would promise more than the disk has: `session` is the existing one, the other arguments
+        are from the CONNECT.
         """
         if not self.keeps:
             return False
@@ -81,7 +81,7 @@ class StateRecords:
         return expiry != max(stored, 0)
 
     def connected(self, session: Session) -> None:
-        """The session was made or resumed by a CONNECT, and has the will of that."""
+        """Store a session that a CONNECT has created or resumed, with its will."""
         if not self.keeps:
             return
         details: Details = session.details
@@ -107,12 +107,12 @@ class StateRecords:
         self._router.journal.when_durable(settled)
 
     def disconnected(self, session: Session) -> None:
-        """Its connection has ended, and the session has not."""
+        """Store that its connection has ended, and the session has not."""
         if self.stores(session):
             self._put_session(session, self._router.state.wall_ms)
 
     def ends(self, session: Session) -> None:
-        """The session is about to end: it has its subscriptions still."""
+        """Delete the records of a session that is about to end and still has its subscriptions."""
         if not self.stores(session):
             return
         router, client_id = self._router, session.client_id
@@ -128,8 +128,8 @@ class StateRecords:
         self._unsettle(client_id)
 
     def ends_slowly(self, session: Session) -> None:
-        """The same of a session that has much: its record says that it has ended, until the last of that is gone
-        (`clear`, `ended`). Its window goes at once, with whatever is in flight.
+        """Begin the same for a large session: its record marks it as ended until all of it is deleted (`clear`,
+        `ended`). Its window is deleted at once, with all messages in flight.
         """
         details: Details = session.details
         client_id = session.client_id
@@ -141,13 +141,13 @@ class StateRecords:
             self._router.journal.delete_record(replay_key(client_id, text))
 
     def clear(self, client_id: str, subscriptions: Sequence[bytes]) -> None:
-        """These of a session that has ended are gone."""
+        """Delete these subscriptions of an ended session."""
         spend(len(subscriptions) * STEP)
         for named in subscriptions:
             self._router.journal.delete_record(schema.subscription_key(client_id, named))
 
     def ended(self, client_id: str) -> None:
-        """All of them are."""
+        """Delete the record of an ended session, whose subscriptions are deleted."""
         self.sessions -= 1
         self._router.journal.delete_record(schema.session_key(client_id))
         self._unsettle(client_id)
@@ -174,8 +174,8 @@ class StateRecords:
         named: bytes,
         owed: Sequence[tuple[int, bytes]] = (),
     ) -> None:
-        """It has this subscription from now on; `named`: as the client calls it, `text` is the Topic Filter in it.
-        `owed`: whose retained messages, and behind which topic, it has not been given.
+        """Store a subscription; `named`: its name as the client sent it, `text`: the Topic Filter in it. `owed`: the
+        workers, each with a topic behind which its retained messages were not sent yet.
         """
         if not self.stores(session):
             return
@@ -184,7 +184,7 @@ class StateRecords:
         self._router.journal.put_record(key, encode_subscription(options, identifier, since, formers, owed))
 
     def owes(self, session: Session, text: bytes, owed: Sequence[tuple[int, bytes]]) -> None:
-        """What a subscription is owed of retained messages, in one batch with those that were queued for it."""
+        """Store which retained messages a subscription is still owed, in one batch with those just queued for it."""
         terms = self._router.subscribing.terms(session, text)
         if terms is not None and self.stores(session):
             since, formers = self._router.subscribing.since(session, text)
@@ -192,22 +192,22 @@ class StateRecords:
             self._router.journal.put_record(key, encode_subscription(*terms, since, formers, owed), waited=False)
             self._router.windows.stored_together(
                 session
-            )  # which says how much of the former stretches it has been sent
+            )  # the record says how many of the former ones it has been sent
 
     def unsubscribed(self, session: Session, named: bytes) -> None:
-        """It has it no longer."""
+        """Delete a subscription."""
         if self.stores(session):
             self._router.journal.delete_record(schema.subscription_key(session.client_id, named))
 
     # ------------------------------------------------------------ wills
 
     def will_waits(self, session: Session, due: int) -> None:
-        """Its connection has ended, its will is due at this Unix time in ms."""
+        """Store that the will of a disconnected client is due at this Unix time in ms."""
         if self.keeps:
             self._put_will(session, due)
 
     def will_gone(self, session: Session) -> None:
-        """The will was published in this tick, or will never be."""
+        """Delete a will that was published in this tick, or never will be."""
         details: Details = session.details
         if details.will_stored:
             details.will_stored = False
@@ -227,7 +227,7 @@ class StateRecords:
     # ------------------------------------------------------------ retained messages
 
     def retained_changed(self, changes: Mapping[bytes, Message | None]) -> None:
-        """Once per tick: the retained messages that it has left behind, by topic; None: there is none any more."""
+        """Store the retained messages changed in a tick, by topic; None: removed."""
         put, delete = self._store.put, self._store.delete
         for topic, message in changes.items():
             key = schema.retained_key(topic)

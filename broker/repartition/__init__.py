@@ -1,1 +1,1 @@
-"""The stores of N workers become those of M."""
+"""Repartitioning: turns the stores of N workers into those of M."""

@@ -1,11 +1,10 @@
-"""What becomes of the archives of N workers when there are M: the part of `broker.repartition.stores` that is about
-them.
+"""Carries the archives of N workers over to M: the part of `broker.repartition.stores` for archives.
 
-What one worker has archived is its *origin*, and stays together: origin i goes to worker i mod M, with its blocks as
-they are, byte for byte. So numbers rise in it as before, its running counts go on to be true, and no message stands in
-two stores. Only the numbers of rules are new: each store has its own, by which a rule is found by its Topic Filter.
+The messages that one worker has archived are its *origin* and stay together: origin i goes to worker i mod M, with its
+blocks byte for byte. So numbers rise in it as before, its running counts stay true, and no message is in two stores.
+Only the numbers of rules are new: each store has its own, found by the rule's Topic Filter.
 
-Every new worker numbers its messages above all that any of the old ones has given: what is archived later comes later.
+Every new worker numbers its messages above all numbers of the old ones, so messages archived later sort later.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ def carry_archives(
     handled: Callable[[bytes], None],
     say: Callable[[str], None],
 ) -> int:
-    """Copy all archives; returns how many blocks. `new`: puts a record into a new store; `handled`: is told
-    the key of each. What cannot be read is said, and left out. Raises plyvel.Error, SchemaError, ValueError.
+    """Copy all archives; return the number of blocks. `new`: puts a record into a new store; `handled`: called with the
+    key of each. Unreadable records are reported and left out. Raises plyvel.Error, SchemaError, ValueError.
     """
     saids = [Said(database.path, say) for database in old]
     found = [find(database, said) for database, said in zip(old, saids, strict=True)]
@@ -42,7 +41,7 @@ def carry_archives(
             number = numbers[rule.topic_filter] = len(numbers) + 1
             if number > _RULES_MAX:
                 raise ValueError(f"worker {index} has too many rules of the archive")
-            # its bytes are those of one store
+            # the bound on bytes is per store
             bytes_max = max(1, rule.bytes_max * len(old) // len(new))
             text = rule.topic_filter
             whole = rule._replace(number=number, bytes_max=bytes_max, since=sinces[text], changed=changes[text])
@@ -53,7 +52,7 @@ def carry_archives(
     for index, each in enumerate(found):
         said = saids[index]
         renumbered = {0: 0} | {rule.number: numbers[rule.topic_filter] for rule in each.rules.values()}
-        for number in sorted(each.aside):  # blocks of which nothing is known stay so, under a number of their own
+        for number in sorted(each.aside):  # blocks of an unknown rule keep one, under a number of its own
             aside += 1
             renumbered[number] = len(numbers) + aside
         for (rule_number, origin), up_to in each.removed.items():
@@ -83,7 +82,7 @@ def carry_archives(
 
 
 def _latest(found: Sequence[Found]) -> tuple[dict[bytes, int], dict[bytes, int]]:
-    # by Topic Filter: since when the rule was so in all of the stores
+    # by Topic Filter: the time since when the rule has been the same in all stores
     sinces: dict[bytes, int] = {}
     changes: dict[bytes, int] = {}
     for each in found:

@@ -1,8 +1,8 @@
-"""Events when the stores of N workers become those of M (`broker.repartition.stores`): all of them are kept.
+"""Carries events over when the stores of N workers become those of M (`broker.repartition.stores`): all are kept.
 
-Those of old worker I go to new worker I mod M, where several come together in the order of their numbers. They stay as
-they are, but for how many bytes stand before each. What a bound allows (`events.bytes_max`) the new worker deletes when
-it has started.
+Events of old worker I go to new worker I mod M, which merges those of several workers by number. They stay as they are,
+except for the count of bytes before each. Events beyond the bound (`events.bytes_max`) are deleted by the new worker
+after its start.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _ONE_MICROSECOND = 1 << 8
 def carry_events(
     sources: Sequence[Iterable[tuple[bytes, bytes]]], puts: Sequence[Callable[[bytes, bytes], None]]
 ) -> int:
-    """Give the records of each old worker, rising, to the new workers' `puts`; how many there were."""
+    """Pass the records of each old worker, in order, to the new workers' `puts`; return their number."""
     ends, lasts, carried = [0] * len(puts), [0] * len(puts), 0
     for number, target, event in heapq.merge(
         *(_numbered(source, index % len(puts)) for index, source in enumerate(sources)), key=itemgetter(0)
     ):
-        if number <= lasts[target]:  # two workers had that number, one of them long ago as another worker
+        if number <= lasts[target]:  # two workers used the number, one of them long ago under another index
             number = lasts[target] + _ONE_MICROSECOND
         key, value = event_key(number), schema.U64.pack(ends[target]) + event
         puts[target](key, value)

@@ -1,4 +1,4 @@
-"""Which of many Topic Filters match a topic [MQTT-4.7], in plain Python: for what is rare."""
+"""Matching of a topic against many Topic Filters [MQTT-4.7], in plain Python, for rare use."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ __all__ = ["FilterTree"]
 
 
 class FilterTree:
-    """Of the Topic Filters that begin alike: the root has all."""
+    """A node of the tree: the Topic Filters with a common beginning; the root has all."""
 
     __slots__ = ("after", "text")
 
     def __init__(self) -> None:
         self.after: dict[bytes, FilterTree] = {}
         self.text: bytes | None = None
-        """The one that ends here."""
+        """The filter that ends here."""
 
     def add(self, text: bytes) -> None:
         """Add a Topic Filter."""
@@ -23,10 +23,10 @@ class FilterTree:
         node.text = text
 
     def match(self, topic: bytes) -> list[bytes]:
-        """Those that match."""
+        """Return the filters that match."""
         ends: list[FilterTree | None] = []
         nodes = [self]
-        wild = not topic.startswith(b"$")  # at the first level [MQTT-4.7.2-1]
+        wild = not topic.startswith(b"$")  # whether wildcards match at the first level [MQTT-4.7.2-1]
         for level in topic.split(b"/"):
             if wild:
                 ends += (node.after.get(b"#") for node in nodes)

@@ -1,7 +1,8 @@
-"""Hand-off logs are given out: what old worker A kept for C is matched with the subscriptions of C, and stands behind
-all else in C's stretch; what C has taken already is left out. Share groups: a member at C, else any other.
+"""Delivers hand-off logs during repartitioning: the messages that old worker A kept for C are matched with the
+subscriptions of C and placed at the end of C's stretch; those that C has already taken are left out. Share groups: a
+member at C, else any other.
 
-Links begin anew, without numbers, under a new epoch: hand-off logs and link positions are not carried over.
+Links start anew, without numbers, under a new epoch: hand-off logs and link positions are not carried over.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from zmq_mesh.envelope import PUBLISHER, Entry, decode_entries
 
 __all__ = ["HandoffLogs"]
 
-_BLOCK_MESSAGES: Final = 512  # of hand-off logs that become one block
+_BLOCK_MESSAGES: Final = 512  # messages of hand-off logs per block
 _BLOCK_BYTES: Final = 1 << 20
 _PROPERTY_IDENTIFIER: Final = 0x0B  # Subscription Identifier [MQTT 5, 2.2.2.2]
-_NO_WORKER: Final = 0xFF  # in the low byte of the numbers that are drawn here
+_NO_WORKER: Final = 0xFF  # low byte of the message numbers drawn here
 
 
 class HandoffLogs:
-    """Of all old workers."""
+    """The hand-off logs of all old workers."""
 
     def __init__(self, old: OldStores, new: Sequence[NewStore], moved: Moved, retained: Retained) -> None:
         self._old = old
@@ -37,14 +38,14 @@ class HandoffLogs:
         self._groups = _ShareGroups(old, new, moved)
 
     def give_out(self) -> None:
-        """All of them, to the sessions of those that they are for."""
+        """Deliver all of them to the sessions of the workers that they are for."""
         for source in self._old.stores:
             if source.expected:
                 _HandOff(source, self._old, self._new, self._moved, self._retained, self._groups).run()
 
 
 class _ShareGroups:
-    """Their members take turns, over all old workers."""
+    """Share groups over all old workers: members take turns."""
 
     def __init__(self, old: OldStores, new: Sequence[NewStore], moved: Moved) -> None:
         self._old = old
@@ -54,7 +55,7 @@ class _ShareGroups:
         self._number = 0
 
     def give(self, label: bytes, message: schema.StoredMessage, source: OldStore) -> bool:
-        """Queue it for a member of the group, of this old worker if there is one. False: nobody takes it."""
+        """Queue a message for a member, of this old worker if there is one. Return False if no member takes it."""
         everywhere = (other.members.get(label, ()) for other in self._old.stores if other is not source)
         for members in (source.members.get(label, ()), *everywhere):
             able = [member for member in members if member.options & schema.QOS]
@@ -80,7 +81,7 @@ class _ShareGroups:
 
 
 class _HandOff:
-    """What the hand-off logs have for one old worker."""
+    """The messages of all hand-off logs for one old worker."""
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class _HandOff:
         self._bytes = 0
 
     def run(self) -> None:
-        """Give all of it to its sessions."""
+        """Deliver all of it to the worker's sessions."""
         for other in self._old.stores:
             self._from(other)
         self._put_block()
@@ -132,7 +133,7 @@ class _HandOff:
     def _take(self, entry: Entry, publisher: str | None) -> None:
         source = self._source
         message = _message(entry, publisher)
-        is_first = not (entry.shared is not None and entry.retained_only)  # else another entry has brought it
+        is_first = not (entry.shared is not None and entry.retained_only)  # else another entry has delivered it
         if entry.retain and is_first and owner(entry.topic, len(self._old.stores)) == source.index:
             self._retained.hand_on(message)
         if not entry.retained_only and entry.qos:
@@ -184,7 +185,7 @@ def _message(entry: Entry, publisher: str | None = None) -> schema.StoredMessage
 
 
 def _varint(value: int) -> bytes:
-    """A Variable Byte Integer [MQTT 5, 1.5.5]."""
+    """Encode a Variable Byte Integer [MQTT 5, 1.5.5]."""
     digits = bytearray()
     while True:
         value, digit = value >> 7, value & 0x7F

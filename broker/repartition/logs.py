@@ -1,15 +1,15 @@
-"""The logs: of each old one what the sessions that leave it for one new worker have subscribed to goes there.
+"""Copies the logs during repartitioning: each old log's blocks go to the new workers whose sessions still need them.
 
     old worker 0   | 31 ....... 100 |           new worker 0   | its own 1 .. 70 | those of worker 2: 71 .. 110 |
     old worker 2   | 1 .. 20 | 51 .. 70 |                                            (111 .. are new messages)
 
 A new log is made of *stretches* (`broker.repartition.position_map`), one for each old worker that sends sessions there,
-its own first: the blocks that somebody there still needs, one behind the other. Every position that a session names
-moves with the block it lies in, and what lies in the stretches behind its own is a *hole* for it (family V), as if its
-queue had been full. So each session reads what it would have read, in that order, and nothing else. A message that
-several old workers had stored may stand in several stretches until their sessions have read it.
+its own first: the blocks that a session there still needs, one behind the other. Every position that a session refers
+to moves with its block; the stretches behind the session's own are a *hole* for it (family V), as if its queue had been
+full. So each session reads exactly what it would have read, in the same order. A message that several old workers had
+stored may be in several stretches until their sessions have read it.
 
-Why stretches, and what that costs: docs/adr/0020-stretches.md.
+The reasons and the cost: docs/adr/0020-stretches.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HIGHEST: Final = 2**64 - 1
 
 
 class Logs:
-    """Of all workers."""
+    """The logs of all workers."""
 
     def __init__(self, old: OldStores, new: Sequence[NewStore], moved: Moved) -> None:
         self._old = old
@@ -38,7 +38,7 @@ class Logs:
         self._moved = moved
 
     def lay_out(self) -> None:
-        """Where everything stands in the new logs."""
+        """Compute all positions in the new logs."""
         for target in self._new:
             senders = {source.index for source in self._old.stores if target.index in source.target_of.values()}
             own_first = sorted(self._old.stores, key=lambda source: (source.index != target.index, source.index))
@@ -50,7 +50,7 @@ class Logs:
                 target.end = stretch.end
 
     def survey(self, source: OldStore) -> None:
-        """Which of its blocks go where: parts of indexes say it, and a part has to say how many list its block."""
+        """Find the destinations of its blocks, from the parts of indexes, and how many parts list each block there."""
         for key, value in self._old.scan(source, schema.NAME):
             name = key[1:]
             wanting = [
@@ -66,7 +66,7 @@ class Logs:
                 source.listing[target.index][at] += 1
 
     def copy(self, source: OldStore) -> None:
-        """Its blocks that somebody needs, and their parts of indexes."""
+        """Copy its needed blocks, with their parts of indexes."""
         for first, value, at, behind_block, readers in self._parts(source):
             size = part_running(value, first, _HIGHEST)[1] - part_before(value)[1]
             for target, name in readers:
@@ -82,7 +82,7 @@ class Logs:
                     self._moved.blocks += 1
 
     def _parts(self, source: OldStore) -> Iterator[tuple[int, bytes, int, int, list[tuple[NewStore, bytes]]]]:
-        # (first position, value, which block, how far behind its beginning, who reads it) of each part that is wanted
+        # (first position, value, block, offset from its beginning, readers) of each needed part
         for key, value in self._old.scan(source, schema.PART):
             first = schema.key_position(key)
             end, block, _ = part_ends(value, first)

@@ -1,4 +1,4 @@
-"""A store that a repartition makes (`broker.repartition.stores`), and what all of them have got."""
+"""A store written by a repartition (`broker.repartition.stores`), and the totals over all of them."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from pyx.storage.stored import part_before, part_running
 
 __all__ = ["Moved", "NewStore", "empty", "opened"]
 
-_WRITE_BYTES: Final = 1 << 20  # of one write batch
+_WRITE_BYTES: Final = 1 << 20  # size of a write batch
 _WRITE_BUFFER_BYTES: Final = 4 << 20
 _HIGHEST: Final = 2**64 - 1
 
 
 @dataclass(slots=True)
 class Moved:
-    """What has been carried over."""
+    """Totals of a repartition."""
 
     sessions: int = 0
     subscriptions: int = 0
     retained: int = 0
     wills: int = 0
     queued: int = 0
-    """Messages of one session each."""
+    """Messages queued for one session each."""
     blocks: int = 0
     bytes: int = 0
-    """Written in all."""
+    """Bytes written in all."""
     archived: int = 0
-    """Blocks of the archive."""
+    """Blocks of archives."""
     handed_on: int = 0
-    """Messages of hand-off logs that some session is to get."""
+    """Messages of hand-off logs delivered to a session."""
     events: int = 0
     set_aside: int = 0
-    """Records that nobody can read."""
+    """Records set aside as unreadable."""
 
 
 class _Index:
@@ -53,7 +53,7 @@ class _Index:
 
 
 class NewStore:
-    """A new store."""
+    """A new store being written."""
 
     def __init__(self, index: int, path: Path, moved: Moved) -> None:
         self.index = index
@@ -62,29 +62,29 @@ class NewStore:
         self.stretches: dict[int, Stretch] = {}
         """By old worker."""
         self.end = 0
-        """The last position of all."""
+        """The last position of the log."""
         self._moved = moved
         self._indexes: dict[bytes, _Index] = {}
         self._batch = self.database.db.write_batch()
         self._size = 0
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Set a record."""
+        """Put a record."""
         self._batch.put(key, value)
         self._size += len(key) + len(value)
         if self._size >= _WRITE_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """What was put can be read."""
+        """Write the batch, so that its records can be read."""
         self._batch.write()
         self._moved.bytes += self._size
         self._batch = self.database.db.write_batch()
         self._size = 0
 
     def put_part(self, name: bytes, first: int, behind_block: int, indexes: int, entries: bytes, size: int) -> None:
-        """Add to an index. `entries`: as a part has them; `size`: the sum of their bytes. What it counts as before it
-        is right if it is put in order; else `finish` sets it right.
+        """Add a part to an index. `entries`: in the form of a part; `size`: the sum of their bytes. Its running counts
+        are right if parts are put in order of positions; else `finish` corrects them.
         """
         index = self._indexes.get(name)
         if index is None:
@@ -97,8 +97,8 @@ class NewStore:
         index.bytes += size
 
     def _count(self) -> None:
-        # Parts were put in the order of the old workers, and what hand-off logs had behind all others: that is not the
-        # order of their positions, in which an index counts what lies before each
+        # Parts were put in the order of the old workers, those of hand-off logs last: not in the order of their
+        # positions, by which an index counts what is before each
         self.flush()
         number = messages = size = 0
         for key, value in self.database.scan(schema.PART):
@@ -113,7 +113,7 @@ class NewStore:
             messages, size = part_running(part, schema.key_position(key), _HIGHEST)
 
     def finish(self, workers: int, epoch: str) -> None:
-        """Let go of it; all of it is on the disk."""
+        """Complete the store and close it, with everything on the disk."""
         self._count()
         identity = {"worker": self.index, "workers": workers, "epoch": epoch}
         self.put(schema.STORE, json.dumps(identity).encode())
@@ -132,11 +132,11 @@ class NewStore:
 def opened(
     path: Path, say: Callable[[str], None] = lambda _: None, strict: bool = False, repair: str | None = None
 ) -> Database:
-    """A store as a repartition reads or writes it; `strict`, `repair`: as of Database. Raises StoreError."""
+    """Open a store for a repartition; `strict`, `repair`: as of Database. Raises StoreError."""
     return Database(path, Options(write_buffer_bytes=_WRITE_BUFFER_BYTES), say, strict, repair)
 
 
 def empty(path: Path) -> None:
-    """Remove all that has been written to a store. It is closed."""
+    """Delete everything written to a store, which is closed."""
     for file in path.iterdir():
         file.unlink()

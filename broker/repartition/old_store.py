@@ -1,6 +1,6 @@
-"""An old store of a repartition (`broker.repartition.stores`): what is known of it, and how its records are read.
+"""An old store of a repartition (`broker.repartition.stores`): its surveyed contents, and the reading of its records.
 
-What nobody can read is set aside in a new store, once, though it is met several times.
+An unreadable record is set aside in a new store once, even if it is met several times.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _EVERY: Final = 1000  # records between two calls of `progress`
 
 
 class RepartitionError(Exception):
-    """It cannot be done; the old stores are as they were. One line."""
+    """The repartition failed; the old stores are unchanged. The text is one line."""
 
 
 class Member(NamedTuple):
@@ -44,15 +44,15 @@ class Member(NamedTuple):
 
 @dataclass
 class Taken:
-    """What an old worker has taken of the stream of a sibling."""
+    """The position of an old worker in the stream of a sibling."""
 
     stream: int = 0
     number: int = 0
-    """Of the last batch taken in whole."""
+    """Number of the last batch taken as a whole."""
     entries: int = 0
-    """Of the next one."""
+    """Number of entries taken of the next batch."""
     refused: set[tuple[int, int]] = field(default_factory=set)
-    """(number, position) of entries that count as taken, and were refused."""
+    """(number, position) of entries that were refused, and count as taken."""
 
     def has(self, number: int, position: int) -> bool:
         """Whether the entry at `position` of batch `number` was taken."""
@@ -61,46 +61,46 @@ class Taken:
 
 @dataclass(slots=True)
 class OldStore:
-    """An old store."""
+    """The survey of an old store."""
 
     index: int
     database: Database
     log: Log = field(default_factory=Log)
     expected: int = 0
-    """Messages that hand-off logs have for it, at most."""
+    """Upper bound of the messages that hand-off logs have for it."""
     target_of: dict[str, int] = field(default_factory=dict)
     """By client id: the new home of its session."""
     wanted: dict[int, dict[bytes, Wanted]] = field(default_factory=dict)
-    """By new worker: indexes that sessions there read, and what of them."""
+    """By new worker: the indexes that sessions there read, with the positions they need."""
     filters: FilterTree = field(default_factory=FilterTree)
-    """Those that somebody wants at QoS 1 or 2; if anything is expected."""
+    """Topic Filters subscribed to at QoS 1 or 2, if hand-off logs have messages for it."""
     members: dict[bytes, list[Member]] = field(default_factory=dict)
-    """By b"group/filter": likewise."""
+    """The same for share groups, by b"group/filter"."""
     pages: dict[str, list[windows.Page]] = field(default_factory=dict)
     """By client id: the pages of its window."""
     unread: set[bytes] = field(default_factory=set)
-    """Keys of records that nobody can read."""
+    """Keys of unreadable records."""
     unread_sessions: set[str] = field(default_factory=set)
-    """Client ids whose session nobody can read: what belongs to it is set aside with it."""
+    """Client ids whose session is unreadable: all of its records are set aside with it."""
     taken: dict[int, Taken] = field(default_factory=dict)
     """By sibling."""
     listed: dict[int, list[tuple[NewStore, bytes, Wanted]]] = field(default_factory=dict)
-    """By number of an index: who wants it, its name, what of it."""
+    """By number of an index: the new workers that need it, its name, the positions needed."""
     listing: dict[int, array[int]] = field(default_factory=dict)
-    """By new worker: how many indexes there will list each block."""
+    """By new worker: the number of indexes there that list each block."""
     waiting: dict[int, set[int]] = field(default_factory=dict)
-    """By number of a message that has a record of its own: the new workers where it is queued."""
+    """By number of a message with a record of its own: the new workers where it is queued."""
 
     def waits_there(self, target: int, queued: bytes) -> None:
-        """A queued message goes to this new worker, and so does its message."""
+        """Note that a queued message, and so its record, goes to this new worker."""
         number = message_of(queued)
         if number is not None:
             self.waiting.setdefault(number, set()).add(target)
 
 
 class OldStores:
-    """All of them, and the records of each. `new`: the stores that are made of them; `progress`: is told how many
-    records were handled; `say`: is given lines about damage; `strict`: nothing is set aside.
+    """All old stores and their records. `new`: the stores made of them; `progress`: called with the number of records
+    handled; `say`: called with lines about damage; `strict`: nothing is set aside.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class OldStores:
     ) -> None:
         self.stores: list[OldStore] = []
         self.where = ""
-        """The record in hand, for an error."""
+        """The current record, for error messages."""
         self._new = new
         self._moved = moved
         self._progress = progress
@@ -122,7 +122,7 @@ class OldStores:
         self._handled = 0
 
     def damaged(self) -> dict[Path, str]:
-        """The old stores in which LevelDB cannot read something, and what it says."""
+        """Return the old stores in which LevelDB finds damage, with its message."""
         found = {}
         for source in self.stores:
             try:
@@ -133,7 +133,7 @@ class OldStores:
         return found
 
     def scan(self, source: OldStore, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """A family of an old store."""
+        """Read a family of an old store."""
         for key, value in source.database.scan(prefix):
             self.where = f"the store {source.database.path}, record {key!r}"
             if self.is_record(source, key, value):
@@ -141,13 +141,13 @@ class OldStores:
             self.count(key)
 
     def count(self, _key: bytes) -> None:
-        """Another record is handled."""
+        """Count another record."""
         self._handled += 1
         if self._handled % _EVERY == 0:
             self._progress(self._handled)
 
     def is_record(self, source: OldStore, key: bytes, value: bytes) -> bool:
-        """Whether it can be read; else it is set aside, once, though it is met several times."""
+        """Whether a record is readable; if not, it is set aside, once for several calls."""
         if key in source.unread:
             return False
         check = CHECKS.get(key[:1])
@@ -174,8 +174,8 @@ class OldStores:
             source.waits_there(index, value)
 
     def target_of(self, source: OldStore, client_id: str, key: bytes, value: bytes) -> int | None:
-        """The new home of a session's record; None: there is no session, and no place for its record but beside a
-        session that was set aside.
+        """Return the new home of a session's record; None: the session does not exist, or it was set aside, and the
+        record with it.
         """
         index = source.target_of.get(client_id)
         if index is None and client_id in source.unread_sessions:

@@ -1,7 +1,7 @@
-"""What goes from the log of an old worker into that of a new one, and where it is there (`broker.repartition.stores`).
+"""Maps old log positions to new ones during repartitioning (`broker.repartition.stores`).
 
-Positions of the old log are moved with the blocks they lie in, which stand one behind the other in the new one. So
-positions do not grow with each change of the number of workers, whatever lies between those that are needed.
+Old positions move with their blocks, which follow each other without gaps in the new log. So positions do not grow with
+each change of the number of workers, whatever lies between the needed blocks.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Final
 
 __all__ = ["Log", "Stretch", "Wanted"]
 
-_OPEN: Final = 2**63  # from here on: not a position of a log, but "and all that comes"
+_OPEN: Final = 2**63  # from here on: not a position of a log, but "and everything later"
 _HIGHEST: Final = 2**64 - 1
 
 
 class Wanted:
-    """What of an index somebody needs: spans of positions, apart and rising."""
+    """The needed part of an index: disjoint spans of positions, in order."""
 
     __slots__ = ("_behind", "_up_to")
 
@@ -27,7 +27,7 @@ class Wanted:
         self._up_to: list[int] = []
 
     def add(self, behind: int, holes: Iterable[tuple[int, int]]) -> None:
-        """Somebody needs all behind this position, but what lies in the holes: (from behind, up to), rising."""
+        """Add the need for everything behind this position except the holes: (from behind, up to), in order."""
         for hole, up_to in holes:
             if hole > behind:
                 self._add(behind, hole)
@@ -38,7 +38,7 @@ class Wanted:
     def _add(self, behind: int, up_to: int) -> None:
         first = bisect_left(self._up_to, behind)
         last = bisect_right(self._behind, up_to)
-        if first < last:  # these become one with it
+        if first < last:  # these merge with it
             behind = min(behind, self._behind[first])
             up_to = max(up_to, self._up_to[last - 1])
         self._behind[first:last] = [behind]
@@ -51,49 +51,49 @@ class Wanted:
 
 
 class Log:
-    """The blocks of an old worker's log, rising."""
+    """The blocks of an old worker's log, in order of positions."""
 
     def __init__(self) -> None:
         self.firsts = array("Q")
-        """Of each block the position of its first message."""
+        """Position of the first message, by block."""
         self.counts = array("I")
-        """How many messages each has."""
+        """Number of messages, by block."""
         self.last = 0
         """The highest position that the worker knows, in a block or not."""
 
     def add(self, first: int, count: int) -> None:
-        """The next block."""
+        """Add the next block."""
         self.firsts.append(first)
         self.counts.append(count)
 
     def at(self, first: int) -> int | None:
-        """Which block begins at this position; None: none does."""
+        """Return the index of the block that begins at this position, or None."""
         at = bisect_left(self.firsts, first)
         return at if at < len(self.firsts) and self.firsts[at] == first else None
 
 
 class Stretch:
-    """Of a new log: what goes there of an old worker's. First the blocks that somebody needs there, then what comes
-    behind its log (`expected` messages of hand-off logs).
+    """A stretch of a new log, with the messages of one old worker: first the blocks needed there, then room for
+    `expected` messages of hand-off logs.
 
-    `listing`: of each block whether it goes along (not 0); None: none does. `behind`: the position behind which the
+    `listing`: for each block whether it is copied (not 0); None: no block is. `behind`: the position behind which the
     stretch begins.
     """
 
     def __init__(self, log: Log, listing: array[int] | None, expected: int, behind: int) -> None:
         self._log = log
         self._listing = listing or array("I", bytes(4 * len(log.firsts)))
-        self._behind = array("Q")  # for each block: the position behind which it begins, or would
+        self._behind = array("Q")  # for each block: the new position behind which it begins, or would
         self._start = behind
         for listed, count in zip(self._listing, log.counts, strict=True):
             self._behind.append(behind)
             behind += count if listed else 0
         self._log_end = behind
         self.end = behind + expected
-        """The last position of it."""
+        """The last position of the stretch."""
 
     def place(self, position: int) -> int:
-        """Where a position of the old log is: of one that does not go along, that of the last before it that does."""
+        """Return the new position for an old one; if its block is not copied, the last copied position before it."""
         log = self._log
         if position >= _OPEN:
             return position
@@ -106,7 +106,7 @@ class Stretch:
         return self._behind[at] + (into if self._listing[at] else 0)
 
     def place_of_message(self, position: int) -> int:
-        """Where the message with this position is; 0: it does not go along."""
+        """Return the new position of a message; 0: its block is not copied."""
         log = self._log
         at = bisect_right(log.firsts, position) - 1
         goes = at >= 0 and self._listing[at] and position < log.firsts[at] + log.counts[at]

@@ -1,4 +1,4 @@
-"""How far work at the start is: a line that moves on a terminal, and log lines otherwise."""
+"""Progress of work at the start: a line that is updated on a terminal, log lines otherwise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SECONDS_TERMINAL = 0.1
 
 
 class StartProgress:
-    """Of one piece of work. `text`: of the line, `event`: of the log lines."""
+    """Progress of one kind of work. `text`: of the line, `event`: of the log lines."""
 
     def __init__(self, text: str, event: str, log: Log) -> None:
         self._began = self._said = time.monotonic()
@@ -27,7 +27,7 @@ class StartProgress:
         self._every = _SECONDS_TERMINAL if self._is_terminal else _SECONDS
 
     def __call__(self, records: int) -> None:
-        """So many records were handled."""
+        """Report the number of records handled."""
         now = time.monotonic()
         if now - self._said < self._every:
             return
@@ -38,10 +38,10 @@ class StartProgress:
             self._log.info(self._event, records=records, seconds=self.seconds())
 
     def seconds(self) -> float:
-        """Since it began."""
+        """Return the seconds since it began."""
         return round(time.monotonic() - self._began, 3)
 
     def end(self) -> None:
-        """The line is complete."""
+        """Finish the line."""
         if self._is_terminal:
             print(f"\r{self._text}: done in {self.seconds():.1f} s\033[K", file=sys.stderr, flush=True)

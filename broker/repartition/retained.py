@@ -1,4 +1,4 @@
-"""Retained messages go to their new owners. What a hand-off log has for an owner may be newer than what that has."""
+"""Carries retained messages to their new owners; hand-off logs may have newer ones than the former owner."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["Retained"]
 
 
 class Retained:
-    """Of all old workers."""
+    """The retained messages of all old workers."""
 
     def __init__(self, old: OldStores, new: Sequence[NewStore], moved: Moved) -> None:
         self._old = old
         self._new = new
         self._moved = moved
         self._handed_on: dict[bytes, schema.StoredMessage] = {}
-        """What hand-off logs have for their owners; an empty payload: none is to be retained."""
+        """Messages of hand-off logs for their owners; an empty payload: the retained message is deleted."""
 
     def copy(self, source: OldStore) -> None:
-        """Those of an old worker that no hand-off log has a newer one of."""
+        """Copy those of an old worker, except where a hand-off log has a newer one."""
         for key, value in self._old.scan(source, schema.RETAINED):
             topic = key[1:]
             message, _ = schema.decode_message(value)
@@ -35,7 +35,7 @@ class Retained:
             self._moved.retained += 1
 
     def finish(self) -> None:
-        """And those of hand-off logs."""
+        """Write those of hand-off logs."""
         for topic, message in self._handed_on.items():
             if message.payload:
                 target = self._new[owner(topic, len(self._new))]
@@ -43,7 +43,7 @@ class Retained:
                 self._moved.retained += 1
 
     def hand_on(self, message: schema.StoredMessage) -> None:
-        """A hand-off log has it for the owner of its topic."""
+        """Take a message of a hand-off log for the owner of its topic."""
         known = self._handed_on.get(message.topic)
         if known is None or known.number < message.number:
             self._handed_on[message.topic] = message

@@ -1,6 +1,6 @@
-"""Sessions with all that is theirs: subscriptions, replays, windows, what waits for them alone, and wills.
+"""Carries sessions over with all their state: subscriptions, replays, windows, messages of their own, and wills.
 
-Positions that they name move with the log (`broker.repartition.logs`).
+Their positions are moved with the log (`broker.repartition.logs`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Sessions"]
 
 
 class Sessions:
-    """Of all old workers."""
+    """The sessions of all old workers."""
 
     def __init__(self, old: OldStores, new: Sequence[NewStore], moved: Moved) -> None:
         self._old = old
@@ -26,7 +26,7 @@ class Sessions:
         self._moved = moved
 
     def copy(self, source: OldStore) -> None:
-        """Those of one."""
+        """Copy the sessions of one old worker."""
         self._sessions(source)
         self._replays(source)
         self._windows(source)
@@ -50,13 +50,13 @@ class Sessions:
                 place = target.stretches[source.index].place
                 since, formers = place(since), [(was, place(begin), place(end)) for was, begin, end in formers]
             owed = [topic for _, topic in decode_owed(value)]
-            if owed:  # topics have other owners now: from the first one that was not given, some a second time
+            if owed:  # topics have new owners: start again at the first topic not sent, some are sent a second time
                 owed = [min(owed, key=lambda topic: topic.split(b"/"))] * len(self._new)
             target.put(key, encode_subscription(options, identifier, since, formers, list(enumerate(owed))))
             self._moved.subscriptions += 1
 
     def _replays(self, source: OldStore) -> None:
-        # positions are message numbers: they are the same for every number of workers
+        # positions are message numbers, which do not depend on the number of workers
         for key, value in self._old.scan(source, schema.REPLAY):
             index = self._old.target_of(source, split_replay(key)[0], key, value)
             if index is not None:
@@ -74,7 +74,7 @@ class Sessions:
                 self._put_window(source, self._new[index], key, window)
         for key, value in self._old.scan(source, schema.WINDOW_PAGE):
             self._old.target_of(source, windows.split_page(key)[0], key, value)
-        # of a session without one nothing was sent: what lies before its stretch was not for it either
+        # a session without a window was sent nothing; what is before its stretch was not for it either
         for client_id, index in left.items():
             self._put_window(source, self._new[index], schema.window_key(client_id), windows.NEVER_SENT)
 

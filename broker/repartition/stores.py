@@ -1,10 +1,10 @@
-"""The stores of N workers become those of M: `repartition` reads the old ones and writes new ones beside them.
+"""Turns the stores of N workers into those of M: `repartition` reads the old ones and writes new ones beside them.
 
-Which worker has a session or a retained message depends on how many there are (`shards.placement`,
-`pyx.core.placement`). So sessions go to their new homes with all that is theirs (`broker.repartition.sessions`),
-retained messages to their new owners, wills with their clients, and of each log what the sessions that leave it for one
-new worker have subscribed to (`broker.repartition.logs`). Hand-off logs are given out before
-(`broker.repartition.handoff_logs`). Archives are carried over as they are (`broker.repartition.archives`).
+The worker of a session or a retained message depends on the number of workers (`shards.placement`,
+`pyx.core.placement`). So sessions go to their new homes with all their state (`broker.repartition.sessions`), retained
+messages to their new owners, wills with their clients, and from each log the blocks that the moved sessions still need
+(`broker.repartition.logs`). Hand-off logs are delivered first (`broker.repartition.handoff_logs`). Archives are carried
+over unchanged (`broker.repartition.archives`).
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def repartition(
     say: Callable[[str], None] = lambda _: None,
     strict: bool = False,
 ) -> Moved:
-    """Make the stores `new`, in empty directories, of what is in `old`: a path for each worker. All of it is on the
-    disk when this returns. `progress` is told how many records were handled; `say` is given lines about damage. What
-    cannot be read is set aside in a new store, and an old one that shows to be damaged is repaired, unless `strict`.
+    """Write the stores `new`, in empty directories, from `old`: a path for each worker. Everything is on the disk when
+    this returns. `progress` is called with the number of records handled; `say` with lines about damage. Unless
+    `strict`, unreadable records are set aside in a new store, and a damaged old store is repaired.
 
     Raises RepartitionError.
     """
@@ -70,7 +70,7 @@ def repartition(
                 raise RepartitionError(f"{error.filename or new[0].parent}: {error.strerror or error}") from None
             else:
                 return work.moved
-        for path in new:  # once more, with what the repair leaves
+        for path in new:  # start again, with what the repair left
             empty(path)
 
 
@@ -86,7 +86,7 @@ class _Repartition:
         self._say = say
 
     def run(self) -> None:
-        """All of it."""
+        """Do all steps."""
         old, new, moved = self.old, self.new, self.moved
         survey, logs = Survey(old, self._old_epoch, len(new)), Logs(old, new, moved)
         survey.begin()

@@ -1,12 +1,12 @@
-"""What the supervisor does when it finds a data directory that was made for another number of workers.
+"""The supervisor's part of a repartition: it finds a data directory made for another number of workers.
 
-The work (`broker.repartition.stores`) is done by a process of its own: LevelDB starts a thread that no fork takes
-along, and the workers are forked from this one. The operator sees a line that moves on a terminal, and log lines
+The work (`broker.repartition.stores`) runs in a process of its own, because LevelDB starts a thread, which would not
+survive the fork of the workers from this process. The operator sees a line that is updated on a terminal, and log lines
 otherwise.
 
-It is refused, too, when the disk would have no room for the reserves of the new stores
-(`leveldb_store.engine.disk_reserve`): they would take no message, and a compaction could fill the disk with nothing
-left to get out of that.
+A repartition is also refused when the disk would have no room for the reserves of the new stores
+(`leveldb_store.engine.disk_reserve`): they would take no message, and a compaction could fill the disk with no way to
+recover.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _STAT_BLOCK_BYTES = 512
 
 
 class Refused(Exception):
-    """It cannot be done, and nothing was changed. One line."""
+    """The repartition is impossible, and nothing was changed. The text is one line."""
 
 
 class Repartitioning:
-    """`shards.data_dir.DataDir` calls it."""
+    """Callback of `shards.data_dir.DataDir`."""
 
     def __init__(self, log: Log, settings: LevelDB, strict: bool = False) -> None:
         self._log = log
@@ -43,7 +43,7 @@ class Repartitioning:
         """Fill the new stores. Raises Refused."""
         before, after = len(change.old), len(change.new)
         self._log.info("repartition_begins", workers_before=before, workers=after)
-        from broker.repartition.old_store import RepartitionError  # with LevelDB
+        from broker.repartition.old_store import RepartitionError  # needs LevelDB
 
         try:
             run_in_child(lambda: _work(change, self._settings, self._log, self._is_strict), RepartitionError)
@@ -57,7 +57,7 @@ class Repartitioning:
 
 
 def _work(change: Change, settings: LevelDB, log: Log, strict: bool) -> None:
-    from broker.repartition.stores import repartition  # with LevelDB
+    from broker.repartition.stores import repartition  # needs LevelDB
 
     progress = StartProgress(f"mqttd: stores of {len(change.old)} workers for {len(change.new)}", "repartitioning", log)
     moved = repartition(
@@ -91,8 +91,8 @@ def _work(change: Change, settings: LevelDB, log: Log, strict: bool) -> None:
 
 
 def _check_room(change: Change, settings: LevelDB) -> None:
-    # when the old stores are removed
-    from broker.repartition.old_store import RepartitionError  # with LevelDB
+    # counts the room after the old stores are removed
+    from broker.repartition.old_store import RepartitionError  # needs LevelDB
 
     room = DiskReserve(change.new[0], *settings.sizes(change.new[0], len(change.new)))
     wanted = len(change.new) * room.wanted()
@@ -100,5 +100,5 @@ def _check_room(change: Change, settings: LevelDB) -> None:
     there = room.free() + given_back
     if there < wanted:
         raise RepartitionError(
-            f"the disk would have {there >> 20} MB of room behind it, and the new stores want {wanted >> 20} MB"
+            f"the disk would have {there >> 20} MB of room left, but the new stores need {wanted >> 20} MB"
         )

@@ -1,4 +1,4 @@
-"""What the old stores have, and who is to get it: all of that is known before a new store gets anything of a log."""
+"""Survey of the old stores: finds what they have and where it goes, before any log is written to a new store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HIGHEST: Final = 2**64 - 1
 
 
 class Survey:
-    """Of the old stores of this epoch, for so many new workers."""
+    """The survey of the old stores of this epoch, for a new number of workers."""
 
     def __init__(self, old: OldStores, epoch: str, workers: int) -> None:
         self._old = old
@@ -28,7 +28,7 @@ class Survey:
         self._workers = workers
 
     def begin(self) -> None:
-        """Of each: that it is the store it should be, where its log ends, and what hand-off logs have for it. Raises
+        """Check that each store is the expected one; find the end of its log and what hand-off logs have for it. Raises
         RepartitionError.
         """
         for source in self._old.stores:
@@ -46,7 +46,7 @@ class Survey:
     def _find_last(self, source: OldStore) -> None:
         for _, value in self._old.scan(source, schema.POSITION):
             source.log.last = schema.decode_u64(value)
-        for key, _ in self._old.scan(source, schema.COUNTERS):  # the new worker counts anew; here it is only looked at
+        for key, _ in self._old.scan(source, schema.COUNTERS):  # only checked: the new worker counts anew
             self._old.count(key)
         with source.database.db.iterator(prefix=schema.BLOCK, reverse=True, verify_checksums=True) as blocks:
             for key, block in blocks:
@@ -59,7 +59,7 @@ class Survey:
 
     def _expect(self, source: OldStore) -> None:
         for key, value in self._old.scan(source, schema.PEER):
-            if schema.is_refusals(key):  # behind the position of its peer
+            if schema.is_refusals(key):  # follows the position of its peer
                 at = schema.key_position(key)
                 source.taken[schema.peer_of_key(key)].refused.update(
                     (at, position) for position, _ in link_schema.decode_refusals(value)
@@ -77,7 +77,7 @@ class Survey:
                 self._old.stores[peer].expected += many
 
     def of(self, source: OldStore) -> None:
-        """Its sessions, their new homes, and what they want of its log."""
+        """Find its sessions, their new homes, and the parts of its log that they need."""
         for key, _ in self._old.scan(source, schema.SESSION):
             client_id = key[1:].decode()
             source.target_of[client_id] = home(client_id, self._workers)

@@ -1,7 +1,7 @@
-"""What the supervisor does when it finds a data directory whose stores may be those of an earlier release.
+"""The supervisor's part of an upgrade: it finds a data directory whose stores may be those of an earlier release.
 
-The work (`leveldb_store.upgrade`) is done by a process of its own: LevelDB starts a thread that no fork takes along,
-and the workers are forked from this one. A directory that says the present version of the schema is not looked into.
+The work (`leveldb_store.upgrade`) runs in a process of its own, because LevelDB starts a thread, which would not
+survive the fork of the workers from this process. A directory marked with the present schema version is not examined.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["UpgradeRefused", "Upgrading"]
 
 
 class UpgradeRefused(Exception):
-    """It cannot be done, and nothing was changed. One line."""
+    """The upgrade is impossible, and nothing was changed. The text is one line."""
 
 
 class Upgrading:
-    """`shards.data_dir.DataDir` calls it."""
+    """Callback of `shards.data_dir.DataDir`."""
 
     def __init__(self, log: Log, strict: bool = False) -> None:
         self._log = log
@@ -31,7 +31,7 @@ class Upgrading:
 
     def __call__(self, change: Change) -> bool:
         """Fill the new stores, if any of the old ones is older than this release's. Raises UpgradeRefused."""
-        from leveldb_store.upgrade import UpgradeError  # with LevelDB
+        from leveldb_store.upgrade import UpgradeError  # needs LevelDB
 
         try:
             run_in_child(lambda: _work(change, self._log, self._is_strict), UpgradeError)
@@ -44,7 +44,7 @@ class Upgrading:
 
 def _work(change: Change, log: Log, strict: bool) -> None:
     from leveldb_store.format import schema
-    from leveldb_store.upgrade import upgrade  # with LevelDB
+    from leveldb_store.upgrade import upgrade  # needs LevelDB
 
     progress = StartProgress(f"mqttd: stores for schema {schema.VERSION}", "upgrading", log)
     done = upgrade(change.old, change.new, progress, lambda line: log.warning("store", said=line), strict=strict)

@@ -1,1 +1,1 @@
-"""Subscriptions that read the archive of all workers."""
+"""Replays: subscriptions that read the archives of all workers."""

@@ -1,7 +1,7 @@
-"""Positions in the archive, as clients write and read them (user property `mqttd-offset`), and times.
+"""Positions in the archive, in the form of the user property `mqttd-offset`, and times.
 
-A position is `1`, eight digits that name the archive, and sixteen digits of a message number: everything up to that
-number, from every worker, has been delivered. To clients it is an opaque string.
+A position is `1`, eight digits that identify the archive, and sixteen digits of a message number: everything up to that
+number, from every worker, has been delivered. Clients treat it as an opaque string.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Final, NamedTuple
 __all__ = ["EARLIEST_NAME", "LOST_NAME", "NAME", "Asked", "OffsetError", "asked", "tag_of"]
 
 NAME: Final = "mqttd-offset"
-"""Of the user property in SUBSCRIBE and in PUBLISH."""
+"""Name of the user property in SUBSCRIBE and in PUBLISH."""
 EARLIEST_NAME: Final = "mqttd-offset-earliest"
-"""In the SUBACK that refuses a position before the log's start: where it starts."""
+"""In a SUBACK that refuses a position before the log's start: the start."""
 LOST_NAME: Final = "mqttd-offset-lost"
-"""In the first PUBLISH behind a gap: what lay between this position and the message's was removed by retention."""
+"""In the first PUBLISH after a gap: retention has removed the messages between this position and the message's."""
 
 _FORMAT: Final = b"1"
 _TAG_BYTES: Final = 4
@@ -30,26 +30,26 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\d)[Tt ](\d\d:\d\d:\d\d)(\.\d+)?([Zz]|[+-]\d\
 
 
 class OffsetError(Exception):
-    """No position of this archive. One line."""
+    """The value is not a position of this archive. The text is one line."""
 
 
 class Asked(NamedTuple):
-    """Where a subscription is to begin. Neither: at the earliest message there is."""
+    """The requested start of a subscription. With neither field: the earliest message."""
 
     after: int = 0
-    """Behind this number."""
+    """Begin behind this number."""
     is_position: bool = False
-    """It was given as a position: what lies behind it must be there."""
+    """Whether it was given as a position: then nothing behind it may be missing."""
     is_latest: bool = False
 
 
 def tag_of(epoch: str) -> bytes:
-    """What the positions of this archive begin with; 9 characters."""
+    """Return the common prefix of this archive's positions; 9 characters."""
     return _FORMAT + blake2b(epoch.encode(), digest_size=_TAG_BYTES).hexdigest().encode()
 
 
 def asked(values: list[str], tag: bytes, last: int) -> Asked:
-    """What the values of the user property say. `last`: the highest number that may be behind a client by now.
+    """Parse the values of the user property. `last`: the highest number that a client may have received.
 
     Raises OffsetError.
     """
@@ -75,7 +75,7 @@ def asked(values: list[str], tag: bytes, last: int) -> Asked:
 
 
 def _time(text: str) -> int | None:
-    """The highest number of a message that was received before this time; None: it is no time."""
+    """Return the highest number of a message received before this time; None: not a time."""
     found = _TIME.match(text)
     if found is None:
         return None

@@ -1,10 +1,10 @@
-"""SUBSCRIBE with the user property `mqttd-offset`: whether it can be, where it begins, and the SUBACK.
+"""SUBSCRIBE with the user property `mqttd-offset`: decides whether a replay is possible and where it begins; SUBACK.
 
-All Topic Filters of the packet begin at the same place. A position is refused when something behind it was removed, on
-any worker; `latest` begins behind every number that was given when the SUBSCRIBE came, so that a publish that begins
-after the SUBACK reaches the subscriber. Both are known to each worker alone: siblings that can be reached are asked
-first, and the SUBACK waits for them, as what is answered after it does. One that goes away meanwhile is waited for no
-longer. Until then what was subscribed before stays as it is.
+All Topic Filters of the packet begin at the same place. A position is refused if any worker has removed something
+behind it; `latest` begins behind every number given out when the SUBSCRIBE arrived, so that a publish that begins after
+the SUBACK reaches the subscriber. Each worker knows both only for itself: reachable siblings are asked first, and the
+SUBACK waits for their answers, and so do later answers to the client. A sibling that goes away meanwhile is no longer
+waited for. Until then earlier subscriptions stay as they are.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ _PIECE = 5000 * STEP
 
 
 def asked_offsets(packet: Subscribe) -> list[str]:
-    """The values of the user property."""
+    """Return the values of the user property."""
     properties: list[tuple[str, str]] = packet.properties.get("user_property", [])
     return [value for name, value in properties if name == NAME]
 
 
 class _Wanted:
-    """One Topic Filter of the packet. `code`: the reason why not, or the granted QoS."""
+    """One Topic Filter of the packet. `code`: the granted QoS, or the reason code that refuses it."""
 
     __slots__ = ("allowed", "code", "first", "options", "start", "text", "why")
 
     def __init__(self, text: bytes, options: int, code: int, why: str, first: _Wanted | None) -> None:
         self.first = first
-        """The same filter stands before it in the packet: only that one is looked at, with the options of the last."""
+        """The same filter earlier in the packet: only the first one is examined, with the options of the last."""
         self.text = text
         self.options = options
         self.code = code
         self.why = why
         self.allowed = 1 << (options & _QOS)
-        """A bit for each QoS with which it may be had."""
+        """A bit for each QoS that the rules allow."""
         self.start = 0
-        """The highest number that was removed, of all workers."""
+        """The highest removed number, of all workers."""
 
 
 class _Waiting:
-    """A SUBSCRIBE whose SUBACK is to come."""
+    """A SUBSCRIBE whose SUBACK is pending."""
 
     __slots__ = (
         "answer",
@@ -87,42 +87,42 @@ class _Waiting:
         self.identifier = packet.identifier
         self.wanted = wanted
         self.possible: dict[bytes, _Wanted] = {}
-        """Those of them that can be, as far as this worker knows, each filter once: not many."""
+        """The filters that this worker finds possible, each once: not many."""
         self.fresh = 0
-        """How many of these take the place of none."""
+        """Number of these that replace no other replay."""
         self.asked = Asked()
         self.answer: list[Any] | None = None
         self.peers: set[Peer] = set()
         """Workers that have not answered."""
         self.last: list[int] = []
-        """By worker: the last number that it had given."""
+        """By worker: the last number that it had given out."""
 
 
 class Subscriptions(Protocol):
-    """Those that are no replays, and the rules for all (`broker.clients.subscribing`)."""
+    """The interface to ordinary subscriptions, and to the rules for all (`broker.clients.subscribing`)."""
 
     def check(self, session: Session, text: bytes, qos: int) -> int:
-        """0, or the reason code with which this filter, with the QoS that was asked for, is refused."""
+        """Return 0, or the reason code that refuses this filter with the requested QoS."""
 
     def why(self, code: int) -> str:
-        """What is wrong with a filter that is refused with this reason code."""
+        """Return why a filter is refused with this reason code."""
 
     def remove(self, session: Session, named: bytes, text: bytes, group: bytes | None) -> bool:
-        """End one. False: there was none."""
+        """End a subscription. Return False if there was none."""
 
     def too_large(self, conn: Connection) -> None:
-        """The answer is beyond the client's Maximum Packet Size."""
+        """End a connection for which the answer is beyond its Maximum Packet Size."""
 
 
 class Replays(Protocol):
-    """Who may read the archive (`broker.clients.authorising`)."""
+    """The interface to authorisation of replays (`broker.clients.authorising`)."""
 
     def may_replay(self, session: Session, topic_filter: bytes) -> bool:
-        """Whether this subscription of it may begin in the archive."""
+        """Whether this subscription may begin in the archive."""
 
 
 class Opening:
-    """Begins replays."""
+    """Opens replays."""
 
     def __init__(self, context: Context, recording: Recording, replaying: Replaying, rights: Replays) -> None:
         self._context = context
@@ -131,14 +131,14 @@ class Opening:
         self._replaying = replaying
         self._rights = rights
         self.subscriptions: Subscriptions
-        """Given once, by whoever hands SUBSCRIBEs over."""
+        """Set once, by the code that passes SUBSCRIBEs here."""
         self._waiting: dict[int, _Waiting] = {}
         self._wanted: dict[Session, dict[bytes, list[_Wanted]]] = {}
-        """What these want, by Topic Filter."""
+        """Pending requests by Topic Filter."""
         self._number = context.router.state.wall_ms * 1000
 
     def subscribe(self, conn: Connection, session: Session, packet: Subscribe, values: list[str]) -> None:
-        """Answer it with a SUBACK, now or when siblings have said what they have."""
+        """Answer it with a SUBACK, now or when siblings have answered."""
         self._context.piecework.answer(conn, self._subscribe(conn, session, packet, values))
 
     def _subscribe(self, conn: Connection, session: Session, packet: Subscribe, values: list[str]) -> Iterator[None]:
@@ -150,7 +150,7 @@ class Opening:
             wrong = "nothing is archived here"
         else:
             try:
-                waiting.asked = asked(values, replaying.tag, number)  # all that a client has are older
+                waiting.asked = asked(values, replaying.tag, number)  # all messages of a client are older
             except OffsetError as error:
                 wrong = str(error)
         for first in range(0, len(packet.filters), AT_ONCE):
@@ -163,7 +163,7 @@ class Opening:
             self._finish(waiting)
 
     def _judge_all(self, waiting: _Waiting, filters: list[Subscription], wrong: str) -> None:
-        """Which of them can be."""
+        """Decide which filters are possible."""
         most = self._context.settings.protocol.maximum_qos
         spend(len(filters) * 4 * STEP)
         for item in filters:
@@ -185,7 +185,7 @@ class Opening:
                 waiting.fresh += text not in (waiting.session.replays or {})
 
     def _begin(self, waiting: _Waiting, number: int) -> None:
-        """At least one of them can be."""
+        """Begin, because at least one filter is possible."""
         context = self._context
         waiting.last = [number] * context.workers
         self._look_here(waiting)
@@ -205,7 +205,7 @@ class Opening:
             self._router.peers.tell(peer, b"o", probe)
 
     def _judge(self, waiting: _Waiting, text: bytes, qos: int) -> tuple[int, str]:
-        """(0 or the reason code, why) of a Topic Filter."""
+        """Return (0 or the reason code, why) for a Topic Filter."""
         if text.startswith(b"$share/"):
             return _CANNOT, f"is shared: {NAME} is for subscriptions of one client"
         refused = self.subscriptions.check(waiting.session, text, qos)
@@ -220,7 +220,7 @@ class Opening:
         return self._room(waiting.session, text, waiting.fresh)
 
     def _room(self, session: Session, text: bytes, beside: int) -> tuple[int, str]:
-        """Likewise, of the limits. `beside`: so many more are about to be made."""
+        """Do the same for the limits. `beside`: number of other replays about to be made."""
         limits, replays = self._context.settings.limits, session.replays or {}
         if text not in replays and (
             len(replays) + beside >= limits.replays_per_session_max
@@ -238,7 +238,7 @@ class Opening:
     # ------------------------------------------------------------ siblings
 
     def started(self, peer: Peer, payload: bytes) -> None:
-        """The word b"O" of a sibling."""
+        """Handle the word b"O" of a sibling."""
         number, last, starts = starts_of(payload)
         waiting = self._waiting.get(number)
         if waiting is None or peer not in waiting.peers:
@@ -249,7 +249,7 @@ class Opening:
         self._answered(number, waiting, peer)
 
     def peer_away(self, peer: Peer) -> None:
-        """A sibling is silent or dead: nobody waits for it."""
+        """Stop waiting for a sibling that is silent or dead."""
         self._context.in_pieces(self._without(peer))
 
     def _without(self, peer: Peer) -> Iterator[None]:
@@ -285,7 +285,7 @@ class Opening:
             self._wanted.pop(waiting.session, None)
 
     def cancel(self, session: Session, text: bytes) -> None:
-        """The client has subscribed or unsubscribed it otherwise, since."""
+        """Drop the pending request: the client has since subscribed or unsubscribed the filter otherwise."""
         of_session = self._wanted.get(session)
         if of_session is None:
             return
@@ -300,7 +300,7 @@ class Opening:
     def _finish(self, waiting: _Waiting) -> None:
         conn, session = waiting.conn, waiting.session
         if session.connection is not conn:
-            return  # whoever asked has gone, and is told nothing
+            return  # the client has gone, so it gets no answer
         asked_for = waiting.asked
         made: list[bytes] = []
         spend(len(waiting.wanted) * STEP // 2)
@@ -309,7 +309,7 @@ class Opening:
         for wanted in waiting.possible.values():
             if not wanted.text:
                 continue
-            code, why = self._room(session, wanted.text, 0)  # others were made, perhaps, since it came
+            code, why = self._room(session, wanted.text, 0)  # others may have been made meanwhile
             if code:
                 wanted.code, wanted.why = code, why
                 continue
@@ -349,7 +349,7 @@ class Opening:
             self._router.back_pressure.settle_answer(conn, waiting.answer, suback, then, unstored)
 
     def _make(self, waiting: _Waiting, wanted: _Wanted) -> bool:
-        """True: it takes the place of another subscription."""
+        """Make the replay. Return True if it replaces another subscription."""
         session, text, asked_for = waiting.session, wanted.text, waiting.asked
         after = waiting.last if asked_for.is_latest else [asked_for.after] * self._context.workers
         replaced = self.subscriptions.remove(session, text, text, None)

@@ -1,21 +1,22 @@
-"""Subscriptions that replay: they begin at a position of the archive and go on with what is published.
+"""Replays: subscriptions that begin at a position of the archive and continue with newly published messages.
 
 SUBSCRIBE with the user property `mqttd-offset` makes one for each of its Topic Filters. It is not among the
-subscriptions that publishes are matched with: all of it comes from the archives of every worker, after the commit, also
-what is published now. The home of the session asks the workers for pages (`broker.replay.sources`, its own worker as
-any other), merges them (`pyx.delivery.replay`), and puts the messages into the session's own queue when that is empty.
-So the client's Receive Maximum and its outbox pace it, and nothing is asked for while it is not connected.
+subscriptions that publishes are matched with: all its messages, also new ones, come from the archives of every worker,
+after the commit. The home of the session asks all workers for pages (`broker.replay.sources`, itself included), merges
+them (`pyx.delivery.replay`), and puts the messages into the session's own queue when that is empty. So the client's
+Receive Maximum and its outbox pace the replay, and nothing is requested while it is not connected.
 
-    opening     a position must not lie before the start of any log, and `latest` begins behind what every worker has
-                numbered: siblings that can be reached are asked before the SUBACK (`probe`)
-    feeding     about two pages are in memory, the next ones are asked for when half of that is gone
-    resting     without a connection: the position is all there is
+    opening     a position must not lie before the start of any log, and `latest` begins behind all numbers that the
+                workers have given out: reachable siblings are asked before the SUBACK (`probe`)
+    feeding     about two pages are in memory, the next ones are requested when half of that is used
+    resting     without a connection: only the position is kept
 
-Fairness: `run` does one piece of work, a page that is read or some messages that are queued, in turn for all who have
-some; whoever calls it pauses twice as long as that took. So replays have a third of a worker, in small pieces.
+Fairness: `run` does one piece of work, reading a page or queueing some messages, in turn for all sessions that have
+work; its caller then pauses for twice the time of that piece. So replays have a third of a worker, in small pieces.
 
-Kept (family O, `leveldb_store.format.replay_schema`): the position, in the batch that has the copies of QoS 1 and 2 up
-to there in records of their own (family Q). After a crash these are sent, and what lies behind is read. Where all
+Stored (family O, `leveldb_store.format.replay_schema`): the position, in one batch with the copies of QoS 1 and 2 up to
+there, in records of their own (family Q). After a crash these are sent, and reading continues behind them. If all
+copies were of QoS 0, the position is stored a little later, when they have been sent.
 copies were of QoS 0 it is stored a little later, when they have left.
 """
 
@@ -46,13 +47,13 @@ _PAGE_BYTES_LEAST = 4096
 _LAG_SECONDS = 0.1
 _NOTED_AT_ONCE = 256
 _NOTED_APART = 10_000_000 << 8
-"""A position that is so much newer than the stored one (ten seconds) is stored without a delivery."""
+"""A position newer than the stored one by this much (ten seconds) is stored without a delivery."""
 _AGAIN_MS = 3000
-"""A question without a sign of life for so long is asked again."""
+"""A question without a sign of life for this long is asked again."""
 
 
 class Replay:
-    """One subscription."""
+    """One subscription that replays."""
 
     __slots__ = (
         "asked", "fresh", "gone", "heard", "identifier", "is_dirty", "is_queued", "is_resting", "merge", "noted",
@@ -65,41 +66,41 @@ class Replay:
         """Topic Filter."""
         self.identifier = identifier
         self.asked = [0] * sources
-        """By source: the question that is open, or 0."""
+        """By source: the number of the open question, or 0."""
         self.heard = [0] * sources
-        """Monotonic ms of its last sign of life."""
+        """By source: monotonic ms of its last sign of life."""
         self.sizes = [0] * sources
-        """Messages of the last page."""
+        """By source: messages of the last page."""
         self.starts = [0] * sources
-        """By source: the number up to which something may be gone, as far as it was told."""
+        """By source: the number up to which messages may be missing, as announced by it."""
         self.fresh = set(range(sources)) if fresh else set()
-        """Sources of which everything there is was asked for: nothing can be missing before their first page."""
+        """Sources that were asked for all they have: nothing can be missing before their first page."""
         self.whole = merge.state()
-        """What was delivered when its session's queue was last seen empty, ..."""
+        """The position delivered when its session's queue was last seen empty, ..."""
         self.gone: list[int] = []
-        """... and of which sources its client knows by then that something is gone, as the store has it."""
+        """... and by source the number up to which its client knows by then that messages may be missing, as stored."""
         self.emptied()
         self.noted = self.whole[0]
-        """The position that the store has, or is about to."""
+        """The position that is stored or about to be."""
         self.is_resting = True
         self.is_queued = False
         self.is_dirty = False
-        """What the store has of it is not up to date."""
+        """Whether the stored record is out of date."""
 
     def emptied(self) -> None:
-        """Its session has all that it was given."""
+        """Note that its session has taken all messages queued so far."""
         self.whole = self.merge.state()
-        if self.merge.lost is None:  # else its client is still to be told
+        if self.merge.lost is None:  # else the client has not been told of a gap yet
             self.gone = [ALL if source in self.fresh else start for source, start in enumerate(self.starts)]
 
     @property
     def session(self) -> Session:
-        """Whose it is."""
+        """The session that it belongs to."""
         return self.merge.session
 
 
 class Replaying:
-    """The replays of one worker's sessions, and what its archive gives to those of others."""
+    """The replays of one worker's sessions, and the pages that its archive sends to those of others."""
 
     def __init__(self, context: Context, state_records: StateRecords) -> None:
         self._context = context
@@ -107,19 +108,19 @@ class Replaying:
         self._row = context.counters
         self._state_records = state_records
         self._questions: dict[int, tuple[Replay, int]] = {}
-        # no number that a former incarnation has used: its answer may still come
+        # not a number used by a former incarnation: its answer may still arrive
         self._number = context.router.state.wall_ms * 1000
         self._work: deque[Question | Replay] = deque()
         self._dirty: set[Replay] = set()
         self._active: dict[Replay, None] = {}
-        """Those that do not rest, as they began."""
+        """Replays that do not rest, in the order of their start."""
         self._lags = False
         self.count = 0
         self.archive = context.store.archive
         self.tag = tag_of(self.archive.epoch) if self.archive is not None else b""
         self.sources = Sources(context, self, self.archive, self._queue) if self.archive is not None else None
         self.wake: Callable[[], None] = lambda: None
-        """Called when there is something for `run` to do, and there was not."""
+        """Called when `run` gets something to do and had nothing."""
 
     # ------------------------------------------------------------ work
 
@@ -130,7 +131,7 @@ class Replaying:
 
     @property
     def replayed(self) -> int:
-        """Messages that were queued for clients, since the broker was started."""
+        """Number of messages queued for clients since the broker was started."""
         return self._row.get(count.REPLAYED_MESSAGES)
 
     def run(self) -> None:
@@ -155,7 +156,7 @@ class Replaying:
             replay.is_queued = True
             self._queue(replay)
 
-    # ------------------------------------------------------------ begin and end
+    # ------------------------------------------------------------ start and end
 
     def make(
         self,
@@ -169,8 +170,8 @@ class Replaying:
         number: int = 0,
         floors: dict[int, int] | None = None,
     ) -> Replay:
-        """A replay that rests; a former one of this Topic Filter ends. `after`: by worker, what lies up to this number
-        is not for it.
+        """Make a replay, which rests; a former one of this Topic Filter ends. `after`: by worker, the number up to
+        which messages are not for it.
         """
         if number == 0:
             number = 1 + max((each.merge.number for each in (session.replays or {}).values()), default=0)
@@ -184,7 +185,7 @@ class Replaying:
         return replay
 
     def stop(self, session: Session, text: bytes) -> bool:
-        """End it, with what of it waits; its record goes. False: there is none."""
+        """End a replay, with its waiting messages and its record. Return False if there is none."""
         replay: Replay | None = (session.replays or {}).pop(text, None)
         if replay is None:
             return False
@@ -199,7 +200,7 @@ class Replaying:
         return True
 
     def begin(self, replay: Replay) -> None:
-        """Ask for messages, if its session is connected."""
+        """Request messages, if its session is connected."""
         if replay.session.connection is None or not replay.is_resting or not self._is_there(replay):
             return
         replay.is_resting = False
@@ -208,18 +209,18 @@ class Replaying:
             self._ask(replay, source, at_once=True)
 
     def attached(self, session: Session) -> None:
-        """The session has a connection."""
+        """Start the replays of a session that has a connection."""
         for replay in (session.replays or {}).values():
             self.begin(replay)
 
     def detached(self, session: Session) -> None:
-        """Its connection has ended: what was asked for is not wanted now."""
+        """Let its replays rest: the connection has ended, and open questions are dropped."""
         for replay in (session.replays or {}).values():
             self._rest(replay)
             self._note(replay)
 
     def ended(self, session: Session) -> None:
-        """The session is over. (Its records are deleted with it.)"""
+        """Forget the replays of an ended session. (Its records are deleted with it.)"""
         for replay in (session.replays or {}).values():
             self._rest(replay)
             self._dirty.discard(replay)
@@ -241,10 +242,10 @@ class Replaying:
     # ------------------------------------------------------------ questions
 
     def _ask(self, replay: Replay, source: int, at_once: bool = False) -> None:
-        """Ask that worker for what follows. `at_once`: if it has nothing, it is to say so now, and up to where."""
+        """Ask that worker for the next messages. `at_once`: if it has none, it answers at once how far that holds."""
         context = self._context
         if source != context.index and not context.is_ready(sibling(source)):
-            return  # `sweep` asks again
+            return  # `sweep` will ask again
         self._number += 1
         number = self._number
         self._questions[number] = replay, source
@@ -261,7 +262,7 @@ class Replaying:
             self._router.peers.tell_unkept(source, b"r", read_of(question, at_once))
 
     def _forget(self, source: int, number: int) -> None:
-        # should the word be lost: what a sibling says of it is answered with it again
+        # if this word is lost: the sibling's next message about the question is answered with it again
         self._questions.pop(number, None)
         if source != self._context.index:
             self._router.peers.tell_unkept(source, b"c", number.to_bytes(8, "little"))
@@ -274,13 +275,13 @@ class Replaying:
                 self._ask(replay, source)
 
     def answered(self, peer: Peer, payload: bytes) -> None:
-        """The word b"R" of a sibling: a page."""
+        """Handle the word b"R" of a sibling: a page."""
         answer = page_of(payload)
         if self._questions.get(answer.number, (None, -1))[1] == peer:
             self.page(answer)
 
     def page(self, answer: Answer) -> None:
-        """A page has come, see `replay_sources`."""
+        """Take in a page, see `broker.replay.sources`."""
         found = self._questions.pop(answer.number, None)
         if found is None:
             return
@@ -312,12 +313,12 @@ class Replaying:
             merge.lost = write_position(self.tag, merge.position)
 
     def told_beat(self, peer: Peer, payload: bytes) -> None:
-        """The word b"b" of a sibling."""
+        """Handle the word b"b" of a sibling."""
         up_to, *numbers = memoryview(payload).cast("Q")
         self._end(peer, self.beat(peer, up_to, numbers))
 
     def told_so_far(self, peer: Peer, payload: bytes) -> None:
-        """The word b"s" of a sibling."""
+        """Handle the word b"s" of a sibling."""
         self._end(peer, self.so_far(peer, so_far_of(payload)))
 
     def _end(self, peer: Peer, over: list[int]) -> None:
@@ -325,7 +326,7 @@ class Replaying:
             self._router.peers.tell_unkept(peer, b"c", b"".join(number.to_bytes(8, "little") for number in over))
 
     def so_far(self, source: int, pairs: list[tuple[int, int]]) -> list[int]:
-        """For these questions there is nothing up to these numbers, so far. -> those that nobody waits for."""
+        """Note that these questions have nothing up to these numbers so far; return those that are not open."""
         over = []
         for number, up_to in pairs:
             replay, asked = self._questions.get(number, (None, -1))
@@ -342,7 +343,7 @@ class Replaying:
         return over
 
     def beat(self, source: int, up_to: int, numbers: list[int]) -> list[int]:
-        """For these questions there is nothing up to that number. -> those that nobody waits for."""
+        """Note that these questions have nothing up to this number; return those that are not open."""
         over = []
         for number in numbers:
             replay, asked = self._questions.get(number, (None, -1))
@@ -359,19 +360,19 @@ class Replaying:
         return over
 
     def peer_ready(self, peer: Peer) -> None:
-        """A sibling is back: it knows none of our questions."""
+        """Ask again: a sibling is back, and has none of our questions."""
         for replay in list(self._active):
             if replay.asked[peer]:
                 self._forget(peer, replay.asked[peer])
             self._ask(replay, peer, at_once=True)
 
     def peer_gone(self, peer: Peer) -> None:
-        """A sibling is dead, and its questions with it."""
+        """Forget the questions of a sibling that is dead."""
         if self.sources is not None:
             self.sources.forget_all(peer)
 
     def sweep(self) -> None:
-        """Once a second: ask again what was not answered."""
+        """Repeat questions that were not answered; called once a second."""
         late = self._router.state.now_ms - _AGAIN_MS
         for replay in list(self._active):
             for source, number in enumerate(replay.asked):
@@ -384,7 +385,7 @@ class Replaying:
     # ------------------------------------------------------------ feeding
 
     def drained(self, sessions: list[Session]) -> None:
-        """What these had in their own queues, or most of what was in their outboxes, has left."""
+        """Continue: these sessions' own queues are empty, or their outboxes mostly sent."""
         for session in sessions:
             for replay in (session.replays or {}).values():
                 if replay.is_dirty or replay.merge.is_due:
@@ -395,7 +396,7 @@ class Replaying:
         if replay.is_resting:
             return
         if not has_room(self._router.backlog, session):
-            return  # `drained` says when it has
+            return  # `drained` will continue
         replay.emptied()
         if not merge.feed(self._router.backlog, _SLICE_MESSAGES, _SLICE_BYTES):
             return
@@ -406,13 +407,13 @@ class Replaying:
         elif session.durable:
             self._note_later(replay)
         self._ask_more(replay)
-        if not session.queued and merge.is_due:  # nothing of that was for it
+        if not session.queued and merge.is_due:  # none of the messages was for it
             self._due(replay)
 
-    # ------------------------------------------------------------ what the store has
+    # ------------------------------------------------------------ stored state
 
     def _note(self, replay: Replay) -> None:
-        """Store where it is, with what else this tick stores."""
+        """Store the position, with the other records of this tick."""
         session = replay.session
         if replay.is_dirty and not session.queued:
             replay.emptied()
@@ -424,7 +425,7 @@ class Replaying:
             self._router.journal.put_record(key, encode_replay(self._stored(replay)), waited=False)
 
     def keep(self, replay: Replay) -> None:
-        """A new one: the SUBACK waits for its record."""
+        """Store a new replay: the SUBACK waits for its record."""
         session = replay.session
         if self._state_records.stores(session):
             self._router.journal.put_record(
@@ -435,7 +436,7 @@ class Replaying:
         position, floors = replay.whole
         merge = replay.merge
         lost = int(merge.lost[len(self.tag) :], 16) if merge.lost is not None else 0
-        gone = replay.gone if max(replay.gone) > position else []  # else it says nothing that the position does not
+        gone = replay.gone if max(replay.gone) > position else []  # else the position alone says it
         return StoredReplay(merge.options, replay.identifier, merge.number, position, lost, floors, gone)
 
     def _note_later(self, replay: Replay) -> None:
@@ -455,7 +456,7 @@ class Replaying:
             self._context.call_later(_LAG_SECONDS, self._note_all)
 
     def _note_progress(self, replay: Replay) -> None:
-        # it has come further without a delivery: what a restart begins with is not much older than that
+        # it advanced without a delivery: a restart must not begin with a much older position
         session, merge = replay.session, replay.merge
         if merge.position < replay.noted + _NOTED_APART or session.queued or not session.durable:
             return
@@ -464,7 +465,7 @@ class Replaying:
         self._note_later(replay)
 
     def restore(self, session: Session, text: bytes, stored: StoredReplay) -> None:
-        """One that an earlier worker has stored, of a session without a connection."""
+        """Restore a replay that an earlier worker has stored, for a session without a connection."""
         if self.archive is None:
             return
         replay = self.make(
@@ -472,12 +473,12 @@ class Replaying:
             text,
             stored.options,
             stored.identifier,
-            [stored.position] * self._context.workers,  # an archive may have what several workers have numbered
+            [stored.position] * self._context.workers,  # after repartitioning an archive has numbers of several workers
             fresh=stored.position == 0,
             number=stored.number,
             floors=stored.floors,
         )
-        if len(stored.gone) == self._context.workers:  # of another number of workers it is told once more what is gone
+        if len(stored.gone) == self._context.workers:  # with another number of workers gaps are announced again
             replay.fresh = {source for source, start in enumerate(stored.gone) if start == ALL}
             replay.starts = [0 if start == ALL else start for start in stored.gone]
         replay.emptied()

@@ -1,11 +1,10 @@
-"""When replays work: a timer of the kernel in the reactor's set, so that the pauses can be shorter than a millisecond.
+"""Scheduling of replays, by a kernel timer in the reactor's set, because pauses can be shorter than a millisecond.
 
-After each piece of work, what it sent included, there is none for twice as long: clients that replay have at most a
-third of a worker, and every other client is served between two pieces. With less than half, what comes for others finds
-the loop free more often than not: so half of their messages wait for no replay at all. And MESSAGE_NS pass for each
-message: on a machine that is fast enough, what others send is worth more than that a replay is over sooner, and the
-client that reads needs a processor, too. Pages are read beside the loop (`broker.worker.background_thread`) and are no
-part of this.
+After each piece of work, including sending its messages, there is a pause of twice its duration: replays have at most a
+third of a worker, and all other clients are served between two pieces. With less than half, traffic of others finds the
+loop idle more often than not, so half of their messages wait for no replay at all. In addition MESSAGE_NS pass for each
+message: on a fast machine the traffic of others matters more than finishing a replay sooner, and the reading client
+needs a processor, too. Reading pages runs in a thread (`broker.worker.background_thread`) and is not counted here.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ _SPEC = Struct("qqqq")  # struct itimerspec: interval, then value, each in secon
 _TFD_NONBLOCK, _TFD_CLOEXEC, _CLOCK_MONOTONIC = 0o4000, 0o2000000, 1
 _NOW_NS = 1000
 _PAUSE = 2
-"""Times as long as the work before it."""
+"""Duration of a pause as a multiple of the work before it."""
 MESSAGE_NS = 4400
-"""Of a worker's replays, together: 227,000 a second."""
+"""Minimum time per message, for all replays of a worker: 227,000 messages a second."""
 _CREDIT_NS = 2_000_000
-"""So much of it is made up for when the loop had other things to do."""
+"""Delay that may be caught up when the loop was busy with other work."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Work(Protocol):
-    """What is done in pieces: replays, and walks over retained messages."""
+    """Work in pieces: replays, and walks over retained messages."""
 
     wake: Callable[[], None]
 
@@ -49,26 +48,26 @@ class Work(Protocol):
 
     @property
     def replayed(self) -> int:
-        """Messages of an archive that were queued for clients."""
+        """Number of archived messages that were queued for clients."""
 
     def run(self) -> None:
-        """Do one piece."""
+        """Do one piece of work."""
 
 
 class Scheduler:
-    """Of one kind of work of one worker."""
+    """Paces one kind of work of one worker."""
 
     def __init__(self, reactor: Reactor, work: Work) -> None:
         self._reactor = reactor
         self._replaying = work
         self._timerfd = -1
         self._rests_until = 0
-        """Monotonic ns."""
+        """End of the present pause, in monotonic ns."""
         self._due = 0
-        """Monotonic ns: when what was queued so far has had its time."""
+        """Monotonic ns until which the messages queued so far use up their time."""
 
     def start(self) -> None:
-        """After the fork. Raises OSError."""
+        """Create the timer, after the fork. Raises OSError."""
         self._timerfd = _libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_NONBLOCK | _TFD_CLOEXEC)
         if self._timerfd < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
@@ -97,7 +96,7 @@ class Scheduler:
             self._arm()
 
     def close(self) -> None:
-        """No more work."""
+        """Stop for good."""
         if self._timerfd >= 0:
             self._reactor.unwatch(self._timerfd)
             os.close(self._timerfd)

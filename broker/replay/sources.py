@@ -1,28 +1,28 @@
-r"""What this worker's archive gives to replays: those of its own sessions, and those of siblings.
+r"""The archive's side of replays: one worker answers questions of its own sessions' replays and of siblings.
 
-A question names a Topic Filter and a number, and is answered by a page of what lies behind that number. One that finds
-nothing is *held*: of each commit it is asked whether it may have such a topic (a summary,
-`pyx.delivery.archived.Watch`), and it is read for again only then. So readers of what does not come cost next to
-nothing, however many they are. Meanwhile whoever asked is told a few times a second that there was nothing (a *beat*),
-and up to which number that holds: this worker gives no number at or below it any more. So a subscriber's position goes
-on, however silent a worker is.
+A question has a Topic Filter and a number, and is answered by a page of the messages behind that number. A question
+that finds nothing is *held*: each commit is checked for topics that may match (a summary,
+`pyx.delivery.archived.Watch`), and only then is it read for again. So readers that wait cost next to nothing, however
+many they are. Meanwhile the asker is told a few times a second that there was nothing (a *beat*), and up to which
+number that holds: this worker gives out no number at or below it any more. So a subscriber's position advances, however
+silent a worker is.
 
     read    b"r"    u64 question | u64 behind | u64 known start | u32 bytes | u8 1 = a beat is wanted at once
                     | Topic Filter
-    page    b"R"    u64 question | u64 up to | u64 start | u8 1 = that was all, 2 = something behind the number is gone,
-                    4 = it cannot be read | stored messages
+    page    b"R"    u64 question | u64 up to | u64 start | u8 1 = the last page for now, 2 = messages behind the number
+                    are missing, 4 = they are unreadable | stored messages
     beat    b"b"    u64 up to | u64 question, ...
-    so far  b"s"    u64 question, u64 up to | ...: nothing was found for these up to there, and they are being read for
-    end     b"c"    u64 question, ...: nobody waits for these
+    so far  b"s"    u64 question, u64 up to | ...: nothing was found up to there, and reading continues
+    end     b"c"    u64 question, ...: these are not waited for any more
     probe   b"o"    u64 question | u16 length, Topic Filter, ...
     start   b"O"    u64 question | u64 the last number given | u64 start, ...: by filter
 
-All but the last two may be lost: `broker.replay.replaying` asks again. No number raises this worker's: those of a host
-are of one clock (`pyx.core.clock`), and a client may name any. `start`: what lies up to this number may be gone;
-whoever asks says up to where it knows that.
+All but the last two may be lost: `broker.replay.replaying` asks again. A number in a question never raises this
+worker's clock: the numbers of a host are of one clock (`pyx.core.clock`), and a client may name any. `start`: messages
+up to this number may be missing; the asker states up to where it already knows that.
 
-What is read is read in `step`, one page at a time; `broker.replay.replaying` says when. A worker has it read by a
-thread (`Sources.background`): then a second `step` answers.
+Reading is done in `step`, one page at a time, when `broker.replay.replaying` schedules it. A worker reads in a thread
+(`Sources.background`): then a second `step` answers.
 """
 
 from __future__ import annotations
@@ -59,29 +59,29 @@ _SAY_AGAIN_MS = 60_000
 
 
 def read_of(question: Question, at_once: bool) -> bytes:
-    """The word b"r"."""
+    """Return the word b"r" for a question."""
     head = _READ.pack(question.number, question.after, question.start, question.bytes_max, _AT_ONCE if at_once else 0)
     return head + question.filter
 
 
 class Answer(NamedTuple):
-    """A page, as whoever asked gets it."""
+    """A page, in the form that the asker gets."""
 
     number: int
-    """Of the question."""
+    """Number of the question."""
     up_to: int
-    """Everything up to this number has come with it."""
+    """Everything up to this number is included."""
     start: int | None
-    """Something is gone up to this number; None: nothing is, or it was known."""
+    """Messages are missing up to this number; None: none are, or it was known."""
     is_damage: bool
-    """It is not gone by rule: it cannot be read."""
+    """They were not removed by retention, but are unreadable."""
     is_end: bool
-    """That was all."""
+    """There is no more at present."""
     messages: list[Message]
 
 
 def page_of(payload: bytes) -> Answer:
-    """Of the word b"R". Raises MqttError where a message is damaged."""
+    """Parse the word b"R". Raises MqttError where a message is damaged."""
     number, up_to, start, flags = _PAGE.unpack_from(payload)
     messages = unpack_stored(payload[_PAGE.size :], expiry_offset)
     return Answer(
@@ -90,23 +90,23 @@ def page_of(payload: bytes) -> Answer:
 
 
 def so_far_of(payload: bytes) -> list[tuple[int, int]]:
-    """Of the word b"s": (question, up to)."""
+    """Parse the word b"s" into (question, up to)."""
     return list(_TWO.iter_unpack(payload))
 
 
 def probe_of(number: int, filters: list[bytes]) -> bytes:
-    """The word b"o"."""
+    """Return the word b"o"."""
     return _NUMBER.pack(number) + b"".join(_LENGTH.pack(len(text)) + text for text in filters)
 
 
 def starts_of(payload: bytes) -> tuple[int, int, list[int]]:
-    """Of the word b"O": (question, last number, start by filter)."""
+    """Parse the word b"O" into (question, last number, start by filter)."""
     number, last = _TWO.unpack_from(payload)
     return number, last, [start for (start,) in _NUMBER.iter_unpack(payload[_TWO.size :])]
 
 
 class Question:
-    """One that was not answered yet. `peer`: who asks; this worker's own number: its own sessions."""
+    """A question not answered yet. `peer`: the asker; this worker's own number for its own sessions."""
 
     __slots__ = (
         "after", "bytes_max", "failed", "filter", "gone", "is_damage", "number", "page", "peer", "promise",
@@ -119,38 +119,38 @@ class Question:
         self.filter = text
         self.after = after
         self.start = start
-        """Known to whoever asks: what lies up to this number may be gone."""
+        """Messages up to this number may be missing, which the asker knows."""
         self.bytes_max = bytes_max
         self.gone: int | None = None
-        """What was asked for may have been removed up to this number, and that is not known."""
+        """Messages up to this number may have been removed, which the asker does not know yet."""
         self.is_damage = False
-        """It is not gone by rule: it cannot be read."""
+        """They were not removed by retention, but are unreadable."""
         self.failed: Exception | None = None
-        """Why nothing can be read for it."""
+        """The error that prevented reading."""
         self.promise = 0
-        """When it was queued, whatever had a number up to here was durable."""
+        """All numbers up to this one were durable when it was queued."""
         self.page: Page | None = None
-        """What was read and not looked at yet."""
+        """Messages read and not processed yet."""
         self.queued = False
         self.said_ms = 0
         """Monotonic ms of the last sign of life."""
 
 
 class Asker(Protocol):
-    """Who asks for this worker's own sessions (`broker.replay.replaying`)."""
+    """The asker for this worker's own sessions (`broker.replay.replaying`)."""
 
     def page(self, answer: Answer) -> None:
-        """A page has come."""
+        """Take in a page."""
 
     def so_far(self, source: int, pairs: list[tuple[int, int]]) -> list[int]:
-        """For these questions there is nothing up to these numbers, so far. -> those that nobody waits for."""
+        """Note that these questions have nothing up to these numbers so far; return those that are not open."""
 
     def beat(self, source: int, up_to: int, numbers: list[int]) -> list[int]:
-        """For these questions there is nothing up to that number. -> those that nobody waits for."""
+        """Note that these questions have nothing up to this number; return those that are not open."""
 
 
 class Sources:
-    """Answers for one worker's archive. `asker`: of its own sessions' questions."""
+    """Answers questions to one worker's archive. `asker`: gets the answers for its own sessions."""
 
     def __init__(self, context: Context, asker: Asker, archive: Archive, step: Callable[[Question], None]) -> None:
         self._context = context
@@ -158,40 +158,40 @@ class Sources:
         self._asker = asker
         self._archive = archive
         self._queue = step
-        """Has `step` called for a question when it is its turn."""
+        """Schedules a call of `step` for a question."""
         self._open: dict[tuple[Peer, int], Question] = {}
-        """By who asks and the question."""
+        """By asker and question."""
         self._held: dict[tuple[Peer, int], Question] = {}
-        """Those that have found nothing: neither up to what they asked for nor up to ..."""
+        """Held questions: they found nothing up to their number, nor up to ..."""
         self._held_up_to = 0
         """... this number."""
         self._watch = Watch()
-        """Their Topic Filters."""
+        """The Topic Filters of held questions."""
         self._timed = False
         self._silent_until = 0
-        """Monotonic ms: until then it is not said again that something cannot be read."""
+        """Monotonic ms until which unreadable data is not logged again."""
         self.background: Callable[[Callable[[], None], Callable[[], None]], None] | None = None
-        """Has the first done by a thread and calls the second; None: pages are read at once."""
+        """Runs the first in a thread and then calls the second; None: pages are read in the loop."""
 
     @property
     def open(self) -> int:
-        """Questions that are not answered."""
+        """Number of questions not answered yet."""
         return len(self._open)
 
     @property
     def held(self) -> int:
-        """Questions that wait for something to be archived."""
+        """Number of questions that wait for a message to be archived."""
         return len(self._held)
 
     # ------------------------------------------------------------ questions
 
     def asked(self, peer: Peer, payload: bytes) -> None:
-        """The word b"r" of a sibling."""
+        """Handle the word b"r" of a sibling."""
         number, after, start, bytes_max, at_once = _READ.unpack_from(payload)
         self.ask(Question(peer, number, payload[_READ.size :], after, start, bytes_max), bool(at_once))
 
     def ask(self, question: Question, at_once: bool) -> None:
-        """A question of a sibling or of our own."""
+        """Take in a question of a sibling or of our own."""
         self._open[question.peer, question.number] = question
         self._archive.watch(True)
         question.said_ms = self._router.state.now_ms
@@ -210,24 +210,24 @@ class Sources:
             self._queue(question)
 
     def end(self, peer: Peer, payload: bytes) -> None:
-        """The word b"c": nobody waits for these answers."""
+        """Handle the word b"c": these questions are not waited for any more."""
         for (number,) in _NUMBER.iter_unpack(payload):
             self.forget(peer, number)
 
     def forget(self, peer: Peer, number: int) -> None:
-        """Nobody waits for this answer."""
+        """Drop a question that is not waited for any more."""
         self._open.pop((peer, number), None)
         self._held.pop((peer, number), None)
         self._watch.discard((peer, number))
 
     def forget_all(self, peer: Peer) -> None:
-        """That worker is dead."""
+        """Drop all questions of a worker that is dead."""
         for asker, number in list(self._open):
             if asker == peer:
                 self.forget(asker, number)
 
     def probed(self, peer: Peer, payload: bytes) -> None:
-        """The word b"o": where does the log begin, and what is the last number."""
+        """Handle the word b"o": answer with the starts of the log and the last number."""
         starts, at = [], _NUMBER.size
         while at < len(payload):
             (length,) = _LENGTH.unpack_from(payload, at)
@@ -240,7 +240,7 @@ class Sources:
     # ------------------------------------------------------------ answers
 
     def step(self, question: Question) -> None:
-        """Read a page for it. Answer it, or hold it."""
+        """Read a page for a question; answer or hold it."""
         key = question.peer, question.number
         if self._open.get(key) is not question:
             question.queued = False
@@ -266,7 +266,7 @@ class Sources:
         if not page.is_end:
             self._want(question)
             return
-        if self._has_come(question):  # while it was read, or waited for that
+        if self._has_come(question):  # a message was archived during the reading, or the wait for it
             self._want(question)
             return
         if not self._held:
@@ -281,20 +281,20 @@ class Sources:
         self._start_timer()
 
     def _has_come(self, question: Question) -> bool:
-        """Whether something may have become durable for it behind what was read."""
+        """Whether matching messages may have become durable behind those read."""
         if self._archive.last <= question.after:
             return False
         noted = self._archive.noted(question.after)
         return noted is None or any(may_match(topics, question.filter) for _, topics in noted)
 
     def _read(self, question: Question) -> None:
-        # perhaps in a thread of its own; what goes wrong is the question's alone
+        # perhaps in a thread; an error affects only this question
         with_gaps = False
         try:
             while question.page is None:
                 try:
                     question.page = self._archive.read([question.filter], question.after, question.bytes_max, with_gaps)
-                except FallenBehind as fallen:  # a second time, if more damage is found behind it
+                except FallenBehind as fallen:  # again if more damage is found behind it
                     with_gaps = True
                     if fallen.earliest > question.start:
                         question.gone = question.start = fallen.earliest
@@ -303,7 +303,7 @@ class Sources:
             question.failed = error
 
     def _failed(self, key: tuple[Peer, int], question: Question) -> None:
-        # it is not answered: whoever asked does so again, later
+        # it is not answered: the asker repeats it later
         del self._open[key]
         now = self._router.state.now_ms
         if now >= self._silent_until:
@@ -323,7 +323,7 @@ class Sources:
         self._router.peers.tell_unkept(question.peer, b"R", head + pack_stored(messages))
 
     def _progress(self) -> None:
-        """Something is durable that was not."""
+        """Check held questions against messages that have become durable."""
         noted = self._archive.noted(self._held_up_to)
         if noted is None:
             for question in list(self._held.values()):
@@ -351,7 +351,7 @@ class Sources:
         self._say_so_far()
         up_to = self._router.journal.archived_up_to()
         self._progress()
-        self._held_up_to = max(self._held_up_to, up_to)  # or retention would pass them
+        self._held_up_to = max(self._held_up_to, up_to)  # else retention would overtake them
         silent: dict[Peer, list[int]] = {}
         for peer, number in self._held:
             silent.setdefault(peer, []).append(number)
@@ -359,7 +359,7 @@ class Sources:
             self._send_beat(peer, up_to, numbers)
 
     def _say_so_far(self) -> None:
-        # to those whose question takes long: what it has come to is not read for them again
+        # for questions that take long to read: the asker need not have the same range read again
         late = self._router.state.now_ms - _SO_FAR_MS
         found: dict[Peer, list[tuple[int, int]]] = {}
         for key, question in self._open.items():

@@ -1,1 +1,1 @@
-"""A worker process: its wiring, what it finds in its store, links to siblings, gauges, answers to the operator."""
+"""A worker process: wiring, recovery from its store, links to siblings, gauges, answers to the operator."""

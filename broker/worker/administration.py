@@ -1,8 +1,8 @@
-"""What a worker answers its operator: the requests of `broker.admin.requests`, which `shards.console` and the control
-process bring.
+"""Answers of a worker to the operator's requests (`broker.admin.requests`), which `shards.console` and the control
+process forward.
 
-Lists come in pages that fit into a message. A list goes through the sessions as they were when it began: the number of
-a page has that of its list in the upper half.
+Lists are sent in pages that fit into a message. A list contains the sessions as they were when it began: the number of
+a page has the number of its list in the upper half.
 """
 
 from __future__ import annotations
@@ -37,36 +37,36 @@ if TYPE_CHECKING:
 __all__ = ["Administration"]
 
 _PAGE_BYTES_MAX = 24_576
-"""Of a page as JSON: with what stands around it, a name of 65,535 bytes shortened, it fits into 64 KB."""
+"""Size of a page as JSON: with its envelope and a shortened name of 65,535 bytes it fits into 64 KB."""
 _EVENTS_BYTES_MAX = _PAGE_BYTES_MAX * 3 // 4
 _PAGE_ROWS_MAX = 500
 _LIST = 1 << 32
 _TEXT_MAX = 2000
-"""Characters of a name that are told."""
+"""Characters shown of a name."""
 _STORED = (
     "sessions", "subscriptions", "retained_messages", "retained_bytes", "log_messages", "log_bytes", "archive_bytes",
     "events_bytes", "records_set_aside",
 )  # fmt: skip
-"""Counters that say how much a store has; gauges, which the worker sets once a second."""
+"""Counters of the store's contents; gauges, which the worker sets once a second."""
 
 Answer = Callable[[dict[str, Any]], None]
 
 
 class Administration:
-    """Answers for one worker."""
+    """Answers the requests to one worker."""
 
     def __init__(self, context: Context, sessions: Sessions, closing: Closing) -> None:
         self._context = context
         self._sessions = sessions
         self._closing = closing
-        self._lists: dict[int, list[str]] = {}  # the oldest first
+        self._lists: dict[int, list[str]] = {}  # oldest first
         self._list_number = 0
 
     def asked(self, ask: object, answer: Answer) -> None:
-        """`answer` is called once, now or when the store has what was asked for."""
+        """Answer a request: `answer` is called once, now or when the store has confirmed."""
         try:
             self._asked(decode(ask), answer)
-        except Exception as error:  # noqa: BLE001  whoever asks does not end the worker
+        except Exception as error:  # noqa: BLE001  a failed request does not end the worker
             self._context.counters.add(count.INTERNAL_ERRORS)
             self._context.defect(None, error)
             answer({"error": "the request has failed: the log of the broker has the details"})

@@ -1,7 +1,7 @@
-"""A thread that reads beside the loop: what LevelDB does, unpacking and checksums included, needs no interpreter.
+"""A thread for reading beside the loop: LevelDB's work, including decompression and checksums, needs no GIL.
 
-It rests after each piece of work as long as that took. So what it does for others than the loop, together, has at most
-half of a processor and of the disk's time, however much waits; they take turns.
+It rests after each piece of work for as long as that took. So all background work together uses at most half of a
+processor and of the disk's time, however much is queued; its users take turns.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ _REST_SECONDS_MAX = 0.25
 
 
 class BackgroundThread:
-    """Work for one thread, in its order; what is to follow is called in the loop's. `clock`: monotonic seconds."""
+    """Runs work in one thread, in order; follow-ups are called in the loop. `clock`: monotonic seconds."""
 
     def __init__(self, reactor: Reactor, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._reactor = reactor
         self._clock = clock
         self._closed = threading.Event()
         self.rest: Callable[[float], object] = self._closed.wait
-        """Does nothing for so many seconds."""
+        """Sleeps for this many seconds."""
         self._work: queue.SimpleQueue[tuple[Callable[[], None], Callable[[], None]] | None] = queue.SimpleQueue()
         self._done: deque[tuple[BaseException | None, Callable[[], None]]] = deque()
         self._event = -1
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """After the fork. Raises OSError."""
+        """Start the thread, after the fork. Raises OSError."""
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._reactor.watch(self._event, self._collect)
         self._thread.start()
 
     def __call__(self, work: Callable[[], None], then: Callable[[], None]) -> None:
-        """Have `work` done there, and then `then` here. What `work` raises is raised in the loop instead."""
+        """Run `work` in the thread, then `then` in the loop. An exception of `work` is raised in the loop instead."""
         self._work.put((work, then))
 
     def _run(self) -> None:
@@ -54,14 +54,14 @@ class BackgroundThread:
             error: BaseException | None = None
             try:
                 work()
-            except BaseException as raised:  # noqa: BLE001 - it is the loop's
+            except BaseException as raised:  # noqa: BLE001 - re-raised in the loop
                 error = raised
             self._done.append((error, then))
             os.eventfd_write(self._event, 1)
             self.rest(min(self._clock() - begun, _REST_SECONDS_MAX))
 
     def _collect(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # another callback of the round may have turned the reactor
+        with contextlib.suppress(BlockingIOError):  # another callback of the round may have run the reactor
             os.eventfd_read(self._event)
         while self._done:
             error, then = self._done.popleft()
@@ -70,7 +70,7 @@ class BackgroundThread:
             then()
 
     def close(self) -> None:
-        """No more work; what is being done is waited for."""
+        """Stop; work in progress is waited for."""
         if self._event >= 0:
             self._closed.set()
             self._work.put(None)

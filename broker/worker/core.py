@@ -1,11 +1,11 @@
-"""A worker without its sockets and clock: its context and its parts (the decisions of the slow paths), wired up.
+"""A worker without its sockets and clock: its context and its parts (the decisions of the slow paths), wired together.
 
-`broker.worker.process` gives it sockets, time and the mesh; the simulation gives it a seeded clock and network instead.
-It is the handler of the data path (`pyx.delivery.handler`): everything that needs a decision ends in one of its
-methods, most of which are those of the parts.
+`broker.worker.process` adds sockets, time and the mesh; the simulation adds a seeded clock and network instead. It is
+the handler of the data path (`pyx.delivery.handler`): everything that needs a decision ends in one of its methods, most
+of which belong to the parts.
 
-Each part is given what it calls, and stands below what calls it: no part knows the Node. Where two call each other, the
-lower one says in a Protocol what it wants, and gets it here when the other is there.
+Each part gets the parts that it calls, and is below those that call it: no part knows the Node. Where two call each
+other, the lower one declares a Protocol for its needs, and gets the other here when that exists.
 
     context     broker.context: router, store, log, timers, ...; sessions
     records     state_records, recording, set_aside (broker.persistence)
@@ -62,8 +62,8 @@ _EVERY_SWEEP_MS = 1000
 
 
 class Node:
-    """One worker's broker. `now_ms`: monotonic ms at start; `wall_ms`: the broker's time (`shards.clock`);
-    `clock_cell`: of its host (`pyx.core.clock`).
+    """The broker of one worker. `now_ms`: monotonic ms at start; `wall_ms`: the broker's time (`shards.clock`);
+    `clock_cell`: that of its host (`pyx.core.clock`).
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Node:
         )
 
     def _expose(self) -> None:
-        """The data path's callbacks, without a step in between."""
+        """Set the data path's callbacks to the parts' methods, without a step in between."""
         self.connect = self.connecting.connect
         self.auth = self.authenticating.auth
         self.disconnect = self.closing.disconnect
@@ -156,7 +156,7 @@ class Node:
         self.forward, self.hold = self.peering.forward, self.peering.hold
 
     def reload(self, settings: Settings) -> None:
-        """Take over what may change while the worker runs (it concerns what happens from now on)."""
+        """Apply settings that may change while the worker runs (for everything that happens from now on)."""
         context, router = self.context, self.router
         changed = settings.shared != context.settings.shared
         context.settings = settings
@@ -179,16 +179,16 @@ class Node:
         self.log.flush()
         self.timers.call(self.router.state.now_ms + _EVERY_SWEEP_MS, self._sweep)
 
-    # ------------------------------------------------------------ what the worker around it gives, and may give anew
+    # ------------------------------------------------------------ set by the process around it, and replaceable
 
     @property
     def settings(self) -> Settings:
-        """Those of the last `reload`."""
+        """Settings of the last `reload`."""
         return self.context.settings
 
     @property
     def store(self) -> Store:
-        """What it keeps its state in."""
+        """The store of its state."""
         return self.context.store
 
     @store.setter
@@ -197,7 +197,7 @@ class Node:
 
     @property
     def log(self) -> Log:
-        """Where its parts write."""
+        """The log of its parts."""
         return self.context.log
 
     @log.setter
@@ -249,54 +249,54 @@ class Node:
     def peers_changed(self, changed: Callable[[], None]) -> None:
         self.peering.changed = changed
 
-    # ------------------------------------------------------------ the data path asks or tells
+    # ------------------------------------------------------------ callbacks of the data path
 
     def internal_error(self, conn: Connection, error: Exception) -> None:
-        """A defect of ours showed while something of this connection's was handled (`Routing.fail` counts it): it ends,
-        and nothing else does. Raises nothing.
+        """Handle a defect of ours while something of this connection was processed (`Routing.fail` counts it): close
+        this connection and nothing else. Raises nothing.
         """
         self.defect(_client(conn), error, conn.address)
         try:
             self.closing.fail(conn)
-        except Exception as again:  # noqa: BLE001  whatever it is, the socket is closed
+        except Exception as again:  # noqa: BLE001  in any case the socket is closed
             self.defect(None, again, conn.address)
             self.router.state.close(conn, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "internal error")
 
     def publish_refused(self, conn: Connection, topic: bytes, reason: int) -> None:
-        """A publish that this client may not make."""
+        """Log a publish that this client may not make."""
         self.log.info("publish_refused", client=_client(conn), topic=topic, code=reason)
 
     def dropping(self, conn: Connection, counter: int) -> None:
-        """Drops begin for a client."""
+        """Log that drops begin for a client."""
         self.log.warning(
             "drops_begin", client=_client(conn), address=conn.address, reason=count.NAMES[counter], drops=conn.drops
         )
 
     def dropping_ended(self, conn: Connection) -> None:
-        """Nothing waits for it any more: the summary."""
+        """Log the summary of drops, when nothing waits for the client any more."""
         self.log.warning("drops_end", client=_client(conn), drops=conn.drops)
 
     def queue_full(self, session: Session, dropped: int) -> None:
-        """A session's backlog reached its limit."""
-        if session.connection is None:  # else it is among the drops of its connection
+        """Log that a session's queue has reached its limit."""
+        if session.connection is None:  # else it is included in the drops of its connection
             self.log.warning("queue_full", client=session.client_id, dropped=dropped)
 
     def queue_held(self, session: Session) -> None:
-        """The same, and its publishers are made to wait."""
+        """Log the same where publishers are made to wait."""
         self.log.warning("queue_held", client=session.client_id)
 
     def retained_full(self, topic: bytes) -> None:
-        """retained_messages_max or retained_bytes_max: the message is delivered but not kept."""
+        """Log a message delivered but not retained: retained_messages_max or retained_bytes_max."""
         self.log.warning("retained_full", topic=topic)
 
     def source_refused(self, conn: Connection, counter: int) -> None:
-        """half_open_per_address_max or connections_per_address_per_second_max."""
+        """Log a refusal: half_open_per_address_max or connections_per_address_per_second_max."""
         listener = self.context.listener_of(conn)
         self.log.warning("source_refused", address=conn.address, listener=listener, reason=count.NAMES[counter])
         self.recording.refused(conn, 0, count.NAMES[counter])
 
     def accept_failed(self, error: int) -> None:
-        """Out of descriptors or memory."""
+        """Log a failed accept: out of descriptors or memory."""
         self.log.error("accept_failed", errno=error)
 
 

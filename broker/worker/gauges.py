@@ -1,7 +1,7 @@
-"""What a worker's counter row has that is not counted where it happens: how much there is now, and the books of the
+"""Gauges of a worker's counter row, which are not counted where things happen: present amounts, and the counts of the
 links and of the store.
 
-They count for themselves, from zero in every incarnation; the row goes on where the former incarnation ended.
+Links and store count from zero in every incarnation; the row continues where the former incarnation ended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TOTALS = len(count.LINK_TOTALS)
 
 
 class Gauges:
-    """Of one node; `update` is called every second by its worker, and by the node itself where there is none."""
+    """The gauges of one node; its worker calls `update` every second, or the node itself where there is no worker."""
 
     def __init__(self, context: Context, sessions: Sessions, replaying: Replaying) -> None:
         self._context = context
@@ -37,7 +37,7 @@ class Gauges:
         self._removed = row.get(count.ARCHIVE_REMOVED_MESSAGES), row.get(count.ARCHIVE_REMOVED_BYTES)
 
     def update(self, connections: int | None = None, frames_malformed: int = 0) -> None:
-        """Write them. `connections`: sockets of clients; `frames_malformed`: of siblings, since the start."""
+        """Write the gauges. `connections`: sockets of clients; `frames_malformed`: from siblings, since the start."""
         context, store = self._context, self._context.store
         row = context.counters
         subscriptions = context.router.state.subscriptions

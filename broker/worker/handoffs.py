@@ -1,7 +1,7 @@
-"""Connections that live elsewhere: passed on to the worker that is their home, taken in where they are at home.
+"""Hand-off of connections: passes them on to their home worker, and takes in those whose home is here.
 
-One whose home does not take it yet waits here, unread, for at most handoff_seconds_max. `shards.handoff` has what goes
-over the sockets.
+A connection that its home has not taken yet waits here, unread, for at most handoff_seconds_max. `shards.handoff` has
+the format of the messages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TAKEN_AT_ONCE = 64
 
 
 class _Waiting:
-    """A connection whose home did not take it yet."""
+    """A connection that its home has not taken yet."""
 
     __slots__ = ("conn", "deadline", "raw", "worker")
 
@@ -41,7 +41,7 @@ class _Waiting:
 
 
 class Handoffs:
-    """Of one worker, both ways."""
+    """The hand-offs of one worker, both ways."""
 
     def __init__(self, channel: WorkerChannel, node: Node, reactor: Reactor, log: Log) -> None:
         self._channel = channel
@@ -50,10 +50,10 @@ class Handoffs:
         self._log = log
         self._waiting: list[_Waiting] = []
         self.is_stopping = False
-        """Nothing is taken in any more."""
+        """Whether no connection is taken in any more."""
 
     def hand_over(self, conn: Connection, worker: int, raw: bytes) -> None:
-        """Pass a connection, and the bytes of its CONNECT, to its home: now, or as soon as that takes it."""
+        """Pass a connection, with the bytes of its CONNECT, to its home: now, or as soon as the home takes it."""
         limits = self._node.settings.limits
         deadline = time.monotonic() + min(
             limits.handoff_seconds_max,
@@ -91,12 +91,12 @@ class Handoffs:
 
     @property
     def waits(self) -> bool:
-        """Whether a connection's home did not take it yet."""
+        """Whether a connection waits for its home."""
         return bool(self._waiting)
 
     @callback("handoff")
     def retry(self) -> None:
-        """Their homes may take those that wait; who has waited for too long is told."""
+        """Try again for connections that wait; refuse those that have waited for too long."""
         now = time.monotonic()
         kept = []
         spend(len(self._waiting) * STEP)
@@ -117,7 +117,7 @@ class Handoffs:
             self._pass_on(waiting)
 
     def take_in(self) -> None:
-        """Connections have come."""
+        """Take in connections that have arrived."""
         for _ in range(_TAKEN_AT_ONCE):
             try:
                 came = handoff.receive(self._channel.handoff_receive)
@@ -128,7 +128,7 @@ class Handoffs:
                 break
             try:
                 self._adopt(came)
-            except OSError as error:  # the descriptor is closed: it cannot be watched
+            except OSError as error:  # the descriptor is closed, so it cannot be watched
                 self._log.error("handoff_lost", reason=str(error))
         self._reactor.finish()
 

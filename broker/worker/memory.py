@@ -1,4 +1,4 @@
-"""The memory of a worker's process: what is free is given back, and worker_memory_bytes_max is watched."""
+"""Memory of a worker's process: returns free memory to the kernel, and watches worker_memory_bytes_max."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Memory"]
 
-_TRIM_SECONDS_FIRST = 1.0  # recovery has used more than what it left
+_TRIM_SECONDS_FIRST = 1.0  # early, because recovery has used more memory than it keeps
 _TRIM_SECONDS = 10.0
-_ROOM_AGAIN = 0.95  # of worker_memory_bytes_max: from there on all is as before
+_ROOM_AGAIN = 0.95  # fraction of worker_memory_bytes_max below which the limit ends
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 
 class Memory:
-    """Of one worker. `now`: monotonic seconds."""
+    """The memory of one worker. `now`: monotonic seconds."""
 
     def __init__(self, node: Node, log: Log, now: float) -> None:
         self._node = node
@@ -30,13 +30,13 @@ class Memory:
         self._trim_at = now + _TRIM_SECONDS_FIRST
 
     def trim(self, now: float) -> None:
-        """Give back what is free, if that is due."""
+        """Return free memory to the kernel, if that is due."""
         if now >= self._trim_at:
             self._trim_at = now + _TRIM_SECONDS
             trim_memory()
 
     def measure(self) -> None:
-        """Tell the node whether it is full."""
+        """Tell the node whether memory is full."""
         most = self._node.settings.limits.worker_memory_bytes_max
         was_full = self._node.router.back_pressure.is_memory_full
         if not most:
@@ -46,7 +46,7 @@ class Memory:
             return
         used = _anonymous_bytes()
         if used >= most:
-            trim_memory()  # what is free but not given back is no reason
+            trim_memory()  # memory that is free but not returned must not count
             used = _anonymous_bytes()
         if used >= most:
             self._node.counters.add(count.MEMORY_SECONDS)
@@ -59,6 +59,6 @@ class Memory:
 
 
 def _anonymous_bytes() -> int:
-    """Resident memory of this process that is no file's: its own, not the code it shares."""
+    """Return the anonymous resident memory of this process: its own, not the code that it shares."""
     resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
     return (int(resident) - int(shared)) * _PAGE_BYTES

@@ -1,10 +1,10 @@
-"""The mesh of one worker on its reactor: its sockets watched, what comes drained and routed, and when a batch leaves.
+"""The mesh of one worker on its reactor: watches its sockets, drains and routes arriving batches, and times sending.
 
-What comes is treated as what clients send is: drained within a budget, routed, committed, acknowledged.
+Arriving batches are treated like packets of clients: drained within a budget, routed, committed, acknowledged.
 
-When a batch leaves: at once when the mesh was quiet, else after up to mesh_coalesce_microseconds_max, by a timerfd
-(the loop's own timers are too coarse): one message per wake-up makes three threads wake for each crossing, and
-gathering pays.
+A batch is sent at once when the mesh was quiet, else after up to mesh_coalesce_microseconds_max, by a timerfd (the
+loop's own timers are too coarse): one message per wake-up would wake three threads for each crossing, so gathering
+pays.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ _TFD_CLOEXEC = 0o2000000
 
 
 class WorkerMesh:
-    """Of a worker that has siblings, from its start on."""
+    """The mesh of a worker that has siblings, from its start on."""
 
     def __init__(self, channel: WorkerChannel, node: Node, reactor: Reactor, loop: asyncio.AbstractEventLoop) -> None:
         self._node = node
         self._reactor = reactor
         self._loop = loop
         self.acknowledges = True
-        """Once the clients are gone a sibling must not tell its publishers that their messages have been taken here."""
+        """Set once the clients are gone: a sibling must not tell its publishers that messages have been taken here."""
         self._is_open = True
         self._drain_soon = False
         self._armed = False
@@ -89,7 +89,7 @@ class WorkerMesh:
             reactor.watch(fd, partial(self._readable, fd))
 
     def reload(self) -> None:
-        """The node has other settings."""
+        """Apply other settings of the node."""
         self._coalesce = self._node.settings.limits.mesh_coalesce_microseconds_max * 1e-6
 
     @property
@@ -99,34 +99,34 @@ class WorkerMesh:
 
     @property
     def frames_malformed(self) -> int:
-        """Of siblings, since the start."""
+        """Number of malformed frames from siblings, since the start."""
         return self._mesh.frames_malformed
 
     def awake(self) -> bool:
-        """Called before clients are served: not after a pause, until siblings have answered; they are heard now."""
+        """Whether clients may be served: not after a pause, until siblings, which are heard now, have answered."""
         if self._mesh.awake(time.monotonic()):
             return True
         self._readable(self._mesh.fileno)
         return False
 
     def tick(self, now: float) -> None:
-        """Time passes."""
+        """Advance the time."""
         self._mesh.tick(now)
         self._tell_router()
 
     def down(self, peer: Peer, incarnation: int) -> None:
-        """The supervisor has reaped that incarnation of a sibling."""
+        """Note that the supervisor has reaped that incarnation of a sibling."""
         self._mesh.down(peer, incarnation)
         self._reactor.finish()
 
     def close(self) -> None:
-        """The loop still turns for a moment, and nothing comes here."""
+        """Detach from the loop, which still runs for a moment."""
         for fd in (self._timerfd, *self._mesh.filenos()):
             self._reactor.unwatch(fd)
         self._mesh.close()
         self._is_open = False
 
-    # ------------------------------------------------------------ what comes
+    # ------------------------------------------------------------ receiving
 
     @callback("mesh")
     def _readable(self, fd: int) -> None:
@@ -151,13 +151,13 @@ class WorkerMesh:
         for peer, link in self._mesh.links.items():
             router.peers.peer_full(peer, link.full)
 
-    # ------------------------------------------------------------ what leaves
+    # ------------------------------------------------------------ sending
 
     def _forward_soon(self) -> None:
-        """Send what siblings get: at once when nothing left for a while, else with what comes.
+        """Send the entries for siblings: at once after a quiet time, else gathered with later ones.
 
-        Under load the ticks themselves come often enough, and each new deadline replaces the timer's last: it fires in
-        a lull.
+        Under load the ticks themselves come often enough, and each new deadline replaces the timer's last: it fires
+        only in a lull.
         """
         wait = self._sent_at + self._coalesce - time.monotonic()
         if wait <= 0:

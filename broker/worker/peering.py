@@ -1,5 +1,5 @@
-"""What the links to the siblings tell this worker (`zmq_mesh.links.Events`), turned into calls of the router; and what
-a tick has for the siblings, given to the links.
+"""Connects the links to siblings (`zmq_mesh.links.Events`) with the router: events become calls of the router, and a
+tick's entries for siblings are submitted to the links.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CHOOSE_AGAIN = (Refusal.NO_MEMBER, Refusal.OFFLINE)
 _REFUSED_MAX = 0xFFFF
 _WAITING_BYTES_MAX = 1 << 20
 _HEARD_SECONDS = 5.0
-"""So long a worker that has just started waits to hear from all siblings which members their share groups have."""
+"""Time that a new worker waits to hear from all siblings which members their share groups have."""
 
 
 def _apply(router: Router, peer: Peer, change: Change) -> None:
@@ -45,7 +45,7 @@ def _apply(router: Router, peer: Peer, change: Change) -> None:
 
 
 class _Batch:
-    """One that was not taken in whole: what is left of it."""
+    """A batch not completely taken: its remaining entries."""
 
     __slots__ = ("at", "parts", "payloads", "peer", "place", "position", "refused", "sequence", "size", "taken", "used")
 
@@ -54,7 +54,7 @@ class _Batch:
     ) -> None:
         self.peer = peer
         self.parts: list[tuple[bool, memoryview]] = []
-        """(is it sequenced, its entries), the next one last."""
+        """(is it sequenced, its entries), reversed: the next part is last."""
         if sequenced is not None:
             self.parts.append((True, sequenced))
         if volatile is not None:
@@ -63,19 +63,19 @@ class _Batch:
         self.used = 0
         """Payloads."""
         self.at = self.position = 0
-        """Of the next part: bytes, and entries."""
+        """Position in the next part: bytes, and entries."""
         self.taken = 0
-        """Entries of the sequenced part that an earlier worker has taken."""
+        """Number of entries of the sequenced part that an earlier worker has taken."""
         self.refused: list[tuple[int, int]] = []
-        """Of the sequenced part."""
+        """Refused entries of the sequenced part."""
         self.sequence = sequence
         self.place: tuple[int, int] | None = None
-        """(stream, number) as the store has it; None: it has none of it."""
+        """(stream, number) in the store; None: the store has nothing of it."""
         self.size = sum(len(part) for _, part in self.parts) + sum(len(each) for each in payloads)
 
 
 class Peering:
-    """Implements `zmq_mesh.links.Events` for one node. Everything here runs once per batch or more rarely."""
+    """Implements `zmq_mesh.links.Events` for one node. Every method runs once per batch or more rarely."""
 
     def __init__(
         self, context: Context, words: Words, retaining: Retaining, replaying: Replaying, opening: Opening
@@ -88,32 +88,32 @@ class Peering:
         self._replaying = replaying
         self._opening = opening
         self.flush: Callable[[], None] = lambda: None
-        """Sends what the links were given; the worker delays it to gather more."""
+        """Sends the submitted batches; the worker delays it to gather more."""
         self.changed: Callable[[], None] = lambda: None
-        """Called when a sibling is ready, away or gone."""
+        """Called when a sibling becomes ready, away or gone."""
         self._commits: list[tuple[Peer, int, Any]] = []
         self._told_anew: dict[int, WholeInterest] = {}
-        """By peer: of which not all parts have come."""
+        """By peer: interest snapshots of which parts are missing."""
         self._keeps: bool = context.store.keeps
         self._refused: dict[int, deque[int]] = {}
-        """By peer: numbers of batches of which the store has refusals."""
+        """By peer: numbers of batches whose refusals are stored."""
         self._interest_came = False
         self._unheard = set(context.siblings)
-        """Siblings whose interest is not known since this worker began; empty as well when it waits no longer."""
+        """Siblings whose interest is not known since this worker began; emptied also when it stops waiting."""
         self._early: list[tuple[Peer, Undelivered, list[tuple[int, int]]]] = []
-        """What `refused` was told meanwhile."""
+        """Calls of `refused` postponed meanwhile."""
         self._waiting: dict[int, deque[_Batch]] = {}
         """By peer: a batch that is taken in pieces, and those behind it."""
         self._waiting_bytes = 0
         self._begun: dict[int, link_schema.PeerPosition] = {}
-        """By peer: of a batch an earlier worker has taken the first entries."""
+        """By peer: a batch whose first entries an earlier worker has taken."""
 
     @callback("mesh")
     def batch(
         self, peer: Peer, volatile: memoryview | None, sequenced: memoryview | None, payloads: list[Any], sequence: int
     ) -> None:
-        """Route a batch. Its ack leaves when the tick's log is committed (`commit`). Where that is much work it is done
-        in pieces, and those that come behind it wait.
+        """Route a batch. Its ack is sent when the tick's log is committed (`commit`). Long work is done in pieces, and
+        later batches of the peer wait behind it.
         """
         router = self._router
         used = 0
@@ -124,7 +124,7 @@ class Peering:
         refused = left = None
         if volatile is not None:
             used, refused, left = router.siblings.ingest(peer, volatile, payloads, 0)
-            if refused:  # QoS 0 is not chosen again
+            if refused:  # a member is not chosen again for QoS 0
                 self._drop(count.DROPPED_NO_MEMBER, len(refused))
             refused = None
             if left is not None:
@@ -141,8 +141,8 @@ class Peering:
     def _taken(
         self, peer: Peer, sequence: int, refused: list[tuple[int, int]] | None, place: tuple[int, int] | None = None
     ) -> None:
-        """All of the batch was. `place`: what the link has said of the sequence, if that was asked before."""
-        if refused and len(refused) > _REFUSED_MAX:  # more than a message can say; only of a log from earlier releases
+        """Complete a batch. `place`: the link's answer for the sequence, if it was asked before."""
+        if refused and len(refused) > _REFUSED_MAX:  # too many for a message; only from a log of an earlier release
             self._drop(count.DROPPED_NO_MEMBER, len(refused) - _REFUSED_MAX)
             del refused[_REFUSED_MAX:]
         self._commits.append((peer, sequence, refused or ()))
@@ -150,7 +150,7 @@ class Peering:
             self._record_position(peer, place or self._context.links[peer].position(sequence), refused or [])
 
     def _record_position(self, peer: Peer, place: tuple[int, int], refused: list[tuple[int, int]]) -> None:
-        # stored together with what the batch brought: a worker that comes back takes neither again nor misses any
+        # stored together with the messages of the batch: a restarted worker neither takes it twice nor misses it
         stream, number = place
         self._router.journal.put_record(schema.peer_key(peer), link_schema.encode_peer(stream, number), waited=False)
         if refused:
@@ -161,11 +161,11 @@ class Peering:
     # ------------------------------------------------------------ batches in pieces
 
     def is_full(self) -> bool:
-        """Whether so much has come, and is not taken in whole, that siblings are not read."""
+        """Whether so many batches are not completely taken that siblings are not read."""
         return self._waiting_bytes >= _WAITING_BYTES_MAX
 
     def began(self, peer: Peer, taken: link_schema.PeerPosition) -> None:
-        """At the start: of the batch behind this one the store has the first entries."""
+        """At the start: the store has the first entries of the batch after this one."""
         self._begun[peer] = taken
 
     def _wait(
@@ -177,7 +177,7 @@ class Peering:
     ) -> None:
         batch.used, (batch.at, batch.position), batch.refused = used, left, refused or []
         if batch.sequence and self._keeps:
-            batch.place = self._context.links[batch.peer].position(batch.sequence)  # the link may start anew meanwhile
+            batch.place = self._context.links[batch.peer].position(batch.sequence)  # the link may restart meanwhile
             begun = self._begun.pop(batch.peer, None)
             if begun is not None and (begun.stream, begun.number + 1) == batch.place:
                 batch.taken, batch.refused = begun.taken, list(begun.refused)
@@ -209,14 +209,14 @@ class Peering:
             del self._waiting[peer]
 
     def _failed(self, peer: Peer, error: Exception) -> None:
-        """Of this batch no more is taken; the others are not to blame."""
+        """Drop the rest of a failed batch; the other batches go on."""
         self._context.defect(None, error)
         self._end_batch(peer)
         if peer in self._waiting:
             self._go_on(peer)
 
     def _take_piece(self, batch: _Batch, until: int) -> bool:
-        """False: some of it is left."""
+        """Take a piece. Return False if some of it is left."""
         while batch.parts:
             if self._router.state.worked >= until:
                 return False
@@ -239,19 +239,19 @@ class Peering:
         return True
 
     def _note_entries(self, batch: _Batch) -> None:
-        """As the store is to have it, together with what they brought."""
+        """Store the number of entries taken, together with their messages."""
         if batch.place is None or not batch.position or not batch.parts[-1][0]:
             return
         stream, number = batch.place
         record = link_schema.encode_peer(stream, number - 1, batch.position, batch.refused)
         self._router.journal.put_record(schema.peer_key(batch.peer), record, waited=False)
 
-    # ------------------------------------------------------------ what siblings get
+    # ------------------------------------------------------------ sending to siblings
 
     def forward(self) -> None:
-        """End of a tick with something for siblings: give it to the links, then let them send."""
+        """Submit a tick's entries to the links at its end, then let them send."""
         router = self._router
-        if router.is_laying:  # some of it may have to be stored first: when that can be, all of it leaves
+        if router.is_laying:  # some of it may have to be stored first: then all of it is sent after that
             router.peers.interest_due = True
             return
         dirty = router.peers.dirty_peers
@@ -262,15 +262,15 @@ class Peering:
         self.flush()
 
     def hold(self, peers: int) -> None:
-        """What these siblings (a bit for each) get of this tick must not be lost with this worker: it is stored with
-        the tick, and leaves after that.
+        """Store this tick's entries for these siblings (a bit for each) before they are sent, because they must not be
+        lost with this worker.
         """
         for peer in self._context.siblings:
             if peers >> peer & 1:
                 self._submit(peer, hold=True)
 
     def _submit(self, peer: Peer, hold: bool = False) -> None:
-        """Give the link what the tick has for that sibling."""
+        """Submit the tick's entries for that sibling to its link."""
         link = self._context.links.get(peer)
         while (taken := self._router.peers.take(peer)) is not None and link is not None:
             volatile, sequenced, payloads_volatile, payloads_sequenced, tick = taken
@@ -290,18 +290,18 @@ class Peering:
     # ------------------------------------------------------------ acks
 
     def refusals_kept(self, peer: Peer, numbers: list[int]) -> None:
-        """At the start: of these batches the store has refusals, rising."""
+        """At the start: the store has refusals of these batches, in order."""
         self._refused[peer] = deque(numbers)
 
     def refusals_known(self, peer: Peer, number: int) -> None:
-        """The peer knows of all up to this number: they need not be kept."""
+        """Delete stored refusals up to this number: the peer knows them."""
         numbers = self._refused.get(peer)
         while numbers and numbers[0] <= number:
             self._router.journal.delete_record(schema.refusals_key(peer, numbers.popleft()), waited=False)
 
     def commit(self) -> bool:
-        """The tick is committed: say so for its batches, when the store has them. True: some sibling waits for our
-        word now.
+        """Acknowledge the batches of a committed tick, when the store has them. Return True if a sibling waits for an
+        ack now.
         """
         owed, self._interest_came = self._interest_came, False
         if not self._commits:
@@ -321,12 +321,12 @@ class Peering:
             self._router.peers.interest_due = True  # the links are flushed with this tick
 
     def acknowledged(self, peer: Peer, ticket: int) -> None:
-        """Acks of publishers that waited for this peer may leave."""
+        """Release acks of publishers that waited for this peer."""
         self._router.peers.peer_acknowledged(peer, ticket)
 
     def refused(self, peer: Peer, batch: Undelivered, refusals: Sequence[tuple[int, int]]) -> None:
-        """Entries were not taken, or (position WHOLE_BATCH) a whole batch, because the hand-off log is full. What was
-        for a share group goes to another member.
+        """Handle entries that the peer refused, or (position WHOLE_BATCH) a whole batch refused because the hand-off
+        log is full. Messages of share groups go to another member.
         """
         if refusals[0][0] == WHOLE_BATCH:
             lost = self._again(peer, batch)
@@ -354,17 +354,17 @@ class Peering:
             self._choose_again(peer, batch, refusals)
 
     def _again(self, peer: Peer, batch: Undelivered) -> int:
-        """Choose another member for shares of a group. -> how many copies nobody gets."""
+        """Choose another member for messages of share groups; return the number of copies without one."""
         part, payloads = memoryview(batch.part), list(batch.payloads)
         return self._router.sharing.choose_again_lost(peer, max(batch.ticket, 0), part, payloads, batch.sent)
 
     def _drop(self, reason: int, copies: int) -> None:
-        # nobody matched them, so they are born here, for the sum to be right
+        # these copies were never counted as matched, so they are now, to keep the sum right
         self._row.add(count.MATCHED, copies)
         self._row.add(reason, copies)
 
     def lost(self, peer: Peer, batches: list[Undelivered], ticket: int) -> None:
-        """What waited for a worker that died (memory store). Publishers' acks wait for those that are chosen
+        """Handle batches for a worker that died (memory store). Publishers' acks wait for the members chosen
         instead.
         """
         lost = sum(self._again(peer, batch) for batch in batches)
@@ -374,7 +374,7 @@ class Peering:
         self._router.peers.peer_acknowledged(peer, ticket)
 
     def interest(self, peer: Peer, changes: list[Change]) -> None:
-        """The peer wants, or no longer wants, filters: its SUBACKs wait until we say that we know."""
+        """Apply changed interest of a peer: its SUBACKs wait until we confirm."""
         self._interest_came = True
         router = self._router
         spend(len(changes) * STEP)
@@ -382,7 +382,7 @@ class Peering:
             _apply(router, peer, change)
 
     def interest_snapshot(self, peer: Peer, entries: list[Change], first: bool, last: bool) -> None:
-        """All that the peer wants, in parts. What it does not want any more is forgotten after the last one."""
+        """Apply a part of the peer's complete interest. After the last part, filters not named are forgotten."""
         if first:
             self._told_anew[peer] = self._router.siblings.begin_interest(peer)
         self.interest(peer, entries)
@@ -394,7 +394,7 @@ class Peering:
                     self._all_heard()
 
     def _forget(self, whole: WholeInterest) -> None:
-        """What was not named in it: some now, the rest in pieces."""
+        """Forget the filters not named: some now, the rest in pieces."""
         if self._router.siblings.forget_unnamed(whole):
             self._context.piecework.add(self._forget_rest(whole), lambda error: self._context.defect(None, error))
 
@@ -403,15 +403,15 @@ class Peering:
             yield
 
     def interest_taken(self, peer: Peer, number: int) -> None:
-        """SUBACKs that waited for this peer may leave."""
+        """Release SUBACKs that waited for this peer."""
         self._router.peers.peer_took_interest(peer, number)
 
     def answered(self, peer: Peer) -> None:
-        """The peer may serve by our interest as of now: SUBACKs wait for it."""
+        """Let SUBACKs wait for this peer from now on: it may serve by our present interest."""
         self._router.peers.peer_answered(peer)
 
     def ready(self, peer: Peer) -> None:
-        """The peer is heard and its interest is complete here."""
+        """Note that the peer is heard and its interest is complete here."""
         self._router.peers.peer_live(peer, True)
         self._context.log.debug("peer_ready", peer=peer)
         self._words.greet(peer)
@@ -420,7 +420,7 @@ class Peering:
         self.changed()
 
     def away(self, peer: Peer) -> None:
-        """Stopped or stalled: SUBACKs do not wait for it; its interest stays, what it should get is logged for it."""
+        """Note that the peer is stopped or stalled: SUBACKs do not wait for it; its messages are logged for it."""
         self._context.log.warning("peer_away", peer=peer)
         self._row.add(count.PEERS_AWAY)
         self._router.peers.peer_away(peer)
@@ -430,17 +430,17 @@ class Peering:
         self.changed()
 
     def unconfirmed(self, peer: Peer) -> None:
-        """What it wants may have grown while this worker was paused: it gets everything until it has told us."""
+        """Send the peer everything until its interest is confirmed: it may have grown while this worker was paused."""
         self._router.peers.peer_unsure(peer)
 
     def incompatible(self, peer: Peer, oldest: int, newest: int) -> None:
-        """Another release, with which this one cannot speak."""
+        """Log that a peer is of another release with an incompatible protocol."""
         spoken = f"{OLDEST_VERSION} to {VERSION}"
         self._context.log.error("peer_incompatible", peer=peer, versions=f"{oldest} to {newest}", spoken_here=spoken)
 
     def gone(self, peer: Peer, incarnation: int) -> None:
-        """That incarnation is dead; with the memory store its sessions, and with them its interest, are gone. With a
-        store that keeps its successor has them: what they want until then goes to the hand-off log.
+        """Note that an incarnation is dead. With the memory store its sessions and their interest are gone; with a
+        store on disk its successor has them: until then their messages go to the hand-off log.
         """
         self._context.log.warning("peer_gone", peer=peer)
         self._router.peers.peer_live(peer, False)
@@ -450,5 +450,5 @@ class Peering:
         self._replaying.peer_gone(peer)
         if not self._keeps:
             self._forget(self._router.siblings.begin_interest(peer))
-            self._submit(peer)  # what this tick has for it is told as lost together with the rest
+            self._submit(peer)  # so that this tick's entries are reported as lost together with the rest
         self.changed()

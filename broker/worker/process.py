@@ -1,8 +1,8 @@
-"""A worker: one event loop, its sockets, its clock, its mesh; `run` is what the supervisor forks into.
+"""A worker process: one event loop with its sockets, clock and mesh; `run` is called after the supervisor's fork.
 
 The tick: the reactor polls its sockets and ends each round with the router's end of tick
-(`pyx.delivery.router.Router.finish_tick`), which commits, lets sessions read on, and calls `Peering.forward` when
-siblings get something (`broker.worker.mesh`).
+(`pyx.delivery.router.Router.finish_tick`), which commits, lets sessions continue reading, and calls `Peering.forward`
+when there are entries for siblings (`broker.worker.mesh`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ __all__ = ["run"]
 
 _TIMER_SECONDS = 0.1
 _ALL_AT_ONCE = 1 << 62
-"""ns: nobody is served any more between the ends of all connections."""
+"""ns of work per turn while all connections are ended, when clients are no longer served."""
 _REFUSED_AT_ONCE = 256
 _MEASURE_SECONDS = 1.0
 _NO_STORE = 1
@@ -59,7 +59,7 @@ _LAST_COMMIT_SECONDS = 1.0
 
 
 def run(channel: WorkerChannel) -> int:
-    """Serve until told to stop; returns the exit status."""
+    """Serve until told to stop; return the exit status."""
     uvloop.install()
     return asyncio.run(_serve(channel))
 
@@ -78,17 +78,17 @@ async def _serve(channel: WorkerChannel) -> int:
 
 
 def _recovered(channel: WorkerChannel) -> Worker:
-    """A worker with what its store has, which is repaired, once, if it shows to be damaged. Raises StoreError."""
+    """Return a worker recovered from its store, which is repaired, once, if it is damaged. Raises StoreError."""
     books = bytes(channel.row)
     try:
         return Worker(channel)
     except DamagedStoreError as error:
-        channel.row[:] = books  # what half a recovery has counted is counted again
+        channel.row[:] = books  # a half-done recovery has counted what will be counted again
         return Worker(channel, repair=str(error))
 
 
 class Worker:
-    """Sockets, time and mesh around one Node."""
+    """Sockets, clock and mesh around one Node."""
 
     def __init__(self, channel: WorkerChannel, repair: str | None = None) -> None:
         """`repair`: why the store is to be repaired first. Raises StoreError."""
@@ -98,7 +98,7 @@ class Worker:
         self.loop = asyncio.get_running_loop()
         self.stopped: asyncio.Future[int] = self.loop.create_future()
         self.log = Log.of(settings).bind(worker=channel.index)
-        logging.getLogger().handlers[:] = [StandardLibrary(self.log)]  # asyncio and uvloop speak there
+        logging.getLogger().handlers[:] = [StandardLibrary(self.log)]  # asyncio and uvloop log there
         tune_allocator()
         self._starting = Starting(channel, self.log)
         self.store = self._starting.open_store(repair)
@@ -149,7 +149,7 @@ class Worker:
     # ------------------------------------------------------------ start and stop
 
     def start(self) -> None:
-        """Watch everything; accept connections when every sibling was heard."""
+        """Watch all descriptors; accept connections once every sibling was heard."""
         loop, channel = self.loop, self.channel
         loop.set_exception_handler(self._on_exception)
         self.reactor.watch(channel.control.fileno(), self._on_control)
@@ -175,15 +175,15 @@ class Worker:
 
     @callback("stored")
     def _on_stored(self) -> None:
-        """Something that was written is durable, or the disk is full or fails, or is well again."""
+        """React to the store: writes became durable, or the disk is full, fails or has recovered."""
         self._starting.log_store()
         self.node.router.journal.durable(self.store.collect())
         self.node.disk.look()
         self.reactor.finish()
 
     def _on_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        # a defect of ours outside of one connection's packets: what is in memory cannot be trusted; the supervisor
-        # starts anew
+        # a defect of ours outside of one connection's packets: the state in memory cannot be trusted; the supervisor
+        # restarts the worker
         error = context.get("exception")
         text = "".join(traceback.format_exception(error)) if error is not None else str(context.get("message"))
         self.log.error("worker_failed", traceback=text)
@@ -193,7 +193,7 @@ class Worker:
     def _listen(self) -> None:
         if self._listening or self._stopping:
             return
-        for _ in self._beginning:  # a step of it; the others in later turns of the loop
+        for _ in self._beginning:  # one step of it; the others in later turns of the loop
             self.reactor.finish()
             self.loop.call_soon(self._listen)
             return
@@ -202,7 +202,7 @@ class Worker:
         for number, listener in enumerate(self.channel.listeners):
             for each in listener.sockets:
                 self.reactor.listen(each.fileno(), number)
-        # Not earlier: siblings hand over to a worker that starts, and it must not ack what nobody has heard.
+        # Not earlier: siblings hand over connections to a worker that starts, and it must not ack before all are heard.
         self.reactor.watch(self.channel.handoff_receive.fileno(), self._on_handoff)
         self.channel.ready()
 
@@ -238,10 +238,10 @@ class Worker:
         self.reactor.finish()
 
     def _reload(self, message: dict[str, Any]) -> str | None:
-        """Go on with these settings. Why not, if not."""
+        """Apply new settings; return the error if that fails."""
         try:
             settings = self.settings.reloaded(message)
-        except ConfigError as error:  # the supervisor has found no error: the password file has changed since
+        except ConfigError as error:  # the supervisor found no error: the password file has changed since
             return str(error)
         self.settings = settings
         self.hashes.resize(settings.limits.auth_threads_max)
@@ -257,7 +257,7 @@ class Worker:
     def _tell_reactor(self) -> None:
         limits = self.settings.limits
         self.reactor.connect_ms_max = int(limits.connect_seconds_max * 1000)
-        # those above it are told so by CONNACK (connecting), unless they are many at once
+        # connections above it are refused by CONNACK (connecting), unless they are many at once
         listening = sum(len(listener.sockets) for listener in self.channel.listeners)
         possible = left_for_connections(self.channel.workers, listening, self.settings.tables_open_max)
         self.reactor.connections_max = min(possible, (limits.connections_max or possible) + _REFUSED_AT_ONCE)
@@ -272,7 +272,7 @@ class Worker:
         self.log.warning("signal_ignored", signal=name)
 
     def _stop(self, seconds: float) -> None:
-        """Accept nothing more, answer what was accepted, say DISCONNECT 0x8B to v5 clients, end."""
+        """Accept nothing more, answer what was accepted, send DISCONNECT 0x8B to v5 clients, end."""
         if self._stopping:
             return
         self._stopping = self._handoffs.is_stopping = True
@@ -282,16 +282,16 @@ class Worker:
         self.reactor.stop_listening()
         for listener in self.channel.listeners:
             listener.close()
-        self._poll()  # what lies in the sockets is answered
+        self._poll()  # packets still in the sockets are answered
         if self.store.immediate:
             self._say_goodbye(seconds)
             return
-        # and when the disk has it
+        # and when the disk has their messages
         late = self.loop.call_later(min(_LAST_COMMIT_SECONDS, seconds / 4), self._say_goodbye, seconds)
 
         def durable() -> None:
             late.cancel()
-            self.loop.call_soon(self._say_goodbye, seconds)  # the acks leave first
+            self.loop.call_soon(self._say_goodbye, seconds)  # the acks are sent first
 
         self.node.router.journal.when_durable(durable)
 
@@ -314,7 +314,7 @@ class Worker:
             self.stopped.set_result(0)
 
     def close(self) -> None:
-        """Let go of what the process holds; the loop still turns for a moment, and nothing of it comes here."""
+        """Release the process's resources; the loop still runs for a moment, and calls nothing of it."""
         self.loop.remove_reader(self.reactor.fileno())
         self.reactor.unwatch(self.channel.control.fileno())
         self.reactor.unwatch(self.hashes.fileno())
@@ -343,7 +343,7 @@ class Worker:
         self.reactor.poll()
 
     def _poll_soon(self) -> None:
-        """Once, however often it is asked for: the loop does all that is due before it looks at its timers again."""
+        """Poll once, however often this is called: the loop runs all due callbacks before it looks at timers again."""
         if not self._polls_soon:
             self._polls_soon = True
             self.loop.call_soon(self._poll_on)
@@ -373,7 +373,7 @@ class Worker:
         self.loop.call_later(_TIMER_SECONDS, self._on_timer)
 
     def _tell_work(self) -> None:
-        """In test builds: the kinds of callbacks that have done more work than any may (pyx/core/work.pxd)."""
+        """In test builds: log the kinds of callbacks that did more work than allowed (pyx/core/work.pxd)."""
         over = work.over()
         if over != self._over_bound:
             self._over_bound = over

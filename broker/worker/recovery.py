@@ -1,24 +1,23 @@
-"""What a worker finds in its store when it starts: sessions, subscriptions, windows, retained messages, wills.
+"""Recovery of a worker from its store at the start: sessions, subscriptions, windows, retained messages, wills.
 
-`Recovery` makes them anew before the worker has a link, a listener or a client: siblings learn of the filters with the
-first word they hear, and none of our clients is served before. `Recovered.begin` publishes the wills when siblings can
-be reached.
+`Recovery` restores them before the worker has a link, a listener or a client: siblings learn its filters with the first
+word they hear, and no client is served before. `Recovered.begin` publishes the wills when siblings can be reached.
 
     session       one that was connected when its worker died counts its Session Expiry Interval from now, any other
-                  from its disconnection; one that has expired, or was to end with its connection, is made all the same
-                  and ended when siblings can be reached: its shares of groups go to other members
-    subscription  of a session that is there; others are deleted, as windows are
-    replay        of a session that is there: goes on from its position when the client is back
-    window        the router's: what is in flight, and up to where the session has read
+                  from its disconnection; one that has expired, or was to end with its connection, is restored all the
+                  same and ended when siblings can be reached: its messages of share groups go to other members
+    subscription  of an existing session; others are deleted, as windows are
+    replay        of an existing session: continues from its position when the client is back
+    window        restored by the router: the messages in flight, and the position up to which the session has read
     will          of a client that was connected: due after its Will Delay Interval from now, or with the end of its
-                  session if that is earlier; of one that had gone: when it was due anyway. A client that is back before
-                  has none any more
-    retained      what has not expired
+                  session if that is earlier; of a client that had gone: when it was due anyway. A client that returns
+                  earlier has no will any more
+    retained      unless expired
 
-Records are read in the order of their keys, and messages in flight in the order of their positions, each block once. A
-record that cannot be read is set aside (`broker.persistence.set_aside`), with all that belongs to a session whose own
-record it is; what the disk does not return as it was written ends the recovery (`DamagedStoreError`), and the worker
-has the store repaired.
+Records are read in the order of their keys, and messages in flight in the order of their positions, each block once. An
+unreadable record is set aside (`broker.persistence.set_aside`), with all records of a session whose own record it is;
+data that the disk does not return as it was written ends the recovery (`DamagedStoreError`), and the worker has the
+store repaired.
 """
 
 from __future__ import annotations
@@ -64,13 +63,13 @@ __all__ = ["Progress", "Recovered", "Recovery"]
 _SHARED = b"$share/"
 _NEVER_SENT = encode_window(NEVER_SENT)
 _AT_ONCE = 100
-"""Wills published, and expiries begun, in one step of `Recovered.begin`."""
+"""Wills published, and expiries begun, per step of `Recovered.begin`."""
 _ENDING = 5
-"""What the end of a session takes, in subscriptions, beside those it has."""
+"""Fixed cost of ending a session, in subscriptions."""
 
 
 class Recovered:
-    """What was found, in numbers, and what is to be done when siblings can be reached."""
+    """Counts of the restored records, and the work left for when siblings can be reached."""
 
     def __init__(
         self, context: Context, state_records: StateRecords, recording: Recording, wills: Wills, endings: Endings
@@ -92,25 +91,25 @@ class Recovered:
         self._expire: list[tuple[Session, float]] = []
 
     def found(self) -> int:
-        """Records in all."""
+        """Return the number of all records."""
         return self.sessions + self.subscriptions + self.windows + self.retained + self.wills
 
     def will(self, client_id: str, session: Session | None, will: Will, due: int) -> None:
-        """Its client's will is due then (Unix time in ms)."""
+        """Note a will that is due at this Unix time in ms."""
         self._due.append((client_id, session, will, due))
 
     def over(self, session: Session) -> None:
-        """It has expired."""
+        """Note a session that has expired."""
         self.expired += 1
         self._over.append(session)
 
     def expires(self, session: Session, at: float) -> None:
-        """It will have expired then (Unix time in ms); not before siblings can be reached."""
+        """Note a session that expires at this Unix time in ms, but not before siblings can be reached."""
         self._expire.append((session, at))
 
     def begin(self) -> Iterator[None]:
-        """Publish the wills that are due; the others have their time from now on. End the sessions that are over. A
-        step at a time: nobody is served before the last.
+        """Publish the wills that are due, and schedule the others. End the expired sessions. A generator of steps:
+        clients are not served before the last.
         """
         router = self._context.router
         now = router.state.wall_ms
@@ -146,13 +145,13 @@ class Recovered:
 
 
 class Progress:
-    """How far a recovery is."""
+    """Progress of a recovery."""
 
     records = 0
 
 
 class Recovery:
-    """Of one worker, which is empty when it begins."""
+    """The recovery of one worker, which is empty when it begins."""
 
     def __init__(
         self,
@@ -180,15 +179,15 @@ class Recovery:
         self._over: set[str] = set()
         """Client ids whose session has expired."""
         self._offline: list[tuple[int, Session]] = []
-        """(since when, Unix time in ms; who)."""
+        """(time of disconnection, Unix time in ms; client id)."""
         self._unread: set[bytes] = set()
-        """Client ids whose session cannot be read: what belongs to them is kept with it."""
+        """Client ids whose session is unreadable: all of its records are kept with it."""
         self._filters: set[bytes] = set()
-        """Those of subscriptions that are no shares."""
+        """Topic Filters of subscriptions that are not shared."""
 
     def identify(self, epoch: str) -> None:
-        """Make sure that the worker has its own store and not another's, or one of another data directory. A store
-        without a name gets it now. Raises StoreError.
+        """Check that the store belongs to this worker and this data directory. A store without an identity gets it now.
+        Raises StoreError.
         """
         index, workers = self._context.index, self._context.workers
         own = {"worker": index, "workers": workers, "epoch": epoch}
@@ -205,7 +204,7 @@ class Recovery:
         self._router.journal.put_record(schema.STORE, json.dumps(own).encode())
 
     def run(self, progress: Progress | None = None) -> Recovered:
-        """Fill the worker from its store, once. `progress.records` says how far it is, for another thread.
+        """Restore the worker from its store, once. `progress.records` shows the progress to another thread.
 
         Raises DamagedStoreError, and StoreError when a record cannot be read and `strict_store` is set.
         """
@@ -222,7 +221,7 @@ class Recovery:
         self._each(schema.SUBSCRIPTION, self._subscription)
         self._each(schema.REPLAY, self._replay)
         self._windows()
-        self._forget_logs()  # not before what is in flight was taken out of them
+        self._forget_logs()  # not before the messages in flight were read from them
         self._each(schema.RETAINED, self._retained)
         self._each(schema.WILL, self._will)
         for _ in self._subscribing.set_queue_rules(self._context.settings.queue):
@@ -242,10 +241,10 @@ class Recovery:
         if key[:1] == schema.SESSION:
             self._unread.add(key[1:])
         elif key[:1] == schema.SUBSCRIPTION:
-            self._filters.add(key[1:].partition(b"\0")[2])  # what its index has is kept with it
+            self._filters.add(key[1:].partition(b"\0")[2])  # the messages of its index are kept with it
 
     def _session_of(self, client_id: str, key: bytes, value: bytes) -> Session | None:
-        # None: there is none, and the record that belonged to it is gone, or set aside as the session is
+        # None: there is no such session, and its record was deleted, or set aside if the session was
         session = self._sessions.get(client_id)
         if session is None:
             if client_id.encode() in self._unread:
@@ -255,7 +254,7 @@ class Recovery:
         return session
 
     def _numbers(self) -> None:
-        # what is numbered from now on is newer than all that is here, should the clock have been put back
+        # new numbers are higher than all numbers in the store, even if the clock was set back
         for key, value, problem in self._context.store.unread:
             self._set_aside(key, value, problem)
         self._each(schema.NUMBER, lambda _, value: self._router.state.numbers_behind(schema.decode_number(value)))
@@ -318,13 +317,13 @@ class Recovery:
             self._found.subscriptions += 1
 
     def _forget_logs(self) -> None:
-        # what was logged for sessions that ended with the worker, or before it could say that nobody needs it
+        # messages logged for sessions that ended with the worker, or before it noted that none needs them
         for name in self._context.store.names():
             if name not in self._filters:
                 self._context.store.forget(name)
 
     def _windows(self) -> None:
-        # all windows are read before the first is put back: so the blocks with what is in flight are read in order
+        # all windows are read before the first is restored: so the blocks with messages in flight are read in order
         queued = self._queued()
         pages = self._pages()
         windows: dict[Session, bytes] = {}
@@ -351,7 +350,7 @@ class Recovery:
             self._router.windows.restore(session, window, queued.get(session.client_id, {}), messages)
 
     def _pages(self) -> dict[str, list[tuple[bytes, bytes]]]:
-        """By client id: the pages of its window, which are put into the window's own record."""
+        """Return by client id the pages of its window, which are merged into the window's own record."""
         pages: dict[str, list[tuple[bytes, bytes]]] = {}
 
         def found(key: bytes, value: bytes) -> None:
@@ -365,13 +364,13 @@ class Recovery:
         return pages
 
     def _queued(self) -> dict[str, dict[int, tuple[int, int, bytes | None, Message]]]:
-        """By client id: its messages of records of their own, by number."""
+        """Return by client id its messages with records of their own, by number."""
         queued: dict[str, dict[int, tuple[int, int, bytes | None, Message]]] = {}
         messages: dict[int, Message] = {}
         waiting = {message_of(value) for _, value in self._context.store.scan(schema.SET_ASIDE + schema.QUEUED)}
 
-        # a record is named by its number: one that is given from now on is none of these, should the clock have been
-        # put back
+        # records are named by their number: new numbers must differ from all of these, even if the clock was set
+        # back
         def message(key: bytes, value: bytes) -> None:
             number = schema.key_position(key)
             messages[number] = unpack_message(value)
@@ -429,6 +428,6 @@ class Recovery:
                 due = now + 1000 * min(will.delay_interval, details.expiry_interval)
                 self._state_records.will_waits(session, due)
             else:
-                due = min(due, now + 1000 * will.delay_interval)  # should the clock have been put back
+                due = min(due, now + 1000 * will.delay_interval)  # the clock may have been set back
         self._found.will(client_id, session, will, due)
         self._found.wills += 1

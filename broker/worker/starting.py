@@ -1,8 +1,8 @@
-"""How a worker comes to its store and to what is in it, while the supervisor sees that it is busy and not hung.
+"""Start of a worker: opens and recovers its store while the supervisor sees that it is busy and not hung.
 
-LevelDB may have to replay or repair what a crash has left, and a recovery reads all that sessions have: both take as
-long as the disk needs. So they run in a thread, and the loop's own beats the heart by time and says each second how far
-it is.
+LevelDB may have to replay or repair its state after a crash, and a recovery reads the state of all sessions: both take
+as long as the disk needs. So they run in a thread, while the main thread beats the heart and logs the progress
+every second.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class Starting:
-    """Of one worker."""
+    """The start of one worker."""
 
     def __init__(self, channel: WorkerChannel, log: Log) -> None:
         self._channel = channel
@@ -45,11 +45,11 @@ class Starting:
         self._said: deque[str] = deque()
 
     def open_store(self, repair: str | None) -> Store:
-        """The store of the settings. `repair`: why it is to be repaired first. Raises StoreError."""
+        """Open the configured store. `repair`: why it is to be repaired first. Raises StoreError."""
         settings, channel = self._settings, self._channel
         if settings.store == "memory":
             return MemoryStore()
-        level = importlib.import_module("leveldb_store.store")  # not where there is no LevelDB
+        level = importlib.import_module("leveldb_store.store")  # imported only where it is used, as it needs LevelDB
         path = store_path(settings.data_dir, channel.index)
         values = {**settings.leveldb.model_dump(), **settings.leveldb.sizes(path, settings.workers)._asdict()}
         options = level.Options(**{**values, "compression": None if values["compression"] == "none" else "snappy"})
@@ -80,7 +80,7 @@ class Starting:
         return store
 
     def recover(self, recovery: Recovery, set_aside: SetAside, store: Store) -> Recovered | None:
-        """Fill the worker with what an earlier one has stored. Raises StoreError."""
+        """Restore the worker from its store. Raises StoreError."""
         if not store.keeps:
             return None
         began = said = time.monotonic()
@@ -97,7 +97,7 @@ class Starting:
             recovery.identify(epoch_of(self._settings.data_dir))
             return recovery.run(progress)
 
-        gc.disable()  # what is made here stays: the collector need not walk through it, now or later
+        gc.disable()  # the restored objects stay: the collector need not walk through them, now or later
         try:
             recovered = self._beside(recovering, say)
         finally:
@@ -120,7 +120,7 @@ class Starting:
         return recovered
 
     def log_store(self) -> None:
-        """Log what the store had to say, perhaps in a thread of its own."""
+        """Log the store's messages, which may come from its thread."""
         while self._said:
             self._log.warning("store", said=self._said.popleft())
 

@@ -1,4 +1,4 @@
-"""What the brokers of siblings say to each other, one word at a time (`Peers.tell`); each part has its own.
+"""Words: messages between the brokers of sibling workers (`Peers.tell`), dispatched to the part that handles them.
 
 b"?" b"!"                retained messages               broker.clients.retaining
 b"e"                     a session to end for another    broker.clients.capacity
@@ -30,7 +30,7 @@ __all__ = ["Words"]
 
 
 class Words:
-    """Of one worker."""
+    """The words of one worker."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Words:
             self._heard |= {b"r": sources.asked, b"c": sources.end, b"o": sources.probed}
 
     def told(self, peer: Peer, kind: bytes, payload: bytes) -> None:
-        """A sibling's broker says something. It is about some client, and no reason to end."""
+        """Handle a word of a sibling. An error concerns some client, and does not end the worker."""
         heard = self._heard.get(kind)
         if heard is None:
             return
@@ -73,14 +73,14 @@ class Words:
             self._context.defect(None, error)
 
     def greet(self, peer: Peer) -> None:
-        """A sibling is heard (again): what it cannot know of this worker by now."""
+        """Tell a sibling that is heard (again) the state that it cannot know."""
         self._context.in_pieces(self._tell_held(peer, self._router.back_pressure.held_filters()))
         if self._router.back_pressure.is_memory_full:
             self._router.peers.tell(peer, b"m", b"\1")
         self._disk.greet(peer)
 
     def _tell_held(self, peer: Peer, texts: list[bytes]) -> Iterator[None]:
-        # what changes meanwhile is told by itself
+        # changes meanwhile are sent separately
         for number, text in enumerate(texts, 1):
             spend(STEP)
             if self._router.back_pressure.holds_own(text):
@@ -89,7 +89,7 @@ class Words:
                 yield
 
     def hold_changed(self, text: bytes, held: bool) -> None:
-        """Publishers that match this filter are to wait for a session here, or no longer: those at siblings, too."""
+        """Make publishers that match this filter wait for a session here, or no longer: also those at siblings."""
         for peer in self._context.siblings:
             self._router.peers.tell(peer, b"h", (b"\1" if held else b"\0") + text)
 
@@ -97,7 +97,7 @@ class Words:
         self._router.back_pressure.sibling_holds(peer, payload[1:], payload[:1] == b"\1")
 
     def set_memory_full(self, full: bool) -> None:
-        """The worker is at worker_memory_bytes_max, or no longer; siblings are told."""
+        """Set whether the worker is at worker_memory_bytes_max; siblings are told."""
         self._router.back_pressure.set_memory_full(self._context.index, full)
         for peer in self._context.siblings:
             self._router.peers.tell(peer, b"m", b"\1" if full else b"\0")

@@ -1,1 +1,1 @@
-"""The archive of a worker: what is kept, read and removed."""
+"""The archive of a worker: writing, reading and retention."""

@@ -1,15 +1,15 @@
-"""The archive of one worker, as the worker's loop uses it: what it archives, and what readers get.
+"""The archive of one worker: its interface for the worker's loop, to archive messages and to read pages of them.
 
 A message is archived by the first `[[archive]]` rule that matches its topic, by its publisher's worker alone, under its
 number (microseconds << 8 | worker). `pyx.storage.archive` gathers a tick's messages into blocks; `append` puts them
-into the tick's write batch. `leveldb_store.format.archive_schema` has the bytes, `leveldb_store.archive.retention`
-removes what is old.
+into the tick's write batch. `leveldb_store.format.archive_schema` has the formats, `leveldb_store.archive.retention`
+removes old messages.
 
-A *sequence* is what one worker (the origin) has archived by one rule: its blocks follow each other by number. A store
-holds those of its own worker, and since a repartition those of others. A reader gets pages: messages of all sequences
-that may have what it wants, merged by number. Blocks that are not durable yet are not read.
+A *sequence* has the messages that one worker (the origin) has archived by one rule: its blocks follow each other by
+number. A store holds the sequences of its own worker, and after a repartition those of others. A reader gets pages:
+messages of all sequences that may match, merged by number. Blocks that are not durable yet are not read.
 
-Rules that are no longer configured keep what they have until it is old; their messages are read as before.
+Rules that are no longer configured keep their messages until these are old; until then they are read as before.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ from pyx.storage.archive import Archiver
 __all__ = ["Archive", "FallenBehind", "Options", "Page", "Said", "Table", "find"]
 
 PENDING_BYTES_MAX: Final = 64 << 20
-NOTED_MAX: Final = 256  # commits of which it is remembered which topics they may have
-_FILTERS_MAX: Final = 1024  # of which it is remembered which rules concern them
+NOTED_MAX: Final = 256  # commits whose topics are noted
+_FILTERS_MAX: Final = 1024  # filters whose rules are cached
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a worker's archive is opened with."""
+    """The options with which a worker's archive is opened."""
 
     epoch: str = ""
-    """Of the archive: made with the data directory, kept by restart and repartition."""
+    """Epoch of the archive: made with the data directory, kept by restart and repartition."""
     worker: int = 0
     tables: tuple[Table, ...] = ()
-    """In the order of the configuration."""
+    """Tables in the order of the configuration."""
     pending_bytes_max: int = PENDING_BYTES_MAX
-    """Of QoS 0 beyond that, handed to the disk and not there yet, nothing is archived."""
+    """Bytes handed to the disk and not yet written, beyond which QoS 0 messages are not archived."""
     clock: Callable[[], float] = time.time
-    """Unix time: what is archived from now on has a higher number than that."""
+    """Unix time: messages archived from now on have higher numbers."""
 
 
 class Archive:
-    """See the contract."""
+    """Implements `leveldb_store.contract.Archive`."""
 
     def __init__(
         self,
@@ -75,19 +75,19 @@ class Archive:
         self.sequences = found.sequences
         had = dict(found.removed)
         self.rules = settle(found, options.tables, _now(found, options))
-        """Those that are configured, then others that were."""
+        """Configured rules, then others that were configured before."""
         self.changes = _changes(found, self.rules, had)
-        """(key, value) of records that are to be written before anything else; None: deleted."""
+        """(key, value) of records to write before anything else; None: delete it."""
         self.retention = Retention(database, options.worker, self.rules, found, said)
         self._removed = self.retention.removed
         self._forgotten = max((up_to for (number, _), up_to in found.removed.items() if number == 0), default=0)
-        """What was removed up to this number may have had any topic."""
+        """The messages removed up to this number may have had any topic."""
         self._configured = self.rules[: len(options.tables)]
         self._worker = options.worker
         self._database = database
         self._said = said
         self._damaged: set[bytes] = set()
-        """Keys of blocks in which a message is damaged."""
+        """Keys of blocks with a damaged message."""
         self._origins = {
             rule.number: {options.worker, *(held.origin for held in found.sequences.get(rule.number, ()))}
             for rule in self.rules
@@ -96,10 +96,10 @@ class Archive:
         self._running = {rule.number: self._counts_of(rule.number) for rule in self._configured}
         self._lasts = {number: max(held.last for held in each) for number, each in found.sequences.items()}
         self._waiting: deque[tuple[int, int, int, bytes]] = deque()
-        """(ticket, last number, bytes of records, its topics if they are noted) of what is not durable."""
+        """(ticket, last number, bytes of records, its topics if they are noted) of commits that are not durable yet."""
         self._noted: deque[tuple[int, bytes]] = deque()
         self._noted_behind = schema.HIGHEST
-        """The topics are noted of what became durable behind this number; HIGHEST: of nothing."""
+        """Topics are noted for commits that became durable behind this number; HIGHEST: for none."""
         self._concerned: dict[bytes, Concerned] = {}
 
     def _counts_of(self, number: int) -> tuple[int, int]:
@@ -111,7 +111,7 @@ class Archive:
     # ------------------------------------------------------------ writing
 
     def append(self, ticket: int, put: Callable[[bytes, bytes], None]) -> dict[int, int]:
-        """Put what was gathered into the write batch that will have this ticket. Returns the running bytes of each
+        """Put the gathered messages into the write batch that will have this ticket. Return the running bytes of each
         sequence that has grown, by rule.
         """
         grown: dict[int, int] = {}
@@ -139,7 +139,7 @@ class Archive:
         return grown
 
     def durable(self, ticket: int) -> None:
-        """What was appended up to and with this ticket is durable."""
+        """Note that everything appended up to and including this ticket is durable."""
         waiting = self._waiting
         while waiting and waiting[0][0] <= ticket:
             _, last, size, topics = waiting.popleft()
@@ -151,31 +151,31 @@ class Archive:
                     self._noted_behind = self._noted.popleft()[0]
 
     def watch(self, is_watched: bool) -> None:
-        """See the contract."""
+        """Implements Archive."""
         if is_watched != (self._noted_behind != schema.HIGHEST):
             self._noted.clear()
             behind = max(self.last, self._waiting[-1][1] if self._waiting else 0)
             self._noted_behind = behind if is_watched else schema.HIGHEST
 
     def noted(self, after: int) -> list[tuple[int, bytes]] | None:
-        """See the contract."""
+        """Implements Archive."""
         if after < self._noted_behind:
             return None
         return [each for each in self._noted if each[0] > after]
 
     @property
     def is_settled(self) -> bool:
-        """Whether all that was archived is durable."""
+        """Whether all archived messages are durable."""
         return not self._waiting and not self.archiver.pending_bytes
 
     @property
     def held_bytes(self) -> int:
-        """See the contract."""
+        """Implements Archive."""
         return self.retention.held
 
     @property
     def removed(self) -> tuple[int, int]:
-        """See the contract."""
+        """Implements Archive."""
         return self.retention.removed_messages, self.retention.removed_bytes
 
     # ------------------------------------------------------------ reading
@@ -185,12 +185,12 @@ class Archive:
         return any(covers(rule.topic_filter, topic_filter) for rule in self._configured)
 
     def start(self, topic_filter: bytes) -> int:
-        """See the contract."""
+        """Implements Archive."""
         return self._start([topic_filter])
 
     def read(self, topic_filters: Sequence[bytes], after: int, bytes_max: int, with_gaps: bool = False) -> Page:
-        """See the contract. StoreError when the store cannot be read. It may be called in a thread of its own, while
-        others append.
+        """Implements Archive. StoreError when the store cannot be read. May be called in another thread, while messages
+        are appended.
         """
         while True:
             known = len(self._damaged)
@@ -198,13 +198,13 @@ class Archive:
                 return self._page(topic_filters, after, bytes_max, with_gaps)
             except plyvel.Error as error:
                 raise StoreError(f"the archive of {self._database.path} cannot be read: {told(error)}") from error
-            except ValueError as error:  # a message in some block is damaged, which is known now
+            except ValueError as error:  # a block has a damaged message, which is noted now
                 if len(self._damaged) == known:
                     raise StoreError(f"the archive of {self._database.path} cannot be merged: {error}") from error
-                with_gaps = False  # a gap that the reader knows of reaches further now, perhaps
+                with_gaps = False  # the gap may reach further than the one that the reader knows
 
     def _page(self, topic_filters: Sequence[bytes], after: int, bytes_max: int, with_gaps: bool) -> Page:
-        last = self.last  # first of all: of what is durable later nothing is said
+        last = self.last  # read first: later commits are not included in this page
         behind = {
             number
             for each in topic_filters
@@ -228,7 +228,7 @@ class Archive:
                     if b"#" not in topic_filters:
                         blocks.summaries = Summaries(self._database.db, number, origin, begin, topic_filters)
                     sequences.append(blocks)
-            start = self._start(topic_filters)  # what the iterators do not see any more was said before
+            start = self._start(topic_filters)  # removals are announced here before iterators miss them
             for blocks in sequences:
                 blocks.look()
             gap = max((blocks.gap for blocks in sequences if blocks.begin <= after + 1), default=0)
@@ -269,7 +269,7 @@ class Archive:
 
 
 def _now(found: Found, options: Options) -> int:
-    # what was published until now, and may not have been stored, has no higher number; 0: nothing was, ever
+    # numbers of messages published until now, which may not have been stored, are not higher; 0: there was none
     return max(found.highest, int(options.clock() * 1e6) << schema.NUMBER_WORKER_BITS) if found.highest else 0
 
 

@@ -1,7 +1,7 @@
-"""Sequences of blocks on their way to a reader: one block behind the other, and gaps where some cannot be read.
+"""Reading of sequences of blocks in order, with gaps where some cannot be read.
 
-A reader is told of a gap before it gets anything behind it. So a page ends in front of one, and what asks for the next
-page is told, unless it knows (`FallenBehind`).
+A reader must learn of a gap before it gets anything behind it. So a page ends before a gap, and the request for the
+next page raises `FallenBehind`, unless the reader knows of the gap.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pyx.delivery.archived import check, concerns, place_of
 
 __all__ = ["Blocks", "load"]
 
-_PASSED_MAX = 512  # stretches, one behind the other: some milliseconds
-_DAMAGED_MAX = 100_000  # keys that are remembered; then they are found anew
+_PASSED_MAX = 512  # consecutive stretches: some milliseconds
+_DAMAGED_MAX = 100_000  # keys remembered; further ones are found anew each time
 
 
 class Blocks:
-    """Those of one rule and origin behind number `after`, as far as number `last`. The next one is looked at, those
-    before it are loaded.
+    """The blocks of one rule and origin behind number `after`, up to number `last`. The next block is known by its
+    head; those before it are loaded.
     """
 
     def __init__(
@@ -31,21 +31,21 @@ class Blocks:
     ) -> None:
         self.loaded: list[bytes] = []
         self.begin = after + 1
-        """Number of the first message of the next block, or of what cannot be read before it; HIGHEST: there is
+        """Number of the first message of the next block, or of the unreadable range before it; HIGHEST: there is
         none.
         """
         self.gap = 0
-        """What lies before the next block cannot be read, up to this number; 0: nothing."""
+        """Everything before the next block up to this number is unreadable; 0: nothing."""
         self.summaries: Summaries | None = None
-        """By which blocks are passed over."""
+        """The summaries by which blocks are skipped."""
         self.is_halted = False
-        """So many were passed over that the page should end: nothing is wanted before `begin`."""
+        """Whether so many stretches were skipped that the page should end: nothing before `begin` is wanted."""
         self._keys: list[tuple[bytes, int]] = []
-        """Of what is loaded; and behind which number it begins."""
+        """The loaded blocks; and the number behind which each begins."""
         self._last = last
         self._after = after
         self._at = 0
-        """The last number of what was looked at."""
+        """The last number of the block examined."""
         self._damaged = damaged
         self._said = said
         self._key = self._value = b""
@@ -58,7 +58,7 @@ class Blocks:
         self._sequence = rule, origin
 
     def load(self, levels: set[bytes] | None) -> int:
-        """Take the next block, unless it has none of these first levels; returns its bytes."""
+        """Load the next block, unless it has none of these first levels; return its bytes."""
         value = self._value
         if levels is None or concerns(value, levels):
             self.loaded.append(value)
@@ -67,7 +67,7 @@ class Blocks:
         return len(value)
 
     def look(self) -> None:
-        """Look at the next one."""
+        """Examine the next block."""
         self.gap = passed = 0
         self.is_halted = False
         begin = max(self._at, self._after) + 1
@@ -110,11 +110,11 @@ class Blocks:
             return
 
     def _pass(self, unwanted: int, passed: int) -> bool:
-        # nothing is wanted up to there. True: the page should end, after so many stretches
+        # nothing up to there is wanted. True: the page should end, after so many stretches
         self._at = unwanted
         if passed >= _PASSED_MAX and not self.gap:
             self.is_halted = True
-            self.begin = min(unwanted, self._last) + 1  # of what is durable since nothing is said
+            self.begin = min(unwanted, self._last) + 1  # nothing is known about blocks that became durable since
             self._value = b""
             return True
         self._records.seek(schema.block_key(*self._sequence, unwanted + 1))
@@ -122,11 +122,11 @@ class Blocks:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is no next block: only what cannot be read, perhaps."""
+        """Whether there is no next block; an unreadable range may be left."""
         return not self._value
 
     def check(self) -> None:
-        """Find the damaged ones of those that are loaded."""
+        """Find the damaged blocks among the loaded ones."""
         for (key, behind), value in zip(self._keys, self.loaded, strict=True):
             try:
                 check(value, behind, schema.split_block(key)[2])
@@ -137,16 +137,16 @@ class Blocks:
                 self._damaged.add(key)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the iterators."""
         self._records.close()
         if self.summaries is not None:
             self.summaries.close()
 
 
 def load(sequences: list[Blocks], after: int, last: int, bytes_max: int, levels: set[bytes] | None) -> tuple[int, bool]:
-    """Load blocks in the order in which they begin: what begins behind the last one that is loaded waits for the next
-    page, and so does what lies behind a gap that is not the first thing there. -> (up to which number that is
-    everything, there is nothing behind it).
+    """Load blocks in the order in which they begin: blocks that begin behind the last one loaded are left to the next
+    page, and so is everything behind a gap that is not at the beginning. Return (the number up to which the page is
+    complete, whether nothing is behind it).
     """
     left = bytes_max
     while True:

@@ -1,5 +1,5 @@
-"""What a store has of the archive: its rules, and the ends of their sequences. A few reads for each, however much lies
-between: so a start does not take longer for a full archive.
+"""Survey of the archive in a store: its rules, and both ends of their sequences. It takes a few reads for each, however
+much is between: so a start does not take longer with a full archive.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from leveldb_store.format.schema import (
 )
 
 _ORIGINS: Final = 256
-_DAMAGED_MAX: Final = 1000  # blocks at an end of a sequence: behind so many its counts are guessed
+_DAMAGED_MAX: Final = 1000  # blocks at an end of a sequence: beyond so many its counts are estimated
 _SAID_MAX: Final = 10_000
 _BLOCKS_END: Final = prefix_end(ARCHIVED)
 
 
 @dataclass(slots=True)
 class Held:
-    """A sequence: what of it is there."""
+    """The ends of a sequence."""
 
     origin: int
     first: int
     """The last number of its first block."""
     first_number: int
-    """The first number of that."""
+    """The first number of its first block."""
     last: int
     messages_before: int
     """Running counts before its first block, and at its end."""
@@ -52,22 +52,22 @@ class Held:
 
 @dataclass(slots=True)
 class Found:
-    """What a store has of the archive."""
+    """The result of the survey."""
 
     rules: dict[bytes, schema.Rule] = field(default_factory=dict)
     """By Topic Filter."""
     removed: dict[tuple[int, int], int] = field(default_factory=dict)
     """(rule, origin) -> the highest number that retention has removed."""
     sequences: dict[int, list[Held]] = field(default_factory=dict)
-    """By rule; those that hold something."""
+    """By rule: sequences that are not empty."""
     aside: set[int] = field(default_factory=set)
-    """Numbers of rules that have blocks, and nothing else is known of them."""
+    """Numbers of unknown rules that have blocks."""
     highest: int = 0
-    """Numbers of new messages must lie above it."""
+    """Numbers of new messages must be higher."""
 
 
 class Said:
-    """Says of each damaged record once that it is damaged."""
+    """Reports each damaged record once."""
 
     def __init__(self, path: object, say: Callable[[str], None]) -> None:
         self._path = path
@@ -75,7 +75,7 @@ class Said:
         self._known: set[bytes] = set()
 
     def __call__(self, key: bytes, what: str, error: Exception) -> None:
-        """`key`: of the record, or of the one in front of what cannot be read. Any thread."""
+        """Report a record by its key, or by the key before an unreadable range. Callable from any thread."""
         if key in self._known:
             return
         if len(self._known) >= _SAID_MAX:
@@ -85,7 +85,7 @@ class Said:
 
 
 def find(database: Database, said: Said) -> Found:
-    """Look at the rules and at the ends of their sequences. What is damaged is said, and set aside. Raises plyvel.Error
+    """Read the rules and the ends of their sequences. Damaged records are reported, and set aside. Raises plyvel.Error
     when nothing can be read.
     """
     found = Found()
@@ -104,14 +104,14 @@ def find(database: Database, said: Said) -> Found:
             found.sequences[rule] = held
             found.highest = max(found.highest, *(each.last for each in held))
     for each, up_to in found.removed.items():
-        if up_to == HIGHEST:  # not known: all that is not there
+        if up_to == HIGHEST:  # unknown: counts as everything that is missing
             held = [held for held in found.sequences.get(each[0], ()) if held.origin == each[1]]
             found.removed[each] = held[0].first_number - 1 if held else found.highest
     return found
 
 
 def readable(database: Database, family: bytes, said: Said) -> Iterator[tuple[bytes, bytes]]:
-    """A family, as far as it can be read."""
+    """Yield the readable records of a family."""
     records = Readable(database.db, family, prefix_end(family))
     try:
         before = family
@@ -140,7 +140,7 @@ def _find_rules(database: Database, found: Found, said: Said) -> None:
             said(key, "a rule", error)
             damaged.append(key[1:])
     found.aside = numbers - {rule.number for rule in found.rules.values()}
-    if len(damaged) == len(found.aside) == 1:  # they belong together
+    if len(damaged) == len(found.aside) == 1:  # the damaged rule is that of the blocks
         number = found.aside.pop()
         found.rules[damaged[0]] = schema.Rule(damaged[0], number, 0, HIGHEST, HIGHEST)
     for number in found.aside:
@@ -148,7 +148,7 @@ def _find_rules(database: Database, found: Found, said: Said) -> None:
 
 
 def _rule_numbers(db: plyvel.DB) -> Iterator[int]:
-    # of rules that have blocks, by their keys
+    # numbers of rules that have blocks, from the blocks' keys
     number = 0
     while number <= schema.NOT_CONFIGURED:
         records = Readable(db, schema.blocks_of(number), _BLOCKS_END)
@@ -162,7 +162,7 @@ def _rule_numbers(db: plyvel.DB) -> Iterator[int]:
 
 
 def _given(database: Database, said: Said) -> int:
-    # numbers up to this one were given
+    # the highest number that was given out
     highest = 0
     for key in (NUMBER, COUNTERS):
         try:
@@ -177,7 +177,7 @@ def _given(database: Database, said: Said) -> int:
 
 
 def _sequences(db: plyvel.DB, rule: int, removed: dict[tuple[int, int], int], said: Said) -> Iterator[Held]:
-    # behind what was removed: LevelDB would walk over each key that was deleted
+    # begins behind removed blocks: LevelDB would walk over each deleted key
     origin = 0
     while origin < _ORIGINS:
         up_to = removed.get((rule, origin), 0)
@@ -202,7 +202,7 @@ def _sequences(db: plyvel.DB, rule: int, removed: dict[tuple[int, int], int], sa
 
 
 def _held(db: plyvel.DB, key: bytes, value: bytes, records: Readable, said: Said) -> Held:
-    # a sequence that begins with this block
+    # the sequence that begins with this block
     rule, origin, first = schema.split_block(key)
     begin, passed = None, 0
     for _ in range(_DAMAGED_MAX):

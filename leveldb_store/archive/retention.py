@@ -1,13 +1,13 @@
-"""What leaves the archive, and when: by age and by bytes, oldest first, rule by rule.
+"""Retention of the archive: removes messages by age and by bytes, oldest first, rule by rule.
 
-The store's writer does it between commits, a slice at a time. Bytes are those of keys and values of blocks; each block
-says how many there were before it in its sequence, so what a rule holds is a subtraction, after a restart, too.
+The store's writer does this between commits, a slice at a time. Bytes are those of keys and values of blocks; each
+block has the count of bytes before it in its sequence, so the size of a rule is a subtraction, after a restart, too.
 
-A rule that holds too much is brought down by a *stretch* more than it must, and that stretch is compacted at once, in
-a thread of its own: LevelDB gives the disk back where whole tables are deleted, and to compact often and little would
-write the rest of the archive over and over. The limit is kept by a *margin* below what the configuration says, for what
-is written and not merged yet. So the disk has what is configured, not what is configured and twice the write buffers.
-A compaction comes to its end only while few new tables come: it waits for such a time, and the writer makes it one
+A rule that exceeds its size is reduced by a *stretch* more than necessary, and that stretch is compacted at once, in
+a thread of its own: LevelDB releases disk space where whole tables are deleted, and frequent small compactions would
+rewrite the rest of the archive over and over. The limit used is lower than the configured one by a *margin*, for data
+that is written and not merged yet. So the archive takes the configured size on the disk, not twice the write buffers
+more. A compaction only ends while few new tables arrive: it waits for such a time, and the writer makes one
 (`pause`; docs/adr/0025-the-archive.md).
 """
 
@@ -28,60 +28,60 @@ from leveldb_store.format import archive_schema as schema
 from leveldb_store.format.archive_schema import HIGHEST
 from leveldb_store.format.schema import U64, SchemaError
 
-SLICE_BLOCKS: Final = 500  # looked at in a slice: one to two milliseconds when they are small
+SLICE_BLOCKS: Final = 500  # examined per slice: one to two milliseconds when they are small
 SLICE_BYTES: Final = 2 << 20
-STRETCH_SHARE: Final = 32  # of what a rule may hold
-STRETCH_BUFFERS: Final = 2  # write buffers; less costs more to compact than it gives back,
-STRETCH_SHARE_MIN: Final = 16  # ... if that is not too large a part of what the rule may hold
+STRETCH_SHARE: Final = 32  # a stretch is this fraction of the rule's size
+STRETCH_BUFFERS: Final = 2  # at least so many write buffers; a smaller one costs more to compact than it releases,
+STRETCH_SHARE_MIN: Final = 16  # ... unless that is more than this fraction of the rule's size
 STRETCH_BYTES_MAX: Final = 256 << 20
-COMPACT_BYTES_MIN: Final = 4 << 20  # deleted, of one rule: less is not worth a compaction
+COMPACT_BYTES_MIN: Final = 4 << 20  # deleted bytes of one rule; fewer are not worth a compaction
 MARGIN_SHARE: Final = 16
 MARGIN_BUFFERS: Final = 4  # write buffers
-PACE_BYTES_PER_SECOND: Final = 8 << 20  # written while something is being compacted, or would have to be
-PACED_COMMIT_BYTES_MAX: Final = 1 << 20  # at once, meanwhile
-READY_FILES: Final = ((0, 2), (1, 24))  # tables at a level of LevelDB, at most: then a compaction comes to its end
-BEHIND_STRETCHES: Final = 1.25  # deleted and not compacted: the more, the slower,
-BEHIND_MAX: Final = 4.0  # ... at most by so much
+PACE_BYTES_PER_SECOND: Final = 8 << 20  # written while a compaction runs or is due
+PACED_COMMIT_BYTES_MAX: Final = 1 << 20  # size of a commit meanwhile
+READY_FILES: Final = ((0, 2), (1, 24))  # highest numbers of tables at a level of LevelDB with which a compaction ends
+BEHIND_STRETCHES: Final = 1.25  # deleted and not compacted: beyond it the pace is reduced in proportion,
+BEHIND_MAX: Final = 4.0  # ... at most by this factor
 PAUSE_SECONDS_MAX: Final = 1.0  # after one commit
-LOOK_SECONDS_MAX: Final = 60.0  # how often it is asked what is too old: a hundredth of the age, and not more rarely
+LOOK_SECONDS_MAX: Final = 60.0  # between two checks of the age: a hundredth of the age, and not longer than this
 LOOK_SECONDS_MIN: Final = 0.5
 AGAIN_SECONDS: Final = 60.0  # after an error
 LOOKS: Final = 100
 
 
 class _Kept:
-    """A rule, and what it holds."""
+    """A rule, and the messages that it holds."""
 
     def __init__(self, rule: schema.Rule, buffer: int) -> None:
         self.rule = rule
         least = min(STRETCH_BUFFERS * buffer, rule.bytes_max // STRETCH_SHARE_MIN)
         self.stretch = min(max(rule.bytes_max // STRETCH_SHARE, least, 1), STRETCH_BYTES_MAX)
         self.worth = max(self.stretch, COMPACT_BYTES_MIN)
-        """Bytes that are compacted together."""
+        """Bytes compacted together."""
         self.most = rule.bytes_max - min(rule.bytes_max // MARGIN_SHARE, MARGIN_BUFFERS * buffer)
         self.target = self.most
-        """Bytes to which it is brought down: below `most` while that goes on."""
+        """Bytes to which it is reduced: below `most` while a reduction is in progress."""
         self.ends: dict[int, int] = {}
-        """Origin -> running bytes of its sequence."""
+        """Origin -> running bytes at the end of its sequence."""
         self.begins: dict[int, int] = {}
-        """Likewise, before its first block."""
+        """Origin -> running bytes before its first block."""
         self.look_at = 0.0
         self.again_at = 0.0
-        """Not before this time."""
+        """Time of the next check."""
         self.deleted_bytes = 0
-        """Since the last compaction, and which numbers."""
+        """Bytes deleted since the last compaction, and their numbers."""
         self.deleted_from = HIGHEST
         self.deleted_to = 0
         self.is_broken = False
-        """Something there cannot be read: what LevelDB merges ends there with an error."""
+        """Whether some block cannot be read: a compaction ends there with an error."""
 
     @property
     def held(self) -> int:
-        """Bytes."""
+        """Return the bytes that it holds."""
         return sum(self.ends.values()) - sum(self.begins.values())
 
     def is_over(self) -> bool:
-        """Whether it holds more than it may."""
+        """Whether it holds more than allowed."""
         held = self.held
         if held > self.most:
             self.target = self.most - self.stretch
@@ -91,7 +91,7 @@ class _Kept:
 
 
 class Retention:
-    """Of one store. The writer's thread uses it; `removed`, `held` and the counts may be read by others."""
+    """The retention of one store. Used by the writer's thread; others may read `removed`, `held` and the counts."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Retention:
         said: Said,
     ) -> None:
         self.removed = found.removed
-        """(rule, origin) -> the highest number removed. It is said here before it is done."""
+        """(rule, origin) -> the highest number removed. Set here before the removal."""
         self.removed_messages = 0
         self.removed_bytes = 0
         self._database = database
@@ -111,7 +111,7 @@ class Retention:
         self._kept: dict[int, _Kept] = {}
         self._next = 0.0
         self._wall_behind = time.time() - time.monotonic()
-        """Seconds; steps forward add to it, as they do to the numbers of messages. None back takes from it."""
+        """In seconds; steps of the clock forward are added, as they are to message numbers, steps back are not."""
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         for rule in rules:
@@ -124,11 +124,11 @@ class Retention:
 
     @property
     def held(self) -> int:
-        """Bytes of all rules."""
+        """Return the bytes of all rules."""
         return sum(kept.held for kept in list(self._kept.values()))
 
     def learn(self, grown: dict[int, int]) -> None:
-        """These sequences of our own have grown: running bytes by rule. It is written."""
+        """Note that these sequences of our own have grown and are written: running bytes by rule."""
         for number, end in grown.items():
             kept = self._kept[number]
             kept.ends[self._worker] = end
@@ -136,12 +136,12 @@ class Retention:
                 self._next = min(self._next, time.monotonic())
 
     def wait(self, now: float) -> float | None:
-        """Seconds until `slice` should be called; None: there is no rule."""
+        """Return the seconds until `slice` should be called; None: there is no rule."""
         return max(0.0, self._next - now) if self._kept else None
 
     def slice(self, now: float, written: int) -> plyvel.WriteBatch | None:
-        """The deletions of one slice, to be written next; None: there are none. What is left is due at once. `written`:
-        bytes that go with it: at least as many leave, so that no more comes in than goes.
+        """Return the deletions of one slice, to be written next, or None. Remaining ones are due at once. `written`:
+        bytes written with it: at least as many are deleted, so that no more is added than removed.
         """
         batch = None
         self._wall_behind = max(self._wall_behind, time.time() - time.monotonic())
@@ -154,7 +154,7 @@ class Retention:
                 batch = self._database.db.write_batch()
             try:
                 is_all = self._delete(batch, kept, wall_ms, written)
-            except plyvel.Error as error:  # there is no descriptor, no memory: it passes
+            except plyvel.Error as error:  # a temporary error: no descriptor, no memory
                 kept.look_at = kept.again_at = now + AGAIN_SECONDS
                 self._said(b"", "nothing can be removed, which is tried again every minute", error)
                 continue
@@ -163,12 +163,12 @@ class Retention:
                 return batch
             kept.look_at = now + min(max(kept.rule.age_ms / 1000 / LOOKS, LOOK_SECONDS_MIN), LOOK_SECONDS_MAX)
             if not kept.held and kept.rule.place == schema.NOT_CONFIGURED:
-                del self._kept[kept.rule.number]  # how far it was removed stays: it may come back
+                del self._kept[kept.rule.number]  # `removed` stays: the rule may come back
         self._next = min((kept.look_at for kept in self._kept.values()), default=now)
         return batch if batch is not None and batch.approximate_size() > 12 else None
 
     def _delete(self, batch: plyvel.WriteBatch, kept: _Kept, wall_ms: int, written: int) -> bool:
-        # oldest first over all origins; True: that was all there is to delete now
+        # oldest first over all origins; True: nothing more to delete now
         number = kept.rule.number
         oldest = wall_ms - kept.rule.age_ms
         removed: dict[int, int] = {}
@@ -199,7 +199,7 @@ class Retention:
                     passed = front.size
                     front.step()
                     self._begin(kept, front, passed)
-            finally:  # also when it ends with an error: these are in the batch
+            finally:  # also after an error: these deletions are in the batch
                 for origin, last in removed.items():
                     self._delete_summaries(batch, number, origin, last)
                     self.removed[number, origin] = last
@@ -214,21 +214,21 @@ class Retention:
             batch.delete(key)
 
     def _begin(self, kept: _Kept, front: _Front, passed: int) -> None:
-        # `passed`: bytes that lay in front of this one
+        # `passed`: bytes in front of this block
         begin, end = kept.begins[front.origin], kept.ends[front.origin]
         kept.is_broken |= front.is_broken
         if front.last == HIGHEST:
             kept.begins[front.origin] = end
         elif front.head is not None and begin <= front.head.bytes_before <= end:
             kept.begins[front.origin] = front.head.bytes_before
-        else:  # damaged, or its counts are
+        else:  # the block or its counts are damaged
             kept.begins[front.origin] = min(begin + passed, end)
 
     # ------------------------------------------------------------ the disk
 
     def compact(self, is_urgent: bool) -> None:
-        """Give back what was deleted, if it is worth it and nothing is being compacted. `is_urgent`: the disk is full.
-        Called when what `slice` returned is written.
+        """Release deleted space, if it is worth it and no compaction is running. `is_urgent`: the disk is full. Called
+        when the result of `slice` is written.
         """
         due = [
             kept
@@ -259,9 +259,9 @@ class Retention:
         self._thread.start()
 
     def pause(self, written: int) -> float:
-        """Seconds that the writer should wait after a commit of so many bytes. A compaction takes LevelDB's newest
-        tables along again and again until none has come meanwhile, and may not begin before these are few: what comes
-        in faster keeps the room from ever being given back.
+        """Return the seconds that the writer should wait after a commit of this size. A compaction includes LevelDB's
+        newest tables repeatedly until none has arrived meanwhile, and can begin only when these are few: faster writes
+        would prevent it from ever releasing space.
         """
         behind = self._behind()
         if not behind and (self._thread is None or not self._thread.is_alive()):
@@ -269,13 +269,13 @@ class Retention:
         return min(max(behind, 1.0) * written / PACE_BYTES_PER_SECOND, PAUSE_SECONDS_MAX)
 
     def _behind(self) -> float:
-        # how many times as much as it may be waits for a compaction; 0: not more
+        # the amount waiting for compaction as a multiple of what is allowed; 0: within the limit
         worst = max((kept.deleted_bytes / (BEHIND_STRETCHES * kept.worth) for kept in self._kept.values()), default=0)
         return min(worst, BEHIND_MAX) if worst > 1 else 0.0
 
     @property
     def commit_bytes_max(self) -> int | None:
-        """Of one commit, for pauses to be short; None: any."""
+        """Return the size limit of one commit that keeps pauses short; None: none."""
         return PACED_COMMIT_BYTES_MAX if self._behind() else None
 
     def _is_ready(self) -> bool:
@@ -289,30 +289,30 @@ class Retention:
         for start, stop in ranges:
             if self._stop.is_set():
                 return
-            # what goes wrong in it is LevelDB's own to remember: the next write fails with it
+            # LevelDB itself remembers an error: the next write fails with it
             with contextlib.suppress(plyvel.Error):
                 self._database.db.compact_range(start=start, stop=stop)
 
     def join(self) -> None:
-        """Wait until nothing is being compacted: before the database is closed."""
+        """Wait until no compaction is running: before the database is closed."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
 
 
 class _Front:
-    """The oldest block of a sequence that is left, of those that can be read."""
+    """The oldest readable block of a sequence."""
 
     def __init__(self, db: plyvel.DB, number: int, origin: int, removed: int, said: Said) -> None:
         self.origin = origin
         self.key = b""
         self.last = HIGHEST
-        """Of its messages; HIGHEST: there is none."""
+        """Number of its first message; HIGHEST: there is none."""
         self.size = 0
         self.head: schema.BlockHead | None = None
-        """None: it is damaged."""
+        """Its head; None: damaged."""
         self.is_broken = False
-        """Something in front of it could not be read."""
+        """Whether something before it could not be read."""
         self._said = said
         self._blocks = Readable(
             db, schema.block_key(number, origin, removed + 1), schema.block_key(number, origin, HIGHEST)
@@ -320,7 +320,7 @@ class _Front:
         self.step()
 
     def step(self) -> None:
-        """To the next one."""
+        """Go to the next block."""
         before = self.key
         self.key, value = self._blocks.next()
         if self._blocks.error is not None:
@@ -338,5 +338,5 @@ class _Front:
                 self._said(self.key, "a block", error)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the iterators."""
         self._blocks.close()

@@ -1,10 +1,10 @@
-"""Rules of the archive over changes of the configuration: which of them have what of a Topic Filter, and since when.
+"""Rules of the archive over changes of the configuration: which rules have which topics of a Topic Filter, since when.
 
-A rule speaks for the topics that it archives. Of a Topic Filter that a table before it covers it has nothing since that
-table stands there: what it removes since is nobody's loss. And a Topic Filter is archived without a gap as far back as
-one table after the other has covered it, each from the start at which the one before was taken out. `Rule.since` and
-`Rule.changed` are the numbers that say so; those of a store of an older release are not known, and count as the start
-that has found it.
+A rule is responsible for the topics that it archives. If an earlier table covers a Topic Filter, a rule gets no
+messages for it while that table exists: what the rule removes from then on does not concern the filter. A Topic Filter
+is archived without a gap as far back as successive tables have covered it, each from the start at which the previous
+one was removed. `Rule.since` and `Rule.changed` are the numbers for this; a store of an older release has none, and
+they count as the number of the start that has found the rule.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from leveldb_store.format.archive_schema import HIGHEST, NOT_CONFIGURED, Rule
 __all__ = ["GONE_MAX", "Concerned", "Table", "concerned", "settle"]
 
 GONE_MAX: Final = 256
-"""Rules that are not configured and hold nothing, of which it is known what was removed. Of those beyond that, what was
-removed longest ago may have had any topic.
+"""Rules that are not configured and hold nothing, whose removals are remembered. Beyond that, the ones removed longest
+ago may have had any topic.
 """
 
 
@@ -30,21 +30,21 @@ class Table(NamedTuple):
     topic_filter: bytes
     age_ms: int
     bytes_max: int
-    """Of this store."""
+    """Bytes of this store."""
 
 
 class Concerned(NamedTuple):
-    """What a Topic Filter has to do with the rules."""
+    """The relation of a Topic Filter to the rules."""
 
     rules: list[tuple[int, int]]
-    """(number, no message of it with a higher number than this has such a topic)."""
+    """(number, the highest number that a message of this rule with a matching topic may have)."""
     since: int
-    """It is archived without a gap behind this number."""
+    """The filter is archived without a gap behind this number."""
 
 
 def settle(found: Found, tables: Sequence[Table], now: int) -> list[Rule]:
-    """The rules of the configuration, then others that were. `now`: new messages have higher numbers. `found.removed`
-    may be changed, for those forgotten.
+    """Return the configured rules, then formerly configured ones. `now`: new messages have higher numbers.
+    `found.removed` may be changed, for rules that are forgotten.
     """
     known = found.rules
     places = {table.topic_filter: place for place, table in enumerate(tables)}
@@ -91,14 +91,14 @@ def _remembered(gone: list[Rule], found: Found) -> list[Rule]:
 
 
 def _ended(rule: Rule, now: int) -> Rule:
-    # as one that is not configured any more; of an older release and not for long: as if it had never been
+    # as a rule no longer configured; one of an older release and not for long: as if it had never existed
     if rule.place != NOT_CONFIGURED:
         return rule._replace(place=NOT_CONFIGURED, changed=now)
     return rule if rule.changed != HIGHEST else rule._replace(changed=rule.since)
 
 
 def _unbroken(rules: Sequence[Rule], since: int) -> int:
-    # how far back one of them was there until the next one began, the last one behind `since`
+    # how far back the rules follow each other without a gap, the last one behind `since`
     while True:
         further = min((rule.since for rule in rules if rule.changed >= since), default=since)
         if further >= since:
@@ -107,7 +107,7 @@ def _unbroken(rules: Sequence[Rule], since: int) -> int:
 
 
 def concerned(topic_filter: bytes, rules: Sequence[Rule]) -> Concerned:
-    """Of these rules, what concerns a Topic Filter."""
+    """Return which of these rules concern a Topic Filter."""
     covering = [rule for rule in rules if covers(rule.topic_filter, topic_filter)]
     configured = [rule for rule in covering if rule.place != NOT_CONFIGURED]
     since = _unbroken(covering, min((rule.since for rule in configured), default=0))

@@ -1,11 +1,11 @@
-"""Which topics a stretch of blocks may have: what lets a reader of a rare Topic Filter pass over the rest.
+"""Summaries of the topics in a stretch of blocks, which let a reader of a rare Topic Filter skip the others.
 
-A stretch is blocks of one rule and origin that were written one behind the other by one process. When it is long enough
-its summary goes into the batch of its last block. It says from which number on it speaks: behind the stretch before, so
-that from one summary to the next no block has to be looked at. Blocks without one (the newest, those before a restart,
-those of an older release) are looked at one by one; a summary of an older release speaks from its first message on, and
-one block is looked at to find out that none lies before. A summary is a Bloom filter: it may say yes in vain, and never
-no.
+A stretch consists of blocks of one rule and origin that one process has written one after the other. When it is long
+enough, its summary goes into the batch of its last block. It has the number at which it begins: behind the previous
+stretch, so that no block between two summaries has to be examined. Blocks without one (the newest, those before a
+restart, those of an older release) are examined one by one; a summary of an older release begins at its first message,
+and one block is examined to find out that none is before it. A summary is a Bloom filter: it may match in vain, and
+never misses a topic.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = ["Stretch", "Summaries"]
 
 
 class Stretch:
-    """What one worker archives by one rule, since the last summary. `behind`: all that it has archived by it before has
-    no higher number.
+    """The blocks that one worker archives by one rule, since the last summary. `behind`: the highest number archived by
+    it before.
     """
 
     def __init__(self, behind: int) -> None:
@@ -36,7 +36,7 @@ class Stretch:
         self._bits = bytearray(schema.SUMMARY_BITS_BYTES)
 
     def add(self, last: int, records: bytes) -> bytes | None:
-        """A block, with number `last` at its end. -> with the last one of the stretch the value of its summary."""
+        """Add a block with number `last` at its end; return the summary's value with the last block of the stretch."""
         note_topics(self._bits, records)
         self._blocks += 1
         self._bytes += len(records)
@@ -48,11 +48,11 @@ class Stretch:
 
 
 class Summaries:
-    """Of one rule and origin, for a reader of these Topic Filters that goes on and on."""
+    """The summaries of one rule and origin, for a reader of these Topic Filters that moves forward."""
 
     def __init__(self, db: plyvel.DB, rule: int, origin: int, after: int, topic_filters: Sequence[bytes]) -> None:
         self.until = 0
-        """Up to this number blocks are to be looked at one by one."""
+        """Up to this number blocks must be examined one by one."""
         self._filters = topic_filters
         self._records = Readable(
             db, schema.summary_key(rule, origin, after + 1), schema.summary_key(rule, origin, schema.HIGHEST)
@@ -61,8 +61,8 @@ class Summaries:
         self._is_wanted = True
 
     def over(self, at: int, most: int) -> tuple[int, int]:
-        """What lies behind `at` is not wanted up to and with the number returned, by so many stretches, at most `most`.
-        Sets `until` for what follows.
+        """Return (the number up to which nothing behind `at` is wanted, the stretches skipped, at most `most`). Sets
+        `until` for the blocks after that.
         """
         passed = 0
         while passed < most:
@@ -75,14 +75,14 @@ class Summaries:
         return at, passed
 
     def behind(self, first: int, last: int) -> int:
-        """A block with these numbers, higher ones than before. Nothing up to and with the number returned is wanted; 0:
-        nobody knows.
+        """Skip for a block with these numbers, higher than before: return the number up to which nothing is wanted; 0:
+        unknown.
         """
         self._look(last)
         return 0 if self._is_wanted or first < self._first else self._last
 
     def _look(self, number: int) -> None:
-        # at the first one that does not end before this number
+        # at the first one that ends at or behind this number
         while self._last < number:
             key, value = self._records.next()
             if not key:
@@ -96,5 +96,5 @@ class Summaries:
                 self._is_wanted = True
 
     def close(self) -> None:
-        """Let go of them."""
+        """Close the iterators."""
         self._records.close()

@@ -1,1 +1,1 @@
-"""LevelDB itself: opened, repaired, compacted, and room kept on its disk."""
+"""LevelDB itself: opening, repair, compaction, and the reserve on its disk."""

@@ -1,17 +1,17 @@
-"""A LevelDB on disk: opened, checked, repaired, written to, opened anew after an error.
+"""A LevelDB on disk: opening, checking, repairing, writing, and reopening after an error.
 
-Facts about LevelDB that this file stands on (seen with plyvel 1.5.1, LevelDB 1.22):
+Facts about LevelDB that this file relies on (observed with plyvel 1.5.1, LevelDB 1.22):
 
 * `create_if_missing` in a directory whose CURRENT is lost makes a new, empty database there and deletes the old files.
-* A write that fails may leave half a record in the log; what is written behind it can be lost with it at the next
-  start. So nothing is written after an error until the database was opened anew, which takes over what is whole.
-* A last record that is cut off is no corruption: it is what a crash leaves, and was never acknowledged. Anything else
-  that is wrong in a log or a table is an error when opened with paranoid checks, and would be left out silently
-  without. One of these is as harmless: a last record of which a power cut left some pages and not others: cut off.
-* It makes, renames and removes files without syncing their directory, but for a new MANIFEST: after a power cut CURRENT
-  may name a MANIFEST that was never synced. So the directory is synced after every opening.
-* `repair_db` keeps what is readable, but reads logs without their checksums: it would take over flipped bits. So logs
-  are cut at their first damaged record before (`leveldb_store.engine.wal`), which is also what keeps their batches in
+* A write that fails may leave half a record in the log; records written behind it can be lost with it at the next
+  start. So nothing is written after an error until the database was reopened, which keeps all whole records.
+* A truncated last record is no corruption: it is what a crash leaves, and was never acknowledged. Any other damage in a
+  log or a table is an error when opened with paranoid checks, and would be skipped silently without. One case is as
+  harmless: a last record of which a power cut left some pages and not others: it is cut off.
+* It makes, renames and removes files without syncing their directory, except for a new MANIFEST: after a power cut
+  CURRENT may name a MANIFEST that was never synced. So the directory is synced after every opening.
+* `repair_db` keeps what is readable, but reads logs without their checksums: it would accept flipped bits. So logs are
+  cut at their first damaged record before (`leveldb_store.engine.wal`), which is also what keeps their batches in
   order without a gap. It moves files, so a copy is made first.
 """
 
@@ -37,7 +37,7 @@ from leveldb_store.format import schema
 
 _NO_ROOM = os.strerror(errno.ENOSPC)
 OPEN_SECONDS: Final = 5.0
-"""So long a database is tried to be opened that finds no room: a compaction of another one may have it for a moment."""
+"""Time for which opening is retried when the disk has no room: another compaction may be using it for a moment."""
 _AGAIN_SECONDS = 0.5
 PAGE_RECORDS_MAX: Final = 1000
 PAGE_BYTES_MAX: Final = 1 << 20
@@ -45,7 +45,7 @@ PAGE_BYTES_MAX: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The `[store]` settings of LevelDB; docs/store.md says what they cost."""
+    """The `[leveldb]` settings; docs/store.md has their costs."""
 
     write_buffer_bytes: int = 16 << 20
     block_cache_bytes: int = 8 << 20
@@ -53,12 +53,12 @@ class Options:
     bloom_bits: int = 10
     compression: str | None = "snappy"
     reserve_bytes: int = 0
-    """Of the files that hold room for the day on which the disk is full (`leveldb_store.engine.disk_reserve`)."""
+    """Size of the files that reserve room for a full disk (`leveldb_store.engine.disk_reserve`)."""
 
 
 class WriteBatch:
-    """Records that one thread gathers while another one may open the database anew (`Database.reopen`). plyvel takes
-    nothing more into a batch of a database that was closed: what was gathered goes on in a new one.
+    """Records gathered by one thread while another may reopen the database (`Database.reopen`). plyvel adds nothing to
+    a batch of a closed database: the gathered records continue in a new one.
     """
 
     __slots__ = ("_database", "gathered")
@@ -92,7 +92,7 @@ class WriteBatch:
 
 
 class Database:
-    """One LevelDB. `db` is replaced when it is opened anew: readers hold `lock` while they use it."""
+    """One LevelDB. `db` is replaced when it is reopened: readers hold `lock` while they use it."""
 
     def __init__(
         self,
@@ -104,8 +104,8 @@ class Database:
         *,
         any_version: bool = False,
     ) -> None:
-        """`strict`: what is damaged is not repaired; `repair`: it is repaired first of all, for that reason.
-        `any_version`: the caller looks at its schema. Raises StoreError.
+        """`strict`: damage is not repaired; `repair`: it is repaired before opening, for that reason. `any_version`:
+        the caller checks the schema. Raises StoreError.
         """
         self.path = path
         self._is_strict = strict
@@ -130,16 +130,16 @@ class Database:
 
     @property
     def write_buffer_bytes(self) -> int:
-        """What gathers before it becomes a table."""
+        """Bytes gathered before they become a table."""
         return self._options.write_buffer_bytes
 
     def batch(self) -> WriteBatch:
-        """What is to be written later; the database may be opened anew meanwhile."""
+        """Return a batch to write later; the database may be reopened meanwhile."""
         return WriteBatch(self)
 
     def write(self, batches: list[plyvel.WriteBatch], fsync: bool) -> None:
-        """Write these as one; returns when they are on the disk (`fsync`), or at the system. Raises plyvel.Error and
-        OSError; then nothing may be written before `reopen`.
+        """Write these as one; return when they are on the disk (`fsync`), or at the operating system. Raises
+        plyvel.Error and OSError; then nothing may be written before `reopen`.
         """
         merged = self.db.write_batch(sync=fsync)
         for batch in batches:
@@ -147,8 +147,8 @@ class Database:
         merged.write()
 
     def reopen(self, why: Exception) -> None:
-        """After a write that failed for this reason: what is whole in its log is taken over. LevelDB refuses all writes
-        once it has met a damaged table while it compacted, and would meet it again: that is repaired.
+        """Reopen after a write that failed for this reason, keeping all whole records of its log. LevelDB refuses all
+        writes once a compaction has met a damaged table, and would meet it again: then it is repaired.
 
         Raises plyvel.Error, OSError and StoreError.
         """
@@ -160,14 +160,14 @@ class Database:
                 self.db = self._open(create=False)
 
     def get(self, key: bytes) -> bytes | None:
-        """A value; plyvel.CorruptionError if it cannot be read."""
+        """Return a value; plyvel.CorruptionError if it cannot be read."""
         with self.lock:
             value: bytes | None = self.db.get(key, verify_checksums=True)
         return value
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """All of a family, rising by key. It is read in pages, each as it is at that moment: between two the database
-        may be opened anew, which no iterator survives.
+        """Yield a whole family, rising by key. It is read in pages, each consistent in itself: between two the database
+        may be reopened, which no iterator survives.
         """
         start, stop = prefix, schema.prefix_end(prefix)
         while True:
@@ -190,7 +190,7 @@ class Database:
         return page, True
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
         with self.lock, self.archive_lock:
             self.db.close()
 
@@ -230,7 +230,7 @@ class Database:
                 if until is None:
                     until = time.monotonic() + OPEN_SECONDS
                     say(f"the disk of the store {self.path} is full: it is tried again for {OPEN_SECONDS:.0f} s")
-                # nothing else can be done before it is open; another thread beats the heart
+                # nothing else can be done before it is open; another thread updates the heartbeat
                 time.sleep(_AGAIN_SECONDS)
                 return self._open_or_repair(say, until)
             if "No such file" not in str(error) and "NotFound" not in str(error):
@@ -247,7 +247,7 @@ class Database:
             return self._repaired(told(error), say)
 
     def _repaired(self, why: str, say: Callable[[str], None], is_read: bool = False) -> plyvel.DB:
-        # `is_read`: it can be opened, and not be read
+        # `is_read`: it can be opened, but not be read
         if self._is_strict:
             raise StoreError(f"the store {self.path} is damaged ({why}), and is not repaired where strict_store is set")
         copy = self.path.with_name(f"{self.path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
@@ -262,7 +262,7 @@ class Database:
             except plyvel.Error:
                 plyvel.repair_db(
                     str(self.path),
-                    paranoid_checks=is_read,  # blocks of tables whose checksum is wrong are left out
+                    paranoid_checks=is_read,  # table blocks with a wrong checksum are left out
                     write_buffer_size=self._options.write_buffer_bytes,
                     bloom_filter_bits=self._options.bloom_bits,
                     compression=self._options.compression,
@@ -297,7 +297,7 @@ class Database:
 
 
 def make_directory(path: Path) -> None:
-    """Make it, for its owner alone, and those above it that are missing; their names last."""
+    """Create it, for its owner alone, with missing parents; their names are durable."""
     missing = [each for each in (path, *path.parents) if not each.exists()]
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     for each in missing:
@@ -305,7 +305,7 @@ def make_directory(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """What was made, renamed and removed in it lasts."""
+    """Make files created, renamed and removed in it durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -314,6 +314,6 @@ def sync_directory(path: Path) -> None:
 
 
 def told(error: Exception) -> str:
-    """What LevelDB says, as text."""
+    """Return LevelDB's error as text."""
     said = error.args[0] if error.args else ""
     return said.decode(errors="replace") if isinstance(said, bytes) else str(error) or type(error).__name__

@@ -1,8 +1,8 @@
-"""Records of a LevelDB one behind the other, past what cannot be read.
+"""Iteration over the records of a LevelDB that skips unreadable ones.
 
-LevelDB goes on behind a damaged block of a table, or behind a table that it cannot open, but plyvel's iterators say the
-error again and again and give nothing more. Its raw ones say it as well, and can be asked all the same where they are.
-So behind an error the next record is found with a raw one, and read on from there with another iterator.
+LevelDB can continue behind a damaged table block, or a table that it cannot open, but plyvel's iterators repeat the
+error and return nothing more. Its raw iterators raise it, too, but can still be asked for their place. So after an
+error the next record is found with a raw one, and read on from there with another iterator.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _PASSING: Final = tuple(os.strerror(each) for each in (errno.EMFILE, errno.ENFIL
 
 
 def _is_passing(error: plyvel.Error) -> bool:
-    # it says nothing of what is on the disk
+    # the error is not about the contents of the disk
     return any(each in str(error) for each in _PASSING)
 
 
 class Readable:
     """Records from `start` to before `stop`, rising by key. Raises plyvel.Error when the system has no descriptor or
-    no memory for it: that passes.
+    no memory for it, which is temporary.
     """
 
     def __init__(self, db: plyvel.DB, start: bytes, stop: bytes | None) -> None:
         self.error: plyvel.Error | None = None
-        """Why something that lay before the record given last could not be read; None: nothing did."""
+        """Why something before the last returned record could not be read; None: everything could."""
         self._db = db
         self._from = start
         self._stop = stop
@@ -43,7 +43,7 @@ class Readable:
         return self._db.iterator(start=start, stop=self._stop, verify_checksums=True, fill_cache=False)
 
     def next(self) -> tuple[bytes, bytes]:
-        """(key, value); both empty: there is none."""
+        """Return (key, value); both empty: there is none."""
         self.error = None
         try:
             key, value = next(self._records, NONE) if self._records is not None else NONE
@@ -67,20 +67,20 @@ class Readable:
             return raw.key(), raw.value()
 
     def seek(self, start: bytes) -> None:
-        """Go on with records from this key."""
+        """Continue with records from this key."""
         self.close()
         self._from = start
         self._records = self._behind(start)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the iterators."""
         if self._records is not None:
             self._records.close()
             self._records = None
 
 
 def readable(db: plyvel.DB, start: bytes, stop: bytes | None) -> Generator[tuple[bytes, bytes]]:
-    """The same as an iterator, to be closed."""
+    """Yield the same records, as an iterator to be closed."""
     records = Readable(db, start, stop)
     try:
         while (found := records.next()) != NONE:
@@ -90,7 +90,7 @@ def readable(db: plyvel.DB, start: bytes, stop: bytes | None) -> Generator[tuple
 
 
 def last_of(db: plyvel.DB, start: bytes, stop: bytes | None) -> tuple[bytes, bytes]:
-    """The last record from `start` to before `stop` that can be read; both empty: there is none."""
+    """Return the last readable record from `start` to before `stop`; both empty: there is none."""
     with contextlib.closing(db.raw_iterator(verify_checksums=True, fill_cache=False)) as raw:
         with contextlib.suppress(plyvel.Error):
             if stop is not None:

@@ -1,4 +1,4 @@
-"""LevelDB's log files, and its MANIFEST, which is one: where they are damaged.
+"""Damage in LevelDB's log files, and in its MANIFEST, which has the same format.
 
 A log is a sequence of blocks of 32 KB, a block a sequence of records: u32 masked CRC-32C of type and data, u16 length,
 u8 type (1 whole, 2 first, 3 middle, 4 last part of an entry), data. Fewer than 7 bytes at the end of a block are zeros.
@@ -21,7 +21,7 @@ _MASK: Final = 0xA282EAD8
 
 
 def _record(data: bytes, at: int) -> tuple[int, int] | None:
-    # (type, where it ends) of the record that begins there, None: it is damaged or cut off, or there is none
+    # (type, end) of the record that begins there; None: it is damaged or truncated, or there is none
     if at + HEAD.size > len(data):
         return None
     masked, length, kind = HEAD.unpack_from(data, at)
@@ -37,16 +37,16 @@ def _record(data: bytes, at: int) -> tuple[int, int] | None:
 
 
 def _begin(at: int) -> int:
-    # where a record can begin, from there on
+    # the next place where a record can begin
     room = BLOCK_BYTES - at % BLOCK_BYTES
     return at + room if room < HEAD.size else at
 
 
 def whole_bytes(data: bytes) -> tuple[int, bool]:
-    """Up to where the entries of a log are whole; and whether an entry begins behind what follows.
+    """Return the number of bytes up to which a log's entries are whole, and whether another entry begins behind them.
 
-    What a crash leaves of the last entry, which was not synced, is followed by none. One entry that is damaged, and
-    followed by others, had been written long before.
+    After a crash the last, unsynced entry may be incomplete, and none follows it. A damaged entry followed by others
+    had been written long before.
     """
     at = good = 0
     is_inside = False
@@ -58,7 +58,7 @@ def whole_bytes(data: bytes) -> tuple[int, bool]:
         at = _begin(end)
         if not is_inside:
             good = end
-    # behind the damage a block is a place where a record begins; in its own block its length may still be right
+    # behind the damage a record begins at each block; in its own block its length may still be right
     places = [*range(at - at % BLOCK_BYTES + BLOCK_BYTES, len(data), BLOCK_BYTES)]
     if at + HEAD.size <= len(data):
         places.append(_begin(at + HEAD.size + HEAD.unpack_from(data, at)[1]))
@@ -71,7 +71,7 @@ def whole_bytes(data: bytes) -> tuple[int, bool]:
 
 
 def cut_torn_end(log: Path) -> int:
-    """Cut off what a crash left of a log's last entry, if that is all that is wrong with it; returns its bytes."""
+    """Cut off the remains of a log's last entry after a crash, if that is the only damage; return their bytes."""
     data = log.read_bytes()
     good, is_followed = whole_bytes(data)
     if is_followed or good == len(data):
@@ -81,7 +81,7 @@ def cut_torn_end(log: Path) -> int:
 
 
 def cut_at_damage(log: Path) -> int:
-    """Cut a log behind its last whole entry before the first damage; returns how many bytes that were."""
+    """Cut a log behind its last whole entry before the first damage; return the number of bytes cut off."""
     data = log.read_bytes()
     good, _ = whole_bytes(data)
     if good < len(data):

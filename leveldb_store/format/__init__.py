@@ -1,1 +1,1 @@
-"""The bytes of a store: keys, values, and plain decoders. Nothing compiled is needed."""
+"""Formats of a store: keys, values, and plain decoders. Nothing compiled is needed."""

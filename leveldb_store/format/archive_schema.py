@@ -1,15 +1,15 @@
-"""The bytes of the archive in a store: rules, blocks of messages, how far retention has come; a plain decoder of each.
+"""Formats of the archive in a store: rules, blocks of messages, removals by retention; a plain decoder of each.
 
-As `leveldb_store.format.schema`, of which this is a part: nothing here needs the compiled code, a database or the
-broker. `pyx.storage.archive` packs and unpacks the same records; one test holds both to the same golden bytes.
+Part of `leveldb_store.format.schema`: nothing here needs the compiled code, a database or the broker.
+`pyx.storage.archive` packs and unpacks the same records; one test compares both with the same golden bytes.
 
     C filter                                        a rule: its number, its place in the configuration, age, bytes
     A u16 rule | u8 origin | u64 last number        a block: messages of one rule that one worker has archived
-    K u16 rule | u8 origin                          u64: the highest number that retention has removed of them
-    M u16 rule | u8 origin | u64 last number        a summary: which topics a stretch of blocks may have
+    K u16 rule | u8 origin                          u64: the highest number that retention has removed there
+    M u16 rule | u8 origin | u64 last number        a summary of the topics in a stretch of blocks
 
-A message number is microseconds since 1970 (UTC) << 8 | worker. Of one origin numbers rise from block to block and from
-message to message. The last number is in the key, so that what follows a number is one step forward.
+A message number is microseconds since 1970 (UTC) << 8 | worker. For one origin numbers rise from block to block and
+from message to message. The last number is in the key, so that the block behind a number is one seek away.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HEAD: Final = struct.Struct("<BIQQQB")
 RECORD_HEAD: Final = struct.Struct("<IB")
 RULE: Final = struct.Struct("<HHQQQQ")
 RULE_1: Final = struct.Struct("<HHQQ")
-"""In stores of schema version 1: without `since` and `changed`."""
+"""Format of a rule in stores of schema version 1: without `since` and `changed`."""
 _FNV_BASIS: Final = 0xCBF29CE484222325  # FNV-1a, 64 bits
 _FNV_PRIME: Final = 0x100000001B3
 _KEY: Final = struct.Struct(">HBQ")
@@ -43,113 +43,113 @@ _KEY_RULE: Final = struct.Struct(">H")
 _KEY_ORIGIN: Final = struct.Struct(">HB")
 
 HIGHEST: Final = 2**64 - 1
-LEVELS_MAX: Final = 8  # different first levels that a block names; with more it says that there are many
+LEVELS_MAX: Final = 8  # different first levels named in a block; with more it is marked as having many
 LEVEL_BYTES_MAX: Final = 255
 MANY: Final = 0xFF
-NOT_CONFIGURED: Final = 0xFFFF  # place in the configuration of a rule that is there for its messages alone
+NOT_CONFIGURED: Final = 0xFFFF  # place of a rule that is no longer configured and still has messages
 TENANT: Final = "default"
 NUMBER_WORKER_BITS: Final = 8
 RULE_NUMBERS: Final = 0xFFFF
 SUMMARY_FORMAT: Final = 1
 SUMMARY_HEAD: Final = struct.Struct("<BQI")
 SUMMARY_BITS_BYTES: Final = 1024
-SUMMARY_BLOCKS: Final = 256  # of a stretch, at most,
-SUMMARY_STRETCH_BYTES: Final = 256 << 10  # ... or so many bytes of records
+SUMMARY_BLOCKS: Final = 256  # largest size of a stretch: blocks,
+SUMMARY_STRETCH_BYTES: Final = 256 << 10  # ... or bytes of records
 BLOCK_KEY_BYTES: Final = 1 + _KEY.size
 
 
 class Rule(NamedTuple):
-    """A `[[archive]]` table, as a store knows it."""
+    """An `[[archive]]` table, as stored."""
 
     topic_filter: bytes
     number: int
-    """Its own in this store, from 1; another store may have given another one."""
+    """Its number in this store, from 1; other stores may have other numbers."""
     place: int
-    """In the configuration, from 0: the first rule that matches a topic archives it."""
+    """Place in the configuration, from 0: the first rule that matches a topic archives it."""
     age_ms: int
-    """Messages are kept so long, ..."""
+    """Messages are kept for this time, ..."""
     bytes_max: int
-    """... and in this store not more than so many bytes of keys and values of blocks."""
+    """... and at most so many bytes of keys and values of blocks in this store."""
     since: int = 0
-    """Configured without a break since what follows this number."""
+    """Configured without a break for messages behind this number."""
     changed: int = HIGHEST
-    """Configured: behind this number it is in front of all that stand behind it. Not configured: it was until this
-    number. HIGHEST: not known.
+    """Configured: no rule was moved in front of it behind this number. Not configured: it was until this number.
+    HIGHEST: not known.
     """
 
 
 class ArchivedMessage(NamedTuple):
-    """A message as blocks have it."""
+    """A message in a block."""
 
     message: StoredMessage
     """`publisher`: the client id; None: the broker itself."""
     matches: int
-    """Subscriptions of the publisher's worker that matched."""
+    """Number of matching subscriptions of the publisher's worker."""
     tenant: str = TENANT
 
 
 class BlockHead(NamedTuple):
-    """What stands before the messages of a block."""
+    """The head of a block, before its messages."""
 
     messages: int
     first: int
     """Number of the first message."""
     messages_before: int
-    """Of this rule and origin, all that was ever archived before this block."""
+    """Running count: all messages of this rule and origin ever archived before this block."""
     bytes_before: int
-    """Likewise: of keys and values."""
+    """Running count of the bytes of keys and values."""
     levels: frozenset[bytes] | None
-    """The first levels of its topics; None: they are many, or long."""
+    """The first levels of its topics; None: too many, or too long."""
     size: int
-    """Where the messages begin."""
+    """Offset of the messages."""
 
 
 # ---------------------------------------------------------------- keys
 
 
 def rule_key(topic_filter: bytes) -> bytes:
-    """Key of a rule."""
+    """Return the key of a rule."""
     return ARCHIVE_RULE + topic_filter
 
 
 def block_key(rule: int, origin: int, number: int) -> bytes:
-    """Key of the block of which `number` is the last message's; of what follows a message: that of its number + 1."""
+    """Return the key of the block that ends with message `number`; to seek the next message: that of number + 1."""
     return ARCHIVED + _KEY.pack(rule, origin, number)
 
 
 def blocks_of(rule: int) -> bytes:
-    """What the keys of a rule's blocks begin with."""
+    """Return the prefix of the keys of a rule's blocks."""
     return ARCHIVED + _KEY_RULE.pack(rule)
 
 
 def sequence(rule: int, origin: int) -> bytes:
-    """What the keys of the blocks begin with that one worker has archived by a rule."""
+    """Return the prefix of the keys of one worker's blocks under a rule."""
     return ARCHIVED + _KEY_ORIGIN.pack(rule, origin)
 
 
 def sequence_end(rule: int, origin: int) -> bytes | None:
-    """Those keys lie before this one."""
+    """Return the key behind all keys of a sequence."""
     return prefix_end(sequence(rule, origin))
 
 
 def rule_of(key: bytes) -> int:
-    """The rule in a key of a block, also in one that is cut off behind it."""
+    """Return the rule in a key of a block, also in one truncated after it."""
     (rule,) = _KEY_RULE.unpack_from(key, 1)
     return int(rule)
 
 
 def removed_key(rule: int, origin: int) -> bytes:
-    """Key of the highest number that retention has removed of what one worker has archived by a rule."""
+    """Return the key of the highest number that retention has removed from a sequence."""
     return ARCHIVE_REMOVED + _KEY_ORIGIN.pack(rule, origin)
 
 
 def summary_key(rule: int, origin: int, number: int) -> bytes:
-    """Key of the summary of a stretch of which `number` is the last message's."""
+    """Return the key of the summary of a stretch that ends with message `number`."""
     return ARCHIVE_SUMMARY + _KEY.pack(rule, origin, number)
 
 
 def split_block(key: bytes) -> tuple[int, int, int]:
-    """(rule, origin, last number) of the key of a block; SchemaError if it is none."""
+    """Split the key of a block into (rule, origin, last number); SchemaError if it is invalid."""
     try:
         rule, origin, number = _KEY.unpack(key[1:])
     except struct.error as error:
@@ -158,7 +158,7 @@ def split_block(key: bytes) -> tuple[int, int, int]:
 
 
 def split_removed(key: bytes) -> tuple[int, int]:
-    """(rule, origin) of the key of what retention has removed; SchemaError if it is none."""
+    """Split the key of a removal into (rule, origin); SchemaError if it is invalid."""
     try:
         rule, origin = _KEY_ORIGIN.unpack(key[1:])
     except struct.error as error:
@@ -167,12 +167,12 @@ def split_removed(key: bytes) -> tuple[int, int]:
 
 
 def unix_ms(number: int) -> int:
-    """When a message with this number was received: Unix time in ms."""
+    """Return the Unix time in ms at which a message with this number was received."""
     return (number >> NUMBER_WORKER_BITS) // 1000
 
 
 def first_level(topic: bytes) -> bytes:
-    """The first level of a topic or filter."""
+    """Return the first level of a topic or filter."""
     return topic.partition(b"/")[0]
 
 
@@ -180,12 +180,12 @@ def first_level(topic: bytes) -> bytes:
 
 
 def encode_rule(rule: Rule) -> bytes:
-    """Value of a rule; its filter is in the key."""
+    """Encode a rule's value; its filter is in the key."""
     return RULE.pack(*rule[1:])
 
 
 def decode_rule(key: bytes, data: bytes) -> Rule:
-    """A rule; SchemaError if it is damaged."""
+    """Decode a rule; SchemaError if it is damaged."""
     if len(data) == RULE_1.size:
         return Rule(key[1:], *RULE_1.unpack(data))
     if len(data) != RULE.size:
@@ -194,7 +194,7 @@ def decode_rule(key: bytes, data: bytes) -> Rule:
 
 
 def encode_head(count: int, first: int, messages_before: int, bytes_before: int, levels: list[bytes] | None) -> bytes:
-    """What stands before the messages of a block. `levels`: the first levels of its topics, None: many."""
+    """Encode the head of a block. `levels`: the first levels of its topics, None: many."""
     named = levels is not None and len(levels) <= LEVELS_MAX and all(len(each) <= LEVEL_BYTES_MAX for each in levels)
     listed = levels if named and levels is not None else []
     head = HEAD.pack(FORMAT, count, first, messages_before, bytes_before, len(listed) if named else MANY)
@@ -202,7 +202,7 @@ def encode_head(count: int, first: int, messages_before: int, bytes_before: int,
 
 
 def decode_head(data: bytes) -> BlockHead:
-    """The head of a block; SchemaError if it is damaged."""
+    """Decode the head of a block; SchemaError if it is damaged."""
     if len(data) < HEAD.size:
         raise SchemaError("an archived block is cut off")
     block_format, count, first, messages_before, bytes_before, many = HEAD.unpack_from(data)
@@ -219,12 +219,12 @@ def decode_head(data: bytes) -> BlockHead:
 
 
 def encode_summary(first: int, blocks: int, bits: bytes | bytearray) -> bytes:
-    """Value of a summary. `first`: number of the first message of the stretch."""
+    """Encode a summary. `first`: number of the first message of the stretch."""
     return SUMMARY_HEAD.pack(SUMMARY_FORMAT, first, blocks) + bits
 
 
 def decode_summary(data: bytes) -> tuple[int, int, bytes]:
-    """(first number, blocks, bits) of a summary; SchemaError if it is damaged."""
+    """Decode a summary into (first number, blocks, bits); SchemaError if it is damaged."""
     if len(data) != SUMMARY_HEAD.size + SUMMARY_BITS_BYTES:
         raise SchemaError(f"a summary of the archive has {len(data)} bytes")
     summary_format, first, blocks = SUMMARY_HEAD.unpack_from(data)
@@ -234,7 +234,7 @@ def decode_summary(data: bytes) -> tuple[int, int, bytes]:
 
 
 def summarised(topic: bytes) -> set[int]:
-    """The bits of a topic in a summary: of itself, and of each of its levels with its place, from 1."""
+    """Return a topic's bits in a summary: of itself, and of each of its levels with its place, from 1."""
     bits = set()
     for start, text in [(0, topic), *enumerate(topic.split(b"/"), 1)]:
         found = (_FNV_BASIS ^ start) * _FNV_PRIME & HIGHEST
@@ -247,21 +247,21 @@ def summarised(topic: bytes) -> set[int]:
 
 
 def encode_record(archived: ArchivedMessage) -> bytes:
-    """A message in a block."""
+    """Encode a message in a block."""
     if archived.tenant != TENANT:
         raise SchemaError(f"tenant {archived.tenant!r} has no number")
     return RECORD_HEAD.pack(archived.matches, 0) + encode_message(archived.message)
 
 
 def encode_block(messages: list[ArchivedMessage], messages_before: int, bytes_before: int) -> bytes:
-    """Value of a block; the number of its last message is in the key."""
+    """Encode a block; the number of its last message is in the key."""
     levels = list(dict.fromkeys(first_level(each.message.topic) for each in messages))
     head = encode_head(len(messages), messages[0].message.number, messages_before, bytes_before, levels)
     return head + b"".join(map(encode_record, messages))
 
 
 def decode_block(data: bytes) -> Iterator[ArchivedMessage]:
-    """The messages of a block, their numbers rising; SchemaError if it is damaged."""
+    """Decode the messages of a block, their numbers rising; SchemaError if it is damaged."""
     head = decode_head(data)
     at = head.size
     for _ in range(head.messages):

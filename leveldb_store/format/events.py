@@ -1,17 +1,17 @@
-"""The records of what happened, family E: connections, sessions, subscriptions, drops, counters. docs/store.md has the
+"""Records of events, family E: connections, sessions, subscriptions, drops, counters. docs/store.md has the
 table.
 
 Like `leveldb_store.format.schema`, whose family letter this is: nothing here needs the compiled code, a database or the
-broker. A record is one event, made once and never changed; the oldest are deleted (`leveldb_store.event_log`).
+broker. A record is one event, written once and never changed; the oldest are deleted (`leveldb_store.event_log`).
 
-Its key is E and the event's number: a message number (microseconds since 1970 << 8 | worker) of the worker that made
-it. Its value begins with how many bytes of events had been recorded before it in that store (keys and values, those
-that are deleted included), so that what lies between two events is a subtraction. Then:
+The key is E and the event's number: a message number (microseconds since 1970 << 8 | worker) of the worker that
+recorded it. The value begins with the number of bytes of events recorded before it in that store (keys and values,
+deleted ones included), so that the size between two events is a subtraction. Then:
 
-    u8 format, u8 kind, u16 bytes of each text (NONE: there is none), numbers, texts,
+    u8 format, u8 kind, u16 length of each text (NONE: there is none), numbers, texts,
     and, where the kind has a table: u16 rows, per row u8 bytes of its name, name, u64 value
 
-Which texts and numbers a kind has is in `KINDS`, in the order of their bytes.
+`KINDS` has the texts and numbers of each kind, in the order of their bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from leveldb_store.format.schema import EVENT, U64, SchemaError
 FORMAT: Final = 1
 NONE: Final = 0xFFFF
 TEXT_BYTES_MAX: Final = 1024
-"""Longer texts are cut, between two characters."""
+"""Longer texts are truncated, between two characters."""
 KEY_BYTES: Final = 9
 ROW_NAME_BYTES_MAX: Final = 255
 ROWS_MAX: Final = 0xFFFF
@@ -39,7 +39,7 @@ _KEY: Final = struct.Struct(">cQ")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What an event is, and what it says."""
+    """A kind of events, with its fields."""
 
     code: int
     name: str
@@ -47,11 +47,11 @@ class Kind:
     numbers: tuple[tuple[str, str], ...] = ()
     """(name, its code in `struct`)."""
     table: str = ""
-    """Name of the table, if there is one."""
+    """Name of its table, if it has one."""
 
     @property
     def body(self) -> str:
-        """What stands between the bytes before it and its texts, for `struct`."""
+        """Return the format for `struct` of the fields between the bytes before it and its texts."""
         return "<BB" + "H" * len(self.texts) + "".join(code for _, code in self.numbers)
 
 
@@ -87,7 +87,7 @@ STARTED: Final = Kind(15, "worker_started", ("release",), (("incarnation", "Q"),
 STOPPED: Final = Kind(16, "worker_stopped")
 
 BY_NOBODY, BY_CLIENT, BY_BROKER = 0, 1, 2
-"""Who closed a connection: it was lost, its client said DISCONNECT, we did."""
+"""How a connection ended: it was lost, its client sent DISCONNECT, the broker closed it."""
 
 KINDS: Final = (
     OPENED, CLOSED, REFUSED, CREATED, EXPIRED, TAKEN_OVER, ENDED, SUBSCRIBED, UNSUBSCRIBED, DROPPED, COUNTERS, TOPICS,
@@ -99,33 +99,33 @@ _BY_CODE: Final = {kind.code: kind for kind in KINDS}
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One record, decoded."""
+    """One decoded record."""
 
     number: int
     before: int
-    """Bytes of events that were recorded before it in its store."""
+    """Bytes of events recorded before it in its store."""
     kind: Kind
     fields: dict[str, Any]
     """Texts (None: there is none), numbers, and the table as a dict, by name."""
 
     @property
     def microseconds(self) -> int:
-        """Unix time."""
+        """Return the time of the event, as Unix time."""
         return self.number >> 8
 
     @property
     def worker(self) -> int:
-        """That it happened in."""
+        """Return the worker that recorded it."""
         return self.number & 0xFF
 
 
 def event_key(number: int) -> bytes:
-    """Key of the event with this number."""
+    """Return the key of the event with this number."""
     return _KEY.pack(EVENT, number)
 
 
 def key_number(key: bytes) -> int:
-    """The number in an event's key; SchemaError if it is none."""
+    """Return the number in an event's key; SchemaError if it is invalid."""
     if len(key) != KEY_BYTES or not key.startswith(EVENT):
         raise SchemaError("the key of an event is damaged")
     return int(U64.unpack(key[:0:-1])[0])
@@ -134,7 +134,7 @@ def key_number(key: bytes) -> int:
 def encode_event(
     kind: Kind, texts: Sequence[str | bytes | None], numbers: Sequence[int], table: Iterable[tuple[str, int]] = ()
 ) -> bytes:
-    """All of a value but the bytes before it, which the store knows. Texts are UTF-8 if they are bytes."""
+    """Encode a value without the bytes before it, which only the store knows. Texts given as bytes are UTF-8."""
     lengths, pieces = [], [b""]
     for text in texts:
         if text is None:
@@ -156,20 +156,20 @@ def encode_event(
 
 def _cut(data: bytes) -> bytes:
     at = TEXT_BYTES_MAX
-    while data[at] & 0xC0 == 0x80:  # in the middle of a character [RFC 3629, 3]
+    while data[at] & 0xC0 == 0x80:  # inside a character [RFC 3629, 3]
         at -= 1
     return data[:at]
 
 
 def split_event(value: bytes) -> tuple[int, bytes]:
-    """(bytes of events before it, all else) of a value; SchemaError if it is cut off."""
+    """Split a value into (bytes of events before it, the rest); SchemaError if it is truncated."""
     if len(value) < _HEAD.size:
         raise SchemaError("an event is cut off")
     return int(U64.unpack_from(value)[0]), value[U64.size :]
 
 
 def decode_event(key: bytes, value: bytes) -> Event:
-    """An event; SchemaError if it is damaged."""
+    """Decode an event; SchemaError if it is damaged."""
     number = key_number(key)
     before, _ = split_event(value)
     _, form, code = _HEAD.unpack_from(value)

@@ -1,6 +1,6 @@
-"""What a store keeps of links, families H and P: the values (`leveldb_store.format.schema` has the keys).
+"""Values of a store's records about links, families H and P (`leveldb_store.format.schema` has the keys).
 
-Importable without the compiled code, as that is.
+Importable without the compiled code, like that.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from leveldb_store.format.schema import U32, SchemaError
 HANDOFF_HEAD: Final = struct.Struct("<QQ")
 HANDOFF_ENTRY: Final = struct.Struct("<III")
 PEER_FORMAT: Final = 2
-PEER_HEAD: Final = struct.Struct("<QQH")  # the last is the format; of version 1: how many refusals follow
+PEER_HEAD: Final = struct.Struct("<QQH")  # the last is the format; in version 1 the number of refusals that follow
 PEER_REFUSAL: Final = struct.Struct("<QIB")
 REFUSED: Final = struct.Struct("<IB")
 _NOT_COUNTED: Final = 0xFFFFFFFF
 
 
 def encode_handoff_head(stream: int, reserved: int) -> bytes:
-    """Value of sequence 0 of a hand-off log: the number of the stream, and where its next incarnation goes on."""
+    """Encode sequence 0 of a hand-off log: the number of the stream, and the first number of its next incarnation."""
     return HANDOFF_HEAD.pack(stream, reserved)
 
 
 def decode_handoff_head(data: bytes) -> tuple[int, int]:
-    """(stream, reserved); SchemaError if it is damaged."""
+    """Decode it into (stream, reserved); SchemaError if it is damaged."""
     if len(data) != HANDOFF_HEAD.size:
         raise SchemaError(f"the head of a hand-off log has {len(data)} bytes instead of {HANDOFF_HEAD.size}")
     stream, reserved = HANDOFF_HEAD.unpack(data)
@@ -34,9 +34,9 @@ def decode_handoff_head(data: bytes) -> tuple[int, int]:
 
 
 def encode_handoff(entries: int, part: bytes, payloads: list[bytes]) -> bytes:
-    """A batch for a peer: how many entries it has (-1 = not counted), packed, and the payloads that travel beside.
+    """Encode a batch for a peer: its number of entries (-1 = not counted), packed, and the payloads sent beside.
 
-    SchemaError for as many entries as say that they are not counted.
+    SchemaError for the number of entries that means "not counted".
     """
     if entries >= _NOT_COUNTED:
         raise SchemaError(f"a batch of {entries} entries")
@@ -48,7 +48,7 @@ def encode_handoff(entries: int, part: bytes, payloads: list[bytes]) -> bytes:
 
 
 def decode_handoff(data: bytes) -> tuple[int, bytes, list[bytes]]:
-    """(entries, part, payloads); SchemaError if it is damaged."""
+    """Decode it into (entries, part, payloads); SchemaError if it is damaged."""
     try:
         entries, part_bytes, count = HANDOFF_ENTRY.unpack_from(data)
         at = HANDOFF_ENTRY.size + part_bytes
@@ -65,33 +65,33 @@ def decode_handoff(data: bytes) -> tuple[int, bytes, list[bytes]]:
 
 
 class PeerPosition(NamedTuple):
-    """What was taken of a peer's stream."""
+    """The position in a peer's stream up to which it was taken."""
 
     stream: int
     number: int
-    """Of the last batch that was taken in whole."""
+    """Number of the last batch that was taken as a whole."""
     taken: int = 0
-    """Entries of the next one that were taken, too."""
+    """Entries of the next batch that were taken, too."""
     refused: Sequence[tuple[int, int]] = ()
     """(position, reason) of those of them that were refused."""
     inside: Sequence[tuple[int, int, int]] = ()
-    """As version 1 has it: (number, position, reason) of entries refused of which the peer may not know yet; since
-    version 2 they are records of their own (`decode_refusals`)."""
+    """In version 1: (number, position, reason) of refused entries that the peer may not know yet; since version 2 they
+    are records of their own (`decode_refusals`)."""
 
 
 def encode_peer(stream: int, number: int, taken: int = 0, refused: Sequence[tuple[int, int]] = ()) -> bytes:
-    """See PeerPosition."""
+    """Encode a PeerPosition."""
     head = PEER_HEAD.pack(stream, number, PEER_FORMAT)
     return head + U32.pack(taken) + encode_refusals(refused) if taken else head
 
 
 def decode_peer(data: bytes) -> PeerPosition:
-    """SchemaError if it is damaged."""
+    """Decode it; SchemaError if it is damaged."""
     if len(data) < PEER_HEAD.size:
         raise SchemaError("a link's position is cut off")
     stream, number, count = PEER_HEAD.unpack_from(data)
     rest = data[PEER_HEAD.size :]
-    if count == PEER_FORMAT and len(rest) != count * PEER_REFUSAL.size:  # no entries taken and refused are so long
+    if count == PEER_FORMAT and len(rest) != count * PEER_REFUSAL.size:  # no taken and refused entries have that length
         if not rest:
             return PeerPosition(stream, number)
         if len(rest) < U32.size:
@@ -104,12 +104,12 @@ def decode_peer(data: bytes) -> PeerPosition:
 
 
 def encode_refusals(refused: Iterable[tuple[int, int]]) -> bytes:
-    """(position, reason) of the entries refused of a batch of which the peer may not know yet."""
+    """Encode (position, reason) of the refused entries of a batch, which the peer may not know yet."""
     return b"".join(REFUSED.pack(*each) for each in refused)
 
 
 def decode_refusals(data: bytes) -> list[tuple[int, int]]:
-    """[(position, reason)]; SchemaError if it is damaged."""
+    """Decode them into [(position, reason)]; SchemaError if they are damaged."""
     if not data or len(data) % REFUSED.size:
         raise SchemaError(f"the refusals of a batch have {len(data)} bytes")
     return [(position, reason) for position, reason in REFUSED.iter_unpack(data)]

@@ -1,13 +1,13 @@
-"""The record `schema.COUNTERS`: a worker's counters as they were when the last batch of a commit was closed.
+"""The record `schema.COUNTERS`: a worker's counters at the time when the last batch of a commit was closed.
 
-It stands in the same LevelDB batch as the messages and records of that moment, so whoever reads a copy of a store finds
-counters that agree with what is in it. Counters begin with 0 when the broker starts; `pyx.core.counters` packs the same
-bytes (KEPT), and a test holds both to each other.
+It is in the same LevelDB batch as the messages and records of that moment, so a reader of a copy of a store finds
+counters that match its contents. Counters begin with 0 when the broker starts; `pyx.core.counters` packs the same
+bytes (KEPT), and a test compares the two.
 
     u8       format (1)
     varints  the fields below, in this order (7 bits a byte, lowest first, the top bit says that more follow)
 
-New fields come at the end: what a reader does not know it leaves out, and what is not there it does not have.
+New fields are added at the end: a reader skips fields that it does not know, and missing ones are absent.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ FORMAT: Final = 1
 _MICROSECONDS_BITS: Final = 53
 FIELDS: Final = (
     "time_ms",  # Unix time
-    "position",  # of the last message that was logged
-    "number",  # microseconds of the last message number that was given
-    "sessions",  # records of sessions
+    "position",  # of the last logged message
+    "number",  # microseconds of the last message number given out
+    "sessions",  # session records
     "retained_messages",
     "publish_received",
     "publish_received_qos1",
@@ -55,7 +55,7 @@ FIELDS: Final = (
 
 
 def encode_counters(values: Mapping[str, int]) -> bytes:
-    """Of all FIELDS."""
+    """Encode the values of all FIELDS."""
     out = bytearray((FORMAT,))
     for name in FIELDS:
         value = values[name]
@@ -67,7 +67,7 @@ def encode_counters(values: Mapping[str, int]) -> bytes:
 
 
 def decode_counters(data: bytes) -> dict[str, int]:
-    """The fields that are there and known, in their order; SchemaError if they are damaged or of another format."""
+    """Decode the known fields that exist, in order; SchemaError if they are damaged or of another format."""
     if not data or data[0] != FORMAT:
         raise SchemaError(f"counters have format {data[0] if data else 'none'}, known is {FORMAT}")
     values: list[int] = []

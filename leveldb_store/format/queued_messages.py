@@ -1,10 +1,10 @@
-"""Messages that wait for one session, or are in flight to it, and stand in no index that it reads: family Q, and J
+"""Messages queued for one session, or in flight to it, that are in no index that it reads: families Q and J
 (`leveldb_store.format.schema` has the key of the former).
 
-A large message that many sessions wait for is stored once: it has one record, of family J, and each session's own
-record only says which one. A record of family Q with OF_ITS_OWN has, behind the Subscription Identifiers, the u64
-number of the message. The record of that message has this number in its key, and for its value what a record of family
-Q without OF_ITS_OWN has there.
+A large message queued for many sessions is stored once: it has one record, of family J, and each session's own
+record refers to it. A record of family Q with OF_ITS_OWN has, behind the Subscription Identifiers, the u64
+number of the message. The record of that message has this number in its key, and its value is the rest of a record of
+family Q without OF_ITS_OWN.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ __all__ = [
 _KEY_BYTES: Final = 8
 QUEUED_HEAD_1: Final = struct.Struct("<BIH")
 QUEUED_HEAD: Final = struct.Struct("<BII")
-# "not known" in records of version 1, which so take the longest client id for none
+# "not known" in records of version 1, which therefore take the longest client id for none
 _NO_PUBLISHER_1: Final = 0xFFFF
 
 
 class StoredQueued(NamedTuple):
-    """A message of one session."""
+    """A message queued for one session."""
 
     flags: int
     group: int
@@ -61,9 +61,9 @@ class StoredQueued(NamedTuple):
 
 
 def encode_queued(queued: StoredQueued) -> bytes:
-    """Value of a message of one session; SchemaError if its flags are those of a form.
+    """Encode a message of one session; SchemaError if its flags mark another form.
 
-    One that has its message in another record is made by `pyx.delivery.windows` alone.
+    A reference to a message in another record is only made by `pyx.delivery.windows`.
     """
     if queued.flags & (FORM_2 | OF_ITS_OWN):
         raise SchemaError(f"a queued message has flags {queued.flags:#x}")
@@ -78,7 +78,7 @@ def encode_queued(queued: StoredQueued) -> bytes:
 
 
 def decode_queued(data: bytes) -> StoredQueued:
-    """A message of one session; SchemaError if it is damaged."""
+    """Decode a message of one session; SchemaError if it is damaged."""
     is_new = bool(data[:1] and data[0] & FORM_2)
     head = QUEUED_HEAD if is_new else QUEUED_HEAD_1
     if len(data) < head.size:
@@ -87,7 +87,7 @@ def decode_queued(data: bytes) -> StoredQueued:
     if is_new and flags & OF_ITS_OWN:
         raise SchemaError("a queued message has its message in another record, or is damaged")
     at = head.size + length
-    # a stored message says by no publisher what has a length of its own here: not known
+    # a stored message marks an unknown publisher by a length that a record of family Q does not use
     end = at + _entry_bytes(data, at)
     publisher = data[end + (U32 if is_new else U16).size :]
     if len(data) < end + (U32 if is_new else U16).size:
@@ -114,13 +114,13 @@ def _entry_bytes(data: bytes, at: int) -> int:
 
 
 def message_key(number: int) -> bytes:
-    """Key of the message with this number."""
+    """Return the key of the message with this number."""
     return MESSAGE + number.to_bytes(_KEY_BYTES, "big")
 
 
 def head_of(queued: bytes) -> tuple[int, int, bytes]:
-    """(flags, group, Subscription Identifiers as properties), as `StoredQueued` has them, of a record of family Q of
-    which `message_of` gives a number. SchemaError if they are damaged.
+    """Return (flags, group, Subscription Identifiers as properties), as in `StoredQueued`, of a record of family Q for
+    which `message_of` returns a number. SchemaError if they are damaged.
     """
     flags, group, _ = QUEUED_HEAD.unpack_from(queued)
     if flags & QOS == QOS:
@@ -129,7 +129,7 @@ def head_of(queued: bytes) -> tuple[int, int, bytes]:
 
 
 def message_of(queued: bytes) -> int | None:
-    """Number of the message, if that has a record of its own. None as well if the record is damaged."""
+    """Return the number of the message, if it has a record of its own. None also if the record is damaged."""
     if len(queued) < QUEUED_HEAD.size or queued[0] & (FORM_2 | OF_ITS_OWN) != FORM_2 | OF_ITS_OWN:
         return None
     if len(queued) != QUEUED_HEAD.size + QUEUED_HEAD.unpack_from(queued)[2] + U64.size:
@@ -138,13 +138,13 @@ def message_of(queued: bytes) -> int | None:
 
 
 def decode_own(data: bytes) -> StoredMessage:
-    """A message that has a record of its own; SchemaError if it is damaged."""
+    """Decode a message that has a record of its own; SchemaError if it is damaged."""
     return decode_queued(bytes((FORM_2,)) + bytes(QUEUED_HEAD.size - 1) + data).message
 
 
 def whole(queued: bytes, get: Callable[[bytes], bytes | None]) -> bytes:
-    """The record of family Q with its message in itself. `get`: the value of a key of this store, or None. SchemaError
-    if it is damaged, or its message is not there.
+    """Return the record of family Q with its message included. `get`: returns the value of a key of this store, or
+    None. SchemaError if it is damaged, or its message is missing.
     """
     number = message_of(queued)
     if number is None:

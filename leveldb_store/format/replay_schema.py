@@ -1,6 +1,6 @@
-"""The bytes of a subscription that replays the archive: family O. docs/store.md has the table.
+"""Format of a subscription that replays the archive: family O. docs/store.md has the table.
 
-Importable without the compiled code, as `leveldb_store.format.schema` is.
+Importable without the compiled code, like `leveldb_store.format.schema`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from leveldb_store.format.schema import REPLAY, SchemaError
 
 FORMAT: Final = 2
 WITHOUT_GONE: Final = 1
-"""The format of former releases, which ends behind the floors; written where there is nothing behind them, too."""
+"""The format of former releases, which ends after the floors; also written when nothing follows them."""
 ALL: Final = 2**64 - 1
 HEAD: Final = struct.Struct("<BBIIQQH")
 FLOOR: Final = struct.Struct("<BQ")
@@ -23,33 +23,33 @@ WORKERS_MAX: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class StoredReplay:
-    """What family O has of one."""
+    """The record of a replay in family O."""
 
     options: int
-    """The byte of its SUBSCRIBE."""
+    """The options byte of its SUBSCRIBE."""
     identifier: int
     """Subscription Identifier; 0: none."""
     number: int
-    """Of the replay in its session: the share group's place in a record Q has it."""
+    """Number of the replay in its session, in the place of the share group of a record Q."""
     position: int
-    """Everything up to this message number was queued; 0: from the earliest message on."""
+    """Everything up to this message number was queued; 0: it begins at the earliest message."""
     lost: int = 0
-    """Retention has removed what lay behind this position, and the client has not been told; 0: nothing."""
+    """Retention has removed messages behind this position, and the client has not been told; 0: none."""
     floors: dict[int, int] = field(default_factory=dict)
-    """By worker that gave the numbers: up to this one it was queued, too."""
+    """By worker that gave out the numbers: everything up to this one was queued, too."""
     gone: list[int] = field(default_factory=list)
-    """By worker that has the archive: up to this number something is gone, as it knows; ALL: it takes what is there.
-    Empty: of none.
+    """By worker that has the archive: the number up to which the client knows that messages are missing; ALL: it takes
+    whatever exists. Empty: none are.
     """
 
 
 def replay_key(client_id: str, topic_filter: bytes) -> bytes:
-    """Key of a replay."""
+    """Return the key of a replay."""
     return REPLAY + client_id.encode() + b"\0" + topic_filter
 
 
 def split_replay(key: bytes) -> tuple[str, bytes]:
-    """(client id, Topic Filter) of a replay's key. Raises SchemaError."""
+    """Split a replay's key into (client id, Topic Filter). Raises SchemaError."""
     client_id, nul, topic_filter = key[1:].partition(b"\0")
     if not nul:
         raise SchemaError("a key of a replay without NUL")
@@ -57,7 +57,7 @@ def split_replay(key: bytes) -> tuple[str, bytes]:
 
 
 def encode_replay(replay: StoredReplay) -> bytes:
-    """Value of a replay."""
+    """Encode a replay."""
     head = HEAD.pack(
         FORMAT if replay.gone else WITHOUT_GONE,
         replay.options, replay.identifier, replay.number, replay.position, replay.lost, len(replay.floors),
@@ -67,7 +67,7 @@ def encode_replay(replay: StoredReplay) -> bytes:
 
 
 def decode_replay(value: bytes) -> StoredReplay:
-    """Raises SchemaError."""
+    """Decode a replay. Raises SchemaError."""
     try:
         known, options, identifier, number, position, lost, count = HEAD.unpack_from(value)
         behind = HEAD.size + count * FLOOR.size

@@ -1,17 +1,17 @@
-"""The bytes of a store, version 2: every key, the values of the log and of retained messages, and a plain decoder of
+"""Formats of a store, version 2: all keys, the values of the log and of retained messages, and a plain decoder of
 each; the modules beside this one have the other values. docs/store.md has the tables.
 
-Nothing here needs the compiled code, a database or the broker: whoever reads a store (tools, tests, other programs)
-reads it by this module. On the data path `pyx.storage.records` packs and unpacks the same bytes; tests hold both to the
+Nothing here needs the compiled code, a database or the broker: all readers of a store (tools, tests, other programs)
+use this module. On the data path `pyx.storage.records` packs and unpacks the same bytes; tests compare both with the
 same golden bytes.
 
-The first byte of a key names its family, so a family is a range. Integers in keys are big-endian (they sort), integers
-in values little-endian (they are copied). A position counts what one worker has logged, from 1, without gap; a wall
-clock time is in milliseconds.
+The first byte of a key names its family, so a family is a range. Integers in keys are big-endian (so that they sort),
+integers in values little-endian (so that they can be copied). A position counts the messages logged by one worker, from
+1, without a gap; a wall clock time is in milliseconds.
 
-What version 1 wrote is read as well: a record whose form has changed tells by itself which form it has, so nothing is
-converted, and a store has records of both. A store is marked with the present version when it is opened to be written;
-from then on an older release refuses it.
+Records of version 1 are read as well: a record whose form has changed shows which form it has, so nothing is converted,
+and a store may have records of both. A store is marked with the present version when it is opened for writing; from
+then on an older release refuses it.
 """
 
 from __future__ import annotations
@@ -26,17 +26,15 @@ if TYPE_CHECKING:
 
 VERSION: Final = 2
 OLDEST_VERSION: Final = 1
-"""The oldest one whose records are read."""
+"""The oldest version whose records are read."""
 
-# Keys that exist once begin with NUL.
+# Keys of single records begin with NUL.
 SCHEMA: Final = b"\0schema"  # u32 VERSION
 STORE: Final = b"\0store"  # JSON: worker, workers, epoch
-POSITION: Final = b"\0position"  # u64: the highest position there was when blocks were last deleted
-COUNTERS: Final = (
-    b"\0counters"  # the worker's counters as they were with the last commit: leveldb_store.format.persisted_counters
-)
-NUMBER: Final = b"\0number"  # u64: numbers of new messages lie above it
-EVENTS_DELETED: Final = b"\0events"  # u64: number of the last event that was deleted
+POSITION: Final = b"\0position"  # u64: the highest position when blocks were last deleted
+COUNTERS: Final = b"\0counters"  # the worker's counters at the last commit: leveldb_store.format.persisted_counters
+NUMBER: Final = b"\0number"  # u64: numbers of new messages are higher
+EVENTS_DELETED: Final = b"\0events"  # u64: number of the last deleted event
 
 BLOCK: Final = b"B"
 NAME: Final = b"F"
@@ -80,7 +78,7 @@ _KEY_U8_U32: Final = struct.Struct(">BI")
 _OTHER_HOST: Final = 0xFF
 """In keys, a sibling is the u8 of its index; a worker of another host is this and its u32 (pyx.core.peer)."""
 
-# Flags of a stored message: those of a mesh entry that a store has.
+# Flags of a stored message: those of a mesh entry that are stored.
 QOS: Final = 0x03
 RETAIN: Final = 0x04
 EXPIRES: Final = 0x08
@@ -92,16 +90,16 @@ OWN_RECORD: Final = 0x20
 OF_ITS_OWN: Final = 0x20
 
 FORM_2: Final = 0x80
-"""In the first byte of flags, or in the protocol version, of a record whose form version 2 has changed."""
+"""Marks, in the first byte of flags or in the protocol version, a record whose form version 2 has changed."""
 _NUMBERS_END: Final = 1 << 61  # microseconds << 8 | worker
 
 
 class SchemaError(Exception):
-    """These bytes are no record of this version."""
+    """The bytes are not a valid record of this version."""
 
 
 def unread_version(version: int) -> str | None:
-    """None if stores of this version are read, else what is wrong: for an error."""
+    """Return None if stores of this version can be read, else the error."""
     if OLDEST_VERSION <= version <= VERSION:
         return None
     return f"schema version {version}, this mqttd reads versions {OLDEST_VERSION} to {VERSION}"
@@ -111,67 +109,67 @@ def unread_version(version: int) -> str | None:
 
 
 def block_key(position: int) -> bytes:
-    """Key of the block whose first message has this position."""
+    """Return the key of the block whose first message has this position."""
     return BLOCK + _KEY_U64.pack(position)
 
 
 def name_key(name: bytes) -> bytes:
-    """Key of an index's number. `name`: a Topic Filter, or NUL and a client id."""
+    """Return the key of an index's number. `name`: a Topic Filter, or NUL and a client id."""
     return NAME + name
 
 
 def part_key(number: int, position: int) -> bytes:
-    """Key of the part of index `number` that begins at this position."""
+    """Return the key of the part of index `number` that begins at this position."""
     return PART + _KEY_U32_U64.pack(number, position)
 
 
 def trimmed_key(number: int) -> bytes:
-    """Key of the position up to which index `number` was deleted."""
+    """Return the key of the position up to which index `number` was deleted."""
     return TRIMMED + _KEY_U32.pack(number)
 
 
 def dropped_key(number: int) -> bytes:
-    """Key of the spans of index `number` that nobody needs."""
+    """Return the key of the dropped spans of index `number`."""
     return DROPPED + _KEY_U32.pack(number)
 
 
 def gone_key(number: int) -> bytes:
-    """Key that says: nobody needs index `number`, what is left of it is to be deleted."""
+    """Return the key that marks index `number` as not needed: the rest of it will be deleted."""
     return GONE + _KEY_U32.pack(number)
 
 
 def wanted_key(position: int) -> bytes:
-    """Key of the number of indexes that still need a block."""
+    """Return the key of the number of indexes that still need a block."""
     return WANTED + _KEY_U64.pack(position)
 
 
 def session_key(client_id: str) -> bytes:
-    """Key of a session."""
+    """Return the key of a session."""
     return SESSION + client_id.encode()
 
 
 def subscription_key(client_id: str, topic_filter: bytes) -> bytes:
-    """Key of a subscription, `topic_filter` as it was subscribed ($share/... included)."""
+    """Return the key of a subscription, `topic_filter` as it was subscribed ($share/... included)."""
     return SUBSCRIPTION + client_id.encode() + b"\0" + topic_filter
 
 
 def subscriptions_of(client_id: str) -> bytes:
-    """What the keys of a session's subscriptions begin with."""
+    """Return the prefix of the keys of a session's subscriptions."""
     return SUBSCRIPTION + client_id.encode() + b"\0"
 
 
 def window_key(client_id: str) -> bytes:
-    """Key of a session's window."""
+    """Return the key of a session's window."""
     return WINDOW + client_id.encode()
 
 
 def retained_key(topic: bytes) -> bytes:
-    """Key of a retained message."""
+    """Return the key of a retained message."""
     return RETAINED + topic
 
 
 def will_key(client_id: str) -> bytes:
-    """Key of a client's will."""
+    """Return the key of a client's will."""
     return WILL + client_id.encode()
 
 
@@ -180,7 +178,7 @@ def _of_peer(peer: Peer) -> bytes:
 
 
 def peer_of_key(key: bytes) -> Peer:
-    """Of a key of the families H and P. Raises SchemaError."""
+    """Return the peer in a key of the families H and P. Raises SchemaError."""
     try:
         return cast("Peer", key[1] if key[1] != _OTHER_HOST else _KEY_U8_U32.unpack_from(key, 1)[1])
     except (IndexError, struct.error):
@@ -188,22 +186,22 @@ def peer_of_key(key: bytes) -> Peer:
 
 
 def handoff_prefix(peer: Peer) -> bytes:
-    """What the keys of the hand-off log for a peer begin with."""
+    """Return the prefix of the keys of the hand-off log for a peer."""
     return HANDOFF + _of_peer(peer)
 
 
 def handoff_key(peer: Peer, sequence: int) -> bytes:
-    """Key of an entry of the hand-off log for a peer."""
+    """Return the key of an entry of the hand-off log for a peer."""
     return handoff_prefix(peer) + _KEY_U64.pack(sequence)
 
 
 def peer_key(peer: Peer) -> bytes:
-    """Key of the highest link sequence received of a peer."""
+    """Return the key of the highest link sequence received from a peer."""
     return PEER + _of_peer(peer)
 
 
 def refusals_key(peer: Peer, number: int) -> bytes:
-    """Key of the entries that were refused of the batch with this number of a peer's stream."""
+    """Return the key of the refused entries of the batch with this number of a peer's stream."""
     return peer_key(peer) + _KEY_U64.pack(number)
 
 
@@ -213,38 +211,38 @@ def is_refusals(key: bytes) -> bool:
 
 
 def queued_key(client_id: str, number: int) -> bytes:
-    """Key of a message that waits or is in flight for one session, and stands in no index it reads."""
+    """Return the key of a message queued for, or in flight to, one session, which is in no index that it reads."""
     return QUEUED + client_id.encode() + b"\0" + _KEY_U64.pack(number)
 
 
 def split_queued(key: bytes) -> tuple[str, int]:
-    """(client id, number) of the key of a queued message."""
+    """Split the key of a queued message into (client id, number)."""
     return key[1:-9].decode(), key_position(key)
 
 
 def set_aside_key(key: bytes) -> bytes:
-    """Where the record `key` is kept when nobody can read it."""
+    """Return the key under which the record `key` is kept if it is unreadable."""
     return SET_ASIDE + key
 
 
 def key_position(key: bytes) -> int:
-    """The position in the key of a block, of its count or of a part of an index."""
+    """Return the position in the key of a block, of its count or of a part of an index."""
     return int(_KEY_U64.unpack_from(key, len(key) - 8)[0])
 
 
 def key_number(key: bytes) -> int:
-    """The number of an index in a key that has one (families I, L, D, G)."""
+    """Return the number of an index in a key that has one (families I, L, D, G)."""
     return int(_KEY_U32.unpack_from(key, 1)[0])
 
 
 def split_subscription(key: bytes) -> tuple[str, bytes]:
-    """(client id, Topic Filter as subscribed). No client id contains NUL [MQTT-1.5.4-2]."""
+    """Split the key into (client id, Topic Filter as subscribed). No client id contains NUL [MQTT-1.5.4-2]."""
     client_id, _, topic_filter = key[1:].partition(b"\0")
     return client_id.decode(), topic_filter
 
 
 def prefix_end(prefix: bytes) -> bytes | None:
-    """The first key behind all that begin with `prefix`, None = none is."""
+    """Return the first key behind all that begin with `prefix`; None: there is no such key."""
     stripped = prefix.rstrip(b"\xff")
     return stripped[:-1] + bytes((stripped[-1] + 1,)) if stripped else None
 
@@ -254,7 +252,7 @@ def prefix_end(prefix: bytes) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message as blocks, retained messages and wills have it."""
+    """A message in blocks, retained messages and wills."""
 
     topic: bytes
     payload: bytes
@@ -265,16 +263,16 @@ class StoredMessage:
     """Wire form of MQTT 5, without their length, Topic Alias and Subscription Identifiers."""
     expires: int | None = None
     publisher: str | None = None
-    """Client id, for No Local; None: not known here (a sibling's)."""
+    """Client id, for No Local; None: not known here (from a sibling)."""
 
     @property
     def content_bytes(self) -> int:
-        """What it counts in queues and indexes."""
+        """Return the size by which it counts in queues and indexes."""
         return len(self.topic) + len(self.properties) + len(self.payload)
 
 
 class Part(NamedTuple):
-    """What one tick added to an index."""
+    """A part: the entries that one tick added to an index."""
 
     first: int
     messages_before: int
@@ -282,15 +280,15 @@ class Part(NamedTuple):
     block: int
     """Position of the first message of the block that has the messages."""
     indexes: int
-    """How many indexes have a part in that block."""
+    """Number of indexes that have a part in that block."""
     entries: list[tuple[int, int]]
     """(position, bytes) of each message."""
 
 
 class Span(NamedTuple):
-    """A stretch of an index that nobody needs: behind position `after`, up to and with `up_to`.
+    """A dropped range of an index: behind position `after`, up to and including `up_to`.
 
-    With the running counts at both ends (of all that was ever appended), because its parts are deleted.
+    With the running counts at both ends (of all entries ever appended), because its parts are deleted.
     """
 
     after: int
@@ -302,7 +300,7 @@ class Span(NamedTuple):
 
 
 def encode_message(message: StoredMessage) -> bytes:
-    """A mesh entry without OWN_FRAME and share group, then u16 length and publisher."""
+    """Encode a message: a mesh entry without OWN_FRAME and share group, then u16 length and publisher."""
     flags = message.qos & QOS
     flags |= RETAIN if message.retain else 0
     flags |= EXPIRES if message.expires is not None else 0
@@ -321,7 +319,7 @@ def encode_message(message: StoredMessage) -> bytes:
 
 
 def decode_message(data: bytes, at: int = 0) -> tuple[StoredMessage, int]:
-    """The message at `at` and where the next one begins; SchemaError if it is cut off."""
+    """Decode the message at `at`; return it and the offset of the next. SchemaError if it is truncated."""
     try:
         flags, topic_bytes, property_bytes, payload_bytes, number = ENTRY.unpack_from(data, at)
         at += ENTRY.size
@@ -354,12 +352,12 @@ def decode_message(data: bytes, at: int = 0) -> tuple[StoredMessage, int]:
 
 
 def encode_block(messages: list[StoredMessage]) -> bytes:
-    """The messages of one tick."""
+    """Encode the messages of one tick."""
     return BLOCK_HEAD.pack(BLOCK_FORMAT, len(messages)) + b"".join(map(encode_message, messages))
 
 
 def decode_block(data: bytes) -> Iterator[StoredMessage]:
-    """The messages of one tick, their positions rising by one; SchemaError if the block is damaged."""
+    """Decode the messages of one tick, their positions rising by one; SchemaError if the block is damaged."""
     if len(data) < BLOCK_HEAD.size:
         raise SchemaError("a block is cut off")
     block_format, count = BLOCK_HEAD.unpack_from(data)
@@ -374,7 +372,7 @@ def decode_block(data: bytes) -> Iterator[StoredMessage]:
 
 
 def encode_part(part: Part) -> bytes:
-    """Value of an index's part; its `first` is in the key."""
+    """Encode an index's part; its `first` is in the key."""
     head = PART_HEAD.pack(
         len(part.entries), part.messages_before, part.bytes_before, part.first - part.block, part.indexes
     )
@@ -382,7 +380,7 @@ def encode_part(part: Part) -> bytes:
 
 
 def decode_part(key: bytes, data: bytes) -> Part:
-    """An index's part; SchemaError if it is damaged."""
+    """Decode an index's part; SchemaError if it is damaged."""
     first = key_position(key)
     if len(data) < PART_HEAD.size:
         raise SchemaError("a part of an index is cut off")
@@ -394,26 +392,26 @@ def decode_part(key: bytes, data: bytes) -> Part:
 
 
 def encode_spans(spans: list[Span]) -> bytes:
-    """The spans of an index that nobody needs, rising."""
+    """Encode the dropped spans of an index, in order."""
     return b"".join(SPAN.pack(*span) for span in spans)
 
 
 def decode_spans(data: bytes) -> list[Span]:
-    """The spans of an index that nobody needs, rising; SchemaError if they are damaged."""
+    """Decode the dropped spans of an index, in order; SchemaError if they are damaged."""
     if len(data) % SPAN.size:
         raise SchemaError("the dropped spans of an index are cut off")
     return [Span(*span) for span in SPAN.iter_unpack(data)]
 
 
 def decode_u32(data: bytes) -> int:
-    """A value that is one u32; SchemaError if it is not."""
+    """Decode a value of one u32; SchemaError if it is invalid."""
     if len(data) != U32.size:
         raise SchemaError(f"a number has {len(data)} bytes instead of {U32.size}")
     return int(U32.unpack(data)[0])
 
 
 def decode_number(data: bytes) -> int:
-    """A value that is the number of a message; SchemaError if it is not, or of a time that no clock says."""
+    """Decode a message number; SchemaError if it is invalid, or of an impossible time."""
     number = decode_u64(data)
     if number >= _NUMBERS_END:
         raise SchemaError(f"a message with number {number} is of the year 2255 or later")
@@ -421,14 +419,14 @@ def decode_number(data: bytes) -> int:
 
 
 def decode_u64(data: bytes) -> int:
-    """A value that is one u64; SchemaError if it is not."""
+    """Decode a value of one u64; SchemaError if it is invalid."""
     if len(data) != U64.size:
         raise SchemaError(f"a number has {len(data)} bytes instead of {U64.size}")
     return int(U64.unpack(data)[0])
 
 
 def decode_name(data: bytes, errors: str = "strict") -> str:
-    """A name as text; SchemaError if it is damaged."""
+    """Decode a name into text; SchemaError if it is damaged."""
     try:
         return data.decode(errors=errors)
     except UnicodeDecodeError as error:

@@ -1,6 +1,6 @@
-"""Sessions and wills in a store, families S and W: the values (`leveldb_store.format.schema` has the keys).
+"""Values of sessions and wills in a store, families S and W (`leveldb_store.format.schema` has the keys).
 
-Importable without the compiled code, as that is.
+Importable without the compiled code, like that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from leveldb_store.format.schema import (
 SESSION_HEAD_1: Final = struct.Struct("<IBQQH")
 SESSION_HEAD: Final = struct.Struct("<IBQQI")
 WILL_HEAD: Final = struct.Struct("<QIBI")
-# "not known" in records of version 1, which so take the longest username for none
+# "not known" in records of version 1, which therefore take the longest username for none
 _NO_USERNAME_1: Final = 0xFFFF
 _PROTOCOL_VERSIONS: Final = (3, 4, 5)
 
@@ -32,7 +32,7 @@ class StoredSession(NamedTuple):
     expiry_interval: int
     """Seconds; 0xFFFFFFFF = never."""
     version: int
-    """3, 4 or 5: of the last connection."""
+    """Protocol version of the last connection: 3, 4 or 5."""
     username: str | None
     disconnected: int
     """Unix time in ms; 0 = it was connected."""
@@ -50,11 +50,11 @@ class StoredWill(NamedTuple):
     expiry_interval: int | None
     """Message Expiry Interval in seconds, which counts from the publication; None = none."""
     message: StoredMessage
-    """`number` and `expires` are those of its publication, here 0 and None."""
+    """`number` and `expires` are set at its publication, here 0 and None."""
 
 
 def encode_session(session: StoredSession) -> bytes:
-    """Value of a session."""
+    """Encode a session."""
     username = b"" if session.username is None else session.username.encode()
     length = 0 if session.username is None else len(username) + 1
     version = session.version | FORM_2
@@ -62,7 +62,7 @@ def encode_session(session: StoredSession) -> bytes:
 
 
 def decode_session(data: bytes) -> StoredSession:
-    """A session; SchemaError if it is damaged."""
+    """Decode a session; SchemaError if it is damaged."""
     is_new = len(data) > U32.size and bool(data[U32.size] & FORM_2)
     head = SESSION_HEAD if is_new else SESSION_HEAD_1
     if len(data) < head.size:
@@ -71,7 +71,7 @@ def decode_session(data: bytes) -> StoredSession:
     if is_new:
         length = None if length == 0 else length - 1
     elif length == _NO_USERNAME_1:
-        # of version 1: none, or as long as this says
+        # in version 1: none, or of this length
         length = None if len(data) == head.size else length
     username = data[head.size :]
     if len(username) != (length or 0) or version & ~FORM_2 not in _PROTOCOL_VERSIONS:
@@ -82,14 +82,14 @@ def decode_session(data: bytes) -> StoredSession:
 
 
 def encode_will(will: StoredWill) -> bytes:
-    """Value of a will."""
+    """Encode a will."""
     expiry = will.expiry_interval
     head = WILL_HEAD.pack(will.due, will.delay_interval, expiry is not None, expiry or 0)
     return head + encode_message(will.message)
 
 
 def decode_will(data: bytes) -> StoredWill:
-    """A will; SchemaError if it is damaged."""
+    """Decode a will; SchemaError if it is damaged."""
     if len(data) < WILL_HEAD.size:
         raise SchemaError("a will is cut off")
     due, delay, expires, expiry = WILL_HEAD.unpack_from(data)

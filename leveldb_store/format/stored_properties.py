@@ -1,7 +1,7 @@
-"""The MQTT 5 properties of a stored message, decoded plainly [MQTT 5.0, 2.2.2.2]. On the data path
-`pyx.protocol.properties` does it; one test holds both to the same bytes.
+"""Plain decoder of the MQTT 5 properties of a stored message [MQTT 5.0, 2.2.2.2]. The data path uses
+`pyx.protocol.properties`; one test compares both on the same bytes.
 
-Importable without the compiled code, as `leveldb_store.format.schema` is.
+Importable without the compiled code, like `leveldb_store.format.schema`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _U32 = struct.Struct(">I")
 
 @dataclass(slots=True)
 class Properties:
-    """What a PUBLISH may have; Topic Alias is never stored."""
+    """The properties that a PUBLISH may have; Topic Alias is never stored."""
 
     payload_format_indicator: int | None = None
     message_expiry_interval: int | None = None
@@ -28,13 +28,13 @@ class Properties:
     response_topic: str | None = None
     correlation_data: bytes | None = None
     subscription_identifiers: tuple[int, ...] = ()
-    """Of what is kept for one session."""
+    """Only in messages stored for one session."""
     user_properties: tuple[tuple[str, str], ...] = ()
-    """In their order; a name may be there more than once."""
+    """In order; a name may occur more than once."""
 
 
 def decode_properties(data: bytes) -> Properties:
-    """Properties in wire form, without their length. Raises SchemaError."""
+    """Decode properties in wire form, without their length. Raises SchemaError."""
     found = Properties()
     user: list[tuple[str, str]] = []
     identifiers: list[int] = []

@@ -1,8 +1,8 @@
-"""Subscriptions of sessions in a store, family T: the value (`leveldb_store.format.schema` has the key).
+"""Values of subscriptions in a store, family T (`leveldb_store.format.schema` has the key).
 
 u8 options (0x80: retained messages are owed) | u32 Subscription Identifier | u64 since
-| if they are owed: u8 count, then per worker u8 index | u16 length | topic: behind it the rest is owed; "": all
-| formers: u8 options | u64 from behind | u64 up to and with
+| if they are owed: u8 count, then per worker u8 index | u16 length | topic behind which the rest is owed; "": all
+| formers: u8 options | u64 from behind | u64 up to and including
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class StoredSubscription(NamedTuple):
     """A subscription of a session."""
 
     options: int
-    """As in SUBSCRIBE."""
+    """The options byte of SUBSCRIBE."""
     identifier: int
     """Subscription Identifier; 0 = none."""
     since: int
     """The position behind which it begins."""
     formers: list[tuple[int, int, int]]
-    """(options, from behind, up to and with): what was queued before, while it had these options; rising. What the
-    session has been sent meanwhile may stand here still."""
+    """(options, from behind, up to and including), in order: ranges queued while it had earlier options. They may
+    include messages that the session has been sent meanwhile."""
 
 
 def encode_subscription(
@@ -41,8 +41,8 @@ def encode_subscription(
     formers: Iterable[tuple[int, int, int]] = (),
     owed: Sequence[tuple[int, bytes]] = (),
 ) -> bytes:
-    """Value of a subscription: what `StoredSubscription` has. `owed`: (worker, topic) of those whose retained messages
-    behind that topic are still to be sent.
+    """Encode a `StoredSubscription`. `owed`: (worker, topic) of the workers whose retained messages behind that topic
+    are still to be sent.
     """
     parts = b"".join(PART.pack(worker, len(topic)) + topic for worker, topic in owed)
     head = SUBSCRIBED.pack(options & ~OWED | (OWED if owed else 0), identifier, since)
@@ -50,7 +50,7 @@ def encode_subscription(
 
 
 def decode_subscription(data: bytes) -> StoredSubscription:
-    """A subscription, as version 1 has it (without formers) as well; SchemaError if it is damaged."""
+    """Decode a subscription, also of version 1 (without formers); SchemaError if it is damaged."""
     _, at = _owed(data)
     if (len(data) - at) % FORMER.size:
         raise SchemaError(f"a subscription has {len(data)} bytes instead of {at}")
@@ -62,14 +62,14 @@ def decode_subscription(data: bytes) -> StoredSubscription:
 
 
 def decode_owed(data: bytes) -> list[tuple[int, bytes]]:
-    """(worker, topic) of those whose retained messages behind that topic the session has not been given; SchemaError
-    if they are damaged.
+    """Return (worker, topic) of the workers whose retained messages behind that topic the session has not been sent;
+    SchemaError if they are damaged.
     """
     return _owed(data)[0]
 
 
 def _owed(data: bytes) -> tuple[list[tuple[int, bytes]], int]:
-    """Those, and where they end."""
+    """Return the same, and the offset of their end."""
     if len(data) < SUBSCRIBED.size:
         raise SchemaError(f"a subscription has {len(data)} bytes instead of {SUBSCRIBED.size}")
     at = SUBSCRIBED.size

@@ -1,7 +1,7 @@
-"""The bytes of a session's window: what it has in flight, and how far it has been sent the log.
+"""Format of a session's window: its messages in flight, and the position up to which it has been sent the log.
 
-A record of family V, and of a large window pages of family U (`leveldb_store.format.schema`; docs/store.md has the
-tables). `pyx.delivery.windows` and `pyx.delivery.pages` write the same bytes.
+A window is a record of family V, and if it is large also pages of family U (`leveldb_store.format.schema`;
+docs/store.md has the tables). `pyx.delivery.windows` and `pyx.delivery.pages` write the same bytes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ OUT: Final = struct.Struct("<HBBQ")
 OUT_OF_PAGE: Final = struct.Struct("<HBBQQ")
 SPAN: Final = struct.Struct("<QQ")
 FORM_2: Final = 1 << 63
-"""The first number of a record whose form version 2 has changed."""
+"""The first number in a record whose form version 2 has changed."""
 OUT_IN_PAGES: Final = 1
 ARRIVED_IN_PAGES: Final = 2
 STATES: Final[dict[int, tuple[int, ...]]] = {1: (1,), 2: (2, 3)}
-"""What a message may wait for, by its QoS: a PUBACK; a PUBREC, a PUBCOMP."""
+"""The packets that a message may wait for, by its QoS: a PUBACK; a PUBREC, a PUBCOMP."""
 OUT_PAGE: Final = 64
-"""Packet Identifiers in a page of what is in flight."""
+"""Packet Identifiers per page of messages in flight."""
 ARRIVED_PAGE: Final = 1024
 
 Page = tuple[bytes, bytes]
@@ -37,7 +37,7 @@ Page = tuple[bytes, bytes]
 
 
 class Window(NamedTuple):
-    """What a session has in flight, and what of the log it has not been sent."""
+    """A session's messages in flight, and the parts of the log not sent to it."""
 
     next_packet_id: int
     out: list[tuple[int, int, int, int]]
@@ -45,24 +45,24 @@ class Window(NamedTuple):
     arrived: list[int]
     """Packet Identifiers of QoS 2 publishes without PUBREL."""
     cursor: int = 0
-    """Up to this position the session was sent the log."""
+    """The position up to which the session was sent the log."""
     holes: list[tuple[int, int]] = []  # noqa: RUF012  never changed
-    """(from behind, up to and with): not sent."""
+    """(from behind, up to and including): not sent."""
     absences: list[tuple[int, int]] = []  # noqa: RUF012
-    """Likewise: it was offline, and is sent QoS 0 as well."""
+    """Ranges in which it was offline, of which it is sent QoS 0 as well."""
 
 
 NEVER_SENT: Final = Window(1, [], [])
-"""Of a session that has no record: it was sent nothing of what lies behind the beginnings of its subscriptions."""
+"""The window of a session without a record: it was sent nothing behind the beginnings of its subscriptions."""
 
 
 def pages_of(client_id: str) -> bytes:
-    """What the keys of a session's pages begin with."""
+    """Return the prefix of the keys of a session's pages."""
     return WINDOW_PAGE + client_id.encode() + b"\0"
 
 
 def split_page(key: bytes) -> tuple[str, bytes, int]:
-    """(client id, kind: o or i, number) of a page's key; SchemaError if it is damaged."""
+    """Split a page's key into (client id, kind: o or i, number); SchemaError if it is damaged."""
     name, kind = key[1:-4], key[-3:-2]
     if len(key) < 5 or key[-4:-3] != b"\0" or kind not in (b"o", b"i"):
         raise SchemaError("a key of a window's page is damaged")
@@ -70,14 +70,14 @@ def split_page(key: bytes) -> tuple[str, bytes, int]:
 
 
 def check_page(key: bytes, value: bytes) -> None:
-    """SchemaError if a record of family U is damaged."""
+    """Raise SchemaError if a record of family U is damaged."""
     _, kind, number = split_page(key)
     for _ in _entries(value, number) if kind == b"o" else _identifiers(value, number):
         pass
 
 
 def encode_window(window: Window) -> bytes:
-    """Value of a session's window, all of it in one record."""
+    """Encode a session's window, all of it in one record."""
     pieces = [HEAD.pack(FORM_2, window.next_packet_id, 0, len(window.out), len(window.arrived))]
     pieces += (OUT.pack(*entry) for entry in window.out)
     pieces += map(U16.pack, window.arrived)
@@ -89,7 +89,7 @@ def encode_window(window: Window) -> bytes:
 
 
 def decode_window(data: bytes, pages: Iterable[Page] = ()) -> Window:
-    """A session's window, of either version; SchemaError if it is damaged."""
+    """Decode a session's window, of either version; SchemaError if it is damaged."""
     try:
         window, flags, at = _decode(data)
     except struct.error as error:
@@ -115,12 +115,12 @@ def decode_window(data: bytes, pages: Iterable[Page] = ()) -> Window:
 
 
 def has_pages(data: bytes) -> bool:
-    """Whether a record of family V says that pages belong to it."""
+    """Whether a record of family V is marked as having pages."""
     return len(data) >= HEAD.size and bool(U64.unpack_from(data)[0] & FORM_2) and data[10] != 0
 
 
 def _decode(data: bytes) -> tuple[Window, int, int]:
-    # (what the record has, its flags, where it ends)
+    # (the record's window, its flags, the offset of its end)
     flags, is_new = 0, bool(U64.unpack_from(data)[0] & FORM_2)
     if is_new:
         _, next_packet_id, flags, count_out, count_in = HEAD.unpack_from(data)
@@ -141,7 +141,7 @@ def _decode(data: bytes) -> tuple[Window, int, int]:
         spans.append([(a, z) for a, z in SPAN.iter_unpack(data[at + U16.size : end])])
         at = end
     if not is_new:
-        # where subscriptions begin that were made while behind: their own records say it as well
+        # beginnings of subscriptions made while the session was behind, which their own records have as well
         (count,) = U16.unpack_from(data, at)
         at += U16.size
         for _ in range(count):

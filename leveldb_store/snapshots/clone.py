@@ -1,23 +1,24 @@
-"""A copy of a LevelDB that somebody may be writing to: `clone`. `reading` opens a clone of what is to stay as it is.
+"""Copies of a LevelDB that another process may be writing to: `clone`. `reading` opens a clone, to keep the original as
+it is.
 
-LevelDB has no opening that only reads, and one process has a database. So whoever wants to read what a worker writes
-makes a clone, which costs hard links of its tables (they never change once they are finished) and a copy of its last
-log, and opens that.
+LevelDB cannot open a database for reading only, and only one process can open it. So a program that reads the database
+of a running worker makes a clone, which costs hard links of its tables (they never change once they are finished) and a
+copy of its last log, and opens that.
 
-What destroys the source, seen: linking every table that lies in its directory. A table that is younger than the copied
-MANIFEST has a number that MANIFEST holds for free; the recovery of the copy gives it to a table of its own, and empties
-the file for it, which is the source's as well. Safe, and done here:
+Observed to destroy the source: linking every table in its directory. A table younger than the copied MANIFEST has a
+number that MANIFEST considers free; the recovery of the copy gives it to a table of its own, and truncates the file,
+which is the source's as well. The safe steps, done here:
 
 1. Read CURRENT and the MANIFEST that it names; take the latter up to its last whole record.
 2. Link the tables that it names, no others: each has a number below its next free one.
-3. Copy the logs from its log number on, oldest first. What is not in a table is in them.
-4. Read CURRENT and MANIFEST again. If the log number is another one a log may have ended up in a table that was not
-   linked; if a file of step 2 or 3 was gone it was removed by a compaction: from the beginning.
+3. Copy the logs from its log number on, oldest first. They have everything that is not in a table.
+4. Read CURRENT and MANIFEST again. If the log number has changed, a log may have become a table that was not
+   linked; if a file of step 2 or 3 was gone, a compaction had removed it: start again.
 
-A clone has a prefix of what was written: each log is copied up to a length, and LevelDB leaves out the last record of a
-log if it is cut off. The process that writes is not asked, and notices nothing.
+A clone has a prefix of what was written: each log is copied up to some length, and LevelDB skips a truncated last
+record. The writing process is not involved, and notices nothing.
 
-On another file system tables cannot be linked. They are linked beside the source then (`.clone-PID-NAME`), which
+On another file system tables cannot be linked. Then they are linked beside the source (`.clone-PID-NAME`), which
 takes no time, and copied from there, which does.
 
 This module needs plyvel to open, and nothing of ours: other programs use it on snapshots. Formats:
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["Clone", "CloneError", "Version", "clone", "opened", "opened_as_it_is", "reading", "remove", "version_of"]
 
 ATTEMPTS_MAX: Final = 100
-"""A writer that fills a write buffer in less than a clone takes is faster than any disk."""
+"""A writer that fills a write buffer in less time than a clone takes is faster than any disk."""
 WRITE_BUFFER_BYTES: Final = 64 << 20
 OPEN_FILES: Final = 80
 CACHE_BYTES: Final = 1 << 20
@@ -59,50 +60,50 @@ _PIECE_BYTES: Final = 1 << 20
 _CANNOT_LINK: Final = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS}
 _NUMBER: Final = re.compile(r"\d+")
 _IN_THE_WAY: Final = 8
-"""Tables whose names are taken: more than a compaction has begun when they are."""
+"""Table names that are occupied: more than a compaction can have begun meanwhile."""
 _OF_AN_OPENING: Final = ("LOG", "LOG.old", "LOCK")
 
 
 class CloneError(Exception):
-    """It cannot be cloned or opened: one line."""
+    """The database cannot be cloned or opened: one line."""
 
 
 class _Moved(Exception):
-    """The database has gone on meanwhile."""
+    """The database has changed meanwhile."""
 
 
 @dataclass(slots=True)
 class Version:
-    """What a MANIFEST says: which files are the database."""
+    """The content of a MANIFEST: the files that make up the database."""
 
     log_number: int = 0
     """Logs with a lower number are in tables."""
     previous_log: int = 0
-    """One that is not; 0: none."""
+    """An older log still needed; 0: none."""
     next_file: int = 0
     tables: dict[int, int] = field(default_factory=dict)
     """Number -> bytes."""
     whole_bytes: int = 0
-    """Of the MANIFEST, up to the end of its last whole record."""
+    """Length of the MANIFEST, up to the end of its last whole record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clone:
-    """What was made."""
+    """The result of cloning."""
 
     tables: int
     table_bytes: int
     log_bytes: int
     attempts: int
     is_linked: bool
-    """Tables are the same files as those of the source, or symbolic links to them."""
+    """Whether tables are the same files as those of the source, or symbolic links to them."""
 
 
 def clone(source: Path, target: Path, *, is_kept: bool = False) -> Clone:
-    """Make `target`, which is not there or empty, a copy of the database `source`, which may be written to meanwhile.
+    """Make `target`, missing or empty, a copy of the database `source`, which may be written to meanwhile.
 
-    `is_kept`: nobody writes to `source`, which is there as long as the copy (a snapshot): where its tables cannot be
-    linked, because they are somebody else's or on another file system, symbolic links to them do.
+    `is_kept`: `source` is never written to and exists as long as the copy (a snapshot): if its tables cannot be linked,
+    because of their owner or another file system, symbolic links are made.
 
     Raises CloneError and OSError; then `target` has no files.
     """
@@ -123,12 +124,12 @@ def clone(source: Path, target: Path, *, is_kept: bool = False) -> Clone:
 
 
 def remove(path: Path) -> None:
-    """A clone is not needed any more."""
+    """Remove a clone."""
     shutil.rmtree(path, ignore_errors=True)
 
 
 def opened(path: Path) -> plyvel.DB:
-    """Open a clone, and never what it is a clone of. What is in its logs becomes tables. Raises CloneError."""
+    """Open a clone, never an original. The contents of its logs become tables. Raises CloneError."""
     import plyvel
 
     try:
@@ -147,19 +148,19 @@ def opened(path: Path) -> plyvel.DB:
 
 @contextlib.contextmanager
 def opened_as_it_is(path: Path) -> Iterator[plyvel.DB]:
-    """Open a clone that is only read: its tables stay those of the source. Raises CloneError.
+    """Open a clone for reading only: its tables stay those of the source. Raises CloneError.
 
-    LevelDB compacts what it has opened whenever a level has outgrown its size, as one of a store under load mostly has:
-    a third of the CPU time of whoever reads a clone, and files of its own instead of links. No option turns that off;
-    a compaction that cannot make its table does, until the database is closed. So directories have the names of the
-    next tables meanwhile.
+    LevelDB compacts an open database whenever a level is too large, as one of a store under load mostly is: that takes
+    a third of a reader's CPU time, and makes new files instead of links. No option turns it off; but a compaction that
+    cannot create its table does, until the database is closed. So directories occupy the names of the next tables
+    meanwhile.
     """
     db = opened(path)
     taken = [int(found[0]) for name in os.listdir(path) if (found := _NUMBER.search(name))]
     in_the_way = [path / f"{max(taken) + each:06}.ldb" for each in range(1, _IN_THE_WAY + 1)]
     try:
         for directory in in_the_way:
-            with contextlib.suppress(FileExistsError):  # a compaction was faster: it ends at the next one
+            with contextlib.suppress(FileExistsError):  # a compaction was faster: it fails at the next one
                 directory.mkdir()
         yield db
     finally:
@@ -171,10 +172,10 @@ def opened_as_it_is(path: Path) -> Iterator[plyvel.DB]:
 
 @contextlib.contextmanager
 def reading(path: Path, beside: Path | None = None) -> Iterator[plyvel.DB]:
-    """A database that has the content of the one at `path`, which nobody writes to and which stays as it is.
+    """Open the content of the database at `path`, which nobody writes to and which stays as it is.
 
-    It is a clone in a directory of its own: below `beside`, or the directory of `path`, where tables can be linked,
-    else where temporary files are. Raises CloneError and OSError.
+    Opens a clone in a directory of its own: below `beside`, or the directory of `path`, where tables can be linked,
+    else in the directory of temporary files. Raises CloneError and OSError.
     """
     with clone_for_reading(path, beside) as cloned, opened_as_it_is(cloned) as db:
         yield db
@@ -182,7 +183,7 @@ def reading(path: Path, beside: Path | None = None) -> Iterator[plyvel.DB]:
 
 @contextlib.contextmanager
 def clone_for_reading(path: Path, beside: Path | None = None) -> Iterator[Path]:
-    """The same, not opened yet."""
+    """Make the same clone without opening it."""
     directory: str | None = str(beside or path.parent)
     if not os.access(str(directory), os.W_OK | os.X_OK):
         directory = None
@@ -193,7 +194,7 @@ def clone_for_reading(path: Path, beside: Path | None = None) -> Iterator[Path]:
 
 
 def closed_for_good(path: Path) -> None:
-    """A database that was closed and is to be opened by nobody any more: without what openings leave beside it."""
+    """Clean up a closed database that will not be opened again: remove the extra files that openings leave."""
     for name in _OF_AN_OPENING:
         (path / name).unlink(missing_ok=True)
 
@@ -202,7 +203,7 @@ def closed_for_good(path: Path) -> None:
 
 
 def version_of(manifest: bytes) -> Version:
-    """What it says up to its last whole record. Raises CloneError where that makes no sense."""
+    """Parse a MANIFEST up to its last whole record. Raises CloneError if it is invalid."""
     version = Version()
     for record, end in _records(manifest):
         try:
@@ -214,7 +215,7 @@ def version_of(manifest: bytes) -> Version:
 
 
 def _records(data: bytes) -> Iterator[tuple[bytes, int]]:
-    # (record, where it ends), as far as they are whole. Checksums are LevelDB's to look at.
+    # (record, offset of its end), as far as they are whole. Checksums are left to LevelDB.
     parts: list[bytes] = []
     at = 0
     while True:
@@ -237,7 +238,7 @@ def _records(data: bytes) -> Iterator[tuple[bytes, int]]:
 
 
 class _Fields:
-    # of a record: varints, and strings with their length before them
+    # the fields of a record: varints, and strings with their length before them
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
@@ -301,7 +302,7 @@ def _again_and_again(source: Path, target: Path, take: _Take | None = None) -> C
             return _attempt(source, target, attempt, take or _link)
         except _Moved:
             for log in target.glob("*.log"):
-                log.unlink()  # tables that are still named are right: there are few new ones each time
+                log.unlink()  # linked tables that are still named are kept: only few are new each time
     raise CloneError(f"{source}: it was compacted faster than it could be cloned, {ATTEMPTS_MAX} times")
 
 
@@ -328,7 +329,7 @@ def _attempt(source: Path, target: Path, attempt: int, take: _Take) -> Clone:
 
 
 def _look(source: Path) -> tuple[str, bytes, Version]:
-    # (MANIFEST's name, its content, what it says)
+    # (MANIFEST's name, its content, its parsed version)
     try:
         name = (source / "CURRENT").read_text().strip()
     except FileNotFoundError:
@@ -368,7 +369,7 @@ def _take_table(source: Path, target: Path, number: int, wanted: int, take: _Tak
 
 
 _Take: TypeAlias = Callable[[Path, Path], int]
-"""Takes a table, and says how many bytes it has. FileNotFoundError, _Moved: it is not there."""
+"""Links or copies a table, and returns its size. FileNotFoundError, _Moved: it does not exist."""
 
 
 def _link(source: Path, target: Path) -> int:
@@ -383,7 +384,7 @@ def _name(source: Path, target: Path) -> int:
 
 
 def _copy(source: Path, target: Path) -> int:
-    # as long as it is now; its bytes
+    # up to its present length, which is returned
     try:
         read = open(source, "rb", buffering=0)  # noqa: SIM115  it is closed below
     except FileNotFoundError:
@@ -407,7 +408,7 @@ def _by_copying(source: Path, target: Path) -> Clone:
     for each in source.parent.iterdir():
         found = _STAGE.fullmatch(each.name)
         if found is not None and not os.path.exists(f"/proc/{found[1]}"):
-            remove(each)  # of one that was killed
+            remove(each)  # the remains of a killed process
     stage = source.parent / f".clone-{os.getpid()}-{source.name}"
     try:
         stage.mkdir(mode=0o700)
@@ -416,7 +417,7 @@ def _by_copying(source: Path, target: Path) -> Clone:
         remove(stage)
         if error.errno not in {*_CANNOT_LINK, errno.EACCES, errno.EROFS}:
             raise
-        return _again_and_again(source, target, _copy)  # nobody writes to it, or it is small
+        return _again_and_again(source, target, _copy)  # not written to, or small
     except BaseException:
         remove(stage)
         raise

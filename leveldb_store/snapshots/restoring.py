@@ -1,9 +1,9 @@
-"""The stores of a new data directory, made of a snapshot: `restore`.
+"""Restores the stores of a snapshot into a new data directory: `restore`.
 
-They are copies of the snapshot's databases, under an epoch of their own. Links between workers go on as after a crash:
-what a hand-off log has (family H) is sent again, and the sibling leaves out what it has taken (family P). One thing is
-added. The numbers of a link go on beyond all that the worker's log says it may have used; its sibling may have been
-cloned later, and know higher ones. So a log's head is told those.
+They are copies of the snapshot's databases, under an epoch of their own. Links between workers continue as after a
+crash: entries of a hand-off log (family H) are sent again, and the sibling skips those that it has taken (family P).
+One thing is added. The numbers of a link continue above all that the worker's log shows as possibly used; its sibling
+may have been cloned later, and know higher ones. So these are added to a log's head.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ def restore(
     epoch: str,
     progress: Callable[[str, float], None] = lambda _what, _share: None,
 ) -> None:
-    """Make `paths`, directories that are not there, of the stores of a snapshot, one for each worker.
+    """Make `paths`, directories that do not exist, from the stores of a snapshot, one for each worker.
 
-    All of it is on the disk when this returns. Raises SnapshotError, CloneError and OSError; then what was made has to
-    be removed.
+    Everything is on the disk when this returns. Raises SnapshotError, CloneError and OSError; then the caller must
+    remove what was made.
     """
     size = sum(file.bytes for store in manifest.stores for file in store.files.values()) or 1
     done = 0
@@ -76,7 +76,7 @@ def _settle(manifest: Manifest, store: StoreFacts, path: Path, epoch: str) -> No
 
 
 def _copied(source: Path, target: Path, like: str) -> str:
-    # the digest of what was copied
+    # returns the digest of the copy
     digest = hasher(like)
     with source.open("rb", buffering=0) as read, target.open("xb", buffering=0) as written:
         while piece := read.read(_PIECE_BYTES):

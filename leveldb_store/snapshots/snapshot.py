@@ -1,16 +1,16 @@
-"""A snapshot: a copy of all stores of a broker, made while it runs, and a list of what is in it.
+"""Snapshots: a copy of all stores of a broker, made while it runs, with a manifest.
 
     DIR/worker-I        a clone of the store of worker I (leveldb_store.snapshots.clone), sealed: its log is empty
-    DIR/snapshot.json   `Manifest`, written last: a directory without it is no snapshot
+    DIR/snapshot.json   `Manifest`, written last: a directory without it is not a snapshot
 
-Each store is a prefix of what its worker has committed; they are not of one instant. What was acknowledged before it
-began is in it. One thing has to be seen to: what worker A keeps for its sibling B in its hand-off log (family H) it
-forgets when B has it. Were A cloned after that and B before it, nobody would have it. So all workers but the first are
-cloned twice, and what the first clone of A has for B, the second has not, and B has not taken either, is put back. With
-that, what worker A has of a link and what B has of it fit together as they do after a crash
+Each store is a prefix of what its worker has committed; they are not of one instant. Everything acknowledged before it
+began is included. One case needs care: the hand-off log (family H) of worker A for its sibling B loses an entry when B
+has it. Were A cloned after that and B before it, neither clone would have the entry. So all workers but the first are
+cloned twice, and entries that are in the first clone of A, not in the second, and that B has not taken either, are put
+back. With that, both sides of a link match as they do after a crash
 (docs/adr/0024-snapshots.md).
 
-Nobody may open a database of a snapshot: opening writes. `leveldb_store.snapshots.clone.reading` opens a clone of it.
+Databases of a snapshot must not be opened: opening writes. `leveldb_store.snapshots.clone.reading` opens a clone.
 """
 
 from __future__ import annotations
@@ -42,37 +42,37 @@ if TYPE_CHECKING:
 __all__ = ["FORMAT", "NAME", "Manifest", "SnapshotError", "StoreFacts", "Taking", "differences", "read_manifest"]
 
 FORMAT: Final = 2
-"""1 had `sha256` instead of `digest`; it is read as well."""
+"""Format 1 had `sha256` instead of `digest`; it is read as well."""
 NAME: Final = "snapshot.json"
 
 _BEFORE: Final = ".before-"
 _PIECE_BYTES: Final = 1 << 20
-_DIGEST: Final = "xxh3_128"  # it is to find what a disk has spoilt, at the speed of memory
+_DIGEST: Final = "xxh3_128"  # to detect disk damage at the speed of memory
 _EVERY: Final = 10_000  # records between two calls of `progress`
 _PUT_BYTES: Final = 1 << 20
 _THREADS_MAX: Final = 4
 
 
 class SnapshotError(Exception):
-    """It cannot be taken, read or restored: one line."""
+    """The snapshot cannot be taken, read or restored: one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinkFacts:
-    """What one worker's store has of its link to a sibling, both ways."""
+    """One worker's state of the link to a sibling, in both directions."""
 
     taken_stream: int = 0
-    """Number of the sibling's stream; 0: it has taken nothing."""
+    """Number of the sibling's stream; 0: nothing was taken."""
     taken: int = 0
     """Everything of that stream up to this number is in the store."""
     stream: int = 0
     """Number of the own stream; 0: there is none."""
     begins: int = 0
-    """Where the numbers of the incarnation that was running began."""
+    """First number of the incarnation that was running."""
     waiting: int = 0
     """Entries of the hand-off log."""
     put_back: int = 0
-    """Of these: forgotten by the worker when it was cloned, and not taken by the sibling when that was."""
+    """Of these: entries removed before the worker was cloned, and not taken by the sibling when that was cloned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +81,17 @@ class FileFacts:
 
     bytes: int
     digest: str
-    """What it was made with, a colon, hexadecimal digits: `xxh3_128:...`; `sha256:...` of format 1."""
+    """Algorithm, a colon, hexadecimal digits: `xxh3_128:...`; `sha256:...` of format 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFacts:
-    """What a store has archived by one rule."""
+    """The messages that a store has archived by one rule."""
 
     rule: int
-    """Its number in this store."""
+    """Number of the rule in this store."""
     place: int
-    """In the configuration, from 0; 65535: it is not in it any more."""
+    """Place in the configuration, from 0; 65535: no longer configured."""
     age_ms: int
     bytes_max: int
     messages: int = 0
@@ -102,19 +102,19 @@ class ArchiveFacts:
 
 @dataclass(frozen=True, slots=True)
 class StoreFacts:
-    """What the store of one worker has."""
+    """Contents of one worker's store."""
 
     worker: int
     directory: str
     last_position: int
     last_number: int
-    """The last message number that the worker had given; 0: it has given none."""
+    """The last message number that the worker had given out; 0: none."""
     messages: int
-    """In its log."""
+    """Messages in its log."""
     records: dict[str, int]
-    """By family: the letter its keys begin with."""
+    """By family: the first letter of its keys."""
     counters: dict[str, int]
-    """As they were with the last commit (leveldb_store.format.persisted_counters); empty: there was none."""
+    """Counters of the last commit (leveldb_store.format.persisted_counters); empty: there was none."""
     links: dict[Peer, LinkFacts]
     """By sibling."""
     archived: dict[str, ArchiveFacts]
@@ -123,41 +123,41 @@ class StoreFacts:
 
     @property
     def peer(self) -> Peer:
-        """The worker, as its siblings call it."""
+        """Return the worker's number among its siblings."""
         return cast("Peer", self.worker)
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What snapshot.json says."""
+    """The content of snapshot.json."""
 
     format: int
     schema: int
     version: str
-    """Of the mqttd that took it."""
+    """Version of the mqttd that took it."""
     taken_ms: int
-    """Unix time when the first store was being cloned: what was acknowledged until then is in it."""
+    """Unix time when cloning began: everything acknowledged until then is included."""
     workers: int
     epoch: str
     generation: int
     archive_epoch: str
     archive_rules: list[dict[str, Any]]
-    """Those in force, in their order: filter, age_ms, bytes_max (of each store)."""
+    """The rules in force, in order: filter, age_ms, bytes_max (per store)."""
     stores: list[StoreFacts]
     clock: tuple[int, int] | None = None
-    """The broker's time, and the wall clock's when it was that (shards.clock); None: nobody has set the clock."""
+    """The broker's time, and the wall clock's at that moment (shards.clock); None: the clock was never set."""
 
     def path(self, directory: Path, worker: int) -> Path:
-        """The database of a worker."""
+        """Return the path of a worker's database."""
         return directory / self.stores[worker].directory
 
     def total(self, family: bytes) -> int:
-        """Records of a family, in all stores."""
+        """Return the number of records of a family in all stores."""
         return sum(store.records.get(_letter(family), 0) for store in self.stores)
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """What a snapshot says of itself. Raises SnapshotError where there is none, a newer one or a damaged one."""
+    """Read the manifest. Raises SnapshotError if it is missing, of a newer format, or damaged."""
     try:
         found = json.loads((directory / NAME).read_text())
         known, version = int(found["format"]), int(found["schema"])
@@ -206,7 +206,7 @@ def _stated(found: Any) -> FileFacts:
 
 
 def hasher(digest: str) -> hashlib._Hash | xxhash.xxh3_128:
-    """What a digest of `FileFacts` is made with. ValueError: this mqttd does not know it."""
+    """Return the hash object of a `FileFacts` digest's algorithm. ValueError: unknown."""
     name = digest.partition(":")[0]
     if name == "xxh3_128":
         return xxhash.xxh3_128()
@@ -216,7 +216,7 @@ def hasher(digest: str) -> hashlib._Hash | xxhash.xxh3_128:
 
 
 def digest_of(made: hashlib._Hash | xxhash.xxh3_128) -> str:
-    """As `FileFacts` has it."""
+    """Return the digest in the form of `FileFacts`."""
     return f"{'xxh3_128' if isinstance(made, xxhash.xxh3_128) else made.name}:{made.hexdigest()}"
 
 
@@ -227,7 +227,7 @@ def _file_name(name: str) -> str:
 
 
 def differences(directory: Path, store: StoreFacts) -> Iterator[str]:
-    """In what the files of a store are not what the manifest says; reads all of it. Raises OSError."""
+    """Yield the differences between a store's files and the manifest; reads all of them. Raises OSError."""
     there = {file.name for file in (directory / store.directory).iterdir()}
     for name in sorted(store.files.keys() | there):
         if name not in there:
@@ -248,7 +248,7 @@ def differences(directory: Path, store: StoreFacts) -> Iterator[str]:
 
 @dataclass(slots=True)
 class Found:
-    """What is in a store, counted."""
+    """Counts of a store's contents."""
 
     records: dict[str, int] = field(default_factory=dict)
     messages: int = 0
@@ -258,11 +258,11 @@ class Found:
 
 
 class Taking:
-    """Of one snapshot: `clone`, as short as can be, then `finish`, which reads all of it.
+    """The taking of one snapshot: `clone`, as short as possible, then `finish`, which reads everything.
 
-    `sources`: the stores, by worker. `directory` is there and empty. `progress` is told now and then what is being
-    done and how far that is (0 to 1). Raises CloneError, SnapshotError and OSError; what is in
-    `directory` then is for the caller to remove.
+    `sources`: the stores, by worker. `directory` exists and is empty. `progress` is called now and then with the
+    current step and its progress (0 to 1). Raises CloneError, SnapshotError and OSError; the caller then removes the
+    contents of `directory`.
     """
 
     def __init__(
@@ -271,7 +271,7 @@ class Taking:
         self.clones: list[Clone] = []
         self.taken_ms = 0
         self.seconds = 0.0
-        """How long the cloning took."""
+        """Duration of the cloning."""
         self._sources = sources
         self._directory = directory
         self._told = progress
@@ -279,7 +279,7 @@ class Taking:
         self._versions: list[int] = []
 
     def clone(self) -> None:
-        """The databases, as they are now."""
+        """Clone the databases, as they are now."""
         began = time.monotonic()
         self.taken_ms = time.time_ns() // 1_000_000
         for worker in range(1, len(self._sources)):
@@ -290,9 +290,9 @@ class Taking:
     def finish(
         self, version: str, epoch: str, generation: int, archive_epoch: str, clock: tuple[int, int] | None = None
     ) -> Manifest:
-        """Seal them, count what is in them, write the manifest; all of it is on the disk then."""
+        """Seal them, count their contents, write the manifest; everything is on the disk then."""
         workers = range(len(self._sources))
-        # LevelDB and the digests release the GIL; threads begin with the priority of this one
+        # LevelDB and the digests release the GIL; threads start with the priority of this one
         with ThreadPoolExecutor(min(_THREADS_MAX, len(os.sched_getaffinity(0)))) as pool:
             try:
                 links = list(pool.map(self._sealed, workers))
@@ -312,7 +312,7 @@ class Taking:
         return manifest
 
     def _progress(self, what: str, share: float) -> None:
-        if self._is_given_up:  # another thread has failed, or somebody has interrupted this
+        if self._is_given_up:  # another thread has failed, or the user has interrupted this
             raise SnapshotError("given up")
         self._told(what, share)
 
@@ -323,7 +323,7 @@ class Taking:
         return self._directory / f"{_BEFORE}{worker}"
 
     def _sealed(self, worker: int) -> dict[Peer, LinkFacts]:
-        # what was in its log is in tables; what it has taken of its siblings
+        # turns its log into tables; returns its positions in its siblings' streams
         self._progress(f"worker {worker}: its log", 0.0)
         links: dict[Peer, LinkFacts] = {}
         try:
@@ -340,7 +340,7 @@ class Taking:
         return links
 
     def _put_back(self, worker: int, links: list[dict[Peer, LinkFacts]]) -> None:
-        # what it had for a sibling, has not any more, and the sibling does not have either
+        # entries for a sibling that were in the first clone, are not in the second, and that the sibling has not taken
         put: dict[Peer, int] = {}
         with ExitStack() as stack:
             before = stack.enter_context(closing(opened(self._before(worker))))
@@ -385,7 +385,7 @@ class Taking:
             self._progress(f"worker {worker}: checksums", done / size)
             files[file.name] = _file_facts(file)
             done += files[file.name].bytes
-            if file.stat().st_nlink == 1:  # what is linked was on the disk before the source named it
+            if file.stat().st_nlink == 1:  # a linked file was on the disk before the source named it
                 _sync(file)
         _sync(path)
         return StoreFacts(
@@ -395,7 +395,7 @@ class Taking:
 
 
 def count(db: plyvel.DB, progress: Callable[[int], None] = lambda _: None) -> Found:
-    """Count what is in a database; all of it is read. `progress` is told the bytes so far.
+    """Count the contents of a database; reads everything. `progress` is called with the bytes so far.
 
     Raises plyvel.Error and SchemaError.
     """
@@ -415,7 +415,7 @@ def count(db: plyvel.DB, progress: Callable[[int], None] = lambda _: None) -> Fo
         elif key == schema.COUNTERS:
             found.counters = decode_counters(value)
         elif key[:1] == schema.ARCHIVED:
-            with contextlib.suppress(schema.SchemaError):  # one that is damaged is in the snapshot as it is
+            with contextlib.suppress(schema.SchemaError):  # a damaged one is copied as it is
                 _count_archived(archived, key, value)
         elif key[:1] == schema.ARCHIVE_RULE:
             with contextlib.suppress(schema.SchemaError):
@@ -452,7 +452,7 @@ def _number(counters: dict[str, int], worker: int) -> int:
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
-    """snapshot.json, on the disk, all or nothing."""
+    """Write snapshot.json to the disk, all or nothing."""
     part = directory / f"{NAME}.part"
     part.write_text(json.dumps(dataclasses.asdict(manifest), indent=1) + "\n")
     _sync(part)
@@ -461,7 +461,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def _scan(db: plyvel.DB, prefix: bytes = b"") -> Generator[tuple[bytes, bytes], None, None]:
-    # LevelDB's own checksums are verified by `mqttd store verify`: here they would take as long as all the rest
+    # `mqttd store verify` checks LevelDB's own checksums: here they would take as long as everything else
     with db.iterator(prefix=prefix or None, fill_cache=False) as records:
         yield from records
 

@@ -197,7 +197,7 @@ def test_when_it_cannot_be_done_nothing_has_happened(tmp_path: Path) -> None:
 def test_new_stores_that_would_have_no_room_are_not_made(tmp_path: Path) -> None:
     """More reserve than any disk has."""
     DataDir(str(tmp_path), 2).close()
-    with pytest.raises(Refused, match=r"the disk would have \d+ MB of room behind it, and the new stores want \d+ MB"):
+    with pytest.raises(Refused, match=r"the disk would have \d+ MB of room left, but the new stores need \d+ MB"):
         DataDir(str(tmp_path), 3, Repartitioning(KeptLog(), LevelDB(reserve_bytes=1 << 60)))
     assert names(tmp_path) == {"worker-0", "worker-1"}
     DataDir(str(tmp_path), 3, Repartitioning(KeptLog(), LevelDB(reserve_bytes=0))).close()

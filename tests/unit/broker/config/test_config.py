@@ -134,14 +134,14 @@ def test_errors_say_where_a_value_came_from() -> None:
         ("[limit]\ninflight_max = 1", "limit: unknown key; did you mean limits?"),
         ("zzz = 1", "zzz: unknown key"),
         ("limits = 3", "limits: input should be a valid dictionary or instance of Limits, not 3"),
-        ("host = []", "host: it may be empty only where there is a [[listener]]"),
+        ("host = []", "host: may be empty only with a [[listener]] table"),
         (
             "[[listener]]\nport = 1\nname = 'a b'",
             "listener.name: string should match pattern '^[A-Za-z0-9_.-]{1,32}$', not 'a b'",
         ),
         (
             "[[listener]]\nport = 1\nname = 'default'",
-            "listener.name: 'default' is the one that host and port say",
+            "listener.name: 'default' is reserved for host and port",
         ),
         (
             "[[listener]]\nport = 1\nname = 'a'\n[[listener]]\nport = 2\nname = 'a'",
@@ -159,7 +159,7 @@ def test_errors_say_where_a_value_came_from() -> None:
         ),
         (
             "host = []\n[[listener]]\nport = 1\nname = 'default'",
-            "listener.name: 'default' is the one that host and port say",
+            "listener.name: 'default' is reserved for host and port",
         ),
         ("host = ['127.0.0.1', 5]", "host: input should be a valid string, not 5"),
         ("host = ''", "host: '' is neither an address nor a name"),
