@@ -79,7 +79,7 @@ _HELP: dict[str, str] = {
     "store_failed": "1: the disk fails, nothing becomes durable.",
     "records_set_aside": "Unreadable records of the store, which are kept but not used.",
     "store_unwritten_bytes": "Bytes that were given to the store and are not written yet, measured once a second.",
-    "store_unwritten_held": "Times that reading a client was paused because a store had store_unwritten_bytes_max to write.",
+    "store_unwritten_held": "Times that reading a client was paused because of store_unwritten_bytes_max.",
     "store_held": "Times that reading a publisher before MQTT 5 was paused because a store was full.",
     "store_refused": "Publishes and subscriptions that were refused, and connections that were closed, because a store "
     "was full or failed.",
