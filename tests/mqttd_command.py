@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,12 +14,20 @@ from tests.broker_process import ROOT
 __all__ = ["Said", "command", "mqttd"]
 
 
+_PROGRESS = re.compile(r"mqttd: (snapshot|restore) .*, \d+%, \d+ s$")
+
+
 class Said(NamedTuple):
     """How it ended."""
 
     status: int
     out: str
     err: str
+
+    @property
+    def err_beside_progress(self) -> str:
+        """Standard error without the lines that there are for each second that a snapshot takes."""
+        return "".join(line for line in self.err.splitlines(keepends=True) if not _PROGRESS.match(line))
 
 
 def command(*arguments: str | Path) -> subprocess.Popen[str]:

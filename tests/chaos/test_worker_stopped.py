@@ -1,4 +1,4 @@
-"""SIGSTOP of one of four workers for 8 s: it is away, not dead. And of one that does not come back: it is hung."""
+"""SIGSTOP of one of four workers for 14 s: it is away, not dead. And of one that does not come back: it is hung."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ from tests.chaos.crowd import Crowd, Publisher, Subscriber, ids_on, in_order, mi
 
 WORKERS = 4
 STOPPED = 3
-STOP_SECONDS = 8.0
-WAIT_SECONDS_MAX = 6.0
-"""Two seconds after which it counts as away, and what a busy machine adds: less than until it is back."""
+STOP_SECONDS = 14.0
+AWAY_SECONDS = 4.0
+"""After which it counts as away; the longer, the better it is told from what a busy machine takes."""
+UNTOUCHED_SECONDS_MAX = 3.0
+"""Less than whoever waits for it would wait."""
+SLOWED_SECONDS_MAX = 10.0
+"""Less than until it is back."""
+WAIT_SECONDS_MAX = 60.0
 
 
 class Pair:
@@ -38,7 +43,9 @@ def test_a_stopped_worker_is_not_waited_for_and_loses_nothing(
     start_broker: StartBroker, crowd_of: OpenCrowd, record_property: Record
 ) -> None:
     """No disconnect; what does not touch it goes on; after SIGCONT all is there, once at QoS 2, sessions included."""
-    broker = start_broker(WORKERS, worker_hang_seconds_max=60)
+    broker = start_broker(
+        WORKERS, worker_hang_seconds_max=60, link_silence_seconds_max=AWAY_SECONDS, peer_stall_seconds_max=AWAY_SECONDS
+    )
     crowd = crowd_of(broker)
     pairs = [Pair(crowd, *where) for where in itertools.product(range(WORKERS), range(WORKERS), (0, 1, 2))]
     crowd.settle()
@@ -71,10 +78,10 @@ def test_a_stopped_worker_is_not_waited_for_and_loses_nothing(
         "all that was acknowledged is there",
     )
     assert not [member.client_id for member in crowd.members if member.closed]
-    assert gap < WAIT_SECONDS_MAX
-    assert unslowed < WAIT_SECONDS_MAX
-    assert slowed < WAIT_SECONDS_MAX
-    assert max(waiting.values()) < 30 * WAIT_SECONDS_MAX
+    assert gap < UNTOUCHED_SECONDS_MAX
+    assert unslowed < UNTOUCHED_SECONDS_MAX
+    assert slowed < SLOWED_SECONDS_MAX
+    assert max(waiting.values()) < 30 * SLOWED_SECONDS_MAX
     for pair in pairs:
         assert pair.qos == 1 or not repeated(pair.subscriber, pair.publisher), pair.subscriber_id
         assert in_order(pair.subscriber, pair.publisher), pair.subscriber_id

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(KIND != "mqttd", reason="bounds, counters and th
 
 SECONDS = 60.0
 LASTING = {"clean": False, "properties": {"session_expiry_interval": 600}}
-SYNC_SECONDS = 1.0
+SYNC_SECONDS = 0.25
 
 
 def test_memory_that_has_room_again(tmp_path: Path, name: str) -> None:
@@ -351,8 +351,8 @@ def test_a_slow_disk_keeps_nobody_waiting_but_for_acks(tmp_path: Path, name: str
         sleeper.disconnect()
         publisher, live = scene.client(), scene.client()
         live.subscribe((f"{name}/live", 0))
-        rounds = 0
-        for packet_id in range(1, 3):
+        for packet_id in range(1, 40):  # a busy machine may take all of one wait
+            rounds = 0
             began = time.monotonic()
             publisher.send(wire.publish(5, f"{name}/stored", b"slow", qos=1, packet_id=packet_id))
             while time.monotonic() - began < SYNC_SECONDS * 0.75:
@@ -361,7 +361,10 @@ def test_a_slow_disk_keeps_nobody_waiting_but_for_acks(tmp_path: Path, name: str
                 rounds += 1
             publisher.expect("PUBACK", packet_id=packet_id)
             assert time.monotonic() - began >= SYNC_SECONDS
-        assert rounds > 6, "somebody has waited for the disk"  # of whom one or two fit into each of the waits
+            if rounds > 3:
+                break
+        else:
+            pytest.fail("who waits for the disk has one round or two in each of its waits")
     finally:
         for client in scene.opened:
             client.close()
