@@ -1,1 +1,1 @@
-"""Load tests: a generator that checks what it is delivered (`python -m loadtest.flood --help`)."""
+"""Load tests: a generator that checks every delivery (`python -m loadtest.flood --help`)."""

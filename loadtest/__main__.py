@@ -1,9 +1,9 @@
 """python -m loadtest TOOL [options]: the load tools under one name.
 
     locust     users with behaviour, by locust: its options, and the scenarios that come with this package
-    flood      as much as a broker can take, and every delivery is checked
+    flood      as much load as a broker can take, with a check of every delivery
     compare    brokers in turn under the same loads
-    plan       what this host can carry
+    plan       the capacity of this host
 
 `python -m loadtest TOOL --help` has the options of each. `locust -f FILE` runs your own file.
 """
@@ -21,19 +21,19 @@ LOCUSTFILE: Final = Path(__file__).with_name("locustfile.py")
 
 
 def locust(arguments: Sequence[str]) -> int:
-    """Locust itself, with our locustfile unless another is named."""
+    """Run locust itself, with our locustfile unless another is named."""
     from locust.main import main as locust_main
 
     is_named = any(each.startswith(("-f", "--locustfile")) for each in arguments)
     if "--help" in arguments or "-h" in arguments:
-        # locust shows it before it has read a file: what adds our options must be there already
+        # locust shows help before it has read a file: our options must have been added already
         importlib.import_module("loadtest.user" if is_named else "loadtest.locustfile")
     sys.argv = ["locust", *([] if is_named else ["-f", str(LOCUSTFILE)]), *arguments]
     return int(locust_main() or 0)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the tool that is named first; its exit status."""
+    """Run the tool named first; return its exit status."""
     if arguments[:1] in (["-h"], ["--help"]):
         print(__doc__)
         return 0

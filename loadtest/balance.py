@@ -1,4 +1,4 @@
-"""What the workers of an mqttd say of themselves while they are loaded: its /metrics, once a second."""
+"""Balance of an mqttd's workers under load: reads its /metrics, once a second."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Balance:
         self._at = 0.0
 
     def look(self, at: float) -> tuple[dict[str, float], list[str]]:
-        """(publishes per second since the last look by worker, what has happened). Raises OSError when it is not
-        there, ValueError when it is no mqttd.
+        """Return (publishes per second by worker since the last call, what has happened). Raises OSError when it cannot
+        be reached, ValueError when it is not an mqttd.
         """
         try:
             with urllib.request.urlopen(self._url, timeout=_PATIENCE_SECONDS) as answer:

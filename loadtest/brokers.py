@@ -1,8 +1,8 @@
-"""Brokers that are compared: how each is started, what of it outlasts a crash, and what it cannot do.
+"""Brokers to compare: how each is started, what survives a crash, and what it does not support.
 
-Every run is a fresh broker with an empty directory and a free port of 127.0.0.1. A command is a template: {port} and
-{dir} are those, {mqttd} is how the mqttd of this tree (or of this environment) is started, {user} who starts it.
-Nobody's MQTTD_... variables are for it; a command that wants some begins with `env`.
+Every run uses a fresh broker with an empty directory and a free port of 127.0.0.1. A command is a template: {port} and
+{dir} are those, {mqttd} is the command of the mqttd in this tree (or this environment), {user} the user who starts it.
+MQTTD_... variables of the environment are not passed on; a command that needs some begins with `env`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from loadtest.target import Target
 HOST: Final = "127.0.0.1"
 READY_SECONDS_MAX: Final = 15.0
 STOP_SECONDS_MAX: Final = 15.0
-"""From SIGTERM to SIGKILL for the whole process group."""
+"""Time from SIGTERM to SIGKILL for the whole process group."""
 
 _PATH: Final = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin"])
 _PAUSE_SECONDS: Final = 0.02
@@ -55,12 +55,12 @@ max_pending: 1GB
 write_deadline: "60s"
 """
 PLAIN: Final = Target(HOST, 0)
-"""How those are reached that are known."""
+"""The address of known brokers."""
 _MQTTD = "{mqttd} --host 127.0.0.1 --port {port} --admin none --log-level warning"
 
 
 class BrokerFailed(Exception):
-    """It is not there, did not start, or ended: one line that says so."""
+    """The broker cannot be started, did not start, or ended: one line with the cause."""
 
 
 @dataclass(frozen=True)
@@ -70,27 +70,27 @@ class Broker:
     name: str
     command: str
     keeps: str = "not known"
-    """What of acknowledged messages and sessions is there after a crash."""
+    """What survives a crash of acknowledged messages and sessions."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Written into {dir} before it starts, by name; templates like the command."""
+    """Files written into {dir} before it starts, by name; templates like the command."""
     cannot: frozenset[str] = frozenset()
-    """Of Scenario.needs."""
+    """Unsupported features, of Scenario.needs."""
     version: str = ""
-    """A command whose first line says it."""
+    """A command whose first line of output is the version."""
 
     @property
     def shown(self) -> str:
-        """The command as people read it."""
+        """The command for display."""
         return self.command.replace("{mqttd}", "mqttd")
 
     @property
     def missing(self) -> str:
-        """The program that is not installed, or nothing."""
+        """The program that is not installed, or an empty text."""
         program = _program(_filled(self.command))
         return "" if shutil.which(program, path=_PATH) else program
 
     def said_version(self) -> str:
-        """What it says of itself; nothing, where nobody knows how to ask."""
+        """Return its version; empty, if there is no command for it."""
         if not self.version:
             return ""
         done = subprocess.run(
@@ -123,18 +123,18 @@ KNOWN: Final = {
                {"nats.conf": _NATS}, frozenset({"qos2", "shared", "v5"}), "nats-server --version"),
     )
 }  # fmt: skip
-"""None limits queues or windows but mqttd, whose limits are those it starts with; none logs messages."""
+"""Limits on queues or windows are only those with which mqttd starts; no broker logs messages."""
 
 
 class Running:
-    """A broker that answers."""
+    """A running broker that answers."""
 
     def __init__(self, broker: Broker, process: subprocess.Popen[bytes], port: int, log: Path, like: Target) -> None:
         self._broker = broker
         self._process = process
         self._log = log
         self.target = replace(like, host=HOST, port=port)
-        """How it is reached."""
+        """Its address."""
 
     @property
     def pid(self) -> int:
@@ -143,16 +143,16 @@ class Running:
 
     @property
     def url(self) -> str:
-        """SCHEME://HOST:PORT."""
+        """Its address as SCHEME://HOST:PORT."""
         return self.target.url
 
     def check(self) -> None:
-        """BrokerFailed: it has ended."""
+        """Raise BrokerFailed if it has ended."""
         if self._process.poll() is not None:
             raise self._failed(f"ended with status {self._process.returncode}")
 
     def wait_ready(self, seconds: float) -> None:
-        """Return when it answers CONNECT; by WebSocket, when it takes connections. BrokerFailed: it does not, or
+        """Return when it answers CONNECT; with WebSocket, when it accepts connections. BrokerFailed: it does not, or
         refuses.
         """
         until = time.monotonic() + seconds
@@ -187,7 +187,7 @@ class Running:
         return BrokerFailed(f"{self._broker.name} {what}" + (f": {last[:200]}" if last else ""))
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL for what is left of its process group."""
+        """Send SIGTERM, and SIGKILL to the rest of its process group."""
         with suppress(ProcessLookupError):
             self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
@@ -201,8 +201,8 @@ class Running:
 def started(
     broker: Broker, directory: Path | None = None, patience: float = READY_SECONDS_MAX, like: Target = PLAIN
 ) -> Iterator[Running]:
-    """A fresh broker that answers. directory: where its own is made. like: how it is reached, but for host and port.
-    BrokerFailed: it does not come up.
+    """Yield a fresh broker that answers. directory: parent of its own. like: its address, except for host and port.
+    BrokerFailed: it does not start.
     """
     with tempfile.TemporaryDirectory(prefix="compare-", dir=directory, ignore_cleanup_errors=True) as name:
         folder, port = Path(name), _free_port()
@@ -235,7 +235,7 @@ def _filled(command: str, port: int = 0, folder: str = "") -> list[str]:
 
 
 def _replaced(template: str, port: int, folder: str) -> str:
-    # not str.format: configuration files have braces of their own
+    # not str.format: configuration files contain braces
     return template.replace("{port}", str(port)).replace("{dir}", folder).replace("{user}", getpass.getuser())
 
 

@@ -1,13 +1,13 @@
-"""What a host can carry, of what was measured on it: the arithmetic of `python -m loadtest.plan`, without a clock.
+"""Capacity of a host, from measurements on it: the arithmetic of `python -m loadtest.plan`, without a clock.
 
-A *rate* is deliveries per second that came within the bound on p99 with nothing lost, generator and broker on the same
+A *rate* is deliveries per second within the bound on p99 and without loss, with generator and broker on the same
 machine. A message of a kind takes 1 / rate seconds of the whole host, and shares add up:
 
     share = clients x idle + messages/s x (1 / rate[qos] + (fanout - 1) / rate[fanout] + fanout x (size - 64) x byte)
     memory = base + clients x client
 
-A fleet fits when both stay below 1 - margin of what there is, and clients below the limit of open files. Durable QoS 1
-or 2 takes rate[durable] where that is lower. What this leaves out errs to the safe side: several messages that come at
+A fleet fits when both stay below 1 - margin of the host, and clients below the limit of open files. Durable QoS 1
+or 2 uses rate[durable] where that is lower. The simplification errs on the safe side: several messages that arrive at
 once cost less than one by one.
 """
 
@@ -18,32 +18,32 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 SIZE_BYTES: Final = 64
-"""Of the payloads of all rates."""
+"""Size of the payloads of all rates."""
 KINDS: Final = ("qos0", "qos1", "qos2", "fanout", "durable")
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A host, and what was measured on it."""
+    """A host, with the measurements on it."""
 
     memory_bytes: int
-    """Free before anything was started."""
+    """Free memory before anything was started."""
     descriptors: int
-    """Open files a process may have: two processes cannot share a client."""
+    """Open files allowed per process: two processes cannot share a client."""
     base_bytes: float
-    """Of the broker, without clients."""
+    """Memory of the broker without clients."""
     client_bytes: float
-    """Of an idle client: the broker's, and the kernel's for both ends of the connection."""
+    """Memory of an idle client: the broker's, and the kernel's for both ends of the connection."""
     idle: float
-    """Share of the whole host that an idle client takes, 0 to 1: keep-alive, and what goes with it."""
+    """Fraction of the whole host that an idle client takes, 0 to 1: keep-alive, and everything caused by it."""
     rates: Mapping[str, float]
-    """Deliveries per second by KINDS; one that is missing or 0 was not carried at all."""
+    """Deliveries per second by KINDS; a missing one, or 0, was not sustained at all."""
     byte: float
     """Seconds of the whole host for each byte of a payload beyond SIZE_BYTES, per delivery."""
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Measured:
-        """From JSON. TypeError, KeyError or ValueError when it is none of ours."""
+        """Parse JSON values. TypeError, KeyError or ValueError when they are invalid."""
         found = cls(**values)
         numbers = (found.memory_bytes, found.descriptors, found.base_bytes, found.client_bytes, found.idle, found.byte)
         if min(*numbers, *found.rates.values()) < 0 or set(found.rates) - set(KINDS):
@@ -67,36 +67,36 @@ class Fleet:
 
     @property
     def messages_per_second(self) -> float:
-        """Of all clients."""
+        """Return the messages per second of all clients."""
         return self.clients / self.interval_seconds
 
     @property
     def kind(self) -> str:
-        """Whose rate counts, of KINDS."""
+        """The kind, of KINDS, whose rate is used."""
         return "durable" if self.is_durable and self.qos else f"qos{self.qos}"
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Whether it fits; shares are of the whole host and of all free memory, 0 to 1 and more."""
+    """Whether a fleet fits; shares are of the whole host and of all free memory, 0 to 1 and more."""
 
     share: float
     memory_share: float
     clients_max: int
-    """By memory and open files, with the margin."""
+    """Bound on clients by memory and open files, with the margin."""
     messages_per_second_max: float
-    """That so many clients may send in all, with the margin."""
+    """Messages per second that this many clients may send in all, with the margin."""
     reasons: tuple[str, ...]
-    """Why it does not; empty: it fits."""
+    """Why it does not fit; empty: it fits."""
 
     @property
     def fits(self) -> bool:
-        """Whether it does."""
+        """Whether the fleet fits."""
         return not self.reasons
 
 
 def message_seconds(measured: Measured, fleet: Fleet) -> float:
-    """Of the whole host, for one message and all its deliveries; infinite where a kind was not carried."""
+    """Return seconds of the whole host for one message with all its deliveries; infinite for an unsustained kind."""
     rate = measured.rates.get(fleet.kind, 0.0)
     if fleet.kind == "durable":
         rate = min(rate, measured.rates.get(f"qos{fleet.qos}", 0.0))
@@ -108,7 +108,7 @@ def message_seconds(measured: Measured, fleet: Fleet) -> float:
 
 
 def answer(measured: Measured, fleet: Fleet, margin: float) -> Answer:
-    """margin: what is to stay free, 0 to 1."""
+    """Return whether the fleet fits. margin: the fraction of the host to keep free, 0 to 1."""
     cost = message_seconds(measured, fleet)
     idle = fleet.clients * measured.idle
     share = idle + fleet.messages_per_second * cost
@@ -129,8 +129,8 @@ def answer(measured: Measured, fleet: Fleet, margin: float) -> Answer:
 
 
 def highest(carries: Callable[[float], bool], first: float, least: float, steps: int = 2) -> float:
-    """The highest rate that is carried, at most 2 ** (1 / 2 ** steps) times too low: doubled from `first` on until one
-    is not, or halved until one is; then halfway in between, `steps` times. 0: not even `least` is.
+    """Return the highest sustained rate, at most 2 ** (1 / 2 ** steps) times too low: doubled from `first` on until one
+    is not sustained, or halved until one is; then bisected `steps` times. 0: not even `least` is.
     """
     low = first
     if carries(first):

@@ -1,4 +1,4 @@
-"""Bars of several brokers beside each other, as SVG (pygal) that is the same for the same figures."""
+"""Bar charts of several brokers side by side, as SVG (pygal), identical for identical figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NO_DATE = re.compile(r"<script.*?</script>|<!--.*?-->", re.DOTALL)
 
 
 def charts(comparison: Comparison) -> dict[str, str]:
-    """An SVG by name for each figure that some scenario's table shows."""
+    """Return an SVG by name for each figure that some scenario's table shows."""
     found = {}
     for figure, title in _CHARTS:
         rows = {name: row for name, row in comparison.rows.items() if figure in row.shows}
@@ -32,11 +32,11 @@ def charts(comparison: Comparison) -> dict[str, str]:
 
 
 def bars(name: str, title: str, labels: Sequence[str], series: Mapping[str, Sequence[float | None]]) -> str:
-    """Logarithmic; `name` keeps the styles of several charts of a page apart."""
-    import pygal  # of the extra `loadtest`
+    """Return a logarithmic bar chart; `name` keeps the styles of several charts on a page apart."""
+    import pygal  # in the extra `loadtest`
 
     values = [value for each in series.values() for value in each if value]
-    lowest = min(values) / 2  # a bar of the smallest value is to be seen
+    lowest = min(values) / 2  # so that the bar of the smallest value is visible
     chart = pygal.Bar(
         title=title, height=320, width=900, js=[], explicit_size=False, legend_at_bottom=True, logarithmic=True,
         range=(lowest, max(values)), zero=lowest, value_formatter=FIGURES[name].text, disable_xml_declaration=True,

@@ -1,7 +1,7 @@
-"""An MQTT client for greenlets: `MqttClient`, which `loadtest.user.MqttUser` has one of.
+"""An MQTT client for greenlets: `MqttClient`, used by `loadtest.user.MqttUser`.
 
-Methods wait in their own greenlet and never raise for what a broker does: that is told to locust as a failed request,
-and the method returns False. What comes is worked out by the hub (`loadtest.connection`, `pyx.loadgen.client`), and
+Methods wait in their own greenlet and never raise for anything that a broker does: they report a failed request to
+locust, and return False. Received bytes are processed by the hub (`loadtest.connection`, `pyx.loadgen.client`), and
 messages wait in `loadtest.inbox`.
 """
 
@@ -35,27 +35,27 @@ __all__ = ["Message", "MqttClient"]
 
 _PUBLISH: Final = 3
 UNSENT_BYTES_MAX: Final = 65_536
-"""Beyond that a publisher waits for its socket."""
+"""Output beyond which a publisher waits for its socket."""
 RESTLESS_MAX: Final = 32
-"""Publishes of one client in a row, until other greenlets have their turn."""
+"""Publishes of one client in a row, before other greenlets have their turn."""
 RECONNECT_SECONDS_MAX: Final = 30.0
 _CONNECT: Final = 0
-"""In place of a Packet Identifier: the answer is CONNACK."""
+"""Used as Packet Identifier when the answer is CONNACK."""
 
 
 @lru_cache(maxsize=16)
 def _context(target: Target) -> ssl.SSLContext | None:
-    # one for all clients: it has the trusted certificates in it
+    # one for all clients, because it holds the trusted certificates
     return target.tls() if target.is_tls else None
 
 
 class MqttClient:
     """One client: `connect`, `subscribe`, `publish`, `receive`, `disconnect`; `MqttUser` makes it.
 
-    reporter: of the locust environment. name: of CONNECT and DISCONNECT in the statistics. payloads: what `publish`
-    sends when it is not told: sizes, or contents, in turn. reconnect_seconds: how long until it connects again after a
-    connection failed or was lost, each time twice as long, up to 30 s, half as much more or less by chance; None: it
-    does not. answer_seconds: how long answers may take. inbox_messages_max: that wait for `receive`.
+    reporter: of the locust environment. name: of CONNECT and DISCONNECT in the statistics. payloads: defaults of
+    `publish`: sizes, or contents, in turn. reconnect_seconds: pause before it connects again after a connection failed
+    or was lost, doubling up to 30 s, randomised by half; None: it does not. answer_seconds: timeout of answers.
+    inbox_messages_max: messages that wait for `receive`.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class MqttClient:
         self.name = name
         self.qos = qos
         self.session_present = False
-        """Of the last CONNACK."""
+        """The last CONNACK."""
         self._reporter, self._target, self._number = reporter, target, number
         self._filters: dict[str, tuple[int, str]] = {}
         self._context = _context(target)
         self._payloads = Payloads(payloads, first=number)
         self._reconnect_seconds, self._answer_seconds = reconnect_seconds, answer_seconds
         self.is_wall = is_wall
-        """Stamps are of the wall clock: whoever hears them is on another host."""
+        """Whether stamps are of the wall clock, because the subscribers are on another host."""
         self._inbox = Inbox(inbox_messages_max, self._wake, self._read)
         self._engine = self._new_engine()
         self._connection: Connection | None = None
@@ -109,26 +109,26 @@ class MqttClient:
 
     @property
     def client_id(self) -> str:
-        """As it was given, or assigned by the broker."""
+        """The client id given, or assigned by the broker."""
         return self.settings.client_id
 
     @property
     def is_connected(self) -> bool:
-        """Between CONNACK and the end."""
+        """Whether a CONNACK was received, and the connection has not ended."""
         return self._engine.is_connected
 
     @property
     def inflight(self) -> int:
-        """PUBLISHes of QoS 1 and 2 whose last ack has not come."""
+        """Number of QoS 1 and 2 PUBLISHes whose last ack has not arrived."""
         return self._engine.inflight
 
     @property
     def inbox_messages(self) -> int:
-        """That wait for `on_message` or `receive`."""
+        """Number of messages that wait for `on_message` or `receive`."""
         return len(self._inbox)
 
     def connect(self, **overrides: Any) -> bool:
-        """CONNECT, and wait for the answer. overrides: fields of Settings, from now on."""
+        """Send CONNECT, and wait for the answer. overrides: fields of Settings, from now on."""
         self.close()
         before, self.settings = self.settings, replace(self.settings, **overrides)
         if (before.version, before.client_id) != (self.settings.version, self.settings.client_id):
@@ -141,7 +141,7 @@ class MqttClient:
         return False
 
     def disconnect(self, reason_code: int = 0) -> None:
-        """DISCONNECT, and close. What was not acknowledged yet is not counted."""
+        """Send DISCONNECT, and close. Unacknowledged publishes are not counted."""
         if self._connection is not None and self.is_connected:
             self._engine.disconnect(reason_code)
             self._flush()
@@ -194,7 +194,7 @@ class MqttClient:
         return False
 
     def _welcomed(self, answer: Connack | MqttFailure) -> MqttFailure | None:
-        # what is wrong with it
+        # returns the error, or None
         if isinstance(answer, MqttFailure):
             return answer
         if answer.reason_code:
@@ -224,9 +224,9 @@ class MqttClient:
     # ---------------------------------------------------------------- subscriptions
 
     def subscribe(self, *filters: str | tuple[str, int], name: str | None = None) -> bool:
-        """SUBSCRIBE, and wait for the answer; each a filter, or one with its QoS or Subscription Options byte.
+        """Send SUBSCRIBE, and wait for the answer; each a filter, or one with its QoS or Subscription Options byte.
 
-        name: in the statistics, of this and of what is delivered; else the filter with %c for the client id.
+        name: in the statistics, for this and for deliveries; default: the filter with %c for the client id.
         """
         wanted = [(each, self.qos) if isinstance(each, str) else each for each in filters]
         for topic_filter, options in wanted:
@@ -238,7 +238,7 @@ class MqttClient:
         return isinstance(answer, Suback)
 
     def unsubscribe(self, *filters: str, name: str | None = None) -> bool:
-        """UNSUBSCRIBE, and wait for the answer."""
+        """Send UNSUBSCRIBE, and wait for the answer."""
         for each in filters:
             self._filters.pop(each, None)
         label = ", ".join(map(self._label, filters)) if name is None else name
@@ -268,7 +268,7 @@ class MqttClient:
         return answer
 
     def _ask(self, packet_id: int) -> Any:
-        # send what is to be sent, and wait for the answer to it
+        # sends pending output, and waits for the answer
         waiter: Waiter[Any] = Waiter()
         self._answers[packet_id] = waiter
         self._flush()
@@ -296,12 +296,12 @@ class MqttClient:
         properties: dict[str, Any] | None = None,
         content: bytes | None = None,
     ) -> bool:
-        """PUBLISH. wait: until PUBACK or PUBCOMP; else it returns as soon as the broker's Receive Maximum and the
-        socket have room, and what becomes of it is told when the ack comes.
+        """Send PUBLISH. wait: until PUBACK or PUBCOMP; else it returns as soon as the broker's Receive Maximum and the
+        socket have room, and the result is reported when the ack arrives.
 
         Without a payload it sends `content` between the two parts of a stamp, which gives its delivery a latency; or
-        `size` bytes, or the next of the client's `payloads`, stamped too. name: in the statistics; else the topic with
-        %c for the client id.
+        `size` bytes, or the next of the client's `payloads`, stamped too. name: in the statistics; default: the topic
+        with %c for the client id.
         """
         since = time.monotonic_ns()
         engine = self._engine
@@ -351,7 +351,7 @@ class MqttClient:
         )
 
     def _is_ready(self, qos: int) -> bool:
-        # wait until it has room
+        # waits until there is room
         end = time.monotonic() + self._answer_seconds
         while not self._has_room(qos):
             left = end - time.monotonic()
@@ -370,7 +370,7 @@ class MqttClient:
 
     @property
     def on_message(self) -> Callable[[Message], None] | None:
-        """Is called with each message that comes, in a greenlet of its own: it may wait, and publish."""
+        """Called with each received message, in a greenlet of its own: it may wait, and publish."""
         return self._inbox.on_message
 
     @on_message.setter
@@ -379,8 +379,8 @@ class MqttClient:
         self._engine.keeps_messages = self._inbox.keeps
 
     def receive(self, seconds: float) -> Message | None:
-        """The next message, None if none comes within that time. It needs `inbox_messages_max`; when so many wait, the
-        oldest leaves.
+        """Return the next message, or None if none arrives within that time. It needs `inbox_messages_max`; when so
+        many wait, the oldest is dropped.
         """
         return self._inbox.receive(seconds)
 
@@ -391,7 +391,7 @@ class MqttClient:
             else:
                 self._connection.pause()
 
-    # ---------------------------------------------------------------- what the hub and the pulse tell
+    # ---------------------------------------------------------------- calls of the hub and the pulse
 
     def _fed(self, data: bytes) -> None:
         connection = self._connection
@@ -407,7 +407,7 @@ class MqttClient:
             elif isinstance(event, Suback | Unsuback):
                 self._wake(self._answers.get(event.packet_id), event)
             elif connection is not self._connection:
-                continue  # whoever was woken has closed it
+                continue  # a greenlet that was woken has closed it
             elif isinstance(event, Disconnect):
                 self._lose(MqttFailure.of(event.reason_code))
             elif isinstance(event, MqttError):
@@ -462,7 +462,7 @@ class MqttClient:
             self._connection.send(self._engine.take_output())
 
     def beat(self) -> None:
-        """Once a second: PINGREQ when it is due, and what was not acknowledged in time has failed."""
+        """Once a second: send PINGREQ when it is due, and fail publishes that were not acknowledged in time."""
         if self._keep_alive and not self._engine.ping(self._keep_alive * 0.75):
             self._lose(MqttFailure("no PINGRESP"))
             return

@@ -1,4 +1,4 @@
-"""What is done to a broker while it is loaded: commands at their seconds, marked on the time axis of the run."""
+"""Commands run against a broker during a load: at given seconds, marked on the time axis of the run."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _PATIENCE_SECONDS: Final = 5.0
 
 
 class Commands:
-    """given: `SECONDS:COMMAND` each, the command for the shell. ValueError: one of them is none."""
+    """given: `SECONDS:COMMAND` each, the command for the shell. ValueError: one of them is invalid."""
 
     def __init__(self, given: Iterable[str] = ()) -> None:
         self._waiting = sorted(map(_parsed, given))
         self._running: list[tuple[str, subprocess.Popen[bytes]]] = []
 
     def look(self, at: float) -> list[tuple[float, str]]:
-        """Start what is due `at` seconds after the measured time began. [(when, what happened)]: commands that were
-        started, and those that ended with another status than 0.
+        """Start commands that are due `at` seconds after the measured time began. Return [(when, what happened)]:
+        started commands, and those that ended with another status than 0.
         """
         happened = []
         while self._waiting and self._waiting[0][0] <= at:
@@ -35,7 +35,7 @@ class Commands:
         return happened
 
     def stop(self) -> list[str]:
-        """End what still runs, with all that it started. What there is to say of it, and of what was never due."""
+        """End running commands with all that they started. Return reports on these, and on commands never due."""
         said = [f"--run {at:g}:{command}: the run was over before" for at, command in self._waiting]
         for command, process in self._running:
             if process.poll() is not None:

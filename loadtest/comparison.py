@@ -1,7 +1,7 @@
-"""What a comparison has measured: runs by scenario and broker, their medians, spreads and ratios, tables, conditions.
+"""The results of a comparison: runs by scenario and broker, their medians, spreads and ratios, tables, conditions.
 
-A figure of a run is a number by its name in FIGURES; a median is that of the runs that gave one. A ratio is a median
-divided by the base's. Spread is smallest and largest. Plain values, so that all of it survives as JSON.
+A figure of a run is a number with a name in FIGURES; a median is over the runs that have the figure. A ratio is a
+median divided by the base's. Spread is smallest and largest. Plain values, so that all of it can be stored as JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from loadtest.gates import SIGNS, UNITS
 
 
 class Figure(NamedTuple):
-    """How a figure is shown."""
+    """The display of a figure."""
 
     title: str
     text: Callable[[float], str]
@@ -49,8 +49,8 @@ FIGURES: Final[Mapping[str, Figure]] = {
     "lost": Figure("lost", lambda value: f"{value:,.0f}"),
     "duplicates": Figure("twice", lambda value: f"{value:,.0f}"),
 }
-"""cpu: of the broker with all its processes, per delivered message; memory: their proportional set size when the
-measured time ends. Durations in microseconds.
+"""cpu: of the broker with all its processes, per delivered message; memory: their proportional set size at the end of
+the measured time. Durations in microseconds.
 """
 
 
@@ -60,19 +60,19 @@ class Cell:
 
     runs: list[dict[str, float]] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
-    """Why runs failed, what was refused."""
+    """Why runs failed, and refusals."""
 
     def values(self, figure: str) -> list[float]:
-        """Of all runs that have it."""
+        """Return the values of all runs that have it."""
         return [run[figure] for run in self.runs if figure in run]
 
     def median(self, figure: str) -> float | None:
-        """None: no run has it."""
+        """Return the median; None: no run has it."""
         values = self.values(figure)
         return statistics.median(values) if values else None
 
     def shown(self, figure: str) -> str:
-        """`median (smallest-largest)`."""
+        """Return `median (smallest-largest)`."""
         values = self.values(figure)
         if not values:
             return "-"
@@ -80,37 +80,37 @@ class Cell:
         middle, least, most = (text(each) for each in (statistics.median(values), min(values), max(values)))
         if least == most:
             return middle
-        unit = middle.lstrip("0123456789.,")  # said once, where it is the same
+        unit = middle.lstrip("0123456789.,")  # shown once, if it is the same
         return f"{middle} ({least.removesuffix(unit)} - {most.removesuffix(unit)})"
 
 
 @dataclass
 class Row:
-    """One scenario with all brokers, in their order."""
+    """One scenario with all brokers, in order."""
 
     title: str
     flood: str
-    """The arguments of `python -m loadtest.flood` that are the same."""
+    """The common arguments of `python -m loadtest.flood`."""
     shows: list[str]
     """Figures, in the order of the table."""
     beside: list[str]
-    """Those of them whose ratio to the base stands in the table."""
+    """Those of them whose ratio to the base is in the table."""
     date: str
     commit: str
     seconds: float
     busy: float
-    """Share of the machine that others had, 0 to 1, just before."""
+    """Fraction of the machine used by other programs, 0 to 1, just before."""
     cells: dict[str, Cell] = field(default_factory=dict)
 
     def ratio(self, broker: str, figure: str, base: str) -> float | None:
-        """None: one of the two has no median, or the base's is 0."""
+        """Return the ratio; None: one of the two has no median, or the base's is 0."""
         of, than = (self.cells.get(name, Cell()).median(figure) for name in (broker, base))
         return of / than if of is not None and than else None
 
 
 @dataclass
 class Comparison:
-    """All of it."""
+    """The whole comparison."""
 
     machine: str
     base: str
@@ -120,7 +120,7 @@ class Comparison:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Comparison:
-        """From JSON. Raises KeyError or TypeError when it is none of ours."""
+        """Parse JSON values. Raises KeyError or TypeError when they are invalid."""
         rows = {
             name: Row(**{**row, "cells": {broker: Cell(**cell) for broker, cell in row["cells"].items()}})
             for name, row in values["rows"].items()
@@ -128,7 +128,7 @@ class Comparison:
         return cls(values["machine"], values["base"], values["brokers"], rows)
 
     def values(self) -> dict[str, Any]:
-        """For JSON: what `of` takes, and beside it medians and ratios for other programs."""
+        """Return JSON values: the input of `of`, with medians and ratios for other programs."""
         found = dataclasses.asdict(self)
         for name, row in self.rows.items():
             for broker, cell in row.cells.items():
@@ -142,7 +142,7 @@ class Comparison:
         return found
 
     def failures(self) -> list[str]:
-        """A line for each broker that failed in a scenario."""
+        """Return a line for each broker that failed in a scenario."""
         return [
             f"{name}: {line}"
             for name, row in self.rows.items()
@@ -152,7 +152,7 @@ class Comparison:
 
 
 def ratio_shown(ratio: float) -> str:
-    """0.0125 -> 1/80, 0.87 -> 0.87, 129.2 -> 129."""
+    """Format a ratio: 0.0125 -> 1/80, 0.87 -> 0.87, 129.2 -> 129."""
     if 0 < ratio < 0.4:
         inverse = 1 / ratio
         return f"1/{inverse:.1f}" if inverse < 10 and abs(inverse - round(inverse)) > 0.01 else f"1/{inverse:.0f}"
@@ -160,7 +160,7 @@ def ratio_shown(ratio: float) -> str:
 
 
 def table(row: Row, base: str) -> list[list[str]]:
-    """Cells of text, the titles first."""
+    """Return cells of text, titles first."""
     titles = ["broker", *(FIGURES[figure].title for figure in row.shows), f"beside {base}", "remark"]
     lines = [titles]
     for broker, cell in row.cells.items():
@@ -175,7 +175,7 @@ def table(row: Row, base: str) -> list[list[str]]:
 
 
 def markdown(cells: Sequence[Sequence[str]], numbers: Iterable[int] = ()) -> list[str]:
-    """Lines of a table; `numbers` are the columns that stand to the right."""
+    """Return the lines of a table; `numbers` are the columns aligned right."""
     right = set(numbers)
     rule = "|" + "|".join("---:" if i in right else "---" for i in range(len(cells[0]))) + "|"
     lines = ["| " + " | ".join(each.replace("|", "\\|") for each in line) + " |" for line in cells]
@@ -183,7 +183,7 @@ def markdown(cells: Sequence[Sequence[str]], numbers: Iterable[int] = ()) -> lis
 
 
 def tables(comparison: Comparison) -> str:
-    """All scenarios, as Markdown."""
+    """Return the tables of all scenarios, as Markdown."""
     parts: list[str] = []
     for name, row in comparison.rows.items():
         cells = table(row, comparison.base)
@@ -193,7 +193,7 @@ def tables(comparison: Comparison) -> str:
 
 
 def how(comparison: Comparison, levels: str = "###") -> str:
-    """Machine, commits and brokers with their settings, as Markdown."""
+    """Return machine, commits and brokers with their settings, as Markdown."""
     origins: dict[tuple[str, str, int, float], list[tuple[str, float]]] = {}
     for name, row in comparison.rows.items():
         runs = max((len(cell.runs) for cell in row.cells.values()), default=0)
@@ -223,7 +223,7 @@ _CONDITION: Final = re.compile(
 
 
 class Condition(NamedTuple):
-    """One under which a comparison has failed: [SCENARIO.][BROKER.]FIGURE[.ratio] < or > a number."""
+    """A condition for failure: [SCENARIO.][BROKER.]FIGURE[.ratio] < or > a number."""
 
     text: str
     scenario: str
@@ -235,7 +235,7 @@ class Condition(NamedTuple):
 
 
 def conditions(text: str, scenarios: Iterable[str], brokers: Iterable[str]) -> list[Condition]:
-    """Those in `text`, separated by commas. ValueError: one is none, or names what is not measured."""
+    """Parse conditions, separated by commas. ValueError: one is invalid, or names something that is not measured."""
     scenarios, brokers = list(scenarios), list(brokers)
     found = []
     for each in filter(None, (part.strip() for part in text.split(","))):
@@ -260,7 +260,7 @@ def conditions(text: str, scenarios: Iterable[str], brokers: Iterable[str]) -> l
 
 
 def failed(wanted: Iterable[Condition], comparison: Comparison) -> list[str]:
-    """A line for each that is true somewhere, or that nothing was measured for."""
+    """Return a line for each condition that is true somewhere, or without measurements."""
     lines = []
     for each in wanted:
         measured = False

@@ -1,7 +1,7 @@
-"""One connection to a broker on gevent's hub: TCP, and TLS or a WebSocket upon it.
+"""One connection to a broker on gevent's hub: TCP, optionally with TLS or a WebSocket.
 
-No greenlet reads: the hub calls back when bytes have come, and what they mean is worked out there. So thousands of
-connections cost a watcher each, and callbacks must not block.
+No greenlet reads: the hub calls back when bytes have arrived, and they are processed there. So thousands of connections
+cost a watcher each, and callbacks must not block.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ _READ, _WRITE = 1, 2
 
 
 class Connection:
-    """Begins to connect when it is made. OSError: it cannot even begin.
+    """A connection, which begins to connect when it is made. OSError: it cannot even begin.
 
-    received: what has come, for MQTT. written: all that was sent has left. ended: this, and why, unless `close` was
-    first; `received` and `ended` are called by the hub. number: of the client, chooses its source address.
+    received: called with MQTT bytes. written: called when all output was sent. ended: called with this, and the reason,
+    unless `close` was first; `received` and `ended` are called by the hub. number: of the client, selects its source
+    address.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Connection:
         self._unsent = bytearray()
         self._is_connected = self._is_closed = False
         descriptor = target.dial(number)
-        # the kernel's own, also where locust has replaced the class: the hub waits, never the socket
+        # the kernel's own class, also where locust has replaced it: the hub waits, never the socket
         self._socket: socket.socket = monkey.get_original("socket", "socket")(fileno=descriptor)
         self._hub = gevent.get_hub()
         self._reader = self._hub.loop.io(descriptor, _READ)
@@ -53,7 +54,7 @@ class Connection:
 
     @property
     def unsent_bytes(self) -> int:
-        """That wait for the socket."""
+        """Bytes that wait for the socket."""
         return len(self._unsent)
 
     def send(self, data: bytes | bytearray) -> None:
@@ -70,7 +71,7 @@ class Connection:
         self._flush()
 
     def finish(self) -> None:
-        """Say goodbye, where TLS or a WebSocket is, and let go of it."""
+        """Close it, with the closing handshake of TLS or WebSocket."""
         if self._transport is not None and not self._is_closed:
             self._transport.finish()
             self._unsent += self._transport.outgoing()
@@ -78,7 +79,7 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Let go of it, without a word."""
+        """Close it without a closing handshake."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -88,7 +89,7 @@ class Connection:
         self._socket.close()
 
     def pause(self) -> None:
-        """Read no more: what the broker sends waits, in the end at the broker."""
+        """Stop reading: further data waits, in the end at the broker."""
         self._reader.stop()
 
     def resume(self) -> None:
@@ -127,7 +128,7 @@ class Connection:
             self._received(data)
 
     def _taken(self, transport: Transport, data: bytes) -> bytes:
-        # MQTT's bytes; what has to be answered, an alert for one, leaves also when it raises
+        # returns MQTT bytes; answers of the transport, such as an alert, are sent also when it raises
         try:
             return transport.take(data)
         finally:

@@ -1,4 +1,4 @@
-"""Documents with parts that programs write: what stands between two marks is replaced."""
+"""Documents with generated parts: replaces the text between two marks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ END: Final = "<!-- end of what is measured -->"
 
 
 def with_part(text: str, begin: str, part: str) -> str:
-    """The document with `part` between the line `begin` and the next END. ValueError: it has no such marks."""
+    """Return the document with `part` between the line `begin` and the next END. ValueError: it has no such marks."""
     before, found, rest = text.partition(begin)
     _, end, after = rest.partition(END)
     if not found or not end:
@@ -18,7 +18,7 @@ def with_part(text: str, begin: str, part: str) -> str:
 
 
 def write(path: Path, part: str, begin: str) -> None:
-    """The same for a file. ValueError names it."""
+    """Do the same for a file. ValueError names it."""
     try:
         path.write_text(with_part(path.read_text(), begin, part))
     except ValueError as error:

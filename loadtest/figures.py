@@ -1,6 +1,6 @@
-"""What the processes of a run have counted: rows in shared memory, sums and differences of them, percentiles.
+"""Figures of a run: counter rows of its processes in shared memory, sums and differences of them, percentiles.
 
-A row is one process's (`pyx.loadgen.ledger`: FIGURES, then HISTOGRAMS); durations are in nanoseconds there and in
+A row belongs to one process (`pyx.loadgen.ledger`: FIGURES, then HISTOGRAMS); durations are in nanoseconds there and in
 microseconds here.
 """
 
@@ -19,12 +19,12 @@ class Durations:
     """A histogram that was read: counts by place."""
 
     def __init__(self, counts: Sequence[int]) -> None:
-        # in whole they are a few hundred of 2,368 places
+        # only a few hundred of the 2,368 places are in use
         self._filled = [(place, count) for place, count in enumerate(counts) if count]
         self.count = sum(count for _, count in self._filled)
 
     def percentile(self, percent: float) -> float:
-        """Microseconds that so many percent do not exceed, at most 1.6 % too high; 0 of none."""
+        """Return the microseconds not exceeded by `percent` percent, at most 1.6 % too high; 0 without samples."""
         wanted = self.count * percent / 100
         seen = 0
         for place, count in self._filled:
@@ -34,18 +34,18 @@ class Durations:
         return 0.0
 
     def most(self) -> float:
-        """The longest, in microseconds, at most 1.6 % too high."""
+        """Return the longest, in microseconds, at most 1.6 % too high."""
         return self.percentile(100)
 
     def mean(self) -> float:
-        """In microseconds."""
+        """Return the mean in microseconds."""
         total = sum(count * (place_value(place) + place_value(place + 1)) / 2 for place, count in self._filled)
         return total / self.count / 1000 if self.count else 0.0
 
 
 class Moment:
-    """All rows as they were at one moment, or what was counted between two. Sums are made when they are asked for:
-    whoever looks at a run four times a second is not to take the broker's time.
+    """All rows at one moment, or the counts between two. Sums are computed on demand, so that a progress display four
+    times a second does not take the broker's time.
     """
 
     def __init__(self, rows: Sequence[Sequence[int]], at: float, before: Sequence[Sequence[int]] = ()) -> None:
@@ -59,7 +59,7 @@ class Moment:
         return sum(row[place] for row in self._rows) - sum(row[place] for row in self._before)
 
     def durations(self, histogram: str) -> Durations:
-        """Of everything since the beginning."""
+        """Return the durations of everything since the beginning."""
         first = HISTOGRAM_FIRST + HISTOGRAMS.index(histogram) * HISTOGRAM_PLACES
         counts = _summed(self._rows, first)
         if self._before:
@@ -67,7 +67,7 @@ class Moment:
         return Durations(counts)
 
     def since(self, earlier: Moment) -> Moment:
-        """What has been counted from `earlier` to this one; gauges (connected, late_now) become differences too."""
+        """Return the counts from `earlier` to this one; gauges (connected, late_now) become differences too."""
         return Moment(self._rows, self.at, earlier._rows)
 
 
@@ -77,8 +77,8 @@ def _summed(rows: Sequence[Sequence[int]], first: int) -> list[int]:
 
 
 class Shared:
-    """The memory that the processes of a run share: what they are told, and how far each has heard; their rows,
-    deliveries and messages sent.
+    """The shared memory of a run's processes: orders and how far each has heard, their rows, deliveries and messages
+    sent.
     """
 
     ORDERS: Final = 8
@@ -91,7 +91,7 @@ class Shared:
 
     @property
     def orders(self) -> memoryview:
-        """[phase, when it begins in ns]."""
+        """[phase, its beginning in ns]."""
         return self._view[: self.ORDERS]
 
     def row(self, process: int) -> memoryview:
@@ -101,13 +101,13 @@ class Shared:
 
     @property
     def deliveries(self) -> memoryview:
-        """Per process, per publisher."""
+        """Deliveries per process, per publisher."""
         first = self.ORDERS + self.processes * ROW_PLACES
         return self._view[first : first + self.processes * self._publishers]
 
     @property
     def sent(self) -> memoryview:
-        """Per publisher."""
+        """Messages sent per publisher."""
         return self._view[len(self._view) - self._publishers :]
 
     @property
@@ -117,5 +117,5 @@ class Shared:
         return self._view[first : first + self.processes]
 
     def moment(self, at: float) -> Moment:
-        """Everything, now."""
+        """Return all counts at this moment."""
         return Moment([memoryview(self.row(process).tobytes()).cast("Q") for process in range(self.processes)], at)

@@ -1,11 +1,11 @@
-"""What locust needs to know of our scenarios: which classes run together, how many, in which shape, and when to fail.
+"""Integration of our scenarios with locust: classes that run together, their numbers, load shapes, failure conditions.
 
-Asked for by name a scenario brings the classes of its `beside` with it: the consumers of a back end, the publisher of
-an update. Those are not in the locustfile, so that nobody need choose them. Locust's hooks are used:
+A scenario requested by name adds the classes of its `beside`: the consumers of a back end, the publisher of an update.
+Those are not in the locustfile, so that users need not choose them. Locust's hooks are used:
 
     init_command_line_parser    options
-    init                        classes, users where -u says nothing, the shape
-    dispatcher_class            classes chosen on the web page get theirs, too; how many publish, for --rate
+    init                        classes, number of users without -u, the shape
+    dispatcher_class            adds them for classes chosen on the web page, too; number of publishers, for --rate
     test_stop                   workers finish before their master does
     quitting                    --fail-if
 """
@@ -35,7 +35,7 @@ _LOOK_SECONDS: Final = 0.05
 
 
 def conditions(text: str) -> str:
-    """A `type` for argparse. It stays text: locust sends the options to its workers."""
+    """A `type` for argparse that validates conditions. It returns text: locust sends the options to its workers."""
     try:
         gates.gates(text)
     except ValueError as error:
@@ -44,7 +44,7 @@ def conditions(text: str) -> str:
 
 
 def together(classes: Iterable[type[Role]]) -> list[type[Role]]:
-    """These and what runs beside them, each once."""
+    """Return these classes and those that run beside them, each once."""
     found: dict[type[Role], None] = {}
     for each in classes:
         found[each] = None
@@ -53,7 +53,7 @@ def together(classes: Iterable[type[Role]]) -> list[type[Role]]:
 
 
 def publishers(classes: Sequence[type[Role]], users: int) -> int:
-    """How many of so many users publish: those that --rate is shared among."""
+    """Return how many of so many users publish: --rate is shared among them."""
     fixed = [each for each in classes if each.fixed_count]
     weights = sum(each.weight for each in classes if not each.fixed_count)
     rest = max(0, users - sum(each.fixed_count for each in fixed))
@@ -62,18 +62,18 @@ def publishers(classes: Sequence[type[Role]], users: int) -> int:
 
 
 class Dispatcher(UsersDispatcher):
-    """Locust's, for the classes that were chosen and those beside them."""
+    """Locust's dispatcher, for the chosen classes and those beside them."""
 
     def __init__(self, environment: Any, worker_nodes: list[WorkerNode], user_classes: list[Any]):
         self._environment = environment
-        user_classes[:] = together(user_classes)  # the environment's own list: runners count by it
+        user_classes[:] = together(user_classes)  # the environment's own list, which runners use to count
         for each in user_classes:
             each.host = environment.host or each.host
-            each.configure(environment.parsed_options)  # as the web page says
+            each.configure(environment.parsed_options)  # as set on the web page
         super().__init__(worker_nodes, user_classes)
 
     def new_dispatch(self, target_user_count: int, spawn_rate: float, user_classes: list[Any] | None = None) -> None:
-        """Told of how many there are to be. What is in the options goes to locust's workers."""
+        """Take in the number of users. Options are sent to locust's workers."""
         super().new_dispatch(target_user_count, spawn_rate, user_classes)
         self._environment.parsed_options.publishers = publishers(
             cast(Sequence[type[Role]], self._user_classes), target_user_count
@@ -81,7 +81,7 @@ class Dispatcher(UsersDispatcher):
 
 
 def install(mix: Sequence[type[Role]], users: int) -> None:
-    """Have them. mix: the scenarios that run when none is named, with so many users when -u says nothing."""
+    """Install the hooks. mix: the scenarios that run when none is named; users: their number without -u."""
     events.init_command_line_parser.add_listener(_add_options)
     events.init.add_listener(partial(_prepare, mix, users))
     events.test_stop.add_listener(_let_workers_finish)
@@ -112,12 +112,12 @@ def _add_options(parser: Any) -> None:
 
 
 def _prepare(mix: Sequence[type[Role]], users: int, environment: Any, **_: object) -> None:
-    """Before anything runs: on the master, on workers and alone."""
+    """Prepare before anything runs: on the master, on workers and alone."""
     options = environment.parsed_options
-    # its idea of the time is that of before all imports, and -t counts from it
+    # its time is that of before all imports, and -t counts from it
     gevent.get_hub().loop.update_now()
     if isinstance(environment.runner, WorkerRunner):
-        # which of them is the master's affair
+        # the classes are chosen by the master
         environment.user_classes = together(environment.available_user_classes.values())
         return
     environment.dispatcher_class = partial(Dispatcher, environment)
@@ -157,12 +157,12 @@ def _let_the_page_choose(users: int, environment: Any) -> None:
 
 
 def _let_workers_finish(environment: Any, **_: object) -> None:
-    """On a master that is to quit: it gives workers half a second for their last figures, and users who wait for what
-    is under way take longer. So they stop first.
+    """Stop the users before a master quits: it gives workers half a second for their last figures, and users that wait
+    for messages in transit take longer.
     """
     runner = environment.runner
     if not isinstance(runner, MasterRunner) or not environment.parsed_options.headless:
-        return  # who presses "stop" on the page waits for them
+        return  # with "stop" on the page, the user waits for them
     workers = len(runner.clients)
     for each in runner.clients.all:
         runner.server.send_to_client(Message("stop", None, each.id))
@@ -172,7 +172,7 @@ def _let_workers_finish(environment: Any, **_: object) -> None:
 
 
 def _judge(environment: Any, **_: object) -> None:
-    """At the end, when it is not of a worker."""
+    """Check the conditions at the end, except in a worker."""
     if isinstance(environment.runner, WorkerRunner):
         return
     failed = gates.failed(gates.gates(environment.parsed_options.fail_if), verdict.figures(environment.stats))

@@ -37,17 +37,17 @@ from loadtest.target import Target
 from pyx.loadgen.ledger import PAYLOAD_BYTES_MIN
 
 UNDER_WAY_MESSAGES_MAX = 8192
-"""Of all publishers, sent and not delivered, where neither a schedule nor --lag says otherwise."""
+"""Messages of all publishers sent and not delivered, without a schedule and --lag."""
 UNDER_WAY_BYTES_MAX = 512 << 10
-"""Of payloads, likewise, to one subscriber: half of what mqttd lets wait for a connection."""
+"""Bytes of payloads, in the same way, to one subscriber: half of mqttd's outbox limit of a connection."""
 
 
 class Wrong(Exception):
-    """The options do not fit: one line that says why."""
+    """The options are invalid: one line with the cause."""
 
 
 def parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
-    """The options, with the environment's values as defaults."""
+    """Return the parser, with values of the environment as defaults."""
     made = options.Parser(
         prog="python -m loadtest.flood", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -93,7 +93,7 @@ def parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
 
 
 def load_of(given: argparse.Namespace) -> Load:
-    """What was asked for. Wrong: it does not fit together."""
+    """Return the load of the options. Wrong: they contradict each other."""
     try:
         target = Target.of(given)
         turn = options.payloads(given.payload)
@@ -110,7 +110,7 @@ def load_of(given: argparse.Namespace) -> Load:
     if given.window > 65_535:
         raise Wrong("--window: 1 to 65535")
     rate = given.rate or (1000.0 * of.publishers / given.interval if given.interval else 0.0)
-    # without a schedule: what is under way to a subscriber fits the queues of a broker
+    # without a schedule: messages in transit to a subscriber must fit the queues of a broker
     heard = 1 if of.pairs else max(1, of.publishers)
     under_way = min(UNDER_WAY_MESSAGES_MAX // max(1, of.publishers), UNDER_WAY_BYTES_MAX // (max(sizes) * heard))
     return Load(
@@ -127,7 +127,7 @@ def load_of(given: argparse.Namespace) -> Load:
 
 
 def told(load: Load, result: Result) -> str:
-    """A run as a person reads it."""
+    """Return a run's result as text."""
     figures = result.figures
     lines = [
         f"connected  {figures['connected']:,.0f}" + _latency(figures, "connect", ", CONNECT to CONNACK"),
@@ -151,7 +151,7 @@ def told(load: Load, result: Result) -> str:
 
 
 def published(load: Load, result: Result) -> list[dict[str, object]]:
-    """Client id, topic and messages, warm-up included, of each publisher."""
+    """Return client id, topic and number of messages, warm-up included, of each publisher."""
     of = load.scenario
     return [
         {"client": of.publisher_id(number), "topic": topic.decode(), "messages": messages}
@@ -168,7 +168,7 @@ def _latency(figures: Mapping[str, float], name: str, what: str) -> str:
 
 @contextmanager
 def _bar() -> Iterator[Callable[[str, float, Moment], None]]:
-    from tqdm import tqdm  # of the extra `loadtest`
+    from tqdm import tqdm  # in the extra `loadtest`
 
     with tqdm(total=100, bar_format="{desc} {bar} {postfix}", leave=False) as bar:
 
@@ -189,7 +189,7 @@ def _no_bar() -> Iterator[Callable[[str, float, Moment], None]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it; the exit status."""
+    """Run it; return the exit status."""
     given = parser(os.environ).parse_args(arguments)
     try:
         load = load_of(given)

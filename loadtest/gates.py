@@ -1,4 +1,4 @@
-"""Pass or fail: `--fail-if p99>20ms,lost>0` over the figures of a run."""
+"""Pass or fail: evaluates `--fail-if p99>20ms,lost>0` over the figures of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIGNS: Final[Mapping[str, Callable[[float, float], bool]]] = {
     "<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge,
 }  # fmt: skip
 UNITS: Final = {"": 1.0, "us": 1.0, "ms": 1e3, "s": 1e6}
-#: What people write for what the report calls otherwise.
+#: Common names for figures of the report.
 _ALIASES: Final = {
     "loss": "lost", "dup": "duplicates", "p50": "delivery_p50_us", "p90": "delivery_p90_us", "p99": "delivery_p99_us",
     "p999": "delivery_p99.9_us", "max": "delivery_max_us", "ack_p50": "acknowledgement_p50_us",
@@ -24,7 +24,7 @@ _DURATION: Final = re.compile(r"_(p[\d.]+|max)$")
 
 
 class Gate(NamedTuple):
-    """A condition under which a run has failed."""
+    """A condition for failure of a run."""
 
     text: str
     figure: str
@@ -34,7 +34,7 @@ class Gate(NamedTuple):
 
 
 def gates(text: str) -> list[Gate]:
-    """The conditions in `text`, separated by commas. ValueError: one of them is none."""
+    """Parse conditions, separated by commas. ValueError: one of them is invalid."""
     found = []
     for each in filter(None, (part.strip() for part in text.split(","))):
         match = _GATE.match(each)
@@ -52,7 +52,7 @@ def gates(text: str) -> list[Gate]:
 
 
 def failed(conditions: list[Gate], figures: Mapping[str, float]) -> list[str]:
-    """A line for each that is true, or names a figure that the run does not have."""
+    """Return a line for each condition that is true, or names a figure that the run does not have."""
     lines = []
     for gate in conditions:
         value = figures.get(gate.figure)

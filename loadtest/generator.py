@@ -1,7 +1,7 @@
-"""One process of a run: it opens its clients, publishes and receives as it is told, and counts.
+"""One process of a run: opens its clients, publishes and receives as ordered, and counts.
 
-Orders stand in shared memory (`Shared.orders`): a phase, and for PUBLISH the moment at which it begins. A process looks
-there some times a second, and on a busy machine much later: that it has heard it says in `Shared.heard`. Everything per
+Orders are in shared memory (`Shared.orders`): a phase, and for PUBLISH the time at which it begins. A process looks at
+them some times a second, on a busy machine less often, and confirms a phase in `Shared.heard`. Everything per
 message is in `pyx.loadgen.crowd`.
 """
 
@@ -33,17 +33,17 @@ _LEAVE_NS: Final = 2_000_000_000
 
 @dataclass(frozen=True)
 class Load:
-    """What the clients of a run do."""
+    """The behaviour of a run's clients."""
 
     target: Target
     scenario: Scenario
     payloads: tuple[int | bytes, ...] = (64,)
-    """In turn, as `loadtest.options.payloads` gives them: bytes in all, or the content between head and check."""
+    """In turn, from `loadtest.options.payloads`: total bytes, or the content between head and check."""
     qos: int = 0
     window: int = 50
     lag: int = 400
     rate: float = 0.0
-    """Messages per second of all publishers, 0: as fast as acks and deliveries come."""
+    """Messages per second of all publishers, 0: as fast as acks and deliveries arrive."""
     connects_per_second: float = 2000.0
     """Of the whole run, 0: all at once."""
     coalesce_us: float = 100.0
@@ -51,15 +51,15 @@ class Load:
 
 
 def connections_max() -> int:
-    """Of a process: as many files as it may open."""
+    """Return the connections possible in a process: its limit of open files."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[1] - _OWN_FILES
 
 
 def generate(load: Load, shared: Shared, process: int, answers: Connection) -> None:
-    """Be process number `process`. When told to leave it says what it was refused, and which messages of a share group
-    it has seen: (list of lines, list of bytes per publisher).
+    """Run as process number `process`. At the end send the refusals, and the messages of a share group that it has
+    seen: (list of lines, list of bytes per publisher).
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the first process reacts
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     parent = os.getppid()
@@ -84,7 +84,7 @@ def generate(load: Load, shared: Shared, process: int, answers: Connection) -> N
     phase = CONNECT
     while phase != LEAVE:
         if os.getppid() != parent:
-            raise SystemExit(1)  # nobody is there to tell
+            raise SystemExit(1)  # the parent process has ended
         told = shared.orders[0]
         if told != phase:
             phase = told
@@ -101,7 +101,7 @@ def generate(load: Load, shared: Shared, process: int, answers: Connection) -> N
     crowd.count_tails()
     crowd.leave()
     patience = time.monotonic_ns() + _LEAVE_NS
-    while crowd.remaining and time.monotonic_ns() < patience:  # what is in their buffers belongs to what was sent
+    while crowd.remaining and time.monotonic_ns() < patience:  # messages in their buffers count as sent
         crowd.run(time.monotonic_ns() + _SLICE_NS)
     seen = [crowd.seen_of(each) for each in range(publishers)] if load.scenario.group else []
     answers.send((said + crowd.said, seen))
@@ -113,7 +113,7 @@ def _quiet_ns(target: Target) -> int:
 
 
 def _open(crowd: Crowd, load: Load, shared: Shared, process: int) -> list[str]:
-    # connections in their turn: subscribers first, so that nothing is published before it is subscribed
+    # opens its connections in order: subscribers first, so that nothing is published before it is subscribed to
     scenario, target = load.scenario, load.target
     step = shared.processes
     pause_ns = 1e9 * step / load.connects_per_second if load.connects_per_second else 0.0

@@ -1,4 +1,4 @@
-"""What a measurement was made on: the machine, the commit, the file system."""
+"""The environment of a measurement: the machine, the commit, the file system."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def memory_bytes() -> int:
-    """Of the machine, all of it."""
+    """Return the machine's total memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def available_bytes() -> int:
-    """What the kernel says new processes may have without swapping (MemAvailable)."""
+    """Return the kernel's estimate of memory for new processes without swapping (MemAvailable)."""
     return _meminfo("MemAvailable")
 
 
 def kernel_bytes() -> int:
-    """What its objects take (Slab): sockets, files, inodes."""
+    """Return the memory of kernel objects (Slab): sockets, files, inodes."""
     return _meminfo("Slab")
 
 
@@ -38,7 +38,7 @@ def _meminfo(name: str) -> int:
 
 
 def busy_share(seconds: float) -> float:
-    """Of all cores of the machine, 0 to 1, for so long from now on: what others do, while nothing of ours runs."""
+    """Measure the use of all cores, 0 to 1, for this time: by other programs, while nothing of ours runs."""
     idle, total = _processor_times()
     time.sleep(seconds)
     idle_then, total_then = _processor_times()
@@ -52,7 +52,7 @@ def _processor_times() -> tuple[int, int]:
 
 
 def machine() -> str:
-    """Cores, memory, kernel and Python, in one line."""
+    """Return cores, memory, kernel and Python, in one line."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return (
@@ -62,13 +62,13 @@ def machine() -> str:
 
 
 def commit() -> str:
-    """The commit of this tree, with a + when there are changes; `unknown` where it is no repository."""
+    """Return the commit of this tree, with a + when there are changes; `unknown` outside of a repository."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--abbrev=10"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
 
 
 def file_system(path: Path) -> str:
-    """The type of the one that a directory is on: ext4, tmpfs."""
+    """Return the file system type of a directory: ext4, tmpfs."""
     command = ["stat", "--file-system", "--format=%T", str(path)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

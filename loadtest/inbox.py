@@ -1,5 +1,5 @@
-"""The messages that have come for a client and wait: for `receive`, or for `on_message`, which is called in a greenlet
-of its own, one per client and only while there are messages.
+"""The inbox of a client: messages that wait for `receive`, or for `on_message`, which is called in a greenlet of its
+own, one per client and only while there are messages.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pyx.loadgen.client import Message
 __all__ = ["INBOX_MESSAGES_MAX", "Inbox"]
 
 INBOX_MESSAGES_MAX: Final = 10_000
-"""That wait for `on_message`; beyond, the connection is not read."""
+"""Messages that may wait for `on_message`; beyond, the connection is not read."""
 
 
 class Inbox:
-    """Of one client. `messages_max`: that wait for `receive`; `wake`: lets a greenlet go on; `read`: is told whether
-    the connection is to be read.
+    """The inbox of one client. `messages_max`: messages that may wait for `receive`; `wake`: resumes a greenlet;
+    `read`: called with whether the connection should be read.
     """
 
     def __init__(
@@ -38,12 +38,12 @@ class Inbox:
 
     @property
     def keeps(self) -> bool:
-        """Whether anybody wants messages."""
+        """Whether messages are kept at all."""
         return self._on_message is not None or self._messages.maxlen is not None
 
     @property
     def on_message(self) -> Callable[[Message], None] | None:
-        """See `MqttClient`."""
+        """See `MqttClient.on_message`."""
         return self._on_message
 
     @on_message.setter
@@ -53,7 +53,7 @@ class Inbox:
             self._messages = deque(self._messages)
 
     def receive(self, seconds: float) -> Message | None:
-        """See `MqttClient`."""
+        """See `MqttClient.receive`."""
         if self._messages.maxlen is None:
             raise ValueError("messages are kept for receive() only with inbox_messages_max, and without on_message")
         if self._messages:
@@ -66,7 +66,7 @@ class Inbox:
             self._receiver = None
 
     def put(self, message: Message) -> None:
-        """One has come."""
+        """Add a received message."""
         if self._receiver is not None:
             receiver, self._receiver = self._receiver, None
             self._wake(receiver, message)
@@ -86,5 +86,5 @@ class Inbox:
                 if len(self._messages) == INBOX_MESSAGES_MAX // 2:
                     self._read(True)
         finally:
-            # also after an error in on_message, which gevent shows
+            # also after an error in on_message, which gevent prints
             self._dispatcher = gevent.spawn(self._dispatch) if self._messages and self._on_message else None

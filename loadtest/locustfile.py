@@ -1,6 +1,6 @@
-"""Fleets as there are in the field: locust -f loadtest/locustfile.py --host mqtt://HOST:PORT [SCENARIO ...]
+"""Realistic fleets: locust -f loadtest/locustfile.py --host mqtt://HOST:PORT [SCENARIO ...]
 
-Without a name a mixed fleet runs, in which nothing may fail. docs/load-testing.md
+Without a name a mixed fleet runs, in which no request may fail. docs/load-testing.md
 """
 
 from __future__ import annotations

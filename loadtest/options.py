@@ -1,7 +1,7 @@
-"""The options that all load tools share, by flag and in the environment: --client-prefix is MQTTD_LOAD_CLIENT_PREFIX.
+"""Options shared by all load tools, as flags and in the environment: --client-prefix is MQTTD_LOAD_CLIENT_PREFIX.
 
 One table, for argparse (flood, compare, plan: `Parser` and `add_to`) and for locust's parser (`add_to_locust`), whose
-own -u, --users, --host, --version, -t and -s mean something else: short flags and aliases are left out there.
+own -u, --users, --host, --version, -t and -s have other meanings: short flags and aliases are left out there.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 ENVIRONMENT: Final = "MQTTD_LOAD_"
 PAYLOAD_BYTES_MAX: Final = 268_435_455 - 65_535 - 64
-"""What is left of the largest Remaining Length beside the longest topic and the properties that we send."""
+"""Rest of the largest Remaining Length after the longest topic and the properties that we send."""
 TURN_MAX: Final = 10_000
-"""Payloads of a mix until it begins again."""
+"""Payloads of a mix until it repeats."""
 
 
 class Option(NamedTuple):
     """A row of the table."""
 
     name: str
-    """As the flag, without the dashes; in the environment and in the namespace with _ for -."""
+    """The flag, without the dashes; in the environment and in the namespace with _ for -."""
     help: str
     default: Any = None
     type: Callable[[str], Any] = str
@@ -46,7 +46,7 @@ class Option(NamedTuple):
 
 
 def at_least(least: float, kind: type[int] | type[float] = int) -> Callable[[str], float]:
-    """A number that is not less: a `type` for argparse."""
+    """Return a `type` for argparse: a number of at least `least`."""
 
     def number(text: str) -> float:
         value = kind(text)
@@ -83,24 +83,24 @@ OPTIONS: Final = (
 
 _SECRET: Final = frozenset(f"--{each.name}" for each in OPTIONS if each.is_secret)
 OF_CONNECTIONS: Final = ("host", "user", "password", "password-file", "cafile", "cert", "key")
-"""Options that say how a broker is reached; the others say what is published."""
+"""Options for reaching a broker; the others are about publishing."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Tells what is wrong in one line, `tool: what`, and exits with status 2; options are written in full."""
+    """Reports errors in one line, `tool: error`, and exits with status 2; options cannot be abbreviated."""
 
     def __init__(self, **more: Any) -> None:
         super().__init__(allow_abbrev=False, **more)
 
     def error(self, message: str) -> NoReturn:
-        """Do so."""
+        """Report an error and exit."""
         self.exit(2, f"{self.prog.split()[-1].rpartition('.')[2]}: {message}\n")
 
 
 def add_to(
     parser: argparse.ArgumentParser, *, without: Container[str] = (), defaults: Mapping[str, Any] | None = None
 ) -> None:
-    """All options of the table, but those named. defaults: by name, where a tool has its own."""
+    """Add all options of the table, except those named. defaults: by name, where a tool has its own."""
     for each, settings in _chosen(without, defaults or {}):
         parser.add_argument(*each.aliases, f"--{each.name}", **settings)
 
@@ -108,15 +108,15 @@ def add_to(
 def add_to_locust(
     parser: Any, *, without: Container[str] = ("host",), defaults: Mapping[str, Any] | None = None
 ) -> None:
-    """The same for locust's own parser, in `events.init_command_line_parser`; it reads the environment by itself."""
+    """Add them to locust's own parser, in `events.init_command_line_parser`; it reads the environment itself."""
     for each, settings in _chosen(without, defaults or {}):
-        settings["type"] = str if each.type is Path else each.type  # a master sends all to its workers, but no Path
+        settings["type"] = str if each.type is Path else each.type  # a master sends all but Path objects to its workers
         parser.add_argument(f"--{each.name}", env_var=each.variable, is_secret=each.is_secret, **settings)
 
 
 def typed(options: argparse.Namespace) -> None:
-    """Give options of the table the types that they have with argparse: from locust's master and its web page they come
-    as text, empty where nothing was filled in. Files stay text. ValueError: such a text is no value.
+    """Convert options of the table to the types that they have with argparse: locust's master and its web page pass
+    text, empty for unset ones. Files stay text. ValueError: a text is invalid.
     """
     for each in OPTIONS:
         value = getattr(options, each.dest, None)
@@ -141,7 +141,7 @@ def _chosen(without: Container[str], defaults: Mapping[str, Any]) -> Iterator[tu
 
 
 def arguments_of(options: argparse.Namespace, *, without: Container[str] = ()) -> list[str]:
-    """What of the table's options was given, as flags for another tool. None: was not given."""
+    """Return the given options of the table as flags for another tool. None: was not given."""
     found = []
     for each in OPTIONS:
         value = getattr(options, each.dest, None)
@@ -151,7 +151,7 @@ def arguments_of(options: argparse.Namespace, *, without: Container[str] = ()) -
 
 
 def shown(arguments: Sequence[str]) -> list[str]:
-    """Arguments as others may read them: without what is secret."""
+    """Return arguments without secrets, for display."""
     found: list[str] = []
     for each in arguments:
         flag = each.partition("=")[0]
@@ -163,7 +163,7 @@ def shown(arguments: Sequence[str]) -> list[str]:
 
 
 def from_environment(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
-    """Take the environment's values as defaults, of every option that the parser has: those of a tool's own, too."""
+    """Use values of the environment as defaults, for every option of the parser: also those of a tool's own."""
     for action in parser._actions:
         names = [each for each in action.option_strings if each.startswith("--")]
         variable = ENVIRONMENT + names[-1][2:].replace("-", "_").upper() if names else ""
@@ -182,7 +182,7 @@ def from_environment(parser: argparse.ArgumentParser, environment: Mapping[str, 
 
 
 def password_of(options: argparse.Namespace) -> str | None:
-    """The password, from wherever it was given. ValueError: twice, or its file cannot be read."""
+    """Return the password, from either option. ValueError: both are given, or its file cannot be read."""
     if options.password_file is None:
         password: str | None = options.password
         return password
@@ -198,8 +198,8 @@ def password_of(options: argparse.Namespace) -> str | None:
 
 
 def payloads(text: str) -> tuple[int | bytes, ...]:
-    """What --payload says, in turn: a number of bytes, or the content of a file. With weights each comes as often as
-    they say, evenly spread: of 80:64,20:4096 every fifth is 4096. ValueError: one of them is neither, or too large.
+    """Parse --payload into a sequence: numbers of bytes, or contents of files. With weights each occurs that often,
+    evenly spread: of 80:64,20:4096 every fifth is 4096. ValueError: one of them is neither, or too large.
     """
     whats: list[int | bytes] = []
     weights: list[int] = []
@@ -214,7 +214,7 @@ def payloads(text: str) -> tuple[int | bytes, ...]:
     weights = [each // common for each in weights]
     if sum(weights) > TURN_MAX:
         raise ValueError(f"--payload {text}: the weights make a turn of more than {TURN_MAX:,} payloads")
-    # smooth weighted round robin: who has waited longest for its share comes next
+    # smooth weighted round robin: the one that is furthest behind its share is next
     turn: list[int | bytes] = []
     credit = [0] * len(whats)
     for _ in range(sum(weights)):

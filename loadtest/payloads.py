@@ -1,4 +1,4 @@
-"""What a client publishes when it is not told what: sizes, or contents, in turn."""
+"""Default payloads of a client: sizes, or contents, in turn."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ __all__ = ["Payloads", "filler"]
 
 @lru_cache(maxsize=256)
 def filler(size: int) -> bytes:
-    """So many bytes of a payload that nobody reads."""
+    """Return this many bytes of filler, which nobody reads."""
     return (b"abcdefghijklmnopqrstuvwxyz" * (size // 26 + 1))[:size]
 
 
 class Payloads:
-    """Of one client. `first`: which of them is the first one."""
+    """The payloads of one client. `first`: index of the first one."""
 
     def __init__(self, payloads: tuple[int | bytes, ...], first: int) -> None:
         self._payloads, self._turn = payloads, first
 
     def next(self, size: int | None) -> tuple[bytes, bool]:
-        """The next one, or `size` bytes; and whether it is to be stamped."""
+        """Return the next one, or `size` bytes; and whether it is to be stamped."""
         what: int | bytes
         if size is None:
             what = self._payloads[self._turn % len(self._payloads)]

@@ -59,24 +59,24 @@ TITLES: Final = {
 LARGE_BYTES: Final = 4096
 WITHIN: Final = 0.30
 COMES: Final = 0.98
-"""Of what is due: what must come within the measured time."""
+"""Fraction of the due messages that must arrive within the measured time."""
 
 _OF_THE_FLEET: Final = ("host", "qos", "rate", "payload", "session-expiry")
-"""Options of all load tools that mean something of the fleet here."""
+"""Options of all load tools that have a meaning for the fleet here."""
 _DEFAULTS: Final = {**dict.fromkeys(each.name for each in options.OPTIONS), "client-prefix": "plan"}
 _FIRST_RATE: Final = 40_000.0
 _LIKE: Final = {"qos1": ("qos0", 0.5), "qos2": ("qos1", 0.5), "fanout": ("qos0", 100.0), "durable": ("qos1", 0.5)}
-"""Where the search for a kind begins: so many times the rate of another."""
+"""Start of the search for a kind: a multiple of another one's rate."""
 _LEAST_RATE: Final = 100.0
 _ALIKE: Final = 2
-"""Floods of three at most that say whether a rate is carried."""
+"""Number of floods, three at most, that decide whether a rate is sustained."""
 _WARMUP_SECONDS: Final = 0.3
 _DRAIN_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 10.0
 _ALONE_SECONDS: Final = 2.0
 _BUSY_MAX: Final = 0.05
 _KEEP_ALIVE_SECONDS: Final = 10
-"""Of idle clients, which ping after three quarters of it."""
+"""Keep Alive of idle clients, which ping after three quarters of it."""
 _EXAMPLES: Final = (
     Fleet(10_000, 60.0, 200, 1), Fleet(10_000, 10.0, 200, 1, is_durable=True), Fleet(1_000, 1.0, 64, 0, 10),
 )  # fmt: skip
@@ -84,19 +84,19 @@ _EXAMPLES: Final = (
 
 @dataclass(frozen=True)
 class Rate:
-    """What was found for a kind, at its highest rate that is carried."""
+    """The result for a kind at its highest sustained rate."""
 
     per_second: float
-    """Deliveries."""
+    """Deliveries per second."""
     p99_us: float
     ack_p50_us: float
     ack_p99_us: float
     broker_share: float
-    """Of the whole host, by the broker alone; the rest is the generator's, or idle."""
+    """Fraction of the whole host used by the broker alone; the rest is the generator's, or idle."""
 
 
 def carried(result: Result, per_second: float, p99_us_max: float) -> Rate | None:
-    """None: so many deliveries per second came too late in the median second, or some never."""
+    """Return None if deliveries were too late in the median second at this rate, or some were missing."""
     figures = result.figures
     rows = result.series or [figures]
     p99 = statistics.median(row.get("delivery_p99_us", float("inf")) for row in rows)
@@ -122,8 +122,8 @@ class Bench:
     def flood(
         self, arguments: str, seconds: float, warmup: float = _WARMUP_SECONDS, look: Callable[[str], None] | None = None
     ) -> Result:
-        """Topics and client ids are new each time: what an overload left behind is not for the next. look: is told the
-        phase, some times a second. RunFailed.
+        """Run a flood. Topics and client ids are new each time, so that an overload does not affect the next one. look:
+        called with the phase, a few times a second. RunFailed.
         """
         self._count += 1
         given = self._given
@@ -146,21 +146,21 @@ class Bench:
         )  # fmt: skip
 
     def at(self, kind: str, per_second: float) -> Result:
-        """A flood by a schedule of so many deliveries per second."""
+        """Run a flood by a schedule of this many deliveries per second."""
         copies = 100 if kind == "fanout" else 1
         self._tell(f"{TITLES[kind]}: {per_second:,.0f}/s")
         return self.flood(f"{PATTERNS[kind]} --rate {per_second / copies:.3f}", self._given.step)
 
     def is_carried(self, kind: str, per_second: float) -> Rate | None:
-        """Deliveries per second by a schedule; None: they are not carried."""
+        """Return the result at this scheduled rate; None: it is not sustained."""
         return carried(self.at(kind, per_second), per_second, self._given.p99)
 
     def rate(self, kind: str, first: float) -> Rate:
-        """The highest that is carried, looked for from `first` on."""
+        """Search the highest sustained rate, from `first` on."""
         best = Rate(0.0, 0.0, 0.0, 0.0, 0.0)
 
         def carries(per_second: float) -> bool:
-            # one flood may have met a bad second, or a lucky one: so many alike decide
+            # one flood may have had a bad second, or a lucky one: several with the same result decide
             nonlocal best
             found: list[Rate] = []
             failed = 0
@@ -180,7 +180,7 @@ class Bench:
         return best
 
     def byte(self) -> float:
-        """Seconds of the host for a byte of a payload: what 500 pairs, as fast as it goes, lose by larger ones."""
+        """Return seconds of the host for a byte of a payload: the loss of 500 saturated pairs with larger ones."""
         rates = []
         for size in (SIZE_BYTES, LARGE_BYTES):
             self._tell(f"payloads of {size} bytes")
@@ -189,7 +189,7 @@ class Bench:
         return max(0.0, 1 / large - 1 / small) / (LARGE_BYTES - SIZE_BYTES) if small and large else 0.0
 
     def idle(self, clients: int) -> tuple[float, float, float]:
-        """(bytes of the broker without clients, bytes and share of the host of an idle client); 0 without a pid."""
+        """Return (bytes of the broker without clients, bytes and host share of an idle client); 0 without a pid."""
         if self.pid is None:
             return 0.0, 0.0, 0.0
         pid = self.pid
@@ -212,7 +212,7 @@ class Bench:
 
 
 def measure(bench: Bench, clients: int, kinds: Sequence[str]) -> tuple[Measured, dict[str, Rate]]:
-    """All of it. RunFailed: the broker does not take the clients."""
+    """Run all measurements. RunFailed: the broker does not take the clients."""
     free = host.available_bytes()
     base, client, idle = bench.idle(clients)
     rates: dict[str, Rate] = {}
@@ -231,32 +231,32 @@ def measure(bench: Bench, clients: int, kinds: Sequence[str]) -> tuple[Measured,
 
 @dataclass(frozen=True)
 class Check:
-    """A promise beside flood."""
+    """The comparison of a promise with flood."""
 
     kind: str
     promised: float
     delivered: float
-    """Per second, by floods at the promised rate: the median."""
+    """Deliveries per second, by floods at the promised rate: the median."""
     p99_us: float
-    """Of the same."""
+    """p99 of the same floods."""
     times: int
     """Floods at each of three rates, in turn."""
     below: int
-    """Of them at promised / 1.3: how many were carried."""
+    """Number of floods at promised / 1.3 that were sustained."""
     above: int
-    """At promised / 0.7."""
+    """The same at promised / 0.7."""
 
     @property
     def is_within(self) -> bool:
-        """What the host carries is within 30 %: flood's median delivers the promise, in the median 1 / 1.3 of it is
-        carried, and 1 / 0.7 of it is not.
+        """Whether the capacity is within 30 %: flood's median delivers the promise, most floods at 1 / 1.3 of it are
+        sustained, and most at 1 / 0.7 are not.
         """
         delivers = abs(self.delivered - self.promised) <= WITHIN * self.promised
         return bool(self.promised) and delivers and self.below > self.times / 2 > self.above
 
 
 def check(bench: Bench, measured: Measured, kinds: Sequence[str], times: int) -> list[Check]:
-    """Each promise, by floods."""
+    """Check each promise by floods."""
     found = []
     for kind in kinds:
         promised = measured.rates.get(kind, 0.0)
@@ -273,7 +273,7 @@ def check(bench: Bench, measured: Measured, kinds: Sequence[str], times: int) ->
 
 
 def told(measured: Measured, about: dict[str, Any], margin: float) -> str:
-    """What was measured, and what it is good for."""
+    """Return the measurements, and what the host can carry, as text."""
     most = answer(measured, Fleet(1, 1e9), margin).clients_max
     lines = [
         f"host       {about['machine']}; {measured.memory_bytes / 2**30:,.1f} GB free; others have "
@@ -295,7 +295,7 @@ def told(measured: Measured, about: dict[str, Any], margin: float) -> str:
 
 
 def answered(measured: Measured, fleet: Fleet, margin: float) -> str:
-    """One line: yes or no, and by how much."""
+    """Return one line: whether it fits, and by how much."""
     found = answer(measured, fleet, margin)
     durable = ", durable" if fleet.is_durable else ""
     what = (
@@ -310,7 +310,7 @@ def answered(measured: Measured, fleet: Fleet, margin: float) -> str:
 
 
 def told_checks(checks: Sequence[Check]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     titles = ["", "promised", "flood delivers, median", "p99", "carried at 1/1.3", "carried at 1/0.7", "within 30 %"]
     cells = [
         [TITLES[each.kind], f"{each.promised:,.0f}/s", f"{each.delivered:,.0f}/s", f"{each.p99_us / 1000:,.3g} ms",
@@ -321,7 +321,7 @@ def told_checks(checks: Sequence[Check]) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the parser of the options."""
     made = Parser(
         prog="python -m loadtest.plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -379,7 +379,7 @@ def _progress(is_quiet: bool) -> Iterator[Callable[[str], None]]:
     if is_quiet:
         yield lambda _: None
         return
-    from tqdm import tqdm  # of the extra `loadtest`
+    from tqdm import tqdm  # in the extra `loadtest`
 
     with tqdm(leave=False, bar_format="{elapsed} {desc}") as bar:
         yield bar.set_description_str
@@ -405,7 +405,7 @@ def _p99_us(text: str) -> float:
 
 
 def _made(given: argparse.Namespace) -> tuple[Measured, dict[str, Any], list[Check]]:
-    """Measured, or read, and checked where that was asked for."""
+    """Measure, or read earlier measurements, and check them if requested."""
     checks: list[Check] = []
     with _progress(given.quiet) as tell:
         if given.measured is not None:
@@ -428,7 +428,7 @@ def _made(given: argparse.Namespace) -> tuple[Measured, dict[str, Any], list[Che
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure and answer; the exit status."""
+    """Measure and answer; return the exit status."""
     given = parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the broker is stopped on the way out
     margin = given.margin / 100

@@ -1,6 +1,6 @@
-"""A run as one HTML file that needs nothing else: figures, and charts over time (pygal, as SVG).
+"""A run as one self-contained HTML file: figures, and charts over time (pygal, as SVG).
 
-What happened on the way (connections that were lost, a worker that was restarted) is marked on every chart.
+Events during the run (lost connections, a restarted worker) are marked on every chart.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ td:first-child, th:first-child { text-align: left }
 .bad { color: #a00; font-weight: bold }
 svg { width: 100%; height: auto }
 """
-#: (title, figures of the series with their names, what a value is divided by)
+#: (title, figures of the series with their names, divisor of the values)
 _CHARTS: Sequence[tuple[str, Mapping[str, str], float]] = (
     ("Messages per second", {"sent_per_s": "sent", "received_per_s": "received"}, 1.0),
     (
@@ -35,7 +35,7 @@ _CHARTS: Sequence[tuple[str, Mapping[str, str], float]] = (
 
 
 def write(path: Path, load: Load, result: Result, failures: Sequence[str], title: str) -> None:
-    """Write it. Raises OSError."""
+    """Write the page. Raises OSError."""
     parts = [
         f"<h1>{html.escape(title)}</h1>",
         f"<p>{html.escape(_what(load))}</p>",
@@ -49,7 +49,7 @@ def write(path: Path, load: Load, result: Result, failures: Sequence[str], title
 
 
 def page(title: str, parts: Sequence[str]) -> str:
-    """A whole page of these parts, with the style of all our reports."""
+    """Return a whole page of these parts, with the style of all our reports."""
     head = (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title><style>{_STYLE}</style>"
     )
@@ -124,7 +124,7 @@ def _workers(result: Result) -> str:
 def _drawn(title: str, lines: Mapping[str, Sequence[tuple[float, float]]], result: Result) -> str:
     if not any(len(points) > 1 for points in lines.values()):
         return ""
-    import pygal  # of the extra `loadtest`
+    import pygal  # in the extra `loadtest`
 
     number: Callable[[float], str] = lambda value: f"{value:,.4g}"  # noqa: E731
     chart = pygal.XY(

@@ -1,8 +1,8 @@
-"""What load tests tell locust: requests that went well in bulk, failures one by one.
+"""Reporting of load tests to locust: successful requests in bulk, failures one by one.
 
-A Tally gathers what went well (`pyx.loadgen.client`), and five times a second all is entered into `environment.stats`
-at once, as `RequestStats.log_request` would have. Whoever listens to `environment.events.request` besides locust's
-runner still gets every single request, a fifth of a second late at most.
+A Tally gathers successful requests (`pyx.loadgen.client`), and five times a second all are entered into
+`environment.stats` at once, as `RequestStats.log_request` would do. Other listeners to `environment.events.request`
+than locust's runner still get every single request, a fifth of a second late at most.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class MqttFailure(Exception):
 
     @classmethod
     def of(cls, reason_code: int, is_return_code: bool = False) -> MqttFailure:
-        """Of a Reason Code of MQTT 5, or of a Connect Return Code of the versions before."""
+        """Make one from a Reason Code of MQTT 5, or a Connect Return Code of earlier versions."""
         if is_return_code:
             name = _RETURN_CODES.get(reason_code, "Unknown")
         else:
@@ -49,10 +49,10 @@ class MqttFailure(Exception):
 
 
 class Beating(Protocol):
-    """A client, as the pulse sees it."""
+    """The interface of a client for the pulse."""
 
     def beat(self) -> None:
-        """Once a second: what is due, and what is overdue."""
+        """Handle everything due and overdue; called once a second."""
 
 
 class Reporter:
@@ -68,35 +68,35 @@ class Reporter:
 
     @classmethod
     def of(cls, environment: Any) -> Reporter:
-        """The one of this environment."""
+        """Return the reporter of this environment."""
         if environment not in cls._all:
             cls._all[environment] = cls(environment)
         return cls._all[environment]
 
     def tally(self, request_type: str, name: str) -> Tally:
-        """Where requests are counted that went well."""
+        """Return the tally of successful requests of this type and name."""
         found = self._tallies.get((request_type, name))
         if found is None:
             found = self._tallies[request_type, name] = Tally(request_type, name)
         return found
 
     def failed(self, request_type: str, name: str, failure: Exception, ms: float = 0.0, length: int = 0) -> None:
-        """Say so at once."""
+        """Report a failure at once."""
         self._fire(request_type, name, ms, length, failure)
 
     def enter(self, client: Beating) -> None:
-        """It is to beat from now on."""
+        """Call its `beat` from now on."""
         self._clients.add(client)
         if self._pulse is None:
             self._pulse = gevent.spawn(self._beat)
 
     def leave(self, client: Beating) -> None:
-        """It beats no more; what was counted so far is told."""
+        """Stop calling its `beat`; report its counts so far."""
         self._clients.discard(client)
         self.report()
 
     def report(self) -> None:
-        """Tell locust what has been counted."""
+        """Report all counts to locust."""
         events = self._environment.events.request
         others = [each for each in events._handlers if each.__module__ != "locust.runners"]
         for tally in self._tallies.values():
@@ -134,7 +134,7 @@ class Reporter:
 
 
 def log_requests(stats: Any, request_type: str, name: str, times: Sequence[float | None], length: int) -> None:
-    """As `stats.log_request` for each of these milliseconds. stats: locust's RequestStats. length: bytes in all."""
+    """Do `stats.log_request` for each of these milliseconds. stats: locust's RequestStats. length: bytes in all."""
     from locust import stats as locust_stats
 
     known = [ms for ms in times if ms is not None]

@@ -1,4 +1,4 @@
-"""A run from its first connection to its figures: processes are started, told what to do, and their rows read."""
+"""A run from its first connection to its figures: starts processes, gives them orders, and reads their rows."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _PATIENCE_SECONDS = 30.0
 
 
 class RunFailed(Exception):
-    """The run could not be made: one line that says why."""
+    """The run was impossible: one line with the cause."""
 
 
 @dataclass
 class Result:
-    """What a run gave."""
+    """The result of a run."""
 
     figures: dict[str, float]
     series: list[dict[str, float]]
-    """A row per second of the time that was measured."""
+    """A row per second of the measured time."""
     said: list[str] = field(default_factory=list)
-    """What the broker refused, or the clients could not do; the first lines of each process."""
+    """Refusals of the broker, and failures of the clients; the first lines of each process."""
     happened: list[tuple[float, str]] = field(default_factory=list)
-    """(seconds since the measured time began, what): connections lost, workers restarted, commands of ours."""
+    """(seconds since the measured time began, event): connections lost, workers restarted, commands of ours."""
     published: list[int] = field(default_factory=list)
     """Messages of each publisher, from the first to the last."""
     balance: list[dict[str, float]] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Result:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing went wrong that may never: QoS 1 may double, QoS 0 may lose; these are for gates to judge."""
+        """Whether nothing failed that must not: QoS 1 may duplicate, QoS 0 may lose; gates judge these."""
         names = ("corrupt", "protocol_errors", "connections_refused", "connections_lost", "subscriptions_refused")
         return not any(self.figures[name] for name in names)
 
@@ -60,10 +60,9 @@ def run(
     commands: Commands | None = None,
     progress: Callable[[str, float, Moment], None] = lambda *_: None,
 ) -> Result:
-    """Make it. progress: is told the phase, how far it is (0 to 1) and what has been counted, some times a second.
-    pid: the broker's first process, whose CPU time is measured, with that of its descendants. RunFailed: clients cannot
-    connect, or a process of ours ended. balance: asked once a second. commands: done
-    while it is measured.
+    """Make the run. progress: called with the phase, its progress (0 to 1) and the counts, a few times a second. pid:
+    the broker's first process, whose CPU time is measured, with that of its descendants. RunFailed: clients cannot
+    connect, or a process of ours ended. balance: asked once a second. commands: run during the measurement.
     """
     shared = Shared(processes, max(1, load.scenario.publishers))
     broker = None if pid is None else _Use(pid)
@@ -86,7 +85,7 @@ def run(
         said, seen = _answers(pipes)
     whole = shared.moment(time.monotonic())
     figures = _of(end.since(begin), end.at - begin.at, end)
-    # what is wrong counts from the first message to the last
+    # errors count from the first message to the last
     for name in ("lost", "reordered", "duplicates", "corrupt", "foreign", "protocol_errors", "publishes_refused",
                  "connections_refused", "connections_lost", "subscriptions_refused"):  # fmt: skip
         figures[name] = whole[name]
@@ -99,7 +98,7 @@ def run(
 
 
 class _Use:
-    """What a broker takes: its CPU time, and its memory before, with all connections, and at the end."""
+    """A broker's resources: its CPU time, and its memory before, with all connections, and at the end."""
 
     def __init__(self, pid: int) -> None:
         if not Path(f"/proc/{pid}").exists():
@@ -110,7 +109,7 @@ class _Use:
         self._connected: dict[str, float] = {}
 
     def note_connected(self, now: Moment) -> None:
-        """Everybody is connected, and nothing was published."""
+        """Note the memory when all clients are connected, and nothing was published."""
         clients = max(1, now["connected"])
         self._connected = {
             "broker_bytes_per_client": (processor.pss_bytes(self._pid) - self._memory_before) / clients,
@@ -118,11 +117,11 @@ class _Use:
         }
 
     def begin(self) -> None:
-        """Measuring begins."""
+        """Begin measuring."""
         self._cpu = processor.seconds(self._pid)
 
     def figures(self, counted: Moment, seconds: float) -> dict[str, float]:
-        """Of the time since then."""
+        """Return the figures of the time since then."""
         used = processor.seconds(self._pid) - self._cpu
         return {
             "broker_cpu_us": 1e6 * used / max(1, counted["received"] or counted["sent"]),
@@ -142,7 +141,7 @@ def _measure(
     commands: Commands,
     progress: Callable[[str, float, Moment], None],
 ) -> Moment:
-    # a row per second, and what happens on the way; the last moment
+    # records a row per second, and events; returns the last moment
     def watched(phase: str, _: float, now: Moment) -> None:
         result.happened += commands.look(now.at - begin.at)
         progress(phase, (now.at - begin.at) / seconds, now)
@@ -254,9 +253,9 @@ def _drain(
     patience: float,
     progress: Callable[[str, float, Moment], None],
 ) -> None:
-    # until everything has come, or nothing has for so long
+    # until all messages have arrived, or none for this time
     if not load.scenario.publishers:
-        return  # whoever publishes goes on
+        return  # an external publisher goes on
     _hushed(shared, pipes)
     before, since = None, time.monotonic()
     while time.monotonic() - since < patience:
@@ -298,7 +297,7 @@ def _answers(pipes: list[tuple[Any, Connection]]) -> tuple[list[str], list[list[
 
 
 def _shared_out(shared: Shared, seen: list[list[bytes]]) -> tuple[int, int]:
-    # (lost, duplicates): each message of a share group is to come once, to whichever process
+    # (lost, duplicates): each message of a share group must arrive once, in any process
     lost = duplicates = 0
     for publisher, sent in enumerate(shared.sent):
         joined = 0

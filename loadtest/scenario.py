@@ -1,4 +1,4 @@
-"""Who publishes and who subscribes, and what is to come of it."""
+"""Scenarios of flood: publishers, subscribers, and the expected deliveries."""
 
 from __future__ import annotations
 
@@ -11,67 +11,67 @@ class Scenario:
 
     name: str
     publishers: int
-    """0: none of ours; what comes is measured where it is a message of another flood."""
+    """0: none of ours; received messages of another flood are measured."""
     subscribers: int
     idle: int = 0
     topic: str = "t/%i"
     filter: str = "t/+"
-    """Of every subscriber, %i = its number, %c = its client id."""
+    """Filter of every subscriber, %i = its number, %c = its client id."""
     pairs: bool = False
-    """Subscriber i hears publisher i and nobody else."""
+    """Whether subscriber i only hears publisher i."""
     group: bool = False
-    """The subscribers share: each message is to come to one of them."""
+    """Whether the subscribers share: each message must reach one of them."""
     prefix: str = "flood-"
 
     @property
     def clients(self) -> int:
-        """All connections."""
+        """Number of all connections."""
         return self.publishers + self.subscribers + self.idle
 
     @property
     def copies(self) -> int:
-        """Deliveries that each message is to have."""
+        """Number of deliveries due per message."""
         if not self.publishers or not self.subscribers:
             return 0
         return 1 if self.pairs or self.group else self.subscribers
 
     @property
     def topics(self) -> list[bytes]:
-        """One per publisher; of a run that has none, of those that another run may have."""
+        """Return one topic per publisher; for a run without publishers, those that another run may have."""
         return [filled(self.topic, i, self.publisher_id(i)).encode() for i in range(self.publishers or 1)]
 
     def publisher_id(self, number: int) -> str:
-        """A client id."""
+        """Return a publisher's client id."""
         return f"{self.prefix}p{number}"
 
     def subscriber_id(self, number: int) -> str:
-        """A client id."""
+        """Return a subscriber's client id."""
         return f"{self.prefix}s{number}"
 
     def idle_id(self, number: int) -> str:
-        """A client id."""
+        """Return an idle client's client id."""
         return f"{self.prefix}c{number}"
 
     def filter_of(self, number: int) -> str:
-        """What a subscriber subscribes to."""
+        """Return a subscriber's filter."""
         return filled(self.filter, number, self.subscriber_id(number))
 
 
 def filled(template: str, number: int, client_id: str) -> str:
-    """A topic of a template: %i is the number, %c the client id."""
+    """Fill a topic template: %i is the number, %c the client id."""
     return template.replace("%i", str(number)).replace("%c", client_id)
 
 
 def filter_for(topic: str) -> str:
-    """A filter that takes the topics of all publishers: + for each level with %i or %c."""
+    """Return a filter that matches the topics of all publishers: + for each level with %i or %c."""
     return "/".join("+" if "%i" in level or "%c" in level else level for level in topic.split("/"))
 
 
 def scenario(
     name: str, clients: int, publishers: int | None, subscribers: int | None, topic: str, prefix: str, idle: int = 0
 ) -> Scenario:
-    """One of those that `flood` knows by name, with so many connections beside it that say nothing. ValueError: it is
-    none, or has nobody.
+    """Return one of flood's scenarios by name, with additional idle connections. ValueError: it does not exist, or has
+    no clients.
     """
     found = _named(name, clients, publishers, subscribers, topic, prefix)
     return replace(found, idle=found.idle + idle)

@@ -1,4 +1,4 @@
-"""What a client of `loadtest.client` says in its CONNECT."""
+"""Contents of the CONNECT of a `loadtest.client`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Settings"]
 
 @dataclass(frozen=True)
 class Settings:
-    """What a CONNECT says; `MqttClient.connect` takes each field as an argument."""
+    """The fields of a CONNECT; `MqttClient.connect` takes each as an argument."""
 
     client_id: str
     version: int = 5
@@ -25,10 +25,10 @@ class Settings:
     username: str | None = None
     password: str | None = None
     properties: dict[str, Any] = field(default_factory=dict)
-    """More properties of the CONNECT, by the names of `pyx.protocol.properties`."""
+    """Further properties of the CONNECT, by the names of `pyx.protocol.properties`."""
 
     def packed(self) -> dict[str, Any]:
-        """All properties of the CONNECT."""
+        """Return all properties of the CONNECT."""
         made = {"receive_maximum": self.receive_maximum, **self.properties}
         if self.session_expiry is not None:
             made["session_expiry_interval"] = self.session_expiry

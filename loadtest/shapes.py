@@ -1,7 +1,7 @@
-"""Shapes: how many users run at which moment. Asked for by `--shape NAME`; without it locust's own -u and -r hold.
+"""Load shapes: the number of users over time. Selected by `--shape NAME`; without it locust's own -u and -r apply.
 
-Each is a function of time alone: -u says the most users, -t how long the run is. All are abstract to locust, which
-would take a shape that it finds in the locustfile whether or not anybody asked for it.
+Each is a function of time alone: -u is the maximum number of users, -t the length of the run. All are abstract to
+locust, which would otherwise use any shape that it finds in the locustfile.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from locust import LoadTestShape
 _LOG: Final = logging.getLogger(__name__)
 
 SPAWN_RATE_MAX: Final = 100.0
-"""Users per second where -r says nothing: more than that in one process delays those who run already."""
+"""Users per second without -r: more than that in one process delays running users."""
 
 
 class Shape(LoadTestShape):
-    """A share of -u users at each moment of -t."""
+    """A fraction of -u users at each moment of -t."""
 
     abstract = True
     use_common_options = True
 
     def __init__(self, options: argparse.Namespace) -> None:
-        """options: locust's, read at every tick, since the web page changes them."""
+        """options: locust's, read at every tick, because the web page changes them."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.options = options
 
     @abstractmethod
     def share(self, part: float) -> float:
-        """Of the most users (0 to 1), when this part (0 to 1) of the run is over."""
+        """Return the fraction of the maximum users (0 to 1) when this part (0 to 1) of the run is over."""
 
     def tick(self) -> tuple[int, float] | None:
-        """(users, users started per second), or None when the run is over: at once, where -t is not said."""
+        """Return (users, users started per second), or None when the run is over: at once without -t."""
         if not self.options.run_time:
             _LOG.error("a shape needs -t (on the page: Run time): how long the run is")
             return None
@@ -49,17 +49,17 @@ class Shape(LoadTestShape):
 
 
 class Ramp(Shape):
-    """From one user to all, evenly: where does it begin to hurt?"""
+    """From one user to all, evenly: shows where problems begin."""
 
     abstract = True
 
     def share(self, part: float) -> float:
-        """A straight line, that is at the top for the last tenth."""
+        """A straight line, which is at the top for the last tenth."""
         return min(1.0, part / 0.9)
 
 
 class Steps(Shape):
-    """Level after level, `--shape-steps` of them: each long enough to be looked at by itself."""
+    """Level after level, `--shape-steps` of them: each long enough to be examined by itself."""
 
     abstract = True
 
@@ -70,7 +70,7 @@ class Steps(Shape):
 
 
 class Spike(Shape):
-    """A tenth of the users, all of them for the middle third, and a tenth again: what stays behind?"""
+    """A tenth of the users, all of them for the middle third, and a tenth again: shows lasting effects."""
 
     abstract = True
 
@@ -80,7 +80,7 @@ class Spike(Shape):
 
 
 class Soak(Shape):
-    """All users for long: up in the first twentieth of the run, then the same until its end."""
+    """All users for long: up in the first twentieth of the run, then constant."""
 
     abstract = True
 

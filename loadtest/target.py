@@ -1,4 +1,4 @@
-"""Which broker is loaded, and how its clients introduce themselves."""
+"""The address of the loaded broker, and the CONNECT of its clients."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from loadtest.options import password_of
 from pyx.protocol.encoders import encode_connect, encode_subscribe
 
 LOOPBACK_CLIENTS = 10_000
-"""Connections of one source address. Linux gives connect(2) every second of 28,000 ports; for more than these it
-searches all of them each time.
+"""Connections of one source address. Linux gives connect(2) every second of 28,000 ports; beyond these it searches all
+of them each time.
 """
-_BIND_ADDRESS_NO_PORT: Final = 24  # <linux/in.h>; `socket` has it from Python 3.12 on
+_BIND_ADDRESS_NO_PORT: Final = 24  # <linux/in.h>; in `socket` from Python 3.12 on
 SUBPROTOCOL: Final = "mqtt"
-"""Of a WebSocket [MQTT-6.0.0-3]."""
+"""Subprotocol of a WebSocket [MQTT-6.0.0-3]."""
 _PORTS: Final = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
 SCHEMES: Final = tuple(_PORTS)
 
 
 @dataclass(frozen=True)
 class Target:
-    """A broker's address, and what stands in every CONNECT."""
+    """A broker's address, and the common contents of every CONNECT."""
 
     host: str
     port: int
     scheme: str = "mqtt"
     path: str = "/mqtt"
-    """Of a WebSocket, with its query."""
+    """Path of a WebSocket, with its query."""
     version: int = 4
     username: str | None = None
     password: str | None = None
     session_expiry: int | None = None
-    """Seconds for which sessions outlive their connections; None: they end with them."""
+    """Session Expiry Interval in seconds; None: sessions end with their connections."""
     keep_alive: int = 60
     cafile: Path | None = None
-    """What is trusted instead of the system's certificates; PEM, as the next two."""
+    """Trusted certificates instead of the system's; PEM, as the next two."""
     cert: Path | None = None
     key: Path | None = None
 
     @classmethod
     def parse(cls, url: str, **more: object) -> Target:
-        """`mqtt://HOST:PORT` (mqtts, ws, wss), `HOST:PORT` or `HOST`. ValueError: another scheme, or no host."""
+        """Parse `mqtt://HOST:PORT` (mqtts, ws, wss), `HOST:PORT` or `HOST`. ValueError: another scheme, or no host."""
         parts = urlsplit(url if "://" in url else f"mqtt://{url}")
         if parts.scheme not in _PORTS:
             raise ValueError(f"{url}: mqtt://, mqtts://, ws:// or wss://, not {parts.scheme}://")
@@ -60,7 +60,7 @@ class Target:
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Target:
-        """What `loadtest.options` say. ValueError: they do not fit together."""
+        """Make one from `loadtest.options`. ValueError: they are invalid together."""
         target = cls.parse(
             options.host,
             version=options.mqtt_version,
@@ -74,30 +74,30 @@ class Target:
         if target.password is not None and target.username is None and target.version < 5:
             raise ValueError("a password needs --user before MQTT 5 [MQTT-3.1.2-22]")
         if target.is_tls:
-            target.tls()  # says now what is wrong with the files
+            target.tls()  # reports errors in the files now
         elif (target.cafile, target.cert, target.key) != (None, None, None):
             raise ValueError(f"{target.scheme}:// has no TLS: --cafile, --cert and --key are for mqtts:// and wss://")
         return target
 
     @property
     def is_tls(self) -> bool:
-        """mqtts and wss."""
+        """Whether it is mqtts or wss."""
         return self.scheme in ("mqtts", "wss")
 
     @property
     def is_websocket(self) -> bool:
-        """ws and wss."""
+        """Whether it is ws or wss."""
         return self.scheme in ("ws", "wss")
 
     @property
     def url(self) -> str:
-        """As it can be given again, with its port."""
+        """Its URL, with its port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}{self.path if self.is_websocket else ''}"
 
     def tls(self) -> ssl.SSLContext:
-        """For all connections: they check the broker's certificate and its name. ValueError: a file is not as it
-        should be.
+        """Return the context for all connections, which checks the broker's certificate and its name. ValueError: a
+        file is invalid.
         """
         if self.key is not None and self.cert is None:
             raise ValueError("--key is the key of --cert, which is missing")
@@ -106,15 +106,15 @@ class Target:
             context = ssl.create_default_context(cafile=self.cafile)
             if self.cert is not None:
                 doing = f"--cert {self.cert}" + (f" --key {self.key}" if self.key else "")
-                # a key that wants a password would ask for it on the terminal
+                # a key with a password would prompt for it on the terminal
                 context.load_cert_chain(self.cert, self.key, password="")
-        except OSError as error:  # ssl.SSLError is one too
+        except OSError as error:  # includes ssl.SSLError
             reason = error.reason if isinstance(error, ssl.SSLError) and error.reason else error.strerror
             raise ValueError(f"{doing}: {reason or error}") from None
         return context
 
     def dial(self, number: int) -> int:
-        """Begin a connection, and give its descriptor. The source addresses of many clients on this machine differ:
+        """Begin a connection, and return its descriptor. Many clients on this machine use different source addresses:
         127.0.0.1, 127.0.0.2, ... OSError: there are no more descriptors, or no such address.
         """
         family, kind, protocol, address = _resolved(self.host, self.port)
@@ -122,16 +122,16 @@ class Target:
         try:
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if family == socket.AF_INET and str(address[0]).startswith("127.") and number >= LOOPBACK_CLIENTS:
-                one.setsockopt(socket.IPPROTO_IP, _BIND_ADDRESS_NO_PORT, 1)  # which port is found when it connects
+                one.setsockopt(socket.IPPROTO_IP, _BIND_ADDRESS_NO_PORT, 1)  # the port is chosen when it connects
                 one.bind((f"127.0.0.{1 + number // LOOPBACK_CLIENTS}", 0))
-            one.connect_ex(address)  # what it says is seen when the connection is used
+            one.connect_ex(address)  # its result shows when the connection is used
         except BaseException:
             one.close()
             raise
         return one.detach()
 
     def connect(self, client_id: str) -> bytes:
-        """The CONNECT of a client."""
+        """Return the CONNECT of a client."""
         properties = {"receive_maximum": 65_535} if self.version == 5 else {}
         if self.version == 5 and self.session_expiry is not None:
             properties["session_expiry_interval"] = self.session_expiry
@@ -146,12 +146,12 @@ class Target:
         )
 
     def subscribe(self, topic_filter: str, qos: int) -> bytes:
-        """The SUBSCRIBE of a client that has sent nothing else."""
+        """Return the SUBSCRIBE of a client that has sent nothing else."""
         return encode_subscribe(self.version, 1, [(topic_filter, qos)])
 
 
 @lru_cache(maxsize=64)
 def _resolved(host: str, port: int) -> tuple[int, int, int, Any]:
-    # once for all clients: each would ask anew
+    # once for all clients, which would each resolve it again
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     return family, kind, protocol, address

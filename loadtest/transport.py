@@ -1,7 +1,7 @@
-"""What lies between MQTT and the socket, without the socket: TLS, WebSocket frames, and these in that.
+"""Layers between MQTT and the socket, without the socket: TLS, WebSocket frames, and frames in TLS.
 
-Bytes in, bytes out: `take` gets what the socket received and gives MQTT's bytes, `give` gets MQTT's bytes, and what is
-to be written then is `outgoing`. What is given before the handshakes are over waits for them.
+Bytes in, bytes out: `take` gets bytes from the socket and returns MQTT bytes, `give` gets MQTT bytes, and `outgoing`
+returns the bytes to be written then. Bytes given before the handshakes are over wait for them.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ _READ_BYTES: Final = 262_144
 
 
 class Transport(Protocol):
-    """Raises OSError when the other side does not keep to it, or is not who it should be."""
+    """A layer. Raises OSError when the other side violates the protocol, or cannot be authenticated."""
 
     def take(self, data: bytes) -> bytes:
-        """MQTT's bytes of what the socket received; there may be something outgoing afterwards."""
+        """Return the MQTT bytes of data from the socket; there may be outgoing bytes afterwards."""
 
     def give(self, data: bytes) -> None:
-        """MQTT's bytes, to be sent."""
+        """Send MQTT bytes."""
 
     def finish(self) -> None:
-        """Say goodbye; nothing is given afterwards."""
+        """Begin the closing handshake; nothing is given afterwards."""
 
     def outgoing(self) -> bytes:
-        """What the socket is to send."""
+        """Return the bytes that the socket must send."""
 
 
 class Tls:
-    """TLS as a client. host: whose certificate is expected; a name or an address."""
+    """TLS as a client. host: name or address whose certificate is expected."""
 
     def __init__(self, context: ssl.SSLContext, host: str) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -48,7 +48,7 @@ class Tls:
         self._shake_hands()
 
     def take(self, data: bytes) -> bytes:
-        """See Transport."""
+        """Implements Transport."""
         self._incoming.write(data)
         parts = []
         try:
@@ -57,7 +57,7 @@ class Tls:
             while self._is_open and (part := self._tls.read(_READ_BYTES)):
                 parts.append(part)
         except ssl.SSLWantReadError:
-            pass  # that was all
+            pass  # all data was read
         except ssl.SSLCertVerificationError as error:
             raise ConnectionError(f"TLS: {error.verify_message}") from None
         except ssl.SSLError as error:
@@ -65,21 +65,21 @@ class Tls:
         return b"".join(parts)
 
     def give(self, data: bytes) -> None:
-        """See Transport."""
+        """Implements Transport."""
         if self._is_open:
             self._tls.write(data)
         else:
             self._waiting += data
 
     def finish(self) -> None:
-        """See Transport."""
+        """Implements Transport."""
         if self._is_open:
             self._is_open = False
-            with contextlib.suppress(ssl.SSLWantReadError):  # nobody waits for the other's goodbye
+            with contextlib.suppress(ssl.SSLWantReadError):  # the other side's closing alert is not waited for
                 self._tls.unwrap()
 
     def outgoing(self) -> bytes:
-        """See Transport."""
+        """Implements Transport."""
         return self._outgoing.read()
 
     def _shake_hands(self) -> None:
@@ -94,7 +94,7 @@ class Tls:
 
 
 class WebSocket:
-    """A WebSocket as a client, whose binary frames are MQTT's bytes, cut anywhere [MQTT-6.0.0-1, 2]. url: ws or wss."""
+    """A WebSocket as a client, whose binary frames are MQTT bytes, split anywhere [MQTT-6.0.0-1, 2]. url: ws or wss."""
 
     def __init__(self, url: str) -> None:
         self._frames = ClientProtocol(parse_uri(url), subprotocols=[Subprotocol(SUBPROTOCOL)], max_size=None)
@@ -102,7 +102,7 @@ class WebSocket:
         self._waiting = b""
 
     def take(self, data: bytes) -> bytes:
-        """See Transport."""
+        """Implements Transport."""
         if data:
             self._frames.receive_data(data)
         parts = []
@@ -123,19 +123,19 @@ class WebSocket:
         return b"".join(parts)
 
     def give(self, data: bytes) -> None:
-        """See Transport."""
+        """Implements Transport."""
         if self._frames.state is State.OPEN:
             self._frames.send_binary(data)
         elif self._frames.state is State.CONNECTING:
             self._waiting += data
 
     def finish(self) -> None:
-        """See Transport."""
+        """Implements Transport."""
         if self._frames.state is State.OPEN:
             self._frames.send_close()
 
     def outgoing(self) -> bytes:
-        """See Transport."""
+        """Implements Transport."""
         return b"".join(self._frames.data_to_send())
 
 
@@ -147,21 +147,21 @@ class Layered:
         self._inner = inner
 
     def take(self, data: bytes) -> bytes:
-        """See Transport."""
+        """Implements Transport."""
         return self._inner.take(self._outer.take(data))
 
     def give(self, data: bytes) -> None:
-        """See Transport."""
+        """Implements Transport."""
         self._inner.give(data)
 
     def finish(self) -> None:
-        """See Transport."""
+        """Implements Transport."""
         self._inner.finish()
         self._pass_on()
         self._outer.finish()
 
     def outgoing(self) -> bytes:
-        """See Transport."""
+        """Implements Transport."""
         self._pass_on()
         return self._outer.outgoing()
 
@@ -172,7 +172,7 @@ class Layered:
 
 
 def transport(target: Target, context: ssl.SSLContext | None) -> Transport | None:
-    """For one connection. context: `target.tls()`, shared by all; None: mqtt:// needs nothing between."""
+    """Return the layers for one connection. context: `target.tls()`, shared by all; None: mqtt:// needs none."""
     if context is None:
         return WebSocket(target.url) if target.is_websocket else None
     tls = Tls(context, target.host)

@@ -1,4 +1,4 @@
-"""`MqttUser`: the base of locust users that speak MQTT.
+"""`MqttUser`: the base of locust users that use MQTT.
 
     from locust import task
     from loadtest.user import MqttUser
@@ -12,10 +12,10 @@
 
 Each request is reported to locust: CONNECT, SUBSCRIBE, UNSUBSCRIBE, PUBLISH (until PUBACK or PUBCOMP; at QoS 0 until
 it is written to the socket), DELIVERY (from the publish to its arrival, by the time in the payload) and RECEIVED (a
-message whose payload has no time: it is counted, and has no duration). An end of a connection that we did not ask for
-is a failed DISCONNECT. Failures are `MqttFailure`s with the broker's Reason Code.
+message whose payload has no time: it is counted, without a duration). An unexpected end of a connection is a failed
+DISCONNECT. Failures are `MqttFailure`s with the broker's Reason Code.
 
-The options of `loadtest.options` are added to locust's by the import of this module. It imports locust, which patches
+The import of this module adds the options of `loadtest.options` to locust's. It imports locust, which patches
 the standard library for gevent: import it before anything that uses sockets.
 """
 
@@ -41,7 +41,7 @@ from pyx.protocol.packets import Will
 __all__ = ["Message", "MqttClient", "MqttFailure", "MqttUser", "Will"]
 
 OWN_DEFAULTS: Final = {"mqtt-version": None, "qos": None, "payload": None, "topic": None, "client-prefix": "locust-"}
-"""Of options; None: the attribute of the user's class says it."""
+"""Defaults of options; None: the attribute of the user's class is used."""
 _USERS_OF_A_PROCESS_MAX: Final = 1_000_000
 
 
@@ -91,8 +91,8 @@ def _target_of(host: str, version: int, user: str | None, password: str | None, 
 
 
 class MqttUser(User):
-    """Connects when it starts and disconnects when it stops. Attributes of the class are what its users have unless an
-    option says otherwise.
+    """Connects when it starts and disconnects when it stops. Attributes of the class are defaults, which options
+    override.
     """
 
     abstract = True
@@ -105,15 +105,15 @@ class MqttUser(User):
     will: Will | None = None
     qos: ClassVar[int] = 0
     payload: ClassVar[str] = "64"
-    """As --payload says it."""
+    """In the form of --payload."""
     topic: ClassVar[str] = "t/%i"
-    """As --topic says it; see `filled`."""
+    """In the form of --topic; see `filled`."""
     reconnect_seconds: ClassVar[float | None] = 1.0
-    """How long until a client connects again whose connection failed or was lost; each time twice as long, up to 30 s.
-    None: it does not."""
+    """Pause before a client connects again after its connection failed or was lost; doubling, up to 30 s. None: it does
+    not."""
     answer_seconds: ClassVar[float] = 30.0
     inbox_messages_max: ClassVar[int] = 0
-    """Messages that wait for `client.receive`."""
+    """Messages that may wait for `client.receive`."""
 
     _numbers: ClassVar[WeakKeyDictionary[Any, _Numbers]] = WeakKeyDictionary()
 
@@ -123,16 +123,16 @@ class MqttUser(User):
         if self.options is not None:
             typed(self.options)
         self.number = self._numbers.setdefault(environment, _Numbers()).take()
-        """Among the MqttUsers of this process; free again when it has stopped."""
+        """Number among the MqttUsers of this process; free again when it has stopped."""
         index = max(0, environment.runner.worker_index) if self._is_worker else 0
         self.place = index * _USERS_OF_A_PROCESS_MAX + self.number
-        """Among those of all processes."""
+        """Number among those of all processes."""
         self.topic_template: str = self._option("topic", self.topic)
         self.client = self.new_client()
 
     def new_client(self, suffix: str = "", reporter: Reporter | None = None) -> MqttClient:
-        """One more connection of this user, with what class and options say. suffix: of its client id and its name in
-        the statistics.
+        """Make one more connection of this user, with the settings of class and options. suffix: of its client id and
+        its name in the statistics.
         """
         index = f"{self.environment.runner.worker_index}-" if self._is_worker else ""
         target = self._target()
@@ -170,7 +170,7 @@ class MqttUser(User):
         self._numbers[self.environment].give_back(self.number)
 
     def filled(self, template: str | None = None) -> str:
-        """A topic: --topic, or another template, with %i for the user's place and %c for its client id."""
+        """Return a topic: --topic, or another template, with %i for the user's number and %c for its client id."""
         template = self.topic_template if template is None else template
         return template.replace("%i", str(self.place)).replace("%c", self.client.client_id)
 
@@ -187,7 +187,7 @@ class MqttUser(User):
 
 
 class _Numbers:
-    """The lowest one that is free: a user that starts after another has stopped takes its place, and its session."""
+    """Numbers, lowest first: a user that starts after another has stopped takes its number, and its session."""
 
     def __init__(self) -> None:
         self._free: list[int] = []

@@ -1,4 +1,4 @@
-"""Pass or fail of a locust run: the figures of its statistics, by the names that flood's conditions have."""
+"""Pass or fail of a locust run: the figures of its statistics, under the names of flood's conditions."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Final
 from locust.stats import RequestStats, StatsEntry
 
 _PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
-#: What flood calls what locust counts as a request of this type.
+#: flood's names for locust's request types.
 _AS_IN_FLOOD: Final = {"PUBLISH": "acknowledgement"}
 _PER_SECOND: Final = {"PUBLISH": "sent_per_s", "DELIVERY": "received_per_s"}
 
 
 class Lost(Exception):
-    """A message that should have come and has not."""
+    """A message that is missing."""
 
 
 class Duplicate(Exception):
-    """A message that has come once more than it may."""
+    """A message that arrived more often than allowed."""
 
 
 def figures(stats: RequestStats) -> dict[str, float]:
-    """Of all names of a request type together: `delivery_p99_us`, `command_failures`, `connect_max_us` and so on.
+    """Return figures over all names of a request type: `delivery_p99_us`, `command_failures`, `connect_max_us`, ...
 
-    Locust keeps response times in whole milliseconds, beyond 100 ms in two digits: percentiles are as coarse.
+    Locust rounds response times to whole milliseconds, beyond 100 ms to two digits, and so are the percentiles.
     """
     found = {
         "requests": float(stats.total.num_requests),

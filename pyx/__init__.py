@@ -1,1 +1,1 @@
-"""The mechanism of mqttd: everything that runs once per packet, per match or per delivery. Imports nothing of ours."""
+"""The data path of mqttd: everything that runs once per packet, per match or per delivery. Imports nothing of ours."""

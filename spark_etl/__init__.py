@@ -20,7 +20,7 @@ PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
 
 
 def register(spark: SparkSession) -> None:
-    """Let a session know the data source `mqttd`, and hand it the conditions of queries."""
+    """Register the data source `mqttd` in a session, and let Spark pass it the conditions of queries."""
     from spark_etl.source.data_source import MqttdSource
 
     spark.conf.set(PUSHDOWN, "true")
@@ -28,7 +28,7 @@ def register(spark: SparkSession) -> None:
 
 
 def with_json(messages: DataFrame) -> DataFrame:
-    """With a column `payload_json` (VARIANT): `payload_text`, which must be there, where it is JSON; else null."""
+    """Add a column `payload_json` (VARIANT): `payload_text`, which must be a column, if it is JSON; else null."""
     from pyspark.sql import functions as F
 
     return messages.withColumn("payload_json", F.try_parse_json("payload_text"))

@@ -1,14 +1,14 @@
 """`python -m spark_etl JOB ...`, or `spark-submit .../spark_etl/__main__.py JOB ...`.
 
-Exit status 0: done; 1: the job says that something is not as it should be; 2: wrong usage, or files that cannot be read
-or written, with one line.
+Exit status 0: done; 1: the job has found a problem; 2: wrong usage, or files that cannot be read or written, with one
+line.
 """
 
 from __future__ import annotations
 
 import sys
 
-if not __package__:  # spark-submit: this file's directory is no place to import from
+if not __package__:  # spark-submit: this file's directory must not be an import path
     from pathlib import Path
 
     sys.path[:] = [each for each in sys.path if Path(each).resolve() != Path(__file__).resolve().parent]
@@ -21,15 +21,15 @@ from spark_etl.jobs import JOBS, JobError
 
 
 class _Parser(ArgumentParser):
-    """Says what is wrong in one line."""
+    """Reports errors in one line."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"spark_etl: {message}\n")
 
 
 def options_of(arguments: Sequence[str]) -> Namespace:
-    """Of a command line. Raises SystemExit."""
-    # only the module of the job that is asked for is imported
+    """Parse a command line. Raises SystemExit."""
+    # only the module of the requested job is imported
     parser = _Parser(prog="python -m spark_etl", description="Snapshots of mqttd's stores with PySpark.")
     jobs = parser.add_subparsers(metavar="JOB", required=True)
     jobs.add_parser("list", help="what there is").set_defaults(run=_list)
@@ -54,7 +54,7 @@ def _list(_options: Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it."""
+    """Run the job of a command line."""
     options = options_of(sys.argv[1:] if arguments is None else arguments)
     try:
         return int(options.run(options))

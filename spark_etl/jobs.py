@@ -1,7 +1,7 @@
-"""The jobs of `python -m spark_etl`: a line for each, whose module is imported when the job is asked for.
+"""The jobs of `python -m spark_etl`: a line for each, whose module is imported when the job is requested.
 
-A module of a job has `add_options(parser)`, and `run(options)` that gives the exit status. What is the fault of whoever
-asks, or of the files, is a `JobError`.
+A module of a job has `add_options(parser)`, and `run(options)`, which returns the exit status. Errors of the user, or
+in the files, are a `JobError`.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ class JobError(Exception):
 
 
 def one_line(error: Exception) -> JobError:
-    """What of an error of Spark's says what is wrong: our own line, where one of ours has caused it."""
+    """Return the message of a Spark error: our own line, if an error of ours has caused it."""
     text = str(error)
     causes = _OURS.findall(text) or _OF_PYTHON.findall(text) or _OF_JAVA.findall(text)
     return JobError(causes[-1].strip() if causes else text.strip().partition("\n")[0])
 
 
 class JobModule(Protocol):
-    """What the module of a job has."""
+    """The interface of a job's module."""
 
     def add_options(self, parser: ArgumentParser) -> None:
-        """The job's own options."""
+        """Add the job's own options."""
 
     def run(self, options: Namespace) -> int:
-        """Do it. Exit status. Raises JobError."""
+        """Run the job; return the exit status. Raises JobError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,11 @@ class Job:
     name: str
     about: str
     where: str
-    """Its module."""
+    """Name of its module."""
 
     @property
     def module(self) -> JobModule:
-        """Imported now."""
+        """The module, imported on first use."""
         return cast("JobModule", importlib.import_module(self.where))
 
 

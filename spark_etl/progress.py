@@ -1,4 +1,4 @@
-"""How far a job is: a line on a terminal that moves on with Spark's tasks."""
+"""Progress of a job: a line on a terminal that follows Spark's tasks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOOK_SECONDS: Final = 0.5
 
 @contextlib.contextmanager
 def shown(spark: SparkSession, what: str, *, always: bool = False) -> Iterator[None]:
-    """Show the tasks of the jobs that run meanwhile, on stderr; not where that is no terminal, unless `always`."""
+    """Show the tasks of the jobs that run meanwhile, on stderr; only on a terminal, unless `always`."""
     if not always and not sys.stderr.isatty():
         yield
         return
@@ -48,7 +48,7 @@ def shown(spark: SparkSession, what: str, *, always: bool = False) -> Iterator[N
 
 
 def _stages(context: SparkContext) -> dict[int, tuple[int, int]]:
-    # of the stages that run: tasks, and how many are done
+    # running stages: tasks, and how many of them are done
     tracker = context.statusTracker()
     found = {}
     for stage in tracker.getActiveStageIds():

@@ -1,7 +1,7 @@
-"""The Spark session of a job: what it needs, and nothing that a cluster has decided.
+"""The Spark session of a job: sets what the job needs, and nothing that a cluster has configured.
 
 `python -m spark_etl` starts Spark on this machine, with as many tasks at a time as it has cores (or `--master`).
-`spark-submit` has made its own settings before this program begins: then only those of SQL are set.
+`spark-submit` has made its own settings before this program begins: then only SQL settings are made.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["SQL", "is_submitted", "session"]
 
 SQL: Final = {
-    # dates are those of UTC
+    # dates are in UTC
     "spark.sql.session.timeZone": "UTC",
-    # files of a few dates are written side by side, and not one after the other behind a sort
+    # files of a few dates are written in parallel, and not one after the other behind a sort
     "spark.sql.maxConcurrentOutputFileWriters": "32",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.compression.codec": "zstd",  # as spark_etl.parquet.direct_writer writes
@@ -38,15 +38,15 @@ _LOCAL: Final = {
 
 
 def is_submitted() -> bool:
-    """Whether spark-submit has started this program."""
+    """Return whether spark-submit has started this program."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 @contextlib.contextmanager
 def session(name: str, master: str = "local[*]") -> Iterator[SparkSession]:
-    """A session with the data source `mqttd`; one that was not there before is stopped at the end.
+    """Yield a session with the data source `mqttd`; one that did not exist before is stopped at the end.
 
-    `master` counts where spark-submit has set none.
+    `master` is used unless spark-submit has set one.
     """
     from pyspark.sql import SparkSession
 

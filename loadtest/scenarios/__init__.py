@@ -1,1 +1,1 @@
-"""Fleets as there are in the field, for locust: each a small class with a page in docs/scenarios."""
+"""Realistic fleets for locust: each a small class with a page in docs/scenarios."""

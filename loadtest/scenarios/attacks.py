@@ -1,8 +1,8 @@
-"""What hostile clients do, one function each, and what the broker must do then.
+"""Attacks of hostile clients, one function each, with the required reaction of the broker.
 
-A *refusal* is success: the connection is closed, or a packet says a reason code of failure. An attack that is meant to
-be survived succeeds when the same broker still answers. All else is `NotRefused`. These write bytes that no library
-would, to a socket that blocks (a greenlet, under locust).
+A *refusal* is success: the connection is closed, or a packet has a reason code of failure. An attack that must be
+survived succeeds when the same broker still answers. Anything else is `NotRefused`. The attacks write bytes that no
+library would, to a blocking socket (in a greenlet, under locust).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _FILTERS: Final = 2000
 
 
 class NotRefused(Exception):
-    """The broker did not do what it must."""
+    """The broker did not react as required."""
 
 
 class Wire:
-    """A connection without manners. patience: seconds that the broker has for anything."""
+    """A connection without protocol checks. patience: the broker's time limit for anything, in seconds."""
 
     def __init__(self, target: Target, patience: float) -> None:
         self.target = target
@@ -45,7 +45,7 @@ class Wire:
         self._decoder = Decoder(target.version, from_server=True)
 
     def close(self) -> None:
-        """Without a word."""
+        """Close the socket without DISCONNECT."""
         self._socket.close()
 
     def __enter__(self) -> Wire:
@@ -55,7 +55,7 @@ class Wire:
         self.close()
 
     def hello(self, client_id: str, keep_alive: int = 60) -> bytes:
-        """A CONNECT as it should be."""
+        """Return a valid CONNECT."""
         password = self.target.password
         return encode_connect(
             self.target.version, client_id, keep_alive=keep_alive, username=self.target.username,
@@ -63,18 +63,18 @@ class Wire:
         )  # fmt: skip
 
     def connect(self, client_id: str, keep_alive: int = 60) -> None:
-        """CONNECT; its CONNACK is waited for. NotRefused: it was refused."""
+        """Send CONNECT and wait for its CONNACK. NotRefused: it was refused."""
         self.send(self.hello(client_id, keep_alive))
         packet = self.read()
         if not isinstance(packet, Connack) or packet.reason_code:
             raise NotRefused(f"the broker does not let us in: {type(packet).__name__}")
 
     def answers_come_in(self, version: int) -> None:
-        """Instead of the target's version of MQTT."""
+        """Parse answers in this version of MQTT instead of the target's."""
         self._decoder = Decoder(version, from_server=True)
 
     def send(self, data: bytes) -> bool:
-        """False: it is closed. NotRefused: nobody takes it."""
+        """Send bytes; return False if it is closed. NotRefused: the socket takes nothing."""
         try:
             self._socket.sendall(data)
         except TimeoutError:
@@ -84,14 +84,14 @@ class Wire:
         return True
 
     def send_end(self) -> None:
-        """FIN; what comes is still read."""
+        """Send FIN; further data is still read."""
         try:
             self._socket.shutdown(socket.SHUT_WR)
         except OSError:
-            return  # it is closed already
+            return  # it is already closed
 
     def read(self) -> Packet | None:
-        """The next packet, None when there will be none. NotRefused: neither within the patience."""
+        """Return the next packet, None at the end. NotRefused: neither within the patience."""
         deadline = time.monotonic() + self.patience
         while (packet := self._next()) is None:
             self._socket.settimeout(max(0.001, deadline - time.monotonic()))
@@ -115,7 +115,7 @@ class Wire:
             raise NotRefused(f"the broker's answer is malformed: {error}") from None
 
     def refused(self) -> None:
-        """Returns when the broker says a reason code of failure, or closes. NotRefused: see `read`."""
+        """Return when the broker sends a reason code of failure, or closes. NotRefused: see `read`."""
         while (packet := self.read()) is not None:
             if isinstance(packet, Connack) and packet.reason_code:
                 return
@@ -125,7 +125,7 @@ class Wire:
                 return
 
     def alive(self) -> None:
-        """Returns when a PINGREQ is answered, or the broker has closed. NotRefused: see `read`."""
+        """Return when a PINGREQ is answered, or the broker has closed. NotRefused: see `read`."""
         if self.send(PINGREQ_BYTES):
             while not isinstance(self.read(), Pingresp | None):
                 pass
@@ -133,13 +133,13 @@ class Wire:
 
 @dataclass(frozen=True)
 class Attack:
-    """One of them."""
+    """One attack."""
 
     name: str
     is_refusal: bool
-    """Refused at once, or merely survived."""
+    """Whether it must be refused at once, or only survived."""
     run: Callable[[Wire, str], None]
-    """Gets a new connection and a client id that nobody else has. NotRefused: the broker did something else."""
+    """Gets a new connection and a unique client id. NotRefused: the broker reacted otherwise."""
 
 
 ATTACKS: Final[dict[str, Attack]] = {}
@@ -154,7 +154,7 @@ def _attack(name: str, is_refusal: bool = True) -> Callable[[Callable[[Wire, str
 
 
 def _malformed(name: str, packet: Callable[[int], bytes], connects: bool = True) -> None:
-    """Bytes (by the version of MQTT) behind a CONNECT, or instead of one."""
+    """Register an attack: bytes (by the version of MQTT) after a CONNECT, or instead of one."""
 
     def run(wire: Wire, client_id: str) -> None:
         if connects:
@@ -166,7 +166,7 @@ def _malformed(name: str, packet: Callable[[int], bytes], connects: bool = True)
 
 
 def _publish(version: int, flags: int, topic: bytes, packet_id: bytes = b"") -> bytes:
-    """As no encoder would make it. Short."""
+    """Encode a short PUBLISH as no encoder would."""
     body = struct.pack(">H", len(topic)) + topic + packet_id + (b"\0" if version == 5 else b"") + b"hi"
     return bytes([0x30 | flags, len(body)]) + body
 
@@ -188,7 +188,7 @@ _malformed("deep-topic", lambda version: encode_publish(version, b"/" * 65_535, 
 
 @_attack("protocol-name")
 def _protocol_name(wire: Wire, client_id: str) -> None:
-    """[MQTT-3.1.2-1]; the answer, if there is one, is that of 3.1.1, for nobody knows what we speak."""
+    """[MQTT-3.1.2-1]; the answer, if there is one, is that of 3.1.1, because the version is unknown."""
     wire.send(encode_connect(4, client_id).replace(b"MQTT", b"XXTT"))
     wire.answers_come_in(4)
     wire.refused()
@@ -204,7 +204,7 @@ def _second_connect(wire: Wire, client_id: str) -> None:
 
 @_attack("long-topic")
 def _long_topic(wire: Wire, client_id: str) -> None:
-    """As long as the standard lets it be."""
+    """A topic of the greatest length in the standard."""
     wire.connect(client_id)
     wire.send(encode_publish(wire.target.version, b"a" * 65_535, qos=1, packet_id=1))
     wire.refused()
@@ -212,20 +212,20 @@ def _long_topic(wire: Wire, client_id: str) -> None:
 
 @_attack("wrong-password")
 def _wrong_password(wire: Wire, client_id: str) -> None:
-    """Guessed."""
+    """A guessed password."""
     wire.send(encode_connect(wire.target.version, client_id, username=wire.target.username, password=b"123456"))
     wire.refused()
 
 
 @_attack("silence")
 def _silence(wire: Wire, client_id: str) -> None:  # noqa: ARG001
-    """A connection that never says anything: the broker must not wait for ever."""
+    """A connection that never sends anything: the broker must not wait forever."""
     wire.refused()
 
 
 @_attack("half-a-connect")
 def _half_connect(wire: Wire, client_id: str) -> None:
-    """And nothing more."""
+    """Half a CONNECT, and nothing more."""
     hello = wire.hello(client_id)
     wire.send(hello[: len(hello) // 2])
     wire.refused()
@@ -233,7 +233,7 @@ def _half_connect(wire: Wire, client_id: str) -> None:
 
 @_attack("half-open")
 def _half_open(wire: Wire, client_id: str) -> None:
-    """We have ended, the broker has not yet."""
+    """A half-open connection: we have closed our side, the broker has not yet."""
     wire.connect(client_id)
     wire.send_end()
     wire.refused()
@@ -241,14 +241,14 @@ def _half_open(wire: Wire, client_id: str) -> None:
 
 @_attack("keep-alive")
 def _keep_alive(wire: Wire, client_id: str) -> None:
-    """Dead without having closed: after one and a half times its Keep Alive [MQTT-3.1.2-22]."""
+    """A silent connection that was not closed: ends after one and a half times its Keep Alive [MQTT-3.1.2-22]."""
     wire.connect(client_id, keep_alive=1)
     wire.refused()
 
 
 @_attack("publish-flood", is_refusal=False)
 def _publish_flood(wire: Wire, client_id: str) -> None:
-    """As fast as the socket takes it."""
+    """Publishes as fast as the socket takes it."""
     wire.connect(client_id)
     burst = encode_publish(wire.target.version, f"flood/{client_id}", bytes(64)) * 200
     until = time.monotonic() + _FLOOD_SECONDS
@@ -270,14 +270,14 @@ def _subscribe_flood(wire: Wire, client_id: str) -> None:
 
 @_attack("connect-flood", is_refusal=False)
 def _connect_flood(wire: Wire, client_id: str) -> None:
-    """Many connections that go at once; some have said CONNECT."""
+    """Many connections that close at once; some have sent CONNECT."""
     for number in range(_FLOOD_CONNECTIONS):
         try:
             with Wire(wire.target, wire.patience) as other:
                 if number % 2:
                     other.send(other.hello(f"{client_id}-{number}"))
         except OSError:
-            continue  # refused: as it may
+            continue  # refused, as is allowed
     with Wire(wire.target, wire.patience) as later:
         later.connect(client_id)
         later.alive()
@@ -285,7 +285,7 @@ def _connect_flood(wire: Wire, client_id: str) -> None:
 
 @_attack("slow-reader", is_refusal=False)
 def _slow_reader(wire: Wire, client_id: str) -> None:
-    """Subscribes and does not read while much is published for it: the publisher must not wait for it."""
+    """A subscriber that does not read while much is published to it: the publisher must not wait for it."""
     wire.connect(client_id)
     topic = f"slow/{client_id}"
     wire.send(encode_subscribe(wire.target.version, 1, [(topic, 0)]))
@@ -300,8 +300,8 @@ def _slow_reader(wire: Wire, client_id: str) -> None:
 
 
 def chosen(names: str, has_user: bool) -> list[Attack]:
-    """What --attacks says: names with commas, or `all` and -NAME. Passwords are guessed where the broker knows users.
-    ValueError: there is none of that name.
+    """Parse --attacks: names with commas, or `all` and -NAME. Passwords are guessed if the broker has users.
+    ValueError: an unknown name.
     """
     found: dict[str, Attack] = {}
     for name in filter(None, (each.strip() for each in names.split(","))):

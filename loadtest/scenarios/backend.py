@@ -1,4 +1,4 @@
-"""A back end of few consumers that share what thousands of devices say."""
+"""Scenario of a back end: a few consumers share the messages of thousands of devices."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class Consumer(Listener):
         self.hear(f"$share/backend/{self.all_topics}", self.work)
 
     def work(self, message: Message) -> None:
-        """Done at once: the answer has the number of what it answers."""
+        """Process a message at once: the answer has the number of the request."""
         self.say(message.topic + _ANSWER, message.content[:HEAD_BYTES], name=self.topic_template + _ANSWER)
 
     @task
     def listen(self) -> None:
-        """Nothing to do but listen."""
+        """Do nothing but listen."""
 
 
 class SharedBackend(Role):
-    """The devices, each of whose messages is to be done once. docs/scenarios/shared-backend.md"""
+    """The devices, each of whose messages must be processed once. docs/scenarios/shared-backend.md"""
 
     beside = (Consumer,)
     users = 4000
@@ -52,11 +52,11 @@ class SharedBackend(Role):
         super().__init__(environment)
         self.sequence = 0
         self.open: dict[int, float] = {}
-        """Sequence number -> when it was published, of what is not done."""
+        """Sequence number -> time of publishing, for messages not processed yet."""
 
     @classmethod
     def configure(cls, options: argparse.Namespace) -> None:
-        """--members and --consumers."""
+        """Apply --members and --consumers."""
         cls.users = options.members
         Consumer.fixed_count = options.consumers
 
@@ -67,14 +67,14 @@ class SharedBackend(Role):
 
     @task
     def ask(self) -> None:
-        """One message."""
+        """Publish one message."""
         self.open[self.sequence] = time.monotonic()
         self.say(self.own_topic, head(self.sequence))
         self.sequence += 1
         self.expire(self.options.patience)
 
     def done(self, message: Message) -> None:
-        """An answer."""
+        """Process an answer."""
         sequence = parsed(message.content)
         asked = self.open.pop(sequence, None)
         if asked is None:
@@ -83,17 +83,17 @@ class SharedBackend(Role):
             self.fire("WORK", self.topic_template, (time.monotonic() - asked) * 1e3, len(message.payload))
 
     def expire(self, seconds: float) -> None:
-        """What was published before that and is not done is lost."""
+        """Count messages published before that and not processed as lost."""
         until = time.monotonic() - seconds
         for sequence in [each for each, asked in self.open.items() if asked <= until]:
             del self.open[sequence]
             self.fire("WORK", self.topic_template, None, exception=Lost("never done"))
 
     def is_drained(self) -> bool:
-        """Nothing is open."""
+        """Whether no message is open."""
         return not self.open
 
     def leave(self) -> None:
-        """What is open now stays so."""
+        """Count open messages as lost, and leave."""
         self.expire(0.0)
         super().leave()

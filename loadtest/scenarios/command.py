@@ -1,4 +1,4 @@
-"""Commands to devices, each with its response."""
+"""Scenario of commands to devices, each with its response."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CommandAndResponse(Role):
     """An app and the device it commands, two connections. docs/scenarios/command-and-response.md
 
     MQTT 5: Response Topic and Correlation Data [MQTT 5, 4.10]. Before it both sides know the topic, and the correlation
-    stands in the payload.
+    is in the payload.
     """
 
     weight = 10
@@ -41,7 +41,7 @@ class CommandAndResponse(Role):
         self.device.subscribe(self.own_topic, name=self.topic_template)
 
     def obey(self, message: Message) -> None:
-        """The device's part."""
+        """Answer a command, as the device."""
         if self.is_v5:
             topic = message.properties["response_topic"]
             properties = {"correlation_data": message.properties["correlation_data"]}
@@ -54,7 +54,7 @@ class CommandAndResponse(Role):
 
     @task
     def command(self) -> None:
-        """One command; its response is waited for."""
+        """Send one command, and wait for its response."""
         correlation = head(self.sequence)
         self.sequence += 1
         properties = {"response_topic": self.own_topic + _RESPONSE, "correlation_data": correlation}
@@ -72,6 +72,6 @@ class CommandAndResponse(Role):
         self.fire("COMMAND", self.topic_template, None, exception=Lost("no response"))
 
     def leave(self) -> None:
-        """Both."""
+        """Disconnect both."""
         self.device.disconnect()
         super().leave()

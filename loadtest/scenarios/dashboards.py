@@ -1,4 +1,4 @@
-"""People at dashboards: wildcards, that change with every page."""
+"""Scenario of users at dashboards: wildcard subscriptions that change with every page."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _TOPIC = "dashboard/%s/%s"
 
 
 class Plant(Role):
-    """What they look at: values of some sites, retained."""
+    """The source of the data: values of some sites, retained."""
 
     fixed_count = 1
     period_seconds = 0.02
     qos = 1
 
     def on_start(self) -> None:
-        """Connect; all values have one before anybody looks."""
+        """Connect; publish all values once before anybody looks."""
         super().on_start()
         self.turn = 0
         for _ in range(SITES * VALUES):
@@ -36,7 +36,7 @@ class Plant(Role):
 
     @task
     def change(self) -> None:
-        """The next value."""
+        """Publish the next value."""
         self.say(self._topic(), name=_TOPIC % ("+", "+"), retain=True, wait=True)
         self.turn += 1
 
@@ -44,7 +44,7 @@ class Plant(Role):
         return _TOPIC % (self.turn // VALUES % SITES, self.turn % VALUES)
 
     def leave(self) -> None:
-        """Nothing stays retained."""
+        """Clear all retained messages."""
         for self.turn in range(SITES * VALUES):
             self.client.publish(self._topic(), b"", qos=0, retain=True, name="end of the plant", wait=False)
         self.client.publish(READY, b"", qos=1, retain=True, name="end of the plant")
@@ -67,37 +67,37 @@ class Dashboards(Role):
         self.is_whole = Event()
 
     def on_start(self) -> None:
-        """Connect, and wait until there is something to see."""
+        """Connect, and wait until there are values."""
         super().on_start()
         self.client.on_message = self.show
         self._open(READY, {READY})
 
     @task(3)
     def one_site(self) -> None:
-        """All values of a site."""
+        """Show all values of a site."""
         site = random.randrange(SITES)
         self._open(_TOPIC % (site, "#"), {_TOPIC % (site, value) for value in range(VALUES)})
 
     @task(2)
     def one_value(self) -> None:
-        """A value of all sites."""
+        """Show a value of all sites."""
         value = random.randrange(VALUES)
         self._open(_TOPIC % ("+", value), {_TOPIC % (site, value) for site in range(SITES)})
 
     @task
     def everything(self) -> None:
-        """The overview."""
+        """Show the overview."""
         everything = {_TOPIC % (site, value) for site in range(SITES) for value in range(VALUES)}
         self._open("dashboard/#", everything)
 
     def show(self, message: Message) -> None:
-        """A value."""
+        """Process a value."""
         self.missing.discard(message.topic)
         if not self.missing:
             self.is_whole.set()
 
     def _open(self, topic_filter: str, topics: set[str]) -> None:
-        """A page: whole when each of its topics has shown a value."""
+        """Open a page, which is complete when each of its topics has shown a value."""
         name = "/".join("N" if level.isdecimal() else level for level in topic_filter.split("/"))
         if self.page:
             self.client.unsubscribe(self.page, name="the page before")

@@ -1,4 +1,4 @@
-"""One publisher that costs as much as thousands, beside cheap ones."""
+"""Scenario of one publisher that costs as much as thousands, beside cheap ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from loadtest.scenarios.telemetry import TelemetryFleet
 
 
 class Expensive(Role):
-    """A camera: large payloads at QoS 2, one after the other, and somebody who watches."""
+    """A camera and its viewer: large payloads at QoS 2, one after the other."""
 
     fixed_count = 1
     publishes = False
@@ -19,13 +19,13 @@ class Expensive(Role):
     topic = "camera/%i"
 
     def on_start(self) -> None:
-        """Connect and watch."""
+        """Connect and subscribe."""
         super().on_start()
         self.hear(self.own_topic)
 
     @task
     def show(self) -> None:
-        """A picture; the next one when this has arrived at the broker."""
+        """Publish a picture, and wait until it has arrived at the broker."""
         self.say(self.own_topic, wait=True)
 
 

@@ -1,4 +1,4 @@
-"""Clients that mean harm, and a pair that must not notice."""
+"""Scenario of hostile clients, and a pair that must not notice them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from loadtest.user import Message
 
 
 class ControlPair(Role):
-    """Publishes and hears itself: what everybody else has of the broker meanwhile."""
+    """Publishes and hears itself: the service that all other clients get meanwhile."""
 
     fixed_count = 2
     publishes = False
@@ -34,22 +34,22 @@ class ControlPair(Role):
         self.hear(self.own_topic, self.arrived)
 
     def arrived(self, message: Message) -> None:
-        """One of its own."""
+        """Process one of its own messages."""
         self.check(self.heard, message)
 
     @task
     def speak(self) -> None:
-        """One."""
+        """Publish one message."""
         self.say(self.own_topic, head(self.sequence))
         self.sequence += 1
 
     def is_drained(self) -> bool:
-        """All have come."""
+        """Whether all messages have arrived."""
         return self.sequence == self.heard.next.get(self.own_topic, 0)
 
 
 class HostileClients(Role):
-    """One attack after the other. docs/scenarios/hostile-clients.md"""
+    """Makes one attack after the other. docs/scenarios/hostile-clients.md"""
 
     beside = (ControlPair,)
     users = 20
@@ -66,17 +66,17 @@ class HostileClients(Role):
 
     @classmethod
     def configure(cls, options: argparse.Namespace) -> None:
-        """--attacks."""
+        """Apply --attacks."""
         chosen(options.attacks, bool(options.user))
         if Target.parse(options.host or cls.host or "").is_websocket:
             raise ValueError("HostileClients speaks mqtt:// and mqtts://, not WebSocket")
 
     def on_start(self) -> None:
-        """Each attack has connections of its own."""
+        """Do nothing: each attack has connections of its own."""
 
     @task
     def attack(self) -> None:
-        """The next one."""
+        """Make the next attack."""
         attack = next(self._turn)
         kind = "REFUSAL" if attack.is_refusal else "SURVIVAL"
         begun = time.monotonic()

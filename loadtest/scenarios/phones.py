@@ -1,4 +1,4 @@
-"""Clients that come and go; what was sent meanwhile waits for them."""
+"""Scenario of clients that come and go, whose messages wait meanwhile."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from loadtest.verdict import Duplicate, Lost
 
 
 class Phones(Role):
-    """A phone, and who writes to it while it is away. docs/scenarios/phones.md
+    """A phone, and a client that writes to it while it is away. docs/scenarios/phones.md
 
-    Its session lasts; --qos 0 is taken as 1, for nothing need be kept of QoS 0.
+    Its session lasts; --qos 0 is taken as 1, because QoS 0 messages need not be queued.
     """
 
     weight = 10
@@ -37,14 +37,14 @@ class Phones(Role):
         self.writer = self.new_client("writer")
 
     def on_start(self) -> None:
-        """Connect, with a session that has nothing of an earlier run."""
+        """Connect, with a new session."""
         super().on_start()
         self.keep_session()
         self.hear(self.own_topic, self.take)
         self.writer.connect(clean_start=True, session_expiry=0)
 
     def take(self, message: Message) -> None:
-        """One that was sent to it."""
+        """Process a message sent to it."""
         sequence = parsed(message.content)
         if sequence in self.missing:
             self.missing.discard(sequence)
@@ -55,7 +55,7 @@ class Phones(Role):
 
     @task
     def come_and_go(self) -> None:
-        """Away, written to, back, and all of it is there."""
+        """Disconnect, send messages, reconnect, and check that all of them arrive."""
         self.client.disconnect()
         self.is_whole.clear()
         for _ in range(self.options.backlog):
@@ -75,7 +75,7 @@ class Phones(Role):
         self.missing.clear()
 
     def leave(self) -> None:
-        """No session stays behind."""
+        """End the session."""
         self.writer.disconnect()
         self.client.connect(clean_start=True, session_expiry=0)
         super().leave()

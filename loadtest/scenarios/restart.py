@@ -1,4 +1,4 @@
-"""Workers of an mqttd end, one after the other, under load."""
+"""Scenario of a rolling restart: the workers of an mqttd end, one after the other, under load."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TITLE = b"mqttd: worker "
 
 
 def by_process(supervisor: int) -> dict[int, int]:
-    """Worker -> process id of the children of a supervisor, from their titles. ValueError: there are none."""
+    """Return worker -> process id of a supervisor's children, from their titles. ValueError: there are none."""
     found = {}
     try:
         children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
@@ -40,20 +40,20 @@ def by_process(supervisor: int) -> dict[int, int]:
         try:
             title = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0")
         except OSError:
-            continue  # it has ended just now
+            continue  # it has just ended
         if title.startswith(_TITLE):
             found[int(title.removeprefix(_TITLE))] = int(pid)
     return found
 
 
 def by_admin(url: str, patience: float) -> dict[int, int]:
-    """The same of those that serve, asked at the admin interface of a broker here. ValueError: it is none."""
+    """Do the same for serving workers, from the admin interface of a local broker. ValueError: it is none."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
         try:
             answer = urllib.request.urlopen(f"{parts.scheme}://{parts.netloc}/health", timeout=patience)
         except urllib.error.HTTPError as unhealthy:
-            answer = unhealthy  # 503 says the same in its body
+            answer = unhealthy  # 503 has the same body
         with answer:
             health = json.loads(answer.read())
         return {each["worker"]: each["pid"] for each in health["workers"] if each["state"] == "ready"}
@@ -62,26 +62,26 @@ def by_admin(url: str, patience: float) -> dict[int, int]:
 
 
 class Restarter(Role):
-    """An operator: one worker, and the next when its successor serves."""
+    """An operator: ends one worker, and the next when its successor serves."""
 
     fixed_count = 1
     publishes = False
     period_seconds = 10.0
 
     def on_start(self) -> None:
-        """It needs no connection."""
+        """Do nothing: it needs no connection."""
         self.period_seconds = self.options.every or self.period_seconds
         self.turn = 0
-        gevent.sleep(self.period_seconds)  # until the fleet is there
+        gevent.sleep(self.period_seconds)  # until the fleet is connected
 
     @staticmethod
     def workers(options: argparse.Namespace) -> dict[int, int]:
-        """Those that run."""
+        """Return the running workers."""
         return by_process(options.pid) if options.pid else by_admin(options.metrics, options.patience)
 
     @task
     def restart(self) -> None:
-        """The next worker."""
+        """Restart the next worker."""
         before = self.workers(self.options)
         worker = sorted(before)[self.turn % len(before)]
         self.turn += 1
@@ -96,14 +96,14 @@ class Restarter(Role):
 
 
 class Forgiving(Reporter):
-    """Tells no failure of connections that end, and of attempts to come back: what counts is whether one is back."""
+    """Does not report lost connections and failed attempts to reconnect: only the return counts."""
 
     def __init__(self, environment: Any, ended: Callable[[], None]) -> None:
         super().__init__(environment)
         self._ended = ended
 
     def failed(self, request_type: str, name: str, failure: Exception, ms: float = 0.0, length: int = 0) -> None:
-        """DISCONNECT: one that was to be expected. CONNECT: one more attempt. All else is a failure."""
+        """Report a failure, except DISCONNECT, which is expected, and CONNECT, which is one more attempt."""
         if request_type == "DISCONNECT":
             self.tally("ENDED", name).add(None, 0)
             self._ended()
@@ -114,7 +114,7 @@ class Forgiving(Reporter):
 
 
 class RollingRestart(Persistent):
-    """The fleet, that must come back each time and miss nothing. docs/scenarios/rolling-restart.md"""
+    """The fleet, which must return each time and miss nothing. docs/scenarios/rolling-restart.md"""
 
     beside = (Restarter,)
     users = 50
@@ -129,7 +129,7 @@ class RollingRestart(Persistent):
 
     @classmethod
     def configure(cls, options: argparse.Namespace) -> None:
-        """--pid or --metrics."""
+        """Apply --pid or --metrics."""
         if not options.pid and not options.metrics:
             raise ValueError("RollingRestart needs --pid (of mqttd's supervisor) or --metrics (its admin interface)")
         if not Restarter.workers(options):
@@ -137,16 +137,16 @@ class RollingRestart(Persistent):
 
     @task
     def live(self) -> None:
-        """A message, when it is connected."""
+        """Publish a message, if connected."""
         if self.client.is_connected:
             self.speak()
 
     def ended(self) -> None:
-        """The connection has: come back, as devices do, in a moment of its own, and then less and less often."""
+        """Reconnect after a lost connection, as devices do: after a random pause, which then grows."""
         self.coming = gevent.spawn(self.come_back, time.monotonic())
 
     def come_back(self, since: float) -> None:
-        """Until the broker lets it, or patience is over."""
+        """Try until the broker accepts it, or the patience is over."""
         pause = _PAUSE_SECONDS
         while time.monotonic() - since < self.options.patience:
             gevent.sleep(pause * random.uniform(0.5, 1.5))
@@ -157,11 +157,11 @@ class RollingRestart(Persistent):
         self.fire("RETURN", "restart", None, exception=Lost("the broker"))
 
     def is_drained(self) -> bool:
-        """It is back, and all have come."""
+        """Whether it is back, and all messages have arrived."""
         return self.client.is_connected and super().is_drained()
 
     def leave(self) -> None:
-        """For good."""
+        """Leave for good."""
         if self.coming is not None:
             self.coming.kill()
         super().leave()

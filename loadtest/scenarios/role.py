@@ -1,4 +1,4 @@
-"""What the users of all scenarios have: who runs beside them, a pace, an orderly end, a way to say what is missing."""
+"""The base of all scenarios' users: companions, a pace, an orderly end, reports of missing messages."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from loadtest.verdict import Duplicate, Lost
 from pyx.loadgen.client import STAMP_BYTES
 
 QUIET_SECONDS: Final = 2.0
-"""Who listens leaves when nothing has come for so long: a busy machine may be silent for a second."""
+"""Silence after which a listener leaves at the end: a busy machine may be silent for a second."""
 _LOOK_SECONDS: Final = 0.05
 _ACK_SECONDS_MAX: Final = 15.0
 _EARLY_SECONDS: Final = 0.002
-"""Timers may be."""
+"""Earliness tolerated of timers."""
 _READY_SECONDS_MAX: Final = 30.0
-"""Who is to hear us has so long."""
+"""Time until the listeners are connected."""
 _READY_SECONDS_ELSEWHERE: Final = 3.0
-"""The same in a distributed run, where it may be in another process and cannot be seen from here."""
+"""The same in a distributed run, where a listener may be in another process and cannot be seen from here."""
 
 
 class Role(MqttUser):
-    """A user of a scenario. --rate is shared evenly among all who publish; without it each does at its own pace."""
+    """A user of a scenario. --rate is shared evenly among all publishers; without it each has its own pace."""
 
     abstract = True
     beside: ClassVar[tuple[type[Role], ...]] = ()
-    """Who runs with it; each has a `fixed_count`."""
+    """Classes that run with it; each has a `fixed_count`."""
     users: ClassVar[int] = 50
-    """How many, when -u says nothing."""
+    """Number of users without -u."""
     publishes: ClassVar[bool] = True
     """Whether it takes part in --rate."""
     period_seconds: float = 1.0
-    """From one task to the next, when --rate says nothing."""
+    """Time from one task to the next, without --rate."""
     drain_seconds: ClassVar[float] = 0.0
-    """Who waits for messages does so for so long at most when the run ends."""
+    """Longest wait for missing messages when the run ends."""
     is_ready: ClassVar[Event]
-    """One of this process listens."""
+    """Set when a listener of this process has subscribed."""
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -61,11 +61,11 @@ class Role(MqttUser):
 
     @classmethod
     def configure(cls, options: argparse.Namespace) -> None:
-        """Take from the options what is of the class: how many of `beside`. ValueError: they do not fit."""
+        """Apply options of the class: the numbers of `beside`. ValueError: they are invalid."""
 
     @property
     def all_topics(self) -> str:
-        """A filter for the topics of all publishers."""
+        """Return a filter for the topics of all publishers."""
         return filter_for(self.topic_template)
 
     @property
@@ -75,12 +75,12 @@ class Role(MqttUser):
 
     @property
     def has_session(self) -> bool:
-        """Whether the broker had one when we connected; MQTT 3.1 does not say."""
+        """Whether the broker had a session when we connected; MQTT 3.1 does not tell."""
         return self.client.session_present or self.client.settings.version == 3
 
     def wait_time(self) -> float:
-        """Seconds until the next task is due: by a schedule, so that a slow answer does not make the next one late.
-        A schedule that is behind begins anew.
+        """Return the seconds until the next task is due: by a schedule, so that a slow answer does not delay the next
+        one. A schedule that is behind starts again.
         """
         rate = self.options.rate
         period = self.options.publishers / rate if rate and self.publishes else self.period_seconds
@@ -90,19 +90,19 @@ class Role(MqttUser):
         return max(0.0, self._due - now)
 
     def keep_session(self) -> None:
-        """Before MQTT 5 a session that began with Clean Session 1 ends with its connection: begin one that does not."""
+        """Make the session last. Before MQTT 5 one that began with Clean Session 1 ends with its connection."""
         if not self.is_v5:
             self.client.connect(clean_start=False)
 
     def content(self, head: bytes = b"") -> bytes:
-        """The next payload of --payload, without its stamp: `head`, and what fills it up."""
+        """Return the next payload of --payload, without its stamp: `head`, and filler."""
         what = next(self._payloads)
         if isinstance(what, bytes):
             return head + what
         return head + filler(max(0, what - STAMP_BYTES - len(head)))
 
     def say(self, topic: str, head: bytes = b"", *, name: str | None = None, wait: bool = False, **more: Any) -> bool:
-        """Publish the next payload, with `head` first in it."""
+        """Publish the next payload, with `head` at its beginning."""
         return self.client.publish(
             topic, content=self.content(head), name=name or self.topic_template, wait=wait, **more
         )
@@ -120,13 +120,13 @@ class Role(MqttUser):
         self.is_ready.set()
 
     def fire(self, kind: str, name: str, ms: float | None, length: int = 0, exception: Exception | None = None) -> None:
-        """Tell locust of a request. ms: None when it has no duration."""
+        """Report a request to locust. ms: None when it has no duration."""
         self.environment.events.request.fire(
             request_type=kind, name=name, response_time=ms, response_length=length, exception=exception, context={}
         )
 
     def check(self, heard: Sequences, message: Message) -> None:
-        """Tell of what was lost before this message. What comes twice is a failure where it may not, at QoS 0 and 2."""
+        """Report messages lost before this one. Duplicates are a failure at QoS 0 and 2."""
         lost = heard.heard(message.topic, message.content, message.dup)
         for _ in range(lost):
             self.fire("DELIVERY", self.topic_template, None, exception=Lost("a later message came"))
@@ -134,7 +134,7 @@ class Role(MqttUser):
             self.fire("DELIVERY", self.topic_template, None, exception=Duplicate("it was there already"))
 
     def on_start(self) -> None:
-        """Connect, and let those go first who are to hear us."""
+        """Connect, after the users that listen to it."""
         super().on_start()
         seconds = _READY_SECONDS_ELSEWHERE if self._is_worker else _READY_SECONDS_MAX
         for each in self.beside:
@@ -142,14 +142,14 @@ class Role(MqttUser):
                 each.is_ready.wait(seconds)
 
     def on_stop(self) -> None:
-        """Wait for acks and for what is still to come, then leave."""
+        """Wait for acks and for missing messages, then leave."""
         self._until(lambda: not self.client.inflight, _ACK_SECONDS_MAX)
         self._last = time.monotonic()
         self._until(self.is_drained, self.drain_seconds)
         self.leave()
 
     def is_drained(self) -> bool:
-        """Whether nothing more is to come."""
+        """Whether no more messages are expected."""
         return time.monotonic() - self._last >= QUIET_SECONDS
 
     def leave(self) -> None:

@@ -1,4 +1,4 @@
-"""One heavy subscriber of everything."""
+"""Scenario of one heavy subscriber to everything."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loadtest.user import Message
 
 
 class Star(Listener):
-    """Subscribes to all topics of the fleet, and counts what is missing."""
+    """Subscribes to all topics of the fleet, and counts missing messages."""
 
     fixed_count = 1
     qos = 1
@@ -25,16 +25,16 @@ class Star(Listener):
         self.hear(self.all_topics, self.arrived)
 
     def arrived(self, message: Message) -> None:
-        """One of the many."""
+        """Process a message."""
         self.check(self.heard, message)
 
     @task
     def listen(self) -> None:
-        """Nothing to do but listen."""
+        """Do nothing but listen."""
 
 
 class StarConsumer(Role):
-    """The devices that one subscriber hears in full. docs/scenarios/star-consumer.md"""
+    """The devices whose messages one subscriber receives. docs/scenarios/star-consumer.md"""
 
     beside = (Star,)
     users = 100
@@ -48,6 +48,6 @@ class StarConsumer(Role):
 
     @task
     def report(self) -> None:
-        """One message."""
+        """Publish one message."""
         self.say(self.own_topic, head(self.sequence))
         self.sequence += 1

@@ -1,4 +1,4 @@
-"""Everybody loses the connection at one moment, and comes back at once."""
+"""Scenario of a reconnect storm: all clients lose the connection at once, and return at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loadtest.verdict import Lost
 
 
 class Persistent(Role):
-    """Hears itself, by a session that outlives its connections: nothing may be missing when it is back."""
+    """Hears itself, with a lasting session: nothing may be missing when it returns."""
 
     drain_seconds = 30.0
     qos = 1
@@ -26,22 +26,22 @@ class Persistent(Role):
         self.heard = Sequences()
 
     def on_start(self) -> None:
-        """Connect, with a session that has nothing of an earlier run, and listen."""
+        """Connect, with a new session, and listen."""
         super().on_start()
         self.keep_session()
         self.hear(self.own_topic, self.arrived)
 
     def arrived(self, message: Message) -> None:
-        """One of its own."""
+        """Process one of its own messages."""
         self.check(self.heard, message)
 
     def speak(self) -> None:
-        """One."""
+        """Publish one message."""
         self.say(self.own_topic, head(self.sequence))
         self.sequence += 1
 
     def returned(self, name: str, since: float) -> None:
-        """It is connected again: tell how long that took, and whether the session was kept."""
+        """Report how long the reconnection took, and whether the session was kept."""
         if self.has_session:
             self.fire("RETURN", name, (time.monotonic() - since) * 1e3)
             return
@@ -49,11 +49,11 @@ class Persistent(Role):
         self.hear(self.own_topic, self.arrived)
 
     def is_drained(self) -> bool:
-        """All have come."""
+        """Whether all messages have arrived."""
         return self.sequence == self.heard.next.get(self.own_topic, 0)
 
     def leave(self) -> None:
-        """No session stays behind."""
+        """End the session."""
         self.client.connect(clean_start=True, session_expiry=0)
         super().leave()
 
@@ -70,17 +70,17 @@ class ReconnectStorm(Persistent):
         self.storms = self._storms()
 
     def _storms(self) -> int:
-        # by the wall clock: it is the same moment for all processes
+        # by the wall clock: the same moment for all processes
         return int(time.time() / (self.options.every or self.storm_seconds))
 
     def wait_time(self) -> float:
-        """Until the next message, or the storm."""
+        """Return the time until the next message, or the storm."""
         until = (self.storms + 1) * (self.options.every or self.storm_seconds) - time.time()
         return max(0.0, min(super().wait_time(), until))
 
     @task
     def live(self) -> None:
-        """A message, or the storm."""
+        """Publish a message, or reconnect for the storm."""
         storms = self._storms()
         if storms == self.storms:
             self.speak()

@@ -1,4 +1,4 @@
-"""Many cheap publishers, and payloads of which a few are large."""
+"""Scenario of many cheap publishers, and of payloads of which a few are large."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from loadtest.scenarios.role import Role
 
 
 class TelemetryFleet(Role):
-    """Devices that say something small now and then, and listen to nothing. docs/scenarios/telemetry-fleet.md"""
+    """Devices that publish small messages now and then, and do not subscribe. docs/scenarios/telemetry-fleet.md"""
 
     users = 200
     weight = 40
     topic = "fleet/%i/telemetry"
     listening: ClassVar[int] = 10
-    """Every so manieth hears itself: a sample of the time to a subscriber."""
+    """Every how manieth hears itself: a sample of the time to a subscriber."""
 
     def on_start(self) -> None:
         """Connect."""
@@ -26,12 +26,12 @@ class TelemetryFleet(Role):
 
     @task
     def report(self) -> None:
-        """One message; the next does not wait for its acknowledgement."""
+        """Publish one message; the next does not wait for its acknowledgement."""
         self.say(self.own_topic)
 
 
 class PayloadMix(TelemetryFleet):
-    """Most payloads small, every fifth large, and each comes back. docs/scenarios/payload-mix.md"""
+    """Mostly small payloads, every fifth large, and each publisher hears itself. docs/scenarios/payload-mix.md"""
 
     users = 50
     weight = 5

@@ -1,4 +1,4 @@
-"""One publisher to all: large, and retained for those who come later."""
+"""Scenario of an update: one publisher to all, large, and retained for late clients."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from loadtest.user import Message
 from loadtest.verdict import Lost
 
 _CHUNK = struct.Struct("<QHH")
-"""Version, which chunk, of how many."""
+"""Version, chunk, number of chunks."""
 
 
 class UpdateServer(Role):
-    """Publishes a version after the other, in chunks."""
+    """Publishes one version after the other, in chunks."""
 
     fixed_count = 1
     publishes = False
@@ -33,21 +33,21 @@ class UpdateServer(Role):
 
     @task
     def publish_version(self) -> None:
-        """All chunks; versions rise from run to run, for the last run's may be retained."""
+        """Publish all chunks; versions rise from run to run, because the last run's may be retained."""
         version = time.time_ns() // 1_000_000
         for chunk in range(self.options.chunks):
             head = _CHUNK.pack(version, chunk, self.options.chunks)
             self.say(f"{self.own_topic}/{chunk}", head, retain=True, wait=True)
 
     def leave(self) -> None:
-        """Nothing stays retained."""
+        """Clear all retained messages."""
         for chunk in range(self.options.chunks):
             self.client.publish(f"{self.own_topic}/{chunk}", b"", retain=True, name="end of the update")
         super().leave()
 
 
 class OverTheAirUpdate(Listener):
-    """The devices that are to have each version, whole. docs/scenarios/over-the-air-update.md"""
+    """The devices, each of which must get every version completely. docs/scenarios/over-the-air-update.md"""
 
     beside = (UpdateServer,)
     users = 100
@@ -61,20 +61,20 @@ class OverTheAirUpdate(Listener):
         self.missing: set[int] = set()
         self.since = 0.0
         self.was_there = False
-        """Whether it was there when this version began."""
+        """Whether it was connected when this version began."""
 
     def on_start(self) -> None:
-        """Connect and subscribe; the present version comes at once."""
+        """Connect and subscribe; the present version arrives at once."""
         super().on_start()
         self.hear(f"{self.own_topic}/+", self.take)
 
     def take(self, message: Message) -> None:
-        """A chunk."""
+        """Process a chunk."""
         if not message.payload:
             return  # the end of the update
         version, chunk, chunks = _CHUNK.unpack_from(message.content)
         if version < self.present:
-            return  # what is retained comes in any order
+            return  # retained chunks arrive in any order
         if version > self.present:
             self.give_up()
             self.present, self.missing = version, set(range(chunks))
@@ -87,10 +87,10 @@ class OverTheAirUpdate(Listener):
             self.fire("UPDATE", self.topic_template, ms, len(message.payload) * chunks)
 
     def give_up(self) -> None:
-        """A newer version is there."""
+        """Count an incomplete version as lost, because a newer one is published."""
         if self.missing and self.was_there:
             self.fire("UPDATE", self.topic_template, None, exception=Lost("chunks of a version"))
 
     @task
     def listen(self) -> None:
-        """Nothing to do but listen."""
+        """Do nothing but listen."""

@@ -1,1 +1,1 @@
-"""What everything else stands on: tables, hashing, timers, clocks, counters, limits, the count of work."""
+"""The base of all compiled modules: tables, hashing, timers, clocks, counters, limits, counting of work."""

@@ -1,10 +1,10 @@
 # cython: language_level=3
-"""The C library's allocator: free memory is kept for the next tick, and given back when the worker is idle."""
+"""Tuning of the C library's allocator: free memory is kept for the next tick, and returned when the worker is idle."""
 from pyx.core.kernel cimport M_MMAP_THRESHOLD, M_TOP_PAD, M_TRIM_THRESHOLD, malloc_trim, mallopt
 
 
 def tune_allocator():
-    """Keep freed memory for the next tick instead of giving it back to the kernel and asking again (a page fault per
+    """Keep freed memory for the next tick instead of returning it to the kernel and asking again (a page fault per
     page and tick)."""
     mallopt(M_MMAP_THRESHOLD, 4 << 20)
     mallopt(M_TRIM_THRESHOLD, 64 << 20)
@@ -12,5 +12,5 @@ def tune_allocator():
 
 
 def trim_memory():
-    """Give free memory back to the kernel: called when the worker is idle."""
+    """Return free memory to the kernel: called when the worker is idle."""
     return malloc_trim(0)

@@ -1,4 +1,4 @@
-"""What all workers together may have at most."""
+"""Bounds that hold for all workers together."""
 
 from collections.abc import Sequence
 from typing import Any, Final, final
@@ -8,17 +8,17 @@ SESSIONS: Final[int]
 
 @final
 class Claims:
-    """`rows`: the counter rows of all workers (writable, at least ROW_BYTES long); `own`: which is ours; `what`:
-    CONNECTIONS or SESSIONS.
+    """The count of one kind. `rows`: the counter rows of all workers (writable, at least ROW_BYTES long); `own`: index
+    of our own; `what`: CONNECTIONS or SESSIONS.
     """
 
     def __new__(cls, rows: Sequence[Any], own: int, what: int) -> Claims: ...
     def take(self, most: int) -> bool:
-        """One more of ours, if all together have less than `most` (0: any number)."""
+        """Claim one more if all workers together have less than `most` (0: any number); return if it was granted."""
 
     def set(self, count: int) -> None:
-        """So many are ours."""
+        """Set our own count."""
 
     @property
     def held(self) -> int:
-        """Those of all workers together."""
+        """The count of all workers together."""

@@ -1,16 +1,16 @@
 # cython: language_level=3
-"""What all workers together may have at most: connections, sessions.
+"""Bounds that hold for all workers together: connections, sessions.
 
-Each worker says in its counter row how many it has, and adds up the rows of all before it takes another one. Two that
-take the last one at the same moment must not both have it, and one of them must:
+Each worker publishes its count in its counter row, and adds up the rows of all before it takes one more. Two workers
+that claim the last place at the same moment must not both get it, and one of them must:
 
-    say that there is one more of ours; add up; no more than there may be: it is ours
-    else take that back, and add up again: if it is full without us, there was no room; else somebody has tried at the
-    same moment, and one of the two finds room at the next try: whoever adds up last sees that the other has gone
+    increment our own count; add up; if the sum is within the bound, the place is ours else decrement it, and add up
+    again: if it is full without us, there was no room; else another worker has tried at the same moment, and one of the
+    two gets the place at the next try: the one that adds up last sees that the other has gone
 
-All of it is sequentially consistent: of two that say so and then add up, one at least sees both. Nothing is locked, so
-nobody waits for a worker that was stopped, and who dies holds what it said until its successor says otherwise
-(`set`): the sessions in its store are there meanwhile.
+All of it is sequentially consistent: of two workers that increment and then add up, at least one sees both. There is no
+lock, so nobody waits for a stopped worker, and a worker that dies holds its count until its successor replaces it
+(`set`): the sessions in its store exist meanwhile.
 """
 cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -42,7 +42,7 @@ cdef enum:
 
 @cython.final
 cdef class Claims:
-    """Of one kind, as one worker sees it."""
+    """The count of one kind, for one worker."""
     cdef uint64_t** at
     cdef int count
     cdef uint64_t* own
@@ -56,7 +56,7 @@ cdef class Claims:
         self.at = <uint64_t**>calloc(len(rows), sizeof(uint64_t*))
         if self.at == NULL:
             raise MemoryError
-        self.owners = tuple(rows)               # keep the mapping
+        self.owners = tuple(rows)               # keeps the mapping
         self.count = len(self.owners)
         for i in range(self.count):
             PyObject_GetBuffer(self.owners[i], &view, PyBUF_SIMPLE | PyBUF_WRITABLE)
@@ -78,7 +78,7 @@ cdef class Claims:
         return found
 
     def take(self, uint64_t most):
-        """One more of ours, if all together have less than `most` (0: any number)."""
+        """Claim one more if all workers together have less than `most` (0: any number); return if it was granted."""
         for _ in range(TRIES):
             claim_add(self.own, 1)
             if most == 0 or self.total() <= most:
@@ -90,10 +90,10 @@ cdef class Claims:
         return False
 
     def set(self, uint64_t count):
-        """So many are ours."""
+        """Set our own count."""
         claim_store(self.own, count)
 
     @property
     def held(self):
-        """Those of all workers together."""
+        """The count of all workers together."""
         return self.total()

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""The clock that message numbers come from: see the .pyx."""
+"""The clock of message numbers: see the .pyx."""
 from libc.stdint cimport uint64_t
 
 
@@ -23,12 +23,12 @@ cdef extern from *:
 
 
 cdef class Clock:
-    cdef public uint64_t us             # what the wall clock says in this tick, microseconds since 1970
-    cdef readonly uint64_t last         # the last time given or heard
-    cdef uint64_t told                  # up to where the cell has it
-    cdef uint64_t* cell                 # the highest time that anybody on this host has given; borrowed from owner
+    cdef public uint64_t us             # wall clock of this tick, microseconds since 1970
+    cdef readonly uint64_t last         # the last time given out or heard
+    cdef uint64_t told                  # the last value written to the cell
+    cdef uint64_t* cell                 # the highest time that a worker of this host has given out; borrowed from owner
     cdef object owner
-    cdef uint64_t own                   # a cell for a worker that has no siblings
+    cdef uint64_t own                   # the cell of a worker without siblings
 
     cdef inline uint64_t next(self) noexcept:
         cdef uint64_t t = self.us
@@ -38,13 +38,13 @@ cdef class Clock:
         return t
 
     cdef inline void hear(self) noexcept:
-        # after the bytes came that are about to be numbered: whoever sent them may have had an answer from anybody
+        # call it after receiving the bytes to be numbered: their sender may have had an answer from any worker
         cdef uint64_t heard = clock_cell_load(self.cell)
         if heard > self.last:
             self.last = heard
 
     cdef inline void tell(self) noexcept:
-        # before anything leaves this worker that a time given here is the cause of
+        # call it before anything leaves this worker that depends on a time given out here
         if self.last != self.told:
             clock_cell_raise(self.cell, self.last)
             self.told = self.last

@@ -1,20 +1,20 @@
-"""The clock that message numbers come from: hybrid, and one for all workers of a host."""
+"""The clock of message numbers: hybrid, and one for all workers of a host."""
 
 from typing import final
 
 @final
 class Clock:
-    """Of one worker. `cell`: 8 writable bytes that it shares with its siblings, aligned; None: it has none."""
+    """The clock of one worker. `cell`: 8 writable, aligned bytes shared with its siblings; None: it has none."""
 
     us: int
-    """What the wall clock says in this tick, microseconds since 1970."""
+    """Wall clock of this tick, microseconds since 1970."""
     @property
     def last(self) -> int:
-        """The last time given or heard."""
+        """The last time given out or heard."""
 
     @property
     def ms(self) -> int:
-        """Milliseconds since 1970: the time that a number would have now. It never goes back."""
+        """Milliseconds since 1970: the time of a number given out now. It never goes back."""
 
     def __new__(cls, cell: memoryview | None = None) -> Clock: ...
     def share(self, cell: memoryview) -> None: ...

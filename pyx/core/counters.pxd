@@ -1,16 +1,16 @@
 # cython: language_level=3
-"""One table of counters; a row is one worker's, mapped by the supervisor so that it outlives the worker.
+"""The table of counters; a row belongs to one worker and is mapped by the supervisor, so that it outlives the worker.
 
     0   ..   the counters below, gauges first
     312 ..   listeners: LISTENER_PLACES for each
-    344 ..   claims: its part of what all workers together may have (pyx.core.claims)
-    352 ..   what the worker has in hand, should it die of it
+    344 ..   claims: this worker's part of counts that hold for all together (pyx.core.claims)
+    352 ..   the packet being processed, in case the worker dies of it
     384 ..   histograms: HISTOGRAM_PLACES each
     512 ..   links: LINK_PLACES for each worker that this one sends to
 
-Who writes what: the worker alone, and after its death, until its successor is forked, the supervisor (`bury`). Gauges
-are what a living worker has; everything else only rises, over all incarnations of a worker. Claims of sessions are the
-successor's to set: what a store keeps is there also while nobody serves it.
+Only the worker writes its row, and after its death, until its successor is forked, the supervisor (`bury`). Gauges are
+amounts of a living worker; everything else only rises, over all incarnations of a worker. The claim of sessions is left
+for the successor to set: the sessions in a store exist also while no worker serves them.
 """
 from libc.stdint cimport uint8_t, uint64_t
 from libc.string cimport memcpy
@@ -22,20 +22,20 @@ cpdef enum:
     INCARNATION                     # microseconds since the epoch at the worker's fork
     CONNECTIONS                     # sockets of clients, before and after the CONNECT
     SESSIONS
-    SUBSCRIPTIONS                   # memberships of share groups included
+    SUBSCRIPTIONS                   # including memberships of share groups
     SHARED_SUBSCRIPTIONS
-    FILTERS                         # different Topic Filters, siblings' interest included
+    FILTERS                         # different Topic Filters, including siblings' interest
     RETAINED_MESSAGES
     RETAINED_BYTES
-    LOG_MESSAGES                    # of the log that sessions which are behind read: index entries
+    LOG_MESSAGES                    # index entries of the log for sessions that are behind
     LOG_BYTES
     ARCHIVE_BYTES                   # of the archive's blocks
     EVENTS_BYTES                    # of recorded events on the disk
     REPLAYS                         # subscriptions that read the archive
     STORE_FULL                      # 1: the store takes no new message
-    STORE_FAILED                    # 1: the disk refuses, nothing becomes durable
+    STORE_FAILED                    # 1: the disk fails, nothing becomes durable
     STORE_UNWRITTEN_BYTES           # given to the store, not written yet
-    RECORDS_SET_ASIDE               # of the store, which nobody can read
+    RECORDS_SET_ASIDE               # unreadable records of the store
     # connections
     CONNECTIONS_ACCEPTED
     CONNECTIONS_HANDED_OVER
@@ -47,33 +47,33 @@ cpdef enum:
     AUTHENTICATIONS_REFUSED         # auth_pending_max reached
     AUTHENTICATIONS_REPEATED        # AUTH 0x19 that succeeded
     CREDENTIALS_HASHED              # password hashes computed
-    CREDENTIALS_CACHED              # passwords found right without
+    CREDENTIALS_CACHED              # passwords accepted from the cache
     SESSIONS_TAKEN_OVER
     SESSIONS_EXPIRED
     ACCEPT_ERRORS
     KEEP_ALIVE_TIMEOUTS
     PROTOCOL_ERRORS
-    INTERNAL_ERRORS                 # exceptions of ours while a packet was handled: its connection was closed
+    INTERNAL_ERRORS                 # exceptions of ours while processing a packet: its connection was closed
     # traffic
     BYTES_RECEIVED
     BYTES_SENT
     PACKETS_RECEIVED
-    ANSWERS_SENT                    # packets put into outboxes that are no PUBLISH
+    ANSWERS_SENT                    # packets put into outboxes other than PUBLISH
     RECV_CALLS
     SEND_CALLS
     TICKS
-    PUBLISH_RECEIVED                # from clients, duplicates of QoS 2 not counted
+    PUBLISH_RECEIVED                # from clients, without duplicates of QoS 2
     PUBLISH_RECEIVED_QOS1
     PUBLISH_RECEIVED_QOS2
-    PUBLISH_DUPLICATES              # QoS 2 publishes that were there already
+    PUBLISH_DUPLICATES              # repeated QoS 2 publishes
     PUBLISH_BYTES_RECEIVED          # payloads
-    PUBLISH_REFUSED                 # $SYS, not authorised, beyond bounds, not as indicated: the client may go on
+    PUBLISH_REFUSED                 # $SYS, not authorised, beyond bounds, invalid UTF-8; the client stays connected
     SUBSCRIPTIONS_NOT_AUTHORISED
     WILLS_REFUSED                   # when they were due
     PUBLISH_UNMATCHED
     PUBLISH_BYTES_SENT              # payloads
-    PUBLISH_SENT                    # PUBLISH packets put into outboxes, redeliveries included
-    PUBLISH_SENT_BY_ALIAS           # of those: without their topic, a Topic Alias stood for it
+    PUBLISH_SENT                    # PUBLISH packets put into outboxes, including redeliveries
+    PUBLISH_SENT_BY_ALIAS           # of those: with a Topic Alias instead of their topic
     REDELIVERED
     RETAINED_REFUSED                # retained_messages_max or retained_bytes_max reached
     # copies: matched = delivered + expired + dropped + still queued or in flight
@@ -93,12 +93,12 @@ cpdef enum:
     DROPPED_REFUSED                 # PUBREC with a reason code >= 0x80
     DROPPED_PEER_LOST
     DROPPED_NO_MEMBER
-    DROPPED_OVERTAKEN               # retained messages: a newer one of the topic was sent meanwhile, as it came
+    DROPPED_OVERTAKEN               # retained messages: a newer one of the topic was sent live meanwhile
     DROPPED_WORKER_LOST
     # share groups
-    SHARED_WAITED                   # no member could take a message when it came: it was queued for one
+    SHARED_WAITED                   # no member had room for a message when it arrived: it was queued for one
     SHARED_AGAIN                    # chosen a second time: refused, its worker died, or its member left
-    # limits that were reached (broker/config/limits.py says which)
+    # limits that were reached (see broker/config/limits.py)
     PACKETS_TOO_LARGE               # packet_bytes_max
     CONNECTS_TOO_LARGE              # connect_bytes_max
     TOPICS_TOO_LONG
@@ -112,7 +112,7 @@ cpdef enum:
     FILTERS_REFUSED                 # subscriptions
     CONNECTIONS_OVER_MAX
     SESSIONS_OVER_MAX               # CONNECTs refused at sessions_max
-    SESSIONS_ENDED_FOR_ROOM         # offline ones that ended at sessions_max, so that another one could begin
+    SESSIONS_ENDED_FOR_ROOM         # offline sessions ended at sessions_max to make room for another
     SESSIONS_TOO_LARGE              # subscriptions and CONNECTs beyond session_bytes_max
     CONNECT_TIMEOUTS
     HALF_OPEN_REFUSED
@@ -120,26 +120,26 @@ cpdef enum:
     TAKEOVERS_REFUSED
     KEEP_ALIVES_SHORTENED
     SESSION_EXPIRIES_SHORTENED
-    PUBLISH_RATE_HELD               # times a connection was not read because it published too fast
+    PUBLISH_RATE_HELD               # times that reading a connection was paused because it published too fast
     FILTERS_RATE_HELD               # or subscribed too fast
     RECEIVE_MAXIMUM_HELD            # or sent more than Receive Maximum while answers were due to it
-    INFLIGHT_FULL                   # times a session fell behind because its window was full
-    QUEUES_HELD                     # times the queue of a session was full and its publishers were made to wait
-    QUEUE_FULL_HELD                 # times a publisher was not read because of that
+    INFLIGHT_FULL                   # times that a session fell behind because its window was full
+    QUEUES_HELD                     # times that a session's queue was full and its publishers were made to wait
+    QUEUE_FULL_HELD                 # times that reading a publisher was paused because of that
     HOLDS_GIVEN_UP
     MEMORY_SECONDS                  # seconds above worker_memory_bytes_max
-    MEMORY_HELD                     # times a publisher was not read because of that
+    MEMORY_HELD                     # times that reading a publisher was paused because of that
     MEMORY_REFUSED                  # connections, subscriptions and publishes refused because of that
-    STORE_HELD                      # times a publisher before MQTT 5 was not read because the store was full
+    STORE_HELD                      # times that reading a publisher before MQTT 5 was paused because the store was full
     # publishes refused because of that, connections closed, and acks that waited for store_error_seconds_max
     STORE_REFUSED
-    STORE_UNWRITTEN_HELD            # times a publisher or subscriber was not read because of store_unwritten_bytes_max
+    STORE_UNWRITTEN_HELD            # times that reading a client was paused because of store_unwritten_bytes_max
     STORE_BLOCKS_READ               # from the disk, or its cache, for sessions that are behind
-    STORE_READS_SHARED              # batches that were there because another session had just read them
-    STORE_BLOCKS_LEFT_OUT           # of the log, which cannot be read
+    STORE_READS_SHARED              # batches shared with another session that had just read them
+    STORE_BLOCKS_LEFT_OUT           # unreadable blocks of the log
     # the archive
     ARCHIVED_MESSAGES
-    ARCHIVED_BYTES                  # of their records
+    ARCHIVED_BYTES                  # size of their records
     ARCHIVE_DROPPED                 # QoS 0, and the store was full or too slow
     ARCHIVE_REMOVED_MESSAGES        # by retention
     ARCHIVE_REMOVED_BYTES
@@ -148,28 +148,28 @@ cpdef enum:
     EVENTS_LOST                     # the disk was full or failed
     EVENTS_UNLISTED                 # messages counted for "others", because a table of a minute was full
     RETAINED_WALKS_DEFERRED
-    RETAINED_UNWATCHED              # live ones not remembered while retained ones were on their way
-    TICK_PACKETS_CARRIED            # times a connection had to go on in the next tick
-    TICK_PEER_CARRIED               # the same of the siblings
+    RETAINED_UNWATCHED              # live ones not remembered while retained ones were being sent
+    TICK_PACKETS_CARRIED            # times that a connection had to continue in the next tick
+    TICK_PEER_CARRIED               # the same for siblings
     HANDOFF_TIMEOUTS
     HANDOFFS_REFUSED
-    PEERS_AWAY                      # times a sibling was silent or stalled for too long
+    PEERS_AWAY                      # times that a sibling was silent or stalled for too long
     # subscriptions that read the archive (broker/replay/replaying.py)
     REPLAYED_MESSAGES               # put into the queues of their sessions
-    REPLAYED_BYTES                  # topics, properties and payloads of those
+    REPLAYED_BYTES                  # their topics, properties and payloads
     REPLAY_PAGES                    # read from the archive of this worker, for its own sessions and those of siblings
     REPLAYS_REFUSED
-    REPLAYS_FALLEN_BEHIND           # times retention had removed what one had not read
-    # mesh; what was sent is counted per link, see below
+    REPLAYS_FALLEN_BEHIND           # times that retention had removed messages before a replay read them
+    # mesh; sending is counted per link, see below
     MESH_ENTRIES_SENT
     MESH_ENTRIES_RECEIVED
     MESH_BATCHES_RECEIVED
     MESH_BYTES_RECEIVED
-    MESH_BATCHES_BEHIND             # sent ones that went to the hand-off log, as the sibling takes less than comes
-    MESH_FRAMES_REFUSED             # malformed, or of or for an incarnation that is dead
-    READING_PAUSED                  # times a publisher was not read because a peer's outbox was full
+    MESH_BATCHES_BEHIND             # sent batches that went to the hand-off log, because the sibling is too slow
+    MESH_FRAMES_REFUSED             # malformed, or from or for an incarnation that is dead
+    READING_PAUSED                  # times that reading a publisher was paused because a peer's outbox was full
     # $SYS
-    CLIENTS_MAXIMUM                 # most clients that were connected at once, all workers together, as this one saw it
+    CLIENTS_MAXIMUM                 # highest number of connected clients of all workers, as this one saw it
     COUNTERS_END
 
 
@@ -179,7 +179,7 @@ cdef enum:
     LISTENER_PLACES = 2
     LISTENERS_MAX = 16
     CLAIMS_AT = 344
-    NOTE_AT = 352                   # whose packets are in hand: see `note`
+    NOTE_AT = 352                   # the packets being processed: see `note`
     NOTE_PLACES = 32
     HISTOGRAMS_AT = 384
     HISTOGRAM_PLACES = 32           # sum in ns, then the samples of each bucket, the last one without a bound
@@ -189,16 +189,16 @@ cdef enum:
     LINKS_MAX = 64
 
 
-cdef enum Histogram:  # samples, not all there is: see `sample` in peers and subscriptions
+cdef enum Histogram:  # samples, not every event: see `sample` in peers and subscriptions
     PUBLISH_DURATION                # a PUBLISH was received -> it is routed, its ack in the outbox
-    DELIVERY_DURATION               # ... -> what it gave rise to in a worker was given to the kernel
-    MATCH_DURATION                  # a match that the cache did not have
+    DELIVERY_DURATION               # ... -> its copies on a worker were passed to the kernel
+    MATCH_DURATION                  # a match that was not cached
     HISTOGRAMS_END
 
 
 cdef enum ListenerPlace:
-    LISTENER_ACCEPTED               # connections that came by it to this worker, whoever serves them
-    LISTENER_CONNECTIONS            # a gauge: of those that this worker serves, before and after the CONNECT
+    LISTENER_ACCEPTED               # connections that this worker accepted on it, whichever worker serves them
+    LISTENER_CONNECTIONS            # a gauge: connections that this worker serves, before and after the CONNECT
     LISTENER_PLACES_END
 
 
@@ -218,9 +218,9 @@ cdef int observe(uint64_t* row, Histogram which, uint64_t ns) noexcept nogil
 
 
 cdef inline void note(uint64_t* row, uint8_t packet_type, uint8_t kind, const uint8_t* text, size_t n) noexcept nogil:
-    # The first place: u8 packet type (0: messages, or nothing whole yet), u8 what the text is (1 a client id, 4 or 6 an
-    # address), u16 its length, u32 1; 0 = nothing is in hand. The text, as far as it fits, follows. Once for what one
-    # recv has brought
+    # The first place: u8 packet type (0: messages, or no whole packet yet), u8 kind of the text (1 a client id, 4 or 6
+    # an address), u16 its length, u32 1; 0 = nothing is being processed. The text follows, as far as it fits. Called
+    # once per recv
     if n > (NOTE_PLACES - 1) * sizeof(uint64_t):
         n = (NOTE_PLACES - 1) * sizeof(uint64_t)
     memcpy(row + NOTE_AT + 1, text, n)
@@ -240,7 +240,7 @@ cdef inline uint64_t* listener_places(uint64_t* row, uint8_t listener) noexcept 
 
 
 cdef class Row:
-    """Somebody's row: either mapped memory that outlives the process, or memory of its own."""
+    """One worker's row: either mapped memory that outlives the process, or memory of its own."""
     cdef uint64_t* at
     cdef object owner
     cdef uint64_t[PLACES] own

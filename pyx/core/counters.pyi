@@ -1,4 +1,4 @@
-"""One table of counters; a row is one worker's, mapped by the supervisor so that it outlives the worker."""
+"""The table of counters; a row belongs to one worker, and is mapped by the supervisor to outlive the worker."""
 
 from collections.abc import Sequence
 from typing import Any, Final, final
@@ -6,16 +6,16 @@ from typing import Any, Final, final
 ROW_BYTES: Final[int]
 NAMES: tuple[str, ...]
 HISTOGRAMS: tuple[str, ...]
-"""Names of the histograms, in their order."""
+"""Names of the histograms, in order."""
 BOUNDS_NS: tuple[int, ...]
-"""Upper bounds of their buckets; one more has none."""
+"""Upper bounds of their buckets; one more bucket has no bound."""
 LINK_TOTALS: tuple[str, ...]
-"""Names of those places of a link that only rise; LINK_GAUGES follow them in the row."""
+"""Names of a link's places that only rise; LINK_GAUGES follow them in the row."""
 LINK_GAUGES: tuple[str, ...]
 LISTENER_NAMES: tuple[str, ...]
-"""Names of a listener's places, in their order."""
+"""Names of a listener's places, in order."""
 KEPT: tuple[str, ...]
-"""Names of the counters that a store keeps with each commit, in this order."""
+"""Names of the counters that a store keeps with each commit, in order."""
 
 HEARTBEAT: Final[int]
 INCARNATION: Final[int]
@@ -162,11 +162,11 @@ COUNTERS_END: Final[int]
 
 def names() -> tuple[str, ...]: ...
 def is_gauge(counter: int) -> bool:
-    """Whether a counter says what a living worker has, and not what has happened."""
+    """Return whether a counter is a gauge: an amount of a living worker, not a count of events."""
 
 def in_hand(row: Any) -> tuple[str, str] | None: ...
 def bury(row: Any) -> int:
-    """Close the books of a dead worker's row; the copies that its memory held, now booked as worker_lost."""
+    """Close the books of a dead worker's row; return the copies lost with its memory, now counted as worker_lost."""
 
 @final
 class Row:
@@ -183,6 +183,6 @@ class Row:
     def histogram(self, which: int) -> tuple[int, list[int]]: ...
     def observe(self, which: int, ns: int) -> None: ...
     def kept(self, time_ms: int, position: int, number: int, sessions: int) -> bytes:
-        """What a store keeps of it with each commit: these, then those of KEPT, as varints."""
+        """Return what a store keeps of it with each commit: the arguments, then the KEPT counters, as varints."""
 
     def as_dict(self) -> dict[str, int]: ...

@@ -1,4 +1,4 @@
-"""One table of counters and drop reasons. A new counter is one line in counters.pxd."""
+"""The table of counters and drop reasons. A new counter is one line in counters.pxd."""
 from ipaddress import IPv6Address
 
 cimport cython
@@ -9,21 +9,21 @@ from cpython.buffer cimport PyObject_GetBuffer, PyBuffer_Release, PyBUF_SIMPLE, 
 
 ROW_BYTES = 8192
 
-#: names of the histograms, in their order, and the upper bounds of their buckets in ns; one more has no bound
+#: names of the histograms, in order, and the upper bounds of their buckets in ns; one more bucket has no bound
 HISTOGRAMS = ("publish_duration", "delivery_duration", "match_duration")
 BOUNDS_NS = (
     1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000,
     1_000_000, 2_500_000, 5_000_000, 10_000_000, 25_000_000, 50_000_000, 100_000_000, 250_000_000, 500_000_000,
     1_000_000_000, 2_500_000_000,
 )
-#: names of a link's places, in their order: what only rises, what is a gauge
+#: names of a link's places, in order: those that only rise, gauges
 LINK_TOTALS = ("batches", "messages", "bytes", "resent", "qos0_dropped")
 LINK_GAUGES = ("unacknowledged", "oldest_ms", "outbox_bytes")
 
-#: names of a listener's places, in their order
+#: names of a listener's places, in order
 LISTENER_NAMES = ("connections_accepted", "connections")
 
-#: what a store keeps with each commit, in this order; more of them only at the end
+#: counters that a store keeps with each commit, in order; new ones only at the end
 #: (leveldb_store.format.persisted_counters.FIELDS)
 KEPT = (
     "retained_messages", "publish_received", "publish_received_qos1", "publish_received_qos2", "publish_duplicates",
@@ -34,7 +34,7 @@ KEPT = (
     "dropped_overtaken",
 )
 
-# packets that a note names
+# packets that a note distinguishes
 _SLOW_PACKETS = {1: "CONNECT", 8: "SUBSCRIBE", 10: "UNSUBSCRIBE", 14: "DISCONNECT", 15: "AUTH"}
 
 cdef enum:
@@ -51,8 +51,8 @@ _by_value = None
 
 
 def names():
-    """The counters' names in the order of the table (the constants are attributes of this module from its import
-    on)."""
+    """Return the counters' names in the order of the table (the constants are attributes of this module once it is
+    imported)."""
     global _by_value
     if _by_value is None:
         table = {value: name for name, value in globals().items() if name.isupper() and type(value) is int}
@@ -88,7 +88,7 @@ cdef int kept_count = 0
 
 
 cdef int _find_kept() except -1:
-    # the names are there when the module is
+    # called once the names exist
     global kept_count
     for name in KEPT:
         kept_places[kept_count] = names().index(name)
@@ -116,13 +116,14 @@ cdef int observe(uint64_t* row, Histogram which, uint64_t ns) noexcept nogil:
 
 
 def is_gauge(int counter):
-    """Whether a counter says what a living worker has, and not what has happened."""
+    """Return whether a counter is a gauge: an amount of a living worker, not a count of events."""
     return INCARNATION <= counter < CONNECTIONS_ACCEPTED
 
 
 def bury(row):
-    """Close the books of a dead worker; for the supervisor. Its connections are closed, its gauges read 0, and what its
-    memory held is dropped: matched - (delivered + dropped) is booked as `worker_lost`. Returns those copies."""
+    """Close the books of a dead worker; for the supervisor. Its connections are closed, its gauges read 0, and the
+    copies in its memory are dropped: matched - (delivered + dropped) is counted as `worker_lost`. Returns their
+    number."""
     cdef Row r = Row(row)
     cdef uint64_t settled = 0, lost = 0
     cdef int i, k, gauges = LINK_UNACKNOWLEDGED, end = LINK_PLACES_END
@@ -137,7 +138,7 @@ def bury(row):
         r.at[i] = 0
     for i in range(LISTENERS_MAX):
         r.at[LISTENERS_AT + i * LISTENER_PLACES + LISTENER_CONNECTIONS] = 0
-    r.at[CLAIMS_AT] = 0                     # its connections; sessions may lie in its store
+    r.at[CLAIMS_AT] = 0                     # its connections; its sessions may be in its store
     note_nothing(r.at)
     for i in range(LINKS_MAX):
         for k in range(gauges, end):
@@ -146,7 +147,7 @@ def bury(row):
 
 
 def in_hand(row):
-    """Of a dead worker's row: (client id or address, packet) of what it had in hand when it died; None: nothing of a
+    """Return (client id or address, packet) that a dead worker was processing, from its row; None: nothing of a
     client's. For the supervisor, before `bury`."""
     cdef Row r = Row(row)
     cdef uint64_t noted = r.at[NOTE_AT]
@@ -187,7 +188,7 @@ cdef class Row:
         return self.at[names().index(name)]
 
     def get(self, int counter):
-        """The value at an index of the table."""
+        """Return the value at an index of the table."""
         if not 0 <= counter < COUNTERS_END:
             raise IndexError(counter)
         return self.at[counter]
@@ -205,14 +206,14 @@ cdef class Row:
         self.at[counter] += n
 
     def link(self, int peer):
-        """The places of the link to a worker, in the order of LINK_TOTALS and LINK_GAUGES."""
+        """Return the places of the link to a worker, in the order of LINK_TOTALS and LINK_GAUGES."""
         cdef int i, end = LINK_PLACES_END
         if not 0 <= peer < LINKS_MAX:
             raise IndexError(peer)
         return [self.at[LINKS_AT + peer * LINK_PLACES + i] for i in range(end)]
 
     def set_link(self, int peer, values):
-        """Set them all."""
+        """Set all places of the link to a worker."""
         cdef int i, end = LINK_PLACES_END
         if not 0 <= peer < LINKS_MAX or len(values) != end:
             raise IndexError(peer)
@@ -220,14 +221,14 @@ cdef class Row:
             self.at[LINKS_AT + peer * LINK_PLACES + i] = values[i]
 
     def listener(self, int index):
-        """The places of a listener, in the order of LISTENER_NAMES."""
+        """Return the places of a listener, in the order of LISTENER_NAMES."""
         cdef int i, end = LISTENER_PLACES_END
         if not 0 <= index < LISTENERS_MAX:
             raise IndexError(index)
         return [self.at[LISTENERS_AT + index * LISTENER_PLACES + i] for i in range(end)]
 
     def histogram(self, int which):
-        """(sum in ns, samples per bucket: of each of BOUNDS_NS, then of those above)."""
+        """Return (sum in ns, samples per bucket: of each of BOUNDS_NS, then of those above)."""
         cdef uint64_t* at = self.at + <int>HISTOGRAMS_AT + which * HISTOGRAM_PLACES
         if not 0 <= which < <int>HISTOGRAMS_END:
             raise IndexError(which)
@@ -240,8 +241,8 @@ cdef class Row:
         observe(self.at, <Histogram>which, ns)
 
     def kept(self, uint64_t time_ms, uint64_t position, uint64_t number, uint64_t sessions):
-        """What a store keeps of it with each commit (leveldb_store.format.persisted_counters): these, then KEPT, as
-        varints.
+        """Return what a store keeps of it with each commit (leveldb_store.format.persisted_counters): the arguments,
+        then the KEPT counters, as varints.
         """
         cdef uint8_t[10 * KEPT_MAX] out
         cdef int at = 1, i
@@ -257,5 +258,5 @@ cdef class Row:
         return PyBytes_FromStringAndSize(<char*>out, at)
 
     def as_dict(self):
-        """name -> value of every counter."""
+        """Return name -> value of every counter."""
         return {name: self.at[i] for i, name in enumerate(names())}

@@ -2,7 +2,7 @@
 """A keyed 64-bit hash of a byte string, for tables whose keys come from the network.
 
 Multiply-and-fold (64 x 64 -> 128 bits, halves xored) over 16 bytes at a time, each word mixed with a secret before it
-is multiplied: without the key nobody can choose strings that collide. Not a cryptographic hash: tables compare the
+is multiplied: without the key nobody can choose colliding strings. Not a cryptographic hash: tables compare the
 text itself as well. Reads only [p, p + n).
 """
 from libc.stdint cimport uint8_t, uint64_t

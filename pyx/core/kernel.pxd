@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""The few calls of the kernel that the reactor makes. Save errno at once: any other call may change it."""
+"""The system calls that the reactor makes. Save errno at once: any other call may change it."""
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyx.core.outbox cimport iovec
@@ -72,7 +72,7 @@ cdef extern from "<malloc.h>" nogil:
     enum: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_TOP_PAD
 
 
-cdef inline uint64_t monotonic_ns() noexcept nogil:     # no call of the kernel: vdso(7)
+cdef inline uint64_t monotonic_ns() noexcept nogil:     # no system call: vdso(7)
     cdef timespec t
     clock_gettime(CLOCK_MONOTONIC, &t)
     return <uint64_t>t.tv_sec * 1_000_000_000 + <uint64_t>t.tv_nsec

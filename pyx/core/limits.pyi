@@ -1,11 +1,11 @@
-"""The bounds the data path needs: a plain struct, filled from the settings."""
+"""The bounds of the data path: a plain struct, filled from the settings."""
 
 from collections.abc import Sequence
 from typing import final
 
 @final
 class Limits:
-    """Its fields are those of limits.pxd."""
+    """The fields are those of limits.pxd."""
 
     def __getattr__(self, name: str) -> int: ...
     def __setattr__(self, name: str, value: float, /) -> None: ...

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Numbers as the store and the mesh write them: little-endian, unchecked. The caller has seen that there is room."""
+"""Integers of the store and the mesh: little-endian, unchecked. The caller has checked that there is room."""
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 

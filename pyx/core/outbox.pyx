@@ -1,4 +1,4 @@
-"""Bytes on their way to one connection: see the .pxd for the picture."""
+"""The outbox: see the .pxd for the picture."""
 from cpython.ref cimport Py_INCREF, Py_XDECREF
 from libc.stdlib cimport free, realloc
 from libc.string cimport memmove
@@ -103,7 +103,7 @@ cdef int outbox_gather(Outbox* o, iovec* v, int n, size_t* total) noexcept:
 
 
 cdef uint32_t taken_qos0(Outbox* o, size_t n) noexcept:
-    # the packets that end within the next n bytes, of which less than all are taken
+    # counts the packets that end within the next n bytes, which are less than all
     cdef uint32_t at = o.head, i = o.shared_head, skip = o.shared_sent, taken = 0, length, shift, k
     while n:
         if o.left == 0:
@@ -121,7 +121,7 @@ cdef uint32_t taken_qos0(Outbox* o, size_t n) noexcept:
             o.left -= <uint32_t>n
             return taken
         if i < o.shared_tail and o.shared[i].at - at + o.shared[i].length - skip == o.left:
-            at = o.shared[i].at                 # its body is the shared one
+            at = o.shared[i].at                 # the packet ends with the shared payload
             i += 1
             skip = 0
         else:
@@ -170,7 +170,7 @@ cdef void outbox_clear(Outbox* o) noexcept:
         free(o.shared)
         o.shared = NULL
     if o.buf != NULL:
-        # what is asked for next time: follows the use up at once and down slowly
+        # capacity of the next buffer: follows the use up at once and down slowly
         o.hint = o.tail if o.tail > o.hint else o.hint - (o.hint - o.tail) // 8
         if o.hint > HINT_MAX:
             o.hint = HINT_MAX

@@ -1,9 +1,9 @@
-"""Peers: the workers that a worker has links to, as one number in batches, links and records.
+"""Peers: workers to which a worker has links, identified by one number in batches, links and records.
 
     peer    u32: host << 8 | worker
 
-Host 0 is the own one, whatever other hosts call it. So the number of a sibling is the index of that worker, and what is
-stored of siblings stays true when a host is given a number (docs/adr/0036-peers-are-host-and-worker.md).
+Host 0 is the own one, whatever number other hosts use for it. So the number of a sibling is the index of that worker,
+and stored records about siblings stay valid when a host is given a number (docs/adr/0036-peers-are-host-and-worker.md).
 """
 
 from __future__ import annotations
@@ -35,37 +35,37 @@ WORKERS_MAX: Final = 1 << 8
 
 
 def peer_of(host: int, worker: int) -> Peer:
-    """Raises ValueError for numbers that there are not."""
+    """Return the peer. Raises ValueError for numbers out of range."""
     if not (0 <= host < HOSTS_MAX and 0 <= worker < WORKERS_MAX):
         raise ValueError(f"there is no worker {worker} of host {host}")
     return Peer(host << 8 | worker)
 
 
 def host_of(peer: Peer) -> int:
-    """OWN_HOST: a sibling."""
+    """Return the host of a peer; OWN_HOST: it is a sibling."""
     return peer >> 8
 
 
 def worker_of(peer: Peer) -> int:
-    """Its index among the workers of its host."""
+    """Return the index of a peer among the workers of its host."""
     return peer & 0xFF
 
 
 def is_sibling(peer: Peer) -> bool:
-    """Whether it is a worker of the own host."""
+    """Return whether a peer is a worker of the own host."""
     return peer < WORKERS_MAX
 
 
 def sibling(worker: int) -> Peer:
-    """That worker of the own host."""
+    """Return a worker of the own host as a peer."""
     return peer_of(OWN_HOST, worker)
 
 
 def publisher_of(number: int) -> Peer:
-    """The worker of this host that has given a message this number (pyx.delivery.router_state)."""
+    """Return the worker of this host that has given a message this number (pyx.delivery.router_state)."""
     return Peer(number & 0xFF)
 
 
 def siblings(worker: int, workers: int) -> Iterator[Peer]:
-    """The other workers of the own host."""
+    """Yield the other workers of the own host."""
     return (sibling(each) for each in range(workers) if each != worker)

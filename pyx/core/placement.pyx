@@ -1,5 +1,5 @@
-"""Which worker owns a retained topic: rendezvous hashing, per message and therefore here (client ids:
-shards.placement). And the hash by which members of share groups are named and ranked, which works alike.
+"""The owner of a retained topic among the workers: rendezvous hashing, done per message and therefore here (client ids:
+shards.placement). And the similar hash by which members of share groups are identified and ranked.
 
 FNV-1a over the topic, then one SplitMix64 finalizer per worker; the highest wins. Fixed constants, no seed: every
 process and every later run must agree. Growing from N to N + 1 workers moves only the topics that the new one wins.
@@ -31,10 +31,10 @@ cdef int owner_of(const uint8_t* topic, size_t n, int workers) noexcept nogil:
 
 
 def owner(bytes topic not None, int workers):
-    """The worker, 0 .. workers - 1, that owns the retained message of `topic`."""
+    """Return the worker, 0 .. workers - 1, that owns the retained message of `topic`."""
     return owner_of(<const uint8_t*><const char*>topic, len(topic), workers)
 
 
 def group_number(bytes label not None):
-    """The number by which copies that belong to the share group b"group/filter" name it (unless two have the same)."""
+    """Return the number that identifies the share group b"group/filter" in copies (unless two groups have the same)."""
     return <uint32_t>fixed_hash(<const uint8_t*><const char*>label, len(label)) or 1

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Hash tables of C structs that grow a page at a time: one insert moves at most a page, whatever the table holds.
+"""Hash tables of C structs that grow a page at a time: one insert moves at most a page, whatever the table's size.
 
     directory (2^depth pointers with the page's number of slots in their high 16 bits, indexed by the top bits of the
       |        hash; several may point to one page)
@@ -10,11 +10,11 @@
       v
     slot = tag (16 low bits of the hash) << 48 | pointer; 0 = empty        (user pointers have 47 bits on Linux)
 
-A page that is full is rebuilt larger; one of 512 slots is split in two by the next bit of the hash (extendible
-hashing). So there is never a second table to look into, nor a moment when a million entries move: a split moves at
-most 448 entries (about 10 us with cold caches), doubling the directory copies a pointer per page (16 KB at a million
-entries). The tag decides the place in the page as well, so that probing, rebuilding and deleting read no entry; 1 in
-~128 probes follows a pointer for nothing.
+A full page is rebuilt larger; one of 512 slots is split in two by the next bit of the hash (extendible hashing). So
+there is never a second table to search, nor a moment when a million entries move: a split moves at most 448 entries
+(about 10 us with cold caches), doubling the directory copies a pointer per page (16 KB at a million entries). The tag
+determines the place in the page as well, so that probing, rebuilding and deleting read no entry; 1 in ~128 probes
+follows a pointer in vain.
 
 Entries are any struct whose first field is its uint64_t hash, which must not change while it is in a table. The table
 owns its pages, never the entries. Call order: table_init, then anything, then table_free. A find:
@@ -37,7 +37,7 @@ cdef enum:
 cdef struct Page:
     uint16_t slots
     uint16_t used
-    uint16_t depth              # how many top bits of the hash all entries of this page share
+    uint16_t depth              # number of top bits of the hash that all entries of this page share
     uint16_t unused             # the slots follow
 
 
@@ -60,7 +60,7 @@ cdef struct Walk:               # zeroed = at the beginning; valid until the tab
 
 
 cdef struct Paging:             # zeroed = at the beginning; valid whatever happens to the table
-    uint64_t first              # the least hash that was not looked at
+    uint64_t first              # the least hash not yet visited
     bint over
 
 
@@ -69,8 +69,8 @@ cdef void table_free(Table* t) noexcept
 cdef int table_insert(Table* t, void* entry) except -1          # raises MemoryError, the table unchanged
 cdef void table_remove(Table* t, const void* entry) noexcept    # does nothing when it is not there
 cdef void* table_walk(const Table* t, Walk* walk) noexcept      # every entry once, in no order; NULL at the end
-# The entries of the next page, at most PAGE_ENTRIES_MAX -> how many. Who calls until it is over has seen every entry
-# once that was there from the beginning to the end
+# The entries of the next page, at most PAGE_ENTRIES_MAX; returns their number. A caller that continues to the end has
+# seen every entry once that existed all the time
 cdef uint32_t table_page(const Table* t, Paging* paging, void** entries) noexcept
 
 
@@ -104,13 +104,13 @@ cdef inline void* table_next(Probe* probe) noexcept nogil:
 
 
 cdef inline void table_prefetch(const Table* t, uint64_t hash_) noexcept nogil:
-    """Fetch the slot where a find will begin: what is done meanwhile costs nothing."""
+    """Prefetch the slot where a find will begin: work done meanwhile hides the latency."""
     cdef uint64_t place = place_of(t, hash_)
     prefetch(page_slots(page_at(place)) + ((hash_ & 0xFFFF) * (place >> 48) >> 16))
 
 
 cdef inline void* table_first(const Table* t, uint64_t hash_, Probe* probe) noexcept nogil:
-    # the page's own head is not read: it would be one more line to wait for
+    # the page's own head is not read: it would be another cache miss
     cdef uint64_t place = place_of(t, hash_)
     probe.slots = page_slots(page_at(place))
     probe.tag = hash_ & 0xFFFF

@@ -6,7 +6,7 @@ from libc.stdlib cimport calloc, free, malloc
 cdef enum:
     SLOTS_MIN = 8
     SLOTS_MAX = PAGE_ENTRIES_MAX        # a page of 4 KB
-    SLOTS_STEP = 64             # above 256 slots a page grows by this, so that pages are full on the average
+    SLOTS_STEP = 64             # above 256 slots a page grows by this, so that pages are full on average
 
 
 cdef inline uint32_t room(uint32_t slots) noexcept nogil:
@@ -18,7 +18,7 @@ cdef inline uint32_t larger(uint32_t slots) noexcept nogil:
 
 
 cdef inline uint64_t first_position(const Table* t, const Page* page, uint64_t hash_) noexcept nogil:
-    """The first of the directory's entries that point to `page`, one of whose entries has this hash."""
+    """The first directory entry that points to `page`, one of whose entries has this hash."""
     cdef uint32_t shared = t.depth - page.depth
     return (hash_ >> 1 >> (63 - t.depth)) >> shared << shared
 
@@ -35,7 +35,7 @@ cdef inline void put(Page* page, uint64_t value) noexcept nogil:
 
 
 cdef inline uint64_t place(const Page* page) noexcept nogil:
-    """A page as the directory has it."""
+    """A page's value in the directory."""
     return <uint64_t> page | <uint64_t> page.slots << 48
 
 
@@ -171,7 +171,7 @@ cdef void table_remove(Table* t, const void* entry) noexcept:
             return
         hole = hole + 1 if hole + 1 < size else 0
     at = hole
-    while True:                     # entries behind the hole move up unless that would put them before their place
+    while True:                     # entries after the hole move up unless that would put them before their place
         at = at + 1 if at + 1 < size else 0
         if slots[at] == 0:
             break
@@ -183,7 +183,7 @@ cdef void table_remove(Table* t, const void* entry) noexcept:
     page.used -= 1
     t.count -= 1
     if size > SLOTS_MIN and page.used < size >> 2:
-        resize_page(t, page, hash_, size >> 1 if size <= 256 else 256)      # without memory it stays as it is
+        resize_page(t, page, hash_, size >> 1 if size <= 256 else 256)      # if memory is short it stays as it is
 
 
 cdef void* table_walk(const Table* t, Walk* walk) noexcept:
@@ -202,7 +202,7 @@ cdef void* table_walk(const Table* t, Walk* walk) noexcept:
 
 
 cdef uint32_t table_page(const Table* t, Paging* paging, void** entries) noexcept:
-    # by the hash and not by the place: a page is split where its hashes are, and never joined to another
+    # by hash and not by place: pages are split by hash, and never merged
     cdef Page* page = page_of(t, paging.first)
     cdef uint64_t behind
     cdef uint32_t i, n = 0

@@ -1,45 +1,45 @@
-"""A hierarchical timer wheel that is told the time. Times are ms of the caller's clock, 0 to 2^64-1."""
+"""A hierarchical timer wheel that is given the time. Times are ms of the caller's clock, 0 to 2^64-1."""
 
 from collections.abc import Callable
 from typing import final
 
 @final
 class TimerWheel:
-    """Timers by deadline; `now_ms` is the time it starts at."""
+    """Timers by deadline; `now_ms` is the start time."""
 
     @property
     def now(self) -> int:
-        """ms: up to where all timers have been looked at."""
+        """Time in ms up to which all timers were handled."""
 
     @property
     def count(self) -> int:
-        """Timers scheduled."""
+        """Number of timers scheduled."""
 
     @property
     def deadline(self) -> int | None:
-        """ms: nothing happens before; None when there is no timer."""
+        """Time in ms before which nothing happens; None when there is no timer."""
 
     def __new__(cls, now_ms: int = 0) -> TimerWheel: ...
     def call(self, deadline_ms: int, callback: Callable[[], object]) -> TimerCall:
-        """Call it when the time has come. The wheel keeps the handle alive until then."""
+        """Call `callback` at its time. The wheel keeps the handle alive until then."""
 
     def advance(self, now_ms: int) -> None:
-        """Run the calls whose time has come; their exceptions come through, what is left is run by the next advance.
+        """Make the calls that are due; their exceptions propagate, remaining calls are made by the next advance.
 
         Raises RuntimeError when the wheel has other timers than calls.
         """
 
 @final
 class TimerCall:
-    """A call to come."""
+    """A scheduled call."""
 
     @property
     def scheduled(self) -> bool:
-        """Whether it is still to come."""
+        """Whether it is still scheduled."""
 
     @property
     def deadline(self) -> int:
-        """When it runs, in ms."""
+        """Time of the call, in ms."""
 
     def cancel(self) -> bool:
-        """False when it has been called or cancelled before."""
+        """Cancel the call; return False when it was made or cancelled before."""

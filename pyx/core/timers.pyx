@@ -1,7 +1,7 @@
 # cython: language_level=3
-"""Keep-alive, will delay, session and message expiry: many timers, most of which never end.
+"""Timer wheel for keep-alive, will delay, session and message expiry: many timers, most of which never expire.
 
-Eleven levels of 64 slots. A slot of level n is 64^n ms wide, and a timer stands on the level of the highest digit
+Eleven levels of 64 slots. A slot of level n is 64^n ms wide, and a timer is placed on the level of the highest digit
 (base 64) in which its deadline differs from `now`:
 
     level 0    the next 64 ms, one slot each
@@ -9,14 +9,14 @@ Eleven levels of 64 slots. A slot of level n is 64^n ms wide, and a timer stands
     level 2    the next 4 min in slots of 4 s
     level 3    the next 4 h in slots of 4 min ...
 
-so every level's occupied slots lie ahead of `now`, those of a lower level before those of a higher one, and the next
-slot whose time comes is found by counting zeros in one word: a jump of days costs what a jump of a millisecond costs.
-When the time of a slot comes its timers are placed anew, on finer levels: at most ten times in a timer's life, three
-for one of five minutes. At most PLACED_MAX (1024) timers are placed in one turn (about 50 us); the rest waits in
-`opened`, and next_deadline says that it is time. A turn ends as well when its calls have done as much work as it may.
+so every level's occupied slots are ahead of `now`, those of a lower level before those of a higher one, and the next
+slot that is due is found by counting zeros in one word: a jump of days costs as much as a jump of a millisecond. When a
+slot is due its timers are placed again, on finer levels: at most ten times in a timer's life, three times for one of
+five minutes. At most PLACED_MAX (1024) timers are placed in one turn (about 50 us); the others wait in `opened`, and
+next_deadline returns a time that is due. A turn also ends when its calls have done as much work as allowed.
 
-Timers end in the order of their deadlines, those of one millisecond in no order. While a timer is handled that ends
-on time, `now` is its deadline, however far the time has got.
+Timers expire in the order of their deadlines, those of one millisecond in no order. While a timer that is on time is
+handled, `now` is its deadline, however far the time has advanced.
 """
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t
@@ -59,7 +59,7 @@ cdef inline void unlink(TimerNode* node) noexcept nogil:
 
 
 cdef inline void take_all(TimerList* target, TimerList* source) noexcept nogil:
-    """Everything of source behind what target has."""
+    """Append everything of source to target."""
     if empty(source):
         return
     source.next.prev = target.prev
@@ -71,7 +71,7 @@ cdef inline void take_all(TimerList* target, TimerList* source) noexcept nogil:
 
 @cython.auto_pickle(False)
 cdef class TimerWheel:
-    """Timers by deadline. `now_ms` is the time it starts at."""
+    """Timers by deadline. `now_ms` is the start time."""
 
     def __cinit__(self, uint64_t now_ms=0):
         cdef int i
@@ -83,7 +83,7 @@ cdef class TimerWheel:
         self.calls = set()
 
     cdef void place(self, TimerNode* node) noexcept:
-        """Into the slot that its deadline has seen from now."""
+        """Put it into the slot of its deadline relative to now."""
         cdef int level, slot
         if node.deadline <= self.now:
             append(&self.due, node)
@@ -104,7 +104,7 @@ cdef class TimerWheel:
         cdef size_t place
         if node.prev is NULL:
             return
-        if node.prev == node.next:                  # alone with the end of its ring, whose place names the slot
+        if node.prev == node.next:                  # alone in its ring, whose end's address gives the slot
             ring = <TimerList*> node.prev
             if &self.slots[0] <= ring and ring < &self.slots[TIMER_LEVELS * 64]:
                 place = ring - &self.slots[0]
@@ -113,7 +113,7 @@ cdef class TimerWheel:
         self.count -= 1
 
     cdef bint open_next(self, uint64_t now_ms) noexcept:
-        """Go on to the next occupied slot whose time has come. False: there is none, and now is now_ms."""
+        """Advance to the next occupied slot that is due. False: there is none, and now is now_ms."""
         cdef int level, slot
         cdef uint64_t begin
         for level in range(TIMER_LEVELS):
@@ -143,7 +143,7 @@ cdef class TimerWheel:
                 self.count -= 1
                 if node.kind != TIMER_CALL:
                     return node
-                placed += 1                         # a call may make another one for the same moment, and so on
+                placed += 1                         # a call may schedule another one for the same moment, and so on
                 made = <TimerCall> node.owner
                 callback = made.callback
                 made.settle()
@@ -175,7 +175,7 @@ cdef class TimerWheel:
     # ------------------------------------------------------------------ for Python
 
     cpdef TimerCall call(self, uint64_t deadline_ms, object callback):
-        """Call it (without arguments) when the time has come. The wheel keeps the handle alive until then."""
+        """Call `callback` (without arguments) at its time. The wheel keeps the handle alive until then."""
         cdef TimerCall made = TimerCall.__new__(TimerCall)
         made.callback = callback
         made.wheel = self
@@ -186,7 +186,7 @@ cdef class TimerWheel:
         return made
 
     def advance(self, uint64_t now_ms):
-        """Run the calls whose time has come. For wheels that have nothing but calls (tests, simulation)."""
+        """Make the calls that are due. For wheels that have nothing but calls (tests, simulation)."""
         while self.next_deadline() <= now_ms:
             if self.expired(now_ms) is not NULL:
                 raise RuntimeError("a timer that is not a call: use expired()")
@@ -194,24 +194,24 @@ cdef class TimerWheel:
 
     @property
     def deadline(self):
-        """ms: nothing happens before; None when there is no timer."""
+        """Time in ms before which nothing happens; None when there is no timer."""
         cdef uint64_t deadline = self.next_deadline()
         return None if deadline == NEVER else deadline
 
 
 @cython.auto_pickle(False)
 cdef class TimerCall:
-    """A call to come: made by TimerWheel.call."""
+    """A scheduled call, made by TimerWheel.call."""
 
     cdef int settle(self) except -1:
-        """It is over: the wheel lets go of it."""
+        """Release the wheel's reference when it is over."""
         self.wheel.calls.discard(self)
         self.wheel = None
         self.callback = None
         return 0
 
     cpdef bint cancel(self) except -1:
-        """False when it has been called or cancelled before."""
+        """Cancel the call; return False when it was made or cancelled before."""
         if self.wheel is None:
             return False
         self.wheel.cancel(&self.node)
@@ -220,12 +220,12 @@ cdef class TimerCall:
 
     @property
     def scheduled(self):
-        """Whether it is still to come."""
+        """Whether it is still scheduled."""
         return self.wheel is not None
 
     @property
     def deadline(self):
-        """ms."""
+        """Time of the call, in ms."""
         return self.node.deadline
 
 

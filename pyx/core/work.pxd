@@ -1,20 +1,20 @@
 # cython: language_level=3
-"""The work of a callback, counted in steps. In test builds alone: in a release nothing of it is compiled.
+"""Counting of a callback's work in steps. In test builds only: in a release none of it is compiled.
 
-Whatever a client or a tick can cause must be bounded in work at the configured maxima, and a test must be able to say
-so of a machine that is busy with other things. So work is not measured, it is counted: every loop over a set whose size
-a client or the configuration decides says how many steps of which kind it takes, and a step has a weight in nominal
-nanoseconds. One number of the process rises (`state.total`); a callback takes it before and after.
+The work that a client or a tick can cause must be bounded at the configured maxima, and a test must be able to check
+that on a machine that is busy with other things. So work is not measured but counted: every loop over a set whose size
+a client or the configuration decides reports its steps by kind, and a step has a weight in nominal nanoseconds. One
+number of the process rises (`state.total`); a callback reads it before and after.
 
     loop:       work(s.window_cap * PLACE)
     callback:   callback_begins(&mark); ...; callback_ends(&mark, SERVE)
 
-Of a callback its *own* work counts, without that of callbacks within it (a timer that ends a tick): each of them is
-bounded by BOUND_NS. `whole` is with them. An exception leaves a callback open: its work is then counted with the one
-around it.
+A callback's *own* work excludes that of callbacks within it (a timer that ends a tick): each of them is bounded by
+BOUND_NS. `whole` includes them. An exception leaves a callback open: its work is then counted with the one around
+it.
 
-A step that is forgotten is found by `longest`, the time that was measured beside the work, on a machine that does
-nothing else.
+A step that is not reported shows in `longest`, the time measured beside the work, on a machine that does nothing
+else.
 """
 from libc.stdint cimport uint64_t
 
@@ -32,64 +32,64 @@ cdef extern from *:
 
 
 cdef enum:
-    BOUND_NS = 20_000_000       # no callback may take more
+    BOUND_NS = 20_000_000       # the most that a callback may take
 
 
 cdef enum Step:                 # nominal ns of one
-    PLACE = 1                   # a place of an array that is walked: slots of a window, packed entries passed over
-    VISIT = 20                  # a session, subscriber, membership or connection that is looked at: cold memory
+    PLACE = 1                   # a place of an array that is walked: slots of a window, packed entries skipped
+    VISIT = 20                  # a session, subscriber, membership or connection that is visited: cold memory
     NODE = 25                   # of the trie
-    OBJECT = 60                 # a Python object that is made, looked up or let go of by compiled code
+    OBJECT = 60                 # a Python object that compiled code creates, looks up or releases
     COPY = 100                  # of a message, for one subscriber
     RECORD = 150                # a message or an ack that is packed, unpacked, logged, or put into a batch
-    FILTER = 250                # a Topic Filter or topic that is hashed, found, planted, uprooted
+    FILTER = 250                # a Topic Filter or topic that is hashed, found, inserted, removed
     KIBI = 60                   # 1024 bytes that are copied
     PYTHON = 1000               # a step of a loop in Python, with the calls in it
-    INDEX = 1500                # an index of the log that is asked or told something, in memory
+    INDEX = 1500                # a read or update of an index of the log, in memory
     SYSTEM = 1500               # a system call on a socket
-    SEEK = 12_000               # a look into LevelDB
+    SEEK = 12_000               # a seek in LevelDB
     BLOCK = 25_000              # a block that is read from there and checked
 
 
 cdef enum Callback:             # their names: work.pyx
-    PACKETS                     # what has come of one connection, to the end of its turn
-    CONNECT                     # a CONNECT that is decided on
-    CARRIED                     # connections whose turn was over, looked through
+    PACKETS                     # packets of one connection, to the end of its turn
+    CONNECT                     # the decision about a CONNECT
+    CARRIED                     # search for connections whose turn was over
     CLOSED                      # a connection that has ended
-    ASKED_TO_CLOSE              # those of a round
-    LOGGED                      # the block of a tick goes to the store
-    SERVE                       # sessions that are behind read on
-    SWEEP                       # a slice of what is looked for, bounded and forgotten in the log
-    DEFERRED                    # what waited for its window
-    LAZY                        # windows that are stored some time
+    ASKED_TO_CLOSE              # the connections to be closed in a round
+    LOGGED                      # passing the block of a tick to the store
+    SERVE                       # sessions that are behind continue reading
+    SWEEP                       # a slice of the search for data to bound and forget in the log
+    DEFERRED                    # packets that waited for their window
+    LAZY                        # windows that are stored within some time
     COMMIT
     FORWARD                     # batches for siblings
-    ACKS                        # acks that may leave
+    ACKS                        # acks that may be sent
     DRAINED                     # replays that have room
     SEND                        # outboxes
     RESUME                      # connections that are read again
     ACCEPT
     EXPIRE                      # timers of connections
     TIMER                       # a timer of the broker's
-    MESH                        # what came from siblings
-    STORED                      # what has become durable
+    MESH                        # messages from siblings
+    STORED                      # records that became durable
     HANDOFF                     # connections of other workers
-    CONTROL                     # the supervisor's word
-    PIECE                       # of what the broker does in several
+    CONTROL                     # messages of the supervisor
+    PIECE                       # a piece of the broker's long work
     WATCHED                     # other descriptors
     REPLAY
     TICK                        # the end of a round, without its parts
-    ROUND                       # of the reactor, likewise
+    ROUND                       # of the reactor, without its parts
     CALLBACKS
 
 
 cdef struct State:
     uint64_t total              # ns of work since the process began
     uint64_t inner              # in callbacks that have ended within the one that runs
-    uint64_t spent              # by what Python does, in a release as well: slices go by it (pyx.delivery.bounding)
+    uint64_t spent              # by Python code, also in a release: slices depend on it (pyx.delivery.bounding)
     uint64_t[CALLBACKS] own     # the most of a callback of that kind
-    uint64_t[CALLBACKS] whole   # with those within it
-    uint64_t[CALLBACKS] longest     # ns that it took, with those within it
+    uint64_t[CALLBACKS] whole   # including those within it
+    uint64_t[CALLBACKS] longest     # longest time in ns, including those within it
 
 
 cdef struct Mark:
@@ -107,7 +107,7 @@ cdef inline void work(uint64_t ns) noexcept nogil:
 
 
 cdef inline uint64_t progress() noexcept nogil:
-    # how far the work of this process has got: for slices of what is not weighed. In a release that is time
+    # the progress of this process's work: for slices of unweighted work. In a release that is time
     return state.total if IS_COUNTED else monotonic_ns()
 
 
@@ -120,7 +120,7 @@ cdef inline void callback_begins(Mark* mark) noexcept nogil:
 
 
 cdef inline uint64_t callback_ends(Mark* mark, int kind) noexcept nogil:
-    # its own work
+    # returns its own work
     cdef uint64_t whole, own = 0
     if IS_COUNTED:
         whole = state.total - mark.total
@@ -136,5 +136,5 @@ cdef inline uint64_t callback_ends(Mark* mark, int kind) noexcept nogil:
     return own
 
 
-# as callback_ends; `what` is remembered where it was the most
+# as callback_ends; `what` is remembered with the highest value
 cdef int callback_ends_named(Mark* mark, int kind, object what) except -1

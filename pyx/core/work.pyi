@@ -1,4 +1,4 @@
-"""The work of a callback, counted in steps, in test builds alone: see the .pxd."""
+"""Counting of a callback's work in steps, in test builds only: see the .pxd."""
 
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -6,7 +6,7 @@ from typing import Any, Final, TypeVar
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 NAMES: Final[tuple[str, ...]]
-"""Of the kinds of callbacks, in their order."""
+"""Names of the kinds of callbacks, in order."""
 COUNTED: Final[bool]
 """Whether this is a test build."""
 BOUND: Final[int]
@@ -14,17 +14,17 @@ BOUND: Final[int]
 STEP: Final[int]
 """ns of a step of a loop in Python, with the calls in it."""
 SOUGHT: Final[int]
-"""ns of a look into LevelDB."""
+"""ns of a seek in LevelDB."""
 BLOCK_READ: Final[int]
 """ns of a block that is read from there."""
 INDEXED: Final[int]
-"""ns of an index of the log that is asked or told something in memory."""
+"""ns of a read or update of an index of the log in memory."""
 FOUND: Final[int]
-"""ns of a Topic Filter that is found, planted or uprooted."""
+"""ns of a Topic Filter that is found, inserted or removed."""
 PACKED: Final[int]
 """ns of a message that is packed or unpacked."""
 HELD: Final[int]
-"""ns of a Python object that is made, looked up or let go of by compiled code."""
+"""ns of a Python object that compiled code creates, looks up or releases."""
 
 def spend(ns: int) -> None: ...
 def callback(name: str) -> Callable[[_F], _F]: ...

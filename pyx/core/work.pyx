@@ -1,7 +1,7 @@
-"""The work of callbacks: see the .pxd. This is what Python says and asks."""
+"""Counting of work, see the .pxd: the interface for Python."""
 import functools
 
-#: of the kinds of callbacks, in their order
+#: names of the kinds of callbacks, in order
 NAMES = (
     "packets", "connect", "carried", "closed", "asked_to_close", "logged", "serve", "sweep", "deferred", "lazy",
     "commit", "forward", "acks", "drained", "send", "resume", "accept", "expire", "timer", "mesh", "stored",
@@ -14,7 +14,7 @@ BOUND = <int>BOUND_NS
 STEP, SOUGHT, BLOCK_READ, INDEXED, FOUND, PACKED, HELD = \
     <int>PYTHON, <int>SEEK, <int>BLOCK, <int>INDEX, <int>FILTER, <int>RECORD, <int>OBJECT
 
-cdef dict most = {}                     # kind -> what it was that took the most
+cdef dict most = {}                     # kind -> the work that took the most
 
 if len(NAMES) != CALLBACKS:
     raise ImportError("the kinds of callbacks and their names do not fit")
@@ -30,13 +30,13 @@ cdef int callback_ends_named(Mark* mark, int kind, object what) except -1:
 
 
 def spend(uint64_t ns):
-    """So much work is being done."""
+    """Report this much work."""
     state.spent += ns
     work(ns)
 
 
 def callback(str name not None):
-    """Decorator: the function is a callback of that kind. In a release: the function itself."""
+    """Decorator that makes the function a callback of that kind. In a release: the function itself."""
     cdef int kind = NAMES.index(name)
 
     def named(function):
@@ -58,32 +58,32 @@ def callback(str name not None):
 
 
 def total():
-    """ns of work since the process began."""
+    """Return the ns of work since the process began."""
     return state.total
 
 
 def highest():
-    """Kind of callback -> the most work that one of them has done itself, in ns; of those that have done any."""
+    """Return by kind of callback the most work, in ns, that one has done itself; for kinds that have done any."""
     return {name: state.own[kind] for kind, name in enumerate(NAMES) if state.own[kind]}
 
 
 def whole():
-    """The same with the callbacks within it."""
+    """Return the same, including the callbacks within it."""
     return {name: state.whole[kind] for kind, name in enumerate(NAMES) if state.whole[kind]}
 
 
 def longest():
-    """Kind of callback -> the most time in ns that one of them has taken, those within it included: for calibration."""
+    """Return by kind of callback the longest time in ns, including those within it: for calibration."""
     return {name: state.longest[kind] for kind, name in enumerate(NAMES) if state.longest[kind]}
 
 
 def over():
-    """What has done more than BOUND itself: {kind: (ns, what it was, if that is known)}."""
+    """Return the callbacks that did more than BOUND themselves: {kind: (ns, what it was, if known)}."""
     return {name: (state.own[kind], most.get(kind)) for kind, name in enumerate(NAMES) if state.own[kind] > BOUND_NS}
 
 
 def forget():
-    """Count the highest anew."""
+    """Reset the highest values."""
     cdef int kind
     for kind in range(<int> CALLBACKS):
         state.own[kind] = state.whole[kind] = state.longest[kind] = 0

@@ -1,19 +1,19 @@
-"""One MQTT client without a socket: bytes in, bytes out, for load tests whose clients each do something of their own
-(`loadtest.client`; `pyx.loadgen.crowd` drives thousands that all do the same).
+"""One MQTT client without a socket: bytes in, bytes out, for load tests whose clients behave individually
+(`loadtest.client`; `pyx.loadgen.crowd` drives thousands that all behave alike).
 
     publish(...), connect(...) ... -> take_output() -> to the broker
-    from the broker -> feed(bytes) -> take_output() again, for acks are made here -> what Python must know of
+    from the broker -> feed(bytes) -> take_output() again, for acks are made here -> events for Python
 
-Python hears of answers (CONNACK, SUBACK, UNSUBACK, DISCONNECT), of acks that somebody waits for or that refuse, of
-messages only when `keeps_messages` says so, and last of a peer that breaks the protocol: a MalformedPacket or
-ProtocolError in the same list; after one the connection is over. All else is a number in a Tally.
+Python gets answers (CONNACK, SUBACK, UNSUBACK, DISCONNECT), acks that are waited for or that refuse, messages only if
+`keeps_messages` is set, and at the end of the list a MalformedPacket or ProtocolError if the peer violates the
+protocol: after that the connection is over. Everything else is counted in a Tally.
 
-A session outlives connections: what was published at QoS 1 and 2 and not acknowledged is sent again when the broker
-says Session Present (MQTT 5, 4.4), and is handed out as lost when it does not.
+A session outlives connections: unacknowledged QoS 1 and 2 publishes are sent again when the broker sets Session Present
+(MQTT 5, 4.4), and are returned as lost when it does not.
 
 Stamped payloads are those of pyx.loadgen.ledger: publisher (a hash of the client id), sequence, time, content, check
-word. A time of 10 ** 18 ns and more is CLOCK_REALTIME, what is less is CLOCK_MONOTONIC: the latter is exact, and
-compares on one host only.
+word. A time of 10 ** 18 ns and more is CLOCK_REALTIME, a lower one is CLOCK_MONOTONIC: the latter is exact, and
+comparable on one host only.
 """
 cimport cython
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_Resize
@@ -44,7 +44,7 @@ from pyx.protocol.encoders import encode_connect, encode_disconnect, encode_subs
 from pyx.protocol.reasons import MqttError
 
 cdef enum:
-    TOPICS_MAX = 10_000             # whose tallies are remembered
+    TOPICS_MAX = 10_000             # topics whose tallies are cached
 
 cdef uint64_t WALL_NS_MIN = 1_000_000_000_000_000_000
 
@@ -75,7 +75,7 @@ cdef double latency_ms(const uint8_t* p, uint32_t n) noexcept:
 
 @cython.final
 cdef class Tally:
-    """Requests of one type and name that went well and were not reported yet."""
+    """Successful requests of one type and name that were not reported yet."""
 
     cdef readonly str request_type
     cdef readonly str name
@@ -89,12 +89,12 @@ cdef class Tally:
         self._lengths = []
 
     cpdef add(self, ms, uint32_t length):
-        """One more: milliseconds (None: it has no duration), and bytes."""
+        """Add one request: milliseconds (None: it has no duration), and bytes."""
         self._times.append(ms)
         self._lengths.append(length)
 
     def take(self):
-        """(times, lengths) of all since the last call."""
+        """Return (times, lengths) of all since the last call."""
         taken = self._times, self._lengths
         if taken[0]:
             self._times, self._lengths = [], []
@@ -104,7 +104,7 @@ cdef class Tally:
 @cython.final
 @cython.freelist(1024)
 cdef class Flight:
-    """A PUBLISH that is under way: at QoS 0 until it is written to the socket, else until its last ack."""
+    """A PUBLISH in progress: at QoS 0 until it is written to the socket, else until its last ack."""
 
     cdef readonly uint16_t packet_id
     cdef readonly uint8_t reason_code
@@ -113,19 +113,19 @@ cdef class Flight:
     cdef readonly Tally tally
     cdef readonly bint is_lost          # its session is gone, or it was given up
     cdef uint64_t since
-    cdef bytes packet                   # as it is sent again
+    cdef bytes packet                   # as it would be sent again
     cdef uint8_t qos
-    cdef bint is_released               # PUBREC has come
+    cdef bint is_released               # PUBREC has arrived
 
     @property
     def ms(self):
-        """How long it has taken so far."""
+        """Return its duration so far."""
         return <double>(monotonic_ns() - self.since) / 1e6
 
 
 @cython.final
 cdef class Message:
-    """A PUBLISH that came. latency_ms: since it was published, None where the payload does not say so."""
+    """A received PUBLISH. latency_ms: since it was published, None if the payload has no stamp."""
 
     cdef readonly str topic
     cdef readonly bytes payload
@@ -137,7 +137,7 @@ cdef class Message:
 
     @property
     def content(self):
-        """The payload without its stamp."""
+        """Return the payload without its stamp."""
         if is_stamped(<const uint8_t*><const char*>self.payload, <uint32_t>len(self.payload)):
             return self.payload[PAYLOAD_HEAD_BYTES:-<int>CHECK_BYTES]
         return self.payload
@@ -145,12 +145,12 @@ cdef class Message:
 
 @cython.final
 cdef class Client:
-    """A session and its connection of the moment. version: 3, 4, 5. other: (DELIVERY, RECEIVED), tallies of messages
-    that no expectation is for; with a latency, and without one. is_wall: stamps are of the wall clock."""
+    """A session and its present connection. version: 3, 4, 5. other: (DELIVERY, RECEIVED), tallies of messages without
+    an expectation: with a latency, and without one. is_wall: stamps are of the wall clock."""
 
     cdef readonly uint8_t version
     cdef readonly uint32_t window
-    """How many PUBLISHes of QoS 1 and 2 the broker takes at a time."""
+    """Number of QoS 1 and 2 PUBLISHes that the broker takes at a time."""
     cdef readonly uint32_t packet_bytes_max
     """The longest packet that the broker takes."""
     cdef readonly bint is_connected
@@ -160,7 +160,7 @@ cdef class Client:
     cdef uint16_t last_id
     cdef bint keeps_session, is_broken, is_ping_due_back
     cdef bytearray out, part
-    cdef dict flights                   # packet id -> Flight, the oldest first
+    cdef dict flights                   # packet id -> Flight, oldest first
     cdef list unsent                    # flights of QoS 0
     cdef set asked                      # packet ids of SUBSCRIBE and UNSUBSCRIBE
     cdef set received                   # packet ids of QoS 2 that wait for PUBREL
@@ -185,11 +185,11 @@ cdef class Client:
     def __dealloc__(self):
         free(self.scratch.buf)
 
-    # ------------------------------------------------------------ what is sent
+    # ------------------------------------------------------------ sending
 
     def connect(self, str client_id not None, *, bint clean_start=True, int keep_alive=60, username=None,
                 password=None, will=None, dict properties=None):
-        """CONNECT, as the first packet of a new connection. properties: of version 5."""
+        """Send CONNECT, as the first packet of a new connection. properties: of version 5."""
         packet = encode_connect(self.version, client_id, clean_start, keep_alive, username, password, will,
                                 properties if self.version == 5 else None)
         self.lost()
@@ -205,30 +205,30 @@ cdef class Client:
         self.sent_at = monotonic_ns()
 
     def subscribe(self, list filters not None, dict properties=None):
-        """SUBSCRIBE; (filter, options byte) each. Returns its Packet Identifier."""
+        """Send SUBSCRIBE with (filter, options byte) pairs; return its Packet Identifier."""
         packet_id = self.take_id()
         self.out += encode_subscribe(self.version, packet_id, filters, properties)
         self.asked.add(packet_id)
         return packet_id
 
     def unsubscribe(self, list filters not None):
-        """UNSUBSCRIBE. Returns its Packet Identifier."""
+        """Send UNSUBSCRIBE; return its Packet Identifier."""
         packet_id = self.take_id()
         self.out += encode_unsubscribe(self.version, packet_id, filters)
         self.asked.add(packet_id)
         return packet_id
 
     def disconnect(self, int reason_code=0, dict properties=None):
-        """DISCONNECT."""
+        """Send DISCONNECT."""
         if self.version != 5:
             reason_code, properties = 0, None
         self.out += encode_disconnect(reason_code, properties, self.version, False)
 
     def publish(self, bytes topic not None, bytes payload not None, Tally tally not None, *, int qos=0,
                 bint retain=False, bytes properties not None=b"", bint stamped=False, waiter=None, uint64_t since=0):
-        """PUBLISH. stamped: the payload becomes the content between a stamp's two parts. tally: counts it when it is
-        acknowledged (QoS 0: sent). waiter: anything; then `feed` hands out the Flight. since: CLOCK_MONOTONIC, when
-        it was to be sent; 0 = now. properties: in wire form. ValueError: it is larger than the broker takes."""
+        """Send PUBLISH. stamped: the payload becomes the content between a stamp's two parts. tally: counts it when it
+        is acknowledged (QoS 0: sent). waiter: any object; then `feed` returns the Flight. since: its scheduled time, by
+        CLOCK_MONOTONIC; 0 = now. properties: in wire form. ValueError: it is larger than the broker takes."""
         cdef Content c
         cdef Flight flight
         cdef uint64_t rest
@@ -291,11 +291,11 @@ cdef class Client:
 
     @property
     def output_bytes(self):
-        """That `take_output` would give."""
+        """Size of the result of `take_output`."""
         return len(self.out)
 
     def take_output(self):
-        """What is to be sent now; it is the caller's."""
+        """Return the bytes to be sent now; the caller owns them."""
         cdef bytearray out = self.out
         if out:
             self.out = bytearray()
@@ -303,7 +303,7 @@ cdef class Client:
         return out
 
     def written(self):
-        """All output has been written to the socket: publishes at QoS 0 are counted."""
+        """Note that all output has been written to the socket: publishes at QoS 0 are counted."""
         cdef Flight flight
         cdef uint64_t now
         if self.unsent and not self.out:
@@ -315,7 +315,7 @@ cdef class Client:
     # ------------------------------------------------------------ time
 
     def ping(self, double idle_seconds):
-        """PINGREQ, if nothing was sent for so long. False: the one before was not answered (MQTT 5, 3.1.2.10)."""
+        """Send PINGREQ after a silence of this length; return False if the last was not answered (MQTT 5, 3.1.2.10)."""
         cdef uint64_t now = monotonic_ns()
         if not self.is_connected or <double>(now - self.sent_at) < idle_seconds * 1e9:
             return True
@@ -327,7 +327,7 @@ cdef class Client:
         return True
 
     def give_up(self, double seconds):
-        """Flights that have waited for longer: they keep their Packet Identifiers, but are not counted any more."""
+        """Return flights that have waited for longer: they keep their Packet Identifiers, but are no longer counted."""
         cdef Flight flight
         cdef list late = []
         cdef uint64_t now = monotonic_ns()
@@ -342,7 +342,7 @@ cdef class Client:
     # ------------------------------------------------------------ expectations
 
     def expect(self, bytes topic_filter not None, Tally delivery not None, Tally received not None):
-        """Messages that match are counted there: with a latency, and without one."""
+        """Count matching messages there: with a latency, and without one."""
         cdef Share share
         if split_share(<const uint8_t*><const char*>topic_filter, <size_t>len(topic_filter), &share) == 1:
             topic_filter = share.filter[:share.filter_len]
@@ -367,15 +367,15 @@ cdef class Client:
         self.tallies[topic] = found
         return found
 
-    # ------------------------------------------------------------ what comes
+    # ------------------------------------------------------------ receiving
 
     @property
     def inflight(self):
-        """PUBLISHes of QoS 1 and 2 whose last ack has not come."""
+        """Number of QoS 1 and 2 PUBLISHes whose last ack has not arrived."""
         return len(self.flights)
 
     def lost(self):
-        """The connection is over. Flights that cannot be sent again, for their session ends with it, are returned."""
+        """End the connection; return the flights that cannot be sent again, because their session ends with it."""
         cdef list gone = self.unsent
         self.is_connected = self.is_broken = self.is_ping_due_back = False
         self.out, self.part = bytearray(), bytearray()
@@ -397,8 +397,8 @@ cdef class Client:
         return gone
 
     def feed(self, bytes data not None):
-        """What the broker sent, however it is cut. Returns what Python must know of, in order: packets, Flights,
-        Messages, and last an MqttError if the broker broke the protocol; then nothing more is taken."""
+        """Take bytes from the broker, however they are split. Return the events for Python, in order: packets, Flights,
+        Messages, and last an MqttError if the broker violated the protocol; then no more bytes are taken."""
         cdef list events = []
         cdef size_t used
         if self.is_broken:

@@ -1,10 +1,10 @@
-"""MQTT clients by the thousand on one epoll set: publishers, subscribers, or both, and the check of every delivery.
+"""Thousands of MQTT clients on one epoll set: publishers, subscribers, or both, and the check of every delivery.
 
 This is the broker's data path in the role of the client, for `loadtest.flood`: nothing per message is Python. A
-process has one Crowd, and publishers and subscribers of one run may live in several processes; what they must know of
-each other (how far deliveries have come, how much was sent) stands in memory that they share.
+process has one Crowd; publishers and subscribers of one run may be in several processes, which share memory for the
+progress of deliveries and the numbers of messages sent.
 
-What a payload is, and what is counted: pyx.loadgen.ledger.
+Payloads and counts: pyx.loadgen.ledger.
 """
 cimport cython
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
@@ -36,17 +36,17 @@ cdef extern from "<time.h>" nogil:
     int nanosleep(const timespec* wanted, timespec* left)
 
 cdef enum:
-    OUT_BYTES_MAX = 65_536          # of QoS 0 in one go; more waits in the client, where its schedule is kept
-    LOOK_NS = 100_000               # how often publishers that wait for deliveries are looked at
+    OUT_BYTES_MAX = 65_536          # of QoS 0 in one go; the rest waits in the client, where its schedule is kept
+    LOOK_NS = 100_000               # interval of checking publishers that wait for deliveries
 
 
 @cython.final
 cdef class Crowd(Sockets):
     """The clients of one process. The arguments of Ledger, and
 
-    version: 3, 4, 5. qos: of what is published. window: how many messages of a publisher may be unacknowledged.
-    copies: how many deliveries a message should have, 0 = nobody counts them. lag: how many messages of a publisher may
-    wait for their deliveries when there is no rate.
+    version: 3, 4, 5. qos: of publishes. window: number of a publisher's messages that may be unacknowledged. copies:
+    number of deliveries due per message, 0 = not counted. lag: number of a publisher's messages that may wait for their
+    deliveries when there is no rate.
 
     said: why connections were refused or ended, the first 20.
     """
@@ -76,9 +76,9 @@ cdef class Crowd(Sockets):
     def add(
         self, int fd, bytes hello not None, uint32_t number=UNKNOWN, uint32_t publisher=UNKNOWN, transport=None
     ):
-        """Take over a socket whose non-blocking connect(2) has begun. hello: what it says first:
-        CONNECT, and SUBSCRIBE right behind it if it is a subscriber, `number` among those of the run. publisher: which
-        it is, if it is one. transport: loadtest.transport's, if there is one between MQTT and the socket."""
+        """Take over a socket whose non-blocking connect(2) has begun. hello: its first bytes: CONNECT, and SUBSCRIBE
+        right behind it for a subscriber, which has `number` in the run. publisher: its number, if it is a publisher.
+        transport: one of loadtest.transport between MQTT and the socket, or None."""
         cdef Client* c = self.new_client(fd, transport)
         c.publisher, c.heard_of.number = publisher, number
         if publisher != UNKNOWN:
@@ -113,8 +113,8 @@ cdef class Crowd(Sockets):
     # ------------------------------------------------------------ publishing
 
     def start(self, uint64_t at_ns, double rate=0, double first=0, uint64_t gap_ns=0):
-        """Publish from then on. rate: messages per second of all publishers of this process, 0: as fast as acks and
-        deliveries come; first: in 0 .. 1, of the time between two messages, so that processes take turns. gap_ns:
+        """Publish from that time on. rate: messages per second of all publishers of this process, 0: as fast as acks
+        and deliveries arrive; first: in 0 .. 1, of the time between two messages, so that processes take turns. gap_ns:
         the least time between two rounds, so that not every single write of a broker wakes this process."""
         self.gap = gap_ns
         self.begun = at_ns
@@ -124,7 +124,7 @@ cdef class Crowd(Sockets):
         self.publishing = self.own_count > 0
 
     def stop(self):
-        """Publish no more; what is due and not sent is forgotten."""
+        """Stop publishing; due messages that were not sent are dropped."""
         cdef uint32_t i
         self.publishing = False
         self.gap = 0
@@ -134,7 +134,7 @@ cdef class Crowd(Sockets):
 
     @property
     def unanswered(self):
-        """Messages of QoS 1 and 2 whose last ack has not come."""
+        """Return the number of QoS 1 and 2 messages whose last ack has not arrived."""
         cdef uint32_t i
         cdef uint64_t total = 0
         for i in range(self.own_count):
@@ -177,7 +177,7 @@ cdef class Crowd(Sockets):
         return filled(&c.out) < OUT_BYTES_MAX
 
     cdef int by_schedule(self) except -1:
-        # everything that is due, in turn
+        # sends everything that is due, in turn
         cdef uint64_t due, i
         cdef Client* c
         if self.now < self.begun:
@@ -200,7 +200,7 @@ cdef class Crowd(Sockets):
         return self.publish(c, scheduled)
 
     cdef int send_owed(self, Client* c) except -1:
-        # what its window or its socket held back; its latency counts from when it was due
+        # sends messages held back by its window or its socket; their latency counts from when they were due
         while c.owed and self.can_send(c):
             c.owed -= 1
             self.row[LATE_NOW] -= 1
@@ -208,7 +208,7 @@ cdef class Crowd(Sockets):
         return 0
 
     cdef int by_answers(self, Client* c) except -1:
-        # without a rate: until the window is full, and not too far ahead of the deliveries
+        # without a rate: sends until the window is full, and not too far ahead of the deliveries
         cdef uint64_t came = 0, room
         cdef int i
         if not self.can_send(c):
@@ -220,7 +220,7 @@ cdef class Crowd(Sockets):
             came //= self.copies
             room = self.lag - (c.sequence - came) if c.sequence - came < self.lag else 0
             if self.qos == 0 and room * 4 < self.lag:
-                return 0                    # full socket buffers, as behind a busy link
+                return 0                    # full socket buffers, as with a busy link
         while room and self.can_send(c):
             self.publish(c, self.now)
             room -= 1
@@ -259,7 +259,7 @@ cdef class Crowd(Sockets):
                 break                       # a signal: Python handles it
 
     cdef int rest(self) except -1:
-        # until the least time between two rounds is over
+        # waits until the least time between two rounds is over
         cdef timespec t
         cdef uint64_t now = monotonic_ns()
         if now < self.round_ended + self.gap:
@@ -281,7 +281,7 @@ cdef class Crowd(Sockets):
         return 0
 
     def ping(self, uint64_t quiet_ns):
-        """PINGREQ on open connections that nothing was heard of for so long. Each call looks at the next fiftieth, so
+        """Send PINGREQ on open connections that have been silent for this time. Each call checks the next fiftieth, so
         that many clients do not ping at once."""
         cdef uint32_t _i
         cdef Client* c
@@ -298,7 +298,7 @@ cdef class Crowd(Sockets):
         self.flush_all()
 
     def leave(self):
-        """DISCONNECT on every connection, and close it."""
+        """Send DISCONNECT on every connection, and close it."""
         cdef uint32_t i
         cdef Client* c
         for i in range(self.clients_count):
@@ -311,7 +311,7 @@ cdef class Crowd(Sockets):
             c.is_last_word = True
             self.flush(c)
 
-    # ------------------------------------------------------------ what comes
+    # ------------------------------------------------------------ receiving
 
     cdef uint32_t packets(self, Client* c, const uint8_t* p, uint32_t n) except? 0:
         cdef uint32_t at = 0, remaining = 0
@@ -422,7 +422,7 @@ cdef class Crowd(Sockets):
         return 0
 
     def count_tails(self):
-        """Once all is over: what was sent behind the last one that a subscriber got is lost too."""
+        """Count messages sent after the last one that a subscriber got as lost, once all is over."""
         cdef uint32_t i
         for i in range(self.clients_count):
             self.count_tail(&self.clients[i].heard_of)

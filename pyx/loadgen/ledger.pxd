@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""What a run of clients counts, and the check of what comes to its subscribers. See ledger.pyx."""
+"""Counts of a run of clients, and the check of messages that reach its subscribers. See ledger.pyx."""
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
@@ -35,7 +35,7 @@ cdef enum:
     UNKNOWN = 0xFFFFFFFF
     PAYLOAD_HEAD_BYTES = 16         # publisher, sequence, time
     CHECK_BYTES = 4
-    AROUND_BYTES = 20               # both: what a payload has beside its content
+    AROUND_BYTES = 20               # both: the overhead of a payload's content
 
 
 # The check word of a payload of `length` bytes.
@@ -45,15 +45,15 @@ cdef inline uint32_t check_of(uint32_t publisher, uint32_t sequence, uint64_t ns
     return <uint32_t>(h ^ h >> 32)
 
 
-cdef struct Heard:                  # what a subscriber is to hear next; the owner frees `nexts`
-    uint32_t number                 # among the subscribers of the run, UNKNOWN = it is none
-    uint32_t only                   # the publisher that it heard first
+cdef struct Heard:                  # the next sequences that a subscriber expects; the owner frees `nexts`
+    uint32_t number                 # among the subscribers of the run, UNKNOWN = not a subscriber
+    uint32_t only                   # the first publisher heard
     uint32_t only_next
     uint32_t* nexts                 # per publisher, when it hears several
 
 
 cdef struct Kind:                   # of payload
-    uint32_t size                   # with head and check
+    uint32_t size                   # including head and check
     const uint8_t* content          # between the two
 
 
@@ -70,9 +70,9 @@ cdef class Ledger:
     cdef uint32_t* topic_bytes
     cdef Kind* kinds
     cdef uint32_t kinds_count
-    cdef uint32_t* rota             # kinds, in the order in which they come
+    cdef uint32_t* rota             # kinds, in the order in which they are sent
     cdef uint32_t rota_count
-    cdef uint8_t** seen             # of a share group: bits, per publisher
+    cdef uint8_t** seen             # for a share group: bits, per publisher
     cdef uint64_t* seen_bytes
     cdef bint pairs, group, strict
     cdef dict gaps                  # (subscriber, publisher) -> [[from, up to], ...], rising

@@ -1,16 +1,16 @@
-"""What a run of clients counts, and the check of every delivery: lost, reordered, doubled, damaged.
+"""Counts of a run of clients, and the check of every delivery: lost, reordered, duplicated, damaged.
 
     payload     u32 publisher | u32 sequence, from 0 | u64 ns, CLOCK_MONOTONIC: when it was due | content | u32 check
 
 All little-endian, 20 bytes at least. The check word depends on the other numbers and on the length; the content is
-known (letters, or a file's), so a damaged byte is seen wherever it is. Latency counts from the time at which a message
-was *to be* sent: a broker that makes its publishers wait cannot hide it (G. Tene's "coordinated omission").
+known (letters, or a file's), so a damaged byte is detected wherever it is. Latency counts from the time at which a
+message was *scheduled*: a broker that makes its publishers wait cannot hide it (G. Tene's "coordinated omission").
 
-Sequences per subscriber and publisher: a higher one than the next leaves a gap (lost), a lower one either fills one
-(reordered, not lost) or was there already (duplicate). In a share group each message is to come once to anybody: each
-process notes what it has seen as a bit, and whoever started the processes joins them.
+Sequences per subscriber and publisher: a higher one than expected leaves a gap (lost), a lower one either fills one
+(reordered, not lost) or was there already (duplicate). In a share group each message must reach one member: each
+process notes a bit for each sequence seen, and the starter of the processes joins them.
 
-Histograms have 64 steps per power of two (1.6 %), as HdrHistogram has.
+Histograms have 64 steps per power of two (1.6 %), as in HdrHistogram.
 """
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -26,7 +26,7 @@ cdef enum:
     PLACES = 2368                   # of a histogram: 64 + 36 * 64, up to 2 ** 42 ns, an hour
     FIRST_HISTOGRAM = 32
 
-#: What a row has, place by place; behind them the histograms.
+#: The places of a row, in order; after them the histograms.
 FIGURES = (
     "connected", "connections_refused", "connections_lost", "subscribed", "subscriptions_refused",
     "sent", "acknowledged", "publishes_refused", "received", "lost", "reordered", "duplicates", "corrupt", "foreign",
@@ -40,21 +40,21 @@ PAYLOAD_BYTES_MIN = AROUND_BYTES
 
 
 def place_value(int place):
-    """The lowest duration, in ns, that is counted at this place of a histogram."""
+    """Return the lowest duration, in ns, that is counted at this place of a histogram."""
     if place < 128:
         return place
     return <uint64_t>(64 + place % 64) << (place // 64 - 1)
 
 
 cdef class Ledger:
-    """The figures of one process, and what its subscribers have heard.
+    """The figures of one process, and the state of its subscribers.
 
     row: ROW_PLACES numbers of 64 bits, in memory that the processes share: FIGURES, then HISTOGRAMS. delivered: one
-    number per publisher of the run, written here alone; `deliveries`: those of all processes, one behind the other.
-    sent: one number per publisher, each written by the process that has it. topics: bytes, of each publisher. payloads:
-    in turn; a number of bytes in all, at least PAYLOAD_BYTES_MIN, or what stands between head and check. pairs:
-    subscriber i hears publisher i and nobody else. group: the subscribers share. strict: everything that comes is of
-    this run, and was subscribed before it began.
+    number per publisher of the run, written only here; `deliveries`: those of all processes, one after the other.
+    sent: one number per publisher, each written by its process. topics: bytes, of each publisher. payloads:
+    in turn; a total size in bytes, at least PAYLOAD_BYTES_MIN, or the content between head and check. pairs:
+    subscriber i only hears publisher i. group: the subscribers share. strict: every message is of this run, and was
+    subscribed to before the run began.
     """
 
     def __cinit__(
@@ -137,7 +137,7 @@ cdef class Ledger:
     cdef int payload(
         self, Heard* heard, const uint8_t* topic, uint32_t topic_bytes, const uint8_t* p, uint32_t n, uint64_t now
     ) except -1:
-        # one that came to a subscriber
+        # one that reached a subscriber
         cdef uint32_t publisher, sequence
         cdef uint64_t ns
         cdef Kind* kind
@@ -155,7 +155,7 @@ cdef class Ledger:
             topic_bytes != self.topic_bytes[publisher] or memcmp(topic, self.topics[publisher], topic_bytes) != 0
             or self.pairs and publisher != heard.number
             or n != kind.size and self.strict
-            # of another run, and of another length than this one was told: its content is not known
+            # of another run, and of another length than configured here: its content is not known
             or n == kind.size and memcmp(p + PAYLOAD_HEAD_BYTES, kind.content, n - AROUND_BYTES) != 0
         ):
             self.row[CORRUPT] += 1
@@ -187,7 +187,7 @@ cdef class Ledger:
         if sequence == expected[0]:
             expected[0] += 1
             return 0
-        if expected[0] == UNKNOWN:          # it subscribed while others published: that is where it begins
+        if expected[0] == UNKNOWN:          # it subscribed while others published: its sequence begins here
             expected[0] = sequence + 1
             return 0
         if sequence > expected[0]:
@@ -203,7 +203,7 @@ cdef class Ledger:
         return 0
 
     def was_missing(self, uint32_t number, uint32_t publisher, uint32_t sequence):
-        """Whether this message lay in a gap of that subscriber; it is not missing any more."""
+        """Return whether this message was in a gap of that subscriber; it is not missing any more."""
         gaps = self.gaps.get((number, publisher), [])
         for i, (first, end) in enumerate(gaps):
             if first <= sequence < end:
@@ -226,11 +226,11 @@ cdef class Ledger:
         return 0
 
     def seen_of(self, uint32_t publisher):
-        """Which sequences of a publisher have come to a share group's members here: a bit each, the lowest first."""
+        """Return a publisher's sequences that have reached a share group's members here: a bit each, lowest first."""
         return PyBytes_FromStringAndSize(<char*>self.seen[publisher], <Py_ssize_t>self.seen_bytes[publisher])
 
     cdef int count_tail(self, Heard* heard) except -1:
-        # once all is over: what was sent behind the last one that came is lost too
+        # once all is over: messages sent after the last one received are lost, too
         cdef uint32_t k, known
         if not self.strict or self.group or heard.number == UNKNOWN:
             return 0

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Client connections by the thousand on one epoll set: what is read and written. See sockets.pyx.
+"""Thousands of client connections on one epoll set: reading and writing. See sockets.pyx.
 
 `run` of a subclass calls flush_all, then for each event turn: turn calls flush and take, take calls packets.
 """
@@ -25,22 +25,22 @@ cdef struct Client:
     int fd
     uint8_t state
     uint8_t is_writing              # waits for EPOLLOUT
-    uint8_t is_dirty                # stands in the list of those that have output
-    uint8_t is_last_word            # closes when its output is gone
+    uint8_t is_dirty                # is in the list of clients with output
+    uint8_t is_last_word            # is closed when its output is sent
     uint8_t is_wrapped              # has a transport between MQTT and its socket
     uint32_t publisher              # among the publishers of the run, UNKNOWN = none
     uint32_t local                  # among the publishers of this process
     uint64_t began                  # connect(2)
     uint64_t heard
     Buffer out                      # MQTT
-    Buffer wire                     # the same as its transport made it
-    Buffer part                     # of a packet that is not whole yet
+    Buffer wire                     # the same, encoded by its transport
+    Buffer part                     # an incomplete packet
     # a publisher
     uint8_t* heads                  # per payload: fixed header, topic, room for a Packet Identifier, property length
     uint32_t sequence               # of the next message
     uint32_t inflight
     uint16_t next_id
-    uint64_t* since                 # per slot of the window: when its message was to be sent; 0 = free
+    uint64_t* since                 # per slot of the window: when its message was due; 0 = free
     uint64_t owed                   # due, and not sent
     Heard heard_of                  # a subscriber
 
@@ -57,7 +57,7 @@ cdef class Sockets(Ledger):
     cdef uint32_t dirty_count
     cdef uint8_t* buffer
     cdef uint64_t now
-    cdef dict transports            # by descriptor, of those that are wrapped
+    cdef dict transports            # by descriptor, for wrapped connections
     cdef readonly list said
     cdef readonly uint32_t remaining        # clients whose connections have not ended
 

@@ -1,7 +1,7 @@
-"""Client connections by the thousand on one epoll set: their buffers, what waits to be written, what was read in part.
+"""Thousands of client connections on one epoll set: their buffers, for pending output and partly read packets.
 
 Nothing per message is Python. A connection may have a transport between MQTT and its socket (TLS, WebSocket:
-loadtest.transport), which is Python, once per read and per write of whatever has gathered.
+loadtest.transport), which is Python, called once per read and per write of everything gathered.
 """
 import os
 
@@ -62,7 +62,7 @@ cdef enum:
 
 
 cdef uint8_t* reserve(Buffer* b, uint32_t n) except NULL:
-    # room for n bytes at the tail, valid until the next call; what is at the head may move
+    # room for n bytes at the tail, valid until the next call; the contents may move
     cdef uint32_t cap
     if b.head == b.tail:
         b.head = b.tail = 0
@@ -87,7 +87,7 @@ cdef int append(Buffer* b, const uint8_t* p, uint32_t n) except -1:
 
 
 cdef class Sockets(Ledger):
-    """The connections of one process. Subclasses say what packets mean."""
+    """The connections of one process. Subclasses interpret the packets."""
 
     def __cinit__(self, *_, **__):
         self.buffer = <uint8_t*>zeroed(READ_BYTES, 1)
@@ -211,7 +211,7 @@ cdef class Sockets(Ledger):
         return 0
 
     cdef bint wrap(self, Client* c) except -1:
-        # its transport makes something of its output; whether it could
+        # encodes its output by its transport; returns whether that succeeded
         cdef bytes data
         transport = self.transports[c.fd]
         try:
@@ -230,7 +230,7 @@ cdef class Sockets(Ledger):
 
     cdef int end(self, Client* c) except -1:
         self.transports.pop(c.fd, None)
-        close(c.fd)                         # epoll forgets it with that
+        close(c.fd)                         # which also removes it from epoll
         c.fd = -1
         c.state = CLOSED
         self.remaining -= 1
@@ -249,7 +249,7 @@ cdef class Sockets(Ledger):
         return self.end(c)
 
     cdef int wrong(self, Client* c, str why) except -1:
-        # no MQTT, or not to be sent to a client: named, and the connection is ended
+        # invalid MQTT, or a packet that a client must not get: reported, and the connection is closed
         self.row[PROTOCOL_ERRORS] += 1
         self.say(why)
         return self.lost(c)
@@ -257,7 +257,7 @@ cdef class Sockets(Ledger):
     # ------------------------------------------------------------ input
 
     cdef int wait(self, uint64_t until_ns) except -1:
-        # a round: until something happens, or then; until_ns in the past: what has happened already
+        # one round: waits until something happens, or then; until_ns in the past: handles what has happened already
         cdef epoll_event[EVENTS] events
         cdef int n, i
         cdef Client* c
@@ -305,7 +305,7 @@ cdef class Sockets(Ledger):
     cdef int take(self, Client* c) except -1:
         cdef ssize_t r
         cdef uint32_t have = 0 if c.is_wrapped else filled(&c.part)
-        cdef bint is_large = have > READ_BYTES // 2     # of a large packet: read behind what there is
+        cdef bint is_large = have > READ_BYTES // 2     # of a large packet: read behind the bytes that are there
         cdef uint8_t* to = reserve(&c.part, READ_BYTES) if is_large else self.buffer + have
         if have and not is_large:
             memcpy(self.buffer, c.part.bytes + c.part.head, have)
@@ -337,14 +337,14 @@ cdef class Sockets(Ledger):
         except OSError as error:            # no certificate to trust, no WebSocket, ...
             self.say(str(error))
             return self.lost(c)
-        self.touch(c)                       # it may have something to answer
+        self.touch(c)                       # it may have an answer to send
         if filled(&c.part) == 0:
             return self.fed(c, <const uint8_t*><const char*>data, <uint32_t>len(data))
         append(&c.part, <const uint8_t*><const char*>data, <uint32_t>len(data))
         return self.fed(c, NULL, 0)
 
     cdef int fed(self, Client* c, const uint8_t* p, uint32_t n) except -1:
-        # whole packets are taken, the rest is kept. p: bytes with nothing before them, NULL: what is kept
+        # takes whole packets and keeps the rest. p: bytes with nothing before them, NULL: the kept bytes
         cdef uint32_t used
         if p == NULL:
             used = self.packets(c, c.part.bytes + c.part.head, filled(&c.part))
@@ -356,5 +356,5 @@ cdef class Sockets(Ledger):
         return 0
 
     cdef uint32_t packets(self, Client* c, const uint8_t* p, uint32_t n) except? 0:
-        # all whole packets; returns how many bytes they have
+        # processes all whole packets; returns their size
         raise NotImplementedError

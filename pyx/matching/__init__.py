@@ -1,1 +1,1 @@
-"""Topic Filters and what is found by them: subscribers, share group members, siblings, retained messages."""
+"""Matching of Topic Filters with subscribers, share group members, siblings and retained messages."""

@@ -9,8 +9,8 @@ cdef struct Subscriber:
     uint32_t slot_options       # low 24 bits: index in the session's Memberships; high 8: Subscription Options byte
 
 
-cdef struct SubscriberList:     # items[0 .. online) are of connected sessions, items[online .. count) of the others
-    Subscriber* items           # NULL while count == 0; a Filter's only subscriber lies in the Filter itself
+cdef struct SubscriberList:     # items[0 .. online) belong to connected sessions, items[online .. count) to the others
+    Subscriber* items           # NULL while count == 0; a Filter's only subscriber is in the Filter itself
     uint32_t online
     uint32_t count
 
@@ -20,26 +20,26 @@ cdef struct Filter:
     uint64_t siblings           # bit i: sibling i has plain (not shared) interest
     SubscriberList plain
     Group* groups
-    void* index                 # the filter's log index, of the router, or NULL. A Filter with one is not dropped
-    Subscriber only             # where plain.items points while there has never been a second one
-    uint32_t offline_durable    # how many memberships (plain or shared) of offline sessions have QoS >= 1
+    void* index                 # the filter's log index, owned by the router, or NULL. A Filter with one is not dropped
+    Subscriber only             # plain.items points here until there has been a second one
+    uint32_t offline_durable    # number of memberships (plain or shared) of offline sessions with QoS >= 1
     uint8_t wildcard
-    uint8_t held                # a session with it is full: its publishers wait (pyx.delivery.back_pressure)
-    uint16_t length             # beside the text: a match reads these two alone
+    uint8_t held                # a session subscribed to it is full: its publishers wait (pyx.delivery.back_pressure)
+    uint16_t length             # next to the text: a match reads only these two
     # the text follows: use filter_text()
 
 
-cdef struct Elsewhere:          # what a sibling has of a group
+cdef struct Elsewhere:          # a sibling's members of a group
     uint32_t members
     uint32_t online
 
 
-cdef struct Member:  # of a group whose strategy must know its members one by one: see group_members
+cdef struct Member:  # of a group whose strategy needs to know its members individually: see group_members
     uint64_t identity           # hash of the client id, never 0
     uint64_t since              # rises with the time at which it came online; 0 = offline
-    void* session               # borrowed, of a local one that is enrolled; NULL = a sibling's
-    uint32_t worker             # where it lives
-    uint32_t told               # number of the snapshot in which a sibling named it last; 0 = in none
+    void* session               # borrowed, of a local member that is enrolled; NULL = a sibling's
+    uint32_t worker             # its home
+    uint32_t told               # number of the snapshot in which a sibling last named it; 0 = in none
 
 
 cdef struct Group:              # one ShareName on one Filter
@@ -48,47 +48,47 @@ cdef struct Group:              # one ShareName on one Filter
     Group* previous
     Filter* filter
     SubscriberList members
-    uint32_t turn               # which worker is next, used by the router
-    uint32_t next_member        # which member is next, used by the router
-    uint8_t strategy            # of pyx.delivery.sharing, 0 = not asked for yet
+    uint32_t turn               # the next worker, used by the router
+    uint32_t next_member        # the next member, used by the router
+    uint8_t strategy            # of pyx.delivery.sharing, 0 = not looked up yet
     uint8_t waits               # a message waits for its member when that has no room, instead of going to the next
     uint8_t full                # siblings were told that no online member here can take a message
-    uint32_t number             # of copies that belong to it: a hash of its name
-    uint32_t offline_durable    # how many members of offline sessions have QoS >= 1 (counted in the Filter's as well)
+    uint32_t number             # identifies the group in copies: a hash of its name
+    uint32_t offline_durable    # number of offline members with QoS >= 1 (counted in the Filter's as well)
     Elsewhere* elsewhere        # by sibling (64 entries) or NULL
     uint64_t siblings           # bit i: sibling i has members
-    uint64_t siblings_online    # bit i: it has some that are connected
+    uint64_t siblings_online    # bit i: it has connected members
     uint64_t siblings_full      # bit i: none of those can take a message
     Member* roster              # or NULL
     uint32_t roster_count
     uint32_t roster_cap
-    uint32_t* roster_places     # of members by their hash, 2 * roster_cap; NULL while they are few
+    uint32_t* roster_places     # places of members by hash, 2 * roster_cap; NULL while they are few
     uint32_t label_length
     uint16_t name_length
-    char* name                  # name/filter, label_length bytes: what a mesh entry calls it
+    char* name                  # name/filter, label_length bytes: its name in mesh entries
 
 
-cdef struct Former:             # what was queued while a subscription had other options [MQTT-3.8.4-4]
+cdef struct Former:             # messages queued while a subscription had other options [MQTT-3.8.4-4]
     uint64_t since              # behind this position of the log
-    uint64_t up_to              # up to and with this one
-    uint32_t next               # the place of a later one, or of the next free one; 0 = none
-    uint8_t options             # of the wire; QoS and No Local count
+    uint64_t up_to              # up to and including this one
+    uint32_t next               # place of the next range, or of the next free place; 0 = none
+    uint8_t options             # wire byte; QoS and No Local are used
 
 
-cdef struct Formers:            # of all subscriptions, of which very few have any. [0] is none
+cdef struct Formers:            # of all subscriptions, very few of which have any. [0] is unused
     Former* items
     uint32_t capacity
-    uint32_t begun              # places that were ever given
-    uint32_t count              # places in use: when there is none, the memory is given back
-    uint32_t free               # the first place that was given back, 0 = none
+    uint32_t begun              # places used so far
+    uint32_t count              # places in use: when it is 0, the memory is freed
+    uint32_t free               # first free place, 0 = none
 
 
 cdef struct Membership:         # one entry of a session's own list
     Filter* filter
     Group* group                # NULL: plain
-    uint32_t index              # where it stands in the SubscriberList
-    uint32_t former             # plain: the first of the stretches before `since`, rising; 0 = none. Its own
-    uint64_t since              # plain: the log position behind which it counts
+    uint32_t index              # its place in the SubscriberList
+    uint32_t former             # plain: the first of the ranges before `since`, in order; 0 = none. Its own
+    uint64_t since              # plain: the log position behind which it applies
 
 
 cdef struct Memberships:        # owned by the session, a field of it; zeroed = empty
@@ -112,7 +112,7 @@ cdef inline const char* filter_text(const Filter* f) noexcept nogil:
 
 cdef inline int options_at(const Formers* formers, const Membership* e, uint8_t options,
                            uint64_t position) noexcept nogil:
-    # under which its subscription has that message of the log, -1: it has not. 0 is no position: the present ones
+    # options under which its subscription has that message of the log, -1: it has not. Position 0: the present options
     cdef uint32_t i = e.former
     if position == 0:
         return options

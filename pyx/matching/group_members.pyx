@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""See rosters.pxd."""
+"""Rosters of share groups: see group_members.pxd."""
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 
@@ -7,7 +7,7 @@ from pyx.core.work cimport PLACE, VISIT, work
 from pyx.matching.filters cimport Group, Member
 
 cdef enum:
-    PLACED_FROM = 32            # below that a walk is as quick
+    PLACED_FROM = 32            # below that a linear search is as fast
 
 
 cdef inline uint32_t home(const Group* g, const Member* m) noexcept nogil:
@@ -19,7 +19,7 @@ cdef inline uint32_t following(const Group* g, uint32_t place) noexcept nogil:
 
 
 cdef uint32_t place_of(const Group* g, uint32_t at) noexcept:
-    """Where the table says that the member stands at `at`: it does."""
+    """The table's place for the member at `at`, which is in it."""
     cdef uint32_t place = home(g, &g.roster[at])
     while g.roster_places[place] != at + 1:
         place = following(g, place)
@@ -36,7 +36,7 @@ cdef void put_place(Group* g, uint32_t at) noexcept:
 cdef void drop_place(Group* g, uint32_t hole) noexcept:
     cdef uint32_t mask = 2 * g.roster_cap - 1
     cdef uint32_t at = hole, first
-    while True:                         # those behind the hole move up unless that would put them before their home
+    while True:                         # entries after the hole move up unless that would put them before their home
         at = following(g, at)
         if g.roster_places[at] == 0:
             break
@@ -48,7 +48,7 @@ cdef void drop_place(Group* g, uint32_t hole) noexcept:
 
 
 cdef inline bint is_it(const Member* m, uint64_t identity, const void* session, uint32_t worker) noexcept nogil:
-    # a local one by its session: two client ids might have one hash
+    # a local one is compared by session: two client ids might have the same hash
     return m.identity == identity and m.session == session and m.worker == worker
 
 

@@ -1,10 +1,10 @@
 # cython: language_level=3
-"""All that a sibling wants, while it is told anew: until all of it is told, what was known before stays in force.
+"""A sibling's complete interest, sent as a snapshot: until all of it has arrived, the former interest stays in force.
 
-    begin -> named..., as the parts of a snapshot come, and deltas after them -> forget_some until it says no more
+    begin -> named..., as the parts of a snapshot and later deltas arrive -> forget_some until it returns false
 
-What a sibling wants too much costs a message that it matches in vain; what is missing costs one that somebody has been
-promised. So nothing is forgotten before all of it is known, and then what has not been named is forgotten in pieces.
+Too much interest costs messages sent in vain; missing interest costs a message that some client was promised. So
+nothing is forgotten before the snapshot is complete, and then everything not named in it is forgotten in pieces.
 """
 cimport cython
 from libc.stdint cimport uint32_t
@@ -17,11 +17,11 @@ from pyx.matching.subscriptions cimport Subscriptions
 @cython.final
 cdef class WholeInterest:
     cdef readonly int sibling
-    cdef readonly uint32_t number       # of members that are named: see Member.told
-    cdef set named                      # addresses of Filters and Groups: they live as long as the sibling wants them
-    cdef bint told                      # all of it
+    cdef readonly uint32_t number       # of the members named: see Member.told
+    cdef set named                      # addresses of Filters and Groups: they exist as long as the sibling wants them
+    cdef bint told                      # it is complete
     cdef Paging paging
-    cdef bint groups                    # the Filters are done with
+    cdef bint groups                    # the Filters are done
 
     cdef int name_filter(self, Filter* f) except -1
     cdef int name_group(self, Group* g) except -1

@@ -1,4 +1,4 @@
-"""All that a sibling wants, while it is told anew: see the .pxd."""
+"""A sibling's complete interest, sent as a snapshot: see the .pxd."""
 
 from typing import final
 

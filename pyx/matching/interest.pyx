@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""See interest.pxd."""
+"""Processing of a sibling's interest snapshot: see interest.pxd."""
 cimport cython
 from libc.stdint cimport uint32_t
 from libc.string cimport memset
@@ -10,7 +10,7 @@ from pyx.matching.filters cimport Filter, Group
 from pyx.matching.subscriptions cimport Subscriptions
 
 cdef enum:
-    AT_ONCE = 2000              # Filters and Groups in a piece, or a page more
+    AT_ONCE = 2000              # Filters and Groups per piece, or up to a page more
 
 
 @cython.final
@@ -44,7 +44,7 @@ cdef class WholeInterest:
                     return False
                 self.groups = True
                 memset(&self.paging, 0, sizeof(Paging))
-            # whatever is dropped below is this entry, or the Filter of this Group: the others of the page stay
+            # only this entry, or the Filter of this Group, is dropped below: the others of the page stay
             n = table_page(&subscriptions.named if self.groups else &subscriptions.table, &self.paging, entries)
             work((n + 1) * (VISIT + OBJECT))
             looked_at += n + 1

@@ -1,8 +1,8 @@
 # cython: language_level=3
-"""Results of matching, kept by topic: 8192 entries in sets of two, checked by generation, hash and the whole topic.
+"""Cache of match results by topic: 8192 entries in sets of two, validated by generation, hash and the whole topic.
 
-Matches* is valid until the next keep. Blocks are bounded to 8 MB in all; a result of more than 1 MB is not kept, only
-handed back.
+Matches* is valid until the next keep. All blocks together are bounded to 8 MB; a result of more than 1 MB is not kept,
+only returned.
 """
 cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -16,15 +16,15 @@ cdef enum:
 
 
 cdef struct Result:
-    Matches matches             # valid when its generation is the current one (which is never 0)
-    uint32_t capacity           # bytes of the block that holds filters and topic; matches.filters is its address
+    Matches matches             # valid if its generation is the current one (which is never 0)
+    uint32_t capacity           # bytes of the block that has filters and topic; matches.filters is its address
 
 
 @cython.final
 cdef class MatchCache:
     cdef Result* entries                # NULL until there is one
     cdef size_t bytes                   # of all blocks
-    cdef size_t hand                    # where the next eviction looks
+    cdef size_t hand                    # where the next eviction begins
     cdef Matches large                  # a result too large to be kept
 
     cdef Matches* keep(

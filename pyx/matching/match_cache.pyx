@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""See results.pxd. One block for each entry holds the pointers and the topic; it is used again if large enough."""
+"""The match cache: see match_cache.pxd. Each entry has one block with pointers and topic, reused if large enough."""
 cimport cython
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, realloc
@@ -26,7 +26,7 @@ cdef class MatchCache:
     cdef Matches* keep(
         self, uint64_t generation, uint64_t hash_, const uint8_t* topic, size_t length, Filter** filters, size_t count
     ) except NULL:
-        """Over an old result, else over either of its set."""
+        """Replace an outdated result, else either one of its set."""
         cdef size_t pointers = count * sizeof(Filter*)
         cdef size_t size = pointers + length
         cdef Result* entry
@@ -50,7 +50,7 @@ cdef class MatchCache:
             block = matches.filters
             if size > entry.capacity or size + 256 < entry.capacity >> 1:
                 matches.generation = 0
-                size = (size + 39) & ~<size_t> 15 | 8            # what malloc would round it to
+                size = (size + 39) & ~<size_t> 15 | 8            # as malloc would round it
                 block = malloc(size)
                 if block is NULL:
                     raise MemoryError()

@@ -9,44 +9,44 @@ class Retained:
 
     @property
     def count(self) -> int:
-        """Topics that have a message."""
+        """Number of topics that have a message."""
 
     @property
     def spent(self) -> int:
-        """Steps that `page` has taken, all together."""
+        """Number of steps that all calls of `page` have taken."""
 
     @property
     def bytes(self) -> int:
-        """Of the structure (entries, topics, table), without the messages."""
+        """Size of the structure (entries, topics, table), without the messages."""
 
     def __init__(self) -> None: ...
     def __len__(self) -> int: ...
     def set(self, topic: builtins.bytes, number: int, message: Any) -> bool:
-        """Keep this message for the topic. False: there is, or was cleared, one with the same or a higher number.
+        """Store this message for the topic; False: the topic has, or was cleared by, the same or a higher number.
 
         Raises ValueError for a topic that is not 1 to 65535 bytes long, MemoryError.
         """
 
     def clear(self, topic: builtins.bytes, number: int) -> bool:
-        """No message from this number on. False: it has, or was cleared by, the same number or a higher one.
+        """Remove the message up to this number; False: the topic has, or was cleared by, the same or a higher one.
 
-        Remembered among the last 4096 clears (and 1 MB of their topics), so that an older message that comes late
-        stays away.
+        Remembered among the last 4096 clears (and 1 MB of their topics), so that an older message that arrives late
+        is not stored.
         """
 
     def remove(self, topic: builtins.bytes, message: Any) -> bool:
-        """Forget the topic's message if it is this one: it has expired. Other than a clear it is not remembered."""
+        """Remove the topic's message if it is this one, because it has expired. Unlike a clear it is not remembered."""
 
     def get(self, topic: builtins.bytes) -> Any:
-        """The message of a topic, or None."""
+        """Return the message of a topic, or None."""
 
     def number(self, topic: builtins.bytes) -> int:
-        """The number of a topic's message, or of its remembered clear; 0 when there is neither."""
+        """Return the number of a topic's message, or of its remembered clear; 0 when there is neither."""
 
     def match(
         self, filter_: builtins.bytes, after: builtins.bytes | None, limit: int
     ) -> list[tuple[builtins.bytes, Any]]:
-        """At most `limit` (topic, message) of the topics behind `after` (None: from the first) that the filter matches.
+        """Return at most `limit` (topic, message) of matching topics behind `after` (None: from the first).
 
         In the order of the topics' levels. Fewer than `limit` means that there are no more.
         """
@@ -54,4 +54,4 @@ class Retained:
     def page(
         self, filter_: builtins.bytes, after: builtins.bytes | None, limit: int, steps: int
     ) -> tuple[list[tuple[builtins.bytes, Any]], builtins.bytes | None]:
-        """The same in about `steps` steps at most (a topic each): (list, `after` of the next call or None)."""
+        """Do the same in about `steps` steps at most (a topic each): (list, `after` of the next call or None)."""

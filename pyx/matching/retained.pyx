@@ -2,27 +2,27 @@
 """Retained messages of one owner: set, cleared and versioned by message number; read in pages by Topic Filter.
 
 Every topic is one block: header, its links, its text. A hash table finds a topic; a skip list keeps all of them in
-order, so that a page of a result can say "go on after this topic" whatever happened in between, and nothing has to be
+order, so that a page of a result can be continued after any topic whatever happened in between, and nothing has to be
 copied or kept for a reader.
 
 The order is that of the topics as sequences of levels: bytes are compared with / before everything else, so that a
-topic and all below it stand together (a, a/b, a/c, a!b: with plain byte order a!b would stand between). That makes a
+topic and all below it are adjacent (a, a/b, a/c, a!b: in plain byte order a!b would be between them). That makes a
 filter a walk with jumps:
 
-    filter a/+/x    at a/b/c      -> the level x is still to come under a/b:   seek a/b/x
-                    at a/b/y      -> past x, nothing more under a/b:           seek what follows all of a/b
+    filter a/+/x    at a/b/c      -> the level x is still ahead under a/b:     seek a/b/x
+                    at a/b/y      -> past x, nothing more under a/b:           seek the topic after everything in a/b
                     at b/...      -> past a: the end
-    filter #, +/x   at $SYS/...   -> not for a leading wildcard [MQTT-4.7.2-1]: seek what follows everything with $
+    filter #, +/x   at $SYS/...   -> not for a leading wildcard [MQTT-4.7.2-1]: seek the topic after everything with $
 
-A jump tries the neighbour first, which it mostly is, then descends the skip list (log n). Entries that do not match
-are thus jumped over in groups wherever the filter has a literal level; `page` bounds what is left of the work for one
-call.
+A jump tries the neighbour first, which is usually the target, then descends the skip list (log n). Entries that do not
+match are thus skipped in groups wherever the filter has a literal level; `page` bounds the remaining work of one call.
 
-The height of an entry comes from its keyed hash: without the key nobody can choose topics that make a list of it.
+The height of an entry comes from its keyed hash: without the key nobody can choose topics that degrade it to a linear
+list.
 
-Late messages: number decides, and what arrives late is older. A topic that was cleared is remembered with its number
+Late messages: the number decides, and a late message has a lower one. A cleared topic is remembered with its number
 among the last CLEARED_MAX (4096) clears, or as many as have CLEARED_BYTES_MAX (1 MB) of topic text, so that an older
-set which another worker sends late does not bring it back. After more clears than that within the time a message
+message that another worker sends late does not bring it back. With more clears than that within the time that a message
 travels, it could.
 """
 from collections import OrderedDict
@@ -61,7 +61,7 @@ cdef inline const uint8_t* topic_of(const Entry* entry) noexcept nogil:
 
 
 cdef inline size_t entry_bytes(const Entry* entry) noexcept nogil:
-    """What malloc gives for it, and its slot in a table about 3/4 full."""
+    """Its size as allocated by malloc, and its slot in a table about 3/4 full."""
     return ((sizeof(Entry) + entry.height * sizeof(Entry*) + entry.length + 8 + 15) & ~<size_t> 15) + 11
 
 
@@ -71,7 +71,7 @@ cdef inline const uint8_t* level_end(const uint8_t* p, const uint8_t* end) noexc
 
 
 cdef inline int compare(const uint8_t* a, size_t a_length, const uint8_t* b, size_t b_length) noexcept nogil:
-    """The order of topics: < 0, 0, > 0. Eight bytes at a time while they are equal."""
+    """Compare topics in their order: < 0, 0, > 0. Eight bytes at a time while they are equal."""
     cdef size_t i = 0, shorter = min(a_length, b_length)
     while i + 8 <= shorter and memcmp(a + i, b + i, 8) == 0:
         i += 8
@@ -101,9 +101,9 @@ cdef size_t put_bound(
 cdef size_t next_candidate(
     const uint8_t* f, size_t f_length, const uint8_t* t, size_t t_length, uint8_t* bound
 ) noexcept:
-    """MATCHES, NOTHING_MORE, or the length of the text put at `bound`: no topic between this one and that text matches.
+    """Return MATCHES, NOTHING_MORE, or the length of the text put at `bound`, before which no later topic matches.
 
-    What follows P and everything below it begins at P and the lowest byte a topic can have besides /, which is 1.
+    The first text after P and everything below it is P and the lowest byte that a topic can have besides /, which is 1.
     """
     cdef const uint8_t* f_end = f + f_length
     cdef const uint8_t* t_end = t + t_length
@@ -111,7 +111,7 @@ cdef size_t next_candidate(
     cdef const uint8_t* t_level = t
     cdef const uint8_t* f_stop
     cdef const uint8_t* t_stop
-    cdef size_t through_plus = 0            # the bytes of the topic up to the end of the last level that + stands for
+    cdef size_t through_plus = 0            # the bytes of the topic up to the end of the last level matched by +
     cdef bint has_plus = False, plus
     cdef int order
     while True:
@@ -119,7 +119,7 @@ cdef size_t next_candidate(
         if f_stop == f_level + 1 and f_level[0] == c'#':
             return MATCHES
         plus = f_stop == f_level + 1 and f_level[0] == c'+'
-        if t_level is NULL:                 # too short: what comes next is below it
+        if t_level is NULL:                 # too short: the next candidate is below it
             memcpy(bound, t, t_length)
             bound[t_length] = c'/'
             if plus:
@@ -186,7 +186,7 @@ cdef class Retained:
         return NULL
 
     cdef Entry* seek(self, const uint8_t* topic, size_t length, bint after) noexcept:
-        """The first entry at or after this text, or after it."""
+        """Return the first entry at or after this text, or after it."""
         cdef Entry* entry = self.head
         cdef Entry* following
         cdef int height = HEIGHT_MAX - 1
@@ -201,7 +201,7 @@ cdef class Retained:
                 return following
 
     cdef bytes before(self, const Entry* entry):
-        """The text of the entry before this one, b"" if it is the first: going on after it begins with this one."""
+        """Return the text of the entry before this one, b"" if it is the first, to continue with this one."""
         cdef const Entry* at = self.head
         cdef const Entry* following
         cdef int height = HEIGHT_MAX - 1
@@ -217,7 +217,7 @@ cdef class Retained:
 
     cdef int insert(self, uint64_t hash_, uint64_t number, bytes topic, object message) except -1:
         cdef size_t length = len(topic)
-        cdef uint64_t chance = hash_ >> 20          # other bits than the ones the table looks at
+        cdef uint64_t chance = hash_ >> 20          # bits that the table does not use
         cdef uint8_t height = 1
         cdef Entry* entry
         cdef Entry* at = self.head
@@ -257,7 +257,7 @@ cdef class Retained:
         return 0
 
     cdef void take_out(self, Entry* entry) noexcept:
-        """Unlink and free it; the caller drops the message's reference."""
+        """Unlink and free it; the caller releases the message's reference."""
         cdef Entry* at = self.head
         cdef Entry* following
         cdef int level = HEIGHT_MAX - 1
@@ -278,7 +278,7 @@ cdef class Retained:
     # ------------------------------------------------------------------ one topic
 
     cpdef bint set(self, bytes topic, uint64_t number, object message) except -1:
-        """Keep this message for the topic. False: it has, or was cleared by, the same number or a higher one."""
+        """Store this message for the topic. False: the topic has, or was cleared by, the same or a higher number."""
         cdef size_t length = len(topic)
         cdef uint64_t hash_ = hash_bytes(&self.key, <const uint8_t*> topic, length)
         cdef Entry* entry
@@ -306,10 +306,10 @@ cdef class Retained:
         return True
 
     cpdef bint clear(self, bytes topic, uint64_t number) except -1:
-        """No message from this number on. False: the topic has, or was cleared by, the same number or a higher one.
+        """Remove the message up to this number. False: the topic has, or was cleared by, the same or a higher one.
 
-        Among the last 4096 clears (and 1 MB of their topics) it is remembered, so that an older message which comes
-        late stays away.
+        Remembered among the last 4096 clears (and 1 MB of their topics), so that an older message that arrives late
+        is not stored.
         """
         cdef size_t length = len(topic)
         cdef uint64_t hash_ = hash_bytes(&self.key, <const uint8_t*> topic, length)
@@ -340,7 +340,7 @@ cdef class Retained:
         return True
 
     cpdef bint remove(self, bytes topic, object message) except -1:
-        """Forget the topic's message if it is this one: it has expired. Other than a clear it is not remembered."""
+        """Remove the topic's message if it is this one, because it has expired. Unlike a clear it is not remembered."""
         cdef uint64_t hash_ = hash_bytes(&self.key, <const uint8_t*> topic, len(topic))
         cdef Entry* entry = self.find(hash_, <const uint8_t*> topic, len(topic))
         if entry is NULL or entry.message != <PyObject*> message:
@@ -350,13 +350,13 @@ cdef class Retained:
         return True
 
     cpdef object get(self, bytes topic):
-        """The message of a topic or None."""
+        """Return the message of a topic or None."""
         cdef uint64_t hash_ = hash_bytes(&self.key, <const uint8_t*> topic, len(topic))
         cdef Entry* entry = self.find(hash_, <const uint8_t*> topic, len(topic))
         return None if entry is NULL else <object> entry.message
 
     cpdef uint64_t number(self, bytes topic) except? 0:
-        """The number of a topic's message, or of its remembered clear; 0 when there is neither."""
+        """Return the number of a topic's message, or of its remembered clear; 0 when there is neither."""
         cdef uint64_t hash_ = hash_bytes(&self.key, <const uint8_t*> topic, len(topic))
         cdef Entry* entry = self.find(hash_, <const uint8_t*> topic, len(topic))
         return self.cleared.get(topic, 0) if entry is NULL else entry.number
@@ -367,18 +367,18 @@ cdef class Retained:
     # ------------------------------------------------------------------ many topics
 
     cpdef list match(self, bytes filter_, bytes after, Py_ssize_t limit):
-        """At most `limit` (topic, message) of the topics behind `after` (None: from the first) that the filter matches.
+        """Return at most `limit` (topic, message) of matching topics behind `after` (None: from the first).
 
-        In the order of the topics' levels; fewer than `limit` means that there are no more. Takes as long as it takes
-        to find them: `page` is the one with a bound.
+        In the order of the topics' levels; fewer than `limit` means that there are no more. The time is unbounded:
+        `page` is the bounded form.
         """
         return self.page(filter_, after, limit, STEPS_MAX)[0]
 
     cpdef tuple page(self, bytes filter_, bytes after, Py_ssize_t limit, Py_ssize_t steps):
-        """The same in about `steps` steps at most: (list, where to go on or None).
+        """Do the same in about `steps` steps at most: return (list, where to continue or None).
 
-        A step looks at one topic, or at 64 bytes of a long one; it takes 0.1 to 0.3 us at a million topics.
-        Give the second as `after` to the next call; it need not match, nor exist any more. None: nothing is left.
+        A step examines one topic, or 64 bytes of a long one; it takes 0.1 to 0.3 us at a million topics.
+        Pass the second as `after` to the next call; it need not match, nor exist any more. None: nothing is left.
         """
         cdef const uint8_t* f = <const uint8_t*> filter_
         cdef size_t f_length = len(filter_)

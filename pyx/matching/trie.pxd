@@ -1,8 +1,8 @@
 # cython: language_level=3
-"""The wildcard filters as a trie [MQTT-4.7.1]: which of them match a topic.
+"""Trie of the wildcard filters [MQTT-4.7.1]: finds those that match a topic.
 
-Call order: plant once for a Filter with wildcards that is not there yet, uproot before it is freed. walk appends to
-found[0 .. found_count), which is the caller's to empty. Filters are borrowed; their text must stay where it is.
+Call order: plant once for a new Filter with wildcards, uproot before it is freed. walk appends to
+found[0 .. found_count), which the caller empties. Filters are borrowed; their text must not move.
 """
 cimport cython
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
@@ -35,9 +35,9 @@ cdef class Trie:
     cdef Node** frontier                # two times frontier_capacity: the active Nodes of this level and of the next
     cdef size_t frontier_capacity
     cdef size_t found_capacity
-    cdef uint64_t walked                # ns of work, nominal, that all walks have cost: only rises
+    cdef uint64_t walked                # nominal ns of work of all walks: only rises
 
-    cdef int plant(self, Filter* f) except -1                   # raises MemoryError, the filter nowhere
+    cdef int plant(self, Filter* f) except -1                   # raises MemoryError, without adding the filter
     cdef void uproot(self, Filter* f) noexcept
     cdef int walk(self, const uint8_t* topic, size_t length) except -1
     cdef int reserve(self, size_t active) except -1             # room in found for 3 x active, in frontier for 2 x

@@ -1,14 +1,14 @@
 # cython: language_level=3
-"""Wildcard filters -> those that match a topic, without recursion.
+"""Trie that finds the wildcard filters that match a topic, without recursion.
 
     Node (one level)         here  = the Filter that ends with this level          sport/tennis    at sport -> tennis
       |  |                   multi = the Filter that ends with # below this level   sport/tennis/#  at sport -> tennis
-      |  plus -> Node        the level +, of which a Node has at most one
+      |  plus -> Node        the level +, at most one per Node
       children               literal levels, in one hash table for all Nodes, keyed (parent, text); the text is compared
 
-A Node with nothing but one Filter below it is not unfolded: `here` is that Filter and `tail` the offset in its text
-of the level after this one. Most filters of a large population (a device's own topics) thus cost one Node whatever
-their depth, and the rest of such a filter is compared in one pass over its text. A second filter that comes by
+A Node with only one Filter below it is not unfolded: `here` is that Filter and `tail` the offset in its text of the
+level after this one. Most filters of a large population (a device's own topics) thus cost one Node whatever their
+depth, and the rest of such a filter is compared in one pass over its text. A second filter with the same beginning
 unfolds it one level at a time.
 
     plant(device/7/+/state):     root -> device -> 7 (here = device/7/+/state, tail at "+/state")
@@ -16,9 +16,9 @@ unfolds it one level at a time.
                                                           -> alarm (here)
 
 match walks the trie breadth first, one level of the topic at a time, with the set of active Nodes in an array: no
-recursion. A Node is reached in one way only, so the set never holds a Node twice and is never larger than the number
-of wildcard filters; the walk ends when it is empty, however deep the topic. Results need no removal of duplicates for
-the same reason.
+recursion. A Node can be reached in one way only, so the set never has a Node twice and is never larger than the number
+of wildcard filters; the walk ends when it is empty, however deep the topic. For the same reason results have no
+duplicates.
 """
 from os import urandom
 
@@ -35,7 +35,7 @@ from pyx.core.work cimport FILTER, NODE, work
 from pyx.matching.filters cimport Filter, filter_text
 
 cdef enum:
-    COLD = 4 * NODE             # where a walk goes wide its Nodes are in no cache
+    COLD = 4 * NODE             # in a wide walk the Nodes are in no cache
 
 
 cdef inline const uint8_t* level_end(const uint8_t* p, const uint8_t* end) noexcept nogil:
@@ -45,7 +45,7 @@ cdef inline const uint8_t* level_end(const uint8_t* p, const uint8_t* end) noexc
 
 
 cdef bint tail_matches(const uint8_t* f, const uint8_t* f_end, const uint8_t* t, const uint8_t* t_end) noexcept nogil:
-    """Does the rest of a filter match the rest of a topic? Both begin at a level; t = NULL: no more levels."""
+    """Whether the rest of a filter matches the rest of a topic. Both begin at a level; t = NULL: no more levels."""
     while True:
         if f < f_end and f[0] == c'#':
             return True
@@ -72,7 +72,7 @@ cdef bint tail_matches(const uint8_t* f, const uint8_t* f_end, const uint8_t* t,
 
 
 cdef void free_pluses(const Node* node) noexcept:
-    """The Nodes that are not in the table; their literal children are."""
+    """Free the Nodes that are not in the table; their literal children are in it."""
     cdef Node* plus = node.plus
     cdef Node* following
     while plus is not NULL:
@@ -117,7 +117,7 @@ cdef class Trie:
         return NULL
 
     cdef int attach(self, Node* parent, Filter* f, size_t at) except -1:
-        """Hang f below a Node that has no place for it yet: `at` is the offset of the level after the parent's."""
+        """Add f below a Node that has no place for it yet: `at` is the offset of the level after the parent's."""
         cdef const uint8_t* text = <const uint8_t*> filter_text(f)
         cdef const uint8_t* level = text + at
         cdef const uint8_t* text_end = text + f.length
@@ -149,7 +149,7 @@ cdef class Trie:
         return 0
 
     cdef int plant(self, Filter* f) except -1:
-        """Raises MemoryError; then f is nowhere. Others may have been unfolded for it, which changes no result."""
+        """Raises MemoryError without adding f. Others may have been unfolded for it, which changes no result."""
         cdef const uint8_t* text = <const uint8_t*> filter_text(f)
         cdef const uint8_t* text_end = text + f.length
         cdef const uint8_t* level = text
@@ -174,7 +174,7 @@ cdef class Trie:
             if following is NULL:
                 return self.attach(node, f, level - text)
             node = following
-            if node.tail:                           # somebody's only Node: it moves one level down
+            if node.tail:                           # the only Node of another filter, which moves one level down
                 folded = node.here
                 tail = node.tail
                 self.attach(node, folded, tail)
@@ -223,7 +223,7 @@ cdef class Trie:
             node = parent
 
     cdef int reserve(self, size_t active) except -1:
-        """Room for what one level can add: two active Nodes for each one, three Filters for each one."""
+        """Make room for what one level can add: two active Nodes and three Filters for each active one."""
         cdef size_t capacity, old
         cdef void* block
         if self.found_count + 3 * active > self.found_capacity:
@@ -238,7 +238,7 @@ cdef class Trie:
             block = malloc(2 * capacity * sizeof(Node*))
             if block is NULL:
                 raise MemoryError()
-            if self.frontier is not NULL:           # only the half in use has anything in it: both are taken along
+            if self.frontier is not NULL:           # only the half in use has contents: both are copied
                 old = self.frontier_capacity
                 memcpy(block, self.frontier, old * sizeof(Node*))
                 memcpy(<Node**> block + capacity, self.frontier + old, old * sizeof(Node*))

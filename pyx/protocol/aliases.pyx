@@ -1,9 +1,9 @@
-"""Topic Aliases that we set at one client: see the .pxd."""
+"""Topic Aliases that the broker sets for one client: see the .pxd."""
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy
 
 cdef enum:
-    SEEN = 16                       # so many of the topics that were last sent without an alias are remembered
+    SEEN = 16                       # number of remembered topics that were last sent without an alias
     HEAT_MAX = 7
 
 
@@ -20,7 +20,7 @@ cdef struct Aliases:
     uint32_t next_seen
     uint32_t[SEEN] seen             # their hashes, a ring
     Alias* aliases                  # alias n is aliases[n - 1]
-    uint32_t* hashes                # apart, so that the search stays in a line or two of cache
+    uint32_t* hashes                # separate, so that the search stays in a line or two of cache
 
 
 cdef Aliases* _new(uint32_t most) noexcept nogil:
@@ -34,7 +34,7 @@ cdef Aliases* _new(uint32_t most) noexcept nogil:
 
 
 cdef inline bint _seen(Aliases* a, uint32_t hash_) noexcept nogil:
-    """Was it among the last ones. From now on it is."""
+    """Return whether the topic is among the remembered ones, and remember it."""
     cdef int i
     cdef bint found = False
     for i in range(SEEN):           # without an early end: a few vector instructions

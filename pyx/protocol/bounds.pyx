@@ -1,4 +1,4 @@
-"""Bounds of what a packet lists: see the .pxd."""
+"""Bounds on lists in a packet: see the .pxd."""
 from libc.stdint cimport uint64_t
 
 from pyx.protocol.packets cimport AUTH, CONNECT, DISCONNECT, PUBACK, PUBCOMP, PUBLISH, SUBSCRIBE, UNSUBSCRIBE, WILL
@@ -53,7 +53,7 @@ cdef int lists_too_many_properties(uint8_t packet_type, const uint8_t* body, uin
     if packet_type == CONNECT:
         return connect_lists_too_much(&c, limits)
     if packet_type == SUBSCRIBE or packet_type == UNSUBSCRIBE:
-        at = 2                                  # behind the Packet Identifier
+        at = 2                                  # after the Packet Identifier
     elif PUBACK <= packet_type <= PUBCOMP:
         at = 3                                  # and the Reason Code
     elif packet_type == DISCONNECT or packet_type == AUTH:

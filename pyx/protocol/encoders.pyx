@@ -1,8 +1,8 @@
-"""Control packets, encoded: what the server sends from Python (CONNACK, SUBACK, UNSUBACK, DISCONNECT, AUTH), and the
-packets of test clients and tools. PUBLISH and its acks leave the server from the data path, not by this module.
+"""Encoders of control packets: those that the server sends from Python (CONNACK, SUBACK, UNSUBACK, DISCONNECT, AUTH),
+and the packets of test clients and tools. PUBLISH and its acks are encoded in the data path, not here.
 
-Every encoder returns the whole packet, and raises ValueError for what the standard does not let that side send: a
-caller's error, never a peer's. Python finds them in pyx.protocol.codec, beside the decoders.
+Every encoder returns the whole packet, and raises ValueError for anything that the standard does not allow that side to
+send: a caller's error, never a peer's. Python imports them from pyx.protocol.codec, beside the decoders.
 """
 from libc.stdint cimport uint8_t
 
@@ -31,7 +31,7 @@ cdef bytes _varint(object value):
 
 
 cdef bytes _text(object text):
-    """A string or binary field with its length. str is a UTF-8 string, bytes go as they are."""
+    """Encode a string or binary field with its length: str as UTF-8, bytes as they are."""
     cdef bytes data
     if type(text) is str:
         data = (<str>text).encode("utf-8")
@@ -60,8 +60,8 @@ cdef bytes _properties(object properties, int packet_type, bint from_server):
 
 
 cdef bytes _fit(int first, bytes head, object properties, bytes tail, bint from_server, object packet_bytes_max):
-    """The packet `head`, properties, `tail`. If it is larger than the receiver takes, it goes without its User
-    Properties, then without its Reason String (MQTT-3.2.2-19, -20 and their likes in the other packets)."""
+    """Return the packet `head`, properties, `tail`. If it is too large for the receiver, leave out its User Properties,
+    then its Reason String (MQTT-3.2.2-19, -20 and the same in other packets)."""
     cdef bytes packet = _packet(first, head + _properties(properties, first >> 4, from_server) + tail)
     cdef dict kept
     if packet_bytes_max is None or len(packet) <= packet_bytes_max or not properties:
@@ -81,7 +81,7 @@ cdef int _check_reason(int packet_type, object reason_code, bint from_server) ex
     return 0
 
 
-# What MQTT 3.1 and 3.1.1 have for a CONNACK Reason Code (table 3.1). Others have no return code.
+# MQTT 3.1 and 3.1.1 return codes for CONNACK Reason Codes (table 3.1). Others have none.
 cdef dict _RETURN_CODES = {
     0: 0,
     REASON_UNSUPPORTED_PROTOCOL_VERSION: 1,
@@ -101,12 +101,12 @@ cdef dict _RETURN_CODES = {
 
 def encode_connack(version: int, session_present: bool, reason_code: int, properties: dict | None = None,
                    packet_bytes_max: int | None = None) -> bytes:
-    """CONNACK. Versions 3 and 4 get the return code of `reason_code`, and b"" if there is none: then the connection is
-    closed without a CONNACK (MQTT-3.2.2-6 of 3.1.1). Session Present is 0 with a refusal, and always in version 3,
-    which has no such flag.
+    """Encode CONNACK. Versions 3 and 4 get the return code of `reason_code`, and b"" if there is none: then the
+    connection is closed without a CONNACK (MQTT-3.2.2-6 of 3.1.1). Session Present is 0 with a refusal, and always in
+    version 3, which has no such flag.
 
     packet_bytes_max (here and below): the receiver's Maximum Packet Size; User Properties and Reason String are left
-    out to keep it. Raises ValueError for what the standard does not let the server send.
+    out to keep it. Raises ValueError for anything that the standard does not allow the server to send.
     """
     _check_reason(CONNACK, reason_code, True)
     cdef int present = 1 if session_present and reason_code == 0 else 0
@@ -119,7 +119,7 @@ def encode_connack(version: int, session_present: bool, reason_code: int, proper
 
 def encode_suback(version: int, packet_id: int, codes: list[int], properties: dict | None = None,
                   packet_bytes_max: int | None = None) -> bytes:
-    """SUBACK. In versions 3 and 4 every code of 0x80 and above becomes 0x80 (MQTT-3.9.3-2 of 3.1.1)."""
+    """Encode SUBACK. In versions 3 and 4 every code of 0x80 and above becomes 0x80 (MQTT-3.9.3-2 of 3.1.1)."""
     for code in codes:
         _check_reason(SUBACK, code, True)
     cdef bytes head = _packet_id(packet_id)
@@ -130,7 +130,7 @@ def encode_suback(version: int, packet_id: int, codes: list[int], properties: di
 
 def encode_unsuback(version: int, packet_id: int, codes: list[int], properties: dict | None = None,
                     packet_bytes_max: int | None = None) -> bytes:
-    """UNSUBACK. Versions 3 and 4 have no codes in it: `codes` is ignored."""
+    """Encode UNSUBACK. In versions 3 and 4 it has no codes: `codes` is ignored."""
     for code in codes:
         _check_reason(UNSUBACK, code, True)
     cdef bytes head = _packet_id(packet_id)
@@ -141,7 +141,7 @@ def encode_unsuback(version: int, packet_id: int, codes: list[int], properties: 
 
 def encode_disconnect(reason_code: int, properties: dict | None = None, version: int = 5, from_server: bool = True,
                       packet_bytes_max: int | None = None) -> bytes:
-    """DISCONNECT. A server sends it in version 5 only; version 3 and 4 is for test clients."""
+    """Encode DISCONNECT. A server sends it in version 5 only; versions 3 and 4 are for test clients."""
     if version != 5:
         if from_server or reason_code or properties:
             raise ValueError("before MQTT 5 only clients send DISCONNECT, and it is empty")
@@ -154,7 +154,7 @@ def encode_disconnect(reason_code: int, properties: dict | None = None, version:
 
 def encode_auth(reason_code: int, properties: dict | None = None, from_server: bool = True,
                 packet_bytes_max: int | None = None) -> bytes:
-    """AUTH (version 5). `properties` needs "authentication_method" (MQTT 5, 3.15.2.2.2)."""
+    """Encode AUTH (version 5). `properties` needs "authentication_method" (MQTT 5, 3.15.2.2.2)."""
     _check_reason(AUTH, reason_code, from_server)
     if not properties or "authentication_method" not in properties:
         raise ValueError("AUTH needs an Authentication Method")
@@ -164,7 +164,7 @@ def encode_auth(reason_code: int, properties: dict | None = None, from_server: b
 def encode_connect(version: int, client_id: str, clean_start: bool = True, keep_alive: int = 0,
                    username: str | None = None, password: bytes | None = None, will: Will | None = None,
                    properties: dict | None = None) -> bytes:
-    """CONNECT of version 3 (MQTT 3.1), 4 (3.1.1) or 5. Properties of a Will go in its wire form, see Will."""
+    """Encode CONNECT of version 3 (MQTT 3.1), 4 (3.1.1) or 5. Properties of a Will are in its wire form, see Will."""
     cdef int flags = 0x02 if clean_start else 0
     cdef list payload = [_text(client_id)]
     cdef Will w = will
@@ -199,7 +199,7 @@ def encode_connect(version: int, client_id: str, clean_start: bool = True, keep_
 def encode_publish(version: int, topic: bytes | str, payload: bytes = b"", qos: int = 0, retain: bool = False,
                    dup: bool = False, packet_id: int = 0, properties: dict | None = None,
                    from_server: bool = False) -> bytes:
-    """PUBLISH. packet_id is needed at QoS 1 and 2, and must be 0 at QoS 0."""
+    """Encode PUBLISH. packet_id is needed at QoS 1 and 2, and must be 0 at QoS 0."""
     if not 0 <= qos <= 2 or (qos == 0 and (packet_id or dup)):
         raise ValueError("QoS is 0 to 2, and QoS 0 has neither Packet Identifier nor DUP")
     cdef bytes head = _text(topic)
@@ -212,8 +212,8 @@ def encode_publish(version: int, topic: bytes | str, payload: bytes = b"", qos: 
 
 def encode_ack(version: int, packet_type: int, packet_id: int, reason_code: int = 0, properties: dict | None = None,
                from_server: bool = False, packet_bytes_max: int | None = None) -> bytes:
-    """PUBACK (4), PUBREC (5), PUBREL (6) or PUBCOMP (7). Versions 3 and 4 have neither Reason Code nor properties:
-    both are ignored."""
+    """Encode PUBACK (4), PUBREC (5), PUBREL (6) or PUBCOMP (7). Versions 3 and 4 have neither Reason Code nor
+    properties: both are ignored."""
     if not PUBACK <= packet_type <= PUBCOMP:
         raise ValueError(f"packet type {packet_type}")
     cdef int first = packet_type << 4 | (2 if packet_type == PUBREL else 0)
@@ -227,7 +227,7 @@ def encode_ack(version: int, packet_type: int, packet_id: int, reason_code: int 
 
 
 def encode_subscribe(version: int, packet_id: int, filters: list, properties: dict | None = None) -> bytes:
-    """SUBSCRIBE. filters: Subscription objects or (filter, options byte) pairs, the filter str or bytes."""
+    """Encode SUBSCRIBE. filters: Subscription objects or (filter, options byte) pairs, the filter str or bytes."""
     cdef bytes head = _packet_id(packet_id)
     if version == 5:
         head += _properties(properties, SUBSCRIBE, False)
@@ -239,7 +239,7 @@ def encode_subscribe(version: int, packet_id: int, filters: list, properties: di
 
 
 def encode_unsubscribe(version: int, packet_id: int, filters: list, properties: dict | None = None) -> bytes:
-    """UNSUBSCRIBE. filters: str or bytes."""
+    """Encode UNSUBSCRIBE. filters: str or bytes."""
     cdef bytes head = _packet_id(packet_id)
     if version == 5:
         head += _properties(properties, UNSUBSCRIBE, False)

@@ -1,9 +1,9 @@
 # cython: language_level=3
-"""An outgoing PUBLISH as bytes.
+"""Encoding of an outgoing PUBLISH.
 
-A Frame is one encoding of the publish that is being routed, made once and copied to every subscriber that gets the
-same: there are four, by (MQTT 5 or not) and (with a Packet Identifier or not). First byte and identifier are patched in
-the copy. With a large payload the Frame ends before it: the payload leaves by reference.
+A Frame is one encoding of the publish that is being routed, made once and copied to all subscribers that get the same
+bytes: there are four, by (MQTT 5 or not) and (with a Packet Identifier or not). First byte and identifier are patched
+in the copy. With a large payload the Frame ends before it: the payload is sent by reference.
 """
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -19,13 +19,13 @@ cdef struct Frame:
     uint8_t* store              # malloc'd, kept from publish to publish
     uint32_t store_cap
     uint32_t length             # bytes at data
-    uint32_t total              # of the packet, payload included
-    uint32_t id_at              # where the Packet Identifier goes
+    uint32_t total              # bytes of the packet, including the payload
+    uint32_t id_at              # offset of the Packet Identifier
     bint ready
 
 
 cdef inline uint32_t expiry_left(const Content* c, uint64_t wall_ms) noexcept nogil:
-    """Seconds of Message Expiry Interval left, rounded up, never more than was asked for (the clocks of two workers
+    """Seconds of Message Expiry Interval left, rounded up, never more than the original (the clocks of two workers
     differ)."""
     cdef const uint8_t* p = c.props + c.expiry_offset
     cdef uint64_t asked = <uint64_t>p[0] << 24 | <uint64_t>p[1] << 16 | <uint64_t>p[2] << 8 | p[3]
@@ -40,8 +40,8 @@ cdef inline uint64_t remaining_length(const Content* c, bint v5, bint with_id, u
     return n
 
 
-# Everything before the payload. ids: Subscription Identifiers as properties. alias: as alias_for says, in v5 only.
-# Returns the byte behind.
+# Writes everything before the payload. ids: Subscription Identifiers as properties. alias: the result of alias_for, in
+# v5 only. Returns the address after it.
 cdef inline uint8_t* put_head(uint8_t* p, const Content* c, uint8_t first, uint32_t remaining, bint v5,
                               uint16_t packet_id, bint with_id, int32_t alias, const uint8_t* ids, uint32_t ids_len,
                               uint64_t wall_ms) noexcept nogil:

@@ -1,4 +1,4 @@
-"""An outgoing PUBLISH as bytes: see the .pxd."""
+"""Encoding of an outgoing PUBLISH: see the .pxd."""
 from libc.stdlib cimport realloc
 
 
@@ -8,8 +8,8 @@ cdef int frame_make(Frame* f, const Content* c, bint v5, bint with_id, bint with
     cdef uint32_t cap
     cdef uint8_t* p
     if remaining > 268_435_455:
-        # a v3 packet of the largest size does not fit once v5's property length is added: as if it were too large for
-        # everybody
+        # a v3 packet of the largest size does not fit once v5's property length is added: treated as too large for all
+        # subscribers
         f.total = 0xFFFFFFFF
         f.ready = True
         return 0

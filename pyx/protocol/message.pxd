@@ -3,8 +3,8 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, int32_t
 
 
 cdef struct Content:
-    # What a PUBLISH says, wherever its bytes lie: in the receive buffer (until the packet has been handled), in a mesh
-    # frame (until the batch has been handled) or in a Message (as long as that lives).
+    # The contents of a PUBLISH, wherever its bytes are: in the receive buffer (until the packet has been handled), in a
+    # mesh frame (until the batch has been handled) or in a Message (as long as it lives).
     const uint8_t* topic
     # v5 properties in wire form without their length, Topic Alias and Subscription Identifiers
     const uint8_t* props
@@ -20,16 +20,16 @@ cdef struct Content:
 
 
 cdef class Message:
-    """A publish held once per worker and shared by reference by every queue, window and outbox that wants it."""
+    """A publish held once per worker and shared by reference by every queue, window and outbox that needs it."""
     cdef Content content
-    cdef uint8_t* block             # malloc'd and owned: the bytes content points to; or NULL, then
-    cdef object owner               # what keeps them (a mesh frame)
+    cdef uint8_t* block             # malloc'd and owned: the bytes that content points to; or NULL, then
+    cdef object owner               # owns them (a mesh frame)
     cdef readonly object publisher  # client id of the publisher (No Local), None = a peer's
     cdef Py_ssize_t exported[1]     # shape for the buffer protocol
 
 
 cdef Message message_copy(const Content* c, object publisher)
-# takes block, which contains the bytes
+# takes ownership of block, which contains the bytes
 cdef Message message_adopt(const Content* c, uint8_t* block, object publisher)
 cdef Message message_borrow(const Content* c, object owner)
 cdef inline uint32_t content_bytes(const Content* c) noexcept nogil:

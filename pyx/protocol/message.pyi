@@ -1,4 +1,4 @@
-"""A publish held once per worker and shared by reference by every queue, window and outbox that wants it."""
+"""A publish held once per worker and shared by reference by every queue, window and outbox that needs it."""
 
 from typing import final
 

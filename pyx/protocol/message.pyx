@@ -1,8 +1,8 @@
-"""A publish held once per worker.
+"""The Message: a publish held once per worker.
 
-The bytes of a message (topic, properties, payload) exist once however many sessions, outboxes, links and log indexes
-want them: all of them hold a reference to one Message, and CPython's reference count says when it may go. A Message
-never changes after it was made. "Zero copy" here means no copy in user space per subscriber; the kernel still copies.
+The bytes of a message (topic, properties, payload) exist once, however many sessions, outboxes, links and log indexes
+need them: all of them hold a reference to one Message, which CPython's reference count frees. A Message never changes
+after it was made. "Zero copy" here means no copy in user space per subscriber; the kernel still copies.
 """
 cimport cython
 from libc.stdlib cimport malloc, free
@@ -32,8 +32,9 @@ cdef class Message:
     @staticmethod
     def create(bytes topic not None, bytes payload not None, int qos=0, bint retain=False, bytes properties=b"",
                uint64_t number=0, uint64_t expires=0, int expiry_offset=-1, publisher=None):
-        """A message from Python: wills, $SYS, tests. `properties` are v5 wire bytes without their length; `expires` is
-        wall clock ms (0 = never) and `expiry_offset` where the interval's value stands in `properties`."""
+        """Make a message from Python: wills, $SYS, tests. `properties` are v5 wire bytes without their length;
+        `expires` is wall clock ms (0 = never) and `expiry_offset` the offset of the interval's value in
+        `properties`."""
         cdef Content c
         if len(topic) > 65535:
             raise ValueError("topic longer than 65,535 bytes")

@@ -1,13 +1,13 @@
 # cython: language_level=3
-"""The packets that Python sees, one class each. PUBLISH and its acks are C structs (codec.pxd) on the data path; their
-classes here serve tests and tools."""
+"""Packet classes for Python, one each. PUBLISH and its acks are C structs (codec.pxd) on the data path; their classes
+here are for tests and tools."""
 import cython
 
 from libc.stdint cimport uint8_t, uint16_t, uint32_t
 
 
 cdef enum PacketType:               # high nibble of the fixed header (MQTT 5, 2.1.2)
-    WILL = 0                        # reserved on the wire; stands for the Will Properties inside CONNECT in our tables
+    WILL = 0                        # reserved on the wire; used for the Will Properties inside CONNECT in our tables
     CONNECT = 1
     CONNACK = 2
     PUBLISH = 3
@@ -86,7 +86,7 @@ cdef class Auth(Packet):
     cdef public dict properties
 
 
-# --- what the data path handles without Python objects, and what only a server sends
+# --- packets that the data path handles without Python objects, and those that only a server sends
 
 @cython.final
 cdef class Publish(Packet):

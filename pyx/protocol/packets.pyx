@@ -1,9 +1,9 @@
-"""One class per packet that Python sees. Plain values: equal when their fields are, no behaviour."""
+"""Packet classes for Python, one per packet. Plain values: equal when their fields are, no behaviour."""
 import cython
 
 
 cdef class Packet:
-    """Base of all packets. `fields` names the attributes in the order of the constructor."""
+    """The base of all packets. `fields` names the attributes in the order of the constructor."""
 
     fields = ()
 
@@ -18,7 +18,7 @@ cdef class Packet:
     __hash__ = None
 
     def __repr__(self) -> str:
-        # a CONNECT's password stays out of logs and test reports
+        # a CONNECT's password must not get into logs and test reports
         shown = [
             f"{name}={'...' if name == 'password' and value is not None else repr(value)}"
             for name, value in zip(self.fields, self._values())

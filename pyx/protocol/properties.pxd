@@ -1,6 +1,6 @@
 # cython: language_level=3
-"""MQTT 5 properties (2.2.2.2). One table in properties.pyx says identifier, name, type, limits, packets and senders;
-the walk over received properties, the dict of the slow packets and the encoder are all driven by it."""
+"""MQTT 5 properties (2.2.2.2). One table in properties.pyx has identifier, name, type, limits, packets and senders; it
+drives the walk over received properties, the dicts of the slow packets and the encoder."""
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from pyx.protocol.wire cimport Cursor
@@ -39,30 +39,30 @@ cdef enum PropertyId:
 cdef struct Property:               # one property as received; pointers are borrowed from the cursor's buffer
     uint8_t id
     uint32_t number                 # value of the integer types
-    uint32_t text_len               # of the string and binary types (of a pair: its name)
+    uint32_t text_len               # of the string and binary types (for a pair: its name)
     uint32_t value_len              # of the second string of a pair
     const uint8_t* text
     const uint8_t* value
-    const uint8_t* start            # its identifier byte; the cursor stands behind its last one
+    const uint8_t* start            # its identifier byte; the cursor is after its last one
 
 
-# Reads one property and checks everything that the table says. *seen has bit `id` set for those read before (start
-# with 0). packet_type may be WILL. Raises MalformedPacket (unknown, of another packet, does not fit, UTF-8) or
-# ProtocolError (repeated, of the other sender, value not allowed).
+# Reads one property and checks it against the table. *seen has bit `id` set for those read before (start with 0).
+# packet_type may be WILL. Raises MalformedPacket (unknown, of another packet, truncated, UTF-8) or ProtocolError
+# (repeated, of the other sender, value not allowed).
 cdef int next_property(Cursor* c, Property* out, uint64_t* seen, uint8_t packet_type, bint from_server) except -1
 
-# Where the value of the first property `wanted` stands in properties that were checked when they came in; -1: nowhere.
+# Returns the offset of the value of the first property `wanted` in properties that were checked on arrival; -1: none.
 # ValueError: damaged.
 cdef int64_t find_property(const uint8_t* props, uint32_t n, uint8_t wanted) except -2
 
-# The same without keeping anything: for acks, whose properties the server does not need.
+# Checks them in the same way without keeping anything: for acks, whose properties the server does not need.
 cdef int check_properties(Cursor* c, uint8_t packet_type, bint from_server) except -1
 
-# Reads Property Length, cuts that many bytes out of `c` into `out`.
+# Reads Property Length, and makes `out` a cursor over that many bytes of `c`.
 cdef int open_properties(Cursor* c, Cursor* out) except -1
 
-# Property Length and all properties as a dict (names of the table; see properties.pyi).
+# Reads Property Length and all properties into a dict (names of the table; see properties.pyi).
 cdef dict read_properties(Cursor* c, uint8_t packet_type, bint from_server)
 
-# The wire form without its length. Raises ValueError for what the table does not allow.
+# Returns the wire form without its length. Raises ValueError for anything that the table does not allow.
 cdef bytes pack_properties(dict properties, uint8_t packet_type, bint from_server)

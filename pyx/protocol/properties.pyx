@@ -1,6 +1,6 @@
 """MQTT 5 properties (2.2.2.2), driven by TABLE: adding a property is adding a row.
 
-Errors, as the standard has them: a property that its packet does not know is Malformed (2.2.2.2), one that is repeated,
+Errors follow the standard: a property that is not defined for its packet is Malformed (2.2.2.2); one that is repeated,
 that only the other side may send or whose value is not allowed is a Protocol Error (or the row's own Reason Code).
 """
 from libc.stdint cimport int64_t, uint16_t
@@ -30,7 +30,7 @@ cdef enum PropertyType:
 
 cdef struct Rule:
     uint8_t type
-    uint8_t reason                  # of a value outside of minimum .. maximum
+    uint8_t reason                  # for a value outside of minimum .. maximum
     uint16_t[2] packets             # [from_server]: bit t = allowed in packet type t, bit 0 = in the Will Properties
     uint16_t repeatable             # bit t: may occur more than once there
     uint32_t minimum
@@ -42,8 +42,8 @@ _MESSAGE_BY_CLIENT = (PUBLISH, WILL)
 _BY_CLIENT = (CONNECT, WILL, PUBLISH, *_ACKS, SUBSCRIBE, UNSUBSCRIBE, DISCONNECT, AUTH)
 _BY_SERVER = (CONNACK, PUBLISH, *_ACKS, SUBACK, UNSUBACK, DISCONNECT, AUTH)
 
-# identifier, name, type, packets in which a client sends it, the server sends it, it may be repeated, least and
-# greatest value
+# identifier, name, type, packets in which a client sends it, in which the server sends it, in which it may be repeated,
+# least and greatest value
 TABLE = (
     (PAYLOAD_FORMAT_INDICATOR, "payload_format_indicator", BYTE, _MESSAGE_BY_CLIENT, (PUBLISH,), (), 0, 1),
     (MESSAGE_EXPIRY_INTERVAL, "message_expiry_interval", FOUR_BYTE, _MESSAGE_BY_CLIENT, (PUBLISH,), (), 0, 0xFFFFFFFF),
@@ -76,7 +76,7 @@ TABLE = (
     (SHARED_SUBSCRIPTION_AVAILABLE, "shared_subscription_available", BYTE, (), (CONNACK,), (), 0, 1),
 )
 
-cdef Rule[64] _rules                # by identifier; all of them are below 64, so one word holds what has been seen
+cdef Rule[64] _rules                # by identifier; all of them are below 64, so one word records those seen
 cdef list _names = [None] * 64
 cdef dict _ids = {}
 
@@ -119,7 +119,7 @@ cdef int next_property(Cursor* c, Property* out, uint64_t* seen, uint8_t packet_
     cdef Rule* rule
     cdef bint number = True
     out.start = c.at
-    id = read_u8(c)                 # a Variable Byte Integer by the standard; all that exist take one byte
+    id = read_u8(c)                 # a Variable Byte Integer by the standard; all existing ones take one byte
     if id >= 64:
         return malformed(f"unknown property {id:#x}")
     rule = &_rules[id]
@@ -155,9 +155,9 @@ cdef int next_property(Cursor* c, Property* out, uint64_t* seen, uint8_t packet_
 
 
 cdef int64_t find_property(const uint8_t* props, uint32_t n, uint8_t wanted) except -2:
-    """Where the value of the first property `wanted` stands in properties that were checked when they came in, -1 =
-    nowhere. What characters and values are allowed may have changed since: nothing but the lengths is looked at.
-    ValueError: they do not fit."""
+    """Return the offset of the value of the first property `wanted` in properties that were checked on arrival, -1 =
+    none. The allowed characters and values may have changed since: only the lengths are checked. ValueError: they
+    do not fit."""
     cdef const uint8_t* at = props
     cdef const uint8_t* end = props + n
     cdef uint8_t type
@@ -308,7 +308,7 @@ cdef bytes pack_properties(dict properties, uint8_t packet_type, bint from_serve
 
 
 def pack(properties: dict, packet_type: int, from_server: bool = False) -> bytes:
-    """Wire form of `properties`, no Property Length. packet_type: 1 = CONNECT ... 15 = AUTH, 0 = the Will Properties.
+    """Return the wire form of `properties` without Property Length. packet_type: 1 = CONNECT ... 15 = AUTH, 0 = Will.
 
     Raises ValueError for a name, value, packet or sender that the table does not have (MQTT 5, 2.2.2.2).
     """
@@ -318,7 +318,7 @@ def pack(properties: dict, packet_type: int, from_server: bool = False) -> bytes
 
 
 def unpack(data: bytes, packet_type: int, from_server: bool = False) -> dict:
-    """The reverse of `pack`. Raises MalformedPacket or ProtocolError."""
+    """Do the reverse of `pack`. Raises MalformedPacket or ProtocolError."""
     cdef Cursor inside
     if not 0 <= packet_type <= 15:
         raise ValueError(f"there is no packet type {packet_type}")

@@ -52,9 +52,9 @@ cdef enum ReasonByte:
     REASON_WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED = 0xA2
 
 
-# May a packet of this type, sent by a client (or the server), carry this Reason Code?
+# Whether a packet of this type, sent by a client (or the server), may have this Reason Code.
 cdef bint reason_allowed(uint8_t packet_type, uint8_t reason, bint from_server) noexcept nogil
 
-# The raises, out of line so that the checks stay small. Both always return -1 with the exception set.
+# Raise the errors, out of line so that the checks stay small. Both always return -1 with the exception set.
 cdef int malformed(str why) except -1
 cdef int protocol_error(uint8_t reason, str why) except -1

@@ -1,4 +1,4 @@
-"""Reason Codes (MQTT 5, 2.4), who may send which in what packet, and the two errors a peer can cause."""
+"""Reason Codes (MQTT 5, 2.4) with their packets and senders, and the two errors that a peer can cause."""
 from enum import IntEnum
 
 from libc.stdint cimport uint16_t
@@ -127,12 +127,12 @@ cdef bint reason_allowed(uint8_t packet_type, uint8_t reason, bint from_server) 
 
 
 def is_reason_allowed(packet_type: int, reason_code: int, from_server: bool) -> bool:
-    """May a packet of this type (4 = PUBACK, ...) carry this Reason Code when it comes from that side (MQTT 5, 2.4)."""
+    """Return whether that side may send this Reason Code in a packet of this type (4 = PUBACK, ...; MQTT 5, 2.4)."""
     return 0 <= packet_type <= 15 and 0 <= reason_code <= 255 and reason_allowed(packet_type, reason_code, from_server)
 
 
 class MqttError(Exception):
-    """The peer broke the protocol: the connection ends with `reason_code` (MQTT 5, 4.13; MQTT 3.1.1, 4.8)."""
+    """The peer violated the protocol: the connection ends with `reason_code` (MQTT 5, 4.13; MQTT 3.1.1, 4.8)."""
 
     def __init__(self, reason_code, message=""):
         super().__init__(message)
@@ -143,14 +143,14 @@ class MqttError(Exception):
 
 
 class MalformedPacket(MqttError):
-    """The bytes are not a packet of the standard. The Reason Code is 0x81."""
+    """The bytes are not a valid packet. The Reason Code is 0x81."""
 
     def __init__(self, message=""):
         super().__init__(REASON_MALFORMED_PACKET, message)
 
 
 class ProtocolError(MqttError):
-    """A packet that can be read and must not be sent. The Reason Code is 0x82 or a more precise one."""
+    """A well-formed packet that must not be sent. The Reason Code is 0x82 or a more precise one."""
 
     def __init__(self, reason_code=REASON_PROTOCOL_ERROR, message=""):
         super().__init__(reason_code, message)

@@ -18,7 +18,7 @@ cdef int split_share(const uint8_t* p, size_t n, Share* out) noexcept nogil:
 
 
 cdef bint _wildcards_placed(const uint8_t* p, size_t n) noexcept nogil:
-    """Every + and # is a level of its own, # the last one (MQTT-4.7.1-1, -2 of v5; -2, -3 of v3.1.1)."""
+    """Whether every + and # is a level of its own, # the last one (MQTT-4.7.1-1, -2 of v5; -2, -3 of v3.1.1)."""
     cdef size_t i
     if not has_wildcard(p, n):
         return True
@@ -46,7 +46,7 @@ cdef bint topic_filter_valid(const uint8_t* p, size_t n) noexcept nogil:
 
 
 cdef bint topic_matches(const uint8_t* f, size_t fn, const uint8_t* t, size_t tn) noexcept nogil:
-    """Does a valid Topic Filter match a valid Topic Name [MQTT-4.7.1-2, 4.7.1-3, 4.7.2-1]."""
+    """Return whether a valid Topic Filter matches a valid Topic Name [MQTT-4.7.1-2, 4.7.1-3, 4.7.2-1]."""
     cdef size_t i = 0, k = 0
     if tn and t[0] == c'$' and fn and (f[0] == c'+' or f[0] == c'#'):
         return False
@@ -78,17 +78,17 @@ cdef bint topic_matches(const uint8_t* f, size_t fn, const uint8_t* t, size_t tn
 
 
 def is_topic_name(topic: bytes) -> bool:
-    """May this be the Topic Name of a PUBLISH or a Will."""
+    """Return whether this may be the Topic Name of a PUBLISH or a Will."""
     return topic_name_valid(<const uint8_t*><const char*>topic, <size_t>len(topic))
 
 
 def is_topic_filter(filter: bytes) -> bool:
-    """May this be the Topic Filter of a SUBSCRIBE, $share included."""
+    """Return whether this may be the Topic Filter of a SUBSCRIBE, $share included."""
     return topic_filter_valid(<const uint8_t*><const char*>filter, <size_t>len(filter))
 
 
 def wrong_filter(filter: bytes, version: int) -> str | None:
-    """What makes this no Topic Filter, if it is UTF-8. Before MQTT 5 the standard knows of no shares."""
+    """Return why this UTF-8 text is not a valid Topic Filter, or None. Before MQTT 5 there is no $share."""
     cdef const uint8_t* p = <const uint8_t*><const char*>filter
     cdef size_t n = <size_t>len(filter)
     cdef Share share
@@ -102,17 +102,17 @@ def wrong_filter(filter: bytes, version: int) -> str | None:
 
 
 def contains_wildcard(filter: bytes) -> bool:
-    """Is there a + or # in it."""
+    """Return whether it has a + or #."""
     return has_wildcard(<const uint8_t*><const char*>filter, <size_t>len(filter))
 
 
 def levels(text: bytes) -> int:
-    """Number of levels of a name or filter: "a/b" has 2, "/" has 2."""
+    """Return the number of levels of a name or filter: "a/b" has 2, "/" has 2."""
     return level_count(<const uint8_t*><const char*>text, <size_t>len(text))
 
 
 def parse_share(filter: bytes) -> tuple | None:
-    """(ShareName, Topic Filter) of $share/ShareName/filter, None if it is no shared filter or not a well-formed one."""
+    """Return (ShareName, Topic Filter) of $share/ShareName/filter, or None if it is not a well-formed shared filter."""
     cdef Share share
     if split_share(<const uint8_t*><const char*>filter, <size_t>len(filter), &share) != 1:
         return None

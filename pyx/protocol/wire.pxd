@@ -1,9 +1,9 @@
 # cython: language_level=3
-"""Bytes of the wire: checked reads, unchecked writes, UTF-8 (MQTT 5, 1.5; MQTT 3.1.1, 1.5 and 2.2.3).
+"""Wire data types: checked reads, unchecked writes, UTF-8 (MQTT 5, 1.5; MQTT 3.1.1, 1.5 and 2.2.3).
 
-A Cursor is the only thing that reads what a peer sent. Invariant: at <= end. Every read compares what it wants with
-`end - at` as unsigned numbers before it touches a byte; a length field is believed only after that, so nothing is ever
-allocated or read on its word alone. A read that does not fit raises MalformedPacket and leaves the cursor where it was.
+Everything that a peer sent is read through a Cursor. Invariant: at <= end. Every read compares its size with `end - at`
+as unsigned numbers before it touches a byte; a length field is trusted only after that, so nothing is ever allocated or
+read because of an unchecked length. A read that does not fit raises MalformedPacket and leaves the cursor unchanged.
 
 The put_ functions check nothing: the caller has computed the size before (varint_size, ...).
 """
@@ -17,20 +17,20 @@ cdef struct Cursor:                 # bytes are borrowed: valid while the caller
     const uint8_t* end
 
 
-# The raises, out of line. All return -1 with MalformedPacket set.
-cdef int truncated() except -1      # a field reaches behind the end of its packet
-cdef int bad_varint() except -1     # a Variable Byte Integer of more than 4 bytes, or not of the fewest
+# Raise the errors, out of line. All return -1 with MalformedPacket set.
+cdef int truncated() except -1      # a field extends beyond the end of its packet
+cdef int bad_varint() except -1     # a Variable Byte Integer of more than 4 bytes, or longer than necessary
 cdef int bad_utf8() except -1       # ill-formed UTF-8, a surrogate, U+0000, or a character that is refused here
 
 cdef bint utf8_valid_beyond_ascii(const uint8_t* p, size_t n) noexcept nogil
 
-# False for well-formed UTF-8 with a character that the standard lets a receiver refuse (MQTT 5, 1.5.4: control
-# characters and non-characters), if this process was told to (refuse_disallowed). For strings, not for payloads.
+# False for well-formed UTF-8 with a character that the standard allows a receiver to refuse (MQTT 5, 1.5.4: control
+# characters and non-characters), if configured (refuse_disallowed). For strings, not for payloads.
 cdef bint characters_allowed(const uint8_t* p, size_t n) noexcept nogil
 
 
 cdef inline bint utf8_valid(const uint8_t* p, size_t n) noexcept nogil:
-    """Well-formed UTF-8 without U+0000 (MQTT-1.5.4-1, -2). ASCII is checked eight bytes at a time, here."""
+    """Check for well-formed UTF-8 without U+0000 (MQTT-1.5.4-1, -2). ASCII is checked here, eight bytes at a time."""
     cdef uint64_t word
     cdef bint eight = n >= 8
     while n >= 8:
@@ -42,7 +42,7 @@ cdef inline bint utf8_valid(const uint8_t* p, size_t n) noexcept nogil:
         n -= 8
     if n == 0:
         return True
-    if eight:                       # the rest, together with bytes that have been found good
+    if eight:                       # the rest, together with bytes that were checked before
         memcpy(&word, p + n - 8, 8)
         if (word | (word - <uint64_t>0x0101010101010101)) & <uint64_t>0x8080808080808080:
             return utf8_valid_beyond_ascii(p, n)
@@ -80,7 +80,7 @@ cdef inline int64_t read_u32(Cursor* c) except -1:
 
 
 cdef inline int64_t read_varint(Cursor* c) except -1:
-    """Variable Byte Integer: at most 4 bytes, the fewest that hold the value (MQTT-1.5.5-1)."""
+    """Read a Variable Byte Integer: at most 4 bytes, the fewest that hold the value (MQTT-1.5.5-1)."""
     cdef const uint8_t* p = c.at
     cdef uint32_t value
     cdef int shift = 0
@@ -103,7 +103,7 @@ cdef inline int64_t read_varint(Cursor* c) except -1:
 
 
 cdef inline int read_binary(Cursor* c, const uint8_t** out) except -1:
-    """Two Byte Integer length and so many bytes. Returns the length; *out is borrowed from the cursor's buffer."""
+    """Read a Two Byte Integer length and that many bytes. Returns the length; *out is borrowed from the buffer."""
     cdef size_t length
     cdef const uint8_t* p = c.at
     cdef size_t left = <size_t>(c.end - p)
@@ -119,7 +119,7 @@ cdef inline int read_binary(Cursor* c, const uint8_t** out) except -1:
 
 
 cdef inline int read_utf8(Cursor* c, const uint8_t** out) except -1:
-    """A UTF-8 Encoded String, validated. Returns its length in bytes; *out is borrowed from the cursor's buffer."""
+    """Read a UTF-8 Encoded String, validated. Returns its length in bytes; *out is borrowed from the buffer."""
     cdef int length = read_binary(c, out)
     if not utf8_valid(out[0], <size_t>length) or not characters_allowed(out[0], <size_t>length):
         return bad_utf8()
@@ -127,7 +127,7 @@ cdef inline int read_utf8(Cursor* c, const uint8_t** out) except -1:
 
 
 cdef inline uint32_t varint_size(uint32_t v) noexcept nogil:
-    """Bytes that `v` takes as a Variable Byte Integer: 1 to 4; 5 says that it does not fit (above 268,435,455)."""
+    """Return the bytes of `v` as a Variable Byte Integer: 1 to 4; 5: it does not fit (above 268,435,455)."""
     return 1 + (v > 0x7F) + (v > 0x3FFF) + (v > 0x1FFFFF) + (v > 0xFFFFFFF)
 
 

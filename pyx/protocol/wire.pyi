@@ -1,3 +1,3 @@
-"""Bytes of the wire: what of it Python sets."""
+"""Wire data types: the setting that Python may change."""
 
 def refuse_disallowed(refuse: bool) -> None: ...

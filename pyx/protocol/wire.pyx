@@ -1,4 +1,4 @@
-"""The slow side of the wire: raises, and UTF-8 that is not ASCII. Everything that is fast stands in wire.pxd."""
+"""The slow paths of wire data types: raising, and UTF-8 that is not ASCII. The fast paths are in wire.pxd."""
 from pyx.protocol.reasons cimport malformed
 
 
@@ -15,8 +15,8 @@ cdef int bad_utf8() except -1:
 
 
 cdef bint utf8_valid_beyond_ascii(const uint8_t* p, size_t n) noexcept nogil:
-    """Table 3-7 of the Unicode standard: the second byte's range depends on the first (no overlong forms, no
-    surrogates, nothing above U+10FFFF); U+0000 is refused by MQTT. p must stand at the start of a character."""
+    """Check by table 3-7 of the Unicode standard: the second byte's range depends on the first (no overlong forms, no
+    surrogates, nothing above U+10FFFF); MQTT prohibits U+0000. p must be at the start of a character."""
     cdef const uint8_t* end = p + n
     cdef uint8_t first, low, high
     cdef size_t more
@@ -57,11 +57,11 @@ cdef bint utf8_valid_beyond_ascii(const uint8_t* p, size_t n) noexcept nogil:
     return True
 
 
-cdef bint _refusing = False         # by configuration, for all strings that this process reads
+cdef bint _refusing = False         # configured, for all strings that this process reads
 
 
 def refuse_disallowed(refuse: bool) -> None:
-    """Whether strings with control characters or non-characters are malformed from now on (MQTT 5, 1.5.4)."""
+    """Set whether strings with control characters or non-characters are malformed from now on (MQTT 5, 1.5.4)."""
     global _refusing
     _refusing = refuse
 

@@ -1,1 +1,1 @@
-"""The bytes of logged, archived and forwarded messages, packed and unpacked."""
+"""Packing and unpacking of logged, archived and forwarded messages."""

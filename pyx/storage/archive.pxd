@@ -1,8 +1,8 @@
 # cython: language_level=3
-"""The messages of the archive on their way into the store: see the .pyx.
+"""Gathering of messages for the archive: see the .pyx.
 
 Call order, per publish: rule_of -> append. Per commit: take, by the store (`leveldb_store.archive.archive`), and when
-what was taken is durable: settled.
+the taken blocks are durable: settled.
 """
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -13,24 +13,24 @@ cdef enum:
     LEVELS_MAX = 8                  # leveldb_store.format.archive_schema
     LEVEL_BYTES_MAX = 255
     MANY_LEVELS = 0xFF
-    KNOWN_TOPICS = 8192             # of which the rule is remembered
+    KNOWN_TOPICS = 8192             # topics whose rule is cached
 
 
-cdef struct Gathered:               # the block of a rule that is being filled
+cdef struct Gathered:               # the block being filled for a rule
     uint8_t* at                     # its records
     uint64_t first                  # numbers
     uint64_t last
     uint32_t size
     uint32_t cap
     uint32_t count
-    uint32_t[LEVELS_MAX] level_at   # where the first levels of its topics stand in it
+    uint32_t[LEVELS_MAX] level_at   # offsets of the first levels of its topics
     uint8_t[LEVELS_MAX] level_bytes
-    uint8_t levels                  # how many, or MANY_LEVELS
+    uint8_t levels                  # their number, or MANY_LEVELS
 
 
-cdef struct Known:                  # what rule a topic has
+cdef struct Known:                  # a topic's cached rule
     uint64_t hash
-    uint32_t length                 # of the topic; 0 = nothing
+    uint32_t length                 # of the topic; 0 = empty
     int32_t rule
 
 
@@ -39,13 +39,13 @@ cdef class Archiver:
     cdef Gathered* gathered         # one for each
     cdef uint32_t rules
     cdef Known* known
-    cdef list sealed                # blocks that are full
+    cdef list sealed                # full blocks
     cdef public uint64_t pending_bytes_max
     cdef readonly uint64_t pending_bytes    # gathered or handed over, and not durable
     cdef readonly uint64_t messages         # archived
-    cdef readonly uint64_t record_bytes     # of their records
+    cdef readonly uint64_t record_bytes     # size of their records
 
-    # place of the rule that archives this topic, -1 = none; hash_: of the topic, with a key that nobody knows
+    # returns the place of the rule that archives this topic, -1 = none; hash_: of the topic, with a secret key
     cdef int32_t rule_of(self, const uint8_t* topic, uint32_t length, uint64_t hash_) except -2
     cdef int append(self, int32_t rule, const Content* c, object publisher, uint32_t matches) except -1
     cdef int note_level(self, Gathered* g, const uint8_t* topic, uint32_t length, uint32_t at) noexcept

@@ -1,4 +1,4 @@
-"""The messages of the archive on their way into the store."""
+"""Gathering of messages for the archive."""
 
 from typing import final
 
@@ -6,7 +6,7 @@ from pyx.protocol.message import Message
 
 @final
 class Archiver:
-    """Gathers what one worker archives. `filters`: those of the rules, in the order of the configuration."""
+    """Gathers the messages that one worker archives. `filters`: of the rules, in the order of the configuration."""
 
     pending_bytes_max: int
     @property

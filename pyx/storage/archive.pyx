@@ -1,13 +1,13 @@
-"""The archive's side of the data path: which rule archives a topic, and the blocks of the tick.
+"""The archive's part of the data path: finds the rule that archives a topic, and fills the blocks of the tick.
 
-A message is appended to the block of its rule as bytes, straight from wherever it lies; no object is made for it. The
-store takes the blocks of a commit as bytes (`take`) and puts the head before them
-(`leveldb_store.format.archive_schema` has both, and decodes them in plain Python; one test holds the two to the same
-bytes). A block that is full is sealed, and another one begun: so a reader's page is never much larger than that.
+A message is appended to the block of its rule as bytes, straight from its source; no object is made for it. The store
+takes the blocks of a commit as bytes (`take`) and puts the head before them (`leveldb_store.format.archive_schema` has
+both formats, and a plain Python decoder; one test compares the two on the same bytes). A full block is sealed, and
+another one begun: so a reader's page is never much larger than a block.
 
     record      u32 matches | u8 tenant | a mesh entry | u16 length and publisher's client id
 
-Numbers rise within a block, because they are drawn where messages are routed, one after the other.
+Numbers rise within a block, because they are given out in the order in which messages are routed.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -22,7 +22,7 @@ cdef extern from "Python.h":
     const char* PyUnicode_AsUTF8AndSize(object, Py_ssize_t*) except NULL
 
 cdef enum:
-    BLOCK_BYTES = 65536             # a block that has so many is sealed
+    BLOCK_BYTES = 65536             # a block of this size is sealed
     HEAD_BYTES = 38                 # of a record: matches, tenant, the fixed part of an entry with expiry, the length
     PUBLISHER_BYTES_MAX = 0xFFFF
     ENTRY_RETAIN = 0x04             # pyx.storage.records
@@ -31,7 +31,7 @@ cdef enum:
 
 @cython.final
 cdef class Archiver:
-    """Gathers what one worker archives. `filters`: those of the rules, in the order of the configuration."""
+    """Gathers the messages that one worker archives. `filters`: of the rules, in the order of the configuration."""
 
     def __cinit__(self, list filters not None):
         self.filters = [bytes(each) for each in filters]
@@ -162,8 +162,8 @@ cdef class Archiver:
         return 0
 
     def take(self):
-        """The blocks since the last call: [(place of the rule, messages, first number, last number, first levels or
-        None for many, records)]. Those of one rule are in order."""
+        """Return the blocks since the last call: [(place of the rule, messages, first number, last number, first levels
+        or None for many, records)]. Those of one rule are in order."""
         cdef uint32_t i
         cdef list out
         for i in range(self.rules):
@@ -174,11 +174,11 @@ cdef class Archiver:
         return out
 
     def settled(self, uint64_t size):
-        """So many bytes of records are durable."""
+        """Note that this many bytes of records are durable."""
         self.pending_bytes -= min(size, self.pending_bytes)
 
     def place_of(self, bytes topic not None):
-        """The place of the rule that archives this topic, None: none does."""
+        """Return the place of the rule that archives this topic, or None."""
         cdef uint32_t i
         cdef bytes text
         for i in range(self.rules):
@@ -189,7 +189,7 @@ cdef class Archiver:
         return None
 
     def add(self, Message message not None, uint32_t matches=0):
-        """Archive a message by the rule of its topic; False: none has it. For tests and tools."""
+        """Archive a message by its topic's rule; return False if there is none. For tests and tools."""
         cdef Content* c = &message.content
         place = self.place_of(message.topic)
         if place is None:

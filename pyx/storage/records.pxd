@@ -4,7 +4,7 @@ from pyx.protocol.message cimport Content, Message
 
 
 cdef class LogKey:
-    """One log index's name and what the current tick adds to it. Filter.index points here."""
+    """The name of a log index, with the current tick's additions to it. Filter.index points here."""
     cdef readonly bytes name
     cdef uint32_t place             # in the router's list
     cdef uint32_t* records          # indexes into the block
@@ -12,8 +12,8 @@ cdef class LogKey:
     cdef uint32_t cap
     cdef uint64_t grown             # messages since the last sweep
     cdef uint64_t grown_bytes
-    cdef bint rests                 # a store that keeps: nothing that a sweep looks at has changed since the last one
-    cdef bint restored              # it was there at the start, and was not swept yet
+    cdef bint rests                 # store on disk: nothing that a sweep examines has changed since the last one
+    cdef bint restored              # it existed at the start, and was not swept yet
 
 
 cdef class Batch:
@@ -21,25 +21,25 @@ cdef class Batch:
     cdef uint64_t* positions
     cdef list messages
     cdef readonly uint32_t count
-    cdef readonly bint truncated    # more lies behind the last one
+    cdef readonly bint truncated    # more follows the last one
 
 
-cdef struct Laid:                   # what an index gets of a block that is appended in pieces
+cdef struct Laid:                   # an index's part of a block that is appended in pieces
     uint32_t* records               # owned
     uint32_t count
 
 
 cdef class Block:
-    """The records of one tick: what the store appends."""
+    """The records of one tick, which the store appends."""
     cdef readonly uint64_t first    # arrival position of the first record; the others follow without gap
     cdef readonly uint64_t bytes
     cdef list messages
     cdef list keys                  # LogKeys with records
-    cdef Laid* laid                 # by key, when it is sealed; else NULL
+    cdef Laid* laid                 # by key, once it is sealed; else NULL
     cdef uint32_t laid_count
-    cdef readonly uint32_t taken    # of these
+    cdef readonly uint32_t taken    # number of these already returned
 
-    cdef int seal(self) except -1   # it is to be appended in pieces: the keys are ready for the next block
+    cdef int seal(self) except -1   # prepares appending it in pieces: the keys are ready for the next block
     cdef Batch batch_of(self, const uint32_t* records, uint32_t n)
     cdef uint32_t add(self, Message m) except? 0xFFFFFFFF
     cdef int index(self, LogKey key, uint32_t record) except -1
@@ -48,7 +48,7 @@ cdef class Block:
 cdef class Index:
     """A log index held in memory: positions and messages, appended at one end and trimmed at the other."""
     cdef uint64_t* positions
-    cdef uint64_t* ends             # running bytes up to and with that entry
+    cdef uint64_t* ends             # running bytes up to and including that entry
     cdef list messages
     cdef uint32_t head
     cdef uint32_t tail
@@ -74,14 +74,14 @@ cdef enum EntryFlags:
 
 cdef struct Entry:
     Content content
-    const uint8_t* group            # "group/filter" for which this worker was chosen, NULL = for none
-    uint64_t key                    # of the strategies hash_topic and hash_client
+    const uint8_t* group            # "group/filter" for which this worker was chosen, NULL = none
+    uint64_t key                    # for the strategies hash_topic and hash_client
     uint32_t group_len
     uint8_t insist                  # it must be queued here when no member is online
     uint8_t flags
 
 
-cdef struct Choice:                 # of a worker, for a share group: what an entry says of it
+cdef struct Choice:                 # of a worker, for a share group, as an entry transports it
     const uint8_t* group            # "group/filter"
     uint64_t key
     uint32_t group_len              # less than 65,536
@@ -89,7 +89,7 @@ cdef struct Choice:                 # of a worker, for a share group: what an en
 
 
 cdef class Packed:
-    """A growing buffer that is given away whole: exposes the buffer protocol, no copy."""
+    """A growing buffer that is handed over whole: exposes the buffer protocol, no copy."""
     cdef uint8_t* at
     cdef uint32_t size
     cdef uint32_t cap
@@ -99,5 +99,5 @@ cdef class Packed:
     cdef int entry(self, const Content* c, uint8_t flags, const Choice* choice) except -1
 
 
-# next entry of a mesh batch; returns the bytes it took, raises ValueError for a damaged one
+# reads the next entry of a mesh batch; returns its size, raises ValueError for a damaged one
 cdef int64_t read_entry(const uint8_t* p, size_t n, Entry* out) except -1

@@ -1,4 +1,4 @@
-"""What a tick writes down, and what a session reads back: blocks, batches, and the bytes of a mesh entry."""
+"""Records of a tick, and their reading by sessions: blocks, batches, and the format of a mesh entry."""
 
 import builtins
 from collections.abc import Callable
@@ -14,7 +14,7 @@ class LogKey:
 
 @final
 class Block:
-    """The records of one tick. ``batches()`` gives what each index gets."""
+    """The records of one tick. ``batches()`` returns each index's part."""
 
     @property
     def first(self) -> int: ...
@@ -24,17 +24,17 @@ class Block:
     def count(self) -> int: ...
     @property
     def indexes(self) -> int:
-        """How many indexes name it."""
+        """Number of indexes that list it."""
     @property
     def taken(self) -> int:
-        """How many of them `batches` has given."""
+        """Number of them that `batches` has returned."""
     @property
     def left(self) -> int:
-        """Of a block in pieces: how many indexes `batches` has still to give."""
+        """Number of indexes of a sealed block that `batches` has not returned yet."""
     def __new__(cls, first: int) -> Block: ...
     def batches(self, most: int = 0) -> list[tuple[builtins.bytes, Batch]]:
-        """[(index name, Batch)], and the keys are ready for the next block. Of one that is sealed so many of them (0:
-        all that are left): the next call goes on.
+        """Return [(index name, Batch)], and make the keys ready for the next block. For a sealed block, at most `most`
+        of them (0: all that are left): the next call continues.
         """
 
 @final
@@ -68,7 +68,7 @@ class Index:
 
 @final
 class Packed:
-    """A growing buffer of mesh entries that is given away whole: exposes the buffer protocol, no copy."""
+    """A growing buffer of mesh entries that is handed over whole: exposes the buffer protocol, no copy."""
 
     @property
     def entry_count(self) -> int: ...

@@ -1,8 +1,8 @@
-"""What a tick writes down, and what a session reads back: blocks, batches, and the bytes of a mesh entry.
+"""Records of a tick, and their reading by sessions: blocks, batches, and the format of a mesh entry.
 
-The store's contract (leveldb_store) is in blocks: the router adds each message that somebody cannot take at once to the
-tick's Block, once, and names the log indexes that want it; the store appends the block whole. A session that is behind
-reads Batches by index name and position. Nothing here is called per message from Python.
+The store's contract (leveldb_store) is in blocks: the router adds each message that some session cannot take at once to
+the tick's Block, once, with the log indexes that list it; the store appends the block as a whole. A session that is
+behind reads Batches by index name and position. Nothing here is called per message from Python.
 """
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
@@ -30,7 +30,7 @@ cdef class LogKey:
 
 @cython.final
 cdef class Block:
-    """The records of one tick. ``batches()`` gives what each index gets."""
+    """The records of one tick. ``batches()`` returns each index's part."""
 
     def __cinit__(self, uint64_t first):
         self.first = first
@@ -49,12 +49,12 @@ cdef class Block:
 
     @property
     def indexes(self):
-        """How many indexes name it."""
+        """Number of indexes that list it."""
         return len(self.keys)
 
     @property
     def left(self):
-        """Of a block in pieces: how many indexes `batches` has still to give."""
+        """Number of indexes of a sealed block that `batches` has not returned yet."""
         return self.laid_count - self.taken if self.laid != NULL else 0
 
     cdef uint32_t add(self, Message m) except? 0xFFFFFFFF:
@@ -98,8 +98,8 @@ cdef class Block:
         return 0
 
     def batches(self, uint32_t most=0):
-        """[(index name, Batch)], and the keys are ready for the next block. Of one that is sealed so many of them
-        (0: all that are left): the next call goes on."""
+        """Return [(index name, Batch)], and make the keys ready for the next block. For a sealed block, at most `most`
+        of them (0: all that are left): the next call continues."""
         cdef LogKey key
         cdef uint32_t n
         out = []
@@ -150,7 +150,7 @@ cdef class Batch:
         return self.positions[self.count - 1] if self.count else 0
 
     def items(self):
-        """[(position, Message)]: for tests and tools."""
+        """Return [(position, Message)]: for tests and tools."""
         return [(self.positions[i], self.messages[i]) for i in range(self.count)]
 
 
@@ -177,7 +177,7 @@ cdef class Index:
         return self.tail - self.head
 
     def extend(self, Batch batch not None):
-        """Append; the batch's positions must lie behind the last one here."""
+        """Append a batch, whose positions must be behind the last one here."""
         cdef uint32_t i, live, cap
         cdef uint64_t* p
         cdef Message m
@@ -221,7 +221,7 @@ cdef class Index:
             self.tail = live
 
     cdef uint32_t first_after(self, uint64_t position) noexcept:
-        # the first entry behind position, in [head, tail]
+        # returns the first entry behind position, in [head, tail]
         cdef uint32_t lo = self.head, hi = self.tail, mid
         work(INDEX // 4)
         while lo < hi:
@@ -233,7 +233,7 @@ cdef class Index:
         return lo
 
     def read(self, uint64_t after, uint64_t bytes_max):
-        """A Batch of what lies behind `after`: at least one message if there is one, else up to `bytes_max` bytes."""
+        """Return a Batch of messages behind `after`: at least one if there is one, else up to `bytes_max` bytes."""
         cdef uint32_t i = self.first_after(after), k = i, n
         cdef uint64_t begin
         cdef Batch b
@@ -254,15 +254,15 @@ cdef class Index:
         return b
 
     def backlog(self, uint64_t after):
-        """(messages, bytes) behind `after`."""
+        """Return (messages, bytes) behind `after`."""
         cdef uint32_t i = self.first_after(after)
         if i == self.tail:
             return 0, 0
         return self.tail - i, self.total_bytes - (self.ends[i] - content_bytes(&(<Message>self.messages[i]).content))
 
     def position_of_last(self, uint64_t messages, uint64_t bytes_max):
-        """The position behind which at most `messages` messages and `bytes_max` bytes lie: a cursor before it is
-        over."""
+        """Return the position behind which there are at most `messages` messages and `bytes_max` bytes: a cursor before
+        it is beyond the bound."""
         cdef uint32_t n = self.tail - self.head, i = self.head, lo, hi, mid
         cdef uint64_t floor
         if n == 0:
@@ -270,7 +270,7 @@ cdef class Index:
         if n > messages:
             i = self.tail - <uint32_t>messages
         if i < self.tail and self.total_bytes > bytes_max:
-            floor = self.total_bytes - bytes_max        # what has ended before it is too much
+            floor = self.total_bytes - bytes_max        # entries that end before it are beyond the bound
             if self.ends[i] - content_bytes(&(<Message>self.messages[i]).content) < floor:
                 lo = i + 1
                 hi = self.tail
@@ -286,7 +286,7 @@ cdef class Index:
         return self.positions[i - 1]
 
     def trim(self, uint64_t up_to):
-        """Forget everything at or before position `up_to`."""
+        """Remove everything at or before position `up_to`."""
         cdef uint32_t k = self.first_after(up_to), i
         work((k - self.head) * OBJECT)
         for i in range(self.head, k):
@@ -296,7 +296,7 @@ cdef class Index:
             self._compact()
 
     def drop(self, uint64_t after, uint64_t up_to):
-        """Forget everything behind position `after` up to and with `up_to`."""
+        """Remove everything behind position `after` up to and including `up_to`."""
         cdef uint32_t begin = self.first_after(after), end = self.first_after(up_to), i
         cdef uint64_t gone
         if begin >= end:
@@ -312,7 +312,7 @@ cdef class Index:
 
 
 cdef bint lies_within(list spans, uint64_t position) except -1:
-    # spans: (a, z) in order, each from behind a up to z; those that end before the position, which only rises, are gone
+    # spans: (a, z) in order, each from behind a up to z; spans before the position, which only rises, are removed
     cdef uint64_t a, z
     while spans:
         work(OBJECT)
@@ -326,7 +326,7 @@ cdef bint lies_within(list spans, uint64_t position) except -1:
 
 
 cdef Batch merge_batches(list batches):
-    # one Batch of several indexes', by position, each position once; ends where the first truncated one ends
+    # merges the Batches of several indexes by position, without duplicates; ends where the first truncated one ends
     cdef Batch b, out
     cdef uint64_t horizon = <uint64_t>-1, best
     cdef uint32_t total = 0, n = len(batches), i, which
@@ -503,23 +503,23 @@ cdef int64_t read_entry(const uint8_t* p, size_t n, Entry* out) except -1:
 
 
 def without_words(const uint8_t[::1] part not None):
-    """A copy of packed entries, for a worker that may come back as another incarnation: what its broker had to say to
-    the sibling's (questions, flags) was for its own time and has no kind any more. ValueError: it is damaged."""
+    """Return a copy of packed entries without the words of this worker's broker (questions, flags), which are void for
+    another incarnation of the receiver. ValueError: it is damaged."""
     cdef size_t at = 0, n = <size_t>part.shape[0], begin
     cdef Entry e
     cdef bytes copy = PyBytes_FromStringAndSize(<const char*>&part[0], <Py_ssize_t>n) if n else b""
-    cdef uint8_t* p = <uint8_t*><char*>copy         # nobody else has it yet
+    cdef uint8_t* p = <uint8_t*><char*>copy         # not shared with other code yet
     while at < n:
         begin = at
         at += read_entry(p + begin, n - begin, &e)
-        # (who published the entry that follows is as true as that is)
+        # (the publisher of the entry that follows is kept with it)
         if e.flags & ENTRY_CONTROL and e.content.topic_len and e.content.topic[0] != c'^':
             (<uint8_t*>e.content.topic)[0] = c'.'
     return copy
 
 
 def pack_messages(list messages not None):
-    """Messages as mesh entries in one buffer: an answer to a sibling's question for retained messages."""
+    """Pack messages as mesh entries in one buffer: an answer to a sibling's question for retained messages."""
     cdef Packed packed = Packed.__new__(Packed)
     cdef Message m
     for m in messages:
@@ -528,7 +528,7 @@ def pack_messages(list messages not None):
 
 
 def unpack_messages(bytes data not None, expiry_offset):
-    """The messages of `pack_messages`; `expiry_offset(properties)` says where an expiry stands."""
+    """Unpack the messages of `pack_messages`; `expiry_offset(properties)` returns the offset of an expiry."""
     cdef const uint8_t* p = <const uint8_t*><const char*>data
     cdef size_t at = 0, n = len(data)
     cdef Entry e

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Blocks and parts of indexes as a store keeps them: see the .pyx."""
+"""Stored blocks and parts of indexes: see the .pyx."""
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from pyx.protocol.message cimport Message
@@ -7,14 +7,14 @@ from pyx.storage.records cimport Batch, Entry
 
 
 cdef class Stored:
-    """Messages as a store has them, made when they are asked for."""
+    """Stored messages, which are created on demand."""
     cdef bytes value
-    cdef uint32_t* offsets          # where each begins
-    cdef list made                  # Message, or None: nobody has asked for it
+    cdef uint32_t* offsets          # of the beginning of each
+    cdef list made                  # Message, or None: not created yet
     cdef readonly uint32_t count
-    cdef readonly uint64_t held_bytes   # what it holds in memory, with what it has made
+    cdef readonly uint64_t held_bytes   # its size in memory, including created messages
     cdef object expiry_offset
-    cdef object publisher           # of the one made last, and where its bytes are
+    cdef object publisher           # of the message created last, and where its bytes are
     cdef const uint8_t* last_publisher
     cdef uint32_t last_length
 
@@ -23,7 +23,7 @@ cdef class Stored:
 
 
 cdef class Gathering:
-    """A Batch in the making, from the parts of an index."""
+    """A Batch being built from the parts of an index."""
     cdef Batch batch
     cdef uint32_t cap
     cdef uint64_t bytes

@@ -1,4 +1,4 @@
-"""The bytes of a store's log, packed and unpacked: blocks, parts of indexes, messages. ValueError: damaged bytes."""
+"""Packing and unpacking of a store's log: blocks, parts of indexes, messages. ValueError: damaged bytes."""
 
 from collections.abc import Callable
 from typing import final
@@ -20,7 +20,7 @@ def part_running(value: bytes, first: int, position: int) -> tuple[int, int]: ..
 
 @final
 class Stored:
-    """Messages as a store has them, made when they are asked for."""
+    """Stored messages, which are created on demand."""
 
     @property
     def count(self) -> int: ...
@@ -32,7 +32,7 @@ class Stored:
 
 @final
 class Gathering:
-    """A Batch in the making, from the parts of an index."""
+    """A Batch being built from the parts of an index."""
 
     @property
     def last(self) -> int: ...

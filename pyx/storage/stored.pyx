@@ -1,8 +1,8 @@
-"""The bytes of a store's log: blocks and parts of indexes, packed and unpacked.
+"""Packing and unpacking of a store's log: blocks and parts of indexes.
 
-`leveldb_store.format.schema` says what they are, and decodes the same bytes in plain Python; one test holds both to the
-same golden bytes. Everything here is called once per block or part; what is per message stays inside. Damaged bytes
-raise ValueError, never more.
+`leveldb_store.format.schema` documents the formats, and decodes the same bytes in plain Python; one test compares both
+on the same golden bytes. Everything here is called once per block or part; work per message stays inside. Damaged bytes
+raise ValueError, and nothing else.
 
     block       u8 format | u32 count | per message: a mesh entry, u16 length and publisher's client id
     part        u32 count | u64 messages before | u64 bytes before | u32 first position - block's
@@ -25,9 +25,9 @@ cdef enum:
     PART_ENTRY_BYTES = 8
     PUBLISHER_BYTES_MAX = 0xFFFF
     READ_MESSAGES_MAX = 1024        # per batch
-    MESSAGE_OVERHEAD_BYTES = 64     # what a message counts in a batch beside its content
-    MESSAGE_BYTES = 160             # what one takes beside its content
-    CONTENT_BYTES_MAX = 1 << 29     # no message has more: a PUBLISH has at most 268,435,455 bytes behind its first
+    MESSAGE_OVERHEAD_BYTES = 64     # by which a message counts in a batch in addition to its content
+    MESSAGE_BYTES = 160             # memory of a message in addition to its content
+    CONTENT_BYTES_MAX = 1 << 29     # no message has more: a PUBLISH has at most 268,435,455 after its fixed header
     STORED_FLAGS = 0x0F             # QoS, RETAIN, EXPIRES
 
 
@@ -45,7 +45,7 @@ cdef int put_messages(Packed packed, list messages) except -1:
     cdef uint32_t n
     for m in messages:
         packed.entry(&m.content, 0, NULL)
-        # of a sibling's publisher a hash at most is known
+        # for a sibling's publisher at most a hash is known
         publisher = (<str>m.publisher).encode("utf-8", "surrogatepass") if isinstance(m.publisher, str) else b""
         if len(publisher) > PUBLISHER_BYTES_MAX:
             publisher = b""
@@ -55,7 +55,7 @@ cdef int put_messages(Packed packed, list messages) except -1:
 
 
 cdef int64_t read_stored(const uint8_t* p, size_t n, Entry* e, const uint8_t** publisher, uint32_t* length) except -1:
-    # the stored message at p, of whose bytes n are there; returns how many it takes
+    # reads the stored message at p, of which n bytes are available; returns its size
     cdef size_t at = read_entry(p, n, e)
     if e.flags & ~STORED_FLAGS:
         raise ValueError("stored message with unknown flags")
@@ -70,7 +70,7 @@ cdef int64_t read_stored(const uint8_t* p, size_t n, Entry* e, const uint8_t** p
 
 
 cdef bint is_text(const uint8_t* p, uint32_t n) except -1:
-    # whether it can be decoded; most are ASCII
+    # whether it can be decoded; most texts are ASCII
     cdef uint32_t i
     cdef uint8_t all_ = 0
     for i in range(n):
@@ -82,7 +82,7 @@ cdef bint is_text(const uint8_t* p, uint32_t n) except -1:
 
 @cython.final
 cdef class Stored:
-    """Messages one behind the other, as a store has them: all are checked at once, and made when they are asked for.
+    """A sequence of stored messages: all are checked at once, and created on demand.
     ValueError: damaged."""
 
     def __cinit__(self, bytes value not None, size_t at, expiry_offset):
@@ -141,7 +141,7 @@ cdef class Stored:
         if e.content.expires:
             self.expiry_of(&e)
         self.held_bytes += MESSAGE_BYTES
-        # a large one shares the bytes that were read; of many small ones none may keep all the others
+        # a large one shares the bytes that were read; small ones do not, because each would keep all of them in memory
         if 2 * <uint64_t>content_bytes(&e.content) >= n:
             m = message_borrow(&e.content, self.value)
             m.publisher = self.publisher if length else None
@@ -152,31 +152,31 @@ cdef class Stored:
         return m
 
     def message_at(self, uint32_t i):
-        """The i-th, from 0. IndexError: there are fewer."""
+        """Return the i-th message, from 0. IndexError: there are fewer."""
         if i >= self.count:
             raise IndexError(i)
         return self.message(i)
 
     def messages(self):
-        """All of them."""
+        """Return all messages."""
         cdef uint32_t i
         return [self.message(i) for i in range(self.count)]
 
 
 def pack_stored(list messages not None):
-    """Messages with their publishers' client ids: a retained message, a will."""
+    """Pack messages with their publishers' client ids: a retained message, a will."""
     cdef Packed packed = Packed.__new__(Packed)
     put_messages(packed, messages)
     return PyBytes_FromStringAndSize(<char*>packed.at, packed.size)
 
 
 def unpack_stored(bytes data not None, expiry_offset):
-    """The messages of `pack_stored`; `expiry_offset(properties)` says where an expiry stands. ValueError: damaged."""
+    """Unpack the messages of `pack_stored`; `expiry_offset(properties)`: offset of an expiry. ValueError: damaged."""
     return Stored(data, 0, expiry_offset).messages()
 
 
 def pack_block(Block block not None):
-    """A block's value."""
+    """Return a block's value."""
     cdef Packed packed = Packed.__new__(Packed)
     cdef uint8_t* p = packed.room(BLOCK_HEAD_BYTES)
     p[0] = BLOCK_FORMAT
@@ -186,7 +186,7 @@ def pack_block(Block block not None):
 
 
 def unpack_block(bytes value not None, expiry_offset):
-    """The messages of a block. ValueError: damaged."""
+    """Return the messages of a block. ValueError: damaged."""
     cdef const uint8_t* p = <const uint8_t*><const char*>value
     cdef Stored stored
     if len(value) < BLOCK_HEAD_BYTES or p[0] != BLOCK_FORMAT:
@@ -198,14 +198,14 @@ def unpack_block(bytes value not None, expiry_offset):
 
 
 def block_messages(bytes value not None):
-    """How many messages a block has. ValueError: damaged."""
+    """Return the number of a block's messages. ValueError: damaged."""
     if len(value) < BLOCK_HEAD_BYTES:
         raise ValueError("block cut off")
     return get32(<const uint8_t*><const char*>value + 1)
 
 
 def pack_part(Batch batch not None, uint64_t messages_before, uint64_t bytes_before, uint64_t block, uint32_t indexes):
-    """What a tick adds to an index: (value, first position, last position, bytes of its messages)."""
+    """Return a tick's part of an index: (value, first position, last position, bytes of its messages)."""
     cdef uint32_t i, size
     cdef uint64_t total = 0
     cdef bytes value
@@ -234,8 +234,8 @@ cdef uint32_t part_count(bytes value) except 0:
 
 
 def part_ends(bytes value not None, uint64_t first):
-    """(last position, block's position, how many indexes have a part in that block). ValueError: damaged, as well where
-    it says what is true of no part."""
+    """Return (last position, block's position, number of indexes with a part in that block). ValueError: damaged, or
+    impossible values."""
     cdef uint32_t count = part_count(value)
     cdef const uint8_t* p = <const uint8_t*><const char*>value
     cdef uint64_t messages = get64(p + 4), behind_block = get32(p + 20)
@@ -248,14 +248,14 @@ def part_ends(bytes value not None, uint64_t first):
 
 
 def part_before(bytes value not None):
-    """(messages, bytes) of the index before this part. ValueError: damaged."""
+    """Return (messages, bytes) of the index before this part. ValueError: damaged."""
     cdef const uint8_t* p = <const uint8_t*><const char*>value
     part_count(value)
     return get64(p + 4), get64(p + 12)
 
 
 def part_running(bytes value not None, uint64_t first, uint64_t position):
-    """(messages, bytes) of the index up to and with `position`, as far as this part and those before it go."""
+    """Return (messages, bytes) of the index up to and including `position`, from this part and those before it."""
     cdef uint32_t count = part_count(value), i = 0
     cdef const uint8_t* p = <const uint8_t*><const char*>value
     cdef uint64_t messages = get64(p + 4), total = get64(p + 12)
@@ -269,7 +269,7 @@ def part_running(bytes value not None, uint64_t first, uint64_t position):
 
 @cython.final
 cdef class Gathering:
-    """What a read finds, part by part: one message if there is one, then up to a number of bytes."""
+    """A Batch being built, part by part: one message if there is one, then up to a number of bytes."""
 
     def __cinit__(self):
         self.batch = batch_of(0)
@@ -298,8 +298,8 @@ cdef class Gathering:
         return 0
 
     def add(self, bytes part not None, uint64_t first, Stored block not None, uint64_t after, uint64_t bytes_max):
-        """Add the part's messages behind position `after`, out of their block; False: that was all there is room for,
-        something may be left. ValueError: damaged, or the block has not what the part says."""
+        """Add the part's messages behind position `after`, from their block; return False if there is no room for more,
+        and something may be left. ValueError: damaged, or the block does not have the part's messages."""
         cdef uint32_t count = part_count(part)
         cdef const uint8_t* p = <const uint8_t*><const char*>part + PART_HEAD_BYTES
         cdef const uint8_t* end = p + count * PART_ENTRY_BYTES
@@ -323,13 +323,13 @@ cdef class Gathering:
         return True
 
     def finish(self, bint truncated):
-        """The Batch. `truncated`: more lies behind it."""
+        """Return the Batch. `truncated`: more follows."""
         self.batch.truncated = truncated
         return self.batch
 
 
 def without(Batch batch not None, list spans not None):
-    """The batch without what lies in one of the spans: (from behind, up to and with), rising."""
+    """Return the batch without the messages in the spans: (from behind, up to and including), rising."""
     cdef Batch b = batch_of(batch.count)
     cdef uint32_t i
     cdef uint64_t after = 0, up_to = 0, position
@@ -350,7 +350,7 @@ def without(Batch batch not None, list spans not None):
 
 
 def content_size(Batch batch not None):
-    """Bytes of the messages of a batch, as they count in queues."""
+    """Return the bytes of a batch's messages, as they count in queues."""
     cdef uint64_t total = 0
     cdef Message m
     for m in batch.messages:
@@ -378,7 +378,7 @@ make_crc_table()
 
 
 def crc32c(bytes data not None):
-    """CRC-32C (Castagnoli, RFC 3720 appendix B.4): of the records in LevelDB's logs."""
+    """Return the CRC-32C (Castagnoli, RFC 3720 appendix B.4), as used by the records in LevelDB's logs."""
     cdef const uint8_t* p = <const uint8_t*><const char*>data
     cdef const uint8_t* end = p + len(data)
     cdef uint32_t c = 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""Analyses: questions that the tables of snapshots answer (docs/analytics.md). `ANALYSES` has all of them by name."""
+"""Analyses: functions that answer questions from the tables of snapshots (docs/analytics.md), by name in `ANALYSES`."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""What became of messages: who waits for them, what they cost, what was dropped, how long acks took."""
+"""Analyses of delivery: backlogs, cost of topics, drops, balance of share groups, and delay of acks."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ __all__ = ["backlog", "delay", "drop_reasons", "fan_out", "shared_groups", "topi
     plot=Plot("bars", "client", ("messages",), unit="messages that wait"),
 )
 def backlog(cursors: DataFrame) -> DataFrame:
-    """What waits for each session in the last snapshot of its host, and the age of the oldest message of it.
+    """Messages that wait for each session in the last snapshot of its host, and the age of the oldest.
 
-    From the positions that sessions have in the log of their store, and their own queues. A message that two Topic
-    Filters of a session match counts for each. What was sent and not answered is not in it (`inflight`), nor what
-    would be sent from the archive by a replay.
+    From the sessions' positions in the log of their store, and their own queues. A message that matches two Topic
+    Filters of a session counts for each. Messages sent and not answered are not included (see `inflight`), nor those
+    that a replay would send from the archive.
     """
     age = (F.unix_micros(F.first("taken")) - F.unix_micros(F.min("oldest"))) / 1e6
     return (
@@ -53,10 +53,10 @@ def backlog(cursors: DataFrame) -> DataFrame:
     plot=Plot("bars", "topic", ("bytes_out",), unit="bytes of payload to subscribers"),
 )
 def fan_out(messages: DataFrame) -> DataFrame:
-    """Subscriptions that matched and bytes of payload they stand for, by topic.
+    """Matching subscriptions, and the bytes of payload sent to them, by topic.
 
-    From the archive: a topic without `[[archive]]` table is not in it. `matches` counts subscriptions of the worker
-    that received the message: with several workers it is a part of all. `topic_traffic` counts what was given to
+    From the archive: a topic without `[[archive]]` table is not included. `matches` counts subscriptions of the worker
+    that received the message: with several workers it is a part of all. `topic_traffic` counts the copies sent to
     clients by all workers.
     """
     return (
@@ -81,10 +81,10 @@ def fan_out(messages: DataFrame) -> DataFrame:
     plot=Plot("bars", "topic", ("delivered", "dropped"), unit="copies"),
 )
 def topic_traffic(events: DataFrame) -> DataFrame:
-    """Copies given to clients and copies dropped, by the first levels of their topic. null: all other topics.
+    """Copies sent to clients and copies dropped, by the first levels of their topic. null: all other topics.
 
-    From the events of each minute, of all workers, which a broker makes when `[events] topic_levels` is not 0. What
-    full queues drop is not in it (`drop_reasons` has it), nor the minute in which the snapshot was taken.
+    From the events of each minute, of all workers, which a broker records when `[events] topic_levels` is not 0. Drops
+    by full queues are not included (see `drop_reasons`), nor the minute in which the snapshot was taken.
     """
     return (
         events.where(F.col("kind") == "topic_traffic")
@@ -102,10 +102,10 @@ def topic_traffic(events: DataFrame) -> DataFrame:
     plot=Plot("bars", "client", ("messages",), by="share", unit="messages given to the member"),
 )
 def shared_groups(events: DataFrame) -> DataFrame:
-    """Members of each share group and what each was given; `times_fair` is 1 for who has as much as the others.
+    """Members of each share group and the messages sent to each; `times_fair` is 1 for an equal share.
 
-    From events: who has ever subscribed to `$share/...`, and the messages that each connection of it was given until it
-    ended: of other subscriptions, too. null: it is still connected, and its figures come when it ends.
+    From events: all clients that have subscribed to `$share/...`, and the messages sent on each of their connections
+    until it ended, which include those of other subscriptions. null: it is still connected, and counted when it ends.
     """
     given = (
         events.where(F.col("kind") == "connection_closed")
@@ -135,8 +135,8 @@ def shared_groups(events: DataFrame) -> DataFrame:
 def drop_reasons(drops: DataFrame, seconds: int = 60) -> DataFrame:
     """Copies dropped by reason, in steps of time.
 
-    From the events that workers make at the end of each minute: the minute in which the snapshot was taken is not in
-    it, nor the last one of a worker that was killed.
+    From the events that workers record at the end of each minute: the minute in which the snapshot was taken is not
+    included, nor the last one of a worker that was killed.
     """
     return (
         drops.groupBy(steps("minute", seconds).alias("time"), "reason")
@@ -153,12 +153,12 @@ def drop_reasons(drops: DataFrame, seconds: int = 60) -> DataFrame:
     plot=Plot("lines", "time", ("mean_ms", "p50_ms", "p99_ms"), unit="milliseconds"),
 )
 def delay(events: DataFrame, seconds: int = 60) -> DataFrame:
-    """From the beginning of the tick that received a PUBLISH to the end of its routing, or to its ack leaving when that
-    waits for the disk or another worker: mean, and the durations that 50 % and 99 % of the samples did not exceed.
+    """Time from the beginning of the tick that received a PUBLISH to the end of its routing, or to its ack leaving if
+    that waits for the disk or another worker: mean, and the durations that 50 % and 99 % of the samples did not exceed.
 
     From the samples of `mqtt_publish_duration_seconds` that events have for each minute: one every 10 ms at most, by
     bounds of a histogram, so percentiles are upper bounds (null: beyond the last bound). Networks and clients are not
-    in it; nor is the way to subscribers, of which no event tells (`mqtt_delivery_duration_seconds` of /metrics does).
+    included; nor is the delivery to subscribers (`mqtt_delivery_duration_seconds` of /metrics has it).
     """
     sampled = events.where(F.col("kind") == "publish_to_ack").withColumn("time", steps("minute", seconds))
     means = sampled.groupBy("time").agg(

@@ -1,4 +1,4 @@
-"""Devices that are quiet, and devices that come and go."""
+"""Analyses of devices: those that have fallen silent, and those that reconnect often."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ __all__ = ["reconnects", "silent_devices"]
 )
 def silent_devices(messages: DataFrame, times: float = 5.0) -> DataFrame:
     """Publishers that have been silent for more than `times` their mean interval, or have published only once: their
-    last message, their mean interval and for how long nothing came until the last snapshot of their host was taken.
+    last message, their mean interval and their silence until the last snapshot of their host was taken.
 
     From the archive: a device that publishes on topics without `[[archive]]` table, or whose messages retention has
-    removed, is not in it, and neither is one that never published. It does not say whether the device is connected.
+    removed, is not included, and neither is one that never published. Whether the device is connected is not known.
     """
     seconds = F.unix_micros("time") / 1e6
     taken = F.max("taken").over(Window.partitionBy("host"))
@@ -62,12 +62,11 @@ def silent_devices(messages: DataFrame, times: float = 5.0) -> DataFrame:
     plot=Plot("bars", "client", ("connections",), unit="connections"),
 )
 def reconnects(events: DataFrame, least: int = 3, short_s: float = 60.0) -> DataFrame:
-    """Clients that have connected `least` times or more: how often, per hour, how many of the connections that have
-    ended took less than `short_s`, how long they took (median), how many were lost or taken over, why most ended, from
-    how many addresses.
+    """Clients that have connected `least` times or more: connections, per hour, ended ones that lasted less than
+    `short_s`, their median duration, those lost or taken over, the most frequent reason, the number of addresses.
 
-    From events: connections beyond `[events] events_per_second_max` are not in it, nor those of a broker with its store
-    in memory. Connections that were refused are another kind of event and not counted. When a worker is killed its
+    From events: connections beyond `[events] events_per_second_max` are not included, nor those of a broker with its
+    store in memory. Refused connections are another kind of event and not counted. When a worker is killed its
     connections end without an event.
     """
     opened, closed = F.col("kind") == "connection_opened", F.col("kind") == "connection_closed"

@@ -1,4 +1,4 @@
-"""DataFrames before they are analysed: each record once, the last snapshot of each host."""
+"""DataFrames for analyses: each record once, the last snapshot of each host."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ KEYS: Final = {
     "drops": ("host", "number"),
     "counters": ("host", "number", "name"),
 }
-"""Tables of what has happened, and by which columns a row is the same in several snapshots. The others say how things
-were at the time of a snapshot."""
+"""Tables of events in time, with the columns that identify a row in several snapshots. The other tables have the state
+at the time of a snapshot."""
 
 
 def read(spark: SparkSession, table: str, snapshots: str, columns: Sequence[str] = ()) -> DataFrame:
-    """A table of snapshots (a directory, several with commas, or a pattern), with all columns or these."""
+    """Read a table of snapshots (a directory, several with commas, or a pattern), with all columns or these."""
     reader = spark.read.format("mqttd").option("table", table)
     if columns:
         reader = reader.option("columns", ",".join(columns))
@@ -32,8 +32,8 @@ def read(spark: SparkSession, table: str, snapshots: str, columns: Sequence[str]
 
 
 def once(table: str, frame: DataFrame) -> DataFrame:
-    """Of `messages` those of the archive, of these and of events, drops and counters each one once, however many
-    snapshots have it: `taken` is then the last of them. Other tables as they are.
+    """Remove duplicates: of `messages` keep those of the archive, and of these, events, drops and counters each row
+    once, however many snapshots have it: `taken` is then the last of them. Other tables are unchanged.
     """
     key = KEYS.get(table)
     if key is None:
@@ -49,16 +49,16 @@ def once(table: str, frame: DataFrame) -> DataFrame:
 
 
 def archived(messages: DataFrame) -> DataFrame:
-    """Without those of the log: it has only what sessions wait for, and that is no picture of what was published."""
+    """Remove messages of the log, which only has those that sessions wait for, not all that were published."""
     return messages.where(F.col("origin") == "archive")
 
 
 def latest(frame: DataFrame) -> DataFrame:
-    """The rows of the last snapshot of each host."""
+    """Return the rows of the last snapshot of each host."""
     newest = F.max("taken").over(Window.partitionBy("host"))
     return frame.withColumn("newest", newest).where(F.col("taken") == F.col("newest")).drop("newest")
 
 
 def steps(column: str, seconds: int) -> Column:
-    """The beginning of the step of so many seconds, counted from 1970 UTC, in which a time is."""
+    """Return the beginning of the step of this length, counted from 1970 UTC, in which a time is."""
     return F.timestamp_seconds(F.floor(F.unix_timestamp(column) / seconds) * seconds)

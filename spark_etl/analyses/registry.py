@@ -1,10 +1,10 @@
-"""What an analysis is: a function of one DataFrame that gives another, with its source table and its plot.
+"""The registry of analyses: an analysis is a function from one DataFrame to another, with its source table and plot.
 
     @analysis(table="messages", columns=(...), title="...", look_at="...", plot=Plot(...))
     def throughput(messages: DataFrame, seconds: int = 60) -> DataFrame: ...
 
-That makes a row of `spark_etl.analyses.ANALYSES`, and leaves the function as it is: `throughput(frame)` in a notebook.
-It needs `columns` of its table and no other, and one row per message or event (`spark_etl.analyses.frames.once`).
+The decorator adds a row to `spark_etl.analyses.ANALYSES`, and returns the function unchanged: `throughput(frame)` in a
+notebook. It only needs `columns` of its table, and one row per message or event (`spark_etl.analyses.frames.once`).
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ Made = Callable[..., "DataFrame"]
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """How the rows of an analysis are drawn."""
+    """The plot of an analysis."""
 
     kind: Literal["lines", "bars", "stacks", "weeks"]
-    """lines: `y` over `x`, which is a time; bars: `y` of each row, `x` its name; stacks: a bar for each `x`, in which
-    those of `by` lie on each other; weeks: `y` by weekday and hour."""
+    """lines: `y` over `x`, which is a time; bars: `y` of each row, `x` its name; stacks: a bar for each `x`, with the
+    values of `by` stacked; weeks: `y` by weekday and hour."""
     x: str
     y: tuple[str, ...]
     by: str | None = None
-    """lines, stacks: one for each value of this column; their `y` may be added up. bars: stands before `x`."""
+    """lines, stacks: one for each value of this column, if `y` may be added up. bars: shown before `x`."""
     unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """A row of the table of analyses."""
+    """A row of the registry."""
 
     name: str
     table: str
-    """Its source."""
+    """Its source table."""
     columns: tuple[str, ...]
-    """Of that table: those it needs."""
+    """The columns of that table that it needs."""
     title: str
     look_at: str
-    """What to look at in its rows."""
+    """Hint for reading its rows."""
     plot: Plot
     function: Made
 
@@ -60,11 +60,11 @@ class Analysis:
 
     @property
     def says(self) -> str:
-        """Where its data comes from, and what it cannot say."""
+        """Its docstring: the source of its data, and its limits."""
         return inspect.getdoc(self.function) or ""
 
     def __call__(self, frame: DataFrame, **settings: Any) -> DataFrame:
-        """Of rows of its table."""
+        """Run it on rows of its table."""
         return self.function(frame, **settings)
 
 
@@ -72,7 +72,7 @@ _ROWS: Final[dict[Made, Analysis]] = {}
 
 
 def analysis(*, table: str, columns: tuple[str, ...], title: str, look_at: str, plot: Plot) -> Callable[[Made], Made]:
-    """Make the function a row of the table. Raises TableError where there is no such table or column."""
+    """Register the decorated function. Raises TableError where there is no such table or column."""
     table_of(table).chosen(list(columns))
 
     def made(function: Made) -> Made:
@@ -83,5 +83,5 @@ def analysis(*, table: str, columns: tuple[str, ...], title: str, look_at: str, 
 
 
 def row_of(function: Made) -> Analysis:
-    """The row of a function that is an analysis."""
+    """Return the registry's row of a function that is an analysis."""
     return _ROWS[function]

@@ -1,4 +1,4 @@
-"""Retained messages: how many there are, and on which topics."""
+"""Analyses of retained messages: their number, and their topics."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ __all__ = ["retained_growth", "retained_topics"]
 def retained_growth(counters: DataFrame, seconds: int = 60) -> DataFrame:
     """Retained messages and their bytes over time: the last sample of each worker in a step, all workers together.
 
-    From the samples of each minute. A worker that has no sample in a step (it did not run) is not in its sum; a step
-    without retained messages is left out, as counters at 0 are. `retained_topics` says which topics they are.
+    From the samples of each minute. A worker without a sample in a step (it did not run) is not in its sum; a step
+    without retained messages is left out, as counters at 0 are. `retained_topics` has the topics.
     """
 
     def total(name: str, called: str) -> Column:
@@ -50,10 +50,10 @@ def retained_growth(counters: DataFrame, seconds: int = 60) -> DataFrame:
     plot=Plot("stacks", "taken", ("messages",), by="topic", unit="retained messages"),
 )
 def retained_topics(retained: DataFrame) -> DataFrame:
-    """Retained messages by first level of the topic, in each snapshot: how many, their payloads, the oldest and the
+    """Retained messages by first level of the topic, in each snapshot: their number, their payloads, the oldest and the
     newest of them.
 
-    From the records of retained messages. What was replaced or cleared between two snapshots is in neither.
+    From the records of retained messages. A message set and replaced or cleared between two snapshots is in neither.
     """
     return (
         retained.groupBy("taken", F.substring_index("topic", "/", 1).alias("topic"))

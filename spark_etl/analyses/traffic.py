@@ -1,4 +1,4 @@
-"""What was published: over time, in which sizes, at which hours of the week."""
+"""Analyses of published messages: over time, by size, by hour of the week."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ __all__ = ["hours_of_week", "payload_sizes", "throughput"]
 def throughput(messages: DataFrame, seconds: int = 60, levels: int = 1) -> DataFrame:
     """Messages and bytes of payload published, by the first levels of their topics, in steps of time.
 
-    From the archive: a topic without `[[archive]]` table is not in it, nor what retention has removed. The first and
-    the last step may be of a shorter time.
+    From the archive: a topic without `[[archive]]` table is not included, nor messages that retention has removed. The
+    first and the last step may be shorter.
     """
     return (
         archived(messages)
@@ -45,14 +45,14 @@ def throughput(messages: DataFrame, seconds: int = 60, levels: int = 1) -> DataF
     plot=Plot("stacks", "up_to_bytes", ("messages",), by="topic", unit="messages"),
 )
 def payload_sizes(messages: DataFrame) -> DataFrame:
-    """How many payloads are not larger than so many bytes, and larger than half of that, by first level of the topic.
+    """Number of payloads by size class (at most so many bytes, more than half of that) and first level of the topic.
 
-    From the archive: a topic without `[[archive]]` table is not in it. Payloads alone, without topic and properties.
+    From the archive: a topic without `[[archive]]` table is not included. Payloads only, without topic and properties.
     """
     size = F.col("payload_bytes")
-    # bits of size - 1: exact, which logarithms are not
+    # number of bits of size - 1: exact, unlike logarithms
     up_to = F.when(size <= 1, size.cast("bigint")).otherwise(
-        F.expr("shiftleft(1L, length(bin(payload_bytes - 1)))")  # a Column is no number of bits in pyspark's own
+        F.expr("shiftleft(1L, length(bin(payload_bytes - 1)))")  # pyspark's own takes no Column as number of bits
     )
     return (
         archived(messages)
@@ -72,8 +72,8 @@ def payload_sizes(messages: DataFrame) -> DataFrame:
 def hours_of_week(messages: DataFrame) -> DataFrame:
     """Messages published by weekday (0 is Monday) and hour, in the session's time zone (`spark.sql.session.timeZone`).
 
-    From the archive: a topic without `[[archive]]` table is not in it. `messages_per_hour` is the mean over those days
-    that have messages in that hour: hours without any are left out of it.
+    From the archive: a topic without `[[archive]]` table is not included. `messages_per_hour` is the mean over the days
+    that have messages in that hour: days without any are left out.
     """
     return (
         archived(messages)

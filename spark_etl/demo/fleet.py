@@ -1,4 +1,4 @@
-"""The broker and the fleet of the demo: programs of their own, of which nothing is imported here."""
+"""The broker and the fleet of the demo: separate programs, of which nothing is imported here."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ class Flood:
     name: str
     arguments: str
     part: float = 1.0
-    """Of the time."""
+    """Fraction of the time."""
 
     def command(self, url: str, seconds: float, result: Path | None = None) -> list[str]:
-        """To start it with."""
+        """Return the command that starts it."""
         command = ["loadtest.flood", *self.arguments.split(), "--host", url, "--client-prefix", f"{self.name}-"]
         command += ["--processes", "1", "--warmup", "0", "--quiet", "--seconds", f"{seconds * self.part:g}"]
         return command if result is None else [*command, "--json", str(result)]
@@ -65,8 +65,8 @@ _FLAPS: Final = Flood("flaps", "conn -c 2", 0.01)
 
 
 def work(out: Path, seconds: float, told: Callable[[str], None]) -> Published:
-    """A broker, its fleet and two snapshots: `out`/snapshots/during and after. What was published, by client and topic.
-    Raises JobError.
+    """Run a broker and its fleet, and take two snapshots: `out`/snapshots/during and after. Return the numbers
+    published, by client and topic. Raises JobError.
     """
     snapshots = out / "snapshots"
     snapshots.mkdir()
@@ -96,7 +96,7 @@ def work(out: Path, seconds: float, told: Callable[[str], None]) -> Published:
 
 @contextmanager
 def _broker(out: Path) -> Iterator[str]:
-    # `broker.testing` as a program is mqttd that ends when its standard input does: when we are killed, too
+    # `broker.testing` as a program is an mqttd that ends when its standard input does: also when this process is killed
     command = ["broker.testing", "--config", str(out / "mqttd.toml"), "--host", "127.0.0.1", "--port", "0"]
     command += ["--admin", "none", "--data-dir", str(out / "data")]
     log = out / "mqttd.log"
@@ -129,7 +129,7 @@ def _snapshot(data: Path, snapshot: Path) -> str:
 def _started(
     command: Sequence[str], errors: int = subprocess.STDOUT, given: int = subprocess.DEVNULL
 ) -> Iterator[subprocess.Popen[str]]:
-    """A module of ours as a program; killed at the end, if it has not ended. -P: not what lies in this directory."""
+    """Start one of our modules as a program; at the end it is killed, if it still runs. -P: no current directory."""
     environment = {name: text for name, text in os.environ.items() if not name.startswith("MQTTD_")}
     environment["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     with subprocess.Popen(
@@ -148,7 +148,7 @@ def _run(command: Sequence[str]) -> str:
 
 
 def _ended(program: subprocess.Popen[str], name: str, seconds: float) -> str:
-    # what it has said. JobError: it has ended badly, or not at all
+    # returns its output. JobError: it has failed, or has not ended
     try:
         said, _ = program.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:

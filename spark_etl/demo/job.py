@@ -1,9 +1,9 @@
 """`python -m spark_etl demo`: a broker that archives everything, a fleet, snapshots, every job and the report.
 
-The fleet (`spark_etl.demo.fleet`) has something for each analysis: machines in a plant, orders for a share group,
-meters whose readers are away until their queues are full, news for many, devices that fall silent, clients that come
-and go. A snapshot is taken while it is at work, and another one when the broker has stopped. Then what the fleet says
-it has published is compared with what Spark counts, for each client and topic.
+The fleet (`spark_etl.demo.fleet`) has data for each analysis: machines in a plant, orders for a share group, meters
+whose readers are away until their queues are full, news for many, devices that fall silent, clients that reconnect
+often. A snapshot is taken while it works, and another one when the broker has stopped. Then the numbers that the fleet
+has published are compared with those that Spark counts, for each client and topic.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ Told = Callable[[str], None]
 
 
 def add_options(parser: ArgumentParser) -> None:
-    """Of the job."""
+    """Add the options of the job."""
     parser.add_argument("--out", type=Path, default=Path("mqttd-demo"), help="a new directory (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=60.0, help="of the fleet (default: %(default)g)")
     parser.add_argument("--master", default="local[*]", help="Spark's, where spark-submit has set none")
 
 
 def run(options: Namespace) -> int:
-    """Do it, and say where everything is."""
+    """Run the demo, and print where everything is."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -66,7 +66,7 @@ def run(options: Namespace) -> int:
 
 
 def look_for_programs() -> None:
-    """Raises JobError where broker or load generator are not installed."""
+    """Raise JobError where broker or load generator are not installed."""
     if not _is_there("pyx.loadgen.ledger"):
         raise JobError("demo starts mqttd, whose compiled code is not there: install mqttd with a compiler")
     for name in ("tqdm", "websockets"):
@@ -77,12 +77,12 @@ def look_for_programs() -> None:
 def _is_there(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # not even its package
+    except ModuleNotFoundError:  # not even its package exists
         return False
 
 
 def demo(spark: SparkSession, out: Path, published: Published, told: Told) -> list[str]:
-    """Every job and analysis of `out`/snapshots. What is not as it should be: a line each. Raises JobError."""
+    """Run every job and analysis on `out`/snapshots; return a line for each problem. Raises JobError."""
     from spark_etl.parquet import quality
     from spark_etl.parquet.job import found, parquet
     from spark_etl.parquet.output import Output
@@ -104,7 +104,7 @@ def demo(spark: SparkSession, out: Path, published: Published, told: Told) -> li
 
 
 def compare(spark: SparkSession, snapshots: str, published: Published) -> list[str]:
-    """What Spark counts and what the fleet has published, by client and topic: a line for each difference."""
+    """Compare Spark's counts with the published numbers, by client and topic; return a line for each difference."""
     from spark_etl.analyses import once, read
 
     messages = once("messages", read(spark, "messages", snapshots, ("host", "number", "origin", "publisher", "topic")))

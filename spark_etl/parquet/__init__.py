@@ -1,1 +1,1 @@
-"""Jobs that write Parquet, and what they have committed."""
+"""Jobs that write Parquet, and their commits."""

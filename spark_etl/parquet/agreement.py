@@ -1,4 +1,4 @@
-"""What manifests say of the stores of their snapshots, and what is read of them: the counts must be the same."""
+"""Comparison of snapshots with their manifests: the number of rows read must be that in the manifest."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 __all__ = ["Counted", "agreement"]
 
 _FAMILIES: Final = {"sessions": "S", "subscriptions": "TO", "retained": "R", "events": "E"}
-"""Tables of which each row is a record, and the families of keys that these have."""
+"""Tables whose rows are records, and the families of keys of these."""
 
 
 class Counted(NamedTuple):
-    """Records of one kind in one store."""
+    """The count of one kind of records in one store."""
 
     store: Store
     what: str
@@ -26,7 +26,7 @@ class Counted(NamedTuple):
 
 
 def agreement(spark: SparkSession, snapshots: Sequence[Snapshot]) -> Iterator[Counted]:
-    """Of each store, every kind of record. Raises PySparkException."""
+    """Yield for each store the counts of every kind of record. Raises PySparkException."""
     paths = [str(snapshot.directory) for snapshot in snapshots]
     if not paths:
         return

@@ -16,7 +16,7 @@ __all__ = ["columns_of", "committed"]
 
 
 def columns_of(commit: Commit, table: str) -> list[tuple[str, str]]:
-    """Columns of a table in an output, and their Spark types: those of this release, `date`, then what others had.
+    """Return a table's columns in an output, with their Spark types: those of this release, `date`, then older ones.
 
     Raises TableError.
     """
@@ -30,7 +30,7 @@ def columns_of(commit: Commit, table: str) -> list[tuple[str, str]]:
 
 
 def committed(spark: SparkSession, directory: Path, table: str, commit: Commit | None = None) -> DataFrame:
-    """A table of the output in a directory. A column that a file does not have is null in its rows.
+    """Return a table of the output in a directory. A column that a file does not have is null in its rows.
 
     Raises JobError and TableError.
     """
@@ -42,7 +42,7 @@ def committed(spark: SparkSession, directory: Path, table: str, commit: Commit |
 
 
 def of_files(spark: SparkSession, paths: list[Path], columns: list[tuple[str, str]]) -> DataFrame:
-    """Parquet files below `date=.../tenant=...` as a DataFrame of these columns."""
+    """Return Parquet files below `date=.../tenant=...` as a DataFrame of these columns."""
     ddl = ", ".join(f"`{name}` {kind}" for name, kind in columns)
     names = [name for name, _ in columns]
     found = spark.createDataFrame([], ddl)

@@ -1,4 +1,4 @@
-"""The job `compact`: small Parquet files of one date and tenant become one. A commit of its own, with the same rows."""
+"""The job `compact`: merges small Parquet files of one date and tenant. A commit of its own, with the same rows."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 __all__ = ["SMALL_FILES", "add_options", "compact", "run"]
 
 SMALL_FILES: Final = 8
-"""Of one table, date and tenant: as many as a run leaves."""
+"""Number of files of one table, date and tenant that a run leaves."""
 
 
 def add_options(parser: ArgumentParser) -> None:
-    """Of the job."""
+    """Add the options of the job."""
     parser.add_argument("--out", required=True, type=Path, help="directory of the Parquet tables")
     parser.add_argument("--master", default="local[*]", help="Spark's, where spark-submit has set none")
 
 
 def run(options: Namespace) -> int:
-    """Do it, and say what it was."""
+    """Run the job, and print the result."""
     from spark_etl.progress import shown
     from spark_etl.session import session
 
@@ -43,7 +43,7 @@ def run(options: Namespace) -> int:
 
 
 def compact(spark: SparkSession, output: Output, least: int = 2) -> Commit | None:
-    """Make one of at least so many small files; None: there are not so many anywhere. `output` is locked.
+    """Merge groups of at least `least` small files; return None if there are none. `output` is locked.
 
     Raises JobError.
     """
@@ -68,7 +68,7 @@ def compact(spark: SparkSession, output: Output, least: int = 2) -> Commit | Non
 
 
 def _groups(commit: Commit, least: int) -> list[list[File]]:
-    # files that are to become one
+    # groups of files to merge
     def place(file: File) -> tuple[str, str, str]:
         return file.table, file.date, file.tenant
 

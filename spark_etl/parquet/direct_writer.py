@@ -1,10 +1,10 @@
-"""Messages of the archive straight to Parquet: tasks that read stores write the files as well (docs/adr/0029).
+"""Direct writing of archived messages to Parquet: tasks that read stores also write the files (docs/adr/0029).
 
-What Spark would write goes from Python to the JVM, there to rows, and from rows to columns again. That is most of the
-work, and nothing is done to the rows meanwhile. So where nothing has to be compared, a task of Spark gets a share of
-the stores, and gives back the names of the files it has made. They have the columns and the types of Spark's own.
+Rows written by Spark go from Python to the JVM, become rows there, and columns again. That is most of the work, and the
+rows are not changed. So where nothing has to be compared, a Spark task gets a share of the stores, and returns the
+names of the files that it has written. They have the columns and types of Spark's own.
 
-A task that fails, or is done twice, leaves files that nobody has named: only those that come back count.
+A task that fails, or runs twice, leaves files that are not named: only returned names count.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["Share", "shares", "write_directly"]
 
 _GROUP_BYTES: Final = 64 << 20
-"""Of messages, as Arrow has them, that become a row group. So much a task holds, and the group it is writing."""
+"""Size of messages in Arrow that become a row group. A task holds this much, and the group being written."""
 
 _COMPRESSION: Final = "zstd"
 _MADE: Final = pa.schema([("made", pa.string()), ("name", pa.string())])
@@ -49,15 +49,15 @@ _ALIKE: Final = (
     "levels.list.element", "qos", "retain", "publisher", "payload_format", "content_type", "response_topic",
     "properties",
 )  # fmt: skip
-"""Columns whose values come again and again: a dictionary makes them small."""
+"""Columns with repeated values: a dictionary makes them small."""
 
 _MEASURED: Final = ("number", "time", "worker", "origin", "topic", "first_level", "publisher", "rule", "qos")
-"""Columns with the lowest and the highest value of each row group beside it: what queries leave out by."""
+"""Columns with minimum and maximum of each row group, by which queries skip row groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Of a store: what one pass over a clone of it reads."""
+    """A share of a store: the part read in one pass over a clone of it."""
 
     directory: str
     store: int
@@ -66,7 +66,7 @@ class Share:
 
 
 def shares(missing: dict[Path, list[Missing]], snapshots: Sequence[Snapshot]) -> list[Share]:
-    """What has to be read for the messages that are missing. Raises SnapshotError."""
+    """Return what has to be read for the missing messages. Raises SnapshotError."""
     from spark_etl.source.plan import PARTITION_BYTES, spans_of
 
     found = []
@@ -82,7 +82,7 @@ def shares(missing: dict[Path, list[Missing]], snapshots: Sequence[Snapshot]) ->
 
 
 def write_directly(spark: SparkSession, wanted: list[Share], directory: Path, files: int) -> None:
-    """Messages to Parquet, by date (UTC) and tenant, by so many tasks: as many files for each date, at most.
+    """Write messages to Parquet, by date (UTC) and tenant, in `files` tasks: at most as many files for each date.
 
     Raises PySparkException.
     """
@@ -120,7 +120,7 @@ def _task(
 
 
 def _written(group: list[Share], files: _Files) -> dict[str, str]:
-    # path of each file that was made: its name in the directory
+    # path of each file written -> its name in the directory
     from spark_etl.tables.frames import Counts, Frames
     from spark_etl.tables.reading import read
 
@@ -133,7 +133,7 @@ def _written(group: list[Share], files: _Files) -> dict[str, str]:
 
 
 class _Files:
-    """The files of a task: one for each date. Of one at a time a row group is being written."""
+    """The files of a task: one for each date. A row group is written to one at a time."""
 
     def __init__(self, fields: pa.Schema, directory: Path, number: int) -> None:
         self.fields = fields
@@ -144,7 +144,7 @@ class _Files:
         self._writers: dict[int, pq.ParquetWriter] = {}
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """To the files of their dates."""
+        """Add rows to the files of their dates."""
         days = (batch.column("number").to_numpy() >> NUMBER_WORKER_BITS) // DAY_MICROSECONDS
         distinct = np.unique(days).tolist()
         for day in distinct:
@@ -170,7 +170,7 @@ class _Files:
         self._writers[day].write_table(table, row_group_size=table.num_rows)
 
     def closed(self) -> dict[str, str]:
-        """Path of each: what its name is to be."""
+        """Close them; return the path of each -> its final name."""
         for day in list(self._batches):
             self._write(day)
         made = {}

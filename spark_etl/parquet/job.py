@@ -1,12 +1,12 @@
-"""The job `parquet`: what is new in snapshots, to Parquet by date and tenant, each row once (docs/adr/0028).
+"""The job `parquet`: writes new rows of snapshots to Parquet by date and tenant, each row once (docs/adr/0028).
 
-Tables are of two kinds. A row of a *log* (`messages`, `events`, `counters`, `drops`) is in every snapshot that was
-taken while it was stored; its identity is (`host`, `number`), and the output has it once. What an output has of a
-sequence is known without looking at rows (`spark_etl.source.coverage`); where that cannot be proved, and for messages
-of the queues, rows are compared. A row of any other table says how something was when its snapshot was taken: all rows
-of each snapshot.
+Tables are of two kinds. A row of a *log* (`messages`, `events`, `counters`, `drops`) is in every snapshot taken while
+it was stored; its identity is (`host`, `number`), and the output has it once. Which part of a sequence an output has is
+known without reading rows (`spark_etl.source.coverage`); where that cannot be proved, and for messages of the queues,
+rows are compared. A row of any other table is a state at the time of its snapshot: all rows of each snapshot are
+written.
 
-Snapshots are taken in the order of their times, as many as go into one commit.
+Snapshots are processed in the order of their times, as many as go into one commit.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _BROADCAST_ROWS_MAX: Final = 1_000_000
 
 
 def add_options(parser: ArgumentParser) -> None:
-    """Of the job."""
+    """Add the options of the job."""
     parser.add_argument("--snapshots", required=True, help="directories of snapshots, with commas between them")
     parser.add_argument("--out", required=True, type=Path, help="directory of the Parquet tables")
     parser.add_argument("--tables", help="only these, with commas between them; those of the output, or all")
@@ -48,7 +48,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Do it, and say what was taken."""
+    """Run the job, and print what was written."""
     from spark_etl.progress import shown
     from spark_etl.session import session
 
@@ -67,7 +67,7 @@ def run(options: Namespace) -> int:
 
 
 def found(paths: str) -> list[Snapshot]:
-    """Snapshots, in the order of their times. Raises JobError."""
+    """Return the snapshots in the order of their times. Raises JobError."""
     try:
         return sorted(find(paths), key=lambda each: (each.manifest.taken_ms, str(each.directory)))
     except SnapshotError as error:
@@ -77,7 +77,7 @@ def found(paths: str) -> list[Snapshot]:
 def parquet(
     spark: SparkSession, snapshots: Sequence[Snapshot], output: Output, tables: Sequence[str] | None = None
 ) -> list[tuple[Commit, list[File]]]:
-    """Take what is new; each commit with its new files. `output` is locked. `tables`: of a new output; None: all.
+    """Write new rows; yield each commit with its new files. `output` is locked. `tables`: for a new output; None: all.
 
     Raises JobError.
     """
@@ -100,7 +100,7 @@ def parquet(
 
 
 def _tables(named: Sequence[str] | None, output: Output) -> tuple[str, ...]:
-    # what was taken is known by snapshot, and not by table: so all commits take the same ones
+    # the output records snapshots, not tables: so all commits must have the same ones
     for name in named or ():
         if name not in TABLES:
             raise JobError(f"there is no table {name!r}; there are {', '.join(TABLES)}")
@@ -110,22 +110,22 @@ def _tables(named: Sequence[str] | None, output: Output) -> tuple[str, ...]:
     return known or tuple(name for name in TABLES if named is None or name in named)
 
 
-# ---------------------------------------------------------------- what is new
+# ---------------------------------------------------------------- planning
 
 
 @dataclass(slots=True)
 class _Batch:
-    """What one commit takes."""
+    """The contents of one commit."""
 
     sequences: Sequences
-    """What the output has when it is done."""
+    """The sequences in the output after it."""
     snapshots: list[Snapshot] = field(default_factory=list)
     missing: dict[Path, list[Missing]] = field(default_factory=dict)
-    """By snapshot."""
+    """Missing parts, by snapshot."""
 
 
 def taken_of(snapshot: Snapshot) -> Taken:
-    """What says that it was taken."""
+    """Return the record of a snapshot in the output."""
     manifest = snapshot.manifest
     return Taken(snapshot.host, manifest.epoch, manifest.taken_ms, str(snapshot.directory))
 
@@ -140,7 +140,7 @@ def _planned(snapshots: Sequence[Snapshot], before: Commit) -> _Batch:
         known.add(identity)
         sequences = copy.deepcopy(batch.sequences)
         missing = list(_missing(snapshot, sequences))
-        # rows that may be there have to be compared with what was committed
+        # rows that may exist must be compared with those committed
         if batch.snapshots and any(each.is_doubtful for each in missing):
             break
         batch.sequences = sequences
@@ -172,7 +172,7 @@ def _missing(snapshot: Snapshot, sequences: Sequences) -> Iterator[Missing]:
 
 
 def _compare(store: Store, runs: list[Run]) -> None:
-    # with the manifest: LevelDB passes over what it cannot read
+    # compares with the manifest, because LevelDB skips what it cannot read
     for rule, facts in store.facts.archived.items():
         stretches = [run.stretch for run in runs if run.sequence.rule == rule and run.sequence.kind == "messages"]
         first, last = (
@@ -183,11 +183,11 @@ def _compare(store: Store, runs: list[Run]) -> None:
             raise JobError(damage(store))
 
 
-# ---------------------------------------------------------------- taking it
+# ---------------------------------------------------------------- writing
 
 
 class _Taking:
-    """Of one batch."""
+    """The writing of one batch."""
 
     def __init__(self, spark: SparkSession, output: Output, before: Commit, batch: _Batch) -> None:
         self._spark = spark
@@ -213,7 +213,7 @@ class _Taking:
         return self._output.commit(after), self._files
 
     def _records(self, table: str) -> int:
-        # as the manifests say
+        # number of records by the manifests
         from spark_etl.tables.manifests import OF_MANIFESTS
         from spark_etl.tables.reading import families_of
 
@@ -257,7 +257,7 @@ class _Taking:
             self._queues()
 
     def _directly(self, parts: dict[Path, list[Missing]]) -> bool:
-        # whether it was done so; where messages of queues that the output has may be among them, it cannot be
+        # returns whether it was written directly; impossible if messages of queues in the output may be among them
         ends = [number for each in parts.values() for one in each for number in (one.first, one.last)]
         if not ends or self._known("messages", min(ends), max(ends), only_queued=True):
             return False
@@ -279,7 +279,7 @@ class _Taking:
         return files_of_stores(int(size), self._spark.sparkContext.defaultParallelism)
 
     def _queues(self) -> None:
-        # messages that wait, which no archive has: of each one row
+        # writes messages that wait and are in no archive, one row each
         from pyspark.sql import Window
         from pyspark.sql import functions as sf
 
@@ -298,7 +298,7 @@ class _Taking:
     def _but_known(
         self, table: str, rows: DataFrame, first: int, last: int, *, only_queued: bool = False
     ) -> DataFrame:  # fmt: skip
-        # without rows that the output has, or this commit has by now; `only_queued`: that it has of queues
+        # without rows that the output, or this commit so far, has; `only_queued`: compares only with rows of queues
         from pyspark.sql import functions as sf
 
         paths = self._known(table, first, last, only_queued=only_queued)
@@ -349,7 +349,7 @@ def _condition(table: str, parts: list[Missing]) -> Column:
             found &= (sf.col("worker") == part.sequence.worker) & (sf.col("rule") == part.sequence.rule)
         return found
 
-    # the first is what the data source can leave out by
+    # the data source uses the first condition to skip
     bounds = sf.col("number").between(min(part.first for part in parts), max(part.last for part in parts))
     if table == "messages":
         bounds &= sf.col("origin") == "archive"

@@ -1,15 +1,15 @@
-"""A directory of Parquet tables, and what has been committed to it: all of a run or nothing (docs/adr/0028).
+"""The output: a directory of Parquet tables with atomic commits, all of a run or nothing (docs/adr/0028).
 
     OUT/TABLE/date=D/tenant=T/N-K.parquet    rows of commit N
-    OUT/_mqttd/N.json                        the commit: every file that is part of the output now, and what was taken
-    OUT/_mqttd/staging/N/                    files of commit N, before it and until they are in their place
+    OUT/_mqttd/N.json                        the commit: all files of the output, and the snapshots in it
+    OUT/_mqttd/staging/N/                    files of commit N, until they are moved to their place after it
 
-A commit exists when its file does. That is made last, by one `link`, which fails where there is one already. What was
-staged without a commit is removed by the next run; what was committed and not put in its place is put there. So what
-has been taken and the rows of it are one thing, and no crash comes between them.
+A commit exists when its file does. The file is made last, by one `link`, which fails if it exists already. The next run
+removes staged files without a commit, and moves committed ones to their place. So the list of snapshots and their rows
+always agree, whenever a crash occurs.
 
-Readers that go by the commit (`Output.paths`) see whole commits. Readers that go by the directories see the same but
-for the moment in which files are put in their place, and never a row twice.
+Readers that use the commit (`Output.paths`) see whole commits. Readers that use the directories see the same except
+while files are being moved to their place, and never a row twice.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["FORMAT", "Commit", "File", "Output", "Taken", "facts_of", "with_colu
 FORMAT: Final = 1
 _OWN: Final = "_mqttd"
 _KEPT: Final = 10
-"""Commits whose files are kept, for whoever wants to know; the last one counts."""
+"""Commits whose files are kept, for reference; only the last one is used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +40,17 @@ class File:
     """A Parquet file of the output."""
 
     path: str
-    """In the output."""
+    """Its name in the output."""
     table: str
     date: str
     tenant: str
     rows: int
     bytes: int
     first: int | None = None
-    """The lowest number of its rows; None: they have none, as the following."""
+    """The lowest number of its rows; None: they have no numbers. The same for the next field."""
     last: int | None = None
     has_queued: bool = False
-    """Whether some of them may be messages that no archive had (`origin`)."""
+    """Whether some of them may be messages that were in no archive (`origin`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,40 +61,40 @@ class Taken:
     epoch: str
     taken_ms: int
     path: str
-    """Where it was; it may have been removed since."""
+    """Its path; it may have been removed since."""
 
     @property
     def identity(self) -> tuple[str, str, int]:
-        """Of the snapshot, wherever it or a copy of it lies."""
+        """The snapshot's identity, wherever it or a copy of it is."""
         return self.host, self.epoch, self.taken_ms
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """All there is in an output, as of one commit."""
+    """The complete state of an output, as of one commit."""
 
     number: int = 0
     job: str = ""
     files: tuple[File, ...] = ()
     snapshots: tuple[Taken, ...] = ()
     sequences: tuple[dict[str, Any], ...] = ()
-    """What was taken of each sequence of messages and events (`spark_etl.source.coverage`)."""
+    """The parts of each sequence of messages and events in the output (`spark_etl.source.coverage`)."""
     columns: dict[str, list[list[str]]] = field(default_factory=dict)
     """By table: [name, Spark type] of each column that some file has."""
     tables: tuple[str, ...] = ()
-    """Those that are taken of each snapshot: the same ones from the first commit on."""
+    """The tables of each snapshot that are written: the same from the first commit on."""
     replaced: tuple[str, ...] = ()
-    """Files of the commit before that are not in this one."""
+    """Files of the previous commit that are not in this one."""
 
     def of(self, table: str) -> list[File]:
-        """Files of a table."""
+        """Return the files of a table."""
         return [file for file in self.files if file.table == table]
 
 
 class Output:
-    """The output in a directory; `with` locks it for one run at a time, and ends what an earlier run has left.
+    """The output in a directory; `with` locks it for one run at a time, and completes or undoes an earlier run.
 
-    Raises JobError: it is no output, of a newer mqttd, damaged, or in use. To read one no lock is needed.
+    Raises JobError: it is not an output, of a newer mqttd, damaged, or in use. Reading needs no lock.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -122,7 +122,7 @@ class Output:
     ) -> None:
         os.close(self._lock)
 
-    # ---------------------------------------------------------------- what there is
+    # ---------------------------------------------------------------- reading
 
     @property
     def is_there(self) -> bool:
@@ -130,21 +130,21 @@ class Output:
         return self._own.is_dir()
 
     def last(self) -> Commit:
-        """The last commit; before the first one an empty one."""
+        """Return the last commit; before the first one an empty one."""
         numbers = self._numbers()
         return self._read(numbers[-1]) if numbers else Commit()
 
     def paths(self, table: str, commit: Commit | None = None) -> list[Path]:
-        """The files of a table, as of the last commit."""
+        """Return the files of a table, as of the last commit."""
         commit = commit or self.last()
         return self.paths_of(commit.of(table), commit)
 
     def paths_of(self, files: Iterable[File], commit: Commit) -> list[Path]:
-        """Where files of a commit are, in their order."""
+        """Return the paths of files of a commit, in order."""
         return [self._path(file, commit.number) for file in files]
 
     def _path(self, file: File, number: int) -> Path:
-        # in its place, or where it is until it has come there
+        # in its place, or in staging until it was moved there
         placed, staged = self.directory / file.path, self.staging(number) / file.path
         return staged if staged.exists() else placed
 
@@ -172,11 +172,11 @@ class Output:
     # ---------------------------------------------------------------- writing
 
     def staging(self, number: int) -> Path:
-        """Where files of this commit lie before it."""
+        """Return the directory of this commit's files before it."""
         return self._own / "staging" / f"{number:08}"
 
     def stage(self, number: int, table: str, made: Path, kept: int) -> list[File]:
-        """Name the Parquet files that Spark has made below `made`, as files of commit `number` from the `kept`th on."""
+        """Name the Parquet files that Spark has written below `made` as files of commit `number`, from `kept` on."""
         files: list[File] = []
         for path in sorted(made.glob("date=*/tenant=*/*.parquet")):
             date, tenant = path.parent.parent.name, path.parent.name
@@ -195,7 +195,7 @@ class Output:
         return files
 
     def commit(self, after: Commit) -> Commit:
-        """Make it the last commit; its new files are staged. What it says is on the disk when this returns."""
+        """Make it the last commit; its new files are staged. It is on the disk when this returns."""
         before = self.last()
         if after.number != before.number + 1:
             raise JobError(f"{self.directory}: another job has written to it")
@@ -233,14 +233,14 @@ class Output:
 
 
 def with_columns(known: dict[str, list[list[str]]], table: str, columns: Iterable[tuple[str, str]]) -> None:
-    """Add to `known` what a table has now: columns of other releases stay, types are those of today."""
+    """Add a table's present columns to `known`: columns of other releases stay, types are those of this one."""
     today = dict(columns)
     before = {name: kind for name, kind in known.get(table, []) if name not in today}
     known[table] = [[name, kind] for name, kind in {**today, **before}.items()]
 
 
 def facts_of(path: Path) -> tuple[int, int | None, int | None, bool]:
-    """Of a Parquet file: rows, the lowest and the highest number, whether some may be of queues. Raises OSError."""
+    """Return a Parquet file's rows, lowest and highest number, and whether some may be of queues. Raises OSError."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -253,7 +253,7 @@ def facts_of(path: Path) -> tuple[int, int | None, int | None, bool]:
 
 
 def _bounds(metadata: Any, name: str) -> tuple[Any, Any]:
-    # the lowest and the highest value of a column; None: it is not there, or has none
+    # the lowest and the highest value of a column; None: there is no column or value
     names = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
     if name not in names:
         return None, None
@@ -263,7 +263,7 @@ def _bounds(metadata: Any, name: str) -> tuple[Any, Any]:
 
 
 def _value(directory: str) -> str:
-    # Spark writes what a path cannot have as %XX
+    # Spark escapes characters that a path cannot have as %XX
     from urllib.parse import unquote
 
     return unquote(directory.partition("=")[2])

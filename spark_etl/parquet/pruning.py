@@ -1,4 +1,4 @@
-"""The job `prune`: snapshots that are in the Parquet are removed, but for the newest of each host."""
+"""The job `prune`: removes snapshots that are in the Parquet, except the newest of each host."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ __all__ = ["add_options", "prunable", "run"]
 
 
 def add_options(parser: ArgumentParser) -> None:
-    """Of the job."""
+    """Add the options of the job."""
     parser.add_argument("--snapshots", required=True, help="directories of snapshots, with commas between them")
     parser.add_argument("--out", required=True, type=Path, help="directory of the Parquet tables")
     parser.add_argument("--keep", type=_count, default=2, help="so many of each host stay (%(default)s)")
 
 
 def run(options: Namespace) -> int:
-    """Do it, and say which. While the output is locked no job reads them."""
+    """Run the job, and print the snapshots removed. While the output is locked no job reads them."""
     if not Output(options.out).is_there:
         raise JobError(f"{options.out}: is no output of the job parquet")
     with Output(options.out) as output:
         for snapshot in prunable(found(options.snapshots), output.last(), options.keep):
             try:
-                # without it a directory is no snapshot, so a half of one is never read
+                # without it a directory is not a snapshot, so a partly removed one is never read
                 (snapshot.directory / NAME).unlink()
                 shutil.rmtree(snapshot.directory)
             except OSError as error:
@@ -40,7 +40,7 @@ def run(options: Namespace) -> int:
 
 
 def prunable(snapshots: Sequence[Snapshot], commit: Commit, keep: int) -> list[Snapshot]:
-    """Those that were taken, but the newest `keep` of each host. `snapshots`: by their times."""
+    """Return those in the output, except the newest `keep` of each host. `snapshots`: by time."""
     taken = {each.identity for each in commit.snapshots}
     gone = []
     for host in sorted({snapshot.host for snapshot in snapshots}):

@@ -1,4 +1,4 @@
-"""The job `quality`: whether snapshots agree with their manifests, and the Parquet with what was taken.
+"""The job `quality`: checks that snapshots agree with their manifests, and the Parquet with its commits.
 
 Each check gives findings, a line each; a report has all of them, as JSON and as HTML. Exit status 1: there are some.
 """
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["CHECKS", "Check", "Looked", "add_options", "report", "run"]
 
 _AHEAD_SECONDS: Final = 60
-"""A snapshot is taken in less, so what is later than this has a time that the clock had not come to."""
+"""A snapshot takes less time, so anything later than this has a time that the clock had not reached."""
 _LISTED: Final = 20
-"""Findings of one check that are listed one by one."""
+"""Findings of one check that are listed individually."""
 _EXAMPLES: Final = 3
 _KEYS: Final = {
     "messages": ["host", "number"],
@@ -42,7 +42,7 @@ _KEYS: Final = {
 
 
 def add_options(parser: ArgumentParser) -> None:
-    """Of the job."""
+    """Add the options of the job."""
     parser.add_argument("--snapshots", help="directories of snapshots, with commas between them; none: only the output")
     parser.add_argument("--out", required=True, type=Path, help="directory of the Parquet tables")
     parser.add_argument("--json", type=Path, help="the report (OUT/_mqttd/quality.json)")
@@ -51,7 +51,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Look, write the report, and say what was found."""
+    """Run the checks, write the report, and print the findings."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -81,7 +81,7 @@ def run(options: Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What is looked at."""
+    """The inputs of the checks."""
 
     spark: SparkSession
     output: Output
@@ -89,13 +89,13 @@ class Looked:
     snapshots: list[Snapshot]
 
     def table(self, name: str) -> DataFrame:
-        """Of the output."""
+        """Return a table of the output."""
         return committed(self.spark, self.output.directory, name, self.commit)
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One of them."""
+    """One check."""
 
     name: str
     about: str
@@ -103,7 +103,7 @@ class Check:
 
 
 def report(looked: Looked) -> dict[str, Any]:
-    """All checks. Raises JobError, and Spark's errors."""
+    """Run all checks; return the report. Raises JobError, and Spark's errors."""
     checks = []
     for check in CHECKS:
         findings = list(check.findings(looked))

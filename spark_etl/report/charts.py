@@ -1,6 +1,6 @@
-"""Rows of an analysis as a piece of HTML that needs nothing else: charts (pygal, as SVG), heat maps and tables.
+"""Rows of an analysis as self-contained HTML: charts (pygal, as SVG), heat maps and tables.
 
-A row is a dict of plain values. Times are shown as they are given: whoever asks chooses their zone.
+A row is a dict of plain values. Times are shown as they are given: the caller chooses their zone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 
 OTHERS: Final = "(others)"
 _NOTHING: Final = "(none)"
-_EPOCH: Final = datetime(1970, 1, 1)  # of times without zone, which pygal would not take
+_EPOCH: Final = datetime(1970, 1, 1)  # for times without zone, which pygal would not take
 _LABEL_CHARACTERS_MAX: Final = 40
 _DAYS: Final = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _COLOURS: Final = (
@@ -35,14 +35,14 @@ STYLE: Final = """\
 
 
 def chart(plot: Plot, rows: Sequence[Row]) -> str:
-    """The rows drawn as the plot says; empty when there is nothing to draw."""
+    """Return the rows as a chart of the plot's kind; empty when there is nothing to draw."""
     if not rows:
         return ""
     return {"lines": _lines, "bars": _bars, "stacks": _stacks, "weeks": _weeks}[plot.kind](plot, rows)
 
 
 def table(rows: Sequence[Row], columns: Sequence[str]) -> str:
-    """A table of them."""
+    """Return the rows as an HTML table."""
     head = "".join(f"<th>{html.escape(name.replace('_', ' '))}</th>" for name in columns)
     kinds = ["n" if all(isinstance(row[name], int | float | None) for row in rows) else "t" for name in columns]
     body = "".join(
@@ -57,7 +57,7 @@ def table(rows: Sequence[Row], columns: Sequence[str]) -> str:
 
 
 def text(value: Any) -> str:
-    """A value as people read it."""
+    """Return a value as text for people."""
     match value:
         case None:
             return ""
@@ -108,7 +108,7 @@ def _lines(plot: Plot, rows: Sequence[Row]) -> str:
         for column in plot.y:
             name = column.replace("_", " ") if plot.by is None else _name(row[plot.by])
             lines[name][row[plot.x]] = row[column]
-    # what is counted and is not there was not; what is measured and is not there is not known
+    # a missing count is 0; a missing measurement is unknown
     absent = None if plot.by is None else 0.0
     days = times[-1].date() != times[0].date()
     drawn = pygal.XY(
@@ -123,7 +123,7 @@ def _lines(plot: Plot, rows: Sequence[Row]) -> str:
 
 
 def _columns(plot: Plot, rows: Sequence[Row]) -> str:
-    # of lines with one time: a point would hardly be seen
+    # for lines with a single time, because a point would hardly be seen
     named = [
         {
             "name": text(row[plot.x]) + (f" {_name(row[plot.by])}" if plot.by else ""),
@@ -143,7 +143,7 @@ def _bars(plot: Plot, rows: Sequence[Row]) -> str:
 
     settings = _settings(plot, 90 + 24 * len(rows) * len(plot.y))
     drawn = pygal.HorizontalBar(**settings, show_legend=len(plot.y) > 1, print_values=False)
-    above = list(reversed(rows))  # the first one is drawn lowest
+    above = list(reversed(rows))  # pygal draws the first one lowest
     drawn.x_labels = [
         _name(row[plot.x] if plot.by is None else f"{_name(row[plot.by])} {_name(row[plot.x])}") for row in above
     ]

@@ -1,8 +1,8 @@
-"""Snapshots as one HTML file that needs nothing else: what they are, what was archived, and every analysis with its
-plot.
+"""The job `report`: snapshots as one self-contained HTML file, with a summary of the snapshots and the archive, and
+every analysis with its plot.
 
-Each table is read once, with the columns that its analyses need, and kept by Spark (in memory, and on the disk what
-does not fit) until they are done.
+Each table is read once, with the columns that its analyses need, and cached by Spark (in memory, and on disk for the
+rest) until they are done.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Rows = Sequence[dict[str, Any]]
 
 
 def add_options(parser: ArgumentParser) -> None:
-    """Of the job."""
+    """Add the options of the job."""
     parser.add_argument("--snapshots", required=True, help="directories of snapshots, with commas between them")
     parser.add_argument("--out", required=True, type=Path, help="the HTML file")
     parser.add_argument("--zone", default="UTC", help="time zone of days, hours and times (default: %(default)s)")
@@ -63,7 +63,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Make it."""
+    """Run the job."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
@@ -88,14 +88,14 @@ def run(options: Namespace) -> int:
 
 
 def write(spark: SparkSession, snapshots: str, out: Path, told: Callable[[str], None] = lambda _: None) -> None:
-    """Write the report of snapshots (a directory, several with commas, or a pattern). told: hears what is being done.
+    """Write the report of snapshots (a directory, several with commas, or a pattern). told: called with each step.
     Raises OSError.
     """
     out.write_text(page(spark, snapshots, told))
 
 
 def page(spark: SparkSession, snapshots: str, told: Callable[[str], None] = lambda _: None) -> str:
-    """The report."""
+    """Return the report as HTML."""
     told("snapshots")
     stores, rules = (_collected(read(spark, name, snapshots)) for name in ("stores", "rules"))
     agreed = list(agreement(spark, find(snapshots)))
@@ -117,7 +117,7 @@ def page(spark: SparkSession, snapshots: str, told: Callable[[str], None] = lamb
     return "\n".join(part for part in parts if part)
 
 
-# -- what is read
+# -- reading
 
 
 def _tables() -> list[str]:
@@ -149,7 +149,7 @@ def _kept(frame: DataFrame) -> Iterator[DataFrame]:
 
 
 def _step(frame: DataFrame) -> int:
-    # seconds of a step, so that no plot has too many of them
+    # seconds of a step, chosen to limit the number of steps in a plot
     column = "minute" if "minute" in frame.columns else "time"
     if column not in frame.columns:
         return _STEPS[0]
@@ -164,7 +164,7 @@ def _zone(spark: SparkSession) -> ZoneInfo:
 
 
 def _collected(frame: DataFrame) -> Rows:
-    # times in the session's zone, which collect() would give in that of the machine
+    # times in the session's zone; collect() would give them in the machine's
     zone = _zone(frame.sparkSession)
     times = [field.name for field in frame.schema if isinstance(field.dataType, TimestampType)]
     rows = [row.asDict() for row in frame.withColumns({name: F.unix_micros(name) for name in times}).collect()]
@@ -175,7 +175,7 @@ def _collected(frame: DataFrame) -> Rows:
     return rows
 
 
-# -- what is written
+# -- writing
 
 
 def _of_analysis(each: Analysis, made: DataFrame) -> str:

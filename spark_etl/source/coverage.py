@@ -1,18 +1,19 @@
-"""What an output has of a sequence, and what of a snapshot is new to it: without looking at messages.
+"""Coverage of sequences: finds which part of a snapshot is new to an output, without reading messages.
 
-A *sequence* is what one worker has archived by one rule, or the events of one store: append-only, numbers rising,
-removed from the front only. Every block (and event) says how much of its sequence was ever stored before it. So a
-place in a sequence is a number and that count, and what a snapshot has is a `Stretch` between two places.
+A *sequence* consists of the messages that one worker has archived by one rule, or of the events of one store:
+append-only, numbers rising, removed from the front only. Every block (and event) has the amount of its sequence ever
+stored before it. So a place in a sequence is a number and that count, and the contents of a snapshot are a `Stretch`
+between two places.
 
-That a snapshot's numbers up to N are those that were taken before is *proved* where the snapshot has a block that ends
-with N, and the count behind it is the same: its history up to there is the one that was taken. What is not proved is
-read and compared row by row with what the output has (`is_doubtful`). It is so
+It is *proved* that a snapshot's numbers up to N are those already taken if the snapshot has a block that ends with N,
+and the count behind it is the same: its history up to there is then the same. Unproved parts are read and compared row
+by row with the output (`is_doubtful`). They occur
 
-- of a snapshot that is older than what was taken, and not the same one,
-- of the two goings on of a data directory that was copied or restored, and both were used,
-- when a power cut has taken what a snapshot had, and the clock was set back.
+- in a snapshot that is older than the last one taken, and not the same one,
+- when a data directory was copied or restored, and both copies were used,
+- when a power cut has removed messages of a snapshot, and the clock was set back.
 
-So numbers make it fast, and nothing relies on them alone (docs/adr/0028).
+So numbers make it fast, but are never relied on alone (docs/adr/0028).
 """
 
 from __future__ import annotations
@@ -35,27 +36,27 @@ _NUMBER_MAX: Final = (1 << 64) - 1
 
 
 class Sequence(NamedTuple):
-    """Which one."""
+    """The identity of a sequence."""
 
     host: str
     kind: str
     """`messages` or `events`."""
     rule: str
-    """Topic Filter of the rule that has archived it; of events nothing."""
+    """Topic Filter of its archive rule; empty for events."""
     worker: int
-    """Which has archived it; of events: in whose store they are."""
+    """The worker that has archived it; for events the worker of the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Of a sequence, everything between two numbers, both included."""
+    """The part of a sequence between two numbers, both included."""
 
     first: int
     last: int
     before: int
-    """How much of the sequence was ever stored before the first: messages, or bytes of events."""
+    """Amount of the sequence ever stored before the first: messages, or bytes of events."""
     behind: int
-    """The same, behind the last."""
+    """Amount including the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,50 +67,50 @@ class Run:
     stretch: Stretch
     store: int
     counted: Callable[[int], int | None]
-    """How much of the sequence was stored up to this number; None: no block ends there. The clone has to be open."""
+    """Returns the amount stored up to this number; None: no block ends there. The clone must be open."""
     begins: Callable[[int], int]
-    """The first number of the block that has this one, or follows it."""
+    """Returns the first number of the block that has this one, or follows it."""
     key: Callable[[int], bytes]
-    """Key of the block of which this is the last number."""
+    """Returns the key of the block of which this is the last number."""
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A part of a run that the output has not, for all that is proved."""
+    """A part of a run that is not proved to be in the output."""
 
     sequence: Sequence
     store: int
     first: int
     last: int
     is_doubtful: bool
-    """Some of it may be there."""
+    """Whether some of it may be in the output."""
     share: float
-    """Of the run, by numbers, which are times."""
+    """Fraction of the run, by numbers, which are times."""
 
 
 class Sequences:
-    """What an output has of all sequences."""
+    """The parts of all sequences that an output has."""
 
     def __init__(self, found: Iterable[dict[str, Any]] = ()) -> None:
-        """`found`: as `told` gives it."""
+        """`found`: a result of `told`."""
         self._stretches: dict[Sequence, list[Stretch]] = {}
         for each in found:
             sequence = Sequence(each["host"], each["kind"], each["rule"], each["worker"])
             self._stretches[sequence] = [Stretch(*numbers) for numbers in each["stretches"]]
 
     def told(self) -> list[dict[str, Any]]:
-        """For JSON."""
+        """Return them as JSON."""
         return [
             {**sequence._asdict(), "stretches": [[s.first, s.last, s.before, s.behind] for s in stretches]}
             for sequence, stretches in sorted(self._stretches.items())
         ]
 
     def __iter__(self) -> Iterator[tuple[Sequence, list[Stretch]]]:
-        """Each with its stretches."""
+        """Yield each with its stretches."""
         return iter(sorted(self._stretches.items()))
 
     def missing(self, run: Run) -> list[Missing]:
-        """What of a run is not proved to be there, in the order of numbers."""
+        """Return the parts of a run that are not proved to be there, in order of numbers."""
         known = self._stretches.get(run.sequence, [])
         proved = [each for each in known if _is_proved(each, run)]
         open_parts = [(run.stretch.first, run.stretch.last)]
@@ -128,7 +129,7 @@ class Sequences:
         return found
 
     def take(self, run: Run) -> None:
-        """The output has all of it now."""
+        """Note that the output has all of it now."""
         known = self._stretches.setdefault(run.sequence, [])
         merged = run.stretch
         rest = []
@@ -154,11 +155,11 @@ def _without(first: int, last: int, known: Stretch) -> Iterator[tuple[int, int]]
         yield known.last + 1, last
 
 
-# ---------------------------------------------------------------- of a store
+# ---------------------------------------------------------------- reading a store
 
 
 def runs_of(db: plyvel.DB, store: Store) -> Iterator[Run]:
-    """The sequences of a store, whose clone is open. Raises SchemaError and plyvel.Error."""
+    """Yield the sequences of a store, whose clone is open. Raises SchemaError and plyvel.Error."""
     host, number = store.snapshot.host, store.facts.worker
     for rule, text in sorted(store.rules.items()):
         origin = 0
@@ -224,7 +225,7 @@ def _events(db: plyvel.DB, store: int, sequence: Sequence) -> Run | None:
 
 
 def _next(db: plyvel.DB, key: bytes, prefix: bytes) -> tuple[bytes, bytes] | None:
-    # the first record from a key on, if its key begins so
+    # the first record from a key on, if its key has this prefix
     with db.iterator(start=key, fill_cache=False, verify_checksums=True) as found:
         for each in found:
             return each if each[0].startswith(prefix) else None

@@ -2,12 +2,12 @@
 
     load(PATHS)                     snapshots (`spark_etl.tables.snapshots.find`)
     option("table", NAME)           default: messages
-    option("columns", A,B)          only these columns: what is not wanted is not decoded
-    option("partition_bytes", N)    of files, for one task
+    option("columns", A,B)          only these columns: other columns are not decoded
+    option("partition_bytes", N)    bytes of files for one task
     option("scratch", DIR)          where clones of stores are made; default: beside them
-    option("missing", "skip")       of streams (`spark_etl.source.stream_reader`): what was removed before a snapshot
-                                    had it is no error
-    option("metrics", DIR)          each task writes there what it has read, as NUMBER.json
+    option("missing", "skip")       for streams (`spark_etl.source.stream_reader`): ignore messages that were removed
+                                    before a snapshot had them
+    option("metrics", DIR)          each task writes statistics of its reading there, as NUMBER.json
 
 Spark makes a `MqttdSource` in a Python process on the driver, which plans, and pickles the reader for the tasks.
 """
@@ -42,26 +42,26 @@ class MqttdSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Of the format."""
+        """Return the name of the format."""
         return "mqttd"
 
     def schema(self) -> str:
-        """The columns that are wanted. Raises OptionError, TableError, SnapshotError."""
+        """Return the selected columns. Raises OptionError, TableError, SnapshotError."""
         options = Options.of(dict(self.options))
         find(options.paths)
         return ", ".join(f"`{column.name}` {column.type}" for column in options.columns)
 
     def reader(self, schema: StructType) -> MqttdReader:
-        """Of a query."""
+        """Return the reader of a query."""
         return MqttdReader(Options.of(dict(self.options)), schema)
 
     def streamReader(self, schema: StructType) -> MqttdStreamReader:  # noqa: N802  Spark's name
-        """Of a stream."""
+        """Return the reader of a stream."""
         return MqttdStreamReader(Options.of(dict(self.options)), schema)
 
 
 class Part(InputPartition):
-    """What a task reads: spans of keys of a store, or what the manifest says of it."""
+    """The input of a task: spans of keys of a store, or its entry in the manifest."""
 
     def __init__(self, number: int, directory: str, worker: int, spans: list[Span]) -> None:
         super().__init__(number)
@@ -71,7 +71,7 @@ class Part(InputPartition):
 
 
 class MqttdReader(DataSourceReader):
-    """Plans a query, and reads the parts of it."""
+    """Plans a query, and reads its parts."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
@@ -80,12 +80,12 @@ class MqttdReader(DataSourceReader):
         options.table.chosen(schema.names)
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
-        """What need not be read. Spark looks at all rows once more."""
+        """Use the conditions to skip records. Spark checks all rows once more."""
         self._conditions = conditions_of(filters)
         return filters
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Of all stores. Raises SnapshotError."""
+        """Return the parts of all stores. Raises SnapshotError."""
         options = self._options
         stores = stores_of(find(options.paths))
         for place in sorted({clones.place_of(store.path, options.scratch) for store in stores}):
@@ -100,9 +100,9 @@ class MqttdReader(DataSourceReader):
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a part. Raises SnapshotError."""
+        """Yield the rows of a part. Raises SnapshotError."""
         if not isinstance(partition, Part):
-            return  # Spark's own, where there is nothing to read
+            return  # Spark's own part, where there is nothing to read
         options = self._options
         store = store_at(partition.directory, partition.worker)
         frames = Frames(to_arrow_schema(self._schema, timezone="UTC"), store, Counts())
@@ -115,7 +115,7 @@ class MqttdReader(DataSourceReader):
 
 
 def _write(directory: Path, part: Part, counts: Counts) -> None:
-    # a task that is tried again writes the same file
+    # a repeated task writes the same file
     directory.mkdir(parents=True, exist_ok=True)
     half = directory / f".{part.value}-{os.getpid()}"
     half.write_text(json.dumps({"snapshot": part.directory, "store": part.worker, **counts.as_dict()}) + "\n")

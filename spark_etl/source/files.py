@@ -1,4 +1,4 @@
-"""Parquet files by date and tenant, of about the size that is good to read."""
+"""Parquet files by date and tenant, of a size that is efficient to read."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 __all__ = ["DAY_MICROSECONDS", "FILE_BYTES", "LOGS", "files_of_rows", "files_of_stores", "write"]
 
 LOGS: Final = {"messages": "messages", "events": "events", "counters": "events", "drops": "events"}
-"""Tables of which each row is there once, and the kind of their sequences (`spark_etl.source.coverage`)."""
+"""Tables whose rows occur once, and the kind of their sequences (`spark_etl.source.coverage`)."""
 
 FILE_BYTES: Final = 128 << 20
-"""Of a Parquet file, about: what is read in a second or two."""
+"""Approximate size of a Parquet file, which is read in a second or two."""
 
 _ROWS: Final = 2_000_000
 DAY_MICROSECONDS: Final = 86_400_000_000
 
 
 def write(rows: DataFrame, table: str, directory: Path, files: int) -> None:
-    """Rows to Parquet, by date (UTC) and tenant, by so many tasks: as many files for each date and tenant, at most."""
+    """Write rows to Parquet, by date (UTC) and tenant, in `files` tasks: at most as many files for each of them."""
     from pyspark.sql import functions as sf
 
     microseconds = "shiftright(number, 8)" if table in LOGS else "unix_micros(taken)"
@@ -35,12 +35,12 @@ def write(rows: DataFrame, table: str, directory: Path, files: int) -> None:
 
 
 def files_of_rows(rows: int) -> int:
-    """How many files so many short rows are worth."""
+    """Return the number of files for this many short rows."""
     return 1 + rows // _ROWS
 
 
 def files_of_stores(size: int, parallel: int) -> int:
-    """How many files are worth the messages in so many bytes of stores: one, or one for each of the tasks at a time, or
-    as many as are not too large.
+    """Return the number of files for the messages in stores of this size: one, or one for each parallel task, or as
+    many as keep each file small enough.
     """
     return min(-(-size // PARTITION_BYTES) or 1, max(parallel, -(-size // FILE_BYTES)))

@@ -1,4 +1,4 @@
-"""The options of the data source `mqttd`, checked."""
+"""Options of the data source `mqttd`, with their validation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class OptionError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What was asked for, looked at."""
+    """The validated options."""
 
     paths: str
     table: Table
@@ -32,7 +32,7 @@ class Options:
 
     @classmethod
     def of(cls, given: dict[str, str]) -> Options:
-        """Of the options of a DataFrameReader. Raises OptionError, TableError."""
+        """Parse the options of a DataFrameReader. Raises OptionError, TableError."""
         given = {name.lower(): value for name, value in given.items()}
         unknown = given.keys() - OPTIONS
         if unknown:

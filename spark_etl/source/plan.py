@@ -1,7 +1,7 @@
-"""Which tasks read a table: each a part of one store, by ranges of keys.
+"""Planning of the tasks that read a table: each reads a part of one store, by ranges of keys.
 
-A store that is small is one task. A larger one is opened once to be divided: LevelDB says how many bytes of its files a
-range of keys takes, so ranges of about the same size are found by halving, whatever the keys are.
+A small store is one task. A larger one is opened once to be divided: LevelDB estimates the bytes of its files in a
+range of keys, so ranges of about the same size are found by halving, whatever the keys are.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["PARTITION_BYTES", "spans_of"]
 
 PARTITION_BYTES: Final = 32 << 20
-"""Of files, for one task: a second of work or so."""
+"""Bytes of files for one task: about a second of work."""
 
-_DIGITS: Final = 16  # bytes of a key that tell where it lies, behind what all keys of its range begin with
+_DIGITS: Final = 16  # bytes of a key after the common prefix of its range that determine its place
 _HALVINGS: Final = 40
 _NUMBER_MAX: Final = (1 << 64) - 1
 
@@ -33,7 +33,7 @@ _NUMBER_MAX: Final = (1 << 64) - 1
 def spans_of(
     store: Store, table: str, conditions: Conditions, bytes_max: int, scratch: str | None
 ) -> Iterator[list[Span]]:
-    """What of a store the tasks of a table read. Raises SnapshotError."""
+    """Return the spans of a store that the tasks of a table read. Raises SnapshotError."""
     whole = [_whole(family) for family in families_of(store, table) if _is_there(store, family)]
     if not whole or not _may_have(store, table, conditions):
         return
@@ -58,7 +58,7 @@ def _is_there(store: Store, family: bytes) -> bool:
 
 
 def _may_have(store: Store, table: str, conditions: Conditions) -> bool:
-    # as far as the manifest says
+    # by the manifest
     if conditions.first > conditions.last:
         return False
     if not (
@@ -90,7 +90,7 @@ def _divided(db: plyvel.DB, whole: list[Span], conditions: Conditions, bytes_max
 
 
 def _sequences(db: plyvel.DB, family: Span, conditions: Conditions) -> list[Span]:
-    # of the archive: what may have the numbers that are wanted, by rule and origin
+    # parts of the archive that may have the selected numbers, by rule and origin
     found = []
     with db.iterator(
         start=family.start, stop=family.stop, include_value=False, fill_cache=False, verify_checksums=True
@@ -146,7 +146,7 @@ def _ends(db: plyvel.DB, span: Span) -> tuple[bytes, bytes]:
 
 
 def _found(db: plyvel.DB, start: bytes, low: bytes, high: bytes, wanted: int) -> bytes:
-    # a key between two keys, before which lie about so many bytes from `start` on
+    # a key between two keys, with about this many bytes between `start` and it
     shared = next((at for at, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
     prefix = low[:shared]
     least, most = (int.from_bytes(key[shared : shared + _DIGITS].ljust(_DIGITS, b"\0")) for key in (low, high))

@@ -1,15 +1,15 @@
-"""The stream reader of the data source `mqttd`: what is new in a directory in which snapshots arrive.
+"""The stream reader of the data source `mqttd`: streams new rows of snapshots that arrive in a directory.
 
     spark.readStream.format("mqttd").option("table", "messages").load(DIRECTORY)
 
-Of the archive's messages, and of the tables that are made of events. An offset says for each sequence up to which
-number it was read, and how much of it was stored up to there (`spark_etl.source.coverage`). What lies between two
-offsets is the same whichever snapshot has it, so a batch that is read again after a crash has the same rows, also when
-other snapshots have arrived since, or some that have it as well have been removed.
+It streams the archive's messages, and the tables made from events. An offset has for each sequence the number up to
+which it was read, and the amount stored up to there (`spark_etl.source.coverage`). The rows between two offsets are the
+same whichever snapshot has them, so a batch that is read again after a crash has the same rows, also when other
+snapshots have arrived since, or some that have them as well have been removed.
 
-What is not so is an error, of one line: something was removed by retention before a snapshot was taken (unless
-`option("missing", "skip")`), or the snapshot is of a copy of the data directory that has gone on by itself. Snapshots
-that are older than what was read are passed over. The job `parquet` knows better, because it can look at its output.
+Any exception to this is an error, of one line: retention has removed messages before a snapshot was taken (unless
+`option("missing", "skip")`), or the snapshot is of a copy of the data directory that has diverged. Snapshots older than
+what was read are skipped. The job `parquet` is more precise, because it can compare with its output.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class _Part(InputPartition):
 
 @dataclass(slots=True)
 class _Place:
-    """Up to where a sequence was read: the number, and how much was stored up to it."""
+    """The place up to which a sequence was read: the number, and the amount stored up to it."""
 
     number: int
     behind: int
 
 
 class MqttdStreamReader(DataSourceStreamReader):
-    """Plans batches on the driver, and reads the parts of them. Methods raise SnapshotError."""
+    """Plans batches on the driver, and reads their parts. Methods raise SnapshotError."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         if options.table.name not in LOGS:
@@ -74,11 +74,11 @@ class MqttdStreamReader(DataSourceStreamReader):
         self._schema = schema
 
     def initialOffset(self) -> Offset:  # noqa: N802  Spark's name
-        """Nothing was read."""
+        """Return the offset before everything."""
         return {}
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802, ARG002
-        """Of all that has arrived."""
+        """Return the offset after everything that has arrived."""
         found = {name: _Place(**place) for name, place in start.items()}
         for snapshot in self._arrived():
             for name, stretch in self._stretches(snapshot):
@@ -87,7 +87,7 @@ class MqttdStreamReader(DataSourceStreamReader):
         return {name: {"number": each.number, "behind": each.behind} for name, each in sorted(found.items())}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """What lies between two offsets."""
+        """Return the parts between two offsets."""
         places = {name: _Place(**place) for name, place in start.items()}
         wanted = {name: int(place["number"]) for name, place in end.items()}
         parts: list[InputPartition] = []
@@ -102,7 +102,7 @@ class MqttdStreamReader(DataSourceStreamReader):
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a part."""
+        """Yield the rows of a part."""
         assert isinstance(partition, _Part)
         options = self._options
         (snapshot,) = find(partition.directory)
@@ -111,10 +111,10 @@ class MqttdStreamReader(DataSourceStreamReader):
         yield from read(store, options.table.name, [partition.span], Conditions(), frames, options.scratch)
 
     def commit(self, end: Offset) -> None:
-        """Nothing is kept of what was read."""
+        """Do nothing: no state is kept of what was read."""
 
     def stop(self) -> None:
-        """Nothing runs."""
+        """Do nothing: there is nothing to stop."""
 
     # ---------------------------------------------------------------- on the driver
 
@@ -126,7 +126,7 @@ class MqttdStreamReader(DataSourceStreamReader):
         return sorted(find(self._options.paths), key=lambda each: (each.manifest.taken_ms, str(each.directory)))
 
     def _runs(self, snapshot: Snapshot) -> Iterator[tuple[Store, str, Run]]:
-        # those that the table is made of; a run may be asked until the next is taken
+        # runs from which the table is made; a run may be used until the next is taken
         for store in stores_of([snapshot]):
             try:
                 with clones.cloned(store.path, self._options.scratch) as db:
@@ -160,13 +160,13 @@ class MqttdStreamReader(DataSourceStreamReader):
                 self._compare(snapshot, name, place, run)
             behind = run.counted(last)
             if behind is None:
-                continue  # another one has it
+                continue  # another snapshot has it
             span = Span(run.key(place.number + 1 if place else 0), run.key(last) + b"\0")
             yield _Part(str(snapshot.directory), store.facts.worker, span)
             places[name] = _Place(last, behind)
 
     def _compare(self, snapshot: Snapshot, name: str, place: _Place, run: Run) -> None:
-        # whether it goes on where the last one has ended
+        # checks that it continues where the last one has ended
         stretch = run.stretch
         found = run.counted(place.number) if stretch.first <= place.number else min(place.behind, stretch.before)
         if found != place.behind:

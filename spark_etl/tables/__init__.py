@@ -1,1 +1,1 @@
-"""The tables: their columns, and how rows are read from stores."""
+"""The tables: their columns, and the reading of rows from stores."""

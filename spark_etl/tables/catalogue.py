@@ -1,9 +1,9 @@
 """The tables of the data source `mqttd`: their columns, Spark types and meaning, in one place.
 
-What reads them follows these rows (`spark_etl.tables.reading`), and so do the tables of docs/analytics.md (`python -m
+The readers follow these rows (`spark_etl.tables.reading`), and so do the tables of docs/analytics.md (`python -m
 spark_etl.tables.catalogue --markdown docs/analytics.md`). Types are Spark SQL's. Nothing here needs pyspark.
 
-A message's identity is (`host`, `number`). One and the same message may be there more than once: in each snapshot, in
+A message's identity is (`host`, `number`). The same message may occur more than once: in each snapshot, in
 the archive and in the log (`origin`), in the log of each worker that has sessions for it.
 """
 
@@ -25,7 +25,7 @@ class TableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its name, its Spark type and what it has."""
+    """A column: its name, its Spark type and its description."""
 
     name: str
     type: str
@@ -34,7 +34,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table: a row per record of a store."""
+    """A table with a row per record of a store."""
 
     name: str
     about: str
@@ -42,11 +42,11 @@ class Table:
 
     @property
     def names(self) -> list[str]:
-        """Of its columns."""
+        """The names of its columns."""
         return [column.name for column in self.columns]
 
     def chosen(self, names: list[str]) -> tuple[Column, ...]:
-        """The columns of these names, in the table's order. TableError: it has no such column."""
+        """Return the columns of these names, in the table's order. TableError: there is no such column."""
         for name in names:
             if name not in self.names:
                 raise TableError(f"the table {self.name} has no column {name}; it has {', '.join(self.names)}")
@@ -56,21 +56,19 @@ class Table:
 _SNAPSHOT: Final = (
     Column("snapshot", "string", "directory of the snapshot"),
     Column("taken", "timestamp", "when the snapshot was begun"),
-    Column(
-        "host", "string", "the data directory it is of: its archive's epoch, the same for all time, also when restored"
-    ),
+    Column("host", "string", "its data directory: the archive's epoch, which never changes, also when restored"),
     Column("store", "int", "number of the worker in whose store the record is"),
 )
 
 _IDENTITY: Final = (
-    Column("worker", "int", "number of the worker that had received it"),
+    Column("worker", "int", "number of the worker that received it"),
     Column("number", "bigint", "message number: microseconds since 1970 << 8 \\| worker"),
     Column("time", "timestamp", "when it was received"),
 )
 
 _TOPIC: Final = (
     Column("topic", "string", ""),
-    Column("first_level", "string", "of the topic. Conditions on it and on `topic` leave out blocks"),
+    Column("first_level", "string", "of the topic. Conditions on it and on `topic` skip blocks"),
     Column("levels", "array<string>", "of the topic"),
 )
 
@@ -80,29 +78,29 @@ _CONTENT: Final = (
     Column("publisher", "string", "client id; null: not known here, or the broker"),
     Column("payload", "binary", ""),
     Column("payload_bytes", "int", "its size"),
-    Column("payload_text", "string", "the payload where it is UTF-8, else null"),
-    Column("payload_format", "int", "Payload Format Indicator; null: not given, as the following"),
+    Column("payload_text", "string", "the payload if it is UTF-8, else null"),
+    Column("payload_format", "int", "Payload Format Indicator; null: not given, as in the following"),
     Column("content_type", "string", "Content Type"),
     Column("response_topic", "string", "Response Topic"),
     Column("correlation_data", "binary", "Correlation Data"),
     Column("expires", "timestamp", "by its Message Expiry Interval; null: never"),
-    Column("user_properties", "map<string,string>", "User Properties; of a name that is there more than once the last"),
+    Column("user_properties", "map<string,string>", "User Properties; for a repeated name the last one"),
     Column("properties", "binary", "all properties as published, in wire form of MQTT 5; null: none"),
 )
 
 _MESSAGES: Final = Table(
     "messages",
-    "A row for each message of the archive and of the log. The log has what sessions wait for, and a little of what "
-    "they have already got: its blocks are deleted whole.",
+    "A row for each message of the archive and of the log. The log has messages that sessions wait for, and a few that "
+    "they have already received: its blocks are deleted as a whole.",
     (
         *_SNAPSHOT,
         Column("origin", "string", "`archive`, or `queue`: it is in the log, or kept for one session"),
         *_IDENTITY,
         Column("position", "bigint", "in the log of its store; null: not in it"),
-        Column("session", "string", "client id of the one session it is kept for; null: any may wait for it"),
+        Column("session", "string", "client id of the only session for which it is kept; null: any may wait for it"),
         Column("tenant", "string", "`default`"),
-        Column("rule", "string", "Topic Filter of the `[[archive]]` table; null: not of the archive"),
-        Column("matches", "bigint", "subscriptions of its publisher's worker that matched; null: not of the archive"),
+        Column("rule", "string", "Topic Filter of the `[[archive]]` table; null: not in the archive"),
+        Column("matches", "bigint", "matching subscriptions of its publisher's worker; null: not in the archive"),
         *_TOPIC,
         *_CONTENT,
     ),
@@ -112,7 +110,7 @@ _RETAINED: Final = Table("retained", "A row for each retained message.", (*_SNAP
 
 _SESSIONS: Final = Table(
     "sessions",
-    "A row for each session that outlives its connection.",
+    "A row for each lasting session.",
     (
         *_SNAPSHOT,
         Column("client", "string", "client id"),
@@ -140,7 +138,7 @@ _SUBSCRIPTIONS: Final = Table(
         Column("retain_as_published", "boolean", "Retain As Published"),
         Column("retain_handling", "int", "Retain Handling"),
         Column("identifier", "bigint", "Subscription Identifier; null: none"),
-        Column("since", "bigint", "position of the log behind which it begins; null: it replays the archive"),
+        Column("since", "bigint", "log position behind which it begins; null: it replays the archive"),
         Column(
             "replayed", "bigint", "number of the message up to which it has replayed the archive; null: it does not"
         ),
@@ -160,32 +158,30 @@ _INFLIGHT: Final = Table(
         Column("retain", "boolean", "as sent; null: in"),
         Column("shared", "boolean", "whether it is of a share group; null: in"),
         Column("position", "bigint", "in the log of its store, as in `messages`; null: not in it"),
-        Column(
-            "number", "bigint", "`messages.number` of it, where a record of it is kept for this session; null: none is"
-        ),
+        Column("number", "bigint", "`messages.number` of it, if a record of it is kept for this session; else null"),
     ),
 )
 
 _CURSORS: Final = Table(
     "cursors",
     "A row for each log that a session reads: one per Topic Filter of its subscriptions, and its own queue (`filter` "
-    "null). What waits is what it has not been sent.",
+    "null). Messages that it has not been sent are waiting.",
     (
         *_SNAPSHOT,
         Column("client", "string", "client id"),
-        Column("filter", "string", "Topic Filter; null: what is kept for this session alone"),
-        Column("position", "bigint", "up to here it was sent the log; null: its own queue"),
+        Column("filter", "string", "Topic Filter; null: messages kept for this session alone"),
+        Column("position", "bigint", "position up to which it was sent the log; null: its own queue"),
         Column("last_position", "bigint", "of the log of its store"),
-        Column("lag_messages", "bigint", "how many wait. What two of its filters match counts for each"),
+        Column("lag_messages", "bigint", "waiting messages. One that matches two of its filters counts for each"),
         Column("lag_bytes", "bigint", "their topics, properties and payloads"),
-        Column("oldest_number", "bigint", "message number of the oldest that waits; null: none does"),
-        Column("oldest", "timestamp", "when that was received"),
+        Column("oldest_number", "bigint", "message number of the oldest waiting one; null: none waits"),
+        Column("oldest", "timestamp", "when the oldest was received"),
     ),
 )
 
 _HANDOFF: Final = Table(
     "handoff",
-    "A row for each batch that a worker keeps for a sibling until that has it.",
+    "A row for each batch that a worker keeps until a sibling has it.",
     (
         *_SNAPSHOT,
         Column("peer", "int", "number of the sibling"),
@@ -193,7 +189,9 @@ _HANDOFF: Final = Table(
         Column("sequence", "bigint", "in that stream"),
         Column("entries", "int", "messages; null: not counted"),
         Column("bytes", "bigint", "of the batch"),
-        Column("arrived", "boolean", "whether the sibling's store in the same snapshot has it as well: count it there"),
+        Column(
+            "arrived", "boolean", "whether the sibling's store in the same snapshot has it too: then count it there"
+        ),
     ),
 )
 
@@ -203,11 +201,11 @@ _EVENT: Final = (
     Column("time", "timestamp", "when it happened"),
 )
 
-_MINUTE: Final = Column("minute", "timestamp", "beginning of the minute it is of")
+_MINUTE: Final = Column("minute", "timestamp", "beginning of its minute")
 
 _COUNTERS: Final = Table(
     "counters",
-    "A row for each counter and sample. A minute may be sampled twice: the later one counts. Counters begin anew when "
+    "A row for each counter and sample. A minute may be sampled twice: the later one counts. Counters restart when "
     "the broker starts, and those at 0 are left out.",
     (
         *_SNAPSHOT,
@@ -220,12 +218,12 @@ _COUNTERS: Final = Table(
 
 _DROPS: Final = Table(
     "drops",
-    "A row for each client, reason and minute with copies dropped. A minute may be told in two parts: add them up.",
+    "A row for each client, reason and minute with copies dropped. A minute may be in two parts: add them up.",
     (
         *_SNAPSHOT,
         *_EVENT,
         _MINUTE,
-        Column("client", "string", "client id; null: of others"),
+        Column("client", "string", "client id; null: all others"),
         Column("reason", "string", ""),
         Column("messages", "bigint", "copies dropped"),
     ),
@@ -233,7 +231,7 @@ _DROPS: Final = Table(
 
 _STORES: Final = Table(
     "stores",
-    "A row for each store: what the snapshot's manifest says of it. Nothing else is read.",
+    "A row for each store, from the snapshot's manifest. Nothing else is read.",
     (
         *_SNAPSHOT,
         Column("version", "string", "of the mqttd that took the snapshot"),
@@ -241,23 +239,23 @@ _STORES: Final = Table(
         Column("epoch", "string", "of the stores: positions are of this epoch"),
         Column("generation", "int", "of the stores"),
         Column("last_position", "bigint", "of the log"),
-        Column("last_number", "bigint", "the last message number that was given; null: none was"),
+        Column("last_number", "bigint", "the last message number given out; null: none"),
         Column("messages", "bigint", "in the log"),
         Column("records", "map<string,bigint>", "by family of keys (docs/store.md)"),
-        Column("counters", "map<string,bigint>", "the worker's counters as they were with the last commit"),
+        Column("counters", "map<string,bigint>", "the worker's counters at the last commit"),
     ),
 )
 
 _RULES: Final = Table(
     "rules",
-    "A row for each `[[archive]]` table and store: what is archived by it. From the manifest, too.",
+    "A row for each `[[archive]]` table and store, with its archived messages. Also from the manifest.",
     (
         *_SNAPSHOT,
         Column("filter", "string", "its Topic Filter"),
-        Column("place", "int", "in the configuration, from 0; null: it is not in it any more"),
-        Column("age_seconds", "bigint", "messages are kept so long"),
-        Column("bytes_max", "bigint", "and not more than so many bytes in this store"),
-        Column("messages", "bigint", "that are there"),
+        Column("place", "int", "in the configuration, from 0; null: no longer configured"),
+        Column("age_seconds", "bigint", "time that messages are kept"),
+        Column("bytes_max", "bigint", "and their largest size in this store"),
+        Column("messages", "bigint", "number of messages"),
         Column("first", "bigint", "number of the first; null: there is none"),
         Column("last", "bigint", "number of the last"),
     ),
@@ -267,14 +265,14 @@ _ABOUT_EVENTS: Final = {
     "by": "`nobody`: the connection was lost; `client`, `broker`",
     "clean_start": "Clean Start",
     "session_present": "Session Present",
-    "others": "whether it is of all other topics",
+    "others": "whether it is for all other topics",
     "minute": _MINUTE.about,
 }
 _BOOLEANS: Final = {"clean_start", "session_present", "others"}
 
 
 def _of_events() -> tuple[Column, ...]:
-    # a column for each text and number that some kind has, in the order of the kinds
+    # a column for each text and number of any kind, in the order of the kinds
     found: dict[str, tuple[str, list[str]]] = {}
     for kind in events.KINDS:
         for name in kind.texts:
@@ -298,7 +296,7 @@ def _of_events() -> tuple[Column, ...]:
 
 _EVENTS: Final = Table(
     "events",
-    "A row for each event (docs/operations.md says what each kind means). A column is null where its kind does not "
+    "A row for each event (docs/operations.md explains the kinds). A column is null where its kind does not "
     "have it.",
     (
         *_SNAPSHOT,
@@ -320,7 +318,7 @@ TABLES: Final = {
 
 
 def table_of(name: str) -> Table:
-    """The table of this name. Raises TableError."""
+    """Return the table of this name. Raises TableError."""
     if name not in TABLES:
         raise TableError(f"there is no table {name!r}; there are {', '.join(TABLES)}")
     return TABLES[name]
@@ -333,7 +331,7 @@ _END = "<!-- end of what is generated -->"
 
 
 def markdown() -> str:
-    """The columns of all tables."""
+    """Return the columns of all tables."""
     parts = []
     for table in TABLES.values():
         parts += [f"### {table.name}\n", f"{table.about}\n", "| column | type | |\n|---|---|---|"]
@@ -343,7 +341,7 @@ def markdown() -> str:
 
 
 def with_tables(document: str) -> str:
-    """A document with its generated part made anew. Raises ValueError when it has no place for it."""
+    """Return a document with its generated part replaced. Raises ValueError when its markers are missing."""
     before, begin, rest = document.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not begin or not end:

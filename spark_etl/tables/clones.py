@@ -1,8 +1,8 @@
 """Clones of a snapshot's stores, one for each task: LevelDB lets one process open a database, and opening writes.
 
-A clone lies in a directory of its own, `.reading-...`, beside the snapshot's stores where that may be written to, else
-where temporary files are. As long as its task lives it holds a lock on that directory, which goes with the process,
-however that ends: what nobody has locked is of a task that was killed, and the next reader removes it.
+A clone is in a directory of its own, `.reading-...`, beside the snapshot's stores if that is writable, else in the
+directory of temporary files. As long as its task lives it holds a lock on that directory, which the kernel releases
+with the process: an unlocked one belongs to a task that was killed, and the next reader removes it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PREFIX: Final = ".reading-"
 
 @contextlib.contextmanager
 def cloned(database: Path, scratch: str | None = None) -> Iterator[plyvel.DB]:
-    """A clone of a snapshot's database, opened, and removed at the end. Raises CloneError and OSError."""
+    """Yield a clone of a snapshot's database, open; it is removed at the end. Raises CloneError and OSError."""
     with _directory(place_of(database, scratch)) as directory:
         target = directory / database.name
         clone(database, target, is_kept=True)
@@ -36,7 +36,7 @@ def cloned(database: Path, scratch: str | None = None) -> Iterator[plyvel.DB]:
 
 
 def place_of(database: Path, scratch: str | None = None) -> Path:
-    """Where its clones are made."""
+    """Return the directory where its clones are made."""
     if scratch:
         return Path(scratch)
     beside = database.parent
@@ -44,7 +44,7 @@ def place_of(database: Path, scratch: str | None = None) -> Path:
 
 
 def sweep(place: Path) -> None:
-    """Remove clones there whose tasks are gone."""
+    """Remove clones there whose tasks have ended."""
     for path in place.glob(f"{PREFIX}*"):
         lock = _lock(path)
         if lock is not None:
@@ -55,7 +55,7 @@ def sweep(place: Path) -> None:
 @contextlib.contextmanager
 def _directory(place: Path) -> Iterator[Path]:
     lock = None
-    while lock is None:  # again, where somebody's sweep was faster than the lock
+    while lock is None:  # again, if another task's sweep was faster than the lock
         path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=place))
         lock = _lock(path)
     try:
@@ -66,7 +66,7 @@ def _directory(place: Path) -> Iterator[Path]:
 
 
 def _lock(directory: Path) -> int | None:
-    # a descriptor that has it locked; None: somebody else has, or it is gone
+    # a descriptor that holds its lock; None: another process holds it, or it is gone
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,13 +1,13 @@
-"""What a query's conditions say about which records have to be read (`pushFilters`).
+"""Conditions of a query (`pushFilters`), used to limit the records that are read.
 
-Spark looks at every row once more: what is left out here is what cannot be wanted, no more. A condition that is not
-known leaves nothing out. Conditions on these columns do:
+Spark checks every row once more: only records that cannot match are skipped here. An unknown condition skips nothing.
+Conditions on these columns are used:
 
-    number, time               of messages and events: a range of message numbers, which the keys of blocks are
-    first_level, topic         the first levels of topics, which the heads of the archive's blocks name
-    origin, worker, rule       which families of records, and which sequences of the archive
-    kind                       which events are decoded
-    snapshot, host, store      which stores
+    number, time               of messages and events: a range of message numbers, as in the keys of blocks
+    first_level, topic         the first levels of topics, as in the heads of the archive's blocks
+    origin, worker, rule       families of records, and sequences of the archive
+    kind                       events to decode
+    snapshot, host, store      stores
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ _SETS: Final = {"snapshot", "host", "store", "origin", "worker", "rule", "first_
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What all rows that are wanted have."""
+    """Properties of all rows that match."""
 
     first: int = 0
     """Message numbers from this one ..."""
     last: int = HIGHEST
-    """... up to and with this one."""
+    """... up to and including this one."""
     values: dict[str, frozenset[Any]] = field(default_factory=dict)
     """By column: one of these."""
     prefix: str = ""
-    """Topics begin with it."""
+    """Prefix of the topics."""
 
     def allow(self, column: str, value: object) -> bool:
-        """Whether rows with this value of a column may be wanted."""
+        """Whether rows with this value of a column may match."""
         return column not in self.values or value in self.values[column]
 
     @property
     def first_levels(self) -> frozenset[bytes] | None:
-        """Those that topics may have; None: any."""
+        """The first levels that topics may have; None: any."""
         sets = []
         if "first_level" in self.values:
             sets.append(self.values["first_level"])
@@ -61,17 +61,17 @@ class Conditions:
 
     @property
     def are_of_messages(self) -> bool:
-        """Whether they leave out some messages of a block and not others."""
+        """Whether they exclude some messages of a block and not others."""
         return self.first > 0 or self.last < HIGHEST or self.are_of_topics
 
     @property
     def are_of_topics(self) -> bool:
-        """Whether they leave out messages by their topics."""
+        """Whether they exclude messages by topic."""
         return bool(self.prefix) or "topic" in self.values or "first_level" in self.values
 
 
 def conditions_of(filters: Iterable[Filter]) -> Conditions:
-    """What is known of rows for which all of these are true."""
+    """Return the conditions that follow from all of these filters."""
     found = Conditions()
     for each in filters:
         attribute: tuple[str, ...] = getattr(each, "attribute", ())
@@ -87,7 +87,7 @@ def _and(known: Conditions, column: str, kind: str, value: Any) -> Conditions:
     if column == "topic" and kind == "StringStartsWith":
         return replace(known, prefix=max(known.prefix, str(value), key=len))
     if column in _SETS and kind in ("EqualTo", "EqualNullSafe", "In"):
-        # null is in none of these but for `<=>`, which is left to Spark
+        # only `<=>`, which is left to Spark, matches null
         wanted = frozenset(each for each in (value if kind == "In" else (value,)) if each is not None)
         if kind == "EqualNullSafe" and not wanted:
             return known
@@ -97,7 +97,7 @@ def _and(known: Conditions, column: str, kind: str, value: Any) -> Conditions:
 
 
 def _range(column: str, kind: str, value: Any) -> tuple[int, int]:
-    # (first, last) number that a comparison allows
+    # (first, last) number allowed by a comparison
     bounds = [_bounds(column, each) for each in (value if kind == "In" else (value,)) if each is not None]
     known = [each for each in bounds if each is not None]
     if not known or len(known) != len(bounds):
@@ -118,7 +118,7 @@ def _range(column: str, kind: str, value: Any) -> tuple[int, int]:
 
 
 def _bounds(column: str, value: Any) -> tuple[int, int] | None:
-    # the numbers that a value of the column stands for; None: it is not known
+    # the numbers that correspond to a value of the column; None: unknown
     if column == "number":
         return int(value), int(value)
     if not isinstance(value, datetime) or value.tzinfo is None:  # TIMESTAMP_NTZ depends on the session's time zone

@@ -1,7 +1,8 @@
-"""The table `cursors`: what of the log, and of what is kept for it alone, a session has not been sent.
+"""The table `cursors`: the messages of the log, and of its own queue, that a session has not been sent.
 
-An index's parts say how much of it lies before them, so what lies behind a position is a subtraction, as the broker has
-it. Taken away is what the session dropped when its queue was full (holes) and what no session needs any more (spans).
+An index's parts have its running counts before them, so the amount behind a position is a subtraction, as in the
+broker. Subtracted are the messages that the session dropped when its queue was full (holes) and those no longer needed
+(spans).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class _Lag(NamedTuple):
 
 
 def cursors(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordBatch]:
-    """Of the sessions with keys from `start` on, before `stop`. Raises SchemaError."""
+    """Yield the rows of sessions with keys from `start` on, before `stop`. Raises SchemaError."""
     return reading.frames.of_rows(_COLUMNS, _rows(reading, start, stop))
 
 
@@ -59,7 +60,7 @@ def _rows(reading: Reading, start: bytes, stop: bytes) -> Iterator[tuple[Any, ..
         for subscribed, options in reading.scan(prefix, schema.prefix_end(prefix) or b""):
             _, text = schema.split_subscription(subscribed)
             if shared(text.decode())[0] is not None:
-                continue  # what its group gives it is kept for it alone
+                continue  # its group's messages are kept for it alone
             granted, _, begins, formers = decode_subscription(options)
             formers = [former for former in formers if former[2] > window.cursor]
             gaps = [(up_to, later) for (_, _, up_to), (_, later, _) in itertools.pairwise(formers)]
@@ -84,7 +85,7 @@ def _oldest(lag: _Lag) -> tuple[int | None, datetime | None]:
 
 
 def _kept(reading: Reading, client: str, window: Window) -> _Lag:
-    # what has a record of its own and is not in flight
+    # messages with a record of their own that are not in flight
     sent = {at for _, flags, _, at in window.out if flags & schema.OWN_RECORD}
     messages = size = 0
     oldest: int | None = None
@@ -100,7 +101,7 @@ def _kept(reading: Reading, client: str, window: Window) -> _Lag:
 
 
 class _Logs:
-    """The indexes of a store's log. A few sessions in turn ask for the same things."""
+    """The indexes of a store's log. Cached, because sessions in sequence need the same ones."""
 
     def __init__(self, db: plyvel.DB) -> None:
         self._db = db
@@ -108,7 +109,7 @@ class _Logs:
         self.numbers = functools.lru_cache(8)(self._numbers)
 
     def lag(self, text: bytes, position: int, holes: list[tuple[int, int]]) -> _Lag:
-        """What lies behind a position in the index of a Topic Filter, without holes."""
+        """Return the amount behind a position in the index of a Topic Filter, without holes."""
         index = self.index(text)
         if index is None:
             return _Lag(0, 0, None)
@@ -147,14 +148,14 @@ class _Logs:
 
 
 class _Index:
-    """An index of the log: its parts, and the running counts they say."""
+    """An index of the log: its parts, and their running counts."""
 
     def __init__(self, db: plyvel.DB, number: int) -> None:
         self._db = db
         self._number = number
         value = db.get(schema.dropped_key(number), verify_checksums=True)
         self.spans: list[Span] = [] if value is None else schema.decode_spans(value)
-        # parts within a span may be deleted: what lies before its ends is in its record
+        # parts within a span may be deleted: its record has the counts at its ends
         self._ends = {
             **{span.after: (span.messages_after, span.bytes_after) for span in self.spans},
             **{span.up_to: (span.messages_up_to, span.bytes_up_to) for span in self.spans},
@@ -165,7 +166,7 @@ class _Index:
         self.total = self.running(_HIGHEST)
 
     def running(self, position: int) -> tuple[int, int]:
-        """(messages, bytes) of all that was ever appended up to and with a position."""
+        """Return (messages, bytes) of all ever appended up to and including a position."""
         if position in self._ends:
             return self._ends[position]
         if position not in self._known:
@@ -182,7 +183,7 @@ class _Index:
             part = schema.decode_part(*found)
             here = [size for at, size in part.entries if at <= position]
             return part.messages_before + len(here), part.bytes_before + sum(here)
-        with self._parts(0) as parts:  # all that is left of it lies behind
+        with self._parts(0) as parts:  # all remaining parts are behind
             key, value = next(parts, (b"", b""))
         if not key:
             return 0, 0
@@ -190,7 +191,7 @@ class _Index:
         return part.messages_before, part.bytes_before
 
     def _part_before(self, position: int) -> tuple[bytes, bytes] | None:
-        # the last that begins at or before a position
+        # the last one that begins at or before a position
         with self._db.iterator(
             start=schema.part_key(self._number, self._deleted),
             stop=schema.part_key(self._number, position),
@@ -202,7 +203,7 @@ class _Index:
         return found
 
     def first(self, position: int, gone: list[tuple[int, int]]) -> int | None:
-        """The first position behind one that is not gone; None: there is none."""
+        """Return the first existing position behind one; None: there is none."""
         for behind, up_to in gone:
             if behind <= position < up_to:
                 position = up_to
@@ -224,7 +225,7 @@ class _Index:
 
 
 def _joined(spans: list[tuple[int, int]], position: int) -> list[tuple[int, int]]:
-    # those behind a position, apart and rising
+    # those behind a position, merged and in order
     joined: list[tuple[int, int]] = []
     for behind, up_to in sorted((max(behind, position), up_to) for behind, up_to in spans if up_to > position):
         if joined and behind <= joined[-1][1]:

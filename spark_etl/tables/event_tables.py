@@ -20,14 +20,14 @@ __all__ = ["counters", "drops", "events"]
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _BY: Final = {records.BY_NOBODY: "nobody", records.BY_CLIENT: "client", records.BY_BROKER: "broker"}
 _BOOLEANS: Final = {column.name for column in TABLES["events"].columns if column.type == "boolean"}
-_KIND_AT: Final = 9  # behind u64 before and u8 format
+_KIND_AT: Final = 9  # offset, after u64 before and u8 format
 _EVENTS: Final = TABLES["events"].names[4:]
 _COUNTERS: Final = TABLES["counters"].names[4:]
 _DROPS: Final = TABLES["drops"].names[4:]
 
 
 def events(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordBatch]:
-    """All of them. Raises SchemaError."""
+    """Yield all events. Raises SchemaError."""
     wanted = [name for name in _EVENTS if reading.frames.wants(name)]
     kinds = [kind for kind in records.KINDS if reading.conditions.allow("kind", kind.name)]
     return reading.frames.of_rows(wanted, (_row(each, wanted) for each in _found(reading, start, stop, kinds)))
@@ -53,7 +53,7 @@ def _row(event: records.Event, wanted: list[str]) -> tuple[Any, ...]:
 
 
 def counters(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordBatch]:
-    """A row for each counter of each sample. Raises SchemaError."""
+    """Yield a row for each counter of each sample. Raises SchemaError."""
     return reading.frames.of_rows(
         _COUNTERS,
         (
@@ -65,7 +65,7 @@ def counters(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordB
 
 
 def drops(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordBatch]:
-    """Copies that were dropped. Raises SchemaError."""
+    """Yield dropped copies. Raises SchemaError."""
     return reading.frames.of_rows(
         _DROPS,
         (
@@ -84,7 +84,7 @@ def _when(event: records.Event) -> tuple[int, int, datetime, datetime]:
 def _found(
     reading: Reading, start: bytes, stop: bytes, kinds: Iterable[records.Kind] = records.KINDS
 ) -> Iterator[records.Event]:
-    # of these kinds; those the conditions may want
+    # events of these kinds that may match the conditions
     conditions = reading.conditions
     start = max(start, records.event_key(conditions.first))
     stop = min(stop, records.event_key(conditions.last + 1))

@@ -1,4 +1,4 @@
-"""Rows of a table as Arrow record batches, of the columns that are wanted and no others."""
+"""Rows of a table as Arrow record batches, with the selected columns only."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from spark_etl.tables.snapshots import Store
 __all__ = ["ROWS", "Counts", "Frames", "instant"]
 
 ROWS: Final = 2000
-"""In a batch: as many as are worth a call, and few enough that a batch of any is small."""
+"""Rows of a batch: enough to be worth a call, and few enough to keep any batch small."""
 
 BYTES_MAX: Final = 8 << 20
-"""Of a batch, where it has more than one row."""
+"""Bytes of a batch, if it has more than one row."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What a task has read: the option `metrics` has it written."""
+    """Statistics of a task's reading, written by the option `metrics`."""
 
     clones: int = 0
     blocks_read: int = 0
-    """Blocks of messages that LevelDB was asked for."""
+    """Blocks of messages requested from LevelDB."""
     blocks_decoded: int = 0
-    """Of these, whose messages were looked at."""
+    """Of these, blocks whose messages were decoded."""
     records_read: int = 0
     """Other records."""
     rows: int = 0
 
     def as_dict(self) -> dict[str, int]:
-        """By name."""
+        """Return the counts by name."""
         return asdict(self)
 
 
 class Frames:
-    """Makes batches of one store's rows. `fields`: the columns that are wanted, as Arrow has them."""
+    """Makes batches of one store's rows. `fields`: the selected columns, as Arrow fields."""
 
     def __init__(self, fields: pa.Schema, store: Store, counts: Counts) -> None:
         self.fields = fields
@@ -54,11 +54,11 @@ class Frames:
         }
 
     def wants(self, name: str) -> bool:
-        """Whether a column is wanted."""
+        """Whether a column is selected."""
         return name in self.fields.names
 
     def of_columns(self, count: int, column: Callable[[pa.Field], pa.Array | None]) -> Iterator[pa.RecordBatch]:
-        """Batches of so many rows. `column` makes one that is not the same in the whole store."""
+        """Yield batches of `count` rows. `column` makes a column that varies within the store."""
         if not count:
             return
         self.counts.rows += count
@@ -74,7 +74,7 @@ class Frames:
             yield whole.slice(at, each)
 
     def of_rows(self, names: list[str], rows: Iterable[tuple[Any, ...]]) -> Iterator[pa.RecordBatch]:
-        """Batches of tuples with the values of these columns."""
+        """Yield batches of tuples with the values of these columns."""
         places = {name: place for place, name in enumerate(names)}
         for some in _batched(rows):
             self.counts.records_read += len(some)
@@ -84,7 +84,7 @@ class Frames:
         return self.of_columns(count, lambda field: pa.array(values[places[field.name]], field.type))
 
     def constant(self, field: pa.Field, count: int, value: Any) -> pa.Array:
-        """A column with one value in all rows."""
+        """Return a column with the same value in all rows."""
         known = self._same.get(field.name)
         if known is None or len(known) < count or (len(known) and known[0].as_py() != value):
             known = self._same[field.name] = pa.repeat(pa.scalar(value, field.type), max(count, ROWS))
@@ -98,5 +98,5 @@ def _batched(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[tuple[Any, ...],
 
 
 def instant(milliseconds: int) -> datetime:
-    """A Unix time in ms."""
+    """Return a Unix time in ms as a datetime."""
     return datetime.fromtimestamp(milliseconds / 1000, UTC)

@@ -1,4 +1,4 @@
-"""The tables `stores` and `rules`: what the manifests of snapshots say. No database is opened."""
+"""The tables `stores` and `rules`, from the manifests of snapshots. No database is opened."""
 
 from __future__ import annotations
 

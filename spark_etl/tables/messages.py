@@ -1,9 +1,9 @@
-"""The tables `messages` and `retained`: blocks of the archive (A) and of the log (B), what is kept for one session (Q),
-retained messages (R).
+"""The tables `messages` and `retained`: blocks of the archive (A) and of the log (B), messages kept for one session
+(Q), retained messages (R).
 
-Blocks are gathered until they have enough rows for a batch, and decoded together (`spark_etl.tables.records`). What has
-to be read of the archive is narrowed by the conditions: to a range of numbers by keys, to first levels by the heads of
-blocks. Of the log every block is read: positions are not times.
+Blocks are gathered until they have enough rows for a batch, and decoded together (`spark_etl.tables.records`).
+Conditions narrow the part of the archive that is read: to a range of numbers by keys, to first levels by the heads of
+blocks. Every block of the log is read: positions are not times.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NUMBER_MAX: Final = (1 << 64) - 1
 
 @dataclass(slots=True)
 class _Gathered:
-    """Records that are to be decoded together, and what is known of them besides."""
+    """Records to be decoded together, and what else is known of them."""
 
     lead: int
     pieces: list[bytes] = field(default_factory=list)
@@ -47,7 +47,7 @@ class _Gathered:
     sessions: list[str] = field(default_factory=list)
 
     def add(self, data: bytes, at: int, count: int) -> None:
-        """Records that begin at `at`. Raises SchemaError."""
+        """Add records that begin at `at`. Raises SchemaError."""
         starts = starts_of(data, at, count, self.lead)
         self.starts.append(np.array(starts, np.int64) + (self.size - at))
         self.pieces.append(data[at:] if at else data)
@@ -56,12 +56,12 @@ class _Gathered:
 
     @property
     def is_enough(self) -> bool:
-        """For a batch."""
+        """Whether it is enough for a batch."""
         return self.rows >= ROWS or self.size >= BYTES_MAX
 
 
 class _Batches:
-    """Makes batches of what was gathered. `same`: columns with one value in all rows."""
+    """Makes batches of gathered records. `same`: columns with one value in all rows."""
 
     def __init__(self, frames: Frames, conditions: Conditions, same: dict[str, Any]) -> None:
         self._frames = frames
@@ -69,7 +69,7 @@ class _Batches:
         self._same = same
 
     def of(self, gathered: _Gathered) -> Iterator[pa.RecordBatch]:
-        """Raises SchemaError."""
+        """Yield batches of the records. Raises SchemaError."""
         if not gathered.rows:
             return
         records = Records(b"".join(gathered.pieces), np.concatenate(gathered.starts), gathered.lead)
@@ -93,7 +93,7 @@ class _Batches:
         yield from self._frames.of_columns(len(records), column)
 
     def of_heads(self, count: int) -> Iterator[pa.RecordBatch]:
-        """So many rows of which nothing but `same` is wanted."""
+        """Yield rows for which only the columns of `same` are selected."""
         for at in range(0, count, ROWS):
             yield from self._of_heads(min(ROWS, count - at))
 
@@ -104,7 +104,7 @@ class _Batches:
 
 
 def _wanted(records: Records, conditions: Conditions) -> npt.NDArray[np.bool_] | None:
-    # which of them conditions allow; None: all
+    # which of them the conditions allow; None: all
     mask: npt.NDArray[np.bool_] | None = None
     if conditions.first > 0 or conditions.last < HIGHEST:
         mask = (records.numbers >= conditions.first) & (records.numbers <= conditions.last)
@@ -134,7 +134,7 @@ def _of_topics(records: Records, conditions: Conditions) -> npt.NDArray[np.bool_
 
 
 def archived(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordBatch]:
-    """Messages of the archive's blocks with keys from `start` on, before `stop`. Raises SchemaError."""
+    """Yield messages of the archive's blocks with keys from `start` on, before `stop`. Raises SchemaError."""
     conditions, counts = reading.conditions, reading.frames.counts
     if not conditions.allow("origin", "archive"):
         return
@@ -159,7 +159,7 @@ def archived(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordB
 def _by_rule(
     reading: Reading, start: bytes, stop: bytes
 ) -> Iterator[tuple[int, Iterator[tuple[bytes, archive_schema.BlockHead]]]]:
-    # blocks that may have what is wanted, in turn by rule and origin
+    # blocks that may match, in turn by rule and origin
     with reading.db.iterator(start=start, stop=stop, fill_cache=False, verify_checksums=True) as found:
         key = start
         while True:
@@ -192,7 +192,7 @@ def _may_have(reading: Reading, rule: int, origin: int) -> bool:
 
 
 def _blocks(reading: Reading, found: Any, behind: bytes) -> Iterator[tuple[bytes, archive_schema.BlockHead]]:
-    # of one sequence, from where the iterator stands
+    # of one sequence, from the iterator's place on
     counts, levels = reading.frames.counts, reading.conditions.first_levels
     for key, value in found:
         if key > behind:
@@ -205,11 +205,11 @@ def _blocks(reading: Reading, found: Any, behind: bytes) -> Iterator[tuple[bytes
             yield value, head
 
 
-# ---------------------------------------------------------------- the log, and what is kept beside it
+# ---------------------------------------------------------------- the log, and messages kept beside it
 
 
 def logged(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordBatch]:
-    """Messages of the log's blocks. Raises SchemaError."""
+    """Yield messages of the log's blocks. Raises SchemaError."""
     if not _of_the_queue(reading.conditions):
         return
     same = {"origin": _QUEUE, "tenant": archive_schema.TENANT, "session": None, "rule": None, "matches": None}
@@ -232,7 +232,7 @@ def logged(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordBat
 
 
 def kept(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordBatch]:
-    """Messages that are kept for one session. Raises SchemaError."""
+    """Yield messages kept for one session. Raises SchemaError."""
     if not _of_the_queue(reading.conditions):
         return
     same = {"origin": _QUEUE, "tenant": archive_schema.TENANT, "position": None, "rule": None, "matches": None}
@@ -253,7 +253,7 @@ def _of_the_queue(conditions: Conditions) -> bool:
 
 
 def retained(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordBatch]:
-    """Retained messages. Raises SchemaError."""
+    """Yield retained messages. Raises SchemaError."""
     batches = _Batches(reading.frames, reading.conditions, {})
     gathered = _Gathered(0)
     for _, value in reading.scan(start, stop):

@@ -20,7 +20,7 @@ __all__ = ["Reading"]
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A clone of a store, and what is wanted of it."""
+    """A clone of a store, with the selection of the query."""
 
     db: plyvel.DB
     store: Store
@@ -28,11 +28,11 @@ class Reading:
     frames: Frames
 
     def get(self, key: bytes) -> bytes | None:
-        """The record with this key."""
+        """Return the record with this key, or None."""
         value: bytes | None = self.db.get(key, verify_checksums=True)
         return value
 
     def scan(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Records with these keys."""
+        """Yield the records with these keys."""
         with closing(self.db.iterator(start=start, stop=stop, fill_cache=False, verify_checksums=True)) as found:
             yield from found

@@ -1,6 +1,6 @@
-"""What reads which table: by the version of the stores' schema, then by table, then by family of keys.
+"""The readers of the tables: by schema version of the stores, then by table, then by family of keys.
 
-A store is read in spans of keys, each of one family. What a family's reader is given is a
+A store is read in spans of keys, each of one family. The reader of a family gets a
 `spark_etl.tables.opened.Reading`.
 """
 
@@ -53,12 +53,12 @@ _TABLES: Final[dict[str, dict[bytes, _Reader]]] = {
     "drops": {schema.EVENT: event_tables.drops},
 }
 
-#: by schema version; the decoders of `leveldb_store` tell by each record which form it has
+#: by schema version; the decoders of `leveldb_store` see from each record which form it has
 _VERSIONS: Final = dict.fromkeys(range(schema.OLDEST_VERSION, schema.VERSION + 1), _TABLES)
 
 
 def families_of(store: Store, table: str) -> dict[bytes, _Reader]:
-    """The families of keys of which a table is made, and what reads them. Raises SnapshotError."""
+    """Return the families of keys from which a table is made, with their readers. Raises SnapshotError."""
     version = store.snapshot.manifest.schema
     if version not in _VERSIONS:
         raise SnapshotError(
@@ -71,7 +71,7 @@ def families_of(store: Store, table: str) -> dict[bytes, _Reader]:
 def read(
     store: Store, table: str, spans: list[Span], conditions: Conditions, frames: Frames, scratch: str | None
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of a table from spans of one store. Raises SnapshotError, with the file that is to blame."""
+    """Yield rows of a table from spans of one store. Raises SnapshotError, with the damaged file."""
     readers = families_of(store, table)
     try:
         with clones.cloned(store.path, scratch) as db:

@@ -1,9 +1,9 @@
-"""Stored messages as columns: what `leveldb_store.format.schema.decode_message` does one by one, for thousands at once.
+"""Stored messages as columns: does the work of `leveldb_store.format.schema.decode_message` for thousands at once.
 
-A record is `lead` bytes of its block's own, then a stored message. Only where each begins has to be found one after the
-other; from there on numpy and Arrow do all. The bytes between two records' beginnings are cut into six pieces: lead and
-head, topic, properties, payload, length of the publisher, publisher. So the buffer as it is and the offsets of these
-pieces are one Arrow array, of which each sixth element is a topic, and so on: taking these is all the copying there is.
+A record is `lead` bytes of its block, then a stored message. Only the beginnings have to be found one after the other;
+numpy and Arrow do the rest. The bytes between the beginnings of two records are cut into six pieces: lead and head,
+topic, properties, payload, length of the publisher, publisher. So the unchanged buffer and the offsets of these pieces
+are one Arrow array, of which every sixth element is a topic, and so on: taking these is all the copying there is.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ assert EXPIRES == 8  # and a message that expires has 8 bytes more
 
 
 def starts_of(data: bytes, at: int, count: int, lead: int) -> list[int]:
-    """Where `count` records begin, the first at `at`; they are all that follows. Raises SchemaError."""
-    sizes, fixed, expires = _SIZES, lead + ENTRY.size, EXPIRES  # the only loop over messages there is
+    """Return the offsets of `count` records, the first at `at`; nothing follows them. Raises SchemaError."""
+    sizes, fixed, expires = _SIZES, lead + ENTRY.size, EXPIRES  # this is the only loop over messages
     if count * (fixed + U16.size) > len(data) - at:
         raise SchemaError(f"{count} stored messages cannot have {len(data) - at} bytes")
     starts = [0] * count
@@ -60,7 +60,7 @@ def starts_of(data: bytes, at: int, count: int, lead: int) -> list[int]:
 
 
 class Records:
-    """Messages that stand one behind the other in `data`, from 0 on. Columns are made when they are asked for."""
+    """Messages that follow each other in `data`, from 0 on. Columns are made on demand."""
 
     def __init__(self, data: bytes, starts: list[int] | npt.NDArray[np.int64], lead: int) -> None:
         """Raises SchemaError."""
@@ -86,7 +86,7 @@ class Records:
         return len(self._index)
 
     def _fixed(self, behind: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        # what stands so many bytes behind each beginning
+        # the values at this offset from each beginning
         at = (self._starts + behind)[:, None] + np.arange(dtype.itemsize)
         return np.ascontiguousarray(self._bytes[at]).view(dtype).reshape(-1)
 
@@ -106,7 +106,7 @@ class Records:
         )
 
     def keep(self, mask: npt.NDArray[np.bool_]) -> None:
-        """Of these messages only those."""
+        """Keep only the selected messages."""
         if mask.all():
             return
         self._starts, self._heads, self.numbers = self._starts[mask], self._heads[mask], self.numbers[mask]
@@ -115,7 +115,7 @@ class Records:
         self._properties = None
 
     def column(self, name: str, kind: pa.DataType) -> pa.Array:
-        """A column of this name, as Spark has its type. Raises SchemaError."""
+        """Return a column of this name, in Spark's type. Raises SchemaError."""
         if name not in self._known:
             self._known[name] = _COLUMNS[name](self)
         found = self._known[name]
@@ -153,7 +153,7 @@ class Records:
         return _without_empty(found, found)
 
     def _of_properties(self, value: Callable[[Properties], object], kind: pa.DataType) -> pa.Array:
-        # alike ones, of which there are many, are decoded once
+        # equal ones, of which there are many, are decoded once
         if not self._heads["properties"].any():
             return pa.nulls(len(self), kind)
         if self._properties is None:
@@ -173,7 +173,7 @@ def _without_empty(raw: pa.Array, found: pa.Array) -> pa.Array:
 
 
 def _text(raw: pa.Array, mend: Callable[[bytes], str | None]) -> pa.Array:
-    # as UTF-8, without copying where it is
+    # as UTF-8, without copying if it is valid
     found = raw.view(pa.string())
     try:
         found.validate(full=True)
@@ -201,7 +201,7 @@ def _text_or_none(data: bytes) -> str | None:
 
 
 def _as(found: pa.Array, kind: pa.DataType) -> pa.Array:
-    # the same with the names of elements that Spark gives them
+    # the same, with the names that Spark gives to elements
     if pa.types.is_list(kind):
         return pa.ListArray.from_arrays(found.offsets, found.flatten(), type=kind)
     return found.cast(kind)

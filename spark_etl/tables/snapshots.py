@@ -1,4 +1,4 @@
-"""Snapshots on disk, as the tables are read from them: which there are, and the stores in each."""
+"""Snapshots on disk: finds them, and the stores in each, for the tables."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["Snapshot", "SnapshotError", "Store", "damage", "find", "store_at", "
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One of them."""
+    """One snapshot."""
 
     directory: Path
     manifest: Manifest
 
     @property
     def host(self) -> str:
-        """The data directory it is of."""
+        """The data directory that it is of."""
         return self.manifest.archive_epoch
 
 
@@ -34,12 +34,12 @@ class Store:
 
     @property
     def path(self) -> Path:
-        """Its database, which nobody may open: opening writes."""
+        """Path of its database, which must not be opened: opening writes."""
         return self.snapshot.directory / self.facts.directory
 
     @property
     def bytes(self) -> int:
-        """Of its files."""
+        """Size of its files."""
         return sum(file.bytes for file in self.facts.files.values())
 
     @property
@@ -49,8 +49,8 @@ class Store:
 
 
 def find(paths: str) -> list[Snapshot]:
-    """Snapshots by `paths`: directories with commas between them, each a snapshot, or one that has some below it, or a
-    pattern (glob) of such. Each once, by its path. Raises SnapshotError: none is there, or one is damaged.
+    """Find snapshots by `paths`: directories with commas between them, each a snapshot, or a directory with some in it,
+    or a pattern (glob) of such. Each once, by its path. Raises SnapshotError: none is found, or one is damaged.
     """
     found: dict[Path, Snapshot] = {}
     for text in filter(None, (each.strip() for each in paths.split(","))):
@@ -66,7 +66,7 @@ def find(paths: str) -> list[Snapshot]:
 
 
 def _below(directory: Path) -> list[Path]:
-    # itself, or those in it; one that is being made has no manifest yet, and is not looked at
+    # itself, or those in it; an incomplete one has no manifest yet, and is ignored
     if (directory / NAME).exists() or not directory.is_dir():
         return [directory]
     found = []
@@ -79,18 +79,18 @@ def _below(directory: Path) -> list[Path]:
 
 
 def stores_of(snapshots: list[Snapshot]) -> list[Store]:
-    """All stores, by snapshot and worker."""
+    """Return all stores, by snapshot and worker."""
     return [Store(snapshot, facts) for snapshot in snapshots for facts in snapshot.manifest.stores]
 
 
 def store_at(directory: str, worker: int) -> Store:
-    """The store of a worker in the snapshot in a directory. Raises SnapshotError."""
+    """Return the store of a worker in the snapshot in a directory. Raises SnapshotError."""
     (snapshot,) = find(directory)
     return Store(snapshot, snapshot.manifest.stores[worker])
 
 
 def damage(store: Store) -> str:
-    """Which file of a store that cannot be read is not as it was when the snapshot was made; else its directory."""
+    """Return which file of an unreadable store has changed since the snapshot was made; else its directory."""
     try:
         for line in differences(store.snapshot.directory, store.facts):
             return f"{store.path / line}"

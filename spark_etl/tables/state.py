@@ -1,5 +1,5 @@
-"""The tables of what a store holds for its clients: sessions (S), subscriptions (T, O), what is in flight (V), batches
-for siblings (H).
+"""Tables of a store's state of its clients: sessions (S), subscriptions (T, O), messages in flight (V), batches for
+siblings (H).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NAMES: Final = {name: table.names[4:] for name, table in TABLES.items()}
 
 
 def sessions(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordBatch]:
-    """Raises SchemaError."""
+    """Yield sessions. Raises SchemaError."""
     return reading.frames.of_rows(_NAMES["sessions"], _sessions(reading, start, stop))
 
 
@@ -45,7 +45,7 @@ def _sessions(reading: Reading, start: bytes, stop: bytes) -> Iterator[tuple[Any
 
 
 def subscriptions(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordBatch]:
-    """Those of sessions. Raises SchemaError."""
+    """Yield subscriptions of sessions. Raises SchemaError."""
     return reading.frames.of_rows(_NAMES["subscriptions"], _subscriptions(reading, start, stop))
 
 
@@ -57,7 +57,7 @@ def _subscriptions(reading: Reading, start: bytes, stop: bytes) -> Iterator[tupl
 
 
 def replays(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordBatch]:
-    """Those that replay the archive. Raises SchemaError."""
+    """Yield subscriptions that replay the archive. Raises SchemaError."""
     return reading.frames.of_rows(_NAMES["subscriptions"], _replays(reading, start, stop))
 
 
@@ -79,7 +79,7 @@ def _subscribed(client: str, text: bytes, options: int, identifier: int) -> tupl
 
 
 def shared(named: str) -> tuple[str | None, str]:
-    """(share group or None, Topic Filter) of what was subscribed [MQTT 5.0, 4.8.2]."""
+    """Split a subscribed filter into (share group or None, Topic Filter) [MQTT 5.0, 4.8.2]."""
     if not named.startswith(_SHARE):
         return None, named
     group, _, topic_filter = named.removeprefix(_SHARE).partition("/")
@@ -87,7 +87,7 @@ def shared(named: str) -> tuple[str | None, str]:
 
 
 def inflight(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordBatch]:
-    """Messages in flight, of the windows of sessions. Raises SchemaError."""
+    """Yield messages in flight, from the windows of sessions. Raises SchemaError."""
     return reading.frames.of_rows(_NAMES["inflight"], _inflight(reading, start, stop))
 
 
@@ -109,7 +109,7 @@ def _inflight(reading: Reading, start: bytes, stop: bytes) -> Iterator[tuple[Any
 
 
 def window_of(reading: Reading, client: str, value: bytes) -> windows.Window:
-    """The window of a session whose record of family V this is. Raises SchemaError."""
+    """Return the window of a session from its record of family V. Raises SchemaError."""
     pages: list[windows.Page] = []
     if windows.has_pages(value):
         prefix = windows.pages_of(client)
@@ -118,13 +118,13 @@ def window_of(reading: Reading, client: str, value: bytes) -> windows.Window:
 
 
 def _number(reading: Reading, client: str, record: int) -> int | None:
-    # of the message: records of one session are numbered by themselves
+    # of the message: records of one session have their own numbering
     value = reading.db.get(schema.queued_key(client, record), verify_checksums=True)
     return None if value is None else decode_queued(whole(value, reading.get)).message.number
 
 
 def handoff(reading: Reading, start: bytes, stop: bytes) -> Iterator[pa.RecordBatch]:
-    """Batches that are kept for siblings. Raises SchemaError."""
+    """Yield batches kept for siblings. Raises SchemaError."""
     return reading.frames.of_rows(_NAMES["handoff"], _handoff(reading, start, stop))
 
 

@@ -48,7 +48,7 @@ def test_tables_that_cannot_be_archived_are_refused() -> None:
     assert [line.split(": ")[0] for line in said] == ["archive.filter"] * 4
     assert "'b#' (of table 2)" in said[0]
     assert "share" in said[1]
-    assert "the broker" in said[2]
+    assert "topics of $SYS are not archived" in said[2]
     assert "table 1 has the same" in said[3]
     assert list(archive_errors([], "memory")) == []
     [line] = archive_errors([rule("a")], "memory")
