@@ -136,7 +136,7 @@ class Context:
         # a snapshot for siblings: it is sent in the tick of the last piece
         def telling() -> Iterator[None]:
             for _ in pieces:
-                self.router.peers.interest_due = True
+                self.router.peers.links_due = True
                 yield
 
         self.piecework.add(telling(), lambda error: self.defect(None, error))

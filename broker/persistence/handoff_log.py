@@ -86,7 +86,7 @@ class StoredHandoff(HandoffLog):
 
         def stored() -> None:
             callback()
-            self._router.peers.interest_due = True  # the links are flushed with this tick
+            self._router.peers.links_due = True
 
         self._router.journal.when_durable(stored)
 

@@ -2,9 +2,8 @@
 
 Arriving batches are treated like packets of clients: drained within a budget, routed, committed, acknowledged.
 
-A batch is sent at once when the mesh was quiet, else after up to mesh_coalesce_microseconds_max, by a timerfd (the
-loop's own timers are too coarse): one message per wake-up would wake three threads for each crossing, so gathering
-pays.
+Messages for siblings go one way: the router calls `forward_now` at the end of a tick that has some, and they leave when
+`zmq_mesh.coalescing` says so, at once or by a timerfd (the loop's own timers are too coarse).
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING
 from broker.persistence.handoff_log import kept_links
 from pyx.core import counters as count
 from pyx.core.work import callback
+from zmq_mesh.coalescing import Coalescing
 from zmq_mesh.links import LinkLimits
 from zmq_mesh.sockets import Mesh
 
@@ -50,8 +50,7 @@ class WorkerMesh:
         """Set once the clients are gone: a sibling must not tell its publishers that messages have been taken here."""
         self._is_open = True
         self._drain_soon = False
-        self._armed = False
-        self._sent_at = 0.0
+        self._coalescing = Coalescing(0.0)
         self.reload()
         self._timerfd = _libc.timerfd_create(1, _TFD_NONBLOCK | _TFD_CLOEXEC)
         if self._timerfd < 0:
@@ -90,7 +89,7 @@ class WorkerMesh:
 
     def reload(self) -> None:
         """Apply other settings of the node."""
-        self._coalesce = self._node.settings.limits.mesh_coalesce_microseconds_max * 1e-6
+        self._coalescing.seconds = self._node.settings.limits.mesh_coalesce_microseconds_max * 1e-6
 
     @property
     def ready(self) -> bool:
@@ -137,9 +136,9 @@ class WorkerMesh:
             self._reactor.leave = True
             self._loop.call_soon(self._drain_again)
         self._tell_router()
-        self._reactor.finish()
         if self.acknowledges and self._node.peering.commit():
-            self._forward_soon()
+            self._node.router.peers.links_due = True
+        self._reactor.finish()
 
     def _drain_again(self) -> None:
         self._drain_soon = False
@@ -154,29 +153,25 @@ class WorkerMesh:
     # ------------------------------------------------------------ sending
 
     def _forward_soon(self) -> None:
-        """Send the entries for siblings: at once after a quiet time, else gathered with later ones.
+        """Send the tick's entries for siblings, now or together with later ones.
 
         Under load the ticks themselves come often enough, and each new deadline replaces the timer's last: it fires
         only in a lull.
         """
-        wait = self._sent_at + self._coalesce - time.monotonic()
-        if wait <= 0:
-            self._armed = False
+        seconds = self._coalescing.wait(time.monotonic())
+        if seconds == 0:
             self._node.forward()
-            if self._node.store.keeps:
-                self._reactor.finish()  # a link may have stored something
-        elif not self._armed:
-            self._armed = True
-            _libc.timerfd_settime(self._timerfd, 0, _SPEC.pack(0, 0, 0, max(1000, int(wait * 1e9))), None)
+        elif seconds is not None:
+            _libc.timerfd_settime(self._timerfd, 0, _SPEC.pack(0, 0, 0, max(1000, int(seconds * 1e9))), None)
 
     @callback("forward")
     def _on_timerfd(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self._timerfd, 8)
-        if self._armed:
-            self._armed = False
+        if self._coalescing.end_wait():
             self._node.forward()
 
     def _flush(self) -> None:
-        self._sent_at = now = time.monotonic()
+        now = time.monotonic()
+        self._coalescing.left(now)
         self._mesh.flush(now)

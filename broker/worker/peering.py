@@ -252,13 +252,13 @@ class Peering:
         """Submit a tick's entries to the links at its end, then let them send."""
         router = self._router
         if router.is_laying:  # some of it may have to be stored first: then all of it is sent after that
-            router.peers.interest_due = True
+            router.peers.links_due = True
             return
         dirty = router.peers.dirty_peers
         for peer in self._context.siblings:
             if dirty >> peer & 1:
                 self._submit(peer)
-        router.peers.interest_due = False
+        router.peers.links_due = False
         self.flush()
 
     def hold(self, peers: int) -> None:
@@ -318,7 +318,7 @@ class Peering:
         for peer, sequence, refused in commits:
             links[peer].commit(sequence, refused)
         if self._keeps:
-            self._router.peers.interest_due = True  # the links are flushed with this tick
+            self._router.peers.links_due = True
 
     def acknowledged(self, peer: Peer, ticket: int) -> None:
         """Release acks of publishers that waited for this peer."""

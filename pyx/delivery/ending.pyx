@@ -113,13 +113,13 @@ cdef class Ending:
         work(2 * PYTHON)
         if group is None:
             self.peers.interest.change(text, None, 1 if f != NULL and f.plain.count else 0, durable)
-            self.peers.interest_due = True
+            self.peers.links_due = True
             return 0
         g = self.group_of(f, group)
         if g != NULL:
             return self.sharing.tell_group(g, durable)
         self.peers.interest.change(text, group, 0, False)
-        self.peers.interest_due = True
+        self.peers.links_due = True
         return 0
 
     cdef Group* group_of(self, Filter* f, bytes name) except? NULL:
@@ -279,7 +279,7 @@ cdef class Ending:
         if self.peers.interest is not None and is_named:
             work(PYTHON)
             self.peers.interest.member(text, group, s.identity, False, 0)
-            self.peers.interest_due = True
+            self.peers.links_due = True
         if f != NULL:
             self.subscriptions.drop_if_unused(f, g)
         if self.peers.interest is None:

@@ -46,8 +46,10 @@ cdef class Peers:
     cdef uint64_t unsure_peers          # may want more than is known: they get every publish of QoS 1 or 2
     cdef uint64_t live_for_interest     # SUBACKs wait for them: live and not away
     cdef list paused                    # connections not read because of full_peers
-    cdef public object forward_now      # called at the end of a tick with entries for peers or new interest
-    cdef public bint interest_due
+    # called at the end of a tick with entries for peers (dirty_peers), or in which links have something else to send:
+    # interest, acks, what has been stored
+    cdef public object forward_now
+    cdef public bint links_due
     cdef int pause(self, Connection conn) except -1
     cdef int sample(self, const Matches* m, bint answered) except -1
     cdef int tell_in_passing(self, int peer, const Content* c) except -1

@@ -330,7 +330,7 @@ cdef class Router:
         if self.journal.recorded or self.journal.archive_due:
             self.commit()
         self.state.clock.tell()
-        if self.peers.dirty_peers or self.peers.interest_due:
+        if self.peers.dirty_peers or self.peers.links_due:
             self.forward_all()
         return 0
 

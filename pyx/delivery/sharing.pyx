@@ -590,7 +590,7 @@ cdef class Sharing(Teller):
             work(PYTHON)
             self.peers.interest.member(
                 filter_text(g.filter)[:g.filter.length], g.name[:g.name_length], s.identity, True, since)
-            self.peers.interest_due = True
+            self.peers.links_due = True
         return 0
 
     cdef int strike(self, Group* g, Session s) except -1:
@@ -602,7 +602,7 @@ cdef class Sharing(Teller):
             work(PYTHON)
             self.peers.interest.member(
                 filter_text(g.filter)[:g.filter.length], g.name[:g.name_length], s.identity, False, 0)
-            self.peers.interest_due = True
+            self.peers.links_due = True
         return 0
 
     cdef int joined(self, Group* g, Session s) except -1:
@@ -621,7 +621,7 @@ cdef class Sharing(Teller):
         self.peers.interest.change(
             filter_text(g.filter)[:g.filter.length], g.name[:g.name_length], g.members.count, durable,
             g.members.online, g.full and g.members.online)
-        self.peers.interest_due = True
+        self.peers.links_due = True
         return 0
 
     cdef int tell_online(self, Session s) except -1:

@@ -35,6 +35,7 @@ from tests.kept_archive import KeptArchive
 from tests.kept_store import KeptStore
 from tests.simulation import checkers, readers
 from tests.simulation.clock import WallClock
+from zmq_mesh.coalescing import Coalescing
 from zmq_mesh.contract import LinkLimits
 from zmq_mesh.envelope import BATCH, decode_entries
 from zmq_mesh.interest import Publisher
@@ -167,8 +168,7 @@ class Worker:
         self._awake_due = False
         self._timer_due = False
         self._forward_due = False
-        self._armed = False
-        self._sent_at = 0.0
+        self._coalescing = Coalescing(world.coalesce_seconds)
         self._again = False
 
     # ------------------------------------------------------------ life
@@ -181,8 +181,8 @@ class Worker:
         self.lines, self._waiting = {}, []
         self._inbox.clear()
         self._controls.clear()
-        self._awake_due = self._forward_due = self._armed = self._again = False
-        self._sent_at = 0.0
+        self._awake_due = self._forward_due = self._again = False
+        self._coalescing = Coalescing(world.coalesce_seconds)
         self._new_node()
         node = self.node
         siblings = node.siblings
@@ -545,9 +545,9 @@ class Worker:
             self.world.channels[peer, self.index].taken()
             self.mesh.links[sibling(peer)].receive(frames, now)
         self._mesh_state()
-        self.finish()
         if self.node.peering.commit():
-            self._forward_soon()
+            self.node.router.peers.links_due = True
+        self.finish()
         if self._inbox:
             self.wake()
 
@@ -556,27 +556,26 @@ class Worker:
             self.node.router.peers.peer_full(peer, link.full)
 
     def _forward_soon(self) -> None:
-        if self._armed or not self.alive:
+        if not self.alive:
             return
-        if self.clock.now - self._sent_at >= self.world.coalesce_seconds:
+        seconds = self._coalescing.wait(self.clock.now)
+        if seconds == 0:
             self.node.forward()
-        else:
-            self._armed = True
+        elif seconds is not None:
             incarnation = self.incarnation
-            self.clock.after(self.world.coalesce_seconds, lambda: self._on_timerfd(incarnation))
+            self.clock.after(seconds, lambda: self._on_timerfd(incarnation))
 
     def _on_timerfd(self, incarnation: int) -> None:
         if incarnation != self.incarnation or not self.alive:
             return
         if self.stopped:
             self._forward_due = True
-            return
-        self._armed = False
-        self.node.forward()
-        self.finish()
+        elif self._coalescing.end_wait():
+            self.node.forward()
+            self.finish()
 
     def _flush_mesh(self) -> None:
-        self._sent_at = self.clock.now
+        self._coalescing.left(self.clock.now)
         if self.node.links:
             self.mesh.flush(self.clock.now)
 
