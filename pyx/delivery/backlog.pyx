@@ -30,7 +30,7 @@ from pyx.delivery.session cimport (
 from pyx.delivery.unread cimport Unread
 from pyx.delivery.windows cimport OWN_RECORD, Sender, Windows
 from pyx.matching.filters cimport Matches, Membership, Subscriber, filter_text, options_at
-from pyx.protocol.codec cimport put_ack
+from pyx.protocol.encoders cimport put_ack
 from pyx.protocol.message cimport Content, Message
 from pyx.protocol.packets cimport PUBREL
 from pyx.protocol.topics cimport topic_matches
