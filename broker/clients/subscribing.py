@@ -315,7 +315,8 @@ class Subscribing:
             return count.SESSIONS_TOO_LARGE
         there = self._router.state.subscriptions
         full = subscriptions >= limits.filters_per_session_max or there.count >= limits.filters_max
-        if full or (0 < limits.wildcard_arrangements_max <= there.arrangement_count and there.brings_arrangement(text)):
+        arranged = there.arrangements
+        if full or (0 < limits.wildcard_arrangements_max <= arranged.count and arranged.brings(text)):
             return count.FILTERS_REFUSED
         return count.MEMORY_REFUSED if self._router.back_pressure.is_memory_full else None
 

@@ -134,7 +134,7 @@ class Handoffs:
 
     def _adopt(self, came: handoff.HandedOver) -> None:
         self._node.counters.add(count.CONNECTIONS_TAKEN_IN)
-        if self.is_stopping or len(self._reactor) >= self._reactor.connections_max:
+        if self.is_stopping or len(self._reactor) >= self._reactor.acceptor.connections_max:
             if not self.is_stopping:
                 self._node.counters.add(count.CONNECTIONS_REFUSED)
                 self._node.too_many_connections()

@@ -201,7 +201,7 @@ class Worker:
         self.reactor.finish()
         for number, listener in enumerate(self.channel.listeners):
             for each in listener.sockets:
-                self.reactor.listen(each.fileno(), number)
+                self.reactor.acceptor.listen(each.fileno(), number)
         # Not earlier: siblings hand over connections to a worker that starts, and it must not ack before all are heard.
         self.reactor.watch(self.channel.handoff_receive.fileno(), self._on_handoff)
         self.channel.ready()
@@ -256,12 +256,12 @@ class Worker:
 
     def _tell_reactor(self) -> None:
         limits = self.settings.limits
-        self.reactor.connect_ms_max = int(limits.connect_seconds_max * 1000)
+        self.reactor.acceptor.connect_ms_max = int(limits.connect_seconds_max * 1000)
         # connections above it are refused by CONNACK (connecting), unless they are many at once
         listening = sum(len(listener.sockets) for listener in self.channel.listeners)
         possible = left_for_connections(self.channel.workers, listening, self.settings.tables_open_max)
-        self.reactor.connections_max = min(possible, (limits.connections_max or possible) + _REFUSED_AT_ONCE)
-        sources = self.reactor.sources
+        self.reactor.acceptor.connections_max = min(possible, (limits.connections_max or possible) + _REFUSED_AT_ONCE)
+        sources = self.reactor.connections.sources
         sources.half_open_max = limits.half_open_per_address_max
         sources.per_second_max = -(-limits.connections_per_address_per_second_max // self.channel.workers)
 
@@ -279,7 +279,7 @@ class Worker:
         if self._mesh is not None:
             self._mesh.acknowledges = False
         self.log.info("stopping", connections=len(self.reactor))
-        self.reactor.stop_listening()
+        self.reactor.acceptor.stop()
         for listener in self.channel.listeners:
             listener.close()
         self._poll()  # packets still in the sockets are answered
@@ -297,7 +297,7 @@ class Worker:
 
     def _say_goodbye(self, seconds: float) -> None:
         reason, why = self.node.closing.farewell()
-        self.reactor.slice = _ALL_AT_ONCE
+        self.reactor.connections.slice = _ALL_AT_ONCE
         for conn in self.reactor.all_connections():
             if conn.state == 2:
                 self.node.guard(conn, self.node.closing.end_connection, conn, reason, why)

@@ -20,7 +20,7 @@ from pyx.delivery.peers cimport Peer, Peers
 from pyx.delivery.publish_in_hand cimport PublishInHand
 from pyx.delivery.router_state cimport RouterState, free_pointers, pointers_push
 from pyx.delivery.session cimport Session
-from pyx.protocol.codec cimport put_ack
+from pyx.protocol.encoders cimport put_ack
 from pyx.protocol.packets cimport PUBCOMP
 
 

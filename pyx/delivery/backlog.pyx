@@ -30,7 +30,8 @@ from pyx.delivery.session cimport (
 from pyx.delivery.unread cimport Unread
 from pyx.delivery.windows cimport OWN_RECORD, Sender, Windows
 from pyx.matching.filters cimport Matches, Membership, Subscriber, filter_text, options_at
-from pyx.protocol.codec cimport put_ack
+from pyx.matching.memberships cimport drop_formers
+from pyx.protocol.encoders cimport put_ack
 from pyx.protocol.message cimport Content, Message
 from pyx.protocol.packets cimport PUBREL
 from pyx.protocol.topics cimport topic_matches
@@ -205,7 +206,7 @@ cdef class Backlog(Sender):
             if e.group != NULL or e.filter.index == NULL:
                 continue
             if e.former:
-                self.subscriptions.drop_formers(e, s.cursor)
+                drop_formers(&self.subscriptions.formers, e, s.cursor)
             since = e.since
             if e.former:
                 since = self.subscriptions.formers.items[e.former].since

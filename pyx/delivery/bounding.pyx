@@ -30,6 +30,7 @@ from pyx.delivery.sweep cimport Sweep
 from pyx.delivery.unread cimport Search, Unread
 from pyx.delivery.windows cimport Windows
 from pyx.matching.filters cimport Filter, Former, Membership, Subscriber
+from pyx.matching.memberships cimport SLOT_MASK, drop_formers
 from pyx.protocol.message cimport Message, content_bytes
 from pyx.storage.records cimport Batch, LogKey
 
@@ -39,7 +40,6 @@ cdef enum:
     RESTORED_SWEPT = 100        # in one sweep: what is known of them must be read first
     HOLES_MERGED_MAX = 256      # times filters: beyond, they are not counted index by index
     ASKED_AT_ONCE = 1000        # subscribers of an index
-    SLOT_MASK = 0xFFFFFF        # of Subscriber.slot_options
     RUN = 1024                  # parts of an index that sessions want, sorted at once
 
 
@@ -192,7 +192,7 @@ cdef class Bounding(Bounds):
             e = &s.own.items[i]
             if e.group != NULL or e.filter.index == NULL:
                 continue
-            self.subscriptions.drop_formers(e, s.cursor)
+            drop_formers(&self.subscriptions.formers, e, s.cursor)
             # only those stretches for which the index is kept: what lies between stands in another index, or is not
             # wanted
             at = e.former

@@ -127,7 +127,7 @@ cdef class Ending:
         if f == NULL or f.groups == NULL:
             return NULL
         label = name + b"/" + filter_text(f)[:f.length]
-        return self.subscriptions.find_group(<const uint8_t*><const char*>label, len(label))
+        return self.subscriptions.groups.find(<const uint8_t*><const char*>label, len(label))
 
     cdef int tell_ended(self, list plain, list groups) except -1:
         # siblings learn that a session's subscriptions are no more

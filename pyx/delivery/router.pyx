@@ -45,7 +45,7 @@ from pyx.delivery.siblings cimport Siblings
 from pyx.delivery.subscribing cimport Subscribing
 from pyx.delivery.windows cimport OWN_RECORD, Windows
 from pyx.matching.subscriptions cimport Group, Matches, Subscriptions
-from pyx.protocol.codec cimport put_ack
+from pyx.protocol.encoders cimport put_ack
 from pyx.protocol.message cimport Content, Message
 from pyx.protocol.packets cimport PUBREL
 from pyx.protocol.reasons cimport REASON_PROTOCOL_ERROR, protocol_error

@@ -8,6 +8,7 @@ from libc.stdlib cimport calloc, free, malloc
 from pyx.core.placement cimport fixed_hash
 from pyx.core.work cimport PLACE, OBJECT, VISIT, work
 from pyx.matching.filters cimport Former, Formers, Membership, filter_text
+from pyx.matching.memberships cimport add_former
 from pyx.protocol.message cimport content_bytes
 
 cdef enum:
@@ -408,7 +409,7 @@ cdef class Session:
     cdef int keep_former(self, Subscriptions subscriptions, Membership* e, uint8_t options, uint64_t last) except -1:
         if not self.behind or last <= self.cursor or last <= e.since or options & 3 == 0 and self.absences is None:
             return 0
-        subscriptions.add_former(e, options, e.since, last)
+        add_former(&subscriptions.formers, e, options, e.since, last)
         e.since = last
         return 0
 

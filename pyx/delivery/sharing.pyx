@@ -369,7 +369,7 @@ cdef class Sharing(Teller):
 
     cdef int chosen(self, Entry* e) except -1:
         # a sibling chose this worker for a group: we choose the member. 0, or why it is refused
-        cdef Group* g = self.subscriptions.find_group(e.group, e.group_len)
+        cdef Group* g = self.subscriptions.groups.find(e.group, e.group_len)
         if g == NULL or g.members.count == 0:
             return REFUSED_NO_MEMBER
         if g.strategy == 0:
@@ -449,7 +449,7 @@ cdef class Sharing(Teller):
     cdef bint again(self, Entry* e, list payloads, int used, uint64_t offline, uint64_t without,
                     uint64_t* others) except -1:
         # choose another one than that peer; others: workers whose word is to be waited for
-        cdef Group* g = self.subscriptions.find_group(e.group, e.group_len)
+        cdef Group* g = self.subscriptions.groups.find(e.group, e.group_len)
         cdef bint taken
         if g == NULL:
             return False
@@ -490,7 +490,7 @@ cdef class Sharing(Teller):
     cdef bint hand_on(self, uint32_t group, Message m) except -1:
         # a copy of the group that its member will not take goes to another one, here or elsewhere. The copy was counted
         # as matched when it was born: it changes hands. False: no member is left
-        cdef Group* g = self.subscriptions.group_numbered(group)
+        cdef Group* g = self.subscriptions.groups.numbered(group)
         cdef bint taken
         if m.content.expires and self.state.wall_ms >= m.content.expires:
             self.counters.at[count.DROPPED_EXPIRED] += 1
@@ -533,7 +533,7 @@ cdef class Sharing(Teller):
         cdef uint32_t done = 0
         self.strategy_turn += 1
         turn = self.strategy_turn
-        for number in list(self.subscriptions.groups):
+        for number in list(self.subscriptions.groups.by_number):
             members = self.ask_again(number)
             done += 1
             while members or done >= TOLD_AT_ONCE:
@@ -548,7 +548,7 @@ cdef class Sharing(Teller):
 
     cdef list ask_again(self, number):
         # members that are to be enrolled, or struck, before it has its strategy or is done; None: there are none
-        cdef Group* g = self.subscriptions.group_numbered(number)
+        cdef Group* g = self.subscriptions.groups.numbered(number)
         cdef int answer
         cdef uint32_t i, enrolled = 0
         if g == NULL:
@@ -567,7 +567,7 @@ cdef class Sharing(Teller):
 
     cdef uint32_t name_members(self, number, list members, Py_ssize_t most) except? 0:
         # the last ones of the list, which is shorter then: how many. Some of them may have left
-        cdef Group* g = self.subscriptions.group_numbered(number)
+        cdef Group* g = self.subscriptions.groups.numbered(number)
         cdef bint is_named = g != NULL and self.ask_rule(g) & STRATEGY_MASK >= HASH_TOPIC
         cdef Session s
         most = min(most, len(members))
@@ -675,7 +675,7 @@ cdef class Sharing(Teller):
         self.full_groups = []
         for number in numbers:
             work(2 * VISIT)
-            g = self.subscriptions.group_numbered(number)
+            g = self.subscriptions.groups.numbered(number)
             if g == NULL:
                 continue
             g.full = g.members.online != 0

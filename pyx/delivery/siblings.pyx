@@ -106,7 +106,7 @@ cdef class Siblings:
                 whole.name_filter(f)
             self.subscriptions.set_sibling(f, peer, members > 0)
         else:
-            g = self.subscriptions.hold_group(f, <const uint8_t*><const char*>group, len(group))
+            g = self.subscriptions.groups.hold(f, <const uint8_t*><const char*>group, len(group))
             if whole is not None and members:
                 whole.name_group(g)
             self.subscriptions.set_sibling_members(f, g, peer, <uint32_t>members, <uint32_t>online, full)
@@ -119,12 +119,12 @@ cdef class Siblings:
         cdef WholeInterest whole = self.whole_interest(peer)
         if present:
             f = self.subscriptions.hold(<const uint8_t*><const char*>text, len(text))
-            g = self.subscriptions.hold_group(f, <const uint8_t*><const char*>group, len(group))
+            g = self.subscriptions.groups.hold(f, <const uint8_t*><const char*>group, len(group))
             roster_put(g, identity, since, NULL, <uint32_t>peer, 0 if whole is None else whole.number)
             return
         f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
         if f != NULL:
-            g = self.subscriptions.hold_group(f, <const uint8_t*><const char*>group, len(group))
+            g = self.subscriptions.groups.hold(f, <const uint8_t*><const char*>group, len(group))
             roster_strike(g, identity, NULL, <uint32_t>peer)
             self.subscriptions.drop_if_unused(f, g)
 

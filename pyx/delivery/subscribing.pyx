@@ -11,6 +11,7 @@ from pyx.delivery.router_state cimport ABSENCES_MAX, RouterState
 from pyx.delivery.session cimport SHARED_COPY, Session, is_stored
 from pyx.delivery.sharing cimport Sharing
 from pyx.delivery.windows cimport Windows
+from pyx.matching.memberships cimport add_former
 from pyx.matching.subscriptions cimport Filter, Group, Subscriber
 from pyx.storage.records cimport LogKey
 
@@ -40,7 +41,7 @@ cdef class Subscribing:
         cdef uint8_t was
         cdef bint wanted = False            # at QoS > 0 before
         if group is not None:
-            g = self.subscriptions.hold_group(f, <const uint8_t*><const char*>group, len(group))
+            g = self.subscriptions.groups.hold(f, <const uint8_t*><const char*>group, len(group))
         else:
             held = self.subscriptions.membership(f, NULL, <void*>s, &s.own)
             if held >= 0:
@@ -101,8 +102,8 @@ cdef class Subscribing:
         s.own.items[s.own.count - 1].since = min(since, self.state.next_position - 1)
         for was, begin, end in formers:
             if begin < self.state.next_position - 1:
-                self.subscriptions.add_former(
-                    &s.own.items[s.own.count - 1], was, begin, min(<uint64_t>end, self.state.next_position - 1))
+                add_former(&self.subscriptions.formers, &s.own.items[s.own.count - 1], was, begin,
+                           min(<uint64_t>end, self.state.next_position - 1))
 
     cdef int drop_unsubscribed(self, Session s) except -1:
         # count what has not been sent of the only subscription of a session, before that ends. (With others, what is

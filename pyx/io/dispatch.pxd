@@ -10,7 +10,7 @@ from pyx.delivery.router cimport Router
 from pyx.delivery.router_state cimport RouterState
 from pyx.delivery.session cimport Session
 from pyx.matching.subscriptions cimport Matches, Subscriptions
-from pyx.protocol.codec cimport Publish, Scratch
+from pyx.protocol.decoders cimport Publish, Scratch
 
 
 cdef class Dispatch:

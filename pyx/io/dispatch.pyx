@@ -27,7 +27,7 @@ from pyx.delivery.router_state cimport TURN
 from pyx.delivery.session cimport Session, is_stored
 from pyx.matching.subscriptions cimport Matches
 from pyx.protocol.bounds cimport lists_too_many_filters, lists_too_many_properties, publish_lists_too_much
-from pyx.protocol.codec cimport (
+from pyx.protocol.decoders cimport (
     Ack, Publish, connect_version, decode_ack, decode_auth, decode_connect, decode_disconnect, decode_pingreq,
     decode_publish, decode_subscribe, decode_unsubscribe, fixed_header, packet_flags,
 )

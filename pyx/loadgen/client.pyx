@@ -24,7 +24,8 @@ from libc.string cimport memcpy, memset
 from pyx.core.kernel cimport CLOCK_REALTIME, clock_gettime, monotonic_ns, timespec
 from pyx.core.little_endian cimport get32, get64, put32, put64
 from pyx.loadgen.ledger cimport CHECK_BYTES, PAYLOAD_HEAD_BYTES, check_of
-from pyx.protocol.codec cimport Publish, Scratch, check_topic_name, decode_delivery, fixed_header, put_ack
+from pyx.protocol.decoders cimport Publish, Scratch, check_topic_name, decode_delivery, fixed_header
+from pyx.protocol.encoders cimport put_ack
 from pyx.protocol.frames cimport put_head, remaining_length
 from pyx.protocol.message cimport Content
 from pyx.protocol.packets cimport (

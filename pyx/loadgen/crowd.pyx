@@ -28,7 +28,8 @@ from pyx.loadgen.ledger cimport (
     zeroed,
 )
 from pyx.loadgen.sockets cimport CLOSED, CONNECTING, OPEN, SUBSCRIBING, Client, Sockets, filled
-from pyx.protocol.codec cimport fixed_header, put_ack
+from pyx.protocol.decoders cimport fixed_header
+from pyx.protocol.encoders cimport put_ack
 from pyx.protocol.packets cimport CONNACK, PINGRESP, PUBACK, PUBCOMP, PUBLISH, PUBREC, PUBREL, SUBACK
 from pyx.protocol.wire cimport put_u16, put_varint, varint_size
 

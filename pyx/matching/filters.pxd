@@ -43,7 +43,7 @@ cdef struct Member:  # of a group whose strategy needs to know its members indiv
 
 
 cdef struct Group:              # one ShareName on one Filter
-    uint64_t hash               # of name/filter, in Subscriptions.named
+    uint64_t hash               # of name/filter, in ShareGroups.named
     Group* next
     Group* previous
     Filter* filter

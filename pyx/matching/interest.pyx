@@ -45,7 +45,7 @@ cdef class WholeInterest:
                 self.groups = True
                 memset(&self.paging, 0, sizeof(Paging))
             # only this entry, or the Filter of this Group, is dropped below: the others of the page stay
-            n = table_page(&subscriptions.named if self.groups else &subscriptions.table, &self.paging, entries)
+            n = table_page(&subscriptions.groups.named if self.groups else &subscriptions.table, &self.paging, entries)
             work((n + 1) * (VISIT + OBJECT))
             looked_at += n + 1
             for i in range(n):
@@ -63,9 +63,9 @@ cdef class WholeInterest:
     cdef int forget_group(self, Subscriptions subscriptions, Group* g) except -1:
         cdef Filter* f = g.filter
         if <size_t> g not in self.named:
-            subscriptions.leave_group(g, self.sibling, self.number)
+            subscriptions.groups.leave(g, self.sibling, self.number)
         elif g.roster is not NULL:
-            subscriptions.leave_roster(g, self.sibling, self.number)
+            subscriptions.groups.leave_roster(g, self.sibling, self.number)
         else:
             return 0
         subscriptions.drop_if_unused(f, g)

@@ -19,18 +19,15 @@ cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from pyx.core.counters cimport Row
-from pyx.core.hashing cimport HashKey, hash_fold
+from pyx.core.hashing cimport HashKey
 from pyx.core.tables cimport Table
+from pyx.matching.arrangements cimport Arrangements
 from pyx.matching.filters cimport (
     Filter, Formers, Group, Matches, Membership, Memberships, Subscriber, SubscriberList, filter_text,
 )
 from pyx.matching.match_cache cimport MatchCache
+from pyx.matching.share_groups cimport ShareGroups
 from pyx.matching.trie cimport Trie
-
-
-cdef struct Arrangement:        # of wildcards: which levels are +, how many there are, and whether # is the last
-    uint64_t hash
-    uint64_t filters            # with this one
 
 
 @cython.final
@@ -47,10 +44,9 @@ cdef class Subscriptions:
     cdef Py_ssize_t own_offset          # from a session to its Memberships
     cdef Table table                    # every Filter, by its text
     cdef Trie trie
-    cdef Table arrangements             # of wildcard filters: at most one filter of each matches a topic
+    cdef readonly Arrangements arrangements     # of wildcard filters
     cdef MatchCache results
-    cdef Table named                    # every Group, by ShareName and Topic Filter
-    cdef dict groups                    # number -> address of the Group
+    cdef ShareGroups groups
     cdef Formers formers
     cdef Matches simple                 # the result while there are no wildcard filters
     cdef Filter* only                   # what simple.filters points to
@@ -58,9 +54,6 @@ cdef class Subscriptions:
     cdef Filter* find(self, const uint8_t* text, size_t length) noexcept
     # find or create; follow with add / set_sibling, or drop_if_unused. The text is a valid Topic Filter, without $share
     cdef Filter* hold(self, const uint8_t* text, size_t length) except NULL
-    cdef Group* hold_group(self, Filter* f, const uint8_t* name, size_t length) except NULL
-    cdef Group* find_group(self, const uint8_t* label, size_t length) noexcept     # b"ShareName/Topic Filter", or NULL
-    cdef Group* group_numbered(self, uint32_t number) except? NULL      # NULL: it is no more
     # this group of it (or NULL) as well, if it has no members
     cdef int drop_if_unused(self, Filter* f, Group* g=*) except -1
 
@@ -70,10 +63,6 @@ cdef class Subscriptions:
     ) except -1
     # index in own.items of (f, g) or -1
     cdef int membership(self, Filter* f, Group* g, void* session, Memberships* own) noexcept
-    # behind the others it has; FORMERS_MAX are kept, then the last one grows
-    cdef int add_former(self, Membership* member, uint8_t options, uint64_t since, uint64_t up_to) except -1
-    cdef uint32_t former_place(self) except 0           # a free one
-    cdef void drop_formers(self, Membership* member, uint64_t up_to) noexcept      # those that end at or before
     cdef int remove(self, Memberships* own, uint32_t i) except -1       # swaps the last membership into place i
     # and frees own.items. drop: what nobody needs any more, or else `drop_if_unused` is for the caller
     cdef int remove_all(self, Memberships* own, bint drop=*) except -1
@@ -93,29 +82,8 @@ cdef class Subscriptions:
     cdef Matches* cached(self, const uint8_t* topic, size_t length) noexcept
     cdef Matches* match(self, const uint8_t* topic, size_t length) except NULL
 
-    cdef Arrangement* arrangement(self, uint64_t hash_) noexcept       # NULL: no filter has it
-    cdef int arrange(self, const Filter* f) except -1           # a wildcard filter comes
-    cdef void disarrange(self, const Filter* f) noexcept        # ... and goes
     cdef Filter* find_hashed(self, uint64_t hash_, const uint8_t* text, size_t length) noexcept
     cdef void drop(self, Filter* f) noexcept
-    cdef int drop_group(self, Group* g) except -1
-    cdef void leave_group(self, Group* g, int sibling, uint32_t told) noexcept
-    cdef void leave_roster(self, Group* g, int sibling, uint32_t told) noexcept
-    cdef void free_group(self, Group* g) noexcept
     cdef void moved(self, Subscriber* subscriber, uint32_t index) noexcept
     cdef void leave_list(self, Filter* f, Group* g, uint32_t index) noexcept
     cdef Matches* single(self, uint64_t hash_, const uint8_t* topic, size_t length) noexcept
-
-
-cdef inline uint64_t arrangement_hash(const HashKey* key, const uint8_t* text, size_t length) noexcept nogil:
-    """Of a valid Topic Filter: equal for `a/+/c` and `x/+/z`."""
-    cdef inline uint64_t hash_ = key.a
-    cdef size_t i = 0
-    while i < length:
-        hash_ = hash_fold(hash_ ^ (text[i] if text[i] == c'+' or text[i] == c'#' else c'/'), key.b | 1)
-        while i < length and text[i] != c'/':
-            i += 1
-        i += 1
-    if text[length - 1] == c'/':            # the last level is empty
-        hash_ = hash_fold(hash_ ^ c'/', key.b | 1)
-    return hash_

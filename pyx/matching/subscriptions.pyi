@@ -2,6 +2,8 @@
 
 from typing import final
 
+from pyx.matching.arrangements import Arrangements
+
 @final
 class Subscriptions:
     """The filters of one worker and who wants them [MQTT-4.7]."""
@@ -27,10 +29,7 @@ class Subscriptions:
         """Those of the filters that contain + or #."""
 
     @property
-    def arrangement_count(self) -> int:
-        """Arrangements of wildcards that these have: a topic is matched by at most one filter of each."""
-
-    def brings_arrangement(self, text: bytes) -> bool:
-        """Whether this valid Topic Filter (without $share) has wildcards, arranged as in no other one."""
+    def arrangements(self) -> Arrangements:
+        """Of their wildcards."""
 
     def __init__(self) -> None: ...

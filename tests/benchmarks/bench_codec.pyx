@@ -7,7 +7,7 @@ from libc.stdlib cimport free
 from libc.string cimport memset
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
-from pyx.protocol.codec cimport Ack, Publish, Scratch, decode_ack, decode_publish, fixed_header
+from pyx.protocol.decoders cimport Ack, Publish, Scratch, decode_ack, decode_publish, fixed_header
 from pyx.protocol.packets cimport PUBACK
 from pyx.protocol.topics cimport topic_name_valid
 from pyx.protocol.wire cimport utf8_valid

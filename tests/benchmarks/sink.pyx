@@ -8,7 +8,8 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from pyx.core.kernel cimport monotonic_ns
 from pyx.loadgen.ledger cimport RECEIVED
 from pyx.loadgen.sockets cimport CLOSED, OPEN, Client, Sockets
-from pyx.protocol.codec cimport fixed_header, put_ack
+from pyx.protocol.decoders cimport fixed_header
+from pyx.protocol.encoders cimport put_ack
 from pyx.protocol.packets cimport CONNECT, DISCONNECT, PINGREQ, PUBACK, PUBLISH
 
 

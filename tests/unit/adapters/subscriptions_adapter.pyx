@@ -57,7 +57,7 @@ cdef class SubscriptionsAdapter:
     cdef Group* group(self, Filter* f, bytes name) except? NULL:
         if name is None:
             return NULL
-        return self.subscriptions.hold_group(f, <const uint8_t*> name, len(name))
+        return self.subscriptions.groups.hold(f, <const uint8_t*> name, len(name))
 
     def hold(self, bytes text):
         self.filter(text)
@@ -196,7 +196,7 @@ cdef class SubscriptionsAdapter:
             if g.elsewhere is not NULL:
                 elsewhere = {i: g.elsewhere[i].members for i in range(64) if g.elsewhere[i].members}
             assert sum(<uint64_t> 1 << i for i in elsewhere) == g.siblings == g.siblings_online
-            assert self.subscriptions.group_numbered(g.number) == g
+            assert self.subscriptions.groups.numbered(g.number) == g
             groups[g.name[:g.name_length]] = (self.members(&g.members), elsewhere)
             g = g.next
         siblings = {i for i in range(64) if f.siblings >> i & 1}

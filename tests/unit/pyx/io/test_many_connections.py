@@ -44,7 +44,7 @@ def test_a_message_for_many_is_sent_in_slices(sockets: Sockets) -> None:
     ends = connected(sockets, 300, wire.subscribe(5, 1, ("all", 1)))
     publisher, _ = sockets.open(wire.connect(5, "publisher"))
     taken(publisher)
-    sockets.reactor.slice = 50_000
+    sockets.reactor.connections.slice = 50_000
     work.forget()
     publisher.send(wire.publish(5, "all", b"before it", qos=1, packet_id=1))
     sockets.reactor.poll()

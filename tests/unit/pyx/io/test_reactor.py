@@ -328,14 +328,14 @@ def test_a_connection_is_counted_under_the_number_of_its_listener(
 ) -> None:
     numbers = (0, 7, 15)
     for number, each in zip(numbers, listeners, strict=True):
-        sockets.reactor.listen(each.fileno(), number)
+        sockets.reactor.acceptor.listen(each.fileno(), number)
     row = sockets.node.counters
     sockets.until(lambda: len(sockets.reactor) == 3)
     assert [row.listener(number) for number in numbers] == [[1, 1]] * 3
     assert row.listener(1) == [0, 0]
     for number in (-1, 16):
         with pytest.raises(ValueError, match=f"^there is no listener {number}$"):
-            sockets.reactor.listen(listeners[0].fileno(), number)
+            sockets.reactor.acceptor.listen(listeners[0].fileno(), number)
     with socket.create_connection(listeners[1].getsockname()):
         sockets.until(lambda: row.listener(7) == [2, 2])
     sockets.until(lambda: row.listener(7) == [2, 1])
@@ -351,7 +351,7 @@ def test_listeners_of_a_round_in_which_accepting_fails_are_asked_later(
 ) -> None:
     """Those behind the one that failed were ready in the same round."""
     for each in listeners:
-        sockets.reactor.listen(each.fileno())
+        sockets.reactor.acceptor.listen(each.fileno())
     row = sockets.node.counters
     with no_more_descriptors():
         sockets.poll()
@@ -368,10 +368,10 @@ def test_listeners_of_a_round_in_which_accepting_fails_are_asked_later(
 
 def test_a_pause_that_ends_after_the_stop_opens_nothing(sockets: Sockets, listeners: list[socket.socket]) -> None:
     for each in listeners:
-        sockets.reactor.listen(each.fileno())
+        sockets.reactor.acceptor.listen(each.fileno())
     with no_more_descriptors():
         sockets.poll()
-    sockets.reactor.stop_listening()
+    sockets.reactor.acceptor.stop()
     for each in listeners:
         each.close()
     since = time.monotonic()

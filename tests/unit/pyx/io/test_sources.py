@@ -24,7 +24,7 @@ class Listening:
         self.listener.bind(("::" if family == socket.AF_INET6 else "0.0.0.0", 0))
         self.listener.listen(128)
         self.listener.setblocking(False)
-        self.reactor.listen(self.listener.fileno())
+        self.reactor.acceptor.listen(self.listener.fileno())
         self.clients: list[socket.socket] = []
 
     def connect(self, source: str = "127.0.0.1") -> socket.socket:
@@ -59,12 +59,12 @@ def listening() -> Iterator[Listening]:
 
 
 def test_half_open_connections_of_one_address(listening: Listening) -> None:
-    listening.reactor.sources.half_open_max = 2
+    listening.reactor.connections.sources.half_open_max = 2
     one, _, refused = (listening.connect() for _ in range(3))
     assert refused.recv(1) == b""
     assert listening.counter("half_open_refused") == 1
     listening.connect("127.0.0.2")
-    assert len(listening.reactor.sources) == 2
+    assert len(listening.reactor.connections.sources) == 2
     # who says CONNECT is half open no more, nor is who goes
     one.sendall(wire.connect(4, "one"))
     listening.until(lambda: listening.counter("connections_opened") == 1)
@@ -77,11 +77,11 @@ def test_half_open_connections_of_one_address(listening: Listening) -> None:
     for client in listening.clients:
         client.close()
     listening.until(lambda: len(listening.reactor) == 0)
-    assert len(listening.reactor.sources) == 0
+    assert len(listening.reactor.connections.sources) == 0
 
 
 def test_connection_rate_of_one_address(listening: Listening) -> None:
-    sources = listening.reactor.sources
+    sources = listening.reactor.connections.sources
     sources.per_second_max = 5
     for _ in range(8):
         listening.connect()
@@ -94,7 +94,7 @@ def test_connection_rate_of_one_address(listening: Listening) -> None:
 def test_ipv4_mapped_into_ipv6_is_the_same_address() -> None:
     listening = Listening(socket.AF_INET6)
     try:
-        listening.reactor.sources.half_open_max = 1
+        listening.reactor.connections.sources.half_open_max = 1
         listening.connect("127.0.0.1")
         assert listening.connect("127.0.0.1").recv(1) == b""
         listening.connect("127.0.0.2")
@@ -107,4 +107,4 @@ def test_ipv4_mapped_into_ipv6_is_the_same_address() -> None:
 
 def test_without_bounds_nothing_is_remembered(listening: Listening) -> None:
     listening.connect()
-    assert len(listening.reactor.sources) == 0
+    assert len(listening.reactor.connections.sources) == 0

@@ -52,11 +52,11 @@ def test_which_filters_have_the_same(first: str, second: str, same: bool) -> Non
     peer = host.connect("c", 5)
     there: Subscriptions = host.node.router.state.subscriptions
     assert granted(peer, first) == [1]
-    assert there.brings_arrangement(second.encode()) is not same
+    assert there.arrangements.brings(second.encode()) is not same
     assert granted(peer, second) == [1]
-    assert there.arrangement_count == (1 if same else 2)
+    assert there.arrangements.count == (1 if same else 2)
     peer.unsubscribe(first, second)
-    assert there.arrangement_count == 0
+    assert there.arrangements.count == 0
 
 
 @pytest.mark.parametrize("most", [1, 2, DEFAULT])
@@ -88,7 +88,7 @@ def test_what_a_session_has_stays_when_the_bound_is_lowered() -> None:
     host.pass_time(1)
     host = Host(limits={**OPEN, "wildcard_arrangements_max": 10}, stores=[store.after_crash()], start_ms=host.now_ms)
     peer = lasting(host, "c", 5)
-    assert host.node.router.state.subscriptions.arrangement_count == 20
+    assert host.node.router.state.subscriptions.arrangements.count == 20
     assert granted(peer, ALL[0], ALL[20]) == [1, REFUSED]
     host.connect("publisher", 5).publish(TOPIC, b"x", 1)
     host.settle()

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Control packets, decoded and encoded; versions 3 (MQTT 3.1), 4 (3.1.1) and 5 take one path, the version is data.
+"""Control packets, decoded; versions 3 (MQTT 3.1), 4 (3.1.1) and 5 take one path, the version is data.
 
 Call order of a receiver: fixed_header on what has come (0: wait) -> is the packet within the limit, are all its bytes
 there -> packet_flags -> decode_publish | decode_ack | decode_pingreq | decode_connect ... on the body. Nothing here
@@ -14,7 +14,7 @@ from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t
 from pyx.protocol.packets cimport (
     Auth, Connect, Disconnect, PUBLISH, PUBREL, SUBSCRIBE, Subscribe, UNSUBSCRIBE, Unsubscribe,
 )
-from pyx.protocol.wire cimport put_u16
+from pyx.protocol.wire cimport Cursor
 
 
 cdef struct Publish:                # borrowed from the receive buffer (or from scratch): valid while both are untouched
@@ -100,19 +100,15 @@ cdef int connect_version(const uint8_t* body, uint32_t n) noexcept nogil
 cdef Connect decode_connect(uint8_t flags, const uint8_t* body, uint32_t n)
 cdef Subscribe decode_subscribe(uint8_t flags, const uint8_t* body, uint32_t n, bint v5)
 cdef Unsubscribe decode_unsubscribe(uint8_t flags, const uint8_t* body, uint32_t n, bint v5)
-cdef Disconnect decode_disconnect(uint8_t flags, const uint8_t* body, uint32_t n, bint v5)
-cdef Auth decode_auth(uint8_t flags, const uint8_t* body, uint32_t n, bint v5)
+cdef Disconnect decode_disconnect(uint8_t flags, const uint8_t* body, uint32_t n, bint v5, bint from_server=*)
+cdef Auth decode_auth(uint8_t flags, const uint8_t* body, uint32_t n, bint v5, bint from_server=*)
 
-
-# A PUBACK, PUBREC, PUBREL or PUBCOMP: 4 bytes, 5 with a reason other than 0 in v5 (v3 has none). Returns the next byte.
-cdef inline uint8_t* put_ack(
-    uint8_t* p, uint8_t packet_type, uint16_t packet_id, uint8_t reason, bint v5
-) noexcept nogil:
-    p[0] = <uint8_t>(packet_type << 4) | (2 if packet_type == PUBREL else 0)
-    p[1] = 2
-    put_u16(p + 2, packet_id)
-    if not v5 or reason == 0:
-        return p + 4
-    p[1] = 3
-    p[4] = reason
-    return p + 5
+# of the packets that a server sends (pyx.protocol.codec): all of an ack but the properties, the cursor is left where
+# Property Length is, or at the end
+cdef int ack_head(
+    Ack* out, Cursor* c, uint8_t packet_type, uint8_t flags, const uint8_t* body, uint32_t n, bint v5, bint from_server
+) except -1
+cdef int read_packet_id(Cursor* c) except -1
+cdef int check_authentication(dict properties, bint demanded) except -1
+cdef int bad_reason(uint8_t packet_type, uint8_t reason) except -1
+cdef int at_end(Cursor* c) except -1

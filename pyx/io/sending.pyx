@@ -1,0 +1,190 @@
+"""What leaves: the bytes of outboxes, and connections that we end.
+
+A connection that we end is closed after its last bytes left: our FIN goes out, what still comes is thrown away for a
+second or until the client's FIN (closing at once with unread input would make the kernel send RST and destroy what we
+said).
+
+Write interest is registered only while the kernel's buffer is full. What may be done for very many connections at once
+is done in slices, and goes on in the next round.
+"""
+cimport cython
+from cpython.ref cimport Py_DECREF
+from libc.stdint cimport uint32_t
+from libc.string cimport memmove, memset
+
+from pyx.core cimport counters as count
+from pyx.core.kernel cimport EAGAIN, EINTR, MSG_NOSIGNAL, SHUT_WR, errno, msghdr, send, sendmsg, shutdown
+from pyx.core.outbox cimport iovec, outbox_gather
+from pyx.core.work cimport (
+    ASKED_TO_CLOSE, KIBI, Mark, PLACE, PYTHON, SEND, SYSTEM, VISIT, callback_begins, callback_ends, progress, work,
+)
+from pyx.delivery.connection cimport CLOSED, CLOSING, OPEN
+from pyx.delivery.router_state cimport Pointers
+from pyx.delivery.session cimport Session, may_go_on
+from pyx.io.connections cimport answers_wait
+
+cdef enum:
+    VECTORS = 64                # of one sendmsg
+    LINGER_MS = 1000
+    NO_LINGER = 0x100           # close reason: at once
+
+
+@cython.final
+cdef class Sending:
+    """To the clients of one worker."""
+
+    def __cinit__(self, RouterState state not None, Connections connections not None):
+        self.state = state
+        self.counters = state.counters
+        self.connections = connections
+
+    cdef int flush_all(self) except -1:
+        cdef uint32_t i = 0
+        cdef Connection conn
+        cdef Pointers* dirty = &self.state.dirty
+        cdef Mark mark
+        callback_begins(&mark)
+        self.done = 0
+        # flush may close a connection, which may make others dirty (a will): the list is walked to its end, whatever is
+        # added, or to that of a slice
+        while i < dirty.count and self.done < self.connections.slice:
+            conn = <Connection>dirty.items[i]
+            work(VISIT)
+            conn.dirty = False
+            if conn.fd >= 0 and not conn.want_write:
+                try:
+                    self.flush(conn)
+                except Exception as error:
+                    self.state.fail(conn, error)
+            Py_DECREF(conn)
+            i += 1
+        dirty.count -= i
+        if dirty.count:
+            work(dirty.count * PLACE)
+            memmove(dirty.items, dirty.items + i, dirty.count * sizeof(dirty.items[0]))
+        callback_ends(&mark, SEND)
+        return 0
+
+    cdef int flush(self, Connection conn) except -1:
+        cdef iovec[VECTORS] v
+        cdef msghdr m
+        cdef size_t total
+        cdef ssize_t r
+        cdef uint64_t spent
+        cdef int e, n
+        cdef bint full = False
+        cdef Session s
+        self.state.clock.tell()
+        while conn.out.pending:
+            if conn.out.shared_head == conn.out.shared_tail:
+                total = conn.out.tail - conn.out.head
+                r = send(conn.fd, conn.out.buf + conn.out.head, total, MSG_NOSIGNAL)
+            else:
+                n = outbox_gather(&conn.out, v, VECTORS, &total)
+                memset(&m, 0, sizeof(m))
+                m.msg_iov = v
+                m.msg_iovlen = n
+                r = sendmsg(conn.fd, &m, MSG_NOSIGNAL)
+            self.counters.at[count.SEND_CALLS] += 1
+            spent = SYSTEM + (<uint64_t>r // 1024 * KIBI if r > 0 else 0)
+            work(spent)
+            self.done += spent
+            if r < 0:
+                e = errno
+                if e == EINTR:
+                    continue
+                if e != EAGAIN:
+                    return self.lost(conn, "connection lost")
+                full = True
+                break
+            if conn.not_reading:
+                conn.heard = self.state.now_ms     # a sign of life, while it can give no other
+            self.state.output_taken(conn, r)
+            if <size_t>r < total:
+                full = True
+                break
+        if full != conn.want_write:
+            conn.want_write = full
+            self.connections.interest(conn)
+        if conn.not_reading and conn.state == OPEN and not conn.paused and not conn.carried \
+                and not answers_wait(conn, self.state):
+            self.connections.read_on(conn)
+        if not full:
+            if conn.state == CLOSING:
+                if not conn.lingering:
+                    self.half_close(conn)
+                return 0
+            if conn.dropping and conn.state == OPEN and not (<Session>conn.session).behind:
+                conn.dropping = False
+                self.state.handler.dropping_ended(conn)
+        if conn.state == OPEN and conn.out.pending <= self.state.limits.outbox_bytes_max // 2:
+            s = <Session>conn.session
+            if may_go_on(s):
+                self.state.set_ready(s)
+        return 0
+
+    # ------------------------------------------------------------ the end of a connection
+
+    cdef int lost(self, Connection conn, str why) except -1:
+        # the client is gone, or its socket is
+        if conn.state == CLOSED:
+            return 0
+        if conn.state < CLOSING:
+            conn.state = CLOSING
+        self.say_closed(conn, 0, why)
+        self.connections.end(conn)
+        return 0
+
+    cdef int say_closed(self, Connection conn, int reason, str why) except -1:
+        try:
+            self.state.handler.closed(conn, reason, why)   # nothing, if it was told already
+        except Exception as error:
+            self.state.fail(conn, error)
+        return 0
+
+    cdef int close_asked(self) except -1:
+        # a slice of those; the rest keeps its place
+        cdef list asked = self.state.closing
+        cdef Py_ssize_t i = 0
+        cdef Connection conn
+        cdef Mark mark
+        cdef uint64_t until
+        callback_begins(&mark)
+        until = progress() + self.connections.slice
+        try:
+            while i < len(asked) and progress() < until:
+                conn, reason, why = asked[i]
+                i += 1
+                work(VISIT)
+                if conn.state != CLOSED:
+                    work(10 * PYTHON)
+                    self.close_one(conn, reason, why)
+        finally:
+            work(<uint64_t>(len(asked) - i) * PLACE)
+            del asked[:i]
+            callback_ends(&mark, ASKED_TO_CLOSE)
+        return 0
+
+    cdef int close_one(self, Connection conn, int reason, str why) except -1:
+        self.say_closed(conn, reason & 0xFF, why)
+        conn.drop_acks()
+        if not conn.want_write and conn.fd >= 0:
+            self.flush(conn)                # goes on to half_close when everything left
+        if reason & NO_LINGER:
+            self.connections.end(conn)
+        if conn.state != CLOSED and not conn.lingering:
+            # the kernel is full: give what is left a second
+            self.state.timers.schedule(&conn.timer, self.state.now_ms + LINGER_MS)
+            conn.lingering = True
+        return 0
+
+    cdef int half_close(self, Connection conn) except -1:
+        # everything we had to say was taken by the kernel: send FIN, wait for the client's
+        if conn.fd < 0:
+            return 0
+        shutdown(conn.fd, SHUT_WR)
+        conn.lingering = True
+        if conn.not_reading:
+            self.connections.read_on(conn)
+        self.state.timers.schedule(&conn.timer, self.state.now_ms + LINGER_MS)
+        return 0
