@@ -59,7 +59,7 @@ def snapshot_main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="mqttd snapshot", description="Copy the stores of a broker, which may be running, into a new directory."
     )
-    parser.add_argument("--data-dir", metavar="DIR", help="the broker's (default: as in the configuration)")
+    parser.add_argument("--data-dir", metavar="DIR", help="data directory of the broker (default: as configured)")
     parser.add_argument("--out", metavar="DIR", required=True, help="directory to create; may exist if empty")
     parser.add_argument("--config", metavar="FILE", help="configuration file of the broker; also MQTTD_CONFIG")
     given = parser.parse_args(arguments)
@@ -71,7 +71,7 @@ def snapshot_main(arguments: Sequence[str]) -> int:
 
 def restore_main(arguments: Sequence[str]) -> int:
     """Make a data directory. Exit status: 0 done, 2 wrong usage, 4 the snapshot or the disk cannot be used."""
-    parser = argparse.ArgumentParser(prog="mqttd restore", description="Make a data directory of a snapshot.")
+    parser = argparse.ArgumentParser(prog="mqttd restore", description="Make a data directory from a snapshot.")
     parser.add_argument("--from", dest="snapshot", metavar="SNAPSHOT", required=True, help="made by `mqttd snapshot`")
     parser.add_argument("--data-dir", metavar="DIR", required=True, help="directory to create; may exist if empty")
     given = parser.parse_args(arguments)

@@ -87,7 +87,7 @@ def main(arguments: Sequence[str]) -> int:
     """Print the result. Exit status: 0 no problems, 1 problems, 2 wrong usage, 4 the directory cannot be used."""
     parser = argparse.ArgumentParser(
         prog="mqttd store",
-        description="Look into the stores of a stopped broker, or of a snapshot; stats: of a running broker, too.",
+        description="Inspect the stores of a stopped broker, or of a snapshot; stats: of a running broker, too.",
     )
     parser.add_argument(
         "what",
