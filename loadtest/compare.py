@@ -1,24 +1,23 @@
 """python -m loadtest.compare [options]: several brokers under the same loads, in turn, A B A B.
 
 Each run is a fresh broker on a free port of 127.0.0.1 with an empty directory, loaded by `loadtest.flood`, which checks
-everything that is delivered. Figures are medians; beside them stand the smallest and the largest run, and ratios to the
-first broker (or --base).
+every delivery. Figures are medians, with the smallest and the largest run, and ratios to the first broker (or --base).
 
-    python -m loadtest.compare                                   mqttd, mosquitto and nats-server, what is installed
+    python -m loadtest.compare                                   mqttd, mosquitto and nats-server, those installed
     python -m loadtest.compare --brokers mqttd-memory,mosquitto --scenarios pair0,pair1 --runs 5
     python -m loadtest.compare --broker new='./mqttd-next --port {port} --data-dir {dir}' --brokers mqttd
     python -m loadtest.compare --scenario mine='pair -c 100 -q 1 -s 500 --rate 2000' --fail-if 'mine.cpu.ratio>1.1'
     python -m loadtest.compare --scenarios pair1,fanin --payload 80:64,20:4096 --session-expiry 60
     python -m loadtest.compare --broker new='./new --tls {port} ...' --scheme mqtts --cafile ca.pem --user me
-    python -m loadtest.compare --list                            brokers and scenarios that are known
+    python -m loadtest.compare --list                            known brokers and scenarios
 
-What --qos, --payload, --topic and so on say goes before what the scenarios say; --scheme, --cafile, --user and the like
-are for brokers of --broker: those that are known listen without TLS, for anybody. A command has {port} and {dir} in it;
-{mqttd} is the mqttd beside this program. A condition of --fail-if is [SCENARIO.][BROKER.]FIGURE[.ratio] < or > a
+--qos, --payload, --topic and so on override the values of the scenarios; --scheme, --cafile, --user and the like apply
+to brokers of --broker only: the known ones listen without TLS and without credentials. A command contains {port} and
+{dir}; {mqttd} is the mqttd beside this program. A condition of --fail-if is [SCENARIO.][BROKER.]FIGURE[.ratio] < or > a
 number: a ratio of any broker to the base, or a median.
 
-The exit status is 0 when all went well; 1 when a broker failed, a message came damaged, or a condition is true; 2 for a
-wrong use, or when no broker is there.
+The exit status is 0 on success; 1 when a broker failed, a message was damaged, or a condition is true; 2 for wrong
+usage, or when there is no broker.
 """
 
 from __future__ import annotations
@@ -128,27 +127,27 @@ def parser() -> argparse.ArgumentParser:
     )
     add = made.add_argument
     add("--brokers", metavar="NAMES", help=f"of those that are known (default: {','.join(_DEFAULT)})")
-    add("--broker", action="append", default=[], metavar="NAME=COMMAND", help="one more; first, where --base is none")
-    add("--scenarios", metavar="NAMES", help="of those that are known, none: measure nothing (default: all)")
-    add("--scenario", action="append", default=[], metavar="NAME=ARGUMENTS", help="one more: arguments of flood")
-    add("--scheme", choices=SCHEMES, default="mqtt", help="of brokers of --broker (default: %(default)s)")
-    add("--base", metavar="NAME", help="of the ratios (default: the first broker)")
-    add("--runs", type=at_least(1), default=3, help="of each broker in each scenario (default: %(default)s)")
-    add("--seconds", type=at_least(0.01, float), default=2.0, help="measured in a run (default: %(default)s)")
-    add("--warmup", type=at_least(0, float), default=0.5, help="seconds before that (default: %(default)s)")
+    add("--broker", action="append", default=[], metavar="NAME=COMMAND", help="another broker; the default of --base")
+    add("--scenarios", metavar="NAMES", help="known scenarios; none: measure nothing (default: all)")
+    add("--scenario", action="append", default=[], metavar="NAME=ARGUMENTS", help="another one: arguments of flood")
+    add("--scheme", choices=SCHEMES, default="mqtt", help="URL scheme for brokers of --broker (default: %(default)s)")
+    add("--base", metavar="NAME", help="base of the ratios (default: the first broker)")
+    add("--runs", type=at_least(1), default=3, help="runs of each broker in each scenario (default: %(default)s)")
+    add("--seconds", type=at_least(0.01, float), default=2.0, help="measured seconds of a run (default: %(default)s)")
+    add("--warmup", type=at_least(0, float), default=0.5, help="seconds before measuring (default: %(default)s)")
     add("--drain", type=at_least(0, float), default=2.0,
-        help="seconds without news until what is missing is lost (default: 2)")  # fmt: skip
+        help="seconds without progress until missing messages count as lost (default: 2)")  # fmt: skip
     add("--patience", type=at_least(0, float), default=brokers.READY_SECONDS_MAX, metavar="S",
         help="seconds in which a broker must answer CONNECT (default: %(default)s)")  # fmt: skip
-    add("--processes", type=at_least(1), help="of the generator (default: one per core)")
-    add("--directory", type=Path, metavar="DIR", help="where brokers have their directories: the disk that is meant")
+    add("--processes", type=at_least(1), help="processes of the generator (default: one per core)")
+    add("--directory", type=Path, metavar="DIR", help="parent of the brokers' directories, on the disk to measure")
     add("--fail-if", default="", metavar="CONDITIONS", help="pair0.cpu.ratio>0.1,mqttd.p99>20ms,lost>0")
-    add("--json", type=Path, metavar="FILE", help="write everything; - for standard output")
-    add("--with", dest="earlier", type=Path, metavar="FILE", help="an earlier --json: its scenarios stand there too")
-    add("--html", type=Path, metavar="FILE", help="write a page with tables and charts, which needs nothing else")
+    add("--json", type=Path, metavar="FILE", help="write all results; - for standard output")
+    add("--with", dest="earlier", type=Path, metavar="FILE", help="an earlier --json: adds its scenarios")
+    add("--html", type=Path, metavar="FILE", help="write a self-contained page with tables and charts")
     add("--write", type=Path, metavar="FILE",
         help=f"a Markdown document: tables between {MARK} and {document.END}, charts beside it")  # fmt: skip
-    add("--list", action="store_true", help="name brokers and scenarios, and end")
+    add("--list", action="store_true", help="list brokers and scenarios, and end")
     add("--quiet", action="store_true", help="no progress bar")
     options.add_to(made, without=("host",), defaults=dict.fromkeys(each.name for each in options.OPTIONS))
     options.from_environment(made, os.environ)
@@ -219,7 +218,7 @@ def _own(name: str, arguments: str) -> Scenario:
 
 
 def _over(scenario: Scenario, more: Sequence[str]) -> Scenario:
-    # with what was said of all scenarios, which goes before their own
+    # adds the options given for all scenarios, which override the scenario's own
     arguments = shlex.join([*shlex.split(scenario.flood), *more])
     load = _load(arguments)
     shows, beside = scenario.shows, scenario.beside
@@ -296,7 +295,7 @@ def _wrong(broker: Broker, result: Result) -> list[str]:
 
 
 def begun(what: Chosen) -> Comparison:
-    """What there is before the first run: who takes part, and what was measured earlier."""
+    """The comparison before the first run: the brokers, and the earlier results."""
     found = Comparison(host.machine(), what.base, {})
     if what.earlier is not None:
         found.brokers, found.rows = dict(what.earlier.brokers), dict(what.earlier.rows)

@@ -92,7 +92,7 @@ def _add_options(parser: Any) -> None:
     def add(name: str, **settings: Any) -> None:
         parser.add_argument(f"--{name}", env_var=ENVIRONMENT + name.replace("-", "_").upper(), **settings)
 
-    add("shape", choices=["none", *SHAPES], default="none", help="of the load over the time of -t, up to -u users")
+    add("shape", choices=["none", *SHAPES], default="none", help="load shape over the time of -t, up to -u users")
     add("shape-steps", type=at_least(1), default=5, metavar="N", help="levels of --shape steps (default: 5)")
     add("fail-if", type=conditions, default="", metavar="CONDITIONS", include_in_web_ui=False,
         help="exit status 1 when one is true: p99>20ms,lost>0,command_p99>50ms")  # fmt: skip
@@ -101,14 +101,14 @@ def _add_options(parser: Any) -> None:
     add("chunks", type=at_least(1), default=4, metavar="N", help="OverTheAirUpdate: chunks of a version (default: 4)")
     add("every", type=_ANY, metavar="S",
         help="seconds from one update, storm or restart to the next (default: the scenario's)")  # fmt: skip
-    add("away", type=_ANY, default=1.0, metavar="S", help="Phones: how long one is away (default: 1)")
-    add("backlog", type=at_least(1), default=10, metavar="N", help="Phones: messages meanwhile (default: 10)")
-    add("pid", type=at_least(1), metavar="PID", help="RollingRestart: of mqttd's supervisor")
+    add("away", type=_ANY, default=1.0, metavar="S", help="Phones: seconds offline (default: 1)")
+    add("backlog", type=at_least(1), default=10, metavar="N", help="Phones: messages while offline (default: 10)")
+    add("pid", type=at_least(1), metavar="PID", help="RollingRestart: pid of mqttd's supervisor")
     add("metrics", metavar="URL", help="RollingRestart: mqttd's admin interface, instead of --pid")
-    add("signal", choices=["TERM", "KILL"], default="TERM", help="RollingRestart: what a worker gets (default: TERM)")
-    add("attacks", default="all", metavar="NAMES", help="HostileClients: with commas; -NAME leaves one out of all")
+    add("signal", choices=["TERM", "KILL"], default="TERM", help="RollingRestart: signal to a worker (default: TERM)")
+    add("attacks", default="all", metavar="NAMES", help="HostileClients: separated by commas; -NAME excludes one")
     add("patience", type=_ANY, default=15.0, metavar="S",
-        help="how long an answer, a reconnection or a refusal may take (default: 15)")  # fmt: skip
+        help="maximum time of an answer, a reconnection or a refusal (default: 15)")  # fmt: skip
 
 
 def _prepare(mix: Sequence[type[Role]], users: int, environment: Any, **_: object) -> None:

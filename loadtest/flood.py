@@ -1,19 +1,19 @@
-"""python -m loadtest.flood SCENARIO [options]: load a broker, and check everything it delivers.
+"""python -m loadtest.flood SCENARIO [options]: loads a broker, and checks every delivery.
 
-    pair     each of -c publishers has a subscriber of its own
+    pair     each of -c publishers has its own subscriber
     fanin    -c publishers (or --pubs), one subscriber (or --subs) of all
     fanout   one publisher (or --pubs), -c subscribers (or --subs) of all
-    shared   -c publishers, and as many subscribers (or --subs) that share: each message to one of them
-    pub      -c publishers, nobody of ours listens
-    sub      -c subscribers of what another flood publishes
-    conn     -c connections that say nothing
+    shared   -c publishers, and as many subscribers (or --subs) in a share group: each message to one of them
+    pub      -c publishers, without subscribers
+    sub      -c subscribers to the messages of another flood
+    conn     -c idle connections
 
-With -I (or --rate) messages are sent by a schedule, and latencies count from it; without, as fast as acks come, and
-never further ahead of the deliveries than --lag. Every option can be given in the environment, too: --client-prefix as
+With -I (or --rate) messages are sent by a schedule, and latencies count from it; without, as fast as acks arrive, and
+never further ahead of the deliveries than --lag. Every option can also be set in the environment: --client-prefix as
 MQTTD_LOAD_CLIENT_PREFIX.
 
-The exit status is 0 when all went well; 1 when something came damaged, was refused or ended, or a condition of
---fail-if is true; 2 for a wrong use, or when there is no broker.
+The exit status is 0 on success; 1 when a message was damaged, a client was refused or disconnected, or a condition of
+--fail-if is true; 2 for wrong usage, or when there is no broker.
 """
 
 from __future__ import annotations
@@ -55,37 +55,37 @@ def parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     add("scenario", choices=["pair", "fanin", "fanout", "shared", "pub", "sub", "conn"], metavar="SCENARIO")
     options.add_to(made)
     number = options.at_least
-    add("-c", "--clients", type=number(1), default=20, help="how many; see the scenarios (default: %(default)s)")
-    add("--pubs", type=number(1), help="publishers, where they are not --clients")
-    add("--subs", type=number(1), help="subscribers, where they are not --clients")
-    add("--idle", type=number(0), default=0, help="connections that say nothing, beside the others (default: 0)")
+    add("-c", "--clients", type=number(1), default=20, help="clients; see the scenarios (default: %(default)s)")
+    add("--pubs", type=number(1), help="number of publishers, if not --clients")
+    add("--subs", type=number(1), help="number of subscribers, if not --clients")
+    add("--idle", type=number(0), default=0, help="additional idle connections (default: 0)")
     add("-i", "--connect-interval", type=number(0, float), default=0.5, metavar="MS",
-        help="milliseconds between two connections, of the whole run (default: %(default)s)")  # fmt: skip
+        help="milliseconds between two connections of the whole run (default: %(default)s)")  # fmt: skip
     add("-I", "--interval", type=number(0, float), metavar="MS",
         help="milliseconds between two messages of one publisher")  # fmt: skip
     add("--window", type=number(1), default=50, help="unacknowledged messages of a publisher (default: %(default)s)")
-    add("--lag", type=number(1), help="messages of a publisher that were not delivered yet, without a schedule")
+    add("--lag", type=number(1), help="undelivered messages of a publisher, without a schedule")
     add("--coalesce", type=number(0, float), default=100.0, metavar="US", help="without a schedule: microseconds "
         "between two rounds of the generator, so that it is not woken for every write (default: 100)")  # fmt: skip
-    add("--seconds", type=number(0.01, float), default=10.0, help="measured (default: %(default)s)")
-    add("--warmup", type=number(0, float), default=1.0, help="seconds before that (default: %(default)s)")
+    add("--seconds", type=number(0.01, float), default=10.0, help="measured seconds (default: %(default)s)")
+    add("--warmup", type=number(0, float), default=1.0, help="seconds before measuring (default: %(default)s)")
     add("--drain", type=number(0, float), default=5.0,
-        help="seconds without news until what is missing is lost (default: 5)")  # fmt: skip
+        help="seconds without progress until missing messages count as lost (default: 5)")  # fmt: skip
     add(
         "--processes",
         type=number(1),
-        help="of the generator (default: one per core, or as many as may open all connections)",
+        help="processes of the generator (default: one per core, or as many as all connections need)",
     )
     add(
         "--pid",
         type=number(1),
-        help="of the broker's first process: its CPU time, and all descendants', is measured",
+        help="the broker's first process: measures its CPU time and that of all descendants",
     )
     add("--json", type=Path, metavar="FILE", help="write figures, and a row per second; - for standard output")
-    add("--metrics", metavar="URL", help="of an mqttd's admin interface: how its workers share the load is reported")
+    add("--metrics", metavar="URL", help="admin interface of an mqttd: reports how its workers share the load")
     add("--run", action="append", default=[], metavar="SECONDS:COMMAND",
-        help="start a command while it is measured, and mark it in the report; as often as you like")  # fmt: skip
-    add("--report", type=Path, metavar="FILE", help="write an HTML page with charts, which needs nothing else")
+        help="start a command during the measurement, and mark it in the report; may be repeated")  # fmt: skip
+    add("--report", type=Path, metavar="FILE", help="write a self-contained HTML page with charts")
     add("--fail-if", default="", metavar="CONDITIONS", help="p99>20ms,lost>0")
     add("--quiet", action="store_true", help="no progress bar")
     options.from_environment(made, environment)

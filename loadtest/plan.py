@@ -1,20 +1,20 @@
-"""python -m loadtest.plan [options]: measure this host for two minutes, and say what fleet it can carry.
+"""python -m loadtest.plan [options]: measures this host for two minutes, and reports the fleet that it can carry.
 
-    python -m loadtest.plan                                             what it carries
+    python -m loadtest.plan                                             its capacity
     python -m loadtest.plan --clients 20000 --interval 10 --size 200 --qos 1 --fanout 2 --durable      does mine fit?
     python -m loadtest.plan --json host.json                            measure once,
     python -m loadtest.plan --measured host.json --clients 50000        and ask again
     python -m loadtest.plan --check --measured host.json                the promises beside flood's medians of 5
 
-mqttd is started as by default, sessions on the disk, on a free port with a directory of its own; the generator runs
-beside it on the same cores. --host measures a broker that runs already (with --pid its memory and its CPU too).
+mqttd starts with its defaults, sessions on the disk, on a free port with its own directory; the generator runs
+beside it on the same cores. --host measures a running broker (with --pid its memory and its CPU too).
 
-Rates are found by schedules of 500 pairs (fan-out: one publisher, 100 subscribers), each higher than the last, until of
-three floods two are not carried: in the median second p99 passes the bound or less than 98 % of what is due comes, or
-something is lost. docs/sizing.md has the formula.
+Rates are found by schedules of 500 pairs (fan-out: one publisher, 100 subscribers), each higher than the last, until
+two of three floods fail: in the median second p99 exceeds the bound or less than 98 % of the due messages arrive, or
+a message is lost. docs/sizing.md has the formula.
 
-The exit status is 0 when the fleet fits (or none was asked about), or when --check has found every promise within 30 %;
-1 when not; 2 for a wrong use, or when there is no broker.
+The exit status is 0 when the fleet fits (or none was given), or when --check has found every promise within 30 %;
+1 otherwise; 2 for wrong usage, or when there is no broker.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ def check(bench: Bench, measured: Measured, kinds: Sequence[str], times: int) ->
 
 
 def told(measured: Measured, about: dict[str, Any], margin: float) -> str:
-    """Return the measurements, and what the host can carry, as text."""
+    """Return the measurements, and the capacity of the host, as text."""
     most = answer(measured, Fleet(1, 1e9), margin).clients_max
     lines = [
         f"host       {about['machine']}; {measured.memory_bytes / 2**30:,.1f} GB free; others have "
@@ -326,33 +326,33 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m loadtest.plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = made.add_argument
-    add("--clients", type=at_least(1), help="of the fleet that is asked about")
+    add("--clients", type=at_least(1), help="clients of the fleet")
     add("--interval", type=at_least(0.001, float), default=60.0, metavar="S",
         help="seconds between two messages of a client (default: %(default)s)")  # fmt: skip
     add("--rate", type=at_least(0.001, float), metavar="N", help="messages per second of all clients, instead")
     add("-s", "--payload", "--size", dest="size", type=at_least(0), default=200, metavar="BYTES",
-        help="of a payload (default: %(default)s)")  # fmt: skip
+        help="bytes of a payload (default: %(default)s)")  # fmt: skip
     add("-q", "--qos", type=int, choices=[0, 1, 2], default=0)
     add("--fanout", type=at_least(1, float), default=1.0, help="subscribers of a message (default: %(default)s)")
     add("--durable", action="store_true", help="their sessions outlast connections, on the disk")
     add("--session-expiry", type=at_least(0), metavar="S", help="the same, for any S but 0")
     add("--margin", type=at_least(0, float), default=30.0, metavar="PERCENT",
-        help="of the host that is to stay free (default: %(default)s)")  # fmt: skip
-    add("--p99", default="20ms", metavar="TIME", help="above it a rate is not carried (default: %(default)s)")
+        help="share of the host to keep free (default: %(default)s)")  # fmt: skip
+    add("--p99", default="20ms", metavar="TIME", help="limit of p99 for a carried rate (default: %(default)s)")
     add("--step", type=at_least(0.1, float), default=2.0, metavar="S",
         help="seconds measured at a rate (default: %(default)s)")  # fmt: skip
     add("--kinds", type=_kinds, default=list(KINDS), metavar="NAMES",
-        help=f"that are measured (default: {','.join(KINDS)})")  # fmt: skip
-    add("--idle-clients", type=at_least(1), default=10_000, help="for memory and CPU of one (default: %(default)s)")
+        help=f"kinds to measure (default: {','.join(KINDS)})")  # fmt: skip
+    add("--idle-clients", type=at_least(1), default=10_000, help="to measure memory and CPU (default: %(default)s)")
     add("--broker", default="mqttd", metavar="NAME", help=f"{', '.join(brokers.KNOWN)} (default: %(default)s)")
-    add("--directory", type=Path, metavar="DIR", help="where it has its own: the disk that is meant")
-    add("--host", metavar="URL", help="of a broker that runs already, on this machine, instead")
+    add("--directory", type=Path, metavar="DIR", help="parent of its directory, on the disk to measure")
+    add("--host", metavar="URL", help="a running broker on this machine, instead")
     options.add_to(made, without=_OF_THE_FLEET, defaults=_DEFAULTS)
-    add("--pid", type=at_least(1), help="of its first process")
+    add("--pid", type=at_least(1), help="its first process")
     add("--measured", type=Path, metavar="FILE", help="an earlier --json: nothing is measured again")
-    add("--json", type=Path, metavar="FILE", help="write what was measured, and the answer; - for standard output")
-    add("--check", action="store_true", help="compare promises with what flood delivers (some minutes)")
-    add("--checks", type=at_least(1), default=5, help="floods of each (default: %(default)s)")
+    add("--json", type=Path, metavar="FILE", help="write the measurements and the answer; - for standard output")
+    add("--check", action="store_true", help="compare promises with flood's deliveries (some minutes)")
+    add("--checks", type=at_least(1), default=5, help="floods of each rate (default: %(default)s)")
     add("--quiet", action="store_true", help="no progress bar")
     options.from_environment(made, os.environ)
     return made

@@ -162,7 +162,7 @@ class DataDir:
             now = settled(self.path)
         except FileNotFoundError:
             if any(name.startswith(_WORKER) for name in os.listdir(self.path)):
-                raise DataDirError(f"data_dir {self.path}: has stores, and no {_STORE} that says of how many") from None
+                raise DataDirError(f"data_dir {self.path}: has stores, but no {_STORE} with their number") from None
             now = Settled(workers, secrets.token_hex(8), archive=secrets.token_hex(8), schema=self._schema)
             self._replace(self._write_part(now))
         if now.schema > self._schema > 0:

@@ -32,7 +32,7 @@ def options_of(arguments: Sequence[str]) -> Namespace:
     # only the module of the requested job is imported
     parser = _Parser(prog="python -m spark_etl", description="Snapshots of mqttd's stores with PySpark.")
     jobs = parser.add_subparsers(metavar="JOB", required=True)
-    jobs.add_parser("list", help="what there is").set_defaults(run=_list)
+    jobs.add_parser("list", help="list the jobs").set_defaults(run=_list)
     for job in JOBS.values():
         each = jobs.add_parser(job.name, help=job.about, description=job.about)
         if job.name in arguments[:1]:

@@ -154,8 +154,8 @@ _HELP: dict[str, str] = {
     "mesh_batches_behind": "Times that batches for another worker went to the hand-off log because it is slower than "
     "its messages arrive: they leave the memory, and are read back when it has room.",
     "mesh_frames_refused": "Mesh messages that were malformed, or from or for a worker that is dead.",
-    "retained_unwatched": "Retained messages sent as they came that were not remembered, for want of room, while a "
-    "SUBSCRIBE was answered: an older one of the topic may follow.",
+    "retained_unwatched": "Live retained messages that could not be remembered while a SUBSCRIBE was answered, because "
+    "of lack of room: an older one of the topic may follow.",
     "reading_paused": "Times that reading a publisher was paused because another worker had no room.",
     "clients_maximum": "Highest number of connected clients of all workers, as seen by this one.",
 }

@@ -32,7 +32,7 @@ def configured_directory(file: str | None) -> str:
     if settings.store != "memory":
         return settings.data_dir
     if settings.runtime_dir is None:
-        raise NoAnswer("a broker with its store in memory is found by its runtime_dir, which its start names")
+        raise NoAnswer("a broker with its store in memory is found by its runtime_dir, which its start shows")
     return settings.runtime_dir
 
 
@@ -56,7 +56,7 @@ class ConsoleClient:
             self._socket.connect(path)
         except (FileNotFoundError, ConnectionRefusedError):
             self._socket.close()
-            raise NoBroker(f"{none} (one did, and was killed)") from None
+            raise NoBroker(f"{none} (an earlier one was killed)") from None
         except OSError as error:
             self._socket.close()
             raise NoAnswer(f"{path}: {error.strerror or error}") from None

@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mqttd events", description="Print the events that a broker has recorded.")
     add = parser.add_argument
-    add("--data-dir", metavar="DIR", help="data directory, or a snapshot (default: as in the configuration)")
+    add("--data-dir", metavar="DIR", help="data directory, or a snapshot (default: as configured)")
     add("--config", metavar="FILE", help="configuration file of the broker; also MQTTD_CONFIG")
     time = "an RFC 3339 time (2026-01-31T12:00:00Z), or how long ago (30s, 15m, 12h, 7d)"
     add("--since", type=_moment, default=0, metavar="TIME", help=f"leave out earlier events: {time}")

@@ -51,13 +51,13 @@ _CANNOT_LISTEN = 3
 _CANNOT_USE_DATA = 4
 
 _EPILOG = """\
-mqttd status               ask a running broker how it is (mqttd status --help)
-mqttd check-config FILE    name every error in a configuration file and exit (status 2 if there is one)
-mqttd sessions list        ask a running broker about sessions, or delete one (mqttd sessions --help)
-mqttd events               what a broker has recorded of connections, sessions, drops (mqttd events --help)
+mqttd status               show the state of a running broker (mqttd status --help)
+mqttd check-config FILE    report every error in a configuration file and exit (status 2 if there is one)
+mqttd sessions list        list the sessions of a running broker; also show, delete (mqttd sessions --help)
+mqttd events               print recorded events of connections, sessions, drops (mqttd events --help)
 mqttd snapshot --out DIR   copy the stores of a broker that may be running (mqttd snapshot --help)
-mqttd restore              make a data directory of a snapshot (mqttd restore --help)
-mqttd store stats|verify   look into the stores of a broker, or of a snapshot (mqttd store --help)
+mqttd restore              make a data directory from a snapshot (mqttd restore --help)
+mqttd store stats|verify   inspect the stores of a broker, or of a snapshot (mqttd store --help)
 mqttd passwd FILE USER     set the password of a user in a password file; --help says more
 
 Settings come from defaults, then the file, then the environment (MQTTD_PORT, MQTTD_LIMITS__PACKET_BYTES_MAX, ...),
@@ -134,9 +134,9 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--admin-allow-anonymous",
         action=argparse.BooleanOptionalAction,
-        help="let the admin interface, which asks for no credentials, listen on other addresses than loopback ones",
+        help="let the admin interface, which asks for no credentials, listen on addresses beyond loopback",
     )
-    add("--store", choices=["memory", "leveldb"], help="where sessions and messages are kept (default: leveldb)")
+    add("--store", choices=["memory", "leveldb"], help="store of sessions and messages (default: leveldb)")
     add("--data-dir", metavar="DIR", help="directory of the stores, for leveldb (default: ./mqttd-data)")
     add(
         "--strict-store",
@@ -157,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check_config(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="mqttd check-config", description="Name every error in a configuration file.")
+    parser = argparse.ArgumentParser(prog="mqttd check-config", description="Report errors in a configuration file.")
     parser.add_argument("file", metavar="FILE")
     file = parser.parse_args(arguments).file
     try:

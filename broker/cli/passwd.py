@@ -130,7 +130,7 @@ def _line(user: str, password: str, iterations: int) -> bytes:
             fields.append(scram.text_of(scram.make(password, iterations)))
         except ValueError as error:
             raise _Refused(
-                _BAD_USAGE, f"SCRAM-SHA-256 cannot have it: {error}; --scram-iterations 0 leaves it out"
+                _BAD_USAGE, f"SCRAM-SHA-256 does not allow it: {error}; --scram-iterations 0 leaves it out"
             ) from None
     return ":".join(fields).encode() + b"\n"
 

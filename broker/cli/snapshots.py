@@ -59,7 +59,7 @@ def snapshot_main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="mqttd snapshot", description="Copy the stores of a broker, which may be running, into a new directory."
     )
-    parser.add_argument("--data-dir", metavar="DIR", help="the broker's (default: as in the configuration)")
+    parser.add_argument("--data-dir", metavar="DIR", help="data directory of the broker (default: as configured)")
     parser.add_argument("--out", metavar="DIR", required=True, help="directory to create; may exist if empty")
     parser.add_argument("--config", metavar="FILE", help="configuration file of the broker; also MQTTD_CONFIG")
     given = parser.parse_args(arguments)
@@ -71,7 +71,7 @@ def snapshot_main(arguments: Sequence[str]) -> int:
 
 def restore_main(arguments: Sequence[str]) -> int:
     """Make a data directory. Exit status: 0 done, 2 wrong usage, 4 the snapshot or the disk cannot be used."""
-    parser = argparse.ArgumentParser(prog="mqttd restore", description="Make a data directory of a snapshot.")
+    parser = argparse.ArgumentParser(prog="mqttd restore", description="Make a data directory from a snapshot.")
     parser.add_argument("--from", dest="snapshot", metavar="SNAPSHOT", required=True, help="made by `mqttd snapshot`")
     parser.add_argument("--data-dir", metavar="DIR", required=True, help="directory to create; may exist if empty")
     given = parser.parse_args(arguments)
@@ -119,7 +119,7 @@ def _one_line_each() -> Iterator[tuple[list[int], _Interruption]]:
             print(f"mqttd: {line}", file=sys.stderr)
         status[0] = _BAD_USAGE
     except KeyboardInterrupt:
-        print("mqttd: interrupted; what was made is removed", file=sys.stderr)
+        print("mqttd: interrupted; all new files were removed", file=sys.stderr)
         status[0] = _INTERRUPTED
     except _Refused as error:
         print(f"mqttd: {error}", file=sys.stderr)
@@ -163,7 +163,7 @@ def _settled(directory: str) -> Settled:
     try:
         return data_dir.settled(directory)
     except FileNotFoundError:
-        raise _Refused(f"{directory}: is no data directory of mqttd (it has no store.json)") from None
+        raise _Refused(f"{directory}: is not a data directory of mqttd (it has no store.json)") from None
 
 
 def _make_out(directory: str, out: Path) -> bool:
@@ -176,10 +176,10 @@ def _make_out(directory: str, out: Path) -> bool:
         out.mkdir(mode=0o700)
     except FileExistsError:
         if not out.is_dir() or any(out.iterdir()):
-            raise _Refused(f"{out}: is there and not empty", _BAD_USAGE) from None
+            raise _Refused(f"{out}: exists and is not empty", _BAD_USAGE) from None
         return False
     except FileNotFoundError:
-        raise _Refused(f"{out.parent}: is no directory", _BAD_USAGE) from None
+        raise _Refused(f"{out.parent}: is not a directory", _BAD_USAGE) from None
     return True
 
 
@@ -238,7 +238,7 @@ def _held(directory: str) -> int | None:
         return data_dir.lock(directory, 0.0)
     except DataDirError:
         with contextlib.suppress(OSError, ValueError, KeyError):
-            print(f"mqttd: the broker runs (process {Written.read(directory)['pid']}), and goes on", file=sys.stderr)
+            print(f"mqttd: the broker (process {Written.read(directory)['pid']}) keeps running", file=sys.stderr)
         return None
     except PermissionError:  # the directory of another user; it can be read
         return None
@@ -274,7 +274,7 @@ def _restore(snapshot: Path, directory: str, interruption: _Interruption) -> Non
     manifest = read_manifest(snapshot)
     parent = Path(directory).absolute().parent
     if not parent.is_dir():
-        raise _Refused(f"{parent}: is no directory", _BAD_USAGE)
+        raise _Refused(f"{parent}: is not a directory", _BAD_USAGE)
     _check_outside(Path(directory))
     progress = _Progress(f"mqttd: restore {directory}", interruption)
     try:
@@ -294,7 +294,7 @@ def _check_room(directory: str | Path, size: int) -> None:
     free = found.f_bavail * found.f_frsize
     wanted = _ROOM_BYTES + size
     if free < wanted:
-        raise _Refused(f"{directory}: the disk has {free >> 20} MB of room, and {wanted >> 20} MB are wanted")
+        raise _Refused(f"{directory}: the disk has {free >> 20} MB free, but {wanted >> 20} MB are needed")
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ class _Unreachable(Exception):
 def main(arguments: Sequence[str]) -> int:
     """Print the state. Exit status: 0 ready, 1 not ready or not reachable, 2 wrong usage."""
     parser = argparse.ArgumentParser(prog="mqttd status", description="Ask the admin interface of a running broker.")
-    parser.add_argument("--admin", metavar="HOST:PORT", help="its admin interface (default: as in the configuration)")
+    parser.add_argument("--admin", metavar="HOST:PORT", help="admin interface of the broker (default: as configured)")
     parser.add_argument("--config", metavar="FILE", help="configuration file of the broker; also MQTTD_CONFIG")
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args(arguments)

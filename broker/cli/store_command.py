@@ -87,7 +87,7 @@ def main(arguments: Sequence[str]) -> int:
     """Print the result. Exit status: 0 no problems, 1 problems, 2 wrong usage, 4 the directory cannot be used."""
     parser = argparse.ArgumentParser(
         prog="mqttd store",
-        description="Look into the stores of a stopped broker, or of a snapshot; stats: of a running broker, too.",
+        description="Inspect the stores of a stopped broker, or of a snapshot; stats: of a running broker, too.",
     )
     parser.add_argument(
         "what",
@@ -160,7 +160,7 @@ def stores_of(directory: str, stack: ExitStack) -> list[Place]:
         settled = data_dir.settled(directory)
         stack.callback(os.close, data_dir.lock(directory))
     except FileNotFoundError:
-        raise Unusable(f"{directory}: is no data directory of mqttd (it has no store.json)") from None
+        raise Unusable(f"{directory}: is not a data directory of mqttd (it has no store.json)") from None
     except OSError as error:
         raise Unusable(f"{directory}: {error.strerror or error}") from None
     return [Place(Path(settled.path(directory, worker))) for worker in range(settled.workers)]
@@ -240,7 +240,7 @@ def _as_text(store: dict[str, object]) -> str:
 
 def _discard(stores: list[Place]) -> int:
     if any(store.facts is not None for store in stores):
-        print("mqttd: nothing is discarded of a snapshot", file=sys.stderr)
+        print("mqttd: records of a snapshot cannot be discarded", file=sys.stderr)
         return _BAD_USAGE
     for store in stores:
         try:

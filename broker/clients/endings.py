@@ -176,5 +176,5 @@ class Endings:
 
 
 def is_large(session: Session) -> bool:
-    """Whether it has more than is cleared at once."""
+    """Whether a session has more than is cleared at once."""
     return session.subscriptions + session.queued + session.unacknowledged > AT_ONCE

@@ -49,11 +49,11 @@ class Repartitioning:
             run_in_child(lambda: _work(change, self._settings, self._log, self._is_strict), RepartitionError)
         except ChildFailed as error:
             raise Refused(
-                f"the stores of {before} workers cannot be repartitioned for {after}: {error}; they are as they were: "
+                f"the stores of {before} workers cannot be repartitioned for {after}: {error}; they are unchanged: "
                 f"start with --workers {before}, or with another --data-dir"
             ) from None
         except KeyboardInterrupt:
-            raise Refused(f"interrupted; the stores of {before} workers are as they were") from None
+            raise Refused(f"interrupted; the stores of {before} workers are unchanged") from None
 
 
 def _work(change: Change, settings: LevelDB, log: Log, strict: bool) -> None:

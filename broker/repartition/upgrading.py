@@ -36,9 +36,9 @@ class Upgrading:
         try:
             run_in_child(lambda: _work(change, self._log, self._is_strict), UpgradeError)
         except ChildFailed as error:
-            raise UpgradeRefused(f"{error}; the stores are as they were") from None
+            raise UpgradeRefused(f"{error}; the stores are unchanged") from None
         except KeyboardInterrupt:
-            raise UpgradeRefused("interrupted; the stores are as they were") from None
+            raise UpgradeRefused("interrupted; the stores are unchanged") from None
         return any(any(path.iterdir()) for path in change.new)
 
 

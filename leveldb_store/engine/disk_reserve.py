@@ -59,7 +59,7 @@ class DiskReserve:
         wanted = int(AGAIN * self._least) + missing
         if not self._is_low and (not missing or (free >= wanted and all(map(self._make, RESERVE_NAMES)))):
             return None
-        return f"the disk has {free >> 20} MB of room, and {wanted >> 20} MB are wanted"
+        return f"the disk has {free >> 20} MB free, but {wanted >> 20} MB are needed"
 
     def release(self) -> bool:
         """Delete the reserve; return False if there is none."""

@@ -87,7 +87,7 @@ STARTED: Final = Kind(15, "worker_started", ("release",), (("incarnation", "Q"),
 STOPPED: Final = Kind(16, "worker_stopped")
 
 BY_NOBODY, BY_CLIENT, BY_BROKER = 0, 1, 2
-"""How a connection ended: it was lost, its client sent DISCONNECT, the broker closed it."""
+"""Endings of a connection: it was lost, its client sent DISCONNECT, the broker closed it."""
 
 KINDS: Final = (
     OPENED, CLOSED, REFUSED, CREATED, EXPIRED, TAKEN_OVER, ENDED, SUBSCRIBED, UNSUBSCRIBED, DROPPED, COUNTERS, TOPICS,

@@ -314,7 +314,7 @@ def _attempt(source: Path, target: Path, attempt: int, take: _Take) -> Clone:
             file.unlink()
     for number, wanted in version.tables.items():
         if number >= version.next_file:
-            raise CloneError(f"{source}: MANIFEST names table {number}, and holds its number for free")
+            raise CloneError(f"{source}: MANIFEST lists table {number}, but counts its number as free")
         size += _take_table(source, target, number, wanted, take)
     numbers = sorted(each for each in _logs(source) if each >= version.log_number or each == version.previous_log)
     if version.log_number not in numbers:
@@ -333,7 +333,7 @@ def _look(source: Path) -> tuple[str, bytes, Version]:
     try:
         name = (source / "CURRENT").read_text().strip()
     except FileNotFoundError:
-        raise CloneError(f"{source}: is no database (it has no CURRENT)") from None
+        raise CloneError(f"{source}: is not a database (it has no CURRENT)") from None
     if not _MANIFEST.fullmatch(name):
         raise CloneError(f"{source}: CURRENT is damaged")
     try:

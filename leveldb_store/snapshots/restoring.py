@@ -48,7 +48,7 @@ def restore(
             except FileNotFoundError:
                 raise SnapshotError(f"{source}: is missing") from None
             if digest != facts.digest:
-                raise SnapshotError(f"{source}: is damaged (its digest is another one)")
+                raise SnapshotError(f"{source}: is damaged (its digest differs)")
             done += facts.bytes
         _settle(manifest, store, path, epoch)
 
@@ -58,7 +58,7 @@ def _settle(manifest: Manifest, store: StoreFacts, path: Path, epoch: str) -> No
         identity = {"worker": store.worker, "workers": manifest.workers, "epoch": manifest.epoch}
         named = db.get(schema.STORE, verify_checksums=True)
         if named is not None and json.loads(named) != identity:
-            raise SnapshotError(f"{path}: says that it is another store: {named.decode(errors='replace')}")
+            raise SnapshotError(f"{path}: names another store: {named.decode(errors='replace')}")
         with db.write_batch(sync=True) as batch:
             batch.put(schema.STORE, json.dumps({**identity, "epoch": epoch}).encode())
             for other in manifest.stores:

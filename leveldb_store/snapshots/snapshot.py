@@ -162,7 +162,7 @@ def read_manifest(directory: Path) -> Manifest:
         found = json.loads((directory / NAME).read_text())
         known, version = int(found["format"]), int(found["schema"])
     except FileNotFoundError:
-        raise SnapshotError(f"{directory}: is no snapshot of mqttd, or one that was not finished") from None
+        raise SnapshotError(f"{directory}: is not a snapshot of mqttd, or is incomplete") from None
     except OSError as error:
         raise SnapshotError(f"{directory}: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError):
@@ -240,7 +240,7 @@ def differences(directory: Path, store: StoreFacts) -> Iterator[str]:
             if found.bytes != wanted.bytes:
                 yield f"{name}: has {found.bytes} bytes instead of {wanted.bytes}"
             elif found.digest != wanted.digest:
-                yield f"{name}: is damaged (its digest is another one)"
+                yield f"{name}: is damaged (its digest differs)"
 
 
 # ---------------------------------------------------------------- taking it
@@ -313,7 +313,7 @@ class Taking:
 
     def _progress(self, what: str, share: float) -> None:
         if self._is_given_up:  # another thread has failed, or the user has interrupted this
-            raise SnapshotError("given up")
+            raise SnapshotError("cancelled")
         self._told(what, share)
 
     def _path(self, worker: int) -> Path:
@@ -375,7 +375,7 @@ class Taking:
             value = db.get(schema.SCHEMA, verify_checksums=True)
             version = 0 if value is None else schema.decode_u32(value)
             if schema.unread_version(version):
-                raise SnapshotError(f"the store of worker {worker} is of no schema version that is read here")
+                raise SnapshotError(f"the store of worker {worker} has a schema version that this mqttd cannot read")
             self._versions.append(version)
             _handoffs(db, links)
             found = count(db, lambda done: self._progress(f"worker {worker}: counting", done / size))

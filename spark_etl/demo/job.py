@@ -30,7 +30,7 @@ Told = Callable[[str], None]
 def add_options(parser: ArgumentParser) -> None:
     """Add the options of the job."""
     parser.add_argument("--out", type=Path, default=Path("mqttd-demo"), help="a new directory (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of the fleet (default: %(default)g)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="run time of the fleet (default: %(default)g)")
     parser.add_argument("--master", default="local[*]", help="Spark's, where spark-submit has set none")
 
 

@@ -75,7 +75,7 @@ def run(options: Namespace) -> int:
     except (ZoneInfoNotFoundError, ValueError):
         raise JobError(f"{options.zone}: is no time zone") from None
     if not options.out.absolute().parent.is_dir():
-        raise JobError(f"{options.out.parent}: is no directory")
+        raise JobError(f"{options.out.parent}: is not a directory")
     try:
         with session("report", options.master) as spark, shown(spark, "report"):
             spark.conf.set("spark.sql.session.timeZone", options.zone)

@@ -247,7 +247,7 @@ def killed(data: Path) -> bool:
 def test_when_it_cannot_be_done_everything_is_as_it_was(data: Path) -> None:
     was = made(data / "worker-1", NEXT)
     before = (data / "store.json").read_text()
-    with pytest.raises(UpgradeRefused, match=r"worker-1 has schema version 3, .*; the stores are as they were$"):
+    with pytest.raises(UpgradeRefused, match=r"worker-1 has schema version 3, .*; the stores are unchanged$"):
         opened(data)
     assert stores(data) == {"worker-0", "worker-1"}
     assert content(data / "worker-1") == was

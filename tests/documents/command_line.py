@@ -2,8 +2,8 @@
 
     python -m tests.documents.command_line --write docs/reference/command-line.md
 
-Flags are what ``--help`` says, error texts are read off the ``raise`` statements. What a status means stands here, and
-`statuses` finds those that the code of a command knows.
+Flags are those of ``--help``, error texts are read from the ``raise`` statements. The meanings of statuses are defined
+here, and `statuses` finds those that the code of a command uses.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ END = "<!-- end of what is generated -->"
 _USAGE = "wrong usage, or wrong settings"
 _DATA = "the data directory, the snapshot or the disk cannot be used"
 
-#: Command -> its file, and what its statuses mean. 0 is done, if nothing else is said.
+#: Command -> its file, and the meanings of its statuses; 0: done, unless given.
 STATUSES: dict[str, tuple[str, dict[int, str]]] = {
     "": (
         "main",
         {
-            0: "stopped as asked",
+            0: "stopped as requested",
             1: "a worker cannot start, or ten died within a minute; no runtime directory; not compiled",
             2: _USAGE,
             3: "an address cannot be listened on: in use, no permission, not of this machine",
-            4: "the data directory cannot be used: another mqttd has it, a newer one has written it, or its stores "
-            "cannot be made anew for this release or number of workers",
+            4: "the data directory cannot be used: another mqttd uses it, a newer one has written it, or its stores "
+            "cannot be converted for this release or number of workers",
         },
     ),
     "check-config": ("main", {0: "no errors", 2: "the file has errors: a line for each"}),
     "status": ("status", {0: "ready", 1: "not ready, or no answer", 2: _USAGE}),
-    "sessions": ("sessions_command", {0: "done", 1: "no such session, or no broker that answers", 2: _USAGE}),
+    "sessions": ("sessions_command", {0: "done", 1: "no such session, or no answering broker", 2: _USAGE}),
     "events": (
         "events_command",
-        {0: "done", 1: "no answer, or something cannot be read", 2: _USAGE, 4: "the directory cannot be used"},
+        {0: "done", 1: "no answer, or unreadable records", 2: _USAGE, 4: "the directory cannot be used"},
     ),
     "snapshot": (
         "snapshots",
-        {0: "done", 2: f"{_USAGE}; OUT is not empty", 4: _DATA, 130: "interrupted: nothing is left"},
+        {0: "done", 2: f"{_USAGE}; OUT is not empty", 4: _DATA, 130: "interrupted: no files are left behind"},
     ),
     "restore": (
         "snapshots",
-        {0: "done", 2: f"{_USAGE}; the directory is not empty", 4: _DATA, 130: "interrupted: nothing is left"},
+        {0: "done", 2: f"{_USAGE}; the directory is not empty", 4: _DATA, 130: "interrupted: no files are left behind"},
     ),
     "store": (
         "store_command",
@@ -74,28 +74,28 @@ STATUSES: dict[str, tuple[str, dict[int, str]]] = {
     ),
 }
 
-#: Class of an error -> of which command and status its lines are, and what to do.
+#: Class of an error -> command and status of its lines, and the action.
 ERRORS: dict[str, tuple[str, str]] = {
     "broker.config.loading.ConfigError": (
-        "whatever reads settings, 2",
-        "Correct the file, the variable or the flag: the line names its place, as `limits.inflight_max: ...`.",
+        "every command that reads settings, 2",
+        "Correct the file, the variable or the flag: the line names its place, for example `limits.inflight_max: ...`.",
     ),
-    "broker.cli.main._CannotStart": ("`mqttd`, 1", "Install mqttd where there is a C compiler."),
-    "shards.supervisor._fail": ("`mqttd`, 1", "The log says more: `worker_failed`, `worker_died`."),
-    "shards.runtime_dir.RuntimeDirError": ("`mqttd`, 1", "Name another `runtime_dir`, or none."),
-    "shards.listening.CannotListen": ("`mqttd`, 3", "Name another address or port, or stop who has it."),
-    "broker.cli.main.CannotListen": ("`mqttd`, 3", "Another `admin`, or `none`."),
+    "broker.cli.main._CannotStart": ("`mqttd`, 1", "Install mqttd on a machine with a C compiler."),
+    "shards.supervisor._fail": ("`mqttd`, 1", "The log has the details: `worker_failed`, `worker_died`."),
+    "shards.runtime_dir.RuntimeDirError": ("`mqttd`, 1", "Configure another `runtime_dir`, or none."),
+    "shards.listening.CannotListen": ("`mqttd`, 3", "Free the address or port, or configure another."),
+    "broker.cli.main.CannotListen": ("`mqttd`, 3", "Configure another `admin`, or `none`."),
     "shards.data_dir.DataDirError": (
         "`mqttd`, `events`, `snapshot`, `restore`, `store`, 4",
-        "Look whether another mqttd runs, and whose directory it is; [backups](../how-to/back-up.md) help with damage.",
+        "Check whether another mqttd runs, and who owns the directory; damage needs a [backup](../how-to/back-up.md).",
     ),
     "broker.repartition.supervision.Refused": (
         "`mqttd`, 4",
-        "Make room, or start with the old number: [another number of workers](../how-to/resize.md).",
+        "Free disk space, or start with the old number: [another number of workers](../how-to/resize.md).",
     ),
     "broker.repartition.upgrading.UpgradeRefused": (
         "`mqttd`, 4",
-        "Make room, or start the release from before: [upgrading](../how-to/upgrade.md).",
+        "Free disk space, or start the previous release: [upgrading](../how-to/upgrade.md).",
     ),
     "leveldb_store.snapshots.snapshot.SnapshotError": (
         "`snapshot`, `restore`, `store`, `events`, 4",
@@ -104,9 +104,9 @@ ERRORS: dict[str, tuple[str, str]] = {
     "leveldb_store.snapshots.restoring.SnapshotError": ("`restore`, 4", "Take another snapshot."),
     "leveldb_store.snapshots.clone.CloneError": (
         "`snapshot`, 4; `store`, `events`, 1",
-        "`mqttd store verify` says what is damaged; a start of the broker repairs it.",
+        "`mqttd store verify` reports the damage; a start of the broker repairs it.",
     ),
-    "broker.cli.snapshots._Refused": ("`snapshot`, `restore`, 2 or 4", "Another directory, or room on the disk."),
+    "broker.cli.snapshots._Refused": ("`snapshot`, `restore`, 2 or 4", "Use another directory, or free disk space."),
     "broker.cli.store_command.Unusable": ("`store`, `events`, 4", "Name the data directory, or a snapshot."),
     "broker.cli.console_client.NoBroker": (
         "`sessions`, 1",
@@ -118,23 +118,23 @@ ERRORS: dict[str, tuple[str, str]] = {
     ),
     "broker.admin.requests.NoAnswer": (
         "`sessions`, `events`, `store`, 1; `GET /api/v1/stores`, 503",
-        "Look at the log of the broker; a command and its broker are to be of one release.",
+        "Look at the log of the broker; a command and its broker must be of the same release.",
     ),
     "broker.admin.workers.NoAnswer": (
         "`GET /api/v1/stores`, 503",
         "Try again; look at the log of the broker.",
     ),
-    "broker.cli.sessions_command.print": ("`sessions`, 1", "`mqttd sessions list` has all."),
+    "broker.cli.sessions_command.print": ("`sessions`, 1", "`mqttd sessions list` lists all sessions."),
     "broker.cli.status.print": ("`status`, 1", "Start the broker, or name its `--admin`."),
-    "broker.cli.events_command.print": ("`events`, 1", "`mqttd store verify` says what is damaged."),
-    "broker.cli.store_command.print": ("`store`, 1", "`mqttd store verify` says what is damaged."),
-    "broker.cli.snapshots.print": ("`snapshot`, `restore`, 4, interrupted: 130", "Look at the disk."),
-    "broker.cli.passwd._Refused": ("`passwd`, 1 or 2", "As it says."),
-    "broker.cli.passwd.print": ("`passwd`, 1", "Look at the file."),
+    "broker.cli.events_command.print": ("`events`, 1", "`mqttd store verify` reports the damage."),
+    "broker.cli.store_command.print": ("`store`, 1", "`mqttd store verify` reports the damage."),
+    "broker.cli.snapshots.print": ("`snapshot`, `restore`, 4, interrupted: 130", "Check the disk."),
+    "broker.cli.passwd._Refused": ("`passwd`, 1 or 2", "Follow the message."),
+    "broker.cli.passwd.print": ("`passwd`, 1", "Check the file."),
 }
 
 
-#: What is filled in, and is not called by its last name
+#: Placeholders that are not named after the last name in their expression
 _NAMED = {
     "address[0]": "HOST",
     "address[1]": "PORT",
@@ -148,7 +148,7 @@ _NAMED = {
 
 
 def statuses(command: str) -> set[int]:
-    """The exit statuses that the code of a command knows: its constants, and the numbers that it returns."""
+    """The exit statuses in the code of a command: its constants, and the numbers that it returns."""
     tree = ast.parse((ROOT / "broker" / "cli" / f"{STATUSES[command][0]}.py").read_text())
     if command == "check-config":
         tree.body[:] = [
@@ -177,7 +177,7 @@ def _parsed(path: Path) -> ast.Module:
 
 @functools.cache
 def texts(error: str) -> list[str]:
-    """The lines that are raised as this error in this module (`print`: printed before it ends); what is filled in is in
+    """The lines that are raised as this error in this module (`print`: printed before it ends); placeholders are in
     capitals.
     """
     module, _, name = error.rpartition(".")
@@ -198,7 +198,7 @@ def texts(error: str) -> list[str]:
 
 
 def _last_words(tree: ast.Module) -> Iterator[ast.AST]:
-    """The calls that stand in one block with what gives the exit status."""
+    """The calls in the same block as the statement that sets the exit status."""
     for node in ast.walk(tree):
         for block in (getattr(node, "body", []), getattr(node, "orelse", [])):
             if not isinstance(block, list) or not isinstance(node, ast.If | ast.ExceptHandler):
@@ -235,7 +235,7 @@ def _filled_in(value: ast.expr) -> str:
 
 
 def raised() -> set[str]:
-    """Everywhere that one of these errors is raised with a text of its own, as ERRORS calls it."""
+    """The places where one of these errors is raised with its own text, named as in ERRORS."""
     names = {error.rpartition(".")[2] for error in ERRORS} - {"_fail", "print"}
     found = set()
     for folder in ("broker", "shards", "leveldb_store"):
@@ -253,7 +253,7 @@ def raised() -> set[str]:
 
 
 def usage(command: str) -> str:
-    """What ``mqttd COMMAND --help`` prints."""
+    """The output of ``mqttd COMMAND --help``."""
     with (
         mock.patch.dict(os.environ, {"COLUMNS": str(COLUMNS)}),
         contextlib.redirect_stdout(io.StringIO()) as said,
@@ -264,14 +264,14 @@ def usage(command: str) -> str:
 
 
 def page() -> Iterator[str]:
-    """The lines of what is generated."""
+    """The lines of the generated part."""
     yield from ("## Exit statuses", "", "| command | status | meaning |", "|---|---|---|")
     for command, (_, meanings) in STATUSES.items():
         for status, meaning in meanings.items():
             yield f"| `{f'mqttd {command}'.strip()}` | {status} | {meaning} |"
     yield from ("", "## Errors", "")
-    yield "What is filled in stands in capitals. Each line begins with `mqttd: `, but those of `check-config`."
-    yield from ("", "| line | of, status | what to do |", "|---|---|---|")
+    yield "Placeholders are in capitals. Each line begins with `mqttd: `, except those of `check-config`."
+    yield from ("", "| line | command, status | action |", "|---|---|---|")
     for error, (of, meaning) in ERRORS.items():
         yield f"| {'<br>'.join(f'`{text}`' for text in texts(error))} | {of} | {meaning} |"
     yield from ("", "## Commands")
@@ -281,7 +281,7 @@ def page() -> Iterator[str]:
 
 
 def with_tables(document: str) -> str:
-    """A document with its generated part made anew. Raises ValueError when it has no place for it."""
+    """A document with its generated part replaced. Raises ValueError if the document has no place for it."""
     before, begin, rest = document.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

@@ -2,10 +2,9 @@
 
     python -m tests.documents.log_events --write docs/reference/log-events.md
 
-Names, levels and fields are what the calls say. ``log_events.toml`` beside this file has what each event means and
-what is to be done about it; `also`, the fields that a call takes from elsewhere (``**fields``); `files`, where a name
-is logged in several files, all of which mean the same by it. `problems` finds every way in which the two could drift
-apart.
+Names, levels and fields are those of the calls. ``log_events.toml`` beside this file has the meaning of each event and
+the operator's action; `also`, the fields that a call takes from elsewhere (``**fields``); `files`, the files of a name
+that is logged in several with the same meaning. `problems` finds every difference between the two.
 """
 
 from __future__ import annotations
@@ -30,19 +29,19 @@ END = "<!-- end of what is generated -->"
 
 
 class UnknownCall(Exception):
-    """A call that logs something whose name cannot be read off the source."""
+    """A logging call whose event name cannot be read from the source."""
 
 
 @dataclass
 class Event:
-    """What the calls say of one event."""
+    """Levels, fields and files of one event, collected from its calls."""
 
     levels: set[str] = field(default_factory=set)
     fields: list[str] = field(default_factory=list)
-    """In the order of the calls, each once."""
+    """Field names in the order of the calls, each once."""
     files: set[str] = field(default_factory=set)
     is_open: bool = False
-    """A call adds fields that do not stand in it."""
+    """Whether a call adds fields that are not written in it."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +53,12 @@ class Sources:
     @classmethod
     @functools.cache
     def of_the_tree(cls) -> Sources:
-        """Those of all folders that log."""
+        """Returns the syntax trees of all folders that log."""
         paths = (path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")))
         return cls({str(path.relative_to(ROOT)): ast.parse(path.read_text()) for path in paths})
 
     def events(self) -> dict[str, Event]:
-        """All events by their name. Raises UnknownCall."""
+        """Returns all events by name. Raises UnknownCall."""
         found: dict[str, Event] = {}
         for file, tree in self.trees.items():
             for scope, call in _calls(tree, (tree,)):
@@ -70,7 +69,7 @@ class Sources:
         return dict(sorted(found.items()))
 
     def _logged(self, file: str, scope: tuple[ast.AST, ...], call: ast.Call) -> tuple[set[str], list[str]] | None:
-        """(levels, names) if this call logs something."""
+        """Returns (levels, names) if this is a logging call."""
         *before, last = ast.unparse(call.func).split(".")
         of_a_log = bool(before) and before[-1].lstrip("_") == "log"
         if of_a_log and last in LEVELS and call.args:
@@ -98,7 +97,7 @@ class Sources:
         raise UnknownCall(f"{file}:{event.lineno}: {ast.unparse(event)}")
 
     def _given(self, scope: tuple[ast.AST, ...], attribute: str) -> list[str]:
-        """What constructors of the class around are given for an attribute that is one of their arguments."""
+        """Returns the arguments passed by constructor calls of the enclosing class for one of its attributes."""
         owner = next(node for node in reversed(scope) if isinstance(node, ast.ClassDef))
         make = next(node for node in owner.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
         place = [argument.arg for argument in make.args.args].index(attribute.lstrip("_")) - 1
@@ -112,7 +111,7 @@ class Sources:
 
 
 def _calls(node: ast.AST, scope: tuple[ast.AST, ...]) -> Iterator[tuple[tuple[ast.AST, ...], ast.Call]]:
-    """Each call, with the classes and functions around it."""
+    """Yields each call with its enclosing classes and functions."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Call):
             yield scope, child
@@ -121,7 +120,7 @@ def _calls(node: ast.AST, scope: tuple[ast.AST, ...]) -> Iterator[tuple[tuple[as
 
 
 def _assigned(name: str, scope: tuple[ast.AST, ...]) -> set[str]:
-    """The levels that a variable of the function around may be."""
+    """Returns the possible levels of a variable of the enclosing function."""
     values = [
         node.value
         for node in ast.walk(scope[-1])
@@ -147,12 +146,12 @@ def _add(event: Event, file: str, levels: set[str], call: ast.Call) -> None:
 
 
 def read_meanings() -> dict[str, dict[str, Any]]:
-    """The hand-written part, by event."""
+    """Returns the hand-written part, by event."""
     return tomllib.loads(MEANINGS.read_text())
 
 
 def problems(events: Mapping[str, Event], meanings: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """A sentence for everything that the sources and the meanings do not agree on."""
+    """Yields a sentence for every difference between sources and meanings."""
     for name, event in events.items():
         meaning = meanings.get(name)
         if meaning is None:
@@ -169,7 +168,7 @@ def problems(events: Mapping[str, Event], meanings: Mapping[str, Mapping[str, An
 
 
 def table(events: Mapping[str, Event], meanings: Mapping[str, Mapping[str, Any]]) -> str:
-    """A row for each event."""
+    """Returns the table with a row for each event."""
     lines = ["| event | level | fields | meaning, and what to do |", "|---|---|---|---|"]
     for name, event in events.items():
         levels = ", ".join(level for level in LEVELS if level in event.levels)
@@ -180,7 +179,7 @@ def table(events: Mapping[str, Event], meanings: Mapping[str, Mapping[str, Any]]
 
 
 def with_table(document: str) -> str:
-    """A document with its table made anew. Raises ValueError when it has no place for it, or an event no meaning."""
+    """Returns a document with a new table. Raises ValueError if it has no place for it, or an event no meaning."""
     events, meanings = Sources.of_the_tree().events(), read_meanings()
     if wrong := list(problems(events, meanings)):
         raise ValueError("\n".join(wrong))

@@ -172,7 +172,7 @@ def test_since_until_and_client_choose(scene: Scene, mqttd: Command) -> None:
             mqttd("events", "--data-dir", str(scene.data), *wrong)
         assert ended.value.code == 2
     status, _, err = mqttd("events", "--data-dir", str(scene.data / "none"))
-    assert (status, err) == (4, f"mqttd: {scene.data}/none: is no data directory of mqttd (it has no store.json)\n")
+    assert (status, err) == (4, f"mqttd: {scene.data}/none: is not a data directory of mqttd (it has no store.json)\n")
     with plyvel.DB(str(scene.data / "worker-0")) as db:
         db.put(event_key(1), b"damaged")
     status, _, err = mqttd("events", "--data-dir", str(scene.data))

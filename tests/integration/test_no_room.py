@@ -238,7 +238,7 @@ def test_a_full_disk_refuses_another_number_of_workers(tmp_path: Path, name: str
                     Mqttd.start(broker)  # that of ours removes its files when it fails
                 (line,) = (each for each in broker.stderr(said).splitlines() if "cannot be repartitioned" in each)
                 assert "No space left on device" in line
-                assert line.endswith("they are as they were: start with --workers 2, or with another --data-dir")
+                assert line.endswith("they are unchanged: start with --workers 2, or with another --data-dir")
                 assert "Traceback" not in broker.stderr(said)
                 assert settled(str(data)).generation == 0
                 assert {path.name for path in data.iterdir()} == files

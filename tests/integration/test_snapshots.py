@@ -120,7 +120,7 @@ def test_what_is_restored_of_a_running_broker_is_what_it_had(start: Start, tmp_p
     data, out = tmp_path / "data", tmp_path / "out"
     said = mqttd("snapshot", "--data-dir", data, "--out", out)
     assert said.status == 0, said
-    assert said.err_beside_progress == f"mqttd: the broker runs (process {broker.pid}), and goes on\n"
+    assert said.err_beside_progress == f"mqttd: the broker (process {broker.pid}) keeps running\n"
     assert said.out.startswith(f"{out}: 2 workers, 7 sessions, ")
     manifest = read_manifest(out)
     assert (manifest.total(schema.SESSION), manifest.total(schema.RETAINED)) == (7, 8)
@@ -222,7 +222,7 @@ def test_the_stores_commands_leave_a_snapshot_as_it_is_and_name_damage(start: St
     table.write_bytes(content)
     verified = mqttd("store", "verify", out)
     assert verified.status == 1
-    assert f"{table.name}: is damaged (its digest is another one)" in verified.out
+    assert f"{table.name}: is damaged (its digest differs)" in verified.out
     refused = mqttd("restore", "--from", out, "--data-dir", tmp_path / "new")
     assert (refused.status, refused.err.count("\n")) == (4, 1)
     assert f"{table}: is damaged" in refused.err
@@ -237,13 +237,13 @@ def test_what_cannot_be_done_is_said_in_one_line(start: Start, tmp_path: Path) -
     full.mkdir()
     (full / "something").touch()
     for arguments, status, line in (
-        (("snapshot", "--data-dir", data, "--out", full), 2, f"{full}: is there and not empty"),
+        (("snapshot", "--data-dir", data, "--out", full), 2, f"{full}: exists and is not empty"),
         (("snapshot", "--data-dir", data, "--out", data / "out"), 2, f"{data / 'out'}: lies in the data directory"),
-        (("snapshot", "--data-dir", data, "--out", tmp_path / "a" / "b"), 2, f"{tmp_path / 'a'}: is no directory"),
+        (("snapshot", "--data-dir", data, "--out", tmp_path / "a" / "b"), 2, f"{tmp_path / 'a'}: is not a directory"),
         (("snapshot", "--data-dir", full, "--out", out), 4,
-         f"{full}: is no data directory of mqttd (it has no store.json)"),
+         f"{full}: is not a data directory of mqttd (it has no store.json)"),
         (("restore", "--from", full, "--data-dir", out), 4,
-         f"{full}: is no snapshot of mqttd, or one that was not finished"),
+         f"{full}: is not a snapshot of mqttd, or is incomplete"),
     ):  # fmt: skip
         said = mqttd(*arguments)
         assert (said.status, said.out, said.err_beside_progress) == (status, "", f"mqttd: {line}\n")
@@ -259,7 +259,7 @@ def test_what_cannot_be_done_is_said_in_one_line(start: Start, tmp_path: Path) -
         assert (said.status, said.err) == (2, f"mqttd: {arguments[-1]}: lies in the snapshot {out}\n")
         assert mqttd("store", "verify", out).status == 0
     said = mqttd("restore", "--from", out, "--data-dir", tmp_path / "a" / "b")
-    assert (said.status, said.err) == (2, f"mqttd: {tmp_path / 'a'}: is no directory\n")
+    assert (said.status, said.err) == (2, f"mqttd: {tmp_path / 'a'}: is not a directory\n")
     whole = (out / NAME).read_text()
     for key, line in (
         ("format", "the snapshot has format 3, this mqttd reads formats 1 to 2"),
@@ -284,7 +284,7 @@ def test_one_that_is_interrupted_leaves_nothing(start: Start, tmp_path: Path) ->
     if running.returncode in (0, -signal.SIGTERM):  # it was faster, and may not even have ended by itself
         assert read_manifest(out).workers == 1
     else:
-        assert (running.returncode, err.splitlines()[-1]) == (130, "mqttd: interrupted; what was made is removed")
+        assert (running.returncode, err.splitlines()[-1]) == (130, "mqttd: interrupted; all new files were removed")
         assert not out.exists()
 
 

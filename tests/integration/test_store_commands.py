@@ -144,7 +144,7 @@ def test_a_broker_with_its_store_in_memory_is_asked_too(
     for command in (("sessions", "list"), ("store", "stats")):
         status, _, err = mqttd(*command)
         assert status == 1
-        assert err == "mqttd: a broker with its store in memory is found by its runtime_dir, which its start names\n"
+        assert err == "mqttd: a broker with its store in memory is found by its runtime_dir, which its start shows\n"
 
 
 def test_a_running_broker_is_asked_for_the_stats_of_its_stores(start: Start, mqttd: Command, tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_stores_are_verified_and_problems_named(start: Start, mqttd: Command, tm
     assert (status, err) == (4, f"mqttd: data_dir {data}: in use by another mqttd\n")
     assert (data / "broker.json").stat().st_mode & 0o777 == 0o600
     broker.kill()  # broker.json stays, and the logs are as a crash leaves them
-    assert "(one did, and was killed)" in mqttd("sessions", "list", "--data-dir", str(data))[2]
+    assert "(an earlier one was killed)" in mqttd("sessions", "list", "--data-dir", str(data))[2]
     copy = tmp_path / "copy"
     shutil.copytree(data, copy)
     for directory in (data, copy):

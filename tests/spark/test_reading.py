@@ -173,8 +173,8 @@ def test_what_cannot_be_read_is_one_line_that_names_the_file(load: Load, tmp_pat
         (tmp_path / name).mkdir()
         (tmp_path / name / NAME).write_text(json.dumps({**manifest, key: value}))
     for path, options, line in (
-        (foreign, {}, f"{foreign}: is no snapshot of mqttd, or one that was not finished"),
-        (tmp_path / "missing", {}, f"{tmp_path / 'missing'}: is no snapshot of mqttd"),
+        (foreign, {}, f"{foreign}: is not a snapshot of mqttd, or is incomplete"),
+        (tmp_path / "missing", {}, f"{tmp_path / 'missing'}: is not a snapshot of mqttd"),
         (tmp_path / "none*", {}, f"{tmp_path / 'none*'}: matches nothing"),
         (
             tmp_path / "newer",
@@ -197,7 +197,7 @@ def test_what_cannot_be_read_is_one_line_that_names_the_file(load: Load, tmp_pat
     table.write_bytes(content[:middle] + bytes((content[middle] ^ 1,)) + content[middle + 1 :])
     with pytest.raises(Exception, match="SnapshotError") as refused:
         load(good).collect()
-    assert f"{table}: is damaged (its digest is another one)" in str(refused.value)
+    assert f"{table}: is damaged (its digest differs)" in str(refused.value)
     table.write_bytes(content)
     (good / "worker-0" / "CURRENT").unlink()
     with pytest.raises(Exception, match="SnapshotError") as refused:

@@ -313,7 +313,7 @@ def test_where_nothing_can_be_linked_a_database_at_rest_is_copied(
 def test_what_is_no_database_is_refused_in_one_line(source: Written, tmp_path: Path) -> None:
     nothing = tmp_path / "nothing"
     nothing.mkdir()
-    with pytest.raises(CloneError, match=f"^{nothing}: is no database"):
+    with pytest.raises(CloneError, match=f"^{nothing}: is not a database"):
         clone(nothing, tmp_path / "target")
     source.write(2000)
     source.db.close()

@@ -290,7 +290,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(stores: Callable[[int], Stor
     with pytest.raises(SnapshotError, match="is damaged"):
         read_manifest(out)
     (out / NAME).unlink()
-    with pytest.raises(SnapshotError, match="is no snapshot of mqttd, or one that was not finished"):
+    with pytest.raises(SnapshotError, match="is not a snapshot of mqttd, or is incomplete"):
         read_manifest(out)
 
 
@@ -310,7 +310,7 @@ def test_a_snapshot_of_the_first_format_is_verified_and_restored(
     restored(out, tmp_path / "new")
     table = next((out / "worker-0").glob("*.ldb"))
     table.write_bytes(table.read_bytes()[:-1] + b"x")
-    assert list(differences(out, manifest.stores[0])) == [f"{table.name}: is damaged (its digest is another one)"]
+    assert list(differences(out, manifest.stores[0])) == [f"{table.name}: is damaged (its digest differs)"]
 
 
 def test_a_directory_that_is_not_empty_is_no_target(stores: Callable[[int], Stores], tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def test_a_store_of_another_schema_is_no_source(stores: Callable[[int], Stores],
     out.mkdir()
     taking = Taking(sources.paths, out)
     taking.clone()
-    with pytest.raises(SnapshotError, match="is of no schema version that is read here"):
+    with pytest.raises(SnapshotError, match="has a schema version that this mqttd cannot read"):
         taking.finish("1", EPOCH, 0, "")
 
 

@@ -89,7 +89,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
 def test_stores_of_an_unknown_number_are_refused(tmp_path: Path) -> None:
     DataDir(str(tmp_path / "data"), 1).close()
     (tmp_path / "data" / "store.json").unlink()
-    with pytest.raises(DataDirError, match=r"has stores, and no store\.json"):
+    with pytest.raises(DataDirError, match=r"has stores, but no store\.json"):
         DataDir(str(tmp_path / "data"), 1)
 
 

@@ -374,7 +374,7 @@ def test_a_data_directory_for_another_number_of_workers(mqttd: Mqttd, tmp_path: 
     assert command.status() == 4
     assert command.err().splitlines()[-1] == (
         "mqttd: the stores of 1 workers cannot be repartitioned for 3: the store "
-        f"{tmp_path}/data/worker-0.1, record b'Sclient': a session is cut off; they are as they were: "
+        f"{tmp_path}/data/worker-0.1, record b'Sclient': a session is cut off; they are unchanged: "
         "start with --workers 1, or with another --data-dir"
     )
     assert {path.name for path in (tmp_path / "data").iterdir()} == {

@@ -113,7 +113,7 @@ def test_no_scram_verifier_if_none_is_wanted(passwd: Passwd, tmp_path: Path) -> 
         ("x" * 65536, "a user name of more than 65535 bytes"),
         (
             "\u2168",
-            "SCRAM-SHA-256 cannot have it: the user name has characters that SASLprep changes; "
+            "SCRAM-SHA-256 does not allow it: the user name has characters that SASLprep changes; "
             "--scram-iterations 0 leaves it out",
         ),
     ],
@@ -135,7 +135,7 @@ def test_names_that_are_refused(
         (b"x" * 65536 + b"\n", "a password of more than 65535 bytes"),
         (
             b"bell \x07\n",
-            "SCRAM-SHA-256 cannot have it: a character that SASLprep prohibits; --scram-iterations 0 leaves it out",
+            "SCRAM-SHA-256 does not allow it: a character that SASLprep prohibits; --scram-iterations 0 leaves it out",
         ),
     ],
 )

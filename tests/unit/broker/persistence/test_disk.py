@@ -13,7 +13,7 @@ from tests.kept_host import VERSIONS, WILL, commit, kept, lasting, sent, store_o
 from tests.kept_store import KeptStore
 from tests.sansio import Host, Peer
 
-FULL = "the disk has 1 MB of room, and 36 MB are wanted"
+FULL = "the disk has 1 MB free, but 36 MB are needed"
 REFUSES = "no space left on device, since 1"
 WAIT = 3.0
 LIMITS = {"store_error_seconds_max": WAIT}
