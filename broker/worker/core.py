@@ -164,7 +164,7 @@ class Node:
         self.authenticating.reload()
         self.sys_topics.reload()
         if changed:
-            context.in_pieces(router.sharing.strategies_changed())
+            context.in_pieces(router.enrolling.strategies_changed())
         router.back_pressure.limits_changed()
         context.in_pieces(self.subscribing.set_queue_rules(settings.queue))
 

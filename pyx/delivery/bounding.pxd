@@ -16,7 +16,7 @@ from pyx.storage.records cimport LogKey
 
 
 cdef class Teller:
-    """What tells siblings of a session's share groups, in pieces: implemented by pyx.delivery.sharing."""
+    """What tells siblings of a session's share groups, in pieces: implemented by pyx.delivery.enrolling."""
     cdef bint tell_on(self, Session s) except -1                # True: it has come to its end
 
 

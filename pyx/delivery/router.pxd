@@ -14,14 +14,16 @@ A Router is composed of parts, each a file of its own that is given the ones it 
     pyx.delivery.backlog          Backlog        sessions that are behind: reading the log, resending
     pyx.delivery.retaining        Retaining      retained messages
     pyx.delivery.fanout           FanOut         from a match to its subscribers
-    pyx.delivery.sharing          Sharing        share groups: which worker, which member, and who is next
+    pyx.delivery.enrolling        Enrolling      share groups: who is a member, and what siblings know of that
+    pyx.delivery.sharing          Sharing        which worker, which member, and who is next
+    pyx.delivery.handing_on       HandingOn      what a member did not take, for another one
     pyx.delivery.siblings         Siblings       entries that siblings send, and what siblings want
     pyx.delivery.ending           Ending         how sessions end
     pyx.delivery.subscribing      Subscribing    how subscriptions begin and end; sessions go online and offline
     pyx.delivery.router           Router         a publish, its acks, and the tick
 
 Each knows those above it in this list. Where one has to call a part further down it declares what it calls: `Sender` in
-windows (Backlog), `Bounds` in back_pressure (Bounding), `Teller` in bounding (Sharing).
+windows (Backlog), `Bounds` in back_pressure (Bounding), `Teller` in bounding (Enrolling).
 
 Call order, one publish: begin -> publish -> (answer). One tick: any number of publishes, acks and slow packets ->
 commit -> serve_ready -> (links take what peers want) -> release_acks -> the reactor sends what `dirty` names.
@@ -36,7 +38,9 @@ from pyx.delivery.backlog cimport Backlog
 from pyx.delivery.bounding cimport Bounding
 from pyx.delivery.connection cimport Connection
 from pyx.delivery.ending cimport Ending
+from pyx.delivery.enrolling cimport Enrolling
 from pyx.delivery.fanout cimport FanOut
+from pyx.delivery.handing_on cimport HandingOn
 from pyx.delivery.journal cimport Journal
 from pyx.delivery.peers cimport Peers
 from pyx.delivery.publish_in_hand cimport PublishInHand
@@ -65,7 +69,9 @@ cdef class Router:
     cdef readonly Backlog backlog
     cdef readonly Retaining retaining
     cdef readonly FanOut fanout
+    cdef readonly Enrolling enrolling
     cdef readonly Sharing sharing
+    cdef readonly HandingOn handing_on
     cdef readonly Siblings siblings
     cdef readonly Ending ending
     cdef readonly Subscribing subscribing

@@ -10,7 +10,9 @@ from pyx.delivery.back_pressure import BackPressure
 from pyx.delivery.backlog import Backlog
 from pyx.delivery.bounding import Bounding
 from pyx.delivery.ending import Ending
+from pyx.delivery.enrolling import Enrolling
 from pyx.delivery.fanout import FanOut
+from pyx.delivery.handing_on import HandingOn
 from pyx.delivery.journal import Journal
 from pyx.delivery.peers import Peers
 from pyx.delivery.publish_in_hand import PublishInHand
@@ -55,7 +57,11 @@ class Router:
     @property
     def fanout(self) -> FanOut: ...
     @property
+    def enrolling(self) -> Enrolling: ...
+    @property
     def sharing(self) -> Sharing: ...
+    @property
+    def handing_on(self) -> HandingOn: ...
     @property
     def siblings(self) -> Siblings: ...
     @property
