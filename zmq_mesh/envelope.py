@@ -24,7 +24,7 @@ The prefix is the same for every message between two incarnations: a receiver co
 who, which incarnations) instead of taking it apart. Every message carries the whole state of the opposite direction, so
 any one of them acknowledges everything; what the numbers mean is told in zmq_mesh.links.
 
-An entry is one PUBLISH on its way to a peer; `pyx.storage.records` packs and unpacks them on the data path. The decoder
+An entry is one PUBLISH on its way to a peer; `pyx.storage.entries` packs and unpacks them on the data path. The decoder
 here is for tools and tests, and is held to the same golden bytes:
 
     entry       u8 flags | u16 topic bytes | u32 property bytes | u32 payload bytes | u64 message number

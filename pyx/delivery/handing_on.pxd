@@ -10,7 +10,7 @@ from pyx.delivery.router_state cimport RouterState
 from pyx.delivery.sharing cimport Sharing
 from pyx.matching.subscriptions cimport Subscriptions
 from pyx.protocol.message cimport Message
-from pyx.storage.records cimport Entry
+from pyx.storage.entries cimport Entry
 
 
 cdef class HandingOn:

@@ -19,7 +19,7 @@ from pyx.delivery.sharing cimport Sharing
 from pyx.matching.filters cimport Group, filter_text
 from pyx.protocol.message cimport Message
 from pyx.protocol.topics cimport topic_matches
-from pyx.storage.records cimport ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Entry, read_entry
+from pyx.storage.entries cimport ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Entry, read_entry
 
 
 @cython.final

@@ -53,7 +53,8 @@ from pyx.protocol.encoders cimport put_ack
 from pyx.protocol.message cimport Content, Message
 from pyx.protocol.packets cimport PUBREL
 from pyx.protocol.reasons cimport REASON_PROTOCOL_ERROR, protocol_error
-from pyx.storage.records cimport Block, ENTRY_RETAINED_ONLY
+from pyx.storage.entries cimport ENTRY_RETAINED_ONLY
+from pyx.storage.records cimport Block
 
 
 # what a handler answers when it is asked for the strategy of a share group (`Enrolling.strategy_of`)

@@ -13,7 +13,7 @@ from pyx.delivery.router_state cimport RouterState
 from pyx.delivery.session cimport Session
 from pyx.matching.filters cimport Group, Member, Subscriber
 from pyx.matching.subscriptions cimport Subscriptions
-from pyx.storage.records cimport Entry
+from pyx.storage.entries cimport Entry
 
 
 cdef enum Who:              # may be chosen

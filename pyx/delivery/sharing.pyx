@@ -38,7 +38,7 @@ from pyx.delivery.session cimport SHARED_COPY, Session
 from pyx.matching.filters cimport Group, Member, Subscriber
 from pyx.matching.subscriptions cimport SubscriberList
 from pyx.protocol.message cimport Content
-from pyx.storage.records cimport Choice, ENTRY_RETAINED_ONLY, Entry
+from pyx.storage.entries cimport Choice, ENTRY_RETAINED_ONLY, Entry
 
 cdef enum:
     HERE = -1                       # instead of a sibling
