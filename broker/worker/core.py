@@ -169,7 +169,7 @@ class Node:
         context.in_pieces(self.subscribing.set_queue_rules(settings.queue))
 
     def _sweep(self) -> None:
-        self.router.bounding.sweep()
+        self.router.sweeping.sweep()
         self.retaining.sweep()
         self.replaying.sweep()
         self.gauges.update()

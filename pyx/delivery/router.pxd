@@ -10,7 +10,8 @@ A Router is composed of parts, each a file of its own that is given the ones it 
     pyx.delivery.answering        Answering      acks and other answers, and what they wait for
     pyx.delivery.windows          Windows        what a disk has of a session's windows, and what waits for it
     pyx.delivery.back_pressure    BackPressure   publishers that are made to wait: too fast, a full session, no memory
-    pyx.delivery.bounding         Bounding       how much waits for sessions that are behind, its bounds, and forgetting
+    pyx.delivery.bounding         Bounding       how much waits for sessions that are behind, and its bounds, in slices
+    pyx.delivery.sweeping         Sweeping       what is looked through for that, and what is forgotten
     pyx.delivery.backlog          Backlog        sessions that are behind: reading the log, resending
     pyx.delivery.retaining        Retaining      retained messages
     pyx.delivery.fanout           FanOut         from a match to its subscribers
@@ -50,6 +51,7 @@ from pyx.delivery.session cimport Inflight, Session
 from pyx.delivery.sharing cimport Sharing
 from pyx.delivery.siblings cimport Siblings
 from pyx.delivery.subscribing cimport Subscribing
+from pyx.delivery.sweeping cimport Sweeping
 from pyx.delivery.windows cimport Windows
 from pyx.matching.subscriptions cimport Matches, Subscriptions
 
@@ -66,6 +68,7 @@ cdef class Router:
     cdef readonly Windows windows
     cdef readonly BackPressure back_pressure
     cdef readonly Bounding bounding
+    cdef readonly Sweeping sweeping
     cdef readonly Backlog backlog
     cdef readonly Retaining retaining
     cdef readonly FanOut fanout

@@ -22,6 +22,7 @@ from pyx.delivery.session import Session
 from pyx.delivery.sharing import Sharing
 from pyx.delivery.siblings import Siblings
 from pyx.delivery.subscribing import Subscribing
+from pyx.delivery.sweeping import Sweeping
 from pyx.delivery.windows import Windows
 from pyx.matching.retained import Retained
 from pyx.matching.subscriptions import Subscriptions
@@ -50,6 +51,8 @@ class Router:
     def back_pressure(self) -> BackPressure: ...
     @property
     def bounding(self) -> Bounding: ...
+    @property
+    def sweeping(self) -> Sweeping: ...
     @property
     def backlog(self) -> Backlog: ...
     @property

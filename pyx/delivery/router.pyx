@@ -47,6 +47,7 @@ from pyx.delivery.session cimport Inflight, Session, WAIT_PUBACK, WAIT_PUBCOMP, 
 from pyx.delivery.sharing cimport Sharing
 from pyx.delivery.siblings cimport Siblings
 from pyx.delivery.subscribing cimport Subscribing
+from pyx.delivery.sweeping cimport Sweeping
 from pyx.delivery.windows cimport OWN_RECORD, Windows
 from pyx.matching.subscriptions cimport Group, Matches, Subscriptions
 from pyx.protocol.encoders cimport put_ack
@@ -87,6 +88,7 @@ cdef class Router:
         self.windows = Windows(self.state, self.journal)
         self.back_pressure = BackPressure(self.state, self.journal, self.peers, self.answering, self.windows)
         self.bounding = Bounding(self.state, self.journal, self.windows, self.back_pressure)
+        self.sweeping = Sweeping(self.state, self.journal, self.windows, self.back_pressure, self.bounding)
         self.backlog = Backlog(self.state, self.in_hand, self.journal, self.windows, self.back_pressure, self.bounding)
         self.retaining = Retaining(self.state, self.in_hand, self.journal, self.back_pressure, self.backlog)
         self.fanout = FanOut(self.state, self.in_hand, self.journal, self.windows, self.bounding, self.backlog)
@@ -254,7 +256,7 @@ cdef class Router:
         self.journal.store.append(self.journal.block)
         self.journal.block = Block(self.state.next_position)
         self.journal.recorded = self.state.keeps
-        self.bounding.sweep_grown(keys)
+        self.sweeping.sweep_grown(keys)
         callback_ends(&mark, LOGGED)
         return 0
 
@@ -274,7 +276,7 @@ cdef class Router:
         if self.journal.laid.left == 0:
             keys = self.journal.laid.keys
             self.journal.laid = None
-            self.bounding.sweep_grown(keys)
+            self.sweeping.sweep_grown(keys)
         callback_ends(&mark, LOGGED)
         return 0
 
@@ -323,7 +325,7 @@ cdef class Router:
         # all of the log can be read
         cdef Mark part
         if self.state.unfinished:
-            self.bounding.go_on()
+            self.sweeping.go_on()
         if self.state.ready.count:
             self.backlog.serve_ready()
         if self.windows.lazy_windows.count and self.state.now_ms >= self.windows.lazy_due:
