@@ -24,7 +24,7 @@ The prefix is the same for every message between two incarnations: a receiver co
 peers, incarnations) instead of parsing it. Every message has the whole state of the opposite direction, so any one of
 them acknowledges everything; zmq_mesh.links explains the numbers.
 
-An entry is one PUBLISH for a peer; `pyx.storage.records` packs and unpacks entries on the data path. The decoder here
+An entry is one PUBLISH for a peer; `pyx.storage.entries` packs and unpacks entries on the data path. The decoder here
 is for tools and tests; tests compare both with the same golden bytes:
 
     entry       u8 flags | u16 topic bytes | u32 property bytes | u32 payload bytes | u64 message number

@@ -74,7 +74,7 @@ class Context:
             self.router.state.clock.share(clock_cell)
         self.router.state.set_time(now_ms, wall_ms)
         self._give_store()
-        self.router.sharing.strategy_of = self._strategy_of
+        self.router.enrolling.strategy_of = self._strategy_of
         self.dispatch = Dispatch(self.router)
         self.links: Mapping[Peer, Any] = {}
         """By sibling: any object with the interface of `zmq_mesh.links.Link` (submit, commit, ready, away, full)."""

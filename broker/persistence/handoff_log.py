@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from broker.persistence.set_aside import UNREADABLE
 from leveldb_store.format import link_schema, schema
 from pyx.core.peer import Peer
-from pyx.storage.records import without_words
+from pyx.storage.entries import without_words
 from zmq_mesh.contract import HandoffLog
 
 if TYPE_CHECKING:

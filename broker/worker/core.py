@@ -164,12 +164,12 @@ class Node:
         self.authenticating.reload()
         self.sys_topics.reload()
         if changed:
-            context.in_pieces(router.sharing.strategies_changed())
+            context.in_pieces(router.enrolling.strategies_changed())
         router.back_pressure.limits_changed()
         context.in_pieces(self.subscribing.set_queue_rules(settings.queue))
 
     def _sweep(self) -> None:
-        self.router.bounding.sweep()
+        self.router.sweeping.sweep()
         self.retaining.sweep()
         self.replaying.sweep()
         self.gauges.update()

@@ -345,7 +345,7 @@ class Peering:
 
     def _choose_again(self, peer: Peer, batch: Undelivered, refusals: list[tuple[int, int]]) -> None:
         part, payloads = memoryview(batch.part), list(batch.payloads)
-        self._router.sharing.choose_again(peer, max(batch.ticket, 0), part, payloads, refusals)
+        self._router.handing_on.choose_again(peer, max(batch.ticket, 0), part, payloads, refusals)
 
     def _all_heard(self) -> None:
         self._unheard.clear()
@@ -356,7 +356,7 @@ class Peering:
     def _again(self, peer: Peer, batch: Undelivered) -> int:
         """Choose another member for messages of share groups; return the number of copies without one."""
         part, payloads = memoryview(batch.part), list(batch.payloads)
-        return self._router.sharing.choose_again_lost(peer, max(batch.ticket, 0), part, payloads, batch.sent)
+        return self._router.handing_on.choose_again_lost(peer, max(batch.ticket, 0), part, payloads, batch.sent)
 
     def _drop(self, reason: int, copies: int) -> None:
         # these copies were never counted as matched, so they are now, to keep the sum right

@@ -2,7 +2,7 @@
 each; the modules beside this one have the other values. docs/store.md has the tables.
 
 Nothing here needs the compiled code, a database or the broker: all readers of a store (tools, tests, other programs)
-use this module. On the data path `pyx.storage.records` packs and unpacks the same bytes; tests compare both with the
+use this module. On the data path `pyx.storage.entries` packs and unpacks the same bytes; tests compare both with the
 same golden bytes.
 
 The first byte of a key names its family, so a family is a range. Integers in keys are big-endian (so that they sort),

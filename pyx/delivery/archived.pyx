@@ -13,7 +13,7 @@ from pyx.core.little_endian cimport get16, get32, get64
 from pyx.delivery.router_state cimport find_expiry
 from pyx.protocol.message cimport Message, content_bytes, message_borrow, message_copy
 from pyx.protocol.topics cimport topic_matches
-from pyx.storage.records cimport Entry, read_entry
+from pyx.storage.entries cimport Entry, read_entry
 
 cdef enum:
     FORMAT = 1

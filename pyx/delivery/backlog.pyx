@@ -28,6 +28,7 @@ from pyx.delivery.session cimport (
     Inflight, Queued, RETAINED_COPY, SHARED_COPY, Session, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, has_slot, is_stored,
 )
 from pyx.delivery.unread cimport Unread
+from pyx.delivery.watched_topics cimport watched_overtaken, watched_sent
 from pyx.delivery.windows cimport OWN_RECORD, Sender, Windows
 from pyx.matching.filters cimport Matches, Membership, Subscriber, filter_text, options_at
 from pyx.matching.memberships cimport drop_formers
@@ -174,8 +175,8 @@ cdef class Backlog(Sender):
         if s.queue_count == 0 and s.replays is not None:
             self.state.drained.append(s)
         if s.watched:
-            overtaken = flags & RETAINED_COPY and s.overtaken(
-                hash_bytes(&self.subscriptions.key, m.content.topic, m.content.topic_len), m.content.number,
+            overtaken = flags & RETAINED_COPY and watched_overtaken(
+                &s.seen, hash_bytes(&self.subscriptions.key, m.content.topic, m.content.topic_len), m.content.number,
                 origin)
             if s.watching == 0 and s.queue_count == 0:
                 s.watch_no_more()
@@ -269,7 +270,8 @@ cdef class Backlog(Sender):
 
     cdef int sent_live(self, Session s, const Content* c) except -1:
         # a message to be retained, while retained ones are on their way: none that is older is sent after it
-        if not s.sent_live(hash_bytes(&self.subscriptions.key, c.topic, c.topic_len), c.number):
+        cdef uint64_t topic = hash_bytes(&self.subscriptions.key, c.topic, c.topic_len)
+        if not watched_sent(&s.seen, topic, c.number, s.asked):
             self.counters.at[count.RETAINED_UNWATCHED] += 1
         return 0
 

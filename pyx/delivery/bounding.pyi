@@ -1,4 +1,4 @@
-"""How much waits for sessions that are behind: counted, bounded and forgotten."""
+"""How much waits for sessions that are behind: counted and bounded."""
 
 from typing import final
 
@@ -6,10 +6,9 @@ from pyx.delivery.session import Session
 
 @final
 class Bounding:
-    """Counts, bounds and forgets."""
+    """Counts and bounds."""
 
     def abandon(self) -> None: ...
     slice: int
     def backlog(self, s: Session) -> tuple[int, int]: ...
-    def sweep(self) -> None: ...
     def set_rule(self, s: Session, number: int) -> None: ...

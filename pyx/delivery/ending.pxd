@@ -6,10 +6,11 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from pyx.core.counters cimport Row
 from pyx.delivery.back_pressure cimport BackPressure
 from pyx.delivery.bounding cimport Bounding
+from pyx.delivery.enrolling cimport Enrolling
+from pyx.delivery.handing_on cimport HandingOn
 from pyx.delivery.peers cimport Peers
 from pyx.delivery.router_state cimport RouterState
 from pyx.delivery.session cimport Session
-from pyx.delivery.sharing cimport Sharing
 from pyx.delivery.windows cimport Windows
 from pyx.matching.filters cimport Filter, Group, Memberships
 from pyx.matching.subscriptions cimport Subscriptions
@@ -36,7 +37,8 @@ cdef class Ending:
     cdef Windows windows
     cdef BackPressure back_pressure
     cdef Bounding bounding
-    cdef Sharing sharing
+    cdef Enrolling enrolling
+    cdef HandingOn handing_on
 
     cdef readonly uint64_t shares_left      # of all `Remains`
 

@@ -20,10 +20,11 @@ from pyx.core cimport counters as count
 from pyx.core.work cimport KIBI, OBJECT, PLACE, PYTHON, VISIT, work
 from pyx.delivery.back_pressure cimport BackPressure
 from pyx.delivery.bounding cimport Bounding
+from pyx.delivery.enrolling cimport Enrolling, HASH_TOPIC
+from pyx.delivery.handing_on cimport HandingOn
 from pyx.delivery.peers cimport Peers
 from pyx.delivery.router_state cimport RouterState
 from pyx.delivery.session cimport FREE, Inflight, Queued, SHARED_COPY, Session, WAIT_PUBACK
-from pyx.delivery.sharing cimport HASH_TOPIC, Sharing
 from pyx.delivery.windows cimport OWN_RECORD, Windows
 from pyx.matching.filters cimport Group, Membership, Memberships, filter_text
 from pyx.matching.group_members cimport roster_strike
@@ -95,7 +96,8 @@ cdef class Ending:
     """Ends sessions, and tells of it."""
 
     def __cinit__(self, RouterState state not None, Peers peers not None, Windows windows not None,
-                  BackPressure back_pressure not None, Bounding bounding not None, Sharing sharing not None):
+                  BackPressure back_pressure not None, Bounding bounding not None,
+                  Enrolling enrolling not None, HandingOn handing_on not None):
         self.state = state
         self.counters = state.counters
         self.subscriptions = state.subscriptions
@@ -103,7 +105,8 @@ cdef class Ending:
         self.windows = windows
         self.back_pressure = back_pressure
         self.bounding = bounding
-        self.sharing = sharing
+        self.enrolling = enrolling
+        self.handing_on = handing_on
 
     # ------------------------------------------------------------ what siblings are told
 
@@ -117,7 +120,7 @@ cdef class Ending:
             return 0
         g = self.group_of(f, group)
         if g != NULL:
-            return self.sharing.tell_group(g, durable)
+            return self.enrolling.tell_group(g, durable)
         self.peers.interest.change(text, group, 0, False)
         self.peers.links_due = True
         return 0
@@ -239,7 +242,7 @@ cdef class Ending:
             if e.group == NULL:
                 continue
             if tell:
-                self.sharing.strike(e.group, s)
+                self.enrolling.strike(e.group, s)
             elif e.group.strategy >= HASH_TOPIC:
                 roster_strike(e.group, s.identity, <void*>s, <uint32_t>self.state.worker)
         return 0
@@ -306,7 +309,7 @@ cdef class Ending:
         return 0
 
     cdef int hand_on_or_drop(self, uint32_t group, Message m, int counter) except -1:
-        if not self.sharing.hand_on(group, m):
+        if not self.handing_on.hand_on(group, m):
             self.counters.at[counter] += 1
         return 0
 

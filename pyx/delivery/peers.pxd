@@ -9,7 +9,7 @@ from pyx.delivery.publish_in_hand cimport PublishInHand
 from pyx.delivery.router_state cimport RouterState
 from pyx.matching.subscriptions cimport Matches
 from pyx.protocol.message cimport Content
-from pyx.storage.records cimport Choice, Packed
+from pyx.storage.entries cimport Choice, Packed
 
 
 cdef enum ControlKind:          # of control entries that routers read themselves; others are for the broker

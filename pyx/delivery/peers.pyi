@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, final
 
 from pyx.protocol.message import Message
-from pyx.storage.records import Packed
+from pyx.storage.entries import Packed
 
 _Taken = tuple[Packed | None, Packed | None, list[Message], list[Message], int]
 

@@ -17,7 +17,7 @@ from pyx.delivery.publish_in_hand cimport PublishInHand
 from pyx.delivery.router_state cimport OWN_FRAME_BYTES, RouterState, SAMPLE_MS
 from pyx.matching.subscriptions cimport Matches
 from pyx.protocol.message cimport Content
-from pyx.storage.records cimport Choice, ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Packed
+from pyx.storage.entries cimport Choice, ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Packed
 
 
 cdef enum:

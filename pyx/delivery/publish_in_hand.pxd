@@ -11,7 +11,7 @@ from pyx.delivery.session cimport Session
 from pyx.matching.subscriptions cimport Subscriptions
 from pyx.protocol.frames cimport Frame
 from pyx.protocol.message cimport Content, Message
-from pyx.storage.records cimport Entry
+from pyx.storage.entries cimport Entry
 
 
 cdef struct Merged:                 # one session in the merge of several filters

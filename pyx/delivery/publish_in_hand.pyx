@@ -18,7 +18,7 @@ from pyx.protocol.aliases cimport ALIAS_BYTES, ALIAS_TOPIC_BYTES_MIN, alias_for
 from pyx.protocol.frames cimport Frame, put_head, remaining_length
 from pyx.protocol.message cimport Content, Message, message_adopt, message_borrow, message_copy
 from pyx.protocol.wire cimport varint_size
-from pyx.storage.records cimport ENTRY_OWN_FRAME, Entry
+from pyx.storage.entries cimport ENTRY_OWN_FRAME, Entry
 
 
 cdef inline bint lies_in(Connection conn, const uint8_t* p) noexcept:

@@ -10,18 +10,21 @@ A Router is composed of parts, each a file of its own that is given the ones it 
     pyx.delivery.answering        Answering      acks and other answers, and what they wait for
     pyx.delivery.windows          Windows        what a disk has of a session's windows, and what waits for it
     pyx.delivery.back_pressure    BackPressure   publishers that are made to wait: too fast, a full session, no memory
-    pyx.delivery.bounding         Bounding       how much waits for sessions that are behind, its bounds, and forgetting
+    pyx.delivery.bounding         Bounding       how much waits for sessions that are behind, and its bounds, in slices
+    pyx.delivery.sweeping         Sweeping       what is looked through for that, and what is forgotten
     pyx.delivery.backlog          Backlog        sessions that are behind: reading the log, resending
     pyx.delivery.retaining        Retaining      retained messages
     pyx.delivery.fanout           FanOut         from a match to its subscribers
-    pyx.delivery.sharing          Sharing        share groups: which worker, which member, and who is next
+    pyx.delivery.enrolling        Enrolling      share groups: who is a member, and what siblings know of that
+    pyx.delivery.sharing          Sharing        which worker, which member, and who is next
+    pyx.delivery.handing_on       HandingOn      what a member did not take, for another one
     pyx.delivery.siblings         Siblings       entries that siblings send, and what siblings want
     pyx.delivery.ending           Ending         how sessions end
     pyx.delivery.subscribing      Subscribing    how subscriptions begin and end; sessions go online and offline
     pyx.delivery.router           Router         a publish, its acks, and the tick
 
 Each knows those above it in this list. Where one has to call a part further down it declares what it calls: `Sender` in
-windows (Backlog), `Bounds` in back_pressure (Bounding), `Teller` in bounding (Sharing).
+windows (Backlog), `Bounds` in back_pressure (Bounding), `Teller` in bounding (Enrolling).
 
 Call order, one publish: begin -> publish -> (answer). One tick: any number of publishes, acks and slow packets ->
 commit -> serve_ready -> (links take what peers want) -> release_acks -> the reactor sends what `dirty` names.
@@ -36,7 +39,9 @@ from pyx.delivery.backlog cimport Backlog
 from pyx.delivery.bounding cimport Bounding
 from pyx.delivery.connection cimport Connection
 from pyx.delivery.ending cimport Ending
+from pyx.delivery.enrolling cimport Enrolling
 from pyx.delivery.fanout cimport FanOut
+from pyx.delivery.handing_on cimport HandingOn
 from pyx.delivery.journal cimport Journal
 from pyx.delivery.peers cimport Peers
 from pyx.delivery.publish_in_hand cimport PublishInHand
@@ -46,6 +51,7 @@ from pyx.delivery.session cimport Inflight, Session
 from pyx.delivery.sharing cimport Sharing
 from pyx.delivery.siblings cimport Siblings
 from pyx.delivery.subscribing cimport Subscribing
+from pyx.delivery.sweeping cimport Sweeping
 from pyx.delivery.windows cimport Windows
 from pyx.matching.subscriptions cimport Matches, Subscriptions
 
@@ -62,10 +68,13 @@ cdef class Router:
     cdef readonly Windows windows
     cdef readonly BackPressure back_pressure
     cdef readonly Bounding bounding
+    cdef readonly Sweeping sweeping
     cdef readonly Backlog backlog
     cdef readonly Retaining retaining
     cdef readonly FanOut fanout
+    cdef readonly Enrolling enrolling
     cdef readonly Sharing sharing
+    cdef readonly HandingOn handing_on
     cdef readonly Siblings siblings
     cdef readonly Ending ending
     cdef readonly Subscribing subscribing

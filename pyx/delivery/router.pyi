@@ -10,7 +10,9 @@ from pyx.delivery.back_pressure import BackPressure
 from pyx.delivery.backlog import Backlog
 from pyx.delivery.bounding import Bounding
 from pyx.delivery.ending import Ending
+from pyx.delivery.enrolling import Enrolling
 from pyx.delivery.fanout import FanOut
+from pyx.delivery.handing_on import HandingOn
 from pyx.delivery.journal import Journal
 from pyx.delivery.peers import Peers
 from pyx.delivery.publish_in_hand import PublishInHand
@@ -20,6 +22,7 @@ from pyx.delivery.session import Session
 from pyx.delivery.sharing import Sharing
 from pyx.delivery.siblings import Siblings
 from pyx.delivery.subscribing import Subscribing
+from pyx.delivery.sweeping import Sweeping
 from pyx.delivery.windows import Windows
 from pyx.matching.retained import Retained
 from pyx.matching.subscriptions import Subscriptions
@@ -49,13 +52,19 @@ class Router:
     @property
     def bounding(self) -> Bounding: ...
     @property
+    def sweeping(self) -> Sweeping: ...
+    @property
     def backlog(self) -> Backlog: ...
     @property
     def retaining(self) -> Retaining: ...
     @property
     def fanout(self) -> FanOut: ...
     @property
+    def enrolling(self) -> Enrolling: ...
+    @property
     def sharing(self) -> Sharing: ...
+    @property
+    def handing_on(self) -> HandingOn: ...
     @property
     def siblings(self) -> Siblings: ...
     @property

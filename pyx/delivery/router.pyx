@@ -33,26 +33,32 @@ from pyx.delivery.backlog cimport Backlog
 from pyx.delivery.bounding cimport Bounding
 from pyx.delivery.connection cimport Connection
 from pyx.delivery.ending cimport Ending
+from pyx.delivery.enrolling cimport (
+    Enrolling, HASH_CLIENT, HASH_TOPIC, LEAST_INFLIGHT, ROUND_ROBIN, STICKY, WAITS,
+)
 from pyx.delivery.fanout cimport FanOut
+from pyx.delivery.handing_on cimport HandingOn
 from pyx.delivery.journal cimport Journal
 from pyx.delivery.peers cimport Peers
 from pyx.delivery.publish_in_hand cimport PublishInHand
 from pyx.delivery.retaining cimport Retaining
 from pyx.delivery.router_state cimport ROUND, RouterState, SHARE, SLICE, find_expiry
 from pyx.delivery.session cimport Inflight, Session, WAIT_PUBACK, WAIT_PUBCOMP, WAIT_PUBREC, is_stored, out_changes
-from pyx.delivery.sharing cimport HASH_CLIENT, HASH_TOPIC, LEAST_INFLIGHT, ROUND_ROBIN, STICKY, Sharing, WAITS
+from pyx.delivery.sharing cimport Sharing
 from pyx.delivery.siblings cimport Siblings
 from pyx.delivery.subscribing cimport Subscribing
+from pyx.delivery.sweeping cimport Sweeping
 from pyx.delivery.windows cimport OWN_RECORD, Windows
 from pyx.matching.subscriptions cimport Group, Matches, Subscriptions
 from pyx.protocol.encoders cimport put_ack
 from pyx.protocol.message cimport Content, Message
 from pyx.protocol.packets cimport PUBREL
 from pyx.protocol.reasons cimport REASON_PROTOCOL_ERROR, protocol_error
-from pyx.storage.records cimport Block, ENTRY_RETAINED_ONLY
+from pyx.storage.entries cimport ENTRY_RETAINED_ONLY
+from pyx.storage.records cimport Block
 
 
-# what a handler answers when it is asked for the strategy of a share group (`Sharing.strategy_of`)
+# what a handler answers when it is asked for the strategy of a share group (`Enrolling.strategy_of`)
 STRATEGIES = {
     "round_robin": ROUND_ROBIN,
     "least_inflight": LEAST_INFLIGHT,
@@ -82,19 +88,22 @@ cdef class Router:
         self.windows = Windows(self.state, self.journal)
         self.back_pressure = BackPressure(self.state, self.journal, self.peers, self.answering, self.windows)
         self.bounding = Bounding(self.state, self.journal, self.windows, self.back_pressure)
+        self.sweeping = Sweeping(self.state, self.journal, self.windows, self.back_pressure, self.bounding)
         self.backlog = Backlog(self.state, self.in_hand, self.journal, self.windows, self.back_pressure, self.bounding)
         self.retaining = Retaining(self.state, self.in_hand, self.journal, self.back_pressure, self.backlog)
         self.fanout = FanOut(self.state, self.in_hand, self.journal, self.windows, self.bounding, self.backlog)
-        self.sharing = Sharing(
-            self.state, self.in_hand, self.peers, self.answering, self.back_pressure, self.bounding, self.backlog,
-            self.fanout)
+        self.enrolling = Enrolling(self.state, self.peers, self.back_pressure, self.bounding)
+        self.sharing = Sharing(self.state, self.in_hand, self.peers, self.enrolling, self.backlog, self.fanout)
+        self.handing_on = HandingOn(self.state, self.in_hand, self.answering, self.enrolling, self.sharing)
         self.siblings = Siblings(
             self.state, self.in_hand, self.peers, self.backlog, self.retaining, self.fanout, self.sharing)
-        self.ending = Ending(self.state, self.peers, self.windows, self.back_pressure, self.bounding, self.sharing)
-        self.subscribing = Subscribing(self.state, self.peers, self.windows, self.bounding, self.sharing, self.ending)
+        self.ending = Ending(
+            self.state, self.peers, self.windows, self.back_pressure, self.bounding, self.enrolling, self.handing_on)
+        self.subscribing = Subscribing(
+            self.state, self.peers, self.windows, self.bounding, self.enrolling, self.ending)
         self.windows.sender = self.backlog
         self.back_pressure.bounds = self.bounding
-        self.bounding.teller = self.sharing
+        self.bounding.teller = self.enrolling
         self.retaining.retained = retained
 
     def abandon(self):
@@ -251,7 +260,7 @@ cdef class Router:
         self.journal.store.append(self.journal.block)
         self.journal.block = Block(self.state.next_position)
         self.journal.recorded = self.state.keeps
-        self.bounding.sweep_grown(keys)
+        self.sweeping.sweep_grown(keys)
         callback_ends(&mark, LOGGED)
         return 0
 
@@ -271,7 +280,7 @@ cdef class Router:
         if self.journal.laid.left == 0:
             keys = self.journal.laid.keys
             self.journal.laid = None
-            self.bounding.sweep_grown(keys)
+            self.sweeping.sweep_grown(keys)
         callback_ends(&mark, LOGGED)
         return 0
 
@@ -320,7 +329,7 @@ cdef class Router:
         # all of the log can be read
         cdef Mark part
         if self.state.unfinished:
-            self.bounding.go_on()
+            self.sweeping.go_on()
         if self.state.ready.count:
             self.backlog.serve_ready()
         if self.windows.lazy_windows.count and self.state.now_ms >= self.windows.lazy_due:

@@ -16,6 +16,7 @@ from pyx.core.flag cimport flag
 from pyx.core.limits cimport QueueRule
 from pyx.delivery.connection cimport Connection
 from pyx.delivery.unread cimport Search, Unread
+from pyx.delivery.watched_topics cimport WatchedTopics
 from pyx.matching.filters cimport Formers
 from pyx.matching.subscriptions cimport Membership, Memberships, Subscriptions
 from pyx.protocol.message cimport Message
@@ -25,8 +26,6 @@ cdef enum:
     SHARED_COPY = 8             # flag of an in-flight or queued message: it belongs to a share group
     RETAINED_COPY = 16          # of a queued message: a retained one, sent because of a SUBSCRIBE
     REPLAYED_COPY = 64          # of a queued message: read from the archive, for a subscription that replays
-    WATCHED_MAX = 65536         # topics a session remembers while it waits for retained messages: 3 MB
-    WATCHED_ALL_MAX = 1 << 20   # topics all sessions remember: 48 MB
 
 
 cdef enum WindowState:
@@ -58,12 +57,6 @@ cdef struct Queued:
     uint32_t origin
     uint8_t flags               # as in Inflight; RETAINED_COPY, REPLAYED_COPY
     uint64_t number             # of its own record in a store that keeps; 0 = none
-
-
-cdef struct Seen:               # the last message to be retained that was sent as it came, by topic
-    uint64_t topic              # a keyed hash; 0: free
-    uint64_t number
-    uint32_t asked              # `Session.asked` then
 
 
 cdef struct Pages:              # of a window that is too large for one record (pyx.delivery.pages); a bit for each page
@@ -138,9 +131,7 @@ cdef class Session:             # one for each client: it has no gaps, and what 
     cdef uint32_t merged                # where
     cdef uint32_t asked                 # SUBSCRIBEs that asked for retained messages
     cdef uint64_t asked_behind          # the last position of the log when the last of them did
-    cdef Seen* seen                     # an open table: linear probing, at most half full
-    cdef uint32_t seen_cap
-    cdef uint32_t seen_count
+    cdef WatchedTopics seen             # while it waits for retained messages
     cdef uint64_t swept                 # in which sweep its bounds were looked at
     # [(from, to)] positions logged while it was offline and queue_qos0 was on, or None
     cdef list absences
@@ -173,12 +164,6 @@ cdef class Session:             # one for each client: it has no gaps, and what 
     cdef list take_queued(self, uint32_t origin, uint8_t kind)
     cdef void dequeue(self) noexcept
     cdef int clear(self) except -1
-    cdef Seen* seen_at(self, uint64_t topic) noexcept
-    # a message to be retained was sent as it came (0: there is no room to remember it); `topic`: a keyed hash of it
-    cdef int sent_live(self, uint64_t topic, uint64_t number) except -1
-    cdef void note_newer(self, Seen* place, uint64_t number) noexcept
-    # whether one of that topic that is not older has been sent so since that SUBSCRIBE
-    cdef bint overtaken(self, uint64_t topic, uint64_t number, uint32_t asked) noexcept
     cdef void watch_no_more(self) noexcept
     # its subscription, of these options, is replaced by one that would not have what is queued: up to `last`
     cdef int keep_former(self, Subscriptions subscriptions, Membership* e, uint8_t options, uint64_t last) except -1

@@ -7,6 +7,7 @@ from libc.stdlib cimport calloc, free, malloc
 
 from pyx.core.placement cimport fixed_hash
 from pyx.core.work cimport PLACE, OBJECT, VISIT, work
+from pyx.delivery.watched_topics cimport watched_forget
 from pyx.matching.filters cimport Former, Formers, Membership, filter_text
 from pyx.matching.memberships cimport add_former
 from pyx.protocol.message cimport content_bytes
@@ -15,8 +16,6 @@ cdef enum:
     WINDOW_FIRST = 8
     WINDOW_LAST = 65536
     INFLIGHT_BYTES = 16 << 20       # until its first CONNECT says otherwise
-
-cdef uint64_t seen_all = 0                     # topics that all sessions of the process remember
 
 
 @cython.final
@@ -338,67 +337,9 @@ cdef class Session:
         self.asked_behind = position
         return self.asked
 
-    cdef Seen* seen_at(self, uint64_t topic) noexcept:
-        # its place, or the free one for it
-        cdef uint32_t i = <uint32_t>topic & (self.seen_cap - 1)
-        while self.seen[i].topic and self.seen[i].topic != topic:
-            i = (i + 1) & (self.seen_cap - 1)
-        work(PLACE)
-        return &self.seen[i]
-
-    cdef int sent_live(self, uint64_t topic, uint64_t number) except -1:
-        global seen_all
-        cdef Seen* old = self.seen
-        cdef Seen* place
-        cdef uint32_t i, cap = self.seen_cap
-        topic |= 1
-        if self.seen_count * 2 >= cap:
-            if self.seen_count >= WATCHED_MAX:
-                place = self.seen_at(topic)
-                if place.topic == 0:
-                    return 0
-                self.note_newer(place, number)
-                return 1
-            self.seen = <Seen*>calloc(cap * 2 if cap else 16, sizeof(Seen))
-            if self.seen == NULL:
-                self.seen = old
-                raise MemoryError
-            self.seen_cap = cap * 2 if cap else 16
-            work(cap * PLACE)
-            for i in range(cap):
-                if old[i].topic:
-                    self.seen_at(old[i].topic)[0] = old[i]
-            free(old)
-        place = self.seen_at(topic)
-        if place.topic == 0:
-            if seen_all >= <uint64_t>WATCHED_ALL_MAX:
-                return 0
-            seen_all += 1
-            self.seen_count += 1
-            place.topic = topic
-        self.note_newer(place, number)
-        return 1
-
-    cdef void note_newer(self, Seen* place, uint64_t number) noexcept:
-        # one of QoS 0 may have overtaken one that had to wait: the newest counts
-        if number >= place.number:
-            place.number = number
-            place.asked = self.asked
-
-    cdef bint overtaken(self, uint64_t topic, uint64_t number, uint32_t asked) noexcept:
-        cdef Seen* place
-        if self.seen_count == 0:
-            return False
-        place = self.seen_at(topic | 1)
-        return place.topic != 0 and number <= place.number and asked <= place.asked
-
     cdef void watch_no_more(self) noexcept:
-        global seen_all
         self.watched = False
-        seen_all -= self.seen_count
-        free(self.seen)
-        self.seen = NULL
-        self.seen_cap = self.seen_count = 0
+        watched_forget(&self.seen)
 
     def unwatch(self):
         """One question for retained messages has been answered."""
@@ -517,4 +458,4 @@ cdef class Session:
     @property
     def watched_topics(self):
         """How many topics it remembers."""
-        return self.seen_count
+        return self.seen.count

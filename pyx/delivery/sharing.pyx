@@ -5,79 +5,62 @@ sibling then chooses among its members by the same strategy. Three attempts are 
 who can take the message now (online, with room in window and outbox); those who are online; anybody, for whom it then
 waits. What is known of members elsewhere:
 
-- how many there are and how many are online, and whether all of these are full (said once they are, and looked at again
-  every LOOK_AGAIN_MS): enough for round_robin and least_inflight, which take a worker in proportion to online members;
+- how many there are and how many are online, and whether all of these are full: enough for round_robin and
+  least_inflight, which take a worker in proportion to online members;
 - for hash_topic, hash_client and sticky every member by name (pyx.matching.group_members): all workers come to the same
   one.
 
+Who is a member, and what siblings know of that, is pyx.delivery.enrolling's.
+
 What is known may be a moment old. A worker without a member, or whose members are all offline, refuses the entry with
-its link ack, and the sender chooses again. The same happens to what a worker that died had not acknowledged: at QoS 1,
-and at QoS 2 where it never left. Copies that belong to a group carry its number: what waits for a member that leaves,
-and what was sent to it at QoS 1 and not acknowledged when its session ends, is handed on.
+its link ack, and the sender chooses again (pyx.delivery.handing_on). The same happens to what a worker that died had
+not acknowledged: at QoS 1, and at QoS 2 where it never left. Copies that belong to a group carry its number: what waits
+for a member that leaves, and what was sent to it at QoS 1 and not acknowledged when its session ends, is handed on.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.stddef cimport size_t
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from pyx.core import counters as count
 
 from pyx.core.placement cimport fixed_hash, mixed
-from pyx.core.work cimport OBJECT, PLACE, PYTHON, VISIT, work
-from pyx.delivery.answering cimport Answering
-from pyx.delivery.back_pressure cimport BackPressure
+from pyx.core.work cimport PLACE, VISIT, work
 from pyx.delivery.backlog cimport Backlog
-from pyx.delivery.bounding cimport Bounding, Teller
-from pyx.delivery.connection cimport Connection, OPEN, PendingAck
+from pyx.delivery.connection cimport Connection
+from pyx.delivery.enrolling cimport (
+    Enrolling, HASH_CLIENT, HASH_TOPIC, LEAST_INFLIGHT, STICKY, has_room, subscriber_of,
+)
 from pyx.delivery.fanout cimport FanOut
 from pyx.delivery.peers cimport Peers
 from pyx.delivery.publish_in_hand cimport PublishInHand
-from pyx.delivery.router_state cimport REFUSED_NO_MEMBER, REFUSED_OFFLINE, RouterState, pointers_push, put_identifier
-from pyx.delivery.session cimport SHARED_COPY, Session, has_slot
+from pyx.delivery.router_state cimport REFUSED_NO_MEMBER, REFUSED_OFFLINE, RouterState, put_identifier
+from pyx.delivery.session cimport SHARED_COPY, Session
 from pyx.matching.filters cimport Group, Member, Subscriber
-from pyx.matching.group_members cimport roster_put, roster_strike
-from pyx.matching.subscriptions cimport Membership, SubscriberList, filter_text
-from pyx.protocol.message cimport Content, Message
-from pyx.protocol.topics cimport topic_matches
-from pyx.storage.records cimport Choice, ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Entry, read_entry
-
-
-from pyx.core import counters as count
+from pyx.matching.subscriptions cimport SubscriberList
+from pyx.protocol.message cimport Content
+from pyx.storage.entries cimport Choice, ENTRY_RETAINED_ONLY, Entry
 
 cdef enum:
     HERE = -1                       # instead of a sibling
     NOBODY = -2
     LEAST_OF = 32                   # least_inflight compares so many members at once
-    LOOK_AGAIN_MS = 100             # after so long a group that was full is looked at again
-    TOLD_AT_ONCE = 500              # subscriptions of a session that comes or goes
-    TELL = 4 * PYTHON               # a change that siblings are told of, with its bytes
-
-
-cdef inline bint has_room(Session s, uint8_t qos, uint32_t outbox_bytes_max) noexcept:
-    # can it take a message now
-    cdef Connection conn = <Connection>s.connection
-    if conn is None or conn.state != OPEN or conn.out.pending > outbox_bytes_max:
-        return False
-    return qos == 0 or not s.behind and has_slot(s)
 
 
 @cython.final
-cdef class Sharing(Teller):
+cdef class Sharing:
     """Chooses members and workers."""
 
     def __cinit__(self, RouterState state not None, PublishInHand in_hand not None, Peers peers not None,
-                  Answering answering not None, BackPressure back_pressure not None, Bounding bounding not None,
-                  Backlog backlog not None, FanOut fanout not None):
+                  Enrolling enrolling not None, Backlog backlog not None, FanOut fanout not None):
         self.state = state
         self.counters = state.counters
         self.limits = state.limits
         self.subscriptions = state.subscriptions
         self.in_hand = in_hand
         self.peers = peers
-        self.answering = answering
-        self.back_pressure = back_pressure
-        self.bounding = bounding
+        self.enrolling = enrolling
         self.backlog = backlog
         self.fanout = fanout
-        self.full_groups = []
 
     # ------------------------------------------------------------ which worker
 
@@ -87,13 +70,13 @@ cdef class Sharing(Teller):
         if g.siblings == 0:
             return self.share_here(g)
         if g.strategy == 0:
-            self.ask_strategy(g)
+            self.enrolling.ask_strategy(g)
         return self.choose(g, self.key_for(g) if g.strategy >= HASH_TOPIC else 0, 0, 0, plain)
 
     cdef int share_here(self, Group* g) except -1:
         # to one of this worker's members
         if g.strategy == 0:
-            self.ask_strategy(g)
+            self.enrolling.ask_strategy(g)
         return self.choose_here(g, self.key_for(g) if g.strategy >= HASH_TOPIC else 0, True)
 
     cdef int choose(self, Group* g, uint64_t key, uint64_t offline, uint64_t without, uint64_t* plain) except -1:
@@ -108,7 +91,7 @@ cdef class Sharing(Teller):
         if worker == HERE:
             if self.take_here(g, key):
                 return 1
-            self.note_full(g)
+            self.enrolling.note_full(g)
             worker = self.weigh(g, live & ~g.siblings_full, 0, True)
         if worker == NOBODY:
             worker = self.weigh(g, live, g.members.online, True)
@@ -125,7 +108,7 @@ cdef class Sharing(Teller):
         cdef Member* m = self.best(g, key, live if g.waits else live & ~g.siblings_full, ABLE)
         cdef bint insist = False
         if m == NULL:
-            self.note_full(g)
+            self.enrolling.note_full(g)
             m = self.best(g, key, live, ONLINE)
         if m == NULL:
             m = self.best(g, key, all_, ANYBODY)
@@ -192,7 +175,7 @@ cdef class Sharing(Teller):
         if self.take_here(g, key):
             return 1
         if g.siblings:
-            self.note_full(g)
+            self.enrolling.note_full(g)
         return self.queue_here(g, key)
 
     cdef bint take_here(self, Group* g, uint64_t key) except -1:
@@ -282,13 +265,9 @@ cdef class Sharing(Teller):
             and s.queue_bytes < self.limits.queue_bytes_max
         )
 
-    cdef Subscriber* subscriber(self, Group* g, Session s) noexcept:
-        cdef int i = self.subscriptions.membership(g.filter, g, <void*>s, &s.own)
-        return NULL if i < 0 else &g.members.items[s.own.items[i].index]
-
     cdef int hand_to(self, Group* g, Session s) except -1:
         # to this member: now, or when it has room
-        cdef Subscriber* sub = self.subscriber(g, s)
+        cdef Subscriber* sub = subscriber_of(self.subscriptions, g, s)
         cdef uint8_t qos
         if sub == NULL:
             raise AssertionError("a member of the roster that is none of the group")
@@ -324,7 +303,8 @@ cdef class Sharing(Teller):
         self.counters.at[count.SHARED_WAITED] += 1
         if g.strategy >= HASH_TOPIC and g.roster_count:
             m = self.best(g, key, 0, ONLINE if l.online else ANYBODY)
-            if m != NULL and self.wait_for(self.subscriber(g, <Session>m.session), <Session>m.session):
+            if m != NULL and self.wait_for(
+                    subscriber_of(self.subscriptions, g, <Session>m.session), <Session>m.session):
                 return 1
         for i in range(l.count):
             work(VISIT)
@@ -373,320 +353,9 @@ cdef class Sharing(Teller):
         if g == NULL or g.members.count == 0:
             return REFUSED_NO_MEMBER
         if g.strategy == 0:
-            self.ask_strategy(g)
+            self.enrolling.ask_strategy(g)
         if g.strategy == HASH_CLIENT and self.in_hand.publisher is None:
             self.in_hand.publisher = e.key              # remembered, should the message be handed on
             if self.in_hand.held is not None:
                 self.in_hand.held.publisher = self.in_hand.publisher
         return 0 if self.choose_here(g, e.key, e.insist) else REFUSED_OFFLINE
-
-    # ------------------------------------------------------------ again
-
-    def choose_again(self, int peer, uint64_t tick, const uint8_t[::1] entries not None, list payloads not None,
-                     list refusals not None):
-        """A sibling refused the entries at these (position, reason) of the batch of that tick, rising: it has no member
-        of their groups, or none that is online. A member here or another worker is chosen, and the publishers' acks
-        wait for those, too."""
-        cdef size_t at = 0, n = <size_t>entries.shape[0]
-        cdef uint64_t bit = <uint64_t>1 << peer, others = 0
-        cdef Entry e
-        cdef int used = 0
-        cdef uint32_t here = 0, position
-        for position, reason in refusals:
-            while True:
-                if at >= n or position < here:
-                    raise ValueError("no such mesh entry")
-                at += read_entry(&entries[at], n - at, &e)
-                here += 1
-                if here > position:
-                    break
-                if e.flags & ENTRY_OWN_FRAME:
-                    used += 1
-            if e.flags & ENTRY_CONTROL or e.group == NULL:
-                raise ValueError("no such mesh entry")
-            if not self.again_guarded(&e, payloads, used, bit, 0 if reason == REFUSED_OFFLINE else bit, &others):
-                self.counters.at[count.MATCHED] += 1
-                self.counters.at[count.DROPPED_NO_MEMBER] += 1
-            if e.flags & ENTRY_OWN_FRAME:
-                used += 1
-        if others:
-            self.wait_longer(peer, tick, others)
-
-    def choose_again_lost(self, int peer, uint64_t tick, const uint8_t[::1] entries not None, list payloads not None,
-                          bint sent):
-        """A sibling died and had not acknowledged this batch: what was for a share group is given to another member,
-        unless it is of QoS 2 and was sent (it may have been delivered). -> how many copies are lost."""
-        cdef size_t at = 0, n = <size_t>entries.shape[0]
-        cdef uint64_t bit = <uint64_t>1 << peer, others = 0
-        cdef Entry e
-        cdef int used = 0
-        cdef uint32_t lost = 0
-        while at < n:
-            at += read_entry(&entries[at], n - at, &e)
-            if e.flags & ENTRY_CONTROL:
-                continue
-            if e.group == NULL or not e.flags & ENTRY_RETAINED_ONLY:
-                lost += 1                       # the plain copy
-            if e.group != NULL and (e.content.qos == 2 and sent or
-                                    not self.again_guarded(&e, payloads, used, bit, bit, &others)):
-                lost += 1
-            if e.flags & ENTRY_OWN_FRAME:
-                used += 1
-        if others:
-            self.wait_longer(peer, tick, others)
-        return lost
-
-    cdef bint again_guarded(self, Entry* e, list payloads, int used, uint64_t offline, uint64_t without,
-                            uint64_t* others) except -1:
-        # an error of ours is about this message, and not about the batch
-        try:
-            return self.again(e, payloads, used, offline, without, others)
-        except Exception as error:
-            self.counters.at[count.INTERNAL_ERRORS] += 1
-            self.state.handler.defect(None, error)
-        return False
-
-    cdef bint again(self, Entry* e, list payloads, int used, uint64_t offline, uint64_t without,
-                    uint64_t* others) except -1:
-        # choose another one than that peer; others: workers whose word is to be waited for
-        cdef Group* g = self.subscriptions.groups.find(e.group, e.group_len)
-        cdef bint taken
-        if g == NULL:
-            return False
-        self.in_hand.adoptable = None
-        self.in_hand.begin_entry(e, payloads, used)
-        if e.content.expires and self.state.wall_ms >= e.content.expires:
-            self.in_hand.held = None
-            self.counters.at[count.MATCHED] += 1
-            self.counters.at[count.DROPPED_EXPIRED] += 1
-            return True
-        if g.strategy == 0:
-            self.ask_strategy(g)
-        if g.strategy == HASH_CLIENT:
-            self.in_hand.publisher = e.key
-        taken = self.choose(g, e.key, offline, without, NULL) == 1
-        others[0] |= self.in_hand.mask
-        self.in_hand.held = None
-        if taken:
-            self.counters.at[count.SHARED_AGAIN] += 1
-        return taken
-
-    cdef int wait_longer(self, int peer, uint64_t tick, uint64_t others) except -1:
-        # whoever waits for `peer` to acknowledge `tick` waits for `others` to acknowledge this one as well. More
-        # publishers than the one that is meant: this is rare
-        cdef uint32_t i, k
-        cdef Connection conn
-        cdef PendingAck* a
-        for i in range(self.answering.waiting.count):
-            conn = <Connection>self.answering.waiting.items[i]
-            work(VISIT + conn.ack_count * PLACE)
-            for k in range(conn.ack_count):
-                a = &conn.acks[(conn.ack_head + k) & (conn.ack_cap - 1)]
-                if a.mask >> peer & 1 and a.tick <= tick:
-                    a.mask |= others
-                    a.tick = self.state.tick
-        return 0
-
-    cdef bint hand_on(self, uint32_t group, Message m) except -1:
-        # a copy of the group that its member will not take goes to another one, here or elsewhere. The copy was counted
-        # as matched when it was born: it changes hands. False: no member is left
-        cdef Group* g = self.subscriptions.groups.numbered(group)
-        cdef bint taken
-        if m.content.expires and self.state.wall_ms >= m.content.expires:
-            self.counters.at[count.DROPPED_EXPIRED] += 1
-            return True
-        if g == NULL or not topic_matches(<const uint8_t*>filter_text(g.filter), g.filter.length, m.content.topic,
-                                          m.content.topic_len):
-            return False
-        self.in_hand.begin(&m.content, None, m.publisher, NULL, 0, -1, 0)
-        self.in_hand.held = m
-        taken = self.share(g, NULL) == 1
-        self.in_hand.held = None
-        if taken:
-            self.counters.at[count.MATCHED] -= 1
-            self.counters.at[count.SHARED_AGAIN] += 1
-        return taken
-
-    # ------------------------------------------------------------ members come and go
-
-    cdef int ask_rule(self, Group* g) except -1:
-        # for its strategy, and whether it waits
-        work(PYTHON)
-        if self.strategy_of is None:
-            return ROUND_ROBIN
-        return self.strategy_of(g.name[:g.name_length], filter_text(g.filter)[:g.filter.length])
-
-    cdef int ask_strategy(self, Group* g) except -1:
-        # once in the life of a group, when its first member has come
-        cdef int answer = self.ask_rule(g)
-        cdef uint32_t i
-        g.strategy = answer & STRATEGY_MASK
-        g.waits = answer & WAITS != 0
-        if g.strategy >= HASH_TOPIC:
-            for i in range(g.members.count):
-                self.enroll(g, <Session>g.members.items[i].session)
-        return 0
-
-    def strategies_changed(self):
-        """The configuration has other strategies now: every group asks for its own anew, some with each step of the
-        iterator. Called again it takes over from the former one."""
-        cdef uint32_t done = 0
-        self.strategy_turn += 1
-        turn = self.strategy_turn
-        for number in list(self.subscriptions.groups.by_number):
-            members = self.ask_again(number)
-            done += 1
-            while members or done >= TOLD_AT_ONCE:
-                if done >= TOLD_AT_ONCE:
-                    done = 0
-                    yield
-                    if turn != self.strategy_turn:
-                        return
-                if members:
-                    done += self.name_members(number, members, TOLD_AT_ONCE - done)
-                    members = members or self.ask_again(number)
-
-    cdef list ask_again(self, number):
-        # members that are to be enrolled, or struck, before it has its strategy or is done; None: there are none
-        cdef Group* g = self.subscriptions.groups.numbered(number)
-        cdef int answer
-        cdef uint32_t i, enrolled = 0
-        if g == NULL:
-            return None
-        answer = self.ask_rule(g)
-        work(g.roster_count * PLACE)
-        for i in range(g.roster_count):
-            enrolled += g.roster[i].session != NULL
-        if answer & STRATEGY_MASK >= HASH_TOPIC or enrolled == 0:
-            g.strategy = answer & STRATEGY_MASK
-            g.waits = answer & WAITS != 0
-        if enrolled == (g.members.count if g.strategy >= HASH_TOPIC else 0) and g.strategy == answer & STRATEGY_MASK:
-            return None
-        work(g.members.count * OBJECT)
-        return [<Session>g.members.items[i].session for i in range(g.members.count)]
-
-    cdef uint32_t name_members(self, number, list members, Py_ssize_t most) except? 0:
-        # the last ones of the list, which is shorter then: how many. Some of them may have left
-        cdef Group* g = self.subscriptions.groups.numbered(number)
-        cdef bint is_named = g != NULL and self.ask_rule(g) & STRATEGY_MASK >= HASH_TOPIC
-        cdef Session s
-        most = min(most, len(members))
-        if g != NULL:
-            for s in members[len(members) - most:]:
-                if self.subscriber(g, s) == NULL:
-                    continue
-                if is_named:
-                    self.enroll(g, s)
-                else:
-                    self.strike(g, s)
-        del members[len(members) - most:]
-        return <uint32_t>most
-
-    cdef int enroll(self, Group* g, Session s) except -1:
-        # this member is known by name from now on, here and to the siblings
-        cdef uint64_t since = self.state.new_number() if s.connection is not None else 0
-        roster_put(g, s.identity, since, <void*>s, <uint32_t>self.state.worker, 0)
-        if self.peers.interest is not None:
-            work(PYTHON)
-            self.peers.interest.member(
-                filter_text(g.filter)[:g.filter.length], g.name[:g.name_length], s.identity, True, since)
-            self.peers.links_due = True
-        return 0
-
-    cdef int strike(self, Group* g, Session s) except -1:
-        # before the membership ends
-        if g.strategy < HASH_TOPIC:
-            return 0
-        roster_strike(g, s.identity, <void*>s, <uint32_t>self.state.worker)
-        if self.peers.interest is not None:
-            work(PYTHON)
-            self.peers.interest.member(
-                filter_text(g.filter)[:g.filter.length], g.name[:g.name_length], s.identity, False, 0)
-            self.peers.links_due = True
-        return 0
-
-    cdef int joined(self, Group* g, Session s) except -1:
-        self.tell_group(g, s.durable)
-        if g.strategy == 0:
-            self.ask_strategy(g)
-        elif g.strategy >= HASH_TOPIC:
-            self.enroll(g, s)
-        return 0
-
-    cdef int tell_group(self, Group* g, bint durable) except -1:
-        # siblings learn how many local members the group has
-        if self.peers.interest is None:
-            return 0
-        work(2 * PYTHON)
-        self.peers.interest.change(
-            filter_text(g.filter)[:g.filter.length], g.name[:g.name_length], g.members.count, durable,
-            g.members.online, g.full and g.members.online)
-        self.peers.links_due = True
-        return 0
-
-    cdef int tell_online(self, Session s) except -1:
-        # it came online or went offline: one change per group, gathered with the others of the tick. Of a session with
-        # many subscriptions in slices: a sibling that does not know yet is refused, and chooses again
-        cdef bint waits = s.told_left != 0
-        cdef int64_t left = self.back_pressure.left
-        s.told_left = s.own.count
-        if s.own.count <= TOLD_AT_ONCE:
-            self.back_pressure.left = s.own.count * <int64_t>(PLACE + TELL) + 1
-            self.tell_on(s)
-            self.back_pressure.left = left
-        elif not waits:
-            pointers_push(&self.bounding.tellers, s)
-            self.state.unfinished = True
-        return 0
-
-    cdef bint tell_on(self, Session s) except -1:
-        # (one that is removed meanwhile leaves its place to the last one, which has had its turn)
-        cdef Membership* e
-        s.told_left = min(s.told_left, s.own.count)
-        while s.told_left and self.back_pressure.left > 0:
-            s.told_left -= 1
-            work(PLACE)
-            self.back_pressure.left -= PLACE
-            e = &s.own.items[s.told_left]
-            if e.group == NULL:
-                continue
-            self.back_pressure.left -= TELL
-            self.tell_group(e.group, s.durable)
-            if e.group.strategy >= HASH_TOPIC:
-                self.enroll(e.group, s)
-        return s.told_left == 0
-
-    cdef int note_full(self, Group* g) except -1:
-        # no online member here can take a message: siblings pass this worker over, until it is looked at again
-        if g.full or g.members.online == 0 or self.peers.interest is None:
-            return 0
-        g.full = True
-        self.tell_group(g, False)
-        if not self.full_groups:
-            self.state.timers.call(self.state.now_ms + LOOK_AGAIN_MS, self.look_again)
-        self.full_groups.append(g.number)
-        return 0
-
-    def look_again(self):
-        """Groups that were full: tell the siblings of those that have room now."""
-        cdef list numbers = self.full_groups
-        cdef Group* g
-        cdef uint32_t i
-        self.full_groups = []
-        for number in numbers:
-            work(2 * VISIT)
-            g = self.subscriptions.groups.numbered(number)
-            if g == NULL:
-                continue
-            g.full = g.members.online != 0
-            for i in range(g.members.online):
-                work(VISIT)
-                if has_room(<Session>g.members.items[i].session, 1, self.limits.outbox_bytes_max):
-                    g.full = False
-                    break
-            if g.full:
-                self.full_groups.append(number)
-            else:
-                self.tell_group(g, False)
-        if self.full_groups:
-            self.state.timers.call(self.state.now_ms + LOOK_AGAIN_MS, self.look_again)

@@ -12,7 +12,7 @@ from pyx.delivery.router_state cimport RouterState
 from pyx.delivery.sharing cimport Sharing
 from pyx.matching.interest cimport WholeInterest
 from pyx.matching.subscriptions cimport Subscriptions
-from pyx.storage.records cimport Entry
+from pyx.storage.entries cimport Entry
 
 
 cdef class Siblings:

@@ -23,7 +23,7 @@ from pyx.matching.group_members cimport roster_put, roster_strike
 from pyx.matching.interest cimport WholeInterest
 from pyx.matching.subscriptions cimport Filter, Group, Matches, SubscriberList
 from pyx.protocol.message cimport Content
-from pyx.storage.records cimport ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Entry, read_entry
+from pyx.storage.entries cimport ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_ONLY, Entry, read_entry
 
 
 cdef const char* NO_SECONDS = "\0\0\0\0"

@@ -4,10 +4,10 @@ from pyx.core.counters cimport Row
 from pyx.core.limits cimport Limits
 from pyx.delivery.bounding cimport Bounding
 from pyx.delivery.ending cimport Ending
+from pyx.delivery.enrolling cimport Enrolling
 from pyx.delivery.peers cimport Peers
 from pyx.delivery.router_state cimport RouterState
 from pyx.delivery.session cimport Session
-from pyx.delivery.sharing cimport Sharing
 from pyx.delivery.windows cimport Windows
 from pyx.matching.subscriptions cimport Subscriptions
 
@@ -20,7 +20,7 @@ cdef class Subscribing:
     cdef Peers peers
     cdef Windows windows
     cdef Bounding bounding
-    cdef Sharing sharing
+    cdef Enrolling enrolling
     cdef Ending ending
 
     cdef bint restoring             # the subscription in hand comes from the store: it has it

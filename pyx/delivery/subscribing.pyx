@@ -6,10 +6,10 @@ from pyx.core cimport counters as count
 from pyx.delivery.bounding cimport Bounding
 from pyx.delivery.connection cimport Connection, OPEN
 from pyx.delivery.ending cimport Ending, Remains
+from pyx.delivery.enrolling cimport Enrolling
 from pyx.delivery.peers cimport Peers
 from pyx.delivery.router_state cimport ABSENCES_MAX, RouterState
 from pyx.delivery.session cimport SHARED_COPY, Session, is_stored
-from pyx.delivery.sharing cimport Sharing
 from pyx.delivery.windows cimport Windows
 from pyx.matching.memberships cimport add_former
 from pyx.matching.subscriptions cimport Filter, Group, Subscriber
@@ -21,7 +21,7 @@ cdef class Subscribing:
     """Subscriptions begin and end; sessions go online and offline."""
 
     def __cinit__(self, RouterState state not None, Peers peers not None, Windows windows not None,
-                  Bounding bounding not None, Sharing sharing not None, Ending ending not None):
+                  Bounding bounding not None, Enrolling enrolling not None, Ending ending not None):
         self.state = state
         self.counters = state.counters
         self.limits = state.limits
@@ -29,7 +29,7 @@ cdef class Subscribing:
         self.peers = peers
         self.windows = windows
         self.bounding = bounding
-        self.sharing = sharing
+        self.enrolling = enrolling
         self.ending = ending
 
     def subscribe(self, Session s not None, bytes text not None, int options, uint32_t identifier=0, bytes group=None):
@@ -58,7 +58,7 @@ cdef class Subscribing:
             s.own.items[held if held >= 0 else <int>s.own.count - 1].since = self.state.next_position - 1
         if new:
             if g != NULL:
-                self.sharing.joined(g, s)
+                self.enrolling.joined(g, s)
             elif self.peers.interest is not None and f.plain.count == 1:
                 self.ending.tell_interest(f, text, None, s.durable)
         self.ending.count_filters()
@@ -145,7 +145,7 @@ cdef class Subscribing:
             if group is None and s.inflight:
                 self.windows.keep_unsubscribed(s)
         if g != NULL:
-            self.sharing.strike(g, s)
+            self.enrolling.strike(g, s)
             number = g.number
         self.subscriptions.remove(&s.own, <uint32_t>i)
         if self.peers.interest is not None:
@@ -175,7 +175,7 @@ cdef class Subscribing:
         s.connection = conn
         s.version = conn.version
         self.subscriptions.set_online(&s.own, s.unread is None, True)
-        self.sharing.tell_online(s)
+        self.enrolling.tell_online(s)
         if s.put_up_again():
             if not s.behind:
                 s.behind = True
@@ -205,7 +205,7 @@ cdef class Subscribing:
                     del s.absences[1]
                 s.absences.append((self.state.next_position - 1, <uint64_t>-1))
             self.subscriptions.set_offline(&s.own, s.unread is None)
-            self.sharing.tell_online(s)
+            self.enrolling.tell_online(s)
             if self.state.keeps:
                 self.windows.mark_dirty(s)
         else:

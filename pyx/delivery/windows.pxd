@@ -10,7 +10,7 @@ from pyx.delivery.journal cimport Journal
 from pyx.delivery.router_state cimport Pointers, RouterState
 from pyx.delivery.session cimport Inflight, Session
 from pyx.protocol.message cimport Message
-from pyx.storage.records cimport Packed
+from pyx.storage.entries cimport Packed
 
 
 cdef enum:

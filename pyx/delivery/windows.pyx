@@ -39,7 +39,8 @@ from pyx.delivery.session cimport (
 )
 from pyx.matching.subscriptions cimport Filter, Membership
 from pyx.protocol.message cimport Message, content_bytes, message_copy
-from pyx.storage.records cimport Block, ENTRY_EXPIRES, Entry, LogKey, Packed, read_entry
+from pyx.storage.entries cimport ENTRY_EXPIRES, Entry, Packed, read_entry
+from pyx.storage.records cimport Block, LogKey
 
 
 cdef enum:

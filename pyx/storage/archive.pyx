@@ -25,7 +25,7 @@ cdef enum:
     BLOCK_BYTES = 65536             # a block of this size is sealed
     HEAD_BYTES = 38                 # of a record: matches, tenant, the fixed part of an entry with expiry, the length
     PUBLISHER_BYTES_MAX = 0xFFFF
-    ENTRY_RETAIN = 0x04             # pyx.storage.records
+    ENTRY_RETAIN = 0x04             # pyx.storage.entries
     ENTRY_EXPIRES = 0x08
 
 

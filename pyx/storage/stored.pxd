@@ -3,7 +3,8 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from pyx.protocol.message cimport Message
-from pyx.storage.records cimport Batch, Entry
+from pyx.storage.entries cimport Entry
+from pyx.storage.records cimport Batch
 
 
 cdef class Stored:

@@ -16,7 +16,8 @@ from libc.string cimport memcmp, memcpy
 
 from pyx.core.little_endian cimport get16, get32, get64, put16, put32, put64
 from pyx.protocol.message cimport Message, content_bytes, message_borrow, message_copy
-from pyx.storage.records cimport Batch, Block, Entry, Packed, read_entry
+from pyx.storage.entries cimport Entry, Packed, read_entry
+from pyx.storage.records cimport Batch, Block
 
 cdef enum:
     BLOCK_FORMAT = 1

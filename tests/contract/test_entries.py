@@ -1,4 +1,4 @@
-"""The bytes of a mesh entry: the data path (pyx.storage.records) and the plain decoder (zmq_mesh.envelope) agree on
+"""The bytes of a mesh entry: the data path (pyx.storage.entries) and the plain decoder (zmq_mesh.envelope) agree on
 them.
 """
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyx.storage.records import Packed
+from pyx.storage.entries import Packed
 from tests.unit.adapters import records_adapter as adapter
 from zmq_mesh.envelope import Entry, decode_entries, encode_entry
 

@@ -24,7 +24,7 @@ from pyx.core.peer import sibling
 from pyx.delivery.windows import unpack_queued
 from pyx.protocol.message import Message
 from pyx.storage.archive import Archiver
-from pyx.storage.records import Packed
+from pyx.storage.entries import Packed
 from pyx.storage.stored import pack_stored, unpack_stored
 from tests import record_forms
 from tests.record_forms import FORMS, MESSAGE, MODULES, REFUSALS, Case, Form, at_every_length, fields_of

@@ -265,7 +265,7 @@ class Stage:
                 assert session.subscriptions <= limits.filters_per_session_max, session.client_id
                 assert session.unacknowledged <= limits.inflight_max, session.client_id
             held = limits.queue_messages_max * max(1, len(node.sessions))
-            node.router.bounding.sweep()
+            node.router.sweeping.sweep()
             assert store.messages_held() <= 8 * held, f"{store.messages_held()} messages in the log"
             row = node.counters.as_dict()
             assert row["retained_messages"] <= limits.retained_messages_max

@@ -1,7 +1,8 @@
 from typing import Any
 
 from pyx.protocol.message import Message
-from pyx.storage.records import Batch, Block, LogKey, Packed
+from pyx.storage.entries import Packed
+from pyx.storage.records import Batch, Block, LogKey
 
 Unpacked = tuple[bytes, bytes | None, int, int, bool, bytes, int, bytes | None, bool, int, bool, bool]
 

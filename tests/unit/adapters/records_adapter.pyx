@@ -4,7 +4,8 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from pyx.protocol.message cimport Content, Message
-from pyx.storage.records cimport Batch, Block, Choice, Entry, LogKey, Packed, merge_batches, read_entry
+from pyx.storage.entries cimport Choice, Entry, Packed, read_entry
+from pyx.storage.records cimport Batch, Block, LogKey, merge_batches
 
 
 def add(Block block not None, Message message not None):

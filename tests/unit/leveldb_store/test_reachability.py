@@ -47,7 +47,7 @@ def lived_in(path: Path) -> Host:
     publish("all")
     host.lose(host.connect("client-3", 5, clean=True))
     host.pass_time(2)
-    host.node.router.bounding.sweep()
+    host.node.router.sweeping.sweep()
     return host
 
 
@@ -57,7 +57,7 @@ def test_what_lives_is_reachable(tmp_path: Path) -> None:
     assert strays(tmp_path / "0") == {}
     host = on_disk([tmp_path / "0"], start_ms=host.now_ms)
     host.pass_time(2)
-    host.node.router.bounding.sweep()
+    host.node.router.sweeping.sweep()
     let_go(host)
     assert strays(tmp_path / "0") == {}
 

@@ -58,7 +58,7 @@ def test_what_is_queued_keeps_its_qos(qos: int, stored: bool) -> None:
     publish(host, b"1", b"2", b"3", qos=qos)
     subscribe(peer, 0)
     assert unread(host) == 2
-    host.node.router.bounding.sweep()
+    host.node.router.sweeping.sweep()
     publish(host, b"4", qos=qos)
     assert [body for body, at in got(peer) if at == 0] == [b"4"]
     assert unread(host) == 0
@@ -226,10 +226,10 @@ def test_the_log_is_kept_as_long_as_it_is_wanted_and_no_longer() -> None:
     for number in range(100):
         publish(host, b"%d" % number)
     assert len(got(other)) == 100
-    host.node.router.bounding.sweep()
+    host.node.router.sweeping.sweep()
     assert host.stores[0].messages_held() == 2
     assert [body for body, _ in got(slow(host))] == [b"1", b"2", b"3"]
-    host.node.router.bounding.sweep()
+    host.node.router.sweeping.sweep()
     assert host.stores[0].messages_held() == 0
 
 

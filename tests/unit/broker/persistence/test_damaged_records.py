@@ -74,7 +74,7 @@ def made(directory: Path) -> Whole:
         host.lose(peer)
     publish("all", b"large" * 1000)
     host.pass_time(2)
-    host.node.router.bounding.sweep()
+    host.node.router.sweeping.sweep()
     let_go(host)
     records = []
     for worker, store in enumerate(stores):
@@ -106,7 +106,7 @@ def read(stores: list[Path], now: int) -> dict[str, list[bytes]]:
     try:
         host.pass_time(1)
         for node in host.nodes:
-            node.router.bounding.sweep()
+            node.router.sweeping.sweep()
         for name in CLIENTS:
             peer = lasting(host, name, 5)
             if peer.session_present:
@@ -114,7 +114,7 @@ def read(stores: list[Path], now: int) -> dict[str, list[bytes]]:
             assert not peer.closed, name
         host.pass_time(1)
         for node in host.nodes:
-            node.router.bounding.sweep()
+            node.router.sweeping.sweep()
     finally:
         let_go(host)
     return found
@@ -201,9 +201,9 @@ def test_a_damaged_index_serves_what_can_be_read(tmp_path: Path, family: bytes, 
     lost = {b"0"} if family == schema.PART else set()
     expected = sorted({b"%d" % number for number in range(5)} - lost)
     assert answered(lasting(host, "c", 5)) == sorted([*expected, *(b"own %d" % number for number in range(5))])
-    host.node.router.bounding.sweep()
+    host.node.router.sweeping.sweep()
     assert answered(lasting(host, "d", 5)) == expected
-    host.node.router.bounding.sweep()
+    host.node.router.sweeping.sweep()
     publisher = host.connect("p")
     publisher.publish("t", b"new", qos=1)
     assert answered(host.peers[-2]) == [b"new"]

@@ -13,7 +13,7 @@ from broker.worker.core import Node
 from leveldb_store.format import link_schema, schema
 from pyx.core.peer import sibling
 from pyx.protocol.message import Message
-from pyx.storage.records import pack_messages, without_words
+from pyx.storage.entries import pack_messages, without_words
 from tests.kept_store import KeptStore
 from tests.sansio import Host
 from zmq_mesh.contract import HandoffLog, LinkLimits

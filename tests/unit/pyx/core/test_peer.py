@@ -24,7 +24,7 @@ from pyx.core.peer import (
     worker_of,
 )
 from pyx.protocol.message import Message
-from pyx.storage.records import pack_messages
+from pyx.storage.entries import pack_messages
 from tests.kept_store import KeptStore
 from tests.sansio import Host
 from zmq_mesh import envelope

@@ -161,12 +161,12 @@ def test_the_first_rule_that_covers_a_subscription_decides() -> None:
         sessions[topic] = host.connect(topic, 5, expiry=100)
         sessions[topic].subscribe((f"{topic}/x", 1))
     assert fill(host, publisher, 60, "telemetry/x") == 60
-    host.node.router.bounding.sweep()
+    host.node.router.sweeping.sweep()
     assert [int(packet.payload) for packet in sessions["telemetry"].receive()] == [0, *range(50, 60)]
     assert fill(host, publisher, 60, "control/x") == 60
     assert sessions["control"].closed
     assert fill(host, publisher, 60, "other/x") == 60
-    host.node.router.bounding.sweep()
+    host.node.router.sweeping.sweep()
     kept = [int(packet.payload) for packet in sessions["other"].receive()]
     assert kept[:LIMIT] == list(range(LIMIT))
     assert len(kept) <= LIMIT + 2
@@ -312,9 +312,9 @@ def test_a_session_has_its_former_rule_until_the_new_ones_are_looked_through() -
     assert fill(host, publisher, 100, "t/0") == 100
     reload(host, large, QueueRule(filter="x/#", full="hold", messages_max=1))
     assert host.node.router.state.divided
-    host.node.router.bounding.sweep()
+    host.node.router.sweeping.sweep()
     host.settle()
-    host.node.router.bounding.sweep()
+    host.node.router.sweeping.sweep()
     host.settle()
     assert host.node.router.bounding.backlog(peer.session)[0] == 100
 

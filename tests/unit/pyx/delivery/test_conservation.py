@@ -137,7 +137,7 @@ class Crowd:
         assert self.host.waiting() == 0
         for node in self.host.nodes:
             assert not any(session.is_behind for session in node.sessions)
-            node.router.bounding.sweep()
+            node.router.sweeping.sweep()
         assert sum(store.messages_held() for store in self.host.stores) == 0
         for peer in self.clients.values():
             assert peer is not None
@@ -193,7 +193,7 @@ def test_a_backlog_with_drops_is_a_list_with_holes(
                 publisher.publish(f"t/{published % filters}", b"%d" % published, 1)
                 published += 1
             host.settle()
-            host.node.router.bounding.sweep()
+            host.node.router.sweeping.sweep()
             assert host.node.router.bounding.backlog(subscriber.session)[0] <= limit
         elif what == "read":
             read(count)

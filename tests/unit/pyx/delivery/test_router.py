@@ -218,7 +218,7 @@ def test_order_holds_from_in_sync_to_behind_to_in_sync() -> None:
     got += payloads(subscriber.receive())
     assert got == numbered(60)
     assert not subscriber.session.is_behind
-    host.node.router.bounding.sweep()
+    host.node.router.sweeping.sweep()
     assert host.stores[0].messages_held() == 0
     host.check_books()
 
@@ -292,7 +292,7 @@ def test_a_filter_with_other_sessions_backlog_is_not_read_from_before_the_subscr
     publish_many(publisher, "b", numbered(10))
     subscriber.send(wire.subscribe(4, 77, ("b", 1)))
     publish_many(publisher, "b", [b"new"])
-    host.node.router.bounding.sweep()
+    host.node.router.sweeping.sweep()
     assert host.node.router.bounding.backlog(subscriber.session)[0] == 3
     assert payloads(subscriber.receive()) == [b"a1", b"a2", b"a3", b"new"]
     host.check_books()
@@ -329,7 +329,7 @@ def test_an_offline_session_gets_everything_in_order(filters: int) -> None:
     subscriber = host.connect("subscriber", 4, clean=False)
     assert payloads(subscriber.receive()) == sent
     assert not subscriber.session.is_behind
-    host.node.router.bounding.sweep()
+    host.node.router.sweeping.sweep()
     assert host.stores[0].messages_held() == 0
     host.check_books()
 
@@ -346,7 +346,7 @@ def test_a_backlog_is_bounded_for_each_session(policy: str, filters: int) -> Non
         host.lose(subscriber)
     for i in range(200):
         publish_many(publisher, f"t/{i % filters}", [b"%d" % i])
-    host.node.router.bounding.sweep()
+    host.node.router.sweeping.sweep()
     for name in names:
         subscriber = host.connect(name, 4, clean=False)
         got = [int(body) for body in payloads(subscriber.receive())]
@@ -368,7 +368,7 @@ def test_the_end_of_a_session_with_an_index_of_its_own_leaves_nothing_in_the_sto
     again = host.open(4)
     again.send(wire.connect(4, "subscriber", clean=True))
     host.settle()
-    host.node.router.bounding.sweep()
+    host.node.router.sweeping.sweep()
     assert host.stores[0].messages_held() == 0
     assert not host.stores[0]._indexes
     host.check_books()
@@ -406,7 +406,7 @@ def test_queue_qos0_keeps_them_once_and_in_order() -> None:
     assert payloads(other.receive()) == numbered(7, 1)
     assert host.counters()["dropped_offline_qos0"] == 0
     host.check_books()
-    host.node.router.bounding.sweep()
+    host.node.router.sweeping.sweep()
     assert host.stores[0].messages_held() == 0
 
 

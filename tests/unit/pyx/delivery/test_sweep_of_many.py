@@ -60,7 +60,7 @@ def bodies(peer: Peer) -> list[bytes]:
 def begun(host: Host) -> None:
     """A sweep is at it, and not through."""
     host.node.router.bounding.slice = SLICE
-    host.node.router.bounding.sweep()
+    host.node.router.sweeping.sweep()
     host.turn()
     assert host.node.router.state.unfinished
 

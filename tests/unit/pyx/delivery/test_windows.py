@@ -278,7 +278,7 @@ def test_what_is_in_flight_of_a_subscription_that_has_ended_survives() -> None:
     world.subscriber.send(wire.unsubscribe(4, 2, "u"))
     world.sync()
     world.subscriber.next("UNSUBACK")
-    world.host.node.router.bounding.sweep()
+    world.host.node.router.sweeping.sweep()
     world.filters = (("t", 1),)
     assert got(world.restart()) == [(b"1", 1, True, sent[0][3])]
 
@@ -304,11 +304,11 @@ def test_the_log_is_trimmed_behind_what_is_in_flight() -> None:
     for *_, packet_id in sent[:5] + sent[6:]:
         world.subscriber.ack("PUBACK", packet_id)
     world.sync()
-    world.host.node.router.bounding.sweep()
+    world.host.node.router.sweeping.sweep()
     assert next(position for position, _ in world.store.read(b"t", 0, 1 << 20).items()) == 6
     world.subscriber.ack("PUBACK", sent[5][3])
     world.sync()
-    world.host.node.router.bounding.sweep()
+    world.host.node.router.sweeping.sweep()
     assert world.store.messages_held() == 0
 
 

@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from pyx.delivery.router import expiry_offset
 from pyx.protocol.message import Message
-from pyx.storage.records import Batch, Block, Index, LogKey, Packed, pack_messages, unpack_messages
+from pyx.storage.entries import Packed, pack_messages, unpack_messages
+from pyx.storage.records import Batch, Block, Index, LogKey
 from tests.unit.adapters import records_adapter as adapter
 
 Row = tuple[int, bytes]
