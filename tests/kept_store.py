@@ -35,6 +35,8 @@ class KeptStore(MemoryStore):
         self.records: dict[bytes, bytes] = {}
         """As at the last durable ticket."""
         self.durable = 0
+        self.unwritten_bytes = 0
+        """Of records, not of the log."""
         self.batches: list[list[_Operation]] = []
         self._found: list[_Operation] = []
         """What makes the log as it was when this store began."""
@@ -50,12 +52,6 @@ class KeptStore(MemoryStore):
         """See the contract."""
         return self.failed or self.little_room
 
-    @property
-    def unwritten_bytes(self) -> int:  # type: ignore[override]
-        """See the contract; of records, not of the log."""
-        waiting = itertools.chain(*self.batches[self.durable :], self._batch)
-        return sum(operation.size for operation in waiting if isinstance(operation, _Record))
-
     def sync(self, batches: int | None = None) -> int:
         """The disk has so many more batches (None: all); -> the highest durable ticket."""
         if self.failed is None:
@@ -64,6 +60,8 @@ class KeptStore(MemoryStore):
                 for operation in batch:
                     if isinstance(operation, _Record | _Archived):
                         operation(self)
+                    if isinstance(operation, _Record):
+                        self.unwritten_bytes -= operation.size
             self.durable = until
         return self.durable
 
@@ -106,11 +104,15 @@ class KeptStore(MemoryStore):
 
     def put(self, key: bytes, value: bytes) -> None:
         """See the contract."""
-        self._batch.append(_Record(key, value))
+        self._record(_Record(key, value))
 
     def delete(self, key: bytes) -> None:
         """See the contract."""
-        self._batch.append(_Record(key, None))
+        self._record(_Record(key, None))
+
+    def _record(self, record: _Record) -> None:
+        self._batch.append(record)
+        self.unwritten_bytes += record.size
 
     def flush(self, sync: bool = True) -> int:  # noqa: ARG002
         """See the contract."""
