@@ -592,8 +592,8 @@ cdef class Dispatch:
         return True
 
     cdef int refuse(self, Connection conn, Session s, Publish* pub, uint8_t reason, str why) except -1:
-        # v5 gets the reason in the ack, at QoS 0 not at all [MQTT 5, 4.13.2]. v3 has no reasons: an unauthorised publish
-        # is acked as if it were accepted, any other refusal closes the connection [MQTT-3.3.5-2]
+        # v5 gets the reason in the ack, at QoS 0 not at all [MQTT 5, 4.13.2]. v3 has no reasons: an unauthorised
+        # publish is acked as if it were accepted, any other refusal closes the connection [MQTT-3.3.5-2]
         cdef uint8_t kind = PUBACK if pub.qos == 1 else PUBREC
         if pub.qos == 2 and self.known(s, pub.packet_id):
             # sent again: the first one was accepted, by the settings of that time; its identifier is in use
