@@ -77,7 +77,7 @@ cdef int check_first(Connection conn, const uint8_t* p, uint32_t n) except -1:
 
 
 cdef bint utf8_payload(const uint8_t* p, size_t n) noexcept nogil:
-    """Return if a payload is well-formed UTF-8. Unlike an MQTT string it may contain U+0000 (MQTT 5, 3.3.2.3.2)."""
+    """Return whether a payload is well-formed UTF-8. Unlike an MQTT string it may contain U+0000 [3.3.2.3.2]."""
     cdef const uint8_t* null
     while n:
         null = <const uint8_t*>memchr(p, 0, n)
@@ -166,7 +166,7 @@ cdef class Dispatch:
         callback_begins(&mark)
         work(<uint64_t>len(carried) * VISIT)
         self.carried = []
-        if len(carried) > 1:                # another connection is first at the shared budgets
+        if len(carried) > 1:                # each tick another one comes first, for the budgets that all share
             first = <Py_ssize_t>(self.state.tick % <uint64_t>len(carried))
             carried = carried[first:] + carried[:first]
         for conn in carried:
@@ -221,7 +221,7 @@ cdef class Dispatch:
         finally:
             self.router.in_hand.adoptable = None
             callback_ends(&mark, PACKETS)
-        if conn.part == NULL:               # a Message took the buffer, which held just one packet
+        if conn.part == NULL:               # a Message took the buffer, which held only that packet
             return 0
         if used >= n or conn.state >= CLOSING:
             conn.free_part()

@@ -44,7 +44,7 @@ cdef enum:
     EVENTS = 512                # per round, at most
     BUSY_NS = 1_000_000         # after a round closer to its predecessor than this, wait for the next one here
     STAY_NS = 5_000_000         # then the surrounding event loop has its turn
-    WAIT_MS = 50                # not shorter: setting the kernel's next timer costs more than the detour
+    WAIT_MS = 50                # not shorter: a timer that becomes the kernel's next one costs more than the detour
     PAUSE_NS = 500_000_000      # longer than any round: this process was stopped
     ROUND_NS = 50_000_000       # for the events of one round
 

@@ -11,6 +11,6 @@ class Arrangements:
         """Number of arrangements: at most one filter of each matches a topic."""
 
     def brings(self, text: bytes) -> bool:
-        """Return if this valid Topic Filter (without $share) has wildcards in an arrangement of its own."""
+        """Return whether this valid Topic Filter (without $share) has wildcards in an arrangement of its own."""
 
     def __init__(self) -> None: ...

@@ -78,7 +78,7 @@ cdef class Arrangements:
             free(a)
 
     def brings(self, const uint8_t[::1] text not None):
-        """Return if this valid Topic Filter (without $share) has wildcards in an arrangement of its own."""
+        """Return whether this valid Topic Filter (without $share) has wildcards in an arrangement of its own."""
         cdef size_t length = text.shape[0]
         if not has_wildcard(&text[0], length):
             return False
