@@ -1,4 +1,4 @@
-"""What the stores of a data directory, of a broker that does not run, have in their archives: read plainly."""
+"""A plain reader of the archives in a data directory whose broker does not run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Row", "archived", "blocks", "numbers"]
 
 
 class Row(NamedTuple):
-    """A message, and where it was."""
+    """An archived message, and its place."""
 
     store: int
     origin: int
@@ -27,17 +27,17 @@ class Row(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Of the message."""
+        """Number of the message."""
         return self.archived.message.number
 
     @property
     def payload(self) -> bytes:
-        """Of the message."""
+        """Payload of the message."""
         return self.archived.message.payload
 
 
 def blocks(data_dir: str | os.PathLike[str]) -> Iterator[tuple[int, bytes, bytes, bytes]]:
-    """(store, filter of the rule, key, value) of every block."""
+    """Yield (store, filter of the rule, key, value) of every block."""
     found = settled(str(data_dir))
     for store in range(found.workers):
         with plyvel.DB(str(Path(found.path(str(data_dir), store)))) as db:
@@ -50,7 +50,7 @@ def blocks(data_dir: str | os.PathLike[str]) -> Iterator[tuple[int, bytes, bytes
 
 
 def archived(data_dir: str | os.PathLike[str]) -> list[Row]:
-    """All messages, by number."""
+    """Return all messages, sorted by number."""
     rows = [
         Row(store, schema.split_block(key)[1], topic_filter, each)
         for store, topic_filter, key, value in blocks(data_dir)
@@ -60,7 +60,7 @@ def archived(data_dir: str | os.PathLike[str]) -> list[Row]:
 
 
 def numbers(rows: list[Row]) -> list[int]:
-    """Theirs; each stands once."""
+    """Return the message numbers; AssertionError if one occurs twice."""
     found = [row.number for row in rows]
     assert len(set(found)) == len(found)
     return found

@@ -1,9 +1,8 @@
-"""The brokers of our own tests: `broker.testing.Mqttd` with what only we look at.
+"""The broker process of our own tests: `broker.testing.Mqttd` with access to its log, memory and processes.
 
-By default that is the broker of this tree. ``MQTTD_TEST_BROKER=mosquitto`` takes Debian's mosquitto instead, to find
-out whether it is the broker or the test that is wrong. Where a test does not say which store it means, that of one
-worker is in memory and that of several on the disk, as users have it; ``MQTTD_TEST_STORE=memory`` and ``leveldb`` say
-which for all.
+By default it runs the broker of this tree; ``MQTTD_TEST_BROKER=mosquitto`` runs Debian's mosquitto instead, to find out
+whether the broker or the test is wrong. If a test names no store, one worker has it in memory and several on disk, as
+users do; ``MQTTD_TEST_STORE=memory`` or ``leveldb`` sets the store of all these tests.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ ROOT = Path(__file__).resolve().parent.parent
 KIND = os.environ.get("MQTTD_TEST_BROKER", "mqttd")
 STORE = os.environ.get("MQTTD_TEST_STORE", "")
 
-#: The stores that a suite runs on which runs on every store
+#: The stores of a suite that runs on every store
 STORES = ("",) if KIND == "mosquitto" else (STORE,) if STORE else ("memory", "leveldb")
 
 
 def usual_store(workers: int) -> str:
-    """The store that users have with so many workers."""
+    """Return the store that users have by default with this number of workers."""
     return "leveldb" if workers > 1 else "memory"
 
 
@@ -45,7 +44,7 @@ log_type all
 
 
 class BrokerProcess(Mqttd):
-    """A running broker; its settings are given as arguments and environment, as an operator gives them."""
+    """A running broker, with its settings in arguments and environment, as an operator passes them."""
 
     def __init__(
         self,
@@ -54,13 +53,13 @@ class BrokerProcess(Mqttd):
         environment: Mapping[str, str] | None = None,
         store: str = "",
     ) -> None:
-        # reserves for full disks would fill that of the machine: pytest keeps the directories of its last runs
+        # disk reserves would fill the machine's disk: pytest keeps the directories of its last runs
         store = store or STORE or usual_store(workers)
         environment = {"MQTTD_LEVELDB__RESERVE_BYTES": "0", "MQTTD_STORE": store, **(environment or {})}
         super().__init__(workers, arguments=arguments, environment=environment)
 
     def start(self) -> BrokerProcess:
-        """Start, and return when the ready line is there (mosquitto: when the port answers)."""
+        """Start, and return when the ready line is logged (mosquitto: when the port answers)."""
         try:
             super().start()
         except BaseException:
@@ -90,7 +89,7 @@ class BrokerProcess(Mqttd):
 
     @property
     def admin(self) -> tuple[str, int]:
-        """Where its admin interface listens; it must have been started with ``--admin 127.0.0.1:0``."""
+        """Address of its admin interface; it must have been started with ``--admin 127.0.0.1:0``."""
         said = re.search(r"^  admin +http://([\d.]+):(\d+)$", self.stderr(), re.MULTILINE)
         if said is not None:
             return said[1], int(said[2])
@@ -98,7 +97,7 @@ class BrokerProcess(Mqttd):
         return host, int(port)
 
     def control_pid(self) -> int:
-        """Process id of the control process, 0 when there is none."""
+        """Return the process id of the control process, 0 if there is none."""
         for pid in self.processes():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"mqttd: control"):
@@ -106,17 +105,17 @@ class BrokerProcess(Mqttd):
         return 0
 
     def stderr(self, since: int = 0) -> str:
-        """The standard error from byte ``since``."""
+        """Return the standard error from byte ``since``."""
         return self._log.read_bytes()[since:].decode(errors="replace")
 
     def stderr_size(self) -> int:
-        """Bytes of standard error until now."""
+        """Return the bytes of standard error until now."""
         return self._log.stat().st_size
 
     def pss_bytes(self) -> int:
-        """Memory of supervisor and workers, what they share counted once (kernel socket buffers are not in it).
+        """Return the memory of all processes, shared memory counted once, without kernel socket buffers.
 
-        Without the pages of files: our share of an interpreter's code grows when another Python on the machine ends.
+        Pages of files are left out: our share of an interpreter's code grows when another Python on the machine ends.
         """
         kilobytes = 0
         for pid in self.processes():
@@ -128,7 +127,7 @@ class BrokerProcess(Mqttd):
         return kilobytes * 1024
 
     def logged(self, event: str, since: int = 0) -> list[dict[str, Any]]:
-        """The log lines of this event from byte ``since`` until now; the broker must log as JSON."""
+        """Return the log lines of this event from byte ``since`` until now; the broker must log as JSON."""
         lines = [
             json.loads(line)
             for line in self.stderr(since).splitlines(keepends=True)

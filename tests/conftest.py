@@ -1,4 +1,4 @@
-"""Fixtures for every kind of test: running brokers, fresh names, and connections that are closed at the end."""
+"""Fixtures for every kind of test: running brokers, fresh names, connections that are closed with the test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.wire import Client, Connect, OpenConnection
 #: Every wire-level scenario runs with one worker and over the mesh of four.
 WORKERS = (1,) if KIND == "mosquitto" else (1, 4)
 
-#: the shared brokers log completely, and let a test take over as often as it likes
+#: Shared brokers log every line, and allow any number of take-overs
 SHARED = {"MQTTD_LIMITS__LOG_LINES_PER_SECOND_MAX": "1000000", "MQTTD_LIMITS__TAKEOVERS_PER_MINUTE_MAX": "0"}
 
 SharedBroker = Callable[[int, str], BrokerProcess]
@@ -26,12 +26,12 @@ _numbers = itertools.count(1)
 
 
 def pytest_collection(session: pytest.Session) -> None:  # noqa: ARG001
-    """Thousands of tests are made, and no garbage."""
+    """Switch the collector off: collecting makes thousands of tests and no garbage."""
     gc.disable()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:  # noqa: ARG001
-    """None of them goes before the end: the collector need not walk through them again and again."""
+    """Exempt the collected tests from garbage collection: all of them live until the end."""
     gc.enable()
     gc.collect()
     gc.freeze()
@@ -40,10 +40,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:  # noqa: ARG001
 def pytest_configure(config: pytest.Config) -> None:
     from hypothesis import HealthCheck, settings  # not before pytest has it as a plugin
 
-    # how long an example takes is the machine's affair: on a busy one, or under a sanitizer, it proves nothing
+    # no deadline: on a busy machine, or under a sanitizer, the duration of an example proves nothing
     settings.register_profile("mqttd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("mqttd")
-    # a shell ignores Ctrl-C for what it runs in the background, and whatever is started from there would, too
+    # a shell ignores Ctrl-C for background jobs, and processes started by these would inherit that
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "one_store: what the test waits for comes before any store, one is enough")
@@ -82,7 +82,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(scope="session")
 def running_brokers() -> Iterator[dict[tuple[int, str], BrokerProcess]]:
-    """Broker processes by number of workers and store, shared by all tests that do not kill them."""
+    """The broker processes by number of workers and store, shared by all tests that do not kill them."""
     running: dict[tuple[int, str], BrokerProcess] = {}
     yield running
     for broker in running.values():
@@ -95,7 +95,7 @@ def running_brokers() -> Iterator[dict[tuple[int, str], BrokerProcess]]:
 
 @pytest.fixture
 def shared_broker(running_brokers: dict[tuple[int, str], BrokerProcess]) -> SharedBroker:
-    """``shared_broker(workers, store)``: a broker that other tests use too: do not kill it, use names of your own."""
+    """``shared_broker(workers, store)``: a broker that other tests use too: do not kill it, and use fresh names."""
 
     def with_workers(workers: int, store: str) -> BrokerProcess:
         key = workers, store
@@ -109,7 +109,7 @@ def shared_broker(running_brokers: dict[tuple[int, str], BrokerProcess]) -> Shar
 
 @pytest.fixture
 def store() -> str:
-    """The store of the `broker`: that of its number of workers, where a suite does not run on every store."""
+    """The store of the `broker`: the usual one, unless a suite runs on every store."""
     return ""
 
 
@@ -117,7 +117,7 @@ def store() -> str:
 def broker(
     workers: int, store: str, shared_broker: SharedBroker, request: pytest.FixtureRequest
 ) -> Iterator[BrokerProcess]:
-    """The `shared_broker` with this many workers and this store."""
+    """The `shared_broker` with the number of workers and the store of the test."""
     found = shared_broker(workers, store)
     request.node.stderr_before = found.stderr_size()
     yield found
@@ -126,7 +126,7 @@ def broker(
 
 @pytest.fixture
 def own_broker() -> Iterator[Callable[..., BrokerProcess]]:
-    """A function that starts a broker of this test alone: ``own_broker(workers, arguments, environment)``."""
+    """``own_broker(workers, arguments, environment)``: starts a broker for this test alone."""
     started: list[BrokerProcess] = []
 
     def start(*arguments: Any, **named: Any) -> BrokerProcess:
@@ -143,13 +143,13 @@ def own_broker() -> Iterator[Callable[..., BrokerProcess]]:
 
 @pytest.fixture
 def name() -> str:
-    """A name nobody else uses: the root of this test's topics and client ids. At most 10 letters and digits."""
+    """A fresh name of at most 10 letters and digits: the root of this test's topics and client ids."""
     return f"n{next(_numbers):x}"
 
 
 @pytest.fixture
 def open_to() -> Iterator[Callable[[BrokerProcess, int], Client]]:
-    """``open_to(broker, version)``: a connection to any broker, that has sent nothing; closed with the test."""
+    """``open_to(broker, version)``: opens a connection to any broker and sends nothing; closed with the test."""
     opened: list[Client] = []
 
     def open_one(broker: BrokerProcess, version: int) -> Client:
@@ -163,13 +163,13 @@ def open_to() -> Iterator[Callable[[BrokerProcess, int], Client]]:
 
 @pytest.fixture
 def open_connection(broker: BrokerProcess, open_to: Callable[[BrokerProcess, int], Client]) -> OpenConnection:
-    """A function that opens a connection for a version and sends nothing."""
+    """``open_connection(version)``: opens a connection to the `broker` and sends nothing."""
     return lambda version: open_to(broker, version)
 
 
 @pytest.fixture
 def connect(open_connection: OpenConnection, name: str) -> Connect:
-    """``connect(version, client_id=..., **options)``: a client that has its CONNACK; its id is fresh when not given."""
+    """``connect(version, client_id=..., **options)``: connects a client, with a fresh id by default; takes CONNACK."""
     numbers = itertools.count(1)
 
     def connect_one(version: int, client_id: str | None = None, **options: Any) -> Client:

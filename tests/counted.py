@@ -1,4 +1,4 @@
-"""A broker whose counters a test reads while it runs: the shared rows lie in a file that both map.
+"""A broker whose counters a test reads while it runs: the counter rows are in a file that the broker maps.
 
 `python -m tests.counted ARGUMENTS` is `mqttd ARGUMENTS` with the rows in the file that MQTTD_TEST_ROWS names.
 """
@@ -21,7 +21,7 @@ _VARIABLE = "MQTTD_TEST_ROWS"
 
 
 class CountedBroker(BrokerProcess):
-    """A running broker with counters. `limits` by their names in the configuration."""
+    """A running broker with readable counters. `limits`: values by their names in the configuration."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class CountedBroker(BrokerProcess):
         self.environment[_VARIABLE] = str(self._rows)
 
     def start(self) -> Self:
-        """See BrokerProcess."""
+        """Start: see BrokerProcess."""
         super().start()
         return self
 
@@ -46,13 +46,13 @@ class CountedBroker(BrokerProcess):
         return ["tests.counted" if part == "broker.testing" else part for part in super()._command()]
 
     def rows(self) -> list[dict[str, int]]:
-        """The counters of each worker."""
+        """Return the counters of each worker."""
         words = memoryview(self._rows.read_bytes()).cast("Q")
         stride = ROW_BYTES // 8
         return [dict(zip(NAMES, words[at * stride : (at + 1) * stride], strict=False)) for at in range(self.workers)]
 
     def counter(self, name: str) -> int:
-        """One counter, of all workers together."""
+        """Return one counter, summed over all workers."""
         return sum(row[name] for row in self.rows())
 
 

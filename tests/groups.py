@@ -1,11 +1,11 @@
-"""Which tests stay together when several processes run them (pytest-xdist), and which begin first.
+"""Groups of tests for several processes (pytest-xdist): the tests that stay together, and the order of the groups.
 
-A file is a group: what its fixtures start is started once. Spark's files are one group, because each process that runs
-one of them has a JVM. In folders whose tests start what they need each test is by itself, but for the files that have
-fixtures for all their tests. What a session's fixtures start (tests/conftest.py) is there once for each process.
+A file is a group, so its fixtures start their brokers once. Spark's files are one group, because each process that runs
+one of them has a JVM. In folders whose tests start their own brokers each test is a group, except in files with
+fixtures for all their tests. Fixtures of the session (tests/conftest.py) exist once per process.
 
 Long groups begin first, so that none is left when all others are done. pytest-xdist looks for marks in a way that
-pytest 9.2 no longer has, so groups are made of the tests' names.
+pytest 9.2 no longer has, so groups are made by the tests' names.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 TOGETHER = ("spark",)
-"""Folders that are one group."""
+"""Folders that are one group each."""
 
 APART = ("chaos", "integration", "simulation", "machine")
-"""Folders whose tests are by themselves."""
+"""Folders whose tests are a group each."""
 
 APART_FILES = ("unit/pyx/delivery/test_bound", "unit/pyx/io/test_bound")
-"""How the names of other such files begin."""
+"""Beginnings of the names of other such files."""
 
 WITH_FIXTURES = ("chaos/test_hostile_clients", "integration/test_limits", "integration/test_limits_at_their_defaults")
-"""Their files that are groups."""
+"""Files of these folders that are one group each."""
 
 FIRST: Sequence[str] = (
     "spark/",
@@ -48,11 +48,11 @@ FIRST: Sequence[str] = (
     "conformance/",
     "contract/",
 )
-"""How the names of the long ones begin, the longest first. What is not here begins in the order of the files."""
+"""Beginnings of the names of long groups, the longest first. All others follow in the order of the files."""
 
 
 def group_of(nodeid: str) -> str:
-    """The group of a test, by its name."""
+    """Return the group of a test."""
     path, _, _ = nodeid.partition("::")
     group = path.removeprefix("tests/").removesuffix(".py")
     folder = group.partition("/")[0]
@@ -64,7 +64,7 @@ def group_of(nodeid: str) -> str:
 
 
 def arrange(items: list[pytest.Item]) -> None:
-    """Long groups first."""
+    """Sort tests by group, long groups first."""
 
     def rank(item: pytest.Item) -> int:
         name = item.nodeid.removeprefix("tests/")
@@ -74,7 +74,7 @@ def arrange(items: list[pytest.Item]) -> None:
 
 
 def scheduling(config: pytest.Config, log: Any) -> Any:
-    """What gives whole groups to processes, in the order in which they were collected."""
+    """Return a scheduler that gives whole groups to processes, in the order of collection."""
     from xdist.scheduler import LoadScopeScheduling  # not before pytest has it as a plugin
 
     class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]

@@ -1,7 +1,7 @@
 """The archive of a store without a disk (`tests.kept_store`): `leveldb_store.contract.Archive` over a list.
 
-What is archived comes as blocks, as the real one gets it, and is there when the store says that it is durable.
-`remove` is retention.
+It gets messages in blocks, like the real archive, and has them once the store reports them durable. `remove` is
+retention.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _summary_of(topic: bytes) -> bytes:
 
 
 class KeptArchive:
-    """`filters`: those of the rules."""
+    """An archive in memory. `filters`: Topic Filters of its rules."""
 
     held_bytes = 0
     removed = (0, 0)
@@ -41,11 +41,11 @@ class KeptArchive:
         self.messages: list[Message] = []
         self.reads = 0
         self.afters: list[int] = []
-        """What was asked for lay behind these."""
+        """The position `after` of each read."""
         self.pages: Counter[bytes] = Counter()
-        """How many were read, by Topic Filter."""
+        """Number of pages read, by Topic Filter."""
         self.fails: Exception | None = None
-        """What every read ends with."""
+        """Error that every read raises; None: reads work."""
         self._noted: list[tuple[int, bytes]] = []
         self._noted_behind: int | None = None
         self._damage = 0
@@ -58,7 +58,7 @@ class KeptArchive:
         return not self._waiting and not self.archiver.pending_bytes
 
     def take(self) -> list[Message]:
-        """What was gathered, for the batch of the store that is being gathered."""
+        """Take the archived messages that go into the store's open batch."""
         taken, size = [], 0
         for _, count, first, _, levels, records in self.archiver.take():
             size += len(records)
@@ -82,13 +82,13 @@ class KeptArchive:
         return taken
 
     def wrote(self, messages: list[Message]) -> None:
-        """They are durable."""
+        """Add messages that have become durable."""
         self._waiting -= 1
         for message in messages:
             self.add(message)
 
     def add(self, message: Message) -> None:
-        """As if it had been archived."""
+        """Add a message as if it had been archived."""
         insort(self.messages, message, key=lambda each: each.number)
         self.last = max(self.last, message.number)
         if self._noted_behind is not None:
@@ -102,7 +102,7 @@ class KeptArchive:
 
     @property
     def is_watched(self) -> bool:
-        """Whether topics are noted."""
+        """Whether topics of new messages are noted."""
         return self._noted_behind is not None
 
     def noted(self, after: int) -> list[tuple[int, bytes]] | None:
@@ -112,7 +112,7 @@ class KeptArchive:
         return [each for each in self._noted if each[0] > after]
 
     def after_crash(self) -> KeptArchive:
-        """What the next worker finds."""
+        """Return the archive that the next worker finds."""
         after = KeptArchive(self.archiver.filters, self.epoch)
         after.messages = list(self.messages)
         after.highest = after.last = self.last
@@ -120,12 +120,12 @@ class KeptArchive:
         return after
 
     def remove(self, up_to: int) -> None:
-        """Retention: what is numbered up to here is gone."""
+        """Remove the messages with numbers up to `up_to`, like retention."""
         self.messages = [message for message in self.messages if message.number > up_to]
         self._start = max(self._start, up_to)
 
     def damage(self, up_to: int) -> None:
-        """What is numbered up to here cannot be read."""
+        """Make the messages with numbers up to `up_to` unreadable."""
         self.messages = [message for message in self.messages if message.number > up_to]
         self._damage = up_to
 

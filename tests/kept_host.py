@@ -1,7 +1,7 @@
-"""Hosts whose stores keep (`tests.kept_store`), and clients of theirs: for tests of what outlives a worker.
+"""Hosts with stores that survive a crash (`tests.kept_store`), and their clients: for tests of restarts.
 
-`Host.crash` gives the host as it is when its worker is killed at that moment. The disk of a `manual` store has nothing
-until the test says so (`commit`).
+`Host.crash` returns the host after a kill of its worker at that moment. The disk of a `manual` store has nothing until
+the test calls `commit`.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ def store_of(host: Host) -> KeptStore:
 
 
 def lasting(host: Host, client_id: str, version: int = 4, **options: Any) -> Peer:
-    """A client whose session outlives its connection, resumed if it is there."""
+    """Connect a client whose session outlives its connection; an existing session is resumed."""
     if version == 5:
         options.setdefault("expiry", NEVER)
     return host.connect(client_id, version, clean=False, **options)
 
 
 def commit(host: Host) -> None:
-    """The disk has everything that was flushed."""
+    """Make everything durable that was flushed."""
     host.node.router.journal.durable(store_of(host).sync())
     host.settle()
 
 
 def sent(host: Host, client_id: str, version: int = 4, **options: Any) -> Peer:
-    """A client that has sent its CONNECT."""
+    """Return a client that has sent its CONNECT; CONNACK is not taken."""
     peer = host.open(version)
     peer.client_id = client_id
     peer.send(wire.connect(version, client_id, **options))
@@ -64,12 +64,12 @@ def session(host: Host, client_id: str) -> Session:
 
 
 def families(host: Host) -> set[bytes]:
-    """Of the records that are durable, windows left out."""
+    """Return the families of the durable records, except windows."""
     return {key[:1] for key in store_of(host).records} - {schema.WINDOW}
 
 
 class OnDisk(LevelStore):
-    """A store on the disk that has written everything when somebody asks: for a Host."""
+    """A store on disk for a Host: `collect` waits until everything is written."""
 
     def collect(self) -> int:
         ticket, durable = self.flush(), super().collect()
@@ -80,12 +80,12 @@ class OnDisk(LevelStore):
 
 
 def on_disk(paths: Sequence[Path], **options: Any) -> Host:
-    """A host with a worker for each path, without fsync. `let_go` of it before anybody else looks at the stores."""
+    """Return a host with a worker for each path, without fsync. Call `let_go` before others open the stores."""
     return Host(len(paths), stores=[OnDisk(path, fsync=False) for path in paths], **options)
 
 
 def let_go(host: Host) -> None:
-    """The stores are closed with all that the workers have stored."""
+    """Close the stores with everything that the workers have stored."""
     host.settle()
     for store in host.stores:
         store.close()

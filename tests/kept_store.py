@@ -1,8 +1,8 @@
-"""A store that keeps, without a disk: `leveldb_store.contract.Store` with its batches in a list.
+"""A store that survives a crash, without a disk: `leveldb_store.contract.Store` with its batches in a list.
 
-What is gathered between two `flush` is a batch; `durable` is the last one that the disk is said to have. `sync` moves
-it on. `after_crash` makes the store that the next worker finds: the batches up to there, and nothing else. What is read
-comes from memory at once, durable or not, as it does from the real one.
+The operations between two calls of `flush` are a batch; `durable` is the last batch on the simulated disk. `sync`
+advances it. `after_crash` returns the store that the next worker finds: the batches up to `durable` only. Reads come
+from memory at once, durable or not, like those of the real store.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Operation = Callable[["KeptStore"], None]
 
 
 class KeptStore(MemoryStore):
-    """`manual`: nothing is durable until `sync`; else every batch is as soon as somebody asks."""
+    """The store. `manual`: nothing is durable until `sync`; else every batch is with the next `collect`."""
 
     immediate = False
     keeps = True
@@ -33,17 +33,17 @@ class KeptStore(MemoryStore):
         self.failed: str | None = None
         self.little_room: str | None = None
         self.records: dict[bytes, bytes] = {}
-        """As at the last durable ticket."""
+        """State records as of the last durable ticket."""
         self.durable = 0
         self.unwritten_bytes = 0
-        """Of records, not of the log."""
+        """Counts records, not the log."""
         self.batches: list[list[_Operation]] = []
         self._found: list[_Operation] = []
-        """What makes the log as it was when this store began."""
+        """Operations that restore the log as it was at the start of this store."""
         self._batch: list[_Operation] = []
         self._at: dict[int, Message] = {}
         self.recorded: list[tuple[int, bytes]] = []
-        """Events, as they were given; a crash loses none."""
+        """Recorded events, unchanged; a crash loses none."""
 
     # ------------------------------------------------------------ the disk
 
@@ -53,7 +53,7 @@ class KeptStore(MemoryStore):
         return self.failed or self.little_room
 
     def sync(self, batches: int | None = None) -> int:
-        """The disk has so many more batches (None: all); -> the highest durable ticket."""
+        """Make this number of batches durable (None: all); return the highest durable ticket."""
         if self.failed is None:
             until = len(self.batches) if batches is None else min(self.durable + batches, len(self.batches))
             for batch in self.batches[self.durable : until]:
@@ -66,7 +66,7 @@ class KeptStore(MemoryStore):
         return self.durable
 
     def after_crash(self, manual: bool | None = None) -> KeptStore:
-        """The store that is there after a SIGKILL, or after the power went: what was durable."""
+        """Return the store that is found after a SIGKILL or a power cut: its durable content."""
         archive = self.kept_archive.after_crash() if self.kept_archive is not None else None
         after = KeptStore(self.manual if manual is None else manual, archive)
         after.records = dict(self.records)
@@ -74,7 +74,7 @@ class KeptStore(MemoryStore):
         for operation in itertools.chain(self._found, *self.batches[: self.durable]):
             if not isinstance(operation, _Record | _Archived):
                 operation(after)
-        # whatever happened until now, the next crash finds it in one piece
+        # for the next crash, everything until now becomes one operation
         after._at.clear()
         parts = [(name, batch) for name in after._indexes for batch in after._read_all(name)]
         for _, batch in parts:
@@ -167,7 +167,7 @@ class KeptStore(MemoryStore):
         self._batch.append(operation)
 
     def appended(self, parts: list[tuple[bytes, Batch]], last: int) -> None:
-        """A block is readable."""
+        """Make an appended block readable."""
         for name, batch in parts:
             index = self._indexes.setdefault(name, Index())
             before = index.total_bytes
@@ -179,7 +179,7 @@ class KeptStore(MemoryStore):
 
 
 class _Record:
-    """A state record is put, or deleted (None)."""
+    """The operation that puts a state record, or deletes it (None)."""
 
     def __init__(self, key: bytes, value: bytes | None) -> None:
         self._key = key
@@ -198,7 +198,7 @@ class _Record:
 
 
 class _Appended:
-    """A block was appended."""
+    """The operation that appends a block."""
 
     def __init__(self, parts: list[tuple[bytes, Batch]], last: int) -> None:
         self._parts = parts
@@ -209,7 +209,7 @@ class _Appended:
 
 
 class _Archived:
-    """Messages were archived: they are there when that is durable."""
+    """The operation that archives messages: they are readable once it is durable."""
 
     def __init__(self, messages: list[Message]) -> None:
         self._messages = messages

@@ -1,4 +1,4 @@
-"""Snapshots without a broker: records are put into stores, and those copied as `mqttd snapshot` does."""
+"""Makers of snapshots without a broker: they put records into stores and copy these as `mqttd snapshot` does."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ DAY_MS = 86_400_000
 
 
 def number_at(seconds: float, worker: int = 0) -> int:
-    """A message number of that Unix time."""
+    """Return a message number of this Unix time."""
     return round(seconds * 1_000_000) << archive_schema.NUMBER_WORKER_BITS | worker
 
 
 def snapshot_of(directory: Path, stores: Sequence[Records], host: str = "host", taken_ms: int = 0) -> Manifest:
-    """Make one with a store for each of these, in a directory that is not there."""
+    """Make a snapshot with a store for each sequence of records, in a directory that must not exist."""
     paths = [directory.with_name(f"{directory.name}.source-{worker}") for worker in range(len(stores))]
     for path, records in zip(paths, stores, strict=True):
         store_of(path, records)
@@ -36,14 +36,14 @@ def snapshot_of(directory: Path, stores: Sequence[Records], host: str = "host", 
 
 
 def store_of(path: Path, records: Records) -> None:
-    """Make a store that has these."""
+    """Make a store with these records."""
     db = plyvel.DB(str(path), create_if_missing=True, write_buffer_size=16 << 20, bloom_filter_bits=10)
     _put(db, itertools.chain([(schema.SCHEMA, schema.U32.pack(schema.VERSION))], records))
     db.close()
 
 
 def taken_of(directory: Path, stores: Sequence[Path], host: str = "host", taken_ms: int = 0) -> Manifest:
-    """Make a snapshot of stores, which are removed."""
+    """Make a snapshot of stores, and remove the stores."""
     directory.mkdir()
     taking = Taking(list(stores), directory)
     taking.clone()
@@ -69,7 +69,7 @@ def _put(db: plyvel.DB, records: Records) -> None:
 def archive_of(
     messages: Iterable[StoredMessage], rule: str = "#", number: int = 1, block: int = 100, matches: int = 1
 ) -> Iterator[tuple[bytes, bytes]]:
-    """A rule and the blocks of what it has archived: messages of one worker, their numbers rising, `block` in each."""
+    """Yield a rule and its archived blocks: messages of one worker by rising number, `block` messages in each."""
     yield (
         archive_schema.rule_key(rule.encode()),
         archive_schema.encode_rule(Rule(rule.encode(), number, number - 1, DAY_MS, 1 << 40)),
@@ -86,7 +86,7 @@ def archive_of(
 
 
 def log_of(messages: Iterable[StoredMessage], first: int = 1, block: int = 100) -> Iterator[tuple[bytes, bytes]]:
-    """The blocks of a log, `block` messages in each."""
+    """Yield the blocks of a log, `block` messages in each."""
     left = iter(messages)
     while some := list(itertools.islice(left, block)):
         yield schema.block_key(first), schema.encode_block(some)

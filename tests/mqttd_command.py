@@ -1,4 +1,4 @@
-"""`mqttd SUBCOMMAND` as a process of its own: it steps back behind others, and opens databases."""
+"""Runner of `mqttd SUBCOMMAND` in a process of its own, because it lowers its priority and opens databases."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PROGRESS = re.compile(r"mqttd: (snapshot|restore) .*, \d+%, \d+ s$")
 
 
 class Said(NamedTuple):
-    """How it ended."""
+    """The exit status and the output of a command."""
 
     status: int
     out: str
@@ -26,12 +26,12 @@ class Said(NamedTuple):
 
     @property
     def err_beside_progress(self) -> str:
-        """Standard error without the lines that there are for each second that a snapshot takes."""
+        """Standard error without the progress lines of a snapshot or restore."""
         return "".join(line for line in self.err.splitlines(keepends=True) if not _PROGRESS.match(line))
 
 
 def command(*arguments: str | Path) -> subprocess.Popen[str]:
-    """Start it; nobody's MQTTD_... variables are for it."""
+    """Start the command, without inherited MQTTD_... variables."""
     inherited = {name: text for name, text in os.environ.items() if not name.startswith("MQTTD_")}
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "broker", *map(str, arguments)],
@@ -41,7 +41,7 @@ def command(*arguments: str | Path) -> subprocess.Popen[str]:
 
 
 def mqttd(*arguments: str | Path, seconds: float = 120.0) -> Said:
-    """Run it to its end."""
+    """Run the command to its end; raise subprocess.TimeoutExpired after `seconds`."""
     process = command(*arguments)
     try:
         out, err = process.communicate(timeout=seconds)

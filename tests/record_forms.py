@@ -1,11 +1,11 @@
-"""Every form that bytes have in a store, on the mesh or in a snapshot, with the most that each of its fields may hold.
+"""The forms of all records in a store, on the mesh or in a snapshot, with the maximum of each field.
 
-A `Form` is one kind of record: what it is in Python, how it becomes bytes, how these are read. Its fields are those of
-the class; `most` has what MQTT and the settings allow of each: of a number its value, of bytes, a text or a list how
-long it is. `at_every_length` makes the records to try: each field at 0 (or the least there is), 1, max - 1, max and
-max + 1, the others as in the sample. Fields of a record within a record are the inner form's.
+A `Form` is one kind of record: a sample in Python, its encoder and its decoder. Its fields are those of the sample's
+class; `most` has the maximum of each that MQTT and the settings allow: the value of a number, the length of bytes, a
+text or a list. `at_every_length` makes the records to try: each field at 0 (or its minimum), 1, max - 1, max and
+max + 1, the others as in the sample. A field that is a record has a form of its own.
 
-A class or an encoder that no form has fails tests/contract/test_every_length.py.
+A class or an encoder without a form fails tests/contract/test_every_length.py.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PAYLOAD = LIMITS.packet_bytes_max
 PROPERTIES = LIMITS.user_property_bytes_max + 4 * U16
 IDENTIFIERS = LIMITS.filters_per_session_max * 5
 WORKERS = 64
-#: how many of a list are tried where only the memory of the machine bounds it
+#: Length at which a list is tried that only the memory of the machine bounds
 MANY = 1000
 
 MODULES: Sequence[ModuleType] = (
@@ -58,7 +58,7 @@ MODULES: Sequence[ModuleType] = (
 
 @dataclass(frozen=True)
 class Most:
-    """Of a field: the largest that there may be, and the least. `cut`: of what is longer not all is kept, by rule."""
+    """Maximum and minimum of a field. `cut`: the encoder shortens longer values, by rule."""
 
     value: int
     least: int = 0
@@ -67,44 +67,44 @@ class Most:
 
 @dataclass(frozen=True)
 class Form:
-    """See the top of this file."""
+    """The form of one kind of record: see the top of this file."""
 
     name: str
     sample: Any
     encode: Callable[[Any], bytes]
     decode: Callable[[bytes], Any]
     most: Mapping[str, int | Most | Form | None]
-    """None: it is as in the sample."""
+    """Maximum of each field; None: the field stays as in the sample."""
     writes: str
-    """The function of a module of MODULES that makes the bytes, as module.name; "": none does."""
+    """The encoder among the MODULES, as module.name; "": none."""
 
 
 class Case(NamedTuple):
-    """A record to be written and read."""
+    """A record to encode and decode."""
 
     what: str
     record: Any
     beyond: bool
-    """It holds more than is allowed: it may be refused."""
+    """A field is above its maximum: the record may be refused."""
     cut: bool
 
 
 def fields_of(record: Any) -> list[str]:
-    """Of a dataclass or a named tuple."""
+    """Return the names of the fields of a dataclass or a named tuple."""
     if dataclasses.is_dataclass(record):
         return [each.name for each in dataclasses.fields(record)]
     return list(record._fields)
 
 
 def replaced(record: Any, name: str, value: Any) -> Any:
-    """The same with another value."""
+    """Return a copy of the record with another value of the field `name`."""
     if dataclasses.is_dataclass(record) and not isinstance(record, type):
         return dataclasses.replace(record, **{name: value})
     return record._replace(**{name: value})
 
 
 def at_every_length(form: Form) -> Iterator[Case]:
-    """The sample, and with each field at each of its lengths."""
+    """Yield the sample, and copies of it with each field at each of its lengths."""
     yield Case("sample", form.sample, False, False)
     for name in fields_of(form.sample):
         known = form.most[name]
@@ -144,7 +144,7 @@ def _of_size(value: Any, size: int) -> Any:
 
 
 def _without(form: Form, name: str) -> Form:
-    # with none where there may be none
+    # the form with None in an optional field of the sample
     return dataclasses.replace(form, name=f"{form.name}, no {name}", sample=replaced(form.sample, name, None))
 
 
@@ -180,13 +180,13 @@ ARCHIVED = Form(
 
 
 class Block(NamedTuple):
-    """Of the log."""
+    """A block of the log."""
 
     messages: list[StoredMessage]
 
 
 class Reach(NamedTuple):
-    """What a part of an index says of what lies far from its first message."""
+    """The distances and sizes that a part of an index holds."""
 
     behind_block: int
     behind_first: int
@@ -212,7 +212,7 @@ class HandoffHead(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """How far a link has come."""
+    """The position of a link."""
 
     stream: int
     number: int
@@ -225,13 +225,13 @@ class Refusals(NamedTuple):
 
 
 class Spans(NamedTuple):
-    """Of an index."""
+    """The spans of an index."""
 
     spans: list[Span]
 
 
 class Subscription(NamedTuple):
-    """With what is owed to it."""
+    """A subscription, with the retained messages owed to it."""
 
     options: int
     identifier: int
@@ -241,21 +241,21 @@ class Subscription(NamedTuple):
 
 
 class Owed(NamedTuple):
-    """The retained messages of one worker behind a topic."""
+    """The retained messages of one worker behind a topic, owed to a subscription."""
 
     worker: int
     topic: bytes
 
 
 class Summary(NamedTuple):
-    """Of a stretch of the archive."""
+    """The summary of a stretch of the archive."""
 
     first: int
     blocks: int
 
 
 class Name(NamedTuple):
-    """Of a level that a block of the archive names."""
+    """A topic level named in the head of an archived block."""
 
     level: bytes
 
@@ -274,7 +274,7 @@ def _reach(data: bytes) -> Reach:
 
 
 def _apart(each: StoredQueued) -> bytes:
-    # the session's record, which has the number of the message, then the message's own
+    # the session's record, with the number of the message, and then the message's own record
     data = queued_messages.encode_queued(each)
     at = queued_messages.QUEUED_HEAD.size + len(each.identifiers)
     return bytes((data[0] | schema.OF_ITS_OWN,)) + data[1:at] + schema.U64.pack(each.message.number) + data[at:]
@@ -454,4 +454,4 @@ def _counters_form() -> Form:
 HAPPENED = [_counters_form(), *(_event_form(kind) for kind in events.KINDS if fields_of(_event_form(kind).sample))]
 FORMS: Sequence[Form] = (*STORE, *ARCHIVE, *MESH, *HAPPENED)
 REFUSALS = (struct.error, ValueError, OverflowError, schema.SchemaError, envelope.EnvelopeError)
-"""What a record that does not fit is refused by, where it is encoded."""
+"""Errors by which an encoder refuses a record that does not fit."""

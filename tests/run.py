@@ -1,11 +1,11 @@
-"""`make test` and `make test-all`: pytest twice, once in several processes, then for what has to be alone.
+"""Runner of `make test` and `make test-all`: pytest in several processes, then pytest for the tests that run alone.
 
     python -m tests.run [--long] [--jobs N] [arguments of pytest]
 
 Without `--long` it runs all tests but those marked `long` or `soak`, with it those marked `long`. Tests marked `alone`
-measure the machine, or need all of it: they run one after the other when the rest is through. Many tests wait (for
-MQTT's seconds, for a disk, for processes that start): so there are more processes than cores (tests/groups.py says what
-stays together).
+measure the machine, or need all of it: they run one after the other when the others have ended. Many tests wait (for
+MQTT's seconds, a disk, starting processes), so there are more processes than cores (tests/groups.py defines the groups
+of tests that stay together).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tests.broker_process import ROOT
 JOBS_PER_CORE = 1.5
 
 JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""None of Spark's lives long enough for its second compiler to pay, which took half of the processor time."""
+"""Options of Spark's JVMs: they end too early for the second compiler to pay, which took half of the processor time."""
 
 
 def commands(is_long: bool, jobs: int, arguments: list[str]) -> list[list[str]]:
-    """The calls of pytest: together, alone."""
+    """Return the two calls of pytest: for tests in several processes, for tests alone."""
     which = "long and not soak" if is_long else "not long and not soak"
     together = ["-n", str(jobs), "--dist", "loadscope", "--no-loadscope-reorder"]
     return [
@@ -37,13 +37,13 @@ def commands(is_long: bool, jobs: int, arguments: list[str]) -> list[list[str]]:
 
 
 def environment() -> dict[str, str]:
-    """Of all tests: thousands of interpreters start, each of which would compile all of mqttd without its bytecode."""
+    """Return the environment of all tests, with bytecode: else thousands of interpreters would compile mqttd anew."""
     inherited = {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {"SPARK_SUBMIT_OPTS": JVM, **inherited}
 
 
 def status_of(statuses: list[int]) -> int:
-    """The first that is a failure. Arguments may choose tests of one kind only, not none at all."""
+    """Return the first failure, else 0. One run may collect no tests, but not both."""
     nothing = int(pytest.ExitCode.NO_TESTS_COLLECTED)
     if all(each == nothing for each in statuses):
         return nothing

@@ -1,12 +1,11 @@
 """Workers without sockets, processes and clock, for tests of the data path: bytes go in, packets come out.
 
-`Host` is one or more Nodes with memory stores (or others that are given); their links are the real ones, over lists
-instead of ZeroMQ. `Peer` is an MQTT client at the other end of a Connection that has no socket: what it sends is fed to
-the dispatch, what it is sent is taken from the outbox. Nothing happens by itself: `Host.turn` is one tick of every
-worker, `Host.settle` as many as it takes until nothing moves. Packets are built and read by tests.wire, which shares no
-code with pyx.
+`Host` is one or more Nodes with memory stores (or given ones); their links are the real ones, over lists instead of
+ZeroMQ. `Peer` is an MQTT client at the other end of a Connection without a socket: its bytes are fed to the dispatch,
+and the broker's are taken from the outbox. Nothing happens by itself: `Host.turn` is one tick of every worker,
+`Host.settle` runs ticks until nothing moves. tests.wire builds and reads the packets; it shares no code with pyx.
 
-What the reactor does at the end of a round (close what was asked for, carry on with left-over packets) is imitated.
+The end of a round of the reactor (close connections, continue with packets left over) is imitated.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ DELIVERIES = ("delivered_qos0", "delivered_qos1", "delivered_qos2")
 
 
 class KeptLog(Log):
-    """Keeps the events instead of writing them."""
+    """A log that keeps the events instead of writing them."""
 
     __slots__ = ("events",)
 
@@ -79,8 +78,8 @@ class KeptLog(Log):
 
 
 class Host:
-    """Workers of one host. Keywords: `limits` as in the configuration, `stores` one for each worker, `start_ms` what
-    the clock says, the others are settings.
+    """The workers of one host. Keywords: `limits` as in the configuration, `stores` one for each worker, `start_ms` the
+    initial time in ms; all others are settings.
     """
 
     def __init__(
@@ -108,7 +107,7 @@ class Host:
         self.peers: list[Peer] = []
         self.peer_of: dict[Connection, Peer] = {}
         self.held: set[tuple[int, int]] = set()
-        """(from, to): what is between these workers waits."""
+        """Pairs (from, to): batches between these workers wait."""
         self._under_way: dict[tuple[int, int], deque[list[Any]]] = {}
         self._ended: set[Connection] = set()
         for node in self.nodes:
@@ -126,7 +125,7 @@ class Host:
 
     @property
     def node(self) -> Node:
-        """The only one, or the first."""
+        """The only node, or the first one."""
         return self.nodes[0]
 
     @property
@@ -166,7 +165,7 @@ class Host:
     # ------------------------------------------------------------ time
 
     def pass_time(self, seconds: float) -> None:
-        """The clock goes on; timers run."""
+        """Advance the clock, in steps of 100 ms with a tick each, and run timers."""
         until = self.now_ms + int(seconds * 1000)
         while self.now_ms < until:
             self.now_ms = min(until, self.now_ms + 100)
@@ -183,12 +182,12 @@ class Host:
         node.router.state.set_time(self.now_ms, clock_us=wall_ms * 1000)
 
     def step_clock(self, worker: int, seconds: float) -> None:
-        """The wall clock of this worker is set."""
+        """Set the wall clock of this worker forward by `seconds`."""
         self._clocks_ahead_ms[worker] += int(seconds * 1000)
         self._set_time(self.nodes[worker])
 
     def turn(self) -> bool:
-        """One tick of every worker. False: nothing moved."""
+        """Run one tick of every worker; return whether anything moved."""
         moved = False
         for node in self.nodes:
             moved = node.dispatch.take_carried() or moved
@@ -210,7 +209,7 @@ class Host:
         return moved
 
     def settle(self) -> None:
-        """Ticks until nothing moves any more."""
+        """Run ticks until nothing moves any more; raise AssertionError after 10,000."""
         for _ in range(10_000):
             if not self.turn() and not self._is_under_way():
                 return
@@ -264,7 +263,7 @@ class Host:
         return moved
 
     def kill(self, worker: int) -> None:
-        """SIGKILL: nothing goes to it or comes from it any more, and its siblings have been told that it was reaped."""
+        """Kill a worker as by SIGKILL: cut its links, and tell its siblings that it was reaped."""
         for node in self.nodes:
             if node.index != worker:
                 self.held |= {(worker, node.index), (node.index, worker)}
@@ -272,8 +271,8 @@ class Host:
         self.settle()
 
     def crash(self, seconds: float = 0) -> Host:
-        """The host as it is when all workers were killed at this moment, and new ones have begun so much later with
-        what their stores (KeptStore) had made durable. This one stays as it is.
+        """Return the host as it is if all workers are killed now, and new ones start `seconds` later with the durable
+        content of their stores (KeptStore). This host is not changed.
         """
         stores = [store.after_crash() for store in self.stores if isinstance(store, KeptStore)]
         return Host(len(self.nodes), stores=stores, start_ms=self.now_ms + int(seconds * 1000), **self._options)
@@ -281,13 +280,13 @@ class Host:
     # ------------------------------------------------------------ clients
 
     def open(self, version: int = 4, worker: int = 0) -> Peer:
-        """A connection without CONNECT."""
+        """Open a connection, without CONNECT."""
         peer = Peer(self, self.nodes[worker], version)
         self.peers.append(peer)
         return peer
 
     def connect(self, client_id: str, version: int = 4, **options: Any) -> Peer:
-        """A client at its home, CONNACK taken. `expiry` is the Session Expiry Interval of a v5 client."""
+        """Connect a client at its home, and take CONNACK. `expiry`: Session Expiry Interval of a v5 client."""
         expiry = options.pop("expiry", None)
         if expiry is not None:
             options["properties"] = {**options.get("properties", {}), "session_expiry_interval": expiry}
@@ -301,7 +300,7 @@ class Host:
         return peer
 
     def lose(self, peer: Peer) -> None:
-        """The client's end of the connection is gone, without DISCONNECT."""
+        """End the connection from the client's side, without DISCONNECT."""
         conn = peer.conn
         if conn.state < CLOSING:
             peer.node.router.state.close(conn, 0, "lost")
@@ -310,20 +309,20 @@ class Host:
     # ------------------------------------------------------------ the books
 
     def counters(self, worker: int | None = None) -> dict[str, int]:
-        """Counters of one worker, or of all together."""
+        """Return the counters of one worker, or their sums over all."""
         rows = [node.counters.as_dict() for node in (self.nodes if worker is None else [self.nodes[worker]])]
         return {name: sum(row[name] for row in rows) for name in rows[0]}
 
     def waiting(self) -> int:
-        """Copies counted as matched that are neither delivered nor dropped: in windows, in sessions' own queues, and
-        those of QoS 0 in outboxes, and shares that a session has left.
+        """Return the number of matched copies that are neither delivered nor dropped: in windows, in sessions'
+        own queues, of QoS 0 in outboxes, and of share groups whose session has left.
         """
         of_sessions = sum(session.unacknowledged + session.queued for node in self.nodes for session in node.sessions)
         of_nobody = sum(node.router.ending.shares_left for node in self.nodes)
         return int(of_sessions + of_nobody) + sum(peer.conn.pending_qos0 for peer in self.peers)
 
     def check_books(self) -> None:
-        """matched = delivered + dropped + waiting [protocol.md, Counting]."""
+        """Assert that matched = delivered + dropped + waiting [protocol.md, Counting]."""
         row = self.counters()
         settled = sum(row[name] for name in (*DELIVERIES, *DROPS))
         assert row["matched"] == settled + self.waiting(), {
@@ -332,7 +331,7 @@ class Host:
 
 
 class Peer:
-    """A client. `stalled`: it takes nothing that it is sent, as if the kernel's buffers were full."""
+    """A client. `stalled`: it takes no output, as if the kernel's buffers were full."""
 
     def __init__(self, host: Host, node: Node, version: int) -> None:
         self.host = host
@@ -360,11 +359,11 @@ class Peer:
     # ------------------------------------------------------------ bytes
 
     def send(self, *packets: bytes) -> None:
-        """Feed, without a tick."""
+        """Feed packets to the dispatch, without a tick."""
         self.node.dispatch.feed(self.conn, b"".join(packets))
 
     def take(self) -> bool:
-        """What was sent to it. False: nothing."""
+        """Take the output for this client and decode it; return whether there was any."""
         out = self.node.router.state.take_output(self.conn)
         self._bytes += out
         self.packets.extend(self._whole())
@@ -391,7 +390,7 @@ class Peer:
     # ------------------------------------------------------------ packets
 
     def next(self, kind: str) -> Packet:
-        """The next packet, which must be of this kind."""
+        """Return the next packet, which must be of this kind."""
         if not self.packets:
             self.host.settle()
         assert self.packets, f"{kind} expected, nothing came"
@@ -400,7 +399,7 @@ class Peer:
         return packet
 
     def silent(self) -> None:
-        """Nothing more comes."""
+        """Assert that no further packet comes."""
         self.host.settle()
         assert not self.packets, self.packets
 
@@ -416,7 +415,7 @@ class Peer:
         self.next("UNSUBACK")
 
     def publish(self, topic: str, payload: bytes = b"", qos: int = 0, **options: Any) -> int:
-        """Sends it; its acks are the caller's."""
+        """Send a PUBLISH, leave its acks to the caller; return its Packet Identifier."""
         packet_id = self.packet_id() if qos else 0
         self.send(wire.publish(self.version, topic, payload, qos=qos, packet_id=packet_id, **options))
         return packet_id
@@ -429,7 +428,7 @@ class Peer:
         return self._packet_id
 
     def receive(self, accept: Callable[[Packet], bool] = lambda _: True) -> list[Packet]:
-        """Take every PUBLISH that comes, answering each to its end; other packets are left out."""
+        """Take and acknowledge every PUBLISH, discard other packets, return those that `accept` accepts."""
         got: list[Packet] = []
         while True:
             self.host.settle()

@@ -1,4 +1,4 @@
-"""The client's side of SCRAM-SHA-256 (RFC 5802, 3), for tests: it shares no code with the broker."""
+"""The client side of SCRAM-SHA-256 (RFC 5802, 3), for tests. It shares no code with the broker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _hmac(key: bytes, message: bytes) -> bytes:
 
 
 class ScramClient:
-    """One exchange. `header` is the gs2-header, as a test may want it otherwise than right."""
+    """One exchange. `header`: the gs2-header, which a test may set to a wrong one."""
 
     def __init__(self, user: str, password: str, header: str = "n,,") -> None:
         self.header = header
@@ -45,6 +45,6 @@ class ScramClient:
         return f"{without_proof},p={base64.b64encode(proof).decode()}".encode()
 
     def check(self, server_final: bytes) -> None:
-        """AssertionError when the server does not know the password's verifier."""
+        """Raise AssertionError if the server does not know the password's verifier."""
         signature = _hmac(_hmac(self.salted, b"Server Key"), self.auth_message)
         assert server_final == b"v=" + base64.b64encode(signature)

@@ -1,5 +1,5 @@
-"""A small disk: a tmpfs that a test mounts, fills and makes larger. Mounting takes root: elsewhere such tests are
-skipped, and say so.
+"""A small disk: a tmpfs that a test mounts, fills and enlarges. Mounting takes root: other users' runs skip such tests,
+with this reason.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PIECES = (1 << 20, 4096)
 
 @contextlib.contextmanager
 def mounted(path: Path, size: str) -> Iterator[Path]:
-    """A disk at `path`, of a size as mount(8) writes it (`24m`)."""
+    """Mount a disk at `path`; `size` as in mount(8) (`24m`). Skip the test if that fails."""
     path.mkdir()
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)], capture_output=True)
     if done.returncode:
@@ -30,12 +30,12 @@ def mounted(path: Path, size: str) -> Iterator[Path]:
 
 
 def grow(disk: Path, size: str) -> None:
-    """It has this size from now on."""
+    """Change the size of the disk."""
     subprocess.run(["mount", "-o", f"remount,size={size}", str(disk)], check=True)
 
 
 def fill(disk: Path) -> Path:
-    """Somebody else takes it to the last byte; returns the file that does."""
+    """Fill the disk to the last byte; return the file that does."""
     others = disk / "others"
     with others.open("ab", buffering=0) as file:
         for size in _PIECES:

@@ -1,4 +1,4 @@
-"""A wall clock that a test sets, for a broker that runs as a process of its own: see stepped_clock.c.
+"""A wall clock that a test sets, for a broker in processes of its own: see stepped_clock.c.
 
 clock = SteppedClock(tmp_path)
 broker = BrokerProcess(4, environment=clock.environment)
@@ -20,7 +20,7 @@ _AHEAD = struct.Struct("q")
 
 
 class SteppedClock:
-    """One for each broker."""
+    """The clock of one broker."""
 
     def __init__(self, directory: Path, seconds: float = 0.0) -> None:
         self._file = directory / "ahead"
@@ -32,10 +32,10 @@ class SteppedClock:
             "STEPPED_CLOCK": str(self._file),
         }
         self.ahead = 0.0
-        """Seconds that it is ahead of the machine's clock."""
+        """Seconds by which it is ahead of the machine's clock."""
         self.step(seconds)
 
     def step(self, seconds: float) -> None:
-        """Somebody sets the clock so much forward, or back."""
+        """Set the clock forward by `seconds`, or back if negative."""
         self.ahead += seconds
         _AHEAD.pack_into(self._page, 0, int(self.ahead * 1e9))

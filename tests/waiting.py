@@ -1,4 +1,4 @@
-"""The one place where tests wait for something that no socket tells them: everything else blocks with a deadline."""
+"""Waits without a socket, which tests use from here only: all other waits block with a deadline."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ __all__ = ["let_pass", "wait_until"]
 
 
 def let_pass(seconds: float) -> None:
-    """Let time pass: for what MQTT itself counts in seconds (expiry, keep-alive), and for nothing else."""
+    """Sleep: only for intervals that MQTT itself counts in seconds (expiry, keep-alive)."""
     time.sleep(seconds)

@@ -1,16 +1,16 @@
 """A small MQTT client on a raw blocking socket, for tests only.
 
-It shares no code with ``pyx``: what it believes about MQTT comes from the standard, so that an error of the codec
-cannot hide behind itself. v3.1, v3.1.1 and v5 are ``version`` 3, 4 and 5. Three layers, use the lowest that reads well:
+It shares no code with ``pyx`` and is written from the standard, so that it cannot repeat an error of the codec. v3.1,
+v3.1.1 and v5 are ``version`` 3, 4 and 5. It has three layers; use the lowest that reads well:
 
 * builders (``connect``, ``publish``, ``subscribe``, ...) return the bytes of one packet;
-* ``decode`` turns the bytes of one packet into a ``Packet``, whatever its kind: fields that it has not are at default;
+* ``decode`` turns the bytes of one packet of any kind into a ``Packet``; fields that it lacks have their defaults;
 * ``Client`` has the socket. Every read has a deadline; ``expect(kind, **fields)`` reads *the next* packet and compares
-  the fields that were given; ``expect_closed`` and ``expect_silence`` say what should not come. Methods named after a
-  packet (``client.subscribe``) do the whole exchange, and keep for later what arrives in between.
+  the given fields; ``expect_closed`` and ``expect_silence`` assert that nothing more comes. Methods named after a
+  packet (``client.subscribe``) do the whole exchange, and keep packets that arrive in between for later.
 
-Silence is proved by PINGREQ: whatever the broker sent before it answered comes before the PINGRESP. What another client
-makes it send needs a marker instead: a later message on the same way (see ``tests/conformance/conftest.py``).
+PINGREQ proves silence: all packets that the broker sent before its answer arrive before the PINGRESP. Packets caused by
+another client need a marker instead: a later message on the same path (see ``tests/conformance/conftest.py``).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-#: How long a packet may take. Generous, because a loaded machine is no failure; no test waits for it in vain.
+#: Deadline for a packet. Generous, because a loaded machine is no failure; a passing test never waits for its end.
 DEADLINE_SECONDS = float(os.environ.get("MQTTD_TEST_DEADLINE_SECONDS", "30"))
 
-#: Whether an error is always followed by DISCONNECT, as the standard recommends. mosquitto often just closes.
+#: Whether the broker always sends DISCONNECT after an error, as the standard recommends. mosquitto often just closes.
 TELLS_WHY = os.environ.get("MQTTD_TEST_BROKER", "mqttd") == "mqttd"
 
 KINDS = {
@@ -82,7 +82,7 @@ PROPERTIES = {
 PROPERTY_IDS = {name: (number, kind) for number, (name, kind) in PROPERTIES.items()}
 REPEATED = {"user_property", "subscription_identifier"}
 
-#: MQTT 5.0, table 2-4: what may stand in the packets of a server
+#: MQTT 5.0, table 2-4: the properties allowed in packets of a server
 _ACK = {"reason_string", "user_property"}
 FROM_A_SERVER = {
     "CONNACK": _ACK
@@ -138,7 +138,7 @@ class Packet:
 
 
 def varint(number: int) -> bytes:
-    """A Variable Byte Integer."""
+    """Return a Variable Byte Integer."""
     out = bytearray()
     while True:
         number, digit = number >> 7, number & 0x7F
@@ -148,19 +148,19 @@ def varint(number: int) -> bytes:
 
 
 def binary(value: bytes | str) -> bytes:
-    """Binary Data, or a UTF-8 Encoded String: two bytes of length and the bytes."""
+    """Return Binary Data or a UTF-8 Encoded String: two bytes of length and the bytes."""
     data = value.encode() if isinstance(value, str) else value
     return struct.pack(">H", len(data)) + data
 
 
 def packet(kind: str, flags: int, *parts: bytes) -> bytes:
-    """A whole packet: fixed header, remaining length, body."""
+    """Return a whole packet: fixed header, remaining length, body."""
     body = b"".join(parts)
     return bytes([TYPES[kind] << 4 | flags]) + varint(len(body)) + body
 
 
 def encode_properties(properties: Properties) -> bytes:
-    """Properties with their length. A list gives a property several times."""
+    """Return properties with their length. A list repeats its property."""
     out = b""
     for name, value in properties.items():
         number, kind = PROPERTY_IDS[name]
@@ -182,7 +182,7 @@ def encode_properties(properties: Properties) -> bytes:
 
 
 def in_v5(version: int, properties: Properties) -> bytes:
-    """Properties where the version has them, nothing elsewhere."""
+    """Return encoded properties for version 5, nothing for others."""
     assert version == 5 or not properties, "properties belong to version 5"
     return encode_properties(properties) if version == 5 else b""
 
@@ -201,7 +201,7 @@ def connect(
     protocol: bytes | None = None,
     level: int | None = None,
 ) -> bytes:
-    """A CONNECT. ``extra_flags`` are set beside the right ones; ``protocol`` and ``level`` replace the right ones."""
+    """Return a CONNECT. ``extra_flags`` are added to its flags; ``protocol`` and ``level`` replace the right ones."""
     flags = 0x02 * clean | extra_flags
     payload = [binary(client_id)]
     if will is not None:
@@ -235,14 +235,14 @@ def publish(
     dup: bool = False,
     properties: Properties = NOTHING,
 ) -> bytes:
-    """A PUBLISH; the Packet Identifier is left out at QoS 0."""
+    """Return a PUBLISH, at QoS 0 without Packet Identifier."""
     identifier = struct.pack(">H", packet_id) if qos else b""
     flags = 0x08 * dup | qos << 1 | retain
     return packet("PUBLISH", flags, binary(topic), identifier, in_v5(version, properties), payload)
 
 
 def ack(version: int, kind: str, packet_id: int, reason: int = 0, properties: Properties = NOTHING) -> bytes:
-    """A PUBACK, PUBREC, PUBREL or PUBCOMP, in its short form where that is allowed."""
+    """Return a PUBACK, PUBREC, PUBREL or PUBCOMP, in short form where that is allowed."""
     tail = b""
     if properties or reason:
         assert version == 5, "reason codes belong to version 5"
@@ -251,19 +251,19 @@ def ack(version: int, kind: str, packet_id: int, reason: int = 0, properties: Pr
 
 
 def subscribe(version: int, packet_id: int, *filters: tuple[str, int], properties: Properties = NOTHING) -> bytes:
-    """A SUBSCRIBE of (Topic Filter, options byte): the QoS, and in v5 the other options over it."""
+    """Return a SUBSCRIBE of (Topic Filter, options byte): the QoS, and in v5 the other options in the bits above."""
     entries = [binary(topic_filter) + bytes([options]) for topic_filter, options in filters]
     return packet("SUBSCRIBE", 0x02, struct.pack(">H", packet_id), in_v5(version, properties), *entries)
 
 
 def unsubscribe(version: int, packet_id: int, *filters: str, properties: Properties = NOTHING) -> bytes:
-    """An UNSUBSCRIBE."""
+    """Return an UNSUBSCRIBE."""
     entries = [binary(topic_filter) for topic_filter in filters]
     return packet("UNSUBSCRIBE", 0x02, struct.pack(">H", packet_id), in_v5(version, properties), *entries)
 
 
 def disconnect(version: int, reason: int = 0, properties: Properties = NOTHING) -> bytes:
-    """A DISCONNECT, in its short form where that is allowed."""
+    """Return a DISCONNECT, in short form where that is allowed."""
     if not (reason or properties):
         return packet("DISCONNECT", 0)
     assert version == 5, "reason codes belong to version 5"
@@ -271,7 +271,7 @@ def disconnect(version: int, reason: int = 0, properties: Properties = NOTHING) 
 
 
 def auth(reason: int, properties: Properties) -> bytes:
-    """An AUTH (version 5)."""
+    """Return an AUTH (version 5)."""
     return packet("AUTH", 0, bytes([reason]), encode_properties(properties))
 
 
@@ -285,27 +285,27 @@ SEND_RETAINED, SEND_RETAINED_IF_NEW, NO_RETAINED = 0x00, 0x10, 0x20
 
 
 class Reader:
-    """Reads the body of a packet from the left."""
+    """A reader of a packet's body, from the left."""
 
     def __init__(self, data: bytes) -> None:
         self.rest = data
 
     def take(self, count: int) -> bytes:
-        """The next bytes."""
+        """Return the next ``count`` bytes; AssertionError if there are fewer."""
         assert len(self.rest) >= count, f"the packet ends early: {count} bytes wanted, {len(self.rest)} there"
         taken, self.rest = self.rest[:count], self.rest[count:]
         return taken
 
     def number(self, width: int) -> int:
-        """A big-endian number of ``width`` bytes."""
+        """Return a big-endian number of ``width`` bytes."""
         return int.from_bytes(self.take(width), "big")
 
     def binary(self) -> bytes:
-        """Binary Data."""
+        """Return Binary Data."""
         return self.take(self.number(2))
 
     def varint(self) -> int:
-        """A Variable Byte Integer."""
+        """Return a Variable Byte Integer."""
         number = shift = 0
         while True:
             digit = self.number(1)
@@ -317,7 +317,7 @@ class Reader:
             assert shift < 28, "a Variable Byte Integer has at most four bytes"
 
     def value(self, kind: str) -> Any:
-        """The value of a property of this type."""
+        """Return the value of a property of this type."""
         if kind in ("byte", "two", "four"):
             return self.number({"byte": 1, "two": 2, "four": 4}[kind])
         if kind == "varint":
@@ -327,7 +327,7 @@ class Reader:
         return self.binary() if kind == "binary" else self.binary().decode()
 
     def properties(self) -> dict[str, Any]:
-        """Properties with their length; repeatable ones are lists, any other comes once."""
+        """Return properties; repeatable ones are lists. AssertionError if another one occurs twice."""
         inside = Reader(self.take(self.varint()))
         found: dict[str, Any] = {}
         while inside.rest:
@@ -342,7 +342,7 @@ class Reader:
 
 
 def decode(version: int, flags: int, kind: str, body: bytes) -> Packet:
-    """Decode what a broker sends; AssertionError for what it may not send."""
+    """Decode a packet of a broker; AssertionError if a broker may not send it."""
     read = Reader(body)
     v5 = version == 5
     fields: dict[str, Any] = {}
@@ -400,7 +400,7 @@ class Client:
     # -- bytes and packets
 
     def send(self, *packets: bytes) -> None:
-        """Send bytes as they are; a connection that the broker has closed already is no error here."""
+        """Send bytes unchanged; it is no error here if the broker has closed the connection already."""
         self.socket.settimeout(DEADLINE_SECONDS)
         with suppress(ConnectionResetError, BrokenPipeError):
             self.socket.sendall(b"".join(packets))
@@ -448,7 +448,7 @@ class Client:
         return got
 
     def await_packet(self, kind: str, packet_id: int = 0) -> Packet:
-        """Take the next packet of this kind (and identifier), and keep for later what comes before it."""
+        """Take the next packet of this kind (and identifier), and keep earlier packets for later."""
         for position, kept in enumerate(self.kept):
             if kept.kind == kind and packet_id in (0, kept.packet_id):
                 return self.kept.pop(position)
@@ -459,12 +459,12 @@ class Client:
             self.kept.append(got)
 
     def expect_silence(self) -> None:
-        """Nothing was sent to this client: the answer to a PINGREQ is the next packet."""
+        """Assert that nothing was sent to this client: the next packet is the answer to a PINGREQ."""
         self.send(PINGREQ)
         self.expect("PINGRESP")
 
     def expect_closed(self, *reasons: int) -> None:
-        """The broker closes; a v5 client is told why by DISCONNECT with one of the ``reasons``, if any are given."""
+        """Assert that the broker closes, for v5 after a DISCONNECT with one of the ``reasons``, if any are given."""
         try:
             if self.version == 5 and reasons:
                 got = self.read()
@@ -478,9 +478,9 @@ class Client:
         raise AssertionError(f"expected the connection to be closed, got {got}")
 
     def expect_refused(self, *reasons: int) -> None:
-        """The broker answers the CONNECT by CONNACK with one of the ``reasons`` or by nothing, and closes.
+        """Assert that the broker closes, after a CONNACK with one of the ``reasons`` or without an answer.
 
-        A v3 client is told what v3 has a return code for, and nothing else.
+        A v3 client gets a CONNACK only with a return code of v3.
         """
         if self.version < 5:
             reasons = tuple(each for each in reasons if each < 0x80)
@@ -495,18 +495,18 @@ class Client:
         raise AssertionError(f"expected the connection to be closed, got {got}")
 
     def close(self) -> None:
-        """Close the socket without DISCONNECT: to the broker the network has failed."""
+        """Close the socket without DISCONNECT, like a failure of the network."""
         self.socket.close()
 
     # -- whole exchanges
 
     def next_packet_id(self) -> int:
-        """Count up from 1."""
+        """Return the next Packet Identifier, from 1."""
         self.last_packet_id = self.last_packet_id % 65535 + 1
         return self.last_packet_id
 
     def connect(self, client_id: str = "", **options: Any) -> Packet:
-        """CONNECT and a CONNACK that accepts."""
+        """Send CONNECT, and take a CONNACK that accepts it."""
         self.send(connect(self.version, client_id, **options))
         self.connack = self.expect("CONNACK", reason=0)
         return self.connack
@@ -514,7 +514,7 @@ class Client:
     def subscribe(
         self, *filters: str | tuple[str, int], qos: int = 0, properties: Properties = NOTHING
     ) -> tuple[int, ...]:
-        """SUBSCRIBE and SUBACK; returns its codes. A filter without options of its own gets ``qos``."""
+        """Send SUBSCRIBE and return the codes of its SUBACK. A filter without options of its own gets ``qos``."""
         packet_id = self.next_packet_id()
         wanted = [(each, qos) if isinstance(each, str) else each for each in filters]
         self.send(subscribe(self.version, packet_id, *wanted, properties=properties))
@@ -523,13 +523,13 @@ class Client:
         return got.codes
 
     def unsubscribe(self, *filters: str) -> Packet:
-        """UNSUBSCRIBE and UNSUBACK."""
+        """Send UNSUBSCRIBE and return its UNSUBACK."""
         packet_id = self.next_packet_id()
         self.send(unsubscribe(self.version, packet_id, *filters))
         return self.await_packet("UNSUBACK", packet_id)
 
     def publish(self, topic: str, payload: bytes = b"", *, qos: int = 0, **options: Any) -> int:
-        """PUBLISH and its whole handshake; returns the reason code of the first answer."""
+        """Send PUBLISH, do its whole handshake, and return the reason code of the first answer."""
         packet_id = self.next_packet_id() if qos else 0
         self.send(publish(self.version, topic, payload, qos=qos, packet_id=packet_id, **options))
         if qos == 0:
@@ -558,7 +558,7 @@ class Client:
         self.send(ack(self.version, kind, packet_id, reason))
 
     def disconnect(self, reason: int = 0, properties: Properties = NOTHING) -> None:
-        """DISCONNECT, then wait until the broker has closed too: what it does afterwards has begun."""
+        """Send DISCONNECT, then wait until the broker has closed too: then it has begun its work for the end."""
         self.send(disconnect(self.version, reason, properties))
         self.socket.shutdown(socket.SHUT_WR)
         with suppress(Closed):
@@ -573,9 +573,9 @@ OpenConnection = Callable[[int], Client]
 
 
 def expect_nothing_more(subscriber: Client, publisher: Client, topic: str, qos: int = 0) -> None:
-    """What ``publisher`` sent so far (at this QoS) has brought nothing to ``subscriber`` that was not read yet.
+    """Assert that ``publisher``'s messages so far (at this QoS) brought ``subscriber`` nothing that it has not read.
 
-    A marker on ``topic``, which nobody else may use, takes the same way and must be the next that arrives.
+    A marker on ``topic``, which nothing else may use, takes the same path and must be the next packet.
     """
     subscriber.subscribe((topic, 2))
     publisher.publish(topic, b"marker", qos=qos)

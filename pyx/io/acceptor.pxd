@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""New connections: see the .pyx."""
+"""Acceptance of new connections: see the .pyx."""
 from libc.stdint cimport uint32_t
 
 from pyx.core.counters cimport Row
@@ -13,10 +13,10 @@ cdef class Acceptor:
     cdef Row counters
     cdef Connections connections
     cdef dict listeners                 # fd -> number of its listener
-    cdef object paused                  # the listeners, while nothing is accepted for want of descriptors
+    cdef object paused                  # the listeners while accepting is paused (no descriptors or memory); else None
     cdef public uint32_t connections_max
     cdef public uint32_t connect_ms_max
 
-    cdef int accept(self, int listening) except -1      # what waits at that descriptor, up to ACCEPTS
+    cdef int accept(self, int listening) except -1      # accepts up to ACCEPTS waiting connections
     cdef bint may_come(self, Connection conn) except -1
     cdef int pause(self, int error) except -1

@@ -1,4 +1,4 @@
-"""New connections: listened for, accepted, refused."""
+"""Acceptance of new connections: listening, accepting, refusing."""
 
 from typing import final
 
@@ -7,14 +7,14 @@ from pyx.io.connections import Connections
 
 @final
 class Acceptor:
-    """What one worker listens on."""
+    """The listening sockets of one worker."""
 
     connections_max: int
     connect_ms_max: int
     def __new__(cls, state: RouterState, connections: Connections) -> Acceptor: ...
     def listen(self, fd: int, listener: int = 0) -> None:
-        """Accept connections of a listening, non-blocking socket. The caller keeps it open. `listener`: the number of
-        what is listened on, which each of its connections has from now on; ValueError: there are not so many.
+        """Accept connections of a listening, non-blocking socket. The caller keeps it open. `listener`: number of its
+        listener, recorded in each of its connections. Raise ValueError if it is not below LISTENERS_MAX.
         """
     def stop(self) -> None:
-        """Accept nothing more."""
+        """Stop accepting connections."""

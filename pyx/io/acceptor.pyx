@@ -1,7 +1,7 @@
-"""New connections: listened for, accepted, refused.
+"""Acceptance of new connections: listening, accepting, refusing.
 
-One is refused where there are connections_max already, or where its source address has too many (`pyx.io.sources`).
-Where the process has no descriptor or no memory left, nothing is accepted for ACCEPT_PAUSE_MS, instead of spinning.
+A connection is refused if there are connections_max already, or if its source address has too many
+(`pyx.io.sources`). When the process is out of descriptors or memory, it pauses for ACCEPT_PAUSE_MS instead of spinning.
 """
 cimport cython
 from libc.stdint cimport uint8_t
@@ -17,13 +17,13 @@ from pyx.io.poller cimport READABLE
 from pyx.io.sources cimport set_peer
 
 cdef enum:
-    ACCEPTS = 64                # of one round
+    ACCEPTS = 64                # per round and listening socket
     ACCEPT_PAUSE_MS = 100
 
 
 @cython.final
 cdef class Acceptor:
-    """What one worker listens on."""
+    """The listening sockets of one worker."""
 
     def __cinit__(self, RouterState state not None, Connections connections not None):
         self.state = state
@@ -34,15 +34,15 @@ cdef class Acceptor:
         self.connect_ms_max = 10_000
 
     def listen(self, int fd, int listener=0):
-        """Accept connections of a listening, non-blocking socket. The caller keeps it open. `listener`: the number of
-        what is listened on, which each of its connections has from now on; ValueError: there are not so many."""
+        """Accept connections of a listening, non-blocking socket. The caller keeps it open. `listener`: number of its
+        listener, recorded in each of its connections. Raise ValueError if it is not below LISTENERS_MAX."""
         if not 0 <= listener < LISTENERS_MAX:
             raise ValueError(f"there is no listener {listener}")
         self.connections.poller.add(fd, READABLE, 4 * <size_t>fd + 1)       # bit 0: no object's address
         self.listeners[fd] = listener
 
     def stop(self):
-        """Accept nothing more."""
+        """Stop accepting connections."""
         for fd in self.listeners:
             self.connections.poller.remove(fd)
         self.listeners = {}
@@ -56,7 +56,7 @@ cdef class Acceptor:
         cdef socklen_t n
         cdef Connection conn
         cdef Mark mark
-        if number is None:                  # another listener of this round has paused accepting
+        if number is None:                  # accepting was paused or stopped earlier in this round
             return 0
         listener = number
         callback_begins(&mark)
@@ -69,8 +69,8 @@ cdef class Acceptor:
                 if e == EAGAIN:
                     break
                 if e == EINTR or e == ECONNABORTED or e == EPROTO or e == EPERM:
-                    continue                # that connection is gone; the next may be fine
-                # no descriptor or no memory for it: stop asking for a while instead of spinning
+                    continue                # that connection is gone; try the next one
+                # no descriptor or no memory for it: pause instead of spinning
                 self.counters.at[count.ACCEPT_ERRORS] += 1
                 self.pause(e)
                 break
@@ -99,7 +99,7 @@ cdef class Acceptor:
         return refused == 0
 
     cdef int pause(self, int error) except -1:
-        # out of descriptors or memory: the listeners rest for 100 ms
+        # out of descriptors or memory: stop accepting for ACCEPT_PAUSE_MS
         listeners = self.listeners
         self.stop()
         self.paused = listeners
@@ -109,5 +109,5 @@ cdef class Acceptor:
 
     def _accept_again(self):
         listeners, self.paused = self.paused, None
-        for fd, listener in (listeners or {}).items():      # none: it has stopped meanwhile
+        for fd, listener in (listeners or {}).items():      # None: stopped meanwhile
             self.listen(fd, listener)

@@ -1,4 +1,4 @@
-"""The connections of one worker, by descriptor: opened, read or not, ended."""
+"""The connections of one worker, by descriptor: opening, read interest, ending."""
 
 from typing import final
 
@@ -8,10 +8,10 @@ from pyx.io.sources import Sources
 
 @final
 class Connections:
-    """Each has a place in the poller, and a strong reference here."""
+    """The open connections; each is watched by the poller, and has a strong reference here."""
 
     slice: int
-    """How much one callback does that has many connections: ns of work, nominal, or of time."""
+    """The ns that one callback may spend on many connections: nominal work, or time."""
     @property
     def sources(self) -> Sources: ...
     def __new__(cls, state: RouterState, poller: Poller) -> Connections: ...

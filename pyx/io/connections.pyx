@@ -1,4 +1,4 @@
-"""The connections of one worker, by descriptor: opened, read or not, ended."""
+"""The connections of one worker, by descriptor: opening, read interest, ending."""
 cimport cython
 
 from pyx.core.counters cimport LISTENER_CONNECTIONS, listener_places
@@ -11,7 +11,7 @@ from pyx.io.poller cimport READABLE, WRITABLE
 
 @cython.final
 cdef class Connections:
-    """Each has a place in the poller, and a strong reference here."""
+    """The open connections; each is watched by the poller, and has a strong reference here."""
 
     def __cinit__(self, RouterState state not None, Poller poller not None):
         self.state = state

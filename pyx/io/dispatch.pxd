@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Bytes of a connection -> packets -> the router (PUBLISH, its acks, PINGREQ) or the handler (all others)."""
+"""Dispatch of packets: bytes of a connection -> the router (PUBLISH, its acks, PINGREQ) or the handler (all others)."""
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from pyx.core.counters cimport Row
@@ -21,18 +21,18 @@ cdef class Dispatch:
     cdef readonly Authorise authorise
     cdef Subscriptions subscriptions
     cdef Scratch scratch
-    cdef object raw                     # the CONNECT being handed up
-    cdef uint32_t counted               # packets of the bytes in hand that another worker has counted
+    cdef object raw                     # the CONNECT to be handed up: packet and bytes
+    cdef uint32_t counted               # packets among the current bytes that another worker has counted
     cdef uint64_t filters_tick           # the tick of filters_left
-    cdef int64_t filters_left           # Topic Filters that may still be subscribed to in that tick
+    cdef int64_t filters_left           # Topic Filters that SUBSCRIBE, UNSUBSCRIBE may still name in that tick
     cdef readonly list carried          # connections with whole packets left over for the next tick
 
-    # n bytes at p; nothing was left over before, or it stands in front of p. p does not lie in conn.part
+    # handles n bytes at p, the first of them possibly left over from before. p must not point into conn.part
     cdef int take(self, Connection conn, uint8_t* p, uint32_t n) except -1
     cdef int take_part(self, Connection conn) except -1
-    cdef int take_guarded(self, Connection conn) except -1      # an error of ours ends the connection
+    cdef int take_guarded(self, Connection conn) except -1      # take_part; an error of ours ends the connection
     cpdef int carry_on(self, Connection conn) except -1
-    cdef int carry(self, Connection conn) except -1             # with packets left over, to the next tick
+    cdef int carry(self, Connection conn) except -1             # continues with its packets in the next tick
     cdef int failed(self, Connection conn, error) except -1
     cdef int hold_note(self, Connection conn, uint8_t packet_type, client_id) except -1
     cdef uint32_t decode(self, Connection conn, uint8_t* p, uint32_t n) except? 0xFFFFFFFF

@@ -1,4 +1,4 @@
-"""Bytes of a connection -> packets -> the router or the handler."""
+"""Dispatch of packets: bytes of a connection -> the router or the handler."""
 
 from typing import Any, final
 
@@ -8,7 +8,7 @@ from pyx.delivery.router import Router
 
 @final
 class Dispatch:
-    """The way from bytes to packets, for all connections of one router."""
+    """The decoder of received bytes, for all connections of one router."""
 
     @property
     def router(self) -> Router: ...

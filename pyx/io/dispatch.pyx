@@ -1,10 +1,10 @@
-"""Bytes of a connection -> packets.
+"""Dispatch of packets: bytes of a connection -> the router or the handler.
 
 PUBLISH, PUBACK, PUBREC, PUBREL, PUBCOMP and PINGREQ are finished here and in the router; CONNECT, SUBSCRIBE,
-UNSUBSCRIBE, DISCONNECT and AUTH are decoded and handed to the handler. Whatever a client sends ends in a packet, a
-documented MQTT error or a wait for more bytes: MalformedPacket and ProtocolError are caught in one place, `decode`.
+UNSUBSCRIBE, DISCONNECT and AUTH are decoded and passed to the handler. Every input is a packet, a documented MQTT
+error or a wait for more bytes: MalformedPacket and ProtocolError are caught in one place, `decode`.
 
-A partial packet is kept aside by the connection; nothing is allocated on the word of a length field.
+The connection keeps a partial packet aside; no memory is allocated because of a length field alone.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -60,13 +60,13 @@ cdef enum:
 
 
 cdef int check_first(Connection conn, const uint8_t* p, uint32_t n) except -1:
-    # before the CONNACK: CONNECT, and then nothing but what its authentication needs [MQTT-3.1.0-1, MQTT-3.1.2-30]
+    # before the CONNACK only a CONNECT, then only AUTH and DISCONNECT are allowed [MQTT-3.1.0-1, MQTT-3.1.2-30]
     if conn.authenticating:
         if p[0] >> 4 == AUTH or p[0] >> 4 == DISCONNECT:
             return 0
         return protocol_error(PROTOCOL_ERROR, "neither AUTH nor DISCONNECT before the CONNACK")
-    # say what it is where that helps. A TLS handshake (22, 3, ...) would be a CONNECT with flags, which MQTT 3.1 lets
-    # pass, and a Remaining Length of 3, which no CONNECT can have
+    # name other protocols. A TLS handshake (22, 3, ...) would be a CONNECT with flags, which MQTT 3.1 allows, and a
+    # Remaining Length of 3, which no CONNECT can have
     if p[0] == 0x16 and n >= 2 and p[1] == 3:
         return protocol_error(PROTOCOL_ERROR, "TLS on a plain port")
     if p[0] >> 4 == CONNECT:
@@ -77,7 +77,7 @@ cdef int check_first(Connection conn, const uint8_t* p, uint32_t n) except -1:
 
 
 cdef bint utf8_payload(const uint8_t* p, size_t n) noexcept nogil:
-    """Is a payload well-formed UTF-8. Other than a string of MQTT it may contain U+0000 (MQTT 5, 3.3.2.3.2)."""
+    """Return whether a payload is well-formed UTF-8. Unlike an MQTT string it may contain U+0000 [3.3.2.3.2]."""
     cdef const uint8_t* null
     while n:
         null = <const uint8_t*>memchr(p, 0, n)
@@ -105,7 +105,7 @@ cdef inline void fill_content(Content* c, const Publish* pub, uint64_t wall_ms) 
 
 @cython.final
 cdef class Dispatch:
-    """The way from bytes to packets, for all connections of one router."""
+    """The decoder of received bytes, for all connections of one router."""
 
     def __cinit__(self, Router router not None):
         self.router = router
@@ -122,8 +122,8 @@ cdef class Dispatch:
         free(self.scratch.buf)
 
     def feed(self, Connection conn not None, data, bint counted=False):
-        """Bytes that came from the client, in any pieces: hand-off, tests, simulation. The reactor has its own way in.
-        `counted`: they begin with a CONNECT, and another worker has counted it and them as received."""
+        """Take bytes of the client in any pieces, for hand-off, tests and simulation; the reactor calls `take`.
+        `counted`: they begin with a CONNECT, and another worker has counted it and the bytes as received."""
         cdef const uint8_t[::1] view = data
         if view.shape[0] == 0 or conn.state >= CLOSING:
             return
@@ -138,7 +138,7 @@ cdef class Dispatch:
             self.take_guarded(conn)
 
     def learn_version(self, Connection conn not None, bytes unread not None):
-        """Which version the CONNECT at the front of `unread` speaks: for an answer to it that decodes no more of it."""
+        """Set `conn.version` from the CONNECT at the start of `unread`, to answer it without decoding the rest."""
         cdef const uint8_t* p = <const uint8_t*><const char*>unread
         cdef uint32_t remaining = 0, n = <uint32_t>len(unread)
         cdef int header = fixed_header(p, n, False, &remaining)
@@ -146,7 +146,7 @@ cdef class Dispatch:
             conn.version = <uint8_t>connect_version(p + header, n - <uint32_t>header)
 
     def resume(self, Connection conn not None):
-        """A CONNECT was decided on: go on with what came behind it, unless it was refused."""
+        """Decode the bytes that followed a CONNECT after its decision, unless it was refused."""
         if conn.state == OPEN and conn.part_len and not conn.carried:
             self.take_guarded(conn)
 
@@ -158,7 +158,7 @@ cdef class Dispatch:
         return 0
 
     def take_carried(self):
-        """Decode on where the packet budget of the last tick ended. True: something is left again."""
+        """Continue decoding where the last tick cut connections off. Return True if packets are left again."""
         cdef list carried = self.carried
         cdef Connection conn
         cdef Py_ssize_t first
@@ -166,7 +166,7 @@ cdef class Dispatch:
         callback_begins(&mark)
         work(<uint64_t>len(carried) * VISIT)
         self.carried = []
-        if len(carried) > 1:                # what all connections share is given to another one first
+        if len(carried) > 1:                # each tick another one comes first, for the budgets that all share
             first = <Py_ssize_t>(self.state.tick % <uint64_t>len(carried))
             carried = carried[first:] + carried[:first]
         for conn in carried:
@@ -182,7 +182,7 @@ cdef class Dispatch:
         return len(self.carried) > 0
 
     cpdef int carry_on(self, Connection conn) except -1:
-        # a connection that was paused with packets left over goes on with them
+        # lets a paused connection continue with the packets it has left over
         if conn.carried:
             self.carry(conn)
         return 0
@@ -210,7 +210,7 @@ cdef class Dispatch:
         return 0
 
     cdef int take_part(self, Connection conn) except -1:
-        # the same for bytes that stand in conn.part
+        # like `take`, for the bytes in conn.part
         cdef uint32_t used, n = conn.part_len
         cdef uint8_t* p = conn.part
         cdef Mark mark
@@ -221,7 +221,7 @@ cdef class Dispatch:
         finally:
             self.router.in_hand.adoptable = None
             callback_ends(&mark, PACKETS)
-        if conn.part == NULL:               # a Message took the buffer: it held just that packet
+        if conn.part == NULL:               # a Message took the buffer, which held only that packet
             return 0
         if used >= n or conn.state >= CLOSING:
             conn.free_part()
@@ -249,7 +249,7 @@ cdef class Dispatch:
         return 0
 
     cdef uint32_t decode(self, Connection conn, uint8_t* p, uint32_t n) except? 0xFFFFFFFF:
-        # handles whole packets at p; returns the bytes they took
+        # handles the whole packets at p; returns their length in bytes
         cdef uint32_t at = 0, remaining = 0, packets = 0, most = self.limits.tick_connection_packets_max
         cdef int header
         cdef uint8_t kind
@@ -289,11 +289,11 @@ cdef class Dispatch:
                     break
                 packets += 1
                 work(RECORD + total // 1024 * KIBI)
-                # only a PUBLISH that has the buffer to itself can give it to its Message
+                # a Message can take over the buffer only if the PUBLISH fills it
                 if kind == PUBLISH << 4 and total != n:
                     self.router.in_hand.adoptable = None
                 if self.packet(conn, p + at, <uint32_t>header, <uint32_t>total):
-                    # a packet that is not taken yet: it stays in front, the router brings the connection back
+                    # not taken yet: the packet stays in front, and the router resumes the connection
                     packets -= 1
                     conn.carried = True
                     break
@@ -318,11 +318,11 @@ cdef class Dispatch:
                 return 0
             except Exception as own:
                 error = own
-        # ours, not the client's: this connection ends, the others of the worker go on
+        # our error, not the client's: this connection ends, the others of the worker continue
         return self.state.fail(conn, error)
 
     cdef int hold_note(self, Connection conn, uint8_t packet_type, client_id) except -1:
-        # of whom the worker has something in hand, should it die of it (`counters.in_hand`)
+        # notes whose packet the worker handles, in case it dies of it (`counters.in_hand`)
         cdef Py_ssize_t n = 0
         cdef const char* text
         if client_id is None:
@@ -333,14 +333,14 @@ cdef class Dispatch:
         return 0
 
     cdef bint filters_spent(self) noexcept:
-        # before a SUBSCRIBE or UNSUBSCRIBE: these take twenty times as long as a PUBLISH and more, for each filter
+        # before a SUBSCRIBE or UNSUBSCRIBE: each filter takes at least twenty times as long as a PUBLISH
         if self.filters_tick != self.state.tick:
             self.filters_tick = self.state.tick
             self.filters_left = self.limits.tick_filters_max
         return self.filters_left <= 0
 
     cdef int first_packet(self, Connection conn, const uint8_t* p, uint32_t n, uint64_t total) except -1:
-        # before the CONNACK: nothing that does not belong there, and nothing larger than it may be
+        # before the CONNACK: refuses packets that are not allowed there or too large
         check_first(conn, p, n)
         if total > self.limits.connect_bytes_max:
             self.counters.at[count.CONNECTS_TOO_LARGE] += 1
@@ -348,7 +348,7 @@ cdef class Dispatch:
         return 0
 
     cdef int check_lists(self, uint8_t packet_type, const uint8_t* body, uint32_t n, bint v5) except -1:
-        # so many User Properties or Topic Filters that they are not even decoded
+        # refuses too many User Properties or Topic Filters before they are decoded
         if v5 and lists_too_many_properties(packet_type, body, n, self.limits):
             self.counters.at[count.USER_PROPERTIES_REFUSED] += 1
             protocol_error(QUOTA_EXCEEDED, "more than user_properties_max or user_property_bytes_max")
@@ -359,7 +359,7 @@ cdef class Dispatch:
         return 0
 
     cdef int packet(self, Connection conn, uint8_t* p, uint32_t header, uint32_t total) except -1:
-        # 1: it is not taken yet
+        # returns 1 if the packet is not taken yet, else 0
         cdef uint8_t packet_type = p[0] >> 4, flags = packet_flags(p[0], conn.version)
         cdef uint8_t* body = p + header
         cdef uint32_t n = total - header
@@ -409,7 +409,7 @@ cdef class Dispatch:
         return 0
 
     cdef int slow_packet(self, Connection conn, Session s, uint8_t* p, uint32_t header, uint32_t total) except -1:
-        # those that the handler decides on; returns as `packet`
+        # packets that the handler decides; returns like `packet`
         cdef uint8_t packet_type = p[0] >> 4, flags = packet_flags(p[0], conn.version)
         cdef uint8_t* body = p + header
         cdef uint32_t n = total - header
@@ -444,7 +444,7 @@ cdef class Dispatch:
 
     cdef int connect(self, Connection conn, uint8_t* p, uint32_t header, uint32_t total) except -1:
         cdef Connect packet
-        conn.version = <uint8_t>connect_version(p + header, total - header)      # how to answer if it is bad
+        conn.version = <uint8_t>connect_version(p + header, total - header)      # for the answer if it is bad
         if conn.version == 5 and total - header > self.limits.unwalked_bytes:
             self.check_lists(CONNECT, p + header, total - header, True)
         packet = decode_connect(p[0] & 15, p + header, total - header)
@@ -497,15 +497,15 @@ cdef class Dispatch:
             if pub.qos > self.limits.maximum_qos:
                 protocol_error(QOS_NOT_SUPPORTED, "QoS above Maximum QoS")
             if conn.unanswered + conn.unreleased >= self.limits.receive_maximum and v5:
-                # a resent QoS 2 publish whose identifier is known takes no place of its own
+                # a resent QoS 2 publish with a known identifier does not count again
                 if pub.qos == 1 or not self.known(s, pub.packet_id):
                     if conn.ack_count:
-                        conn.messages_in -= 1       # it is looked at again
+                        conn.messages_in -= 1       # it will be decoded again
                         return router.back_pressure.await_answers(conn, s)
                     self.counters.at[count.RECEIVE_MAXIMUM_EXCEEDED] += 1
                     protocol_error(RECEIVE_MAXIMUM_EXCEEDED, "more than Receive Maximum unacknowledged publishes")
             if pub.qos == 2 and not self.arrives(conn, s, pub.packet_id):
-                # there already: whatever the first one waits for, the answer waits for it too
+                # a duplicate: its answer waits for the same conditions as the first one's
                 self.counters.at[count.PUBLISH_DUPLICATES] += 1
                 return self.answer_again(conn, s, pub.packet_id)
             self.counters.at[count.PUBLISH_RECEIVED_QOS1 if pub.qos == 1 else count.PUBLISH_RECEIVED_QOS2] += 1
@@ -544,7 +544,7 @@ cdef class Dispatch:
         return 0
 
     cdef bint topic_fits(self, Publish* pub) except -1:
-        # once for each topic in the router's cache of results
+        # called once for each topic in the match cache
         cdef Limits limits = self.limits
         if not topic_name_valid(pub.topic, pub.topic_len):
             protocol_error(TOPIC_NAME_INVALID, "Topic Name with wildcard, U+0000, bad UTF-8, or empty")
@@ -557,11 +557,11 @@ cdef class Dispatch:
         return True
 
     cdef int guard(self, Connection conn, Session s, Publish* pub, Matches* m, uint32_t total) except -1:
-        # what is asked while something is guarded (see pyx.delivery.back_pressure). 0: route it; 1: it is finished; 2:
-        # not taken yet
+        # judges a publish while `guarded` is set (see pyx.delivery.back_pressure); returns 0: route it, 1: it is
+        # finished, 2: not taken yet
         cdef int verdict
         if pub.qos == 2 and self.known(s, pub.packet_id):
-            return 0                        # sent again: its place was taken before
+            return 0                        # sent again: judged the first time
         verdict = self.router.back_pressure.judge(conn, s, pub.qos, pub.retain, m, total)
         if verdict == REFUSED:
             self.refuse(conn, s, pub, QUOTA_EXCEEDED, "worker_memory_bytes_max")
@@ -577,7 +577,7 @@ cdef class Dispatch:
         return 2 if verdict == HELD else 0
 
     cdef bint arrives(self, Connection conn, Session s, uint16_t packet_id) except -1:
-        # False: it is there already
+        # returns False if the identifier is in use already
         if not s.arrive(packet_id):
             return False
         conn.unreleased += 1
@@ -592,11 +592,11 @@ cdef class Dispatch:
         return True
 
     cdef int refuse(self, Connection conn, Session s, Publish* pub, uint8_t reason, str why) except -1:
-        # v5 is told in the ack, at QoS 0 in no way [MQTT 5, 4.13.2]. v3 cannot be told: a message for a topic that is
-        # not the client's is answered as if all were well, any other closes the connection [MQTT-3.3.5-2]
+        # v5 gets the reason in the ack, at QoS 0 not at all [MQTT 5, 4.13.2]. v3 has no reasons: an unauthorised
+        # publish is acked as if it were accepted, any other refusal closes the connection [MQTT-3.3.5-2]
         cdef uint8_t kind = PUBACK if pub.qos == 1 else PUBREC
         if pub.qos == 2 and self.known(s, pub.packet_id):
-            # sent again: the first one was taken, whatever the settings were then, and its identifier is in use
+            # sent again: the first one was accepted, by the settings of that time; its identifier is in use
             self.counters.at[count.PUBLISH_DUPLICATES] += 1
             return self.answer_again(conn, s, pub.packet_id)
         if conn.version != 5 and reason != NOT_AUTHORIZED:

@@ -11,7 +11,7 @@ from pyx.core.work cimport SYSTEM, work
 from pyx.io.poller cimport Event, Poller
 
 cdef enum:
-    EVENTS = 512                # of one epoll_wait
+    EVENTS = 512                # per epoll_wait
 
 
 @cython.final
@@ -49,7 +49,7 @@ cdef class Epoll(Poller):
         return self.control(EPOLL_CTL_MOD, fd, what, tag)
 
     cdef int remove(self, int fd) except -1:
-        epoll_ctl(self.descriptor, EPOLL_CTL_DEL, fd, NULL)     # it may not be watched, which is no error
+        epoll_ctl(self.descriptor, EPOLL_CTL_DEL, fd, NULL)     # no error if it is not watched
         return 0
 
     cdef int wait(self, Event* events, int most, int timeout_ms) except -1:

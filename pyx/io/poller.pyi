@@ -1,9 +1,9 @@
-"""Which descriptors are ready: the face behind which a system's way of asking lies."""
+"""The poller interface: reports which descriptors are ready, however the operating system is asked."""
 
 from typing_extensions import disjoint_base
 
 @disjoint_base
 class Poller:
-    """What a poller must have."""
+    """The base class of pollers."""
 
     def fileno(self) -> int: ...

@@ -1,9 +1,9 @@
-"""Which descriptors are ready: see poller.pxd."""
+"""The poller interface: see poller.pxd."""
 
 
 cdef class Poller:
-    """What a poller must have; a subclass has all of it. `fileno`: readable when a `wait` would name something, -1:
-    there is no such descriptor."""
+    """The base class of pollers; a subclass implements every method. `fileno` is readable when `wait` would report an
+    event; -1: there is no such descriptor."""
 
     def fileno(self):
         return -1

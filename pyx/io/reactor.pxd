@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Rounds of a worker: see the .pyx."""
+"""The rounds of a worker: see the .pyx."""
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from pyx.core.counters cimport Row
@@ -24,14 +24,14 @@ cdef class Reactor:
     cdef readonly Connections connections
     cdef readonly Acceptor acceptor
     cdef Sending sending
-    cdef uint8_t* buffer                # what was received: valid until the next recv
+    cdef uint8_t* buffer                # received bytes: valid until the next recv
     cdef uint32_t buffer_bytes
-    cdef bint late                      # timers whose time has come wait for the next round
+    cdef bint late                      # expired timers wait for the next round
     cdef dict watchers                  # fd -> callable
-    cdef uint64_t last_ns               # of the last round
+    cdef uint64_t last_ns               # start of the last round, monotonic
     cdef public bint stays              # poll waits for more while traffic is dense
-    cdef public bint leave              # back to the event loop after this round
-    cdef bint again                     # something is left to do without a new event
+    cdef public bint leave              # return to the event loop after this round
+    cdef bint again                     # work is left for a round without a new event
     cdef public object schedule         # callable: run poll soon
 
     cdef int call(self, list watched) except -1

@@ -1,4 +1,4 @@
-"""Sockets: accept, recv, send, and when. One instance per worker, nested in the event loop."""
+"""The rounds of a worker: accept, recv, send, timers. One instance per worker, nested in the event loop."""
 
 from collections.abc import Callable
 from typing import final

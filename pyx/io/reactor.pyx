@@ -1,23 +1,23 @@
-"""Sockets: accept, recv, send, and when. One instance per worker, nested in the event loop by its poller's descriptor.
+"""The rounds of a worker: accept, recv, send, timers. One instance per worker, nested in the event loop by its poller's
+descriptor.
 
-Which sockets are ready a poller says (`pyx.io.poller`); what is done about that, and what is not (accepting, bounds,
-timers, lingering), is decided here.
+A poller (`pyx.io.poller`) reports which sockets are ready; the reactor decides whether to accept, read or wait, by
+bounds, timers and lingering.
 
-A round: collect what the poller names (one recv per readable connection into one shared buffer, decoded in place) ->
+A round: collect the poller's events (one recv per readable connection into one shared buffer, decoded in place) ->
 the router's end of tick (commit, sessions that read on, entries for peers, acks) -> one send per connection with
-output.
-The event loop calls `poll` when the poller's descriptor is readable, and `poll` goes on while there is work, for a
-bounded number of rounds.
+output. The event loop calls `poll` when the poller's descriptor is readable, and `poll` continues while there is work,
+for a bounded number of rounds.
 
-What may be done for very many connections at once (sending, closing, what timers cause) is done in slices, and goes on
-in the next round. A round handles what came for about ROUND_NS; the poller names the rest again.
+Work for very many connections at once (sending, closing, expired timers) is done in slices, and continues in the next
+round. A round handles events for about ROUND_NS; the poller reports the rest again.
 
-Read interest goes while a publisher must wait for a peer. Everything here is bounded per round and connection
-(tick_connection_bytes_max, tick_connection_packets_max), and a poller, which is level-triggered, names a connection
-that was cut off again, behind the others: that is the fairness.
+Read interest is removed while a publisher must wait for a peer. All work is bounded per round and connection
+(tick_connection_bytes_max, tick_connection_packets_max). Fairness: the poller is level-triggered, so it reports a
+connection that was cut off again, behind the others.
 
-Parts: `pyx.io.connections` (which there are), `pyx.io.acceptor` (new ones), `pyx.io.sending` (what leaves, and how they
-end). Here is the round itself, what comes in, and time.
+Parts: `pyx.io.connections` (open connections), `pyx.io.acceptor` (new ones), `pyx.io.sending` (output, and the end of
+connections). The round itself, input and time are here.
 """
 cimport cython
 from libc.stdlib cimport free, malloc, realloc
@@ -41,17 +41,17 @@ from pyx.io.poller cimport Event, FAILED, HUNG_UP, READABLE, WRITABLE
 from pyx.io.sources cimport set_peer
 
 cdef enum:
-    EVENTS = 512                # of one round, at most
-    BUSY_NS = 1_000_000         # rounds closer than this: wait for the next one here
-    STAY_NS = 5_000_000         # then the event loop around has its turn
-    WAIT_MS = 50                # not shorter: a timer that is the kernel's next one costs more than the detour
+    EVENTS = 512                # per round, at most
+    BUSY_NS = 1_000_000         # after a round closer to its predecessor than this, wait for the next one here
+    STAY_NS = 5_000_000         # then the surrounding event loop has its turn
+    WAIT_MS = 50                # not shorter: a timer that becomes the kernel's next one costs more than the detour
     PAUSE_NS = 500_000_000      # longer than any round: this process was stopped
-    ROUND_NS = 50_000_000       # for what the poller names
+    ROUND_NS = 50_000_000       # for the events of one round
 
 
 @cython.final
 cdef class Reactor:
-    """The sockets of one worker. `poller`: says which are ready; None: epoll."""
+    """The sockets of one worker. `poller`: reports which are ready; None: epoll."""
 
     def __cinit__(self, Router router not None, Dispatch dispatch not None, Poller poller=None):
         self.poller = poller if poller is not None else Epoll()
@@ -85,11 +85,13 @@ cdef class Reactor:
         self.state.wall_ms = self.state.now_ms + self.state.wall_offset
 
     def fileno(self):
-        """The poller's descriptor: readable when `poll` has something to do."""
+        """Return the poller's descriptor: readable when `poll` has work."""
         return self.poller.fileno()
 
     def adopt(self, int fd, bytes unread not None=b"", int remaining_ms=-1, uint8_t listener=0):
-        """Take a connected, non-blocking socket and what was read from it already; returns its Connection."""
+        """Take a connected, non-blocking socket and the bytes `unread` already received from it; return its Connection.
+
+        `remaining_ms`: connect timer in ms, -1: none."""
         cdef Connection conn = self.connections.open(fd, listener)
         cdef sockaddr_storage address
         cdef socklen_t n = sizeof(address)
@@ -102,8 +104,7 @@ cdef class Reactor:
         return conn
 
     def release(self, Connection conn not None):
-        """Forget a connection whose socket somebody else has now: our descriptor is closed, nothing is said to the
-        client."""
+        """Forget a connection whose socket another process has now: close our descriptor, send the client nothing."""
         conn.state = CLOSED
         self.connections.end(conn)
 
@@ -111,11 +112,11 @@ cdef class Reactor:
         return len(self.connections.by_fd)
 
     def all_connections(self):
-        """Every connection, for shutting down and for tools."""
+        """Return every connection, for shutting down and for tools."""
         return list(self.connections.by_fd.values())
 
     def start_keep_alive(self, Connection conn not None):
-        """The connect deadline becomes the keep-alive's (conn.keep_alive_ms; 0: none) [MQTT-3.1.2-24]."""
+        """Replace the connect timer by the keep-alive timer (conn.keep_alive_ms; 0: none) [MQTT-3.1.2-24]."""
         conn.heard = self.state.now_ms
         if conn.source is not None:
             self.connections.sources.leave(conn)
@@ -127,10 +128,10 @@ cdef class Reactor:
     # ------------------------------------------------------------ one poll
 
     def poll(self):
-        """Do what there is to do. With `stays`: and wait here for more, while it comes faster than every BUSY_NS.
+        """Run rounds while there is work. With `stays`, also wait here for more while they come within BUSY_NS.
 
-        While traffic is dense the event loop around this one is a detour for every wake-up; it has its turn every
-        STAY_NS, or WAIT_MS after the traffic ended.
+        Under dense traffic the surrounding event loop is a detour for every wake-up; it has its turn every STAY_NS, or
+        WAIT_MS after the traffic ended.
         """
         cdef Event[EVENTS] events
         cdef int n, i, wait = 0
@@ -149,7 +150,7 @@ cdef class Reactor:
             before = self.last_ns
             self.now()
             if self.last_ns - before > PAUSE_NS and wait:
-                break                       # this process was stopped: what was read before is not acted on; come again
+                break                       # this process was stopped: leave these events to the next call
             if self.again:
                 self.again = self.dispatch.take_carried()
             if self.late:
@@ -158,7 +159,7 @@ cdef class Reactor:
             until = progress() + ROUND_NS
             for i in range(n):
                 if i & 7 == 7 and progress() >= until:
-                    break                   # the others are named again
+                    break                   # the others are reported again
                 p = events[i].tag
                 if p & 3:
                     if p & 1:
@@ -193,7 +194,7 @@ cdef class Reactor:
             self.sending.flush(conn)
         if what & (READABLE | FAILED | HUNG_UP) and conn.state != CLOSED:
             if conn.not_reading and not conn.lingering:
-                # a client that has closed both directions and has left packets: they are handled first
+                # if a client closed both directions and left packets, these are handled first
                 if what & FAILED or what & HUNG_UP and (not conn.carried or conn.paused):
                     return self.sending.lost(conn, "connection lost")
             else:
@@ -215,12 +216,12 @@ cdef class Reactor:
         self.watchers[fd] = callback
 
     def unwatch(self, int fd):
-        """Watch it no more; nothing if it is not watched."""
+        """Stop watching `fd`; no effect if it is not watched."""
         if self.watchers.pop(fd, None) is not None:
             self.poller.remove(fd)
 
     def finish(self):
-        """The end of a round for work that did not come from a socket: timers, the mesh, the broker."""
+        """Run the end of a round for work that did not come from a socket: timers, the mesh, the broker."""
         self.now()
         self.round_end()
         if self.again:
@@ -259,7 +260,7 @@ cdef class Reactor:
         return 0
 
     def run_timers(self):
-        """Expire what is due: called by the worker's timer."""
+        """Expire timers that are due: called by the worker's timer."""
         self.now()
         self.expire()
         self.round_end()
@@ -296,7 +297,7 @@ cdef class Reactor:
             self.state.handler.connect_timeout(conn)
         elif conn.state == OPEN and conn.keep_alive_ms:
             if conn.carried or conn.paused:
-                conn.heard = now            # the clock stands still while we do not read
+                conn.heard = now            # keep-alive does not run while we do not read
             if now - conn.heard >= conn.keep_alive_ms:
                 self.counters.at[count.KEEP_ALIVE_TIMEOUTS] += 1
                 self.state.handler.keep_alive_timeout(conn)
@@ -315,17 +316,17 @@ cdef class Reactor:
         cdef int e
         cdef bint direct = conn.part_want > self.buffer_bytes
         if conn.lingering or conn.state == CLOSING:
-            # thrown away
+            # discard the input
             r = recv(conn.fd, self.buffer, self.buffer_bytes, 0)
             if r == 0 or r < 0 and errno != EAGAIN and errno != EINTR:
                 self.sending.lost(conn, "connection lost")
             return 0
         if conn.carried or conn.state == DECIDING or answers_wait(conn, self.state):
-            # whole packets wait, or a decision, or the client does not take its answers: nothing more is read
-            # meanwhile. What it has closed is noticed when that is over
+            # whole packets wait, or a decision is pending, or the client does not take its answers: read no more until
+            # that is over. Its FIN is noticed only then
             return self.connections.stop_reading(conn)
         if direct:
-            # a large packet: straight into its own buffer, which grows as bytes come
+            # a large packet: received straight into its own buffer, which grows as bytes arrive
             if conn.part_cap == conn.part_len:
                 cap = conn.part_cap + (conn.part_cap // 2 if conn.part_cap > self.buffer_bytes else self.buffer_bytes)
                 if cap > conn.part_want:
@@ -372,7 +373,7 @@ cdef class Reactor:
         return 0
 
     def resume(self):
-        """Read on where the router says that a peer has room again."""
+        """Resume reading the connections that the router no longer pauses (`RouterState.resumed`)."""
         cdef list resumed = self.state.resumed
         cdef Connection conn
         cdef Mark mark
@@ -382,7 +383,7 @@ cdef class Reactor:
         for conn in resumed:
             conn.paused = False
             if conn.carried:
-                self.dispatch.carry_on(conn)        # and then read, see Dispatch.take_carried
+                self.dispatch.carry_on(conn)        # and then read on: see Dispatch.take_carried
                 self.again = True
             elif conn.state == OPEN and conn.not_reading and not answers_wait(conn, self.state):
                 conn.heard = self.state.now_ms
@@ -390,6 +391,6 @@ cdef class Reactor:
         callback_ends(&mark, RESUME)
 
     def read_on(self, Connection conn not None):
-        """After a decision: reading was stopped because too much had come behind the CONNECT."""
+        """Resume reading after a decision, if it stopped because too many bytes followed the CONNECT."""
         if conn.not_reading and not conn.paused and conn.state == OPEN:
             self.connections.read_on(conn)

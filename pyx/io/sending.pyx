@@ -1,11 +1,10 @@
-"""What leaves: the bytes of outboxes, and connections that we end.
+"""Output: sends the bytes of outboxes, and closes connections that the broker ends.
 
-A connection that we end is closed after its last bytes left: our FIN goes out, what still comes is thrown away for a
-second or until the client's FIN (closing at once with unread input would make the kernel send RST and destroy what we
-said).
+Such a connection is closed after its last bytes were sent: our FIN goes out, further input is discarded for a second or
+until the client's FIN (closing at once with unread input would make the kernel send RST and discard what we sent).
 
-Write interest is registered only while the kernel's buffer is full. What may be done for very many connections at once
-is done in slices, and goes on in the next round.
+Write interest is registered only while the kernel's buffer is full. Work for very many connections at once is done in
+slices, and continues in the next round.
 """
 cimport cython
 from cpython.ref cimport Py_DECREF
@@ -24,14 +23,14 @@ from pyx.delivery.session cimport Session, may_go_on
 from pyx.io.connections cimport answers_wait
 
 cdef enum:
-    VECTORS = 64                # of one sendmsg
+    VECTORS = 64                # per sendmsg
     LINGER_MS = 1000
-    NO_LINGER = 0x100           # close reason: at once
+    NO_LINGER = 0x100           # bit of a close reason: close at once
 
 
 @cython.final
 cdef class Sending:
-    """To the clients of one worker."""
+    """The output to the clients of one worker."""
 
     def __cinit__(self, RouterState state not None, Connections connections not None):
         self.state = state
@@ -45,8 +44,8 @@ cdef class Sending:
         cdef Mark mark
         callback_begins(&mark)
         self.done = 0
-        # flush may close a connection, which may make others dirty (a will): the list is walked to its end, whatever is
-        # added, or to that of a slice
+        # flush may close a connection, which may make others dirty (a will): the loop includes what is added meanwhile,
+        # and ends with the list or the slice
         while i < dirty.count and self.done < self.connections.slice:
             conn = <Connection>dirty.items[i]
             work(VISIT)
@@ -98,7 +97,7 @@ cdef class Sending:
                 full = True
                 break
             if conn.not_reading:
-                conn.heard = self.state.now_ms     # a sign of life, while it can give no other
+                conn.heard = self.state.now_ms     # taking output is its only sign of life while it is not read
             self.state.output_taken(conn, r)
             if <size_t>r < total:
                 full = True
@@ -126,7 +125,7 @@ cdef class Sending:
     # ------------------------------------------------------------ the end of a connection
 
     cdef int lost(self, Connection conn, str why) except -1:
-        # the client is gone, or its socket is
+        # the client or the socket is gone
         if conn.state == CLOSED:
             return 0
         if conn.state < CLOSING:
@@ -137,13 +136,13 @@ cdef class Sending:
 
     cdef int say_closed(self, Connection conn, int reason, str why) except -1:
         try:
-            self.state.handler.closed(conn, reason, why)   # nothing, if it was told already
+            self.state.handler.closed(conn, reason, why)   # no effect if it was called before
         except Exception as error:
             self.state.fail(conn, error)
         return 0
 
     cdef int close_asked(self) except -1:
-        # a slice of those; the rest keeps its place
+        # closes a slice of them; the rest keeps its order
         cdef list asked = self.state.closing
         cdef Py_ssize_t i = 0
         cdef Connection conn
@@ -169,17 +168,17 @@ cdef class Sending:
         self.say_closed(conn, reason & 0xFF, why)
         conn.drop_acks()
         if not conn.want_write and conn.fd >= 0:
-            self.flush(conn)                # goes on to half_close when everything left
+            self.flush(conn)                # calls half_close when all is sent
         if reason & NO_LINGER:
             self.connections.end(conn)
         if conn.state != CLOSED and not conn.lingering:
-            # the kernel is full: give what is left a second
+            # the kernel's buffer is full: allow a second for the rest
             self.state.timers.schedule(&conn.timer, self.state.now_ms + LINGER_MS)
             conn.lingering = True
         return 0
 
     cdef int half_close(self, Connection conn) except -1:
-        # everything we had to say was taken by the kernel: send FIN, wait for the client's
+        # the kernel has taken all our output: send FIN, wait for the client's
         if conn.fd < 0:
             return 0
         shutdown(conn.fd, SHUT_WR)

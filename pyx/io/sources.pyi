@@ -1,4 +1,4 @@
-"""Where connections come from: how many of one source address have not said CONNECT yet, and how fast they come."""
+"""Limits per source address: connections without an answered CONNECT (half open), and connections per second."""
 
 from typing import final
 

@@ -1,8 +1,8 @@
-"""Where connections come from: how many of one source address have not said CONNECT yet, and how fast they come.
+"""Limits per source address: connections without an answered CONNECT (half open), and connections per second.
 
-An address is its four bytes (IPv4, mapped or not) or its /64 (IPv6: who has one address there has all). Addresses are
-remembered while a connection of theirs is half open, and with a rate limit for as long as it takes them to have their
-full second's worth again; no more than ADDRESSES_MAX of them: beyond that, new ones share one entry.
+An address is its four bytes (IPv4, mapped or not) or its /64 (IPv6: the owner of one address in it has all). An address
+is remembered while it has a half-open connection, and with a rate limit until it has its full allowance of one second
+again. There are at most ADDRESSES_MAX; further new addresses share one entry.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -67,7 +67,7 @@ cdef class Sources:
         return 0
 
     cdef int leave(self, Connection conn) except -1:
-        # its CONNECT was answered, it was handed over, or it has ended
+        # called when its CONNECT was answered, it was handed over, or it has ended
         cdef Source source = <Source>conn.source
         conn.source = None
         source.half_open -= 1

@@ -7,9 +7,9 @@ from pyx.core.tables cimport Table
 from pyx.matching.filters cimport Filter
 
 
-cdef struct Arrangement:        # which levels are +, how many there are, and whether # is the last
+cdef struct Arrangement:        # which levels are +, number of levels, whether # is the last
     uint64_t hash
-    uint64_t filters            # with this one
+    uint64_t filters            # number of filters with this arrangement
 
 
 cdef class Arrangements:
@@ -17,5 +17,5 @@ cdef class Arrangements:
     cdef Table table
 
     cdef Arrangement* arrangement(self, uint64_t hash_) noexcept       # NULL: no filter has it
-    cdef int arrange(self, const Filter* f) except -1           # a wildcard filter comes
-    cdef void disarrange(self, const Filter* f) noexcept        # ... and goes
+    cdef int arrange(self, const Filter* f) except -1           # adds a wildcard filter
+    cdef void disarrange(self, const Filter* f) noexcept        # removes it

@@ -1,16 +1,16 @@
-"""Arrangements of wildcards: `a/+/c` and `x/+/z` have the same one."""
+"""Arrangements of wildcards in Topic Filters: `a/+/c` and `x/+/z` have the same one."""
 
 from typing import final
 
 @final
 class Arrangements:
-    """Those of one set of filters."""
+    """The arrangements of one set of filters."""
 
     @property
     def count(self) -> int:
-        """How many there are: a topic is matched by at most one filter of each."""
+        """Number of arrangements: at most one filter of each matches a topic."""
 
     def brings(self, text: bytes) -> bool:
-        """Whether this valid Topic Filter (without $share) has wildcards, arranged as in no other one."""
+        """Return whether this valid Topic Filter (without $share) has wildcards in an arrangement of its own."""
 
     def __init__(self) -> None: ...

@@ -1,6 +1,6 @@
 # cython: language_level=3
-"""Arrangements of wildcards: `a/+/c` and `x/+/z` have the same one. At most one filter of each matches a topic, so
-their number bounds what a match finds."""
+"""Arrangements of wildcards in Topic Filters: `a/+/c` and `x/+/z` have the same one. At most one filter of each matches
+a topic, so their number bounds the result of a match."""
 cimport cython
 from libc.stdint cimport uint8_t, uint64_t
 from libc.stdlib cimport calloc, free
@@ -15,7 +15,7 @@ from pyx.protocol.topics cimport has_wildcard
 
 
 cdef uint64_t arrangement_hash(const HashKey* key, const uint8_t* text, size_t length) noexcept nogil:
-    """Of a valid Topic Filter: equal for `a/+/c` and `x/+/z`."""
+    """Return the hash of a valid Topic Filter's arrangement: equal for `a/+/c` and `x/+/z`."""
     cdef inline uint64_t hash_ = key.a
     cdef size_t i = 0
     while i < length:
@@ -31,7 +31,7 @@ cdef uint64_t arrangement_hash(const HashKey* key, const uint8_t* text, size_t l
 @cython.final
 @cython.auto_pickle(False)
 cdef class Arrangements:
-    """Those of one set of filters."""
+    """The arrangements of one set of filters."""
 
     def __cinit__(self):
         table_init(&self.table)
@@ -78,7 +78,7 @@ cdef class Arrangements:
             free(a)
 
     def brings(self, const uint8_t[::1] text not None):
-        """Whether this valid Topic Filter (without $share) has wildcards, arranged as in no other one."""
+        """Return whether this valid Topic Filter (without $share) has wildcards in an arrangement of its own."""
         cdef size_t length = text.shape[0]
         if not has_wildcard(&text[0], length):
             return False
@@ -86,5 +86,5 @@ cdef class Arrangements:
 
     @property
     def count(self):
-        """How many there are: a topic is matched by at most one filter of each."""
+        """Number of arrangements: at most one filter of each matches a topic."""
         return self.table.count

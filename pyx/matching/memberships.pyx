@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""See memberships.pxd."""
+"""Memberships: see memberships.pxd."""
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memset
@@ -7,7 +7,7 @@ from libc.string cimport memset
 from pyx.matching.filters cimport Former, Formers, Membership, Memberships
 
 cdef enum:
-    FORMERS_MAX = 16                        # of a membership
+    FORMERS_MAX = 16                        # per membership
 
 
 cdef int own_reserve(Memberships* own) except -1:
@@ -66,7 +66,7 @@ cdef int add_former(
         last = i
         i = all_.items[i].next
         n += 1
-    if n >= FORMERS_MAX:                # rather what was not for it than nothing of what was
+    if n >= FORMERS_MAX:                # the last range grows: unwanted messages rather than missing ones
         former = &all_.items[last]
         former.up_to = up_to
         former.options = max(former.options & 3, options & 3) | former.options & options & 4

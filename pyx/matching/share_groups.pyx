@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Share groups by their names and numbers, and what siblings have of each. Who is chosen: pyx.delivery.sharing."""
+"""Share groups by name and by number, with each sibling's members. pyx.delivery.sharing chooses the member."""
 cimport cython
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
@@ -27,7 +27,7 @@ cdef void free_group(Group* g) noexcept:
 @cython.final
 @cython.auto_pickle(False)
 cdef class ShareGroups:
-    """Those of one worker. The Groups themselves are owned by their Filters' lists."""
+    """The share groups of one worker. The Groups are owned by the lists of their Filters."""
 
     def __cinit__(self):
         table_init(&self.named)
@@ -56,7 +56,7 @@ cdef class ShareGroups:
             free(g)
             return other
         g.hash = hash_bytes(&self.key, <const uint8_t*> g.name, g.label_length)
-        # by its name: a group that vanishes and comes back has copies that belong to it
+        # derived from the name: a group that vanishes and comes back keeps its number, which copies name
         g.number = <uint32_t> fixed_hash(<const uint8_t*> g.name, g.label_length)
         while g.number == 0 or g.number in self.by_number:
             g.number += 1
@@ -114,7 +114,7 @@ cdef class ShareGroups:
         return 0
 
     cdef void leave(self, Group* g, int sibling, uint32_t told) noexcept:
-        """A sibling has no members of the group any more, but for those that were told with this number (0: none)."""
+        """Remove a sibling's members from the group; the roster keeps those last named with number `told` (0: none)."""
         cdef uint64_t bit = <uint64_t> 1 << sibling
         self.leave_roster(g, sibling, told)
         if g.siblings & bit == 0:

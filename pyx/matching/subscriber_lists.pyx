@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""See subscriber_lists.pxd."""
+"""Memory of SubscriberLists: see subscriber_lists.pxd."""
 from libc.stdint cimport uint32_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
@@ -8,7 +8,7 @@ from pyx.matching.filters cimport Subscriber, SubscriberList
 
 
 cdef inline uint32_t* list_capacity(SubscriberList* members) noexcept nogil:
-    """Where an allocated list keeps its capacity: in the item before the first."""
+    """Return the address of an allocated list's capacity: in the item before the first."""
     return &(members.items - 1).identifier
 
 

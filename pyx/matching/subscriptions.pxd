@@ -1,19 +1,19 @@
 # cython: language_level=3
 """Topic Filters -> subscribers: exact filters by hash, wildcard filters by an iterative trie.
 
-A Filter exists as long as anybody wants it: a local subscriber, a member of a share group, a sibling, or a log index.
-Matching returns Filters and never delivers. `generation` changes whenever the set of Filters does (not when a
-subscriber joins an existing one), so a result can be kept and compared by one integer.
+A Filter exists as long as it has a user: a local subscriber, a member of a share group, a sibling, or a log index.
+Matching returns Filters and never delivers. `generation` changes with the set of Filters (not when a subscriber joins
+an existing one), so the validity of a cached result is checked by one integer.
 
-Call order: SUBSCRIBE: hold -> add; UNSUBSCRIBE: find -> membership -> remove (drops the Filter when it was the last);
-CONNECT of a session with subscriptions: set_online with its memberships; its end: set_offline.
+Call order: SUBSCRIBE: hold -> add; UNSUBSCRIBE: find -> membership -> remove (drops the Filter with its last user);
+CONNECT of a session with subscriptions: set_online with its memberships; end of the connection: set_offline.
 
 Lifetimes: Filter*, Group* are valid until the call that removes their last user returns. Matches* is valid until the
 next call of any method of the same Subscriptions. Session pointers are borrowed: the session removes itself before it
 dies. Subscriber* may move whenever a subscriber of the same Filter or Group is added, removed, set online or offline.
 
-A session's Memberships are a field of the session: `own` lies at the same distance from `session` in every call (the
-first add learns it), because a Subscriber that moves must be found again in its session's Memberships.
+A session's Memberships are a field of the session: `own` has the same offset from `session` in every call (recorded by
+the first add), because the Membership of a Subscriber that moves must be found from its session.
 """
 cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -34,14 +34,14 @@ from pyx.matching.trie cimport Trie
 cdef class Subscriptions:
     cdef readonly uint64_t generation
     cdef readonly uint64_t count        # local subscriptions (memberships)
-    cdef readonly uint64_t shared       # those of them in share groups
+    cdef readonly uint64_t shared       # local subscriptions in share groups
     cdef readonly uint64_t filters      # Filters alive
-    cdef readonly uint64_t wildcards    # those of them that contain + or #
+    cdef readonly uint64_t wildcards    # Filters that contain + or #
 
-    cdef Row counters                   # for the durations of matches, one in SAMPLED; None = not measured
+    cdef Row counters                   # for the durations of one match in SAMPLED; None = not measured
     cdef uint32_t misses
     cdef HashKey key
-    cdef Py_ssize_t own_offset          # from a session to its Memberships
+    cdef Py_ssize_t own_offset          # offset of the Memberships in a session
     cdef Table table                    # every Filter, by its text
     cdef Trie trie
     cdef readonly Arrangements arrangements     # of wildcard filters
@@ -49,36 +49,36 @@ cdef class Subscriptions:
     cdef ShareGroups groups
     cdef Formers formers
     cdef Matches simple                 # the result while there are no wildcard filters
-    cdef Filter* only                   # what simple.filters points to
+    cdef Filter* only                   # simple.filters points here
 
     cdef Filter* find(self, const uint8_t* text, size_t length) noexcept
-    # find or create; follow with add / set_sibling, or drop_if_unused. The text is a valid Topic Filter, without $share
+    # finds or creates; call add / set_sibling or drop_if_unused afterwards. text: a valid Topic Filter, without $share
     cdef Filter* hold(self, const uint8_t* text, size_t length) except NULL
-    # this group of it (or NULL) as well, if it has no members
+    # also drops its group g (or NULL) if that has no members
     cdef int drop_if_unused(self, Filter* f, Group* g=*) except -1
 
-    # 1 = new, 0 = replaced (options and identifier overwritten). online: is the session connected
+    # returns 1: new, 0: replaced (options and identifier overwritten). online: the session is connected
     cdef int add(
         self, Filter* f, Group* g, void* session, Memberships* own, uint8_t options, uint32_t identifier, bint online
     ) except -1
-    # index in own.items of (f, g) or -1
+    # returns the index of (f, g) in own.items, or -1
     cdef int membership(self, Filter* f, Group* g, void* session, Memberships* own) noexcept
     cdef int remove(self, Memberships* own, uint32_t i) except -1       # swaps the last membership into place i
-    # and frees own.items. drop: what nobody needs any more, or else `drop_if_unused` is for the caller
+    # and frees own.items. drop: also drop unused Filters and groups, else the caller calls `drop_if_unused`
     cdef int remove_all(self, Memberships* own, bint drop=*) except -1
-    # plain, groups: which of its subscriptions
+    # plain, groups: include its plain subscriptions, those in share groups
     cdef void set_online(self, Memberships* own, bint plain, bint groups) noexcept
-    # plain: of its groups and its plain subscriptions, else of its groups alone
+    # plain: include its plain subscriptions; those in share groups always are
     cdef void set_offline(self, Memberships* own, bint plain) noexcept
 
-    # plain interest; drops the Filter if unused
+    # sets interest without a share group; drops the Filter if unused
     cdef int set_sibling(self, Filter* f, int sibling, bint wanted) except -1
     cdef int set_sibling_members(
         self, Filter* f, Group* g, int sibling, uint32_t members, uint32_t online, bint full
     ) except -1
 
-    # A cached or fresh result for a topic. The topic must be valid (topic_name_valid) unless it is found in the cache.
-    # NULL: not in the cache (then validate and call match). A result may be empty
+    # Return the result for a topic, which may be empty. cached: NULL if it is not in the cache; then validate the topic
+    # (topic_name_valid) and call match, which demands a valid one
     cdef Matches* cached(self, const uint8_t* topic, size_t length) noexcept
     cdef Matches* match(self, const uint8_t* topic, size_t length) except NULL
 

@@ -1,4 +1,4 @@
-"""Topic Filters -> subscribers. The structure is used from Cython (subscriptions.pxd); Python sees how large it is."""
+"""Topic Filters -> subscribers. Cython uses the structure (subscriptions.pxd); Python sees its sizes only."""
 
 from typing import final
 
@@ -6,30 +6,30 @@ from pyx.matching.arrangements import Arrangements
 
 @final
 class Subscriptions:
-    """The filters of one worker and who wants them [MQTT-4.7]."""
+    """The Topic Filters of one worker and their subscribers [MQTT-4.7]."""
 
     @property
     def generation(self) -> int:
-        """Changes whenever the set of filters does; never 0."""
+        """Number that changes with the set of filters; never 0."""
 
     @property
     def count(self) -> int:
-        """Local subscriptions."""
+        """Number of local subscriptions."""
 
     @property
     def shared(self) -> int:
-        """Those of them in share groups."""
+        """Number of local subscriptions in share groups."""
 
     @property
     def filters(self) -> int:
-        """Filters that anybody wants, siblings included."""
+        """Number of filters in use, also by siblings only."""
 
     @property
     def wildcards(self) -> int:
-        """Those of the filters that contain + or #."""
+        """Number of filters that contain + or #."""
 
     @property
     def arrangements(self) -> Arrangements:
-        """Of their wildcards."""
+        """The arrangements of the wildcards of these filters."""
 
     def __init__(self) -> None: ...

@@ -1,10 +1,9 @@
 # cython: language_level=3
-"""Topic Filters -> subscribers [MQTT-4.7]. subscriptions.pxd says what is called when; here is how it is made.
+"""Topic Filters -> subscribers [MQTT-4.7]. subscriptions.pxd has the call order; this file the structure.
 
-Every Filter is one block (header, its first subscriber, its text) in one hash table keyed by its text: that is how
-SUBSCRIBE finds it and how a topic finds its exact Filter. A Filter with wildcards hangs in the trie (trie.pyx)
-as well. Results are kept by topic (match_cache.pxd); as long as there is no wildcard filter at all, the hash table is
-its own cache.
+Every Filter is one block (header, its first subscriber, its text) in one hash table keyed by its text: SUBSCRIBE and
+the topic of a PUBLISH find the exact Filter there. A Filter with wildcards is in the trie (trie.pyx) as well. Results
+are cached by topic (match_cache.pxd); as long as there is no wildcard filter, the hash table serves as the cache.
 """
 from os import urandom
 
@@ -34,7 +33,7 @@ from pyx.protocol.topics cimport has_wildcard
 
 cdef enum:
     FILTER_BYTES_MAX = 65535
-    SAMPLED = 16                            # one in so many matches with the trie is measured
+    SAMPLED = 16                            # one of this many matches with the trie is measured
 
 
 cdef inline bint durable(const Subscriber* subscriber) noexcept nogil:
@@ -142,7 +141,7 @@ cdef class Subscriptions:
     # ------------------------------------------------------------------ subscribers
 
     cdef void moved(self, Subscriber* subscriber, uint32_t index) noexcept:
-        """A Subscriber has a new place in its list: its session's Membership follows."""
+        """Update the session's Membership of a Subscriber that moved in its list."""
         cdef Memberships* own = <Memberships*> (<char*> subscriber.session + self.own_offset)
         own.items[subscriber.slot_options & SLOT_MASK].index = index
 
@@ -179,7 +178,7 @@ cdef class Subscriptions:
         place = members.count
         members.count += 1
         if online:
-            if members.online < place:              # the first of the offline ones makes room
+            if members.online < place:              # the first offline one moves to the end
                 members.items[place] = members.items[members.online]
                 self.moved(&members.items[place], place)
                 place = members.online
@@ -205,7 +204,7 @@ cdef class Subscriptions:
         return 1
 
     cdef int membership(self, Filter* f, Group* g, void* session, Memberships* own) noexcept:
-        """Looks through the shorter of the two lists it must stand in."""
+        """Search the shorter of the two lists that contain the membership."""
         cdef SubscriberList* members = &f.plain if g is NULL else &g.members
         cdef uint32_t i
         if members.count < own.count:
@@ -225,7 +224,7 @@ cdef class Subscriptions:
         cdef uint32_t last
         if index < members.online:
             members.online -= 1
-            last = members.online       # the last online one comes here and leaves its place to the last of all
+            last = members.online       # the last online one moves here, the last of all to its place
             if index != last:
                 members.items[index] = members.items[last]
                 self.moved(&members.items[index], index)
@@ -358,7 +357,7 @@ cdef class Subscriptions:
     # ------------------------------------------------------------------ matching
 
     cdef Matches* single(self, uint64_t hash_, const uint8_t* topic, size_t length) noexcept:
-        """The result without any wildcard filter: as quick as a look into the cache, and takes no place there."""
+        """Return the result while there is no wildcard filter: as fast as the cache, and without a place in it."""
         self.only = self.find_hashed(hash_, topic, length)
         if self.only is NULL:
             return NULL

@@ -1,5 +1,5 @@
-"""Control packets as Python meets them: encoders, one packet decoded, a stream of bytes as packets. For tests, tools
-and clients; a broker decodes with pyx.protocol.decoders, which has no object for a PUBLISH or an ack.
+"""Codec of control packets for Python: the encoders, a decoder of one packet, a decoder of a byte stream. For tests,
+tools and clients; a broker decodes with pyx.protocol.decoders, which makes no object for a PUBLISH or an ack.
 """
 import cython
 
@@ -191,13 +191,13 @@ cdef Packet _decode(uint8_t first, const uint8_t* body, uint32_t n, uint8_t vers
 
 
 class Incomplete(Exception):
-    """The bytes so far begin a packet: wait for more."""
+    """Error of `decode`: the packet is not complete, wait for more bytes."""
 
 
 cdef Packet _first_packet(
     const uint8_t* data, size_t n, uint8_t version, bint from_server, uint32_t packet_bytes_max, size_t* used
 ):
-    """The packet that `data` begins with, None while bytes of it are missing."""
+    """Return the packet at the start of `data`, None if it is not complete; set *used to its length in bytes."""
     cdef uint32_t remaining = 0
     cdef bint connect = n != 0 and data[0] >> 4 == CONNECT
     cdef int head
@@ -219,11 +219,11 @@ cdef Packet _first_packet(
 
 
 def decode(data: bytes, version: int, from_server: bool = False) -> Packet:
-    """Decode the one packet at the start of `data`; what follows it is not looked at (see Decoder).
+    """Return the packet at the start of `data`; bytes after it are ignored (see Decoder).
 
-    version: 3, 4 or 5 as agreed by CONNECT (which says its own). from_server: who sent it; CONNACK, SUBACK, UNSUBACK
-    and PINGRESP come from the server only, CONNECT, SUBSCRIBE, UNSUBSCRIBE and PINGREQ from clients only.
-    Raises Incomplete, MalformedPacket, ProtocolError.
+    version: 3, 4 or 5 as agreed by CONNECT (which names its own). from_server: the server sent it, else a client;
+    CONNACK, SUBACK, UNSUBACK and PINGRESP come from the server only, CONNECT, SUBSCRIBE, UNSUBSCRIBE and PINGREQ from
+    clients only. Raise Incomplete, MalformedPacket or ProtocolError.
     """
     cdef size_t used
     cdef const uint8_t* start = <const uint8_t*><const char*>data
@@ -235,10 +235,10 @@ def decode(data: bytes, version: int, from_server: bool = False) -> Packet:
 
 @cython.final
 cdef class Decoder:
-    """A stream of bytes in, packets out: `feed`, then `next_packet` until it returns None. For tests and tools.
+    """A decoder of a byte stream: call `feed`, then `next_packet` until it returns None. For tests and tools.
 
-    `version` is taken over from a CONNECT that passes. packet_bytes_max bounds what is kept: a larger packet raises
-    ProtocolError 0x95 as soon as its fixed header is there. After an error the decoder must not be used.
+    A decoded CONNECT sets `version`. packet_bytes_max bounds the buffer: a larger packet raises ProtocolError 0x95 as
+    soon as its fixed header is complete. After an error the decoder must not be used.
     """
 
     cdef public uint8_t version
@@ -270,7 +270,7 @@ cdef class Decoder:
 
 
 def publish_fields(flags: int, body: bytes, v5: bool) -> dict:
-    """The Publish struct of decode_publish as a dict, "topic", "props" and "payload" as bytes. For tests."""
+    """Return the Publish struct of decode_publish as a dict; "topic", "props" and "payload" are bytes. For tests."""
     cdef Publish p
     cdef Scratch scratch = Scratch(NULL, 0)
     memset(&p, 0, sizeof(p))

@@ -1,10 +1,10 @@
-"""Control packets, decoded (MQTT 5, chapters 2 and 3; MQTT 3.1.1; MQTT 3.1). decoders.pxd has the theory,
-pyx.protocol.encoders the other way, pyx.protocol.codec both for Python.
+"""Decoders of control packets (MQTT 5, chapters 2 and 3; MQTT 3.1.1; MQTT 3.1). decoders.pxd has the theory,
+pyx.protocol.encoders the opposite direction, pyx.protocol.codec both for Python.
 
-What is Malformed (0x81) and what a Protocol Error follows the text of MQTT 5 for all versions; where it names no code,
-bits and lengths that no packet can have are Malformed, what could be read and must not be sent is a Protocol Error. In
-versions 3 and 4 both close the connection. What needs more than the packet (client identifier rules, Topic Alias
-Maximum, Receive Maximum, filter content) is left to the caller.
+The text of MQTT 5 decides for all versions between Malformed (0x81) and a Protocol Error. Where it names no code, bits
+and lengths that no packet can have are Malformed, and readable content that must not be sent is a Protocol Error. In
+versions 3 and 4 both close the connection. The caller checks everything that needs more than the packet (client
+identifier rules, Topic Alias Maximum, Receive Maximum, filter content).
 """
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport realloc
@@ -28,7 +28,7 @@ from pyx.protocol.wire cimport Cursor, bad_utf8, read_binary, read_u8, read_u16,
 cdef int _publish_properties(
     Publish* out, const uint8_t* body, uint32_t at, uint32_t n, Scratch* scratch, bint from_server
 ) except -1:
-    """Fills the property fields of *out from Property Length at body[at]; returns where the payload begins."""
+    """Fill the property fields of *out from Property Length at body[at]; return the index of the payload."""
     cdef Cursor rest, inside
     cdef Property one
     cdef uint64_t seen = 0
@@ -53,7 +53,7 @@ cdef int _publish_properties(
             alias = one.start
     out.props = start
     out.props_len = <uint32_t>(inside.end - start)
-    if alias != NULL:               # 3 bytes to cut: at either end by moving it, else by a copy
+    if alias != NULL:               # cut its 3 bytes out: at either end by moving the bound, else by a copy
         before = <uint32_t>(alias - start)
         after = out.props_len - before - 3
         out.props_len -= 3
@@ -143,7 +143,7 @@ cdef int decode_delivery(
 cdef int ack_head(
     Ack* out, Cursor* c, uint8_t packet_type, uint8_t flags, const uint8_t* body, uint32_t n, bint v5, bint from_server
 ) except -1:
-    """All but the properties; leaves the cursor where Property Length is, or at the end."""
+    """Decode an ack without its properties; leave the cursor at Property Length, or at the end."""
     if flags != (2 if packet_type == PUBREL else 0):
         return malformed("acknowledgement with reserved flags")
     if n < 2:
@@ -197,7 +197,7 @@ cdef int check_topic_name(const uint8_t* topic, size_t n) except -1:
     return protocol_error(REASON_TOPIC_NAME_INVALID, "Topic Name is empty or has wildcards")
 
 
-# --- packets that are handed up
+# --- packets for the handler
 
 cdef int connect_version(const uint8_t* body, uint32_t n) noexcept nogil:
     if n >= 7 and memcmp(body, b"\x00\x04MQTT", 6) == 0 and (body[6] == 4 or body[6] == 5):
@@ -254,7 +254,7 @@ cdef Will _read_will(Cursor* c, uint8_t connect_flags, bint v5):
 
 
 cdef int _check_connect_flags(uint8_t flags, int version) except -1:
-    # MQTT 3.1 does not use the lowest bit, and disregards Will QoS and Will Retain where there is no will
+    # MQTT 3.1 does not use the lowest bit, and ignores Will QoS and Will Retain without a will
     if flags & 0x01 and version != 3:
         return malformed("CONNECT with its reserved flag set")
     if flags & 0x04:

@@ -1,12 +1,12 @@
 # cython: language_level=3
-"""What is written per message: see the .pyx for the rest."""
+"""The encoder of acks for the data path: see the .pyx for all others."""
 from libc.stdint cimport uint8_t, uint16_t
 
 from pyx.protocol.packets cimport PUBREL
 from pyx.protocol.wire cimport put_u16
 
 
-# A PUBACK, PUBREC, PUBREL or PUBCOMP: 4 bytes, 5 with a reason other than 0 in v5 (v3 has none). Returns the next byte.
+# Writes a PUBACK, PUBREC, PUBREL or PUBCOMP: 4 bytes, 5 for v5 with a reason other than 0. Returns the end.
 cdef inline uint8_t* put_ack(
     uint8_t* p, uint8_t packet_type, uint16_t packet_id, uint8_t reason, bint v5
 ) noexcept nogil:

@@ -1,8 +1,8 @@
 """Encoders of control packets: those that the server sends from Python (CONNACK, SUBACK, UNSUBACK, DISCONNECT, AUTH),
 and the packets of test clients and tools. PUBLISH and its acks are encoded in the data path, not here.
 
-Every encoder returns the whole packet, and raises ValueError for anything that the standard does not allow that side to
-send: a caller's error, never a peer's. Python imports them from pyx.protocol.codec, beside the decoders.
+Every encoder returns the whole packet. It raises ValueError for anything that the standard does not allow its side to
+send: an error of the caller, never of a peer. Python imports encoders from pyx.protocol.codec, beside the decoders.
 """
 from libc.stdint cimport uint8_t
 
@@ -81,7 +81,7 @@ cdef int _check_reason(int packet_type, object reason_code, bint from_server) ex
     return 0
 
 
-# MQTT 3.1 and 3.1.1 return codes for CONNACK Reason Codes (table 3.1). Others have none.
+# CONNACK Reason Code -> return code of MQTT 3.1 and 3.1.1 (table 3.1). Others have none.
 cdef dict _RETURN_CODES = {
     0: 0,
     REASON_UNSUPPORTED_PROTOCOL_VERSION: 1,
@@ -101,12 +101,12 @@ cdef dict _RETURN_CODES = {
 
 def encode_connack(version: int, session_present: bool, reason_code: int, properties: dict | None = None,
                    packet_bytes_max: int | None = None) -> bytes:
-    """Encode CONNACK. Versions 3 and 4 get the return code of `reason_code`, and b"" if there is none: then the
+    """Encode CONNACK. Versions 3 and 4 get the return code of `reason_code`; if there is none, return b"": then the
     connection is closed without a CONNACK (MQTT-3.2.2-6 of 3.1.1). Session Present is 0 with a refusal, and always in
     version 3, which has no such flag.
 
     packet_bytes_max (here and below): the receiver's Maximum Packet Size; User Properties and Reason String are left
-    out to keep it. Raises ValueError for anything that the standard does not allow the server to send.
+    out to keep within it. Raise ValueError for anything that the standard does not allow the server to send.
     """
     _check_reason(CONNACK, reason_code, True)
     cdef int present = 1 if session_present and reason_code == 0 else 0
@@ -130,7 +130,7 @@ def encode_suback(version: int, packet_id: int, codes: list[int], properties: di
 
 def encode_unsuback(version: int, packet_id: int, codes: list[int], properties: dict | None = None,
                     packet_bytes_max: int | None = None) -> bytes:
-    """Encode UNSUBACK. In versions 3 and 4 it has no codes: `codes` is ignored."""
+    """Encode UNSUBACK. Versions 3 and 4 have no codes in it: `codes` is ignored."""
     for code in codes:
         _check_reason(UNSUBACK, code, True)
     cdef bytes head = _packet_id(packet_id)
@@ -164,7 +164,7 @@ def encode_auth(reason_code: int, properties: dict | None = None, from_server: b
 def encode_connect(version: int, client_id: str, clean_start: bool = True, keep_alive: int = 0,
                    username: str | None = None, password: bytes | None = None, will: Will | None = None,
                    properties: dict | None = None) -> bytes:
-    """Encode CONNECT of version 3 (MQTT 3.1), 4 (3.1.1) or 5. Properties of a Will are in its wire form, see Will."""
+    """Encode CONNECT of version 3 (MQTT 3.1), 4 (3.1.1) or 5. Properties of a will are in wire form: see Will."""
     cdef int flags = 0x02 if clean_start else 0
     cdef list payload = [_text(client_id)]
     cdef Will w = will

@@ -1,4 +1,4 @@
-"""Mesh entries: a PUBLISH on its way to a sibling, as bytes."""
+"""Mesh entries as bytes: each is a PUBLISH on its way to a sibling."""
 
 from collections.abc import Callable
 from typing import Any, final
@@ -7,7 +7,7 @@ from pyx.protocol.message import Message
 
 @final
 class Packed:
-    """A growing buffer of mesh entries that is given away whole: exposes the buffer protocol, no copy."""
+    """A growing buffer of mesh entries, passed on as a whole: exposes the buffer protocol, no copy."""
 
     @property
     def entry_count(self) -> int: ...

@@ -1,5 +1,5 @@
-"""Mesh entries: a PUBLISH on its way to a sibling, as bytes. zmq_mesh.envelope says how they lie in a batch, and has
-the plain Python decoder; one test runs golden bytes through both.
+"""Mesh entries as bytes: each is a PUBLISH on its way to a sibling. zmq_mesh.envelope describes batches, and has the
+plain Python decoder; one test runs golden bytes through both.
 """
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
@@ -12,7 +12,7 @@ from pyx.core.work cimport KIBI, RECORD, work
 from pyx.protocol.message cimport Message, message_copy
 
 cdef enum:
-    CHOICE_BYTES = 11               # of an entry's choice before its group: insist, key, length
+    CHOICE_BYTES = 11               # an entry's choice before its group: insist, key, length
 
 
 @cython.final
@@ -144,23 +144,23 @@ cdef int64_t read_entry(const uint8_t* p, size_t n, Entry* out) except -1:
 
 
 def without_words(const uint8_t[::1] part not None):
-    """A copy of packed entries, for a worker that may come back as another incarnation: what its broker had to say to
-    the sibling's (questions, flags) was for its own time and has no kind any more. ValueError: it is damaged."""
+    """Return a copy of packed entries for a sibling that may come back as another incarnation: messages between the
+    brokers (questions, flags) are outdated by then and lose their kind. Raise ValueError if an entry is damaged."""
     cdef size_t at = 0, n = <size_t>part.shape[0], begin
     cdef Entry e
     cdef bytes copy = PyBytes_FromStringAndSize(<const char*>&part[0], <Py_ssize_t>n) if n else b""
-    cdef uint8_t* p = <uint8_t*><char*>copy         # nobody else has it yet
+    cdef uint8_t* p = <uint8_t*><char*>copy         # not shared yet
     while at < n:
         begin = at
         at += read_entry(p + begin, n - begin, &e)
-        # (who published the entry that follows is as true as that is)
+        # "^", the publisher of the next entry, stays valid with that entry
         if e.flags & ENTRY_CONTROL and e.content.topic_len and e.content.topic[0] != c'^':
             (<uint8_t*>e.content.topic)[0] = c'.'
     return copy
 
 
 def pack_messages(list messages not None):
-    """Messages as mesh entries in one buffer: an answer to a sibling's question for retained messages."""
+    """Return messages as mesh entries in one buffer: an answer to a sibling's question for retained messages."""
     cdef Packed packed = Packed.__new__(Packed)
     cdef Message m
     for m in messages:
@@ -169,7 +169,8 @@ def pack_messages(list messages not None):
 
 
 def unpack_messages(bytes data not None, expiry_offset):
-    """The messages of `pack_messages`; `expiry_offset(properties)` says where an expiry stands."""
+    """Return the messages of `pack_messages`. `expiry_offset(properties)`: offset of the Message Expiry Interval. Raise
+    ValueError if an entry is damaged or lacks its payload."""
     cdef const uint8_t* p = <const uint8_t*><const char*>data
     cdef size_t at = 0, n = len(data)
     cdef Entry e
