@@ -42,7 +42,7 @@ cdef class Answering:
         free_pointers(&self.waiting)
 
     def abandon(self):
-        """See Router."""
+        """Release the references in C lists: see `Router.abandon`."""
         cdef uint32_t i
         for i in range(self.waiting.count):
             (<Connection>self.waiting.items[i]).drop_acks()

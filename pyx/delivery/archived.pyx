@@ -31,7 +31,7 @@ cdef enum:
     TOPIC_LENGTH_AT = 6
     PROPS_LENGTH_AT = 8
     PAYLOAD_LENGTH_AT = 12
-    EXPIRES_AT = 24                 # if there is one; else the topic
+    EXPIRES_AT = 24                 # if the message has an expiry; else the topic begins here
     EXPIRES = 0x08
     SLOTS = 64                      # topics of a block that are recognised as repeated
     BITS = 8192                     # bits of a summary
@@ -366,8 +366,8 @@ cdef class Watch:
     """A set of Topic Filters, by key, to be checked against summaries repeatedly."""
     cdef Watched* filters
     cdef size_t cap
-    cdef list keys                              # by place
-    cdef dict places                            # by key
+    cdef list keys                              # the keys, by place
+    cdef dict places                            # key -> place
 
     def __cinit__(self):
         self.keys = []

@@ -1,9 +1,9 @@
 # cython: language_level=3
-"""Verdicts, whether a client may publish to a topic: cached for each connection, topic, QoS and RETAIN.
+"""Verdicts on whether a client may publish to a topic: cached for each connection, topic, QoS and RETAIN.
 
 A verdict is valid for one generation of the rules. A connection has a table of a power of two of places, one of them
-for the hash of a topic; it grows from PLACES to PLACES_MAX when topics collide, and then the newer topic replaces the
-older. The topics themselves are compared: two topics with the same hash are not confused.
+for the hash of a topic; it grows from PLACES to PLACES_MAX when topics collide; at PLACES_MAX the newer topic replaces
+the older. The topics themselves are compared: two topics with the same hash are not confused.
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 

@@ -1,4 +1,4 @@
-"""Verdicts, whether a client may publish to a topic: cached for each connection and topic."""
+"""Verdicts on whether a client may publish to a topic: cached for each connection and topic."""
 
 from collections.abc import Callable
 from typing import Any, final

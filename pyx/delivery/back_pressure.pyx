@@ -18,7 +18,7 @@ may grow to twice its bound plus HOLD_ROOM messages, and drops only beyond that.
 back cannot acknowledge its messages: it gives up at once, so that two clients that publish to each other never wait for
 each other. When a sibling is away, its flags are removed.
 
-A publisher waits at most hold_ms_max with one publish, for all sessions together. For a disk it waits at most
+A publisher waits at most hold_ms_max with one publish, however many sessions hold it. For a disk it waits at most
 store_error_ms_max; if the disk is full, and not just slow, a v5 client is refused at once.
 """
 cimport cython
@@ -86,7 +86,7 @@ cdef class BackPressure:
         free_pointers(&self.flaggers)
 
     def abandon(self):
-        """See Router."""
+        """Release the references in C lists: see `Router.abandon`."""
         free_pointers(&self.flaggers)
 
     def limits_changed(self):
@@ -419,7 +419,7 @@ cdef class BackPressure:
         return 0
 
     def forget_holds(self, int peer):
-        """Remove all flags of a sibling that is away or gone, in slices if they are many."""
+        """Remove the flags and states of a sibling that is away or gone; many flags in slices."""
         cdef int64_t left = self.left
         work(len(self.holds) * OBJECT)
         if self.holds:

@@ -3,8 +3,8 @@
 Messages beyond the bounds of a session are dropped for that session alone, by moving its cursor (drop_oldest) or by a
 hole (drop_newest). Bounds are checked when pyx.delivery.sweeping comes to an index that the session reads.
 
-A session with more than MERGED_MAX filters has a directory of its unread messages (`pyx.delivery.unread`). Before it
-has one, they are *sought*: its filters' indexes are read through, and new messages are noted behind the found ones.
+A session with more than MERGED_MAX filters has a directory of its unread messages (`pyx.delivery.unread`). If it
+has none yet, they are *sought*: its filters' indexes are read, and new messages are noted behind the found ones.
 
 All of this is done in slices: a callback does about SLICE of it, and the rest continues at the end of the next tick
 (`Sweeping.go_on`).
@@ -74,7 +74,7 @@ cdef class Bounding(Bounds):
         free_pointers(&self.tellers)
 
     def abandon(self):
-        """See Router."""
+        """Release the references in C lists: see `Router.abandon`."""
         free_pointers(&self.seekers)
         free_pointers(&self.crowded)
         free_pointers(&self.tellers)

@@ -43,7 +43,7 @@ cdef struct Pace:               # of a publisher while publishes are checked (py
     int64_t bytes
     uint64_t since              # ms: since when its publish waits to be taken; 0 = none waits
     bint too_fast               # it waits for its allowance, and that was counted
-    bint subscribes_too_fast    # likewise, of a SUBSCRIBE or UNSUBSCRIBE
+    bint subscribes_too_fast    # likewise, with a SUBSCRIBE or UNSUBSCRIBE
     bint waits                  # it waits for a session or a worker, and that was counted
     bint owed                   # it waits until answers owed to it were sent
     bint listed                 # in the router's list of connections that wait

@@ -143,8 +143,8 @@ cdef class HandingOn:
         return 0
 
     cdef bint hand_on(self, uint32_t group, Message m) except -1:
-        # hand on a copy that its member will not take to another one, here or elsewhere. It was counted as matched when
-        # it was created, and is the same copy. False: no member is left
+        # hand a copy on to another member, here or elsewhere, because its own will not take it. It was counted as
+        # matched when it was created, and is the same copy. False: no member is left
         cdef Group* g = self.subscriptions.groups.numbered(group)
         cdef bint taken
         if m.content.expires and self.state.wall_ms >= m.content.expires:

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""The journal: a tick's writes to the store: see the .pyx."""
+"""The journal, a tick's writes to the store: see the .pyx."""
 from libc.stdint cimport uint32_t, uint64_t
 
 from pyx.core.counters cimport Row

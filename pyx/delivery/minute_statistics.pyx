@@ -135,7 +135,7 @@ cdef class Prefixes:
         return rows, others
 
     def clear(self):
-        """Reset all counts."""
+        """Clear the table and the counts of others."""
         cdef uint32_t i
         for i in range(self.cap):
             free(self.table[i].text)

@@ -40,7 +40,7 @@ cdef class PublishInHand:
     # its client id; its hash, if the publish is from a sibling and a group chooses by it; None: not known
     cdef object publisher
     cdef uint32_t sharing               # number of the group for which a copy is made, with SHARED_COPY
-    cdef Message held                   # made when a part first has to keep it
+    cdef Message held                   # made when the publish must first be kept
     cdef Connection adoptable           # its inbox has only this packet: the Message may take over the buffer
     cdef Frame[4] frames                # MQTT 5: 1, with Packet Identifier: 2
     cdef uint64_t alias_hash            # of its topic, for Topic Aliases; 0 = not computed yet

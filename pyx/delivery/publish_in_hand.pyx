@@ -1,7 +1,7 @@
 """The publish in hand: the one that is being routed, from `begin` until the next one.
 
 Its content stays where it was received. A frame is made for each kind of subscriber (MQTT 5 or not, with a Packet
-Identifier or not) when the first one needs it; a Message is made (`hold`) when the first part has to keep it.
+Identifier or not) when the first one needs it; a Message is made (`hold`) when it must first be kept.
 """
 cimport cython
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t

@@ -79,7 +79,7 @@ cdef class Router:
     cdef readonly Ending ending
     cdef readonly Subscribing subscribing
 
-    cdef int publish(self, Matches* m) except -1            # 1: it matches
+    cdef int publish(self, Matches* m) except -1            # 1: a subscription matches
     cdef int route(self, Matches* m) except -1
     cdef int forward(self, uint64_t mask) except -1
     cdef int append_block(self) except -1

@@ -94,7 +94,7 @@ cdef class RouterState:
         free_pointers(&self.ready)
 
     def abandon(self):
-        """See Router."""
+        """Release the references in C lists: see `Router.abandon`."""
         free_pointers(&self.dirty)
         free_pointers(&self.ready)
 

@@ -92,7 +92,7 @@ cdef class Session:             # one for each client: without padding; state th
     cdef uint64_t order
     cdef uint16_t next_id
     cdef public uint8_t version
-    cdef readonly uint8_t queue_rule    # 0: the default's, else the number of a [[queue]] table (Bounding.set_rule)
+    cdef readonly uint8_t queue_rule    # 0: the defaults, else the number of a [[queue]] table (Bounding.set_rule)
     cdef uint8_t hold_state             # pyx.delivery.back_pressure.SessionHold
     cdef public flag durable            # outlives its connection
     cdef flag behind
@@ -110,7 +110,7 @@ cdef class Session:             # one for each client: without padding; state th
     cdef flag kept                      # it has records in the store
     cdef flag over                      # it has ended: its window is no longer stored
     cdef uint32_t watching              # open requests for retained messages
-    cdef uint64_t committing            # ticket of the last stored window that packets wait for
+    cdef uint64_t committing            # ticket of its last window that packets wait for
     cdef Pages* pages                   # NULL: the window is one record
     # [(order, packet_id)] still to be resent after a resumption, last first; or None
     cdef object releases                # PUBRELs: all of them first, whatever is in flight

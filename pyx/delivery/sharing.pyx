@@ -15,8 +15,8 @@ Members, and the siblings' knowledge of them, are kept by pyx.delivery.enrolling
 This knowledge may be slightly out of date. A worker without a member, or with offline members only, refuses the entry
 with its link ack, and the sender chooses again (pyx.delivery.handing_on). The same is done with entries that a worker
 had not acknowledged when it died: at QoS 1, and at QoS 2 if they were never sent. Copies for a group carry its number:
-when a member leaves or its session ends, copies that wait for it, and those sent at QoS 1 and not acknowledged, are
-handed on.
+those that wait for a member are handed on when it leaves, and those sent to it at QoS 1 and not acknowledged when its
+session ends.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize

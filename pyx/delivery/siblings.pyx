@@ -207,7 +207,7 @@ cdef class Siblings:
             try:
                 reason = self.take_entry(&e, publisher, payloads, used)
             except Exception as error:
-                # this message is lost; the batch and the worker go on
+                # the error concerns this message only, not the batch, nor the worker
                 reason = 0
                 self.counters.at[count.INTERNAL_ERRORS] += 1
                 self.state.handler.defect(None, error)

@@ -42,4 +42,4 @@ cdef class Sweeping:
     cdef bint sweep_some(self, Sweep w) except -1              # True: finished
     cdef int ask(self, Sweep w, Session s, bint reads) except -1
     cdef int gather_run(self, Sweep w) except -1
-    cdef bint drop_unwanted(self, Sweep w) except -1           # likewise
+    cdef bint drop_unwanted(self, Sweep w) except -1           # True: finished

@@ -44,7 +44,7 @@ from pyx.storage.records cimport Block, LogKey
 
 
 cdef enum:
-    LAZY_MS = 100               # the stored window may be older than the acks by this much
+    LAZY_MS = 100               # a stored window may lag the acks by at most this
     LAZY_WINDOWS_MAX = 1000     # stored in one tick
     CONTIGUOUS = 4096           # positions: an older message in flight is kept alone, without those behind it
     HEAD_BYTES = 15             # of a window: u64 WINDOW_2, u16 next Packet Identifier, u8 flags, u16 out, u16 in
@@ -348,7 +348,7 @@ cdef class Windows:
         return 0
 
     cdef int store_windows(self) except -1:
-        # of all sessions whose window became dirty in this tick
+        # store the windows that became dirty in this tick
         cdef uint32_t i
         cdef Session s
         for i in range(self.dirty_windows.count):
@@ -568,7 +568,7 @@ cdef class Windows:
         return 0
 
     def abandon(self):
-        """See Router."""
+        """Release the references in C lists: see `Router.abandon`."""
         while self.deferred_count:
             self.pop_deferred()
         free_pointers(&self.dirty_windows)
