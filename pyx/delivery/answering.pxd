@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Answers, and what they wait for: see the .pyx."""
+"""Acks and other answers, and the conditions they wait for: see the .pyx."""
 from libc.stdint cimport uint8_t, uint16_t, uint64_t
 
 from pyx.core.counters cimport Row
@@ -20,7 +20,7 @@ cdef class Answering:
     cdef Peers peers
 
     cdef Pointers waiting               # connections with pending acks
-    cdef object after_acks              # deque of (connection, what to call when the acks of this round are out)
+    cdef object after_acks              # deque of (connection, callback after the acks of this round are in outboxes)
     cdef int answer(self, Connection conn, uint8_t packet_type, uint16_t packet_id, uint8_t reason,
                     uint64_t mask) except -1
     cdef int release_acks(self) except -1

@@ -1,4 +1,4 @@
-"""Answers: they leave in the order of the packets they answer, when what they promise is so."""
+"""Acks and other answers: they are sent in the order of the packets they answer, when their conditions are met."""
 
 from collections.abc import Callable
 from typing import final
@@ -7,7 +7,7 @@ from pyx.delivery.connection import Connection
 
 @final
 class Answering:
-    """Puts answers into outboxes, or into the rings where they wait."""
+    """The answers of one worker: put into outboxes, or into rings where they wait."""
 
     def abandon(self) -> None: ...
     def answer_packet(

@@ -1,8 +1,8 @@
-"""Answers: they leave in the order of the packets they answer, when what they promise is so.
+"""Acks and other answers: they are sent in the order of the packets they answer, when their conditions are met.
 
-What waits stands in a ring of its connection (`PendingAck`): for the store's ticket, for siblings to have taken a tick,
-for siblings to know of an interest. The connections that have any are in `waiting`, and `release_acks` looks through
-them at the end of a tick in which there was news.
+A waiting answer is in a ring of its connection (`PendingAck`): it waits for the store's ticket, for siblings to
+acknowledge a tick, or for siblings to know an interest. Connections with waiting answers are in `waiting`, and
+`release_acks` examines them at the end of a tick in which any condition has changed.
 """
 from collections import deque
 
@@ -26,7 +26,7 @@ from pyx.protocol.packets cimport PUBCOMP
 
 @cython.final
 cdef class Answering:
-    """Puts answers into outboxes, or into the rings where they wait."""
+    """The answers of one worker: put into outboxes, or into rings where they wait."""
 
     def __cinit__(self, RouterState state not None, PublishInHand in_hand not None, Journal journal not None,
                   Peers peers not None):
@@ -42,7 +42,7 @@ cdef class Answering:
         free_pointers(&self.waiting)
 
     def abandon(self):
-        """See Router."""
+        """Release the references in C lists: see `Router.abandon`."""
         cdef uint32_t i
         for i in range(self.waiting.count):
             (<Connection>self.waiting.items[i]).drop_acks()
@@ -81,10 +81,10 @@ cdef class Answering:
 
     def answer_packet(self, Connection conn not None, bytes packet not None, uint64_t interest=0, then=None,
                       unstored=None):
-        """A SUBACK, UNSUBACK, ...: leaves after the acks before it, when the records of this tick are durable, and when
-        every live peer has taken our interest up to number `interest`; then `then()` is called. If the disk fails for
-        too long, `unstored(conn)` says what leaves instead (None: the connection is to be closed); without it the
-        packet does."""
+        """Send a SUBACK, UNSUBACK, ... after the acks before it, when the records of this tick are durable, and every
+        live peer has processed our interest up to number `interest`; then call `then()`. If the disk fails for too
+        long, `unstored(conn)` returns the packet to send instead (None: close the connection); without `unstored` the
+        packet itself is sent."""
         cdef PendingAck a
         cdef list waits
         cdef uint64_t ticket = self.journal.last_ticket + 1 if self.journal.recorded else 0
@@ -98,7 +98,7 @@ cdef class Answering:
         a.ticket = ticket
         waits = [packet, then, unstored]
         a.packet = <PyObject*>waits
-        self.state.acks_due = True                # the peers may have taken that much already
+        self.state.acks_due = True                # the peers may have processed that much already
         conn.push_ack(&a)
         if not conn.waiting:
             conn.waiting = True
@@ -118,8 +118,8 @@ cdef class Answering:
         self.state.acks_due = False
         for p in range(self.state.workers):
             peer = <Peer>self.peers.peers[p] if self.peers.peers[p] is not None else None
-            acknowledged[p] = <uint64_t>-1                  # it has everything there is
-            # (what one that is gone was to get is in its hand-off log, where the store keeps: the link says so)
+            acknowledged[p] = <uint64_t>-1                  # it has everything
+            # (with a store on disk, entries for a gone peer go to its hand-off log: the link reports that)
             if peer is not None and (live >> p & 1 or self.state.keeps) and peer.acknowledged < peer.sent:
                 acknowledged[p] = peer.acknowledged
             if peer is not None and self.peers.live_for_interest >> p & 1 and peer.interest < interest:
@@ -176,7 +176,7 @@ cdef class Answering:
         return 0
 
     cdef int release_packet(self, Connection conn, list waits) except -1:
-        # 0: it is not known yet (`answer_later`)
+        # 0: the answer is not known yet (`answer_later`)
         cdef bytes packet = waits[0]
         if packet is None:
             return 0
@@ -188,7 +188,7 @@ cdef class Answering:
         return 1
 
     cdef int owe_less(self, Connection conn) except -1:
-        # it waits because it sent more than Receive Maximum: read on as soon as that can be judged anew
+        # it waits because it has sent more than Receive Maximum: read on as soon as it may be within it again
         cdef Session s = conn.session
         if conn.ack_count == 0 or s is None or conn.unanswered + conn.unreleased < self.limits.receive_maximum:
             conn.pace.owed = False

@@ -1,4 +1,4 @@
-"""Blocks of the archive, read back: the messages of several sequences of blocks, merged by number."""
+"""Reading of archived blocks: the messages of several sequences of blocks, merged by number."""
 
 from collections.abc import Set as AbstractSet
 from typing import Any, final
@@ -15,7 +15,7 @@ def may_match(bits: bytes, topic_filter: bytes) -> bool: ...
 
 @final
 class Watch:
-    """Topic Filters of which it is asked again and again whether a summary may have something for them, by a key."""
+    """A set of Topic Filters, by key, to be checked against summaries repeatedly."""
 
     def __len__(self) -> int: ...
     def add(self, key: object, topic_filter: bytes) -> None: ...

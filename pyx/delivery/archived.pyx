@@ -1,7 +1,8 @@
-"""Blocks of the archive, read back: the messages of several sequences of blocks, merged by number.
+"""Reading of archived blocks: the messages of several sequences of blocks, merged by number.
 
-A sequence is what one worker has archived by one rule: its numbers rise. Of a message that no filter wants nothing is
-made. Damaged bytes raise ValueError, never more. `leveldb_store.format.archive_schema` says what the bytes are.
+A sequence has the blocks that one worker has archived by one rule: its numbers rise. No object is made for a message
+that no filter matches. Damaged bytes raise ValueError and nothing else. `leveldb_store.format.archive_schema` has the
+format.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -18,9 +19,9 @@ from pyx.storage.entries cimport Entry, read_entry
 cdef enum:
     FORMAT = 1
     HEAD_BYTES = 30                 # without the levels
-    COUNT_AT = 1                    # of how many messages there are
-    FIRST_AT = 5                    # of the number of the first message
-    LEVELS_AT = 29                  # of how many levels there are
+    COUNT_AT = 1                    # offset of the number of messages
+    FIRST_AT = 5                    # offset of the number of the first message
+    LEVELS_AT = 29                  # offset of the number of levels
     MANY_LEVELS = 0xFF
     RECORD_HEAD_BYTES = 5
     KEY_BYTES = 12                  # big endian: family, rule, origin,
@@ -30,17 +31,17 @@ cdef enum:
     TOPIC_LENGTH_AT = 6
     PROPS_LENGTH_AT = 8
     PAYLOAD_LENGTH_AT = 12
-    EXPIRES_AT = 24                 # if there is one; else the topic
+    EXPIRES_AT = 24                 # if the message has an expiry; else the topic begins here
     EXPIRES = 0x08
-    SLOTS = 64                      # topics of a block that are recognised
-    BITS = 8192                     # of a summary
-    NEEDED = 20                     # of them are looked at for a Topic Filter: of itself and its first nine levels
+    SLOTS = 64                      # topics of a block that are recognised as repeated
+    BITS = 8192                     # bits of a summary
+    NEEDED = 20                     # bits checked for a Topic Filter: for itself and its first nine levels
 
 
-cdef struct Watched:                # a Topic Filter, as summaries are asked for it
-    uint16_t begin                  # 2: it has wildcards, and nothing is known of the topic as a whole
+cdef struct Watched:                # a Topic Filter, prepared for checking summaries
+    uint16_t begin                  # 2: it has wildcards, so the bits of the whole topic are unknown
     uint16_t end
-    uint16_t[NEEDED] at             # bits, those of the whole topic first
+    uint16_t[NEEDED] at             # numbers of bits, those of the whole topic first
 
 
 cdef struct Wanted:                 # a Topic Filter
@@ -48,15 +49,15 @@ cdef struct Wanted:                 # a Topic Filter
     size_t length
 
 
-cdef struct Sequence:               # where the merge is in it
+cdef struct Sequence:               # a sequence and the position of the merge in it
     const uint8_t* at               # behind the message in hand
     const uint8_t* end              # of its block
     const uint8_t* publisher
     uint32_t publisher_bytes
     uint64_t last                   # the number of the message in hand, or of the one before it
-    Py_ssize_t next                 # which block comes next
+    Py_ssize_t next                 # index of the next block
     Entry entry                     # the message in hand
-    bint over                       # there is none
+    bint over                       # there is no message left
 
 
 cdef const uint8_t* records_of(bytes value, const uint8_t** end) except NULL:
@@ -77,15 +78,15 @@ cdef const uint8_t* records_of(bytes value, const uint8_t** end) except NULL:
 
 
 def first_of(bytes value not None):
-    """The number of a block's first message."""
+    """Return the number of a block's first message."""
     cdef const uint8_t* end
     records_of(value, &end)
     return get64(<const uint8_t*><const char*>value + FIRST_AT)
 
 
 def place_of(bytes key not None, bytes value not None, uint64_t behind):
-    """(number of a block's last message, by its key; of its first one). ValueError: damaged, or it does not lie behind
-    number `behind`."""
+    """Return (number of a block's last message, from its key; number of its first one). ValueError: the block is
+    damaged, or does not begin behind number `behind`."""
     cdef const uint8_t* end
     cdef const uint8_t* p = <const uint8_t*><const char*>key
     cdef uint64_t last = 0, first
@@ -105,7 +106,7 @@ def place_of(bytes key not None, bytes value not None, uint64_t behind):
 
 
 def concerns(bytes value not None, levels not None):
-    """Whether a block may have topics with one of these first levels (a set of bytes), by what its head says."""
+    """Return whether a block may have topics with one of these first levels (a set of bytes), by its head."""
     cdef const uint8_t* p = <const uint8_t*><const char*>value
     cdef const uint8_t* end
     cdef size_t at = HEAD_BYTES
@@ -121,7 +122,7 @@ def concerns(bytes value not None, levels not None):
 
 
 cdef int step(Sequence* s, list blocks, uint64_t after, uint64_t up_to) except -1:
-    # to the next message behind `after`; `over`: there is none up to and with `up_to`
+    # go to the next message behind `after`; `over`: there is none up to and including `up_to`
     cdef size_t n
     while True:
         while s.at == s.end:
@@ -160,9 +161,9 @@ cdef int set_expiry(Entry* e) except -1:
 
 
 def merge(list sequences not None, list filters not None, uint64_t after, uint64_t up_to):
-    """The messages behind number `after`, up to and with `up_to`, that match one of the Topic Filters: a list of
-    Message, numbers rising. `sequences`: lists of blocks (bytes), rising in each; every block with such numbers is
-    among them."""
+    """Return the messages behind number `after`, up to and including `up_to`, that match one of the Topic Filters: a
+    list of Message, numbers rising. `sequences`: lists of blocks (bytes), rising in each; they must include every
+    block with such numbers."""
     cdef Py_ssize_t i, k = len(sequences), n = len(filters), best
     cdef Sequence* all_ = <Sequence*>calloc(k + 1, sizeof(Sequence))
     cdef Wanted* wanted = <Wanted*>calloc(n + 1, sizeof(Wanted))
@@ -217,8 +218,8 @@ def merge(list sequences not None, list filters not None, uint64_t after, uint64
 
 
 def check(bytes value not None, uint64_t after, uint64_t last):
-    """How many messages a block has, counted. ValueError: damaged, or others than it says, or their numbers do not rise
-    from behind `after` up to `last`."""
+    """Count the messages of a block and return their number. ValueError: it is damaged, its head disagrees with its
+    messages, or their numbers do not rise from behind `after` up to `last`."""
     cdef Sequence s
     cdef list blocks = [value]
     cdef uint32_t n = 0
@@ -263,7 +264,7 @@ cdef inline void set_bits(uint8_t* bits, uint64_t h) noexcept:
 
 
 cdef void note_topic(uint8_t* bits, const uint8_t* topic, size_t n) noexcept:
-    # itself, and each of its levels with its place
+    # set the bits of a topic: of itself, and of each of its levels with its place
     cdef uint64_t whole = begun(0), level = begun(1), place = 1
     cdef size_t i
     for i in range(n):
@@ -279,7 +280,7 @@ cdef void note_topic(uint8_t* bits, const uint8_t* topic, size_t n) noexcept:
 
 
 def note_topics(bytearray bits not None, bytes records not None):
-    """Into a summary, the topics of a block's records, as `pyx.storage.archive` has made them."""
+    """Add the topics of a block's records, as made by `pyx.storage.archive`, to a summary."""
     cdef const uint8_t* p = <const uint8_t*><const char*>records
     cdef uint8_t* b = <uint8_t*><char*>bits
     cdef size_t at = 0, n = <size_t>len(records), size, length, slot
@@ -315,7 +316,7 @@ cdef inline void need(Watched* w, uint64_t h) noexcept:
 
 
 cdef void look_for(Watched* w, const uint8_t* p, size_t n) noexcept:
-    # what a summary must have of a topic that this filter matches
+    # the bits that a summary has if a topic in it matches this filter
     cdef size_t i, begin = 0
     cdef uint64_t whole = begun(0), level = begun(1), place = 1
     w.end = 2
@@ -352,7 +353,7 @@ cdef inline bint has_all(const uint8_t* bits, const Watched* w) noexcept:
 
 
 def may_match(bytes bits not None, bytes topic_filter not None):
-    """Whether some topic in a summary may be matched by this Topic Filter."""
+    """Return whether a topic in a summary may match this Topic Filter."""
     cdef Watched w
     if len(bits) != BITS // 8:
         raise ValueError("no summary")
@@ -362,11 +363,11 @@ def may_match(bytes bits not None, bytes topic_filter not None):
 
 @cython.final
 cdef class Watch:
-    """Topic Filters of which it is asked again and again whether a summary may have something for them, by a key."""
+    """A set of Topic Filters, by key, to be checked against summaries repeatedly."""
     cdef Watched* filters
     cdef size_t cap
-    cdef list keys                              # by place
-    cdef dict places                            # by key
+    cdef list keys                              # the keys, by place
+    cdef dict places                            # key -> place
 
     def __cinit__(self):
         self.keys = []
@@ -379,7 +380,7 @@ cdef class Watch:
         return len(self.keys)
 
     def add(self, key, bytes topic_filter not None):
-        """One more, or another filter for this key."""
+        """Add a key with its filter, or replace the filter of a key."""
         cdef Watched* grown
         cdef size_t place = <size_t>self.places.get(key, len(self.keys))
         if place == self.cap:
@@ -394,7 +395,7 @@ cdef class Watch:
             self.places[key] = place
 
     def discard(self, key):
-        """It is not asked for any more, if it was."""
+        """Remove a key, if it exists."""
         cdef Py_ssize_t place = self.places.pop(key, -1)
         if place < 0:
             return
@@ -405,7 +406,7 @@ cdef class Watch:
             self.places[last] = place
 
     def found(self, bytes bits not None):
-        """The keys of those that may match a topic in this summary."""
+        """Return the keys of the filters that may match a topic in this summary."""
         cdef const uint8_t* b = <const uint8_t*><const char*>bits
         cdef size_t i
         cdef list out = []

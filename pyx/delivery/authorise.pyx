@@ -1,4 +1,4 @@
-"""See the .pxd. The rules themselves are `broker.auth.rules`; `broker.clients.authorising` asks them."""
+"""Verdicts on publishes: see the .pxd. `broker.auth.rules` has the rules; `broker.clients.authorising` calls them."""
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdlib cimport calloc, free, malloc
@@ -9,7 +9,7 @@ from pyx.core.work cimport PLACE, PYTHON, work
 cdef enum:
     PLACES = 8
     PLACES_MAX = 256
-    TOPIC_BYTES_MAX = 1 << 14       # of a connection: beyond that all of it is forgotten
+    TOPIC_BYTES_MAX = 1 << 14       # of a connection: beyond this its whole table is cleared
 
 
 cdef void verdicts_free(Verdicts* v) noexcept:
@@ -30,22 +30,22 @@ cdef void forget(Verdicts* v) noexcept:
 
 @cython.final
 cdef class Authorise:
-    """What clients of one worker may publish."""
+    """The verdicts on publishes of the clients of one worker."""
 
     def set_rules(self, decide):
-        """`decide(session, topic, qos, retain)` says it from now on, once for what is kept; None: everybody may. What
-        was decided before is void."""
+        """Use `decide(session, topic, qos, retain)` from now on, once per cached verdict; None: all publishes are
+        allowed. Former verdicts become invalid."""
         self.decide = decide
         self.restricts = decide is not None
         self.generation += 1
 
     cdef bint may_publish(self, Verdicts** kept, object session, const uint8_t* topic, uint16_t n, uint64_t topic_hash,
                           uint8_t qos, bint retain) except -1:
-        # kept: where the connection has its table, which is made with the first answer. An exception of the rules is
-        # the caller's: nothing is allowed by it
+        # kept: the connection's pointer to its table, which is made with the first verdict. An exception of the rules
+        # propagates: it allows nothing
         cdef uint8_t bit = <uint8_t>(1 << (qos | (4 if retain else 0)))
         cdef Verdict* v
-        if n > TOPIC_BYTES_MAX:             # not kept
+        if n > TOPIC_BYTES_MAX:             # not cached
             work(4 * PYTHON)
             return bool(self.decide(session, PyBytes_FromStringAndSize(<const char*>topic, n), qos, retain))
         if kept[0] == NULL:
@@ -61,7 +61,7 @@ cdef class Authorise:
         return v.granted & bit != 0
 
     cdef Verdict* place(self, Verdicts* v, const uint8_t* topic, uint16_t n, uint64_t topic_hash) except NULL:
-        # that of the topic, of the present generation
+        # the verdict of the topic, in the current generation
         cdef Verdict* at
         while True:
             if v.places == 0:
@@ -93,7 +93,7 @@ cdef class Authorise:
         return at
 
     cdef int grow(self, Verdicts* v) except -1:
-        # twice as many places; of two that meet in one the later has it
+        # double the places; if two verdicts collide, the later one stays
         cdef uint32_t i, places = v.places * 2 if v.places else <uint32_t>PLACES
         cdef Verdict* at = <Verdict*>calloc(places, sizeof(Verdict))
         cdef Verdict* to

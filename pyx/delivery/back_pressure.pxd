@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Publishers that are made to wait: see the .pyx."""
+"""Back-pressure on publishers: see the .pyx."""
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from pyx.core.counters cimport Row
@@ -16,19 +16,19 @@ from pyx.matching.subscriptions cimport Matches, Subscriptions
 
 cdef enum Verdict:
     TAKEN = 0
-    HELD = 1                        # not yet: leave it where it is; the connection is paused and will be brought back
-    REFUSED = 2                     # it has waited for long enough: no custody
-    UNSTORED = 3                    # the disk of a worker that would have to store it takes no message
+    HELD = 1                        # not yet: leave it in the inbox; the connection is paused and will be resumed
+    REFUSED = 2                     # it has waited for too long: not accepted
+    UNSTORED = 3                    # a worker that would have to store it has a full or slow disk
 
 
 cdef enum SessionHold:              # Session.hold
     NO_HOLD = 0
     HOLDING = 1                     # its queue is full, its publishers wait
-    GIVEN_UP = 2                    # they have waited for long enough: what comes is dropped until the queue has shrunk
+    GIVEN_UP = 2                    # they have waited for too long: new messages are dropped until the queue has shrunk
 
 
 cdef class Bounds:
-    """What knows how much waits for a session: implemented by pyx.delivery.bounding."""
+    """The measure of a session's queue: implemented by pyx.delivery.bounding."""
     cdef int check_hold(self, Session s) except -1
     cdef int let_go(self, Session s) except -1
 
@@ -44,22 +44,22 @@ cdef class BackPressure:
     cdef Answering answering
     cdef Windows windows
 
-    cdef readonly uint32_t guarded  # what has to be asked before a publish is routed; 0 = nothing
+    cdef readonly uint32_t guarded  # GUARD_...: checks before a publish is routed; 0 = none
     cdef list made_to_wait          # connections
     cdef object held_timer          # TimerCall or None
     cdef dict holds                 # filter text -> bits of the workers that have a full session with that filter
     cdef dict own_holds             # filter text -> number of such sessions here
     cdef dict full_sessions         # sessions with a hold, given up or not, in order: Session -> None
-    cdef Pointers flaggers          # sessions of which filters are still to be flagged, or to be so no more
-    cdef dict forgotten             # sibling -> filters that it has flagged and that are still to be so no more
-    cdef int64_t left               # ns of work that the slice in hand may still do (pyx.delivery.bounding)
+    cdef Pointers flaggers          # sessions with filters still to be flagged or unflagged
+    cdef dict forgotten             # sibling -> filters that it has flagged, still to be unflagged
+    cdef int64_t left               # ns of work left for the current slice (pyx.delivery.bounding)
     cdef uint64_t memory_full       # bits of the workers at worker_memory_bytes_max
-    cdef bint stirred               # a sweep must look at every index
-    cdef uint64_t store_full        # bits of those whose disk takes no message
-    cdef uint64_t store_unwritten   # bits of those whose store has store_unwritten_bytes_max to write
+    cdef bint stirred               # a sweep must examine every index
+    cdef uint64_t store_full        # bits of the workers whose disk takes no message
+    cdef uint64_t store_unwritten   # bits of the workers whose store has store_unwritten_bytes_max to write
 
     cdef int judge(self, Connection conn, Session s, uint8_t qos, bint retain, Matches* m, uint32_t size) except -1
-    # May a SUBSCRIBE or UNSUBSCRIBE with so many Topic Filters be taken now?
+    # may a SUBSCRIBE or UNSUBSCRIBE with this number of Topic Filters be taken now?
     cdef int judge_filters(self, Connection conn, Session s, uint32_t filters) except -1
     cdef int await_store(self, Connection conn, Session s, uint32_t ms_max, int counter) except -1
     cdef int await_answers(self, Connection conn, Session s) except -1
@@ -82,6 +82,6 @@ cdef class BackPressure:
     cdef int unflag(self, Session s) except -1
     cdef int flag_first(self, Session s) except -1
     cdef int flag_some(self, Session s) except -1
-    cdef bint flag_on(self, Session s) except -1                # True: it has come to its end
+    cdef bint flag_on(self, Session s) except -1                # True: finished
     cdef int flag_own(self, bytes text, int one) except -1
     cdef int forget_on(self) except -1

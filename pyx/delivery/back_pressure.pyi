@@ -1,4 +1,4 @@
-"""Publishers that are made to wait."""
+"""Back-pressure on publishers."""
 
 from collections.abc import Callable
 from typing import Any, final
@@ -7,7 +7,7 @@ from pyx.delivery.connection import Connection
 
 @final
 class BackPressure:
-    """Judges publishes before they are routed."""
+    """The decision on each publish before it is routed: taken, held back or refused."""
 
     def abandon(self) -> None: ...
     @property

@@ -1,26 +1,25 @@
-"""Publishers that are made to wait, because they publish too fast, because a session whose queue is full wants them to
-(queue_full = "hold"), because a worker has used up its memory, because (before MQTT 5) its disk is full, because its
-store has more to write than it may have, or because they have sent more than Receive Maximum while answers are due to
-them.
+"""Back-pressure on publishers, which wait when they publish too fast, when a session's queue is full (queue_full =
+"hold"), when a worker has used up its memory, when (before MQTT 5) its disk is full, when its store has too much
+unwritten data, or when they have sent more than Receive Maximum while we still owe them answers.
 
-One mechanism for all of these: the PUBLISH is not taken. It stays in front of the connection's inbox, the connection is
-not read, and so neither its PUBACK nor its PUBREC is due; the next look at it (in 100 ms, or when the reason ends) asks
-again. So nothing is half done while it waits: no link ack is held, no sibling waits, and nothing can lock.
+One mechanism serves all of these: the PUBLISH is not taken. It stays at the front of the connection's inbox, the
+connection is not read, and so neither a PUBACK nor a PUBREC is due; it is judged again in 100 ms, or when the reason
+ends. So nothing is half done while it waits: no link ack is held, no sibling waits, and no deadlock is possible.
 
 Hold, the life of a session's queue:
 
-    fits --full--> HOLDING --hold_ms_max--> GIVEN_UP: what comes is dropped
+    fits --full--> HOLDING --hold_ms_max--> GIVEN_UP: new messages are dropped
      ^                | shrunk by a quarter     | shrunk by a quarter
      +----------------+-------------------------+
 
-The filters of a session that is HOLDING are flagged, here and (by a word of the broker's) at every sibling; a publish
-at QoS 1 or 2 that matches a flagged filter waits. What was under way when the flag was raised is still taken: the queue
-may grow to twice its bound and HOLD_ROOM messages, and only beyond that it drops. A session whose own connection is
-made to wait cannot answer what it was sent: it gives up at once, so that two clients that publish to each other never
-wait for each other. A sibling that goes away takes its flags with it.
+The filters of a session that is HOLDING are flagged, here and (by a message of the broker) at every sibling; a publish
+at QoS 1 or 2 that matches a flagged filter waits. Messages under way when the flag was set are still taken: the queue
+may grow to twice its bound plus HOLD_ROOM messages, and drops only beyond that. A session whose own connection is held
+back cannot acknowledge its messages: it gives up at once, so that two clients that publish to each other never wait for
+each other. When a sibling is away, its flags are removed.
 
-A publisher waits for one publish at most hold_ms_max, whoever it waits for. For a disk it waits at most
-store_error_ms_max; where the disk is full, and not just slow, a v5 client is refused at once.
+A publisher waits at most hold_ms_max with one publish, however many sessions hold it. For a disk it waits at most
+store_error_ms_max; if the disk is full, and not just slow, a v5 client is refused at once.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -49,7 +48,7 @@ cdef enum:
     GUARD_STORE = 8
     GUARD_UNWRITTEN = 16
     LOOK_AGAIN_MS = 100
-    FLAG = PYTHON + FILTER + 4 * OBJECT     # a filter that is flagged, or no longer
+    FLAG = PYTHON + FILTER + 4 * OBJECT     # flagging or unflagging of a filter
     FLAGGED_AT_ONCE = 500
 
 
@@ -63,7 +62,7 @@ cdef class Bounds:
 
 @cython.final
 cdef class BackPressure:
-    """Judges publishes before they are routed."""
+    """The decision on each publish before it is routed: taken, held back or refused."""
 
     def __cinit__(self, RouterState state not None, Journal journal not None, Peers peers not None,
                   Answering answering not None, Windows windows not None):
@@ -87,11 +86,11 @@ cdef class BackPressure:
         free_pointers(&self.flaggers)
 
     def abandon(self):
-        """See Router."""
+        """Release the references in C lists: see `Router.abandon`."""
         free_pointers(&self.flaggers)
 
     def limits_changed(self):
-        """After the limits were set anew."""
+        """Apply changed limits."""
         self.stirred = True
         self.guard_if(
             GUARD_RATE, self.limits.publish_per_second_max or self.limits.publish_bytes_per_second_max)
@@ -140,7 +139,7 @@ cdef class BackPressure:
         return TAKEN
 
     cdef int await_store(self, Connection conn, Session s, uint32_t ms_max, int counter) except -1:
-        # a publish that a store would have to take waits for at most so long
+        # let a publish that must be stored wait, for at most ms_max
         cdef Pace* pace = self.pace_of(conn)
         if ms_max == 0 or pace.since and self.state.now_ms - pace.since >= ms_max:
             pace.since = 0
@@ -152,7 +151,7 @@ cdef class BackPressure:
         return self.hold_back(conn, s, &pace.waits, counter)
 
     cdef int judge_filters(self, Connection conn, Session s, uint32_t filters) except -1:
-        # a bucket of one second's worth, kept as the time at which it will be full again
+        # a token bucket of one second's worth, kept as the time at which it will be full again
         cdef uint64_t now = self.state.now_ms * 1000, rate = self.limits.filters_per_second_max
         if self.guarded & GUARD_UNWRITTEN and is_stored(s) and \
                 (self.store_unwritten & ~self.store_full) >> self.state.worker & 1:
@@ -171,8 +170,8 @@ cdef class BackPressure:
         return TAKEN
 
     cdef int await_answers(self, Connection conn, Session s) except -1:
-        # it has sent more than Receive Maximum, and has answers to come: not everybody knows of Receive Maximum, and
-        # while it is us who are late (the disk, a sibling) nobody is closed for it. Routing.release_acks brings it back
+        # it has sent more than Receive Maximum and waits for answers: not every client knows Receive Maximum, and none
+        # is closed while the delay is ours (the disk, a sibling). Answering.release_acks resumes it
         return self.hold_back(conn, s, &self.pace_of(conn).owed, count.RECEIVE_MAXIMUM_HELD)
 
     cdef Pace* pace_of(self, Connection conn) except NULL:
@@ -183,8 +182,8 @@ cdef class BackPressure:
         return conn.pace
 
     cdef bint may_publish(self, Pace* pace) noexcept:
-        # two buckets of one second's worth each, in thousandths; bytes may go below zero, so that a packet larger than
-        # a second's worth gets through
+        # two token buckets of one second's worth each, in thousandths; bytes may go below zero, so that a packet larger
+        # than a second's worth passes
         cdef int64_t messages = 1000 * <int64_t>self.limits.publish_per_second_max
         cdef int64_t size = 1000 * <int64_t>self.limits.publish_bytes_per_second_max
         cdef int64_t passed = <int64_t>(self.state.now_ms - pace.at)
@@ -198,7 +197,7 @@ cdef class BackPressure:
         return (messages == 0 or pace.messages >= 1000) and (size == 0 or pace.bytes > 0)
 
     cdef uint64_t met(self, Matches* m) noexcept:
-        # bits of the workers that somebody is on who wants it
+        # bits of the workers that have a subscriber
         cdef uint32_t i
         cdef uint64_t workers = 0
         work(m.count * VISIT)
@@ -215,7 +214,7 @@ cdef class BackPressure:
         return workers & self.memory_full != 0
 
     cdef bint meets_store(self, Session s, uint8_t qos, bint retain, Matches* m) except -1:
-        # (a retained message is stored by whichever worker owns its topic)
+        # (a retained message is stored by the owner of its topic)
         if retain or qos == 2 and s.durable and self.store_full >> self.state.worker & 1:
             return True
         if self.journal.archiver is not None and self.store_full >> self.state.worker & 1 and \
@@ -224,7 +223,7 @@ cdef class BackPressure:
         return self.met(m) & self.store_full != 0
 
     cdef bint meets_unwritten(self, Session s, uint8_t qos, bint retain, Matches* m) noexcept:
-        # at QoS 0 only what is retained or queued is written
+        # at QoS 0 only retained and queued messages are written
         if retain or qos == 2 and is_stored(s) and self.store_unwritten >> self.state.worker & 1:
             return True
         return (qos or self.limits.queue_qos0) and self.met(m) & self.store_unwritten != 0
@@ -239,7 +238,7 @@ cdef class BackPressure:
             self.made_to_wait.append(conn)
         self.start_timer()
         if s.hold_state == HOLDING:
-            # it cannot answer what it was sent while we do not read it
+            # it cannot acknowledge its messages while we do not read it
             self.bounds.let_go(s)
         return HELD
 
@@ -249,7 +248,7 @@ cdef class BackPressure:
         return 0
 
     def ask_held_again(self):
-        """Ask again for every connection that waits, and whether the sessions they wait for still want it."""
+        """Judge every waiting connection again, after checking whether the full sessions still hold."""
         cdef Session s
         self.held_timer = None
         work(len(self.full_sessions) * OBJECT)
@@ -316,7 +315,7 @@ cdef class BackPressure:
         return self.flag_some(s)
 
     cdef int flag_some(self, Session s) except -1:
-        # at once if they are few, else in slices: what a publisher gets through meanwhile was under way
+        # at once if they are few, else in slices: publishes taken meanwhile count as under way
         cdef int64_t left = self.left
         if s.flagging:
             return 0
@@ -329,7 +328,7 @@ cdef class BackPressure:
         return 0
 
     cdef bint flag_on(self, Session s) except -1:
-        # True: it has come to its end
+        # True: finished
         cdef Membership* e
         cdef Hold hold = s.hold
         while self.left > 0:
@@ -341,7 +340,7 @@ cdef class BackPressure:
                 hold.filters = None
                 if s.hold_state == HOLDING:           # again
                     self.flag_first(s)
-            # (one that is removed meanwhile leaves its place to the last one, which has had its turn)
+            # (a subscription removed meanwhile is replaced by the last one, which was done already)
             hold.left = min(hold.left, s.own.count)
             if hold.left == 0:
                 return True
@@ -356,7 +355,7 @@ cdef class BackPressure:
         return False
 
     cdef int flag_own(self, bytes text, int one) except -1:
-        # a session more, or less, that wants it held
+        # one more session (+1), or one less (-1), holds this filter
         cdef int wanted = self.own_holds.get(text, 0) + one
         work(FLAG)
         self.left -= FLAG
@@ -370,7 +369,7 @@ cdef class BackPressure:
         return 0
 
     cdef int give_up(self, Session s, uint64_t messages, uint64_t size) except -1:
-        # what it has by now it may keep
+        # it may keep the messages queued so far
         s.hold_state = GIVEN_UP
         s.hold.messages = messages
         s.hold.bytes = size
@@ -388,25 +387,25 @@ cdef class BackPressure:
         self.full_sessions.pop(s, None)
         return 0
 
-    # ------------------------------------------------------------ what siblings are told
+    # ------------------------------------------------------------ holds of siblings
 
     def held_filters(self):
-        """The Topic Filters of the sessions of this worker whose publishers wait: for a sibling that comes back."""
+        """Return the flagged Topic Filters of this worker's own sessions: for a sibling that comes back."""
         work(len(self.own_holds) * OBJECT)
         return list(self.own_holds)
 
     def holds_own(self, bytes text not None):
-        """Whether one of these is, now."""
+        """Return whether a Topic Filter is flagged for a session of this worker."""
         return text in self.own_holds
 
     def sibling_holds(self, int peer, bytes text not None, bint held):
-        """A sibling has, or no longer has, a session with that filter whose queue is full."""
+        """Note that a sibling has, or no longer has, a session with that filter whose queue is full."""
         if peer in self.forgotten:
             self.forgotten[peer].discard(text)
         self.flag(peer, text, held)
 
     cdef int forget_on(self) except -1:
-        # a slice of what siblings that are away or gone have flagged
+        # unflag a slice of the filters flagged by siblings that are away or gone
         cdef int peer
         while self.forgotten and self.left > 0:
             peer = next(iter(self.forgotten))
@@ -420,7 +419,7 @@ cdef class BackPressure:
         return 0
 
     def forget_holds(self, int peer):
-        """A sibling is away or gone: nobody waits for it here, soon."""
+        """Remove the flags and states of a sibling that is away or gone; many flags in slices."""
         cdef int64_t left = self.left
         work(len(self.holds) * OBJECT)
         if self.holds:
@@ -436,7 +435,7 @@ cdef class BackPressure:
     # ------------------------------------------------------------ memory, and the disk
 
     def set_memory_full(self, int worker, bint full):
-        """That worker, this one or a sibling, is at worker_memory_bytes_max, or no longer."""
+        """Note whether a worker, this one or a sibling, is at worker_memory_bytes_max."""
         if full:
             self.memory_full |= <uint64_t>1 << worker
         else:
@@ -445,11 +444,11 @@ cdef class BackPressure:
 
     @property
     def is_memory_full(self):
-        """This worker is at worker_memory_bytes_max."""
+        """Whether this worker is at worker_memory_bytes_max."""
         return bool(self.memory_full >> self.state.worker & 1)
 
     def set_store_full(self, int worker, bint full):
-        """The store of that worker, this one or a sibling, takes no new message (`Store.full`), or does again."""
+        """Note whether the store of a worker, this one or a sibling, refuses new messages (`Store.full`)."""
         if full:
             self.store_full |= <uint64_t>1 << worker
         else:
@@ -457,8 +456,8 @@ cdef class BackPressure:
         self.guard_if(GUARD_STORE, self.store_full != 0)
 
     def set_store_unwritten(self, int worker, bint much):
-        """The store of that worker, this one or a sibling, has store_unwritten_bytes_max to write, or no longer half of
-        that."""
+        """Note that the store of a worker, this one or a sibling, has store_unwritten_bytes_max to write, or is below
+        half of that again."""
         if much:
             self.store_unwritten |= <uint64_t>1 << worker
         else:
@@ -466,8 +465,8 @@ cdef class BackPressure:
         self.guard_if(GUARD_UNWRITTEN, self.store_unwritten != 0)
 
     def answer_later(self, Connection conn not None):
-        """An answer that is not known yet: what is answered after it waits for it. -> what `settle_answer` is given
-        then."""
+        """Reserve the place of an answer that is not known yet: later answers wait for it. Return the list to pass to
+        `settle_answer`."""
         cdef PendingAck a
         cdef list waits = [None, None, None]
         memset(&a, 0, sizeof(a))
@@ -480,7 +479,7 @@ cdef class BackPressure:
 
     def settle_answer(self, Connection conn not None, list answer not None, bytes packet not None, then=None,
                       unstored=None):
-        """It is known: it leaves as one of `answer_packet` does."""
+        """Fill in an answer of `answer_later`: it is sent like one of `answer_packet`."""
         cdef uint32_t i
         cdef PendingAck* a
         answer[:] = [packet, then, unstored]
@@ -492,15 +491,15 @@ cdef class BackPressure:
         self.state.acks_due = True
 
     def awaiting_answers(self):
-        """The connections with answers that wait."""
+        """Return the connections with waiting answers."""
         cdef uint32_t i
         work(self.answering.waiting.count * OBJECT)
         return [<object>self.answering.waiting.items[i] for i in range(self.answering.waiting.count)]
 
     def refuse_unstored(self, Connection conn not None, uint64_t workers):
-        """Publishes of this connection whose acks wait for the disks of these workers (bits) wait no longer: a v5
-        client is told that they were refused, another is closed (`handler.unstored`). What was logged of them may be
-        delivered all the same. Of SUBACK and UNSUBACK whoever answered them decides (`answer_packet`)."""
+        """Refuse the publishes of this connection whose acks wait for the disks of these workers (bits): a v5 client
+        gets acks with Quota exceeded, an older one is closed (`handler.unstored`). Messages already logged may still be
+        delivered. For SUBACK and UNSUBACK the caller of `answer_packet` decides."""
         cdef uint32_t k
         cdef PendingAck* a
         cdef bint closed = False
@@ -524,7 +523,7 @@ cdef class BackPressure:
                 break
             self.refuse_pending(conn, a)
         try:
-            for waits in packets:           # what they undo changes no ack
+            for waits in packets:           # undoing them changes no ack
                 work(10 * PYTHON)
                 if waits[2] is None:
                     continue
@@ -553,7 +552,7 @@ cdef class BackPressure:
         return False
 
     cdef int refuse_pending(self, Connection conn, PendingAck* a) except -1:
-        # in its place among the others: nothing of it is waited for any more
+        # it keeps its place among the acks, and waits for nothing any more
         cdef Session s = <Session>conn.session
         a.reason = QUOTA_EXCEEDED
         a.ticket = a.mask = 0
@@ -567,5 +566,5 @@ cdef class BackPressure:
 
     @property
     def connections_held(self):
-        """Connections that are made to wait."""
+        """The number of connections held back."""
         return len(self.made_to_wait)

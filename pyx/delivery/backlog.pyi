@@ -4,6 +4,6 @@ from typing import final
 
 @final
 class Backlog:
-    """Serves."""
+    """The delivery of waiting messages to sessions that are behind."""
 
     def serve_ready(self) -> None: ...

@@ -1,11 +1,11 @@
 """Sessions that are behind: offline, or without room in their window or outbox.
 
-Such a session holds a cursor; the messages stand once in the log, under the indexes of the filters. When it has room it
-is *ready*, and at the end of a tick it is served: first what was in flight when its last connection ended, then its own
-queue (retained messages, shares of a group), then the log, until it has caught up.
+Such a session holds a cursor; each message is in the log once, under the indexes of the filters. A session with room is
+*ready*, and at the end of a tick it is served: first the messages in flight when its last connection ended, then its
+own queue (retained messages, shares of a group), then the log, until it has caught up.
 
-A session reads the indexes of its filters merged; with more than MERGED_MAX filters what its directory names
-(`pyx.delivery.unread`). What is ready is served in slices, as all that may be long.
+A session reads the indexes of its filters merged; with more than MERGED_MAX filters it reads by its directory
+(`pyx.delivery.unread`). Ready sessions are served in slices, as all of this may take long.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -40,13 +40,13 @@ from pyx.storage.records cimport Batch, LogKey, lies_within, merge_batches
 
 
 cdef enum:
-    LOOKS = 64                  # into the store, for one batch of a session with many filters
-    RELEASES_SLICE = 1000       # PUBRELs sent again at a time
+    LOOKS = 64                  # reads from the store for one batch of a session with many filters
+    RELEASES_SLICE = 1000       # PUBRELs resent at a time
 
 
 @cython.final
 cdef class Backlog(Sender):
-    """Serves."""
+    """The delivery of waiting messages to sessions that are behind."""
 
     def __cinit__(self, RouterState state not None, PublishInHand in_hand not None, Journal journal not None,
                   Windows windows not None, BackPressure back_pressure not None, Bounding bounding not None):
@@ -62,7 +62,7 @@ cdef class Backlog(Sender):
 
     cdef int queue_for(self, Session s, Message m, uint8_t qos, bint retain, object identifiers,
                        uint8_t flags, uint32_t origin) except -1:
-        # for this session alone; it is behind until it has been sent
+        # queue a message for this session alone; it is behind until the message has been sent
         cdef uint64_t number = 0
         work(COPY)
         self.counters.at[count.MATCHED] += 1
@@ -80,13 +80,13 @@ cdef class Backlog(Sender):
         return 0
 
     def serve_ready(self):
-        """Let the sessions that are behind and have room read on. After `commit`: what was logged in this tick can be
-        read."""
+        """Let the sessions that are behind and have room read on. Call it after `commit`: the messages of this tick can
+        be read then."""
         cdef uint32_t i, n
         cdef Session s
         cdef Mark mark
         callback_begins(&mark)
-        # what is added to the list meanwhile, and what does not fit into this slice, is served in the next one
+        # sessions added meanwhile, and those that do not fit into this slice, are served in the next one
         n = self.state.ready.count
         self.back_pressure.left = SLICE
         i = 0
@@ -155,7 +155,7 @@ cdef class Backlog(Sender):
         return 0
 
     cdef bint serve_queued(self, Session s, Connection conn) except -1:
-        # the next of its own queue; False: there is no room for it
+        # send the next message of its own queue; False: there is no room for it
         cdef Queued* q = &s.queue[s.queue_head]
         cdef Message m
         cdef uint8_t flags, qos
@@ -191,7 +191,7 @@ cdef class Backlog(Sender):
         return 1
 
     cdef Batch read_log(self, Session s):
-        # the next messages of the session's backlog, or None: it has everything
+        # the next messages of the session's backlog, or None: it has caught up
         cdef uint32_t i
         cdef Membership* e
         cdef Batch b
@@ -232,7 +232,7 @@ cdef class Backlog(Sender):
             b = unread.read(self.journal.store, LOOKS, READ_BYTES_MAX, &reached)
             if b.count:
                 return b
-            # what it has found there before is not there any more
+            # the messages found there before are no longer there
             s.cursor = max(reached, unread.items[unread.head].position)
 
     cdef int caught_up(self, Session s) except -1:
@@ -248,8 +248,8 @@ cdef class Backlog(Sender):
         return 0
 
     cdef int deliver_logged(self, Session s, Connection conn, Message m) except -1:
-        # which of its subscriptions match it now: their options and identifiers count [subscription options are those
-        # in force when the message is sent; but not where that would lose it]
+        # by the options and identifiers of its subscriptions that match now [subscription options are those in force
+        # when the message is sent; unless that would lose it]
         cdef Content* c = &m.content
         cdef uint8_t options = 0, qos
         cdef int ids_len = self.options_of(s, m, s.cursor, &options)
@@ -259,17 +259,17 @@ cdef class Backlog(Sender):
         if qos > c.qos:
             qos = c.qos
         if qos == 0 and (s.absences is None or not lies_within(s.absences, s.cursor)):
-            # found in the log by sessions that were online when it was published, too: they had it then
+            # sessions that were online at its publication find it in the log too, but were sent it then
             return 0
         self.counters.at[count.MATCHED] += 1
         identifiers = PyBytes_FromStringAndSize(<const char*>self.in_hand.ids, ids_len) if ids_len else None
-        # what was published since the last SUBSCRIBE asked is as new as what comes at once
+        # messages published after the last SUBSCRIBE that asked are as new as live ones
         if c.retain and s.watched and s.cursor > s.asked_behind:
             self.sent_live(s, c)
         return self.send_copy(s, conn, m, qos, c.retain and options & 8 != 0, identifiers, 0, s.cursor)
 
     cdef int sent_live(self, Session s, const Content* c) except -1:
-        # a message to be retained, while retained ones are on their way: none that is older is sent after it
+        # a message with RETAIN is sent while retained ones are on their way: no older one of its topic may follow it
         cdef uint64_t topic = hash_bytes(&self.subscriptions.key, c.topic, c.topic_len)
         if not watched_sent(&s.seen, topic, c.number, s.asked):
             self.counters.at[count.RETAINED_UNWATCHED] += 1
@@ -281,8 +281,8 @@ cdef class Backlog(Sender):
         return PyBytes_FromStringAndSize(<const char*>self.in_hand.ids, ids_len) if ids_len > 0 else None
 
     cdef int options_of(self, Session s, Message m, uint64_t position, uint8_t* options) except -2:
-        # the highest QoS and Retain As Published of its subscriptions that match now; their Subscription Identifiers
-        # stand in self.in_hand.ids: returns how many bytes, or -1: none matches
+        # the highest QoS and Retain As Published of its subscriptions that match now; puts their Subscription
+        # Identifiers into self.in_hand.ids and returns their length in bytes, or -1: none matches
         cdef Content* c = &m.content
         cdef Membership* e
         cdef Matches* matches
@@ -310,7 +310,7 @@ cdef class Backlog(Sender):
 
     cdef bint option_of(self, Session s, Message m, Membership* e, uint64_t position, uint8_t* options,
                         int* ids_len) except -1:
-        # of one of those that match; False: it does not want that message
+        # the same for one matching subscription; False: it does not want that message
         cdef Subscriber* sub = &e.filter.plain.items[e.index]
         cdef int o = options_at(&self.subscriptions.formers, e, <uint8_t>(sub.slot_options >> 24), position)
         cdef uint8_t* ids
@@ -326,7 +326,7 @@ cdef class Backlog(Sender):
 
     cdef int send_copy(self, Session s, Connection conn, Message m, uint8_t qos, bint retain, object identifiers,
                        uint8_t flags, uint64_t position) except -1:
-        # a copy that waited leaves; the caller has seen room in the window. position: where a store that keeps has it
+        # send a copy that waited; the caller has checked for room in the window. position: of the message in the store
         cdef Inflight* slot
         cdef uint16_t packet_id = 0
         cdef PyObject* ids = <PyObject*>identifiers if identifiers is not None else NULL
@@ -363,7 +363,7 @@ cdef class Backlog(Sender):
         return 0
 
     cdef int tally(self, const Content* c, uint64_t sent, uint64_t dropped) except -1:
-        # of a copy that waited: what goes or is dropped at once is counted with its publish
+        # count a copy that waited: copies sent or dropped at once are counted with their publish
         if self.state.prefixes.levels:
             return self.state.prefixes.add(c, sent, dropped)
         return 0
@@ -391,9 +391,9 @@ cdef class Backlog(Sender):
         return 0
 
     cdef bint resend_next(self, Session s, Connection conn, uint32_t* released) except -1:
-        # one of those; `released`: the PUBRELs of this slice. False: that is all for now
+        # resend one packet in flight; `released`: PUBRELs of this slice so far. False: no more for now
         if s.committing > self.journal.durable_ticket:
-            self.windows.await_window(s)                # what it is sent again may not be on the disk yet
+            self.windows.await_window(s)                # the window to resend may not be on the disk yet
             return False
         if s.releases is not None:
             if released[0] == RELEASES_SLICE:

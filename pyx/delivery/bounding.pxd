@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""How much waits for sessions that are behind: see the .pyx."""
+"""Amounts queued for sessions that are behind, and their bounds: see the .pyx."""
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from pyx.core.counters cimport Row
@@ -15,8 +15,8 @@ from pyx.matching.subscriptions cimport Subscriptions
 
 
 cdef class Teller:
-    """What tells siblings of a session's share groups, in pieces: implemented by pyx.delivery.enrolling."""
-    cdef bint tell_on(self, Session s) except -1                # True: it has come to its end
+    """The announcer of a session's share groups to siblings, in pieces: implemented by pyx.delivery.enrolling."""
+    cdef bint tell_on(self, Session s) except -1                # True: finished
 
 
 cdef class Bounding(Bounds):
@@ -29,13 +29,13 @@ cdef class Bounding(Bounds):
     cdef Windows windows
     cdef BackPressure back_pressure
 
-    cdef public int64_t slice       # ns of work, nominal, of a slice of all that
-    cdef Pointers seekers           # sessions whose unread messages are looked for in the log
-    cdef Pointers crowded           # sessions whose bounds are to be looked at
-    cdef Pointers tellers           # sessions with many groups, of whose members siblings are to be told
-    cdef uint64_t charged           # what the store has spent before: it says itself what a look into it has cost
+    cdef public int64_t slice       # ns of work, nominal, of one slice
+    cdef Pointers seekers           # sessions whose unread messages are being sought in the log
+    cdef Pointers crowded           # sessions whose bounds are to be checked
+    cdef Pointers tellers           # sessions with many groups, still to be announced to siblings
+    cdef uint64_t charged           # the part of done.spent charged to slices so far, including the store's work
 
-    # (messages, bytes) behind `position` in the indexes it reads, holes included; without them
+    # (messages, bytes) behind `position` in the indexes it reads: including holes; without (unread_after)
     cdef tuple backlog_after(self, Session s, uint64_t position)
     cdef int unread_of(self, Session s, Membership* e, uint64_t position, uint64_t* messages, uint64_t* size) except -1
     cdef tuple unread_after(self, Session s, uint64_t position)

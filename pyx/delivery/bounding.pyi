@@ -1,4 +1,4 @@
-"""How much waits for sessions that are behind: counted and bounded."""
+"""Amounts queued for sessions that are behind, and their bounds."""
 
 from typing import final
 
@@ -6,7 +6,7 @@ from pyx.delivery.session import Session
 
 @final
 class Bounding:
-    """Counts and bounds."""
+    """The amounts queued for the sessions of one worker, and their bounds."""
 
     def abandon(self) -> None: ...
     slice: int

@@ -1,12 +1,12 @@
-"""How much waits for sessions that are behind: counted and bounded.
+"""Amounts queued for sessions that are behind, and their bounds.
 
-What is beyond the bounds of a session is dropped for that session alone, by moving its cursor (drop_oldest) or by a
-hole (drop_newest). Bounds are looked at when pyx.delivery.sweeping comes to an index that the session reads.
+Messages beyond the bounds of a session are dropped for that session alone, by moving its cursor (drop_oldest) or by a
+hole (drop_newest). Bounds are checked when pyx.delivery.sweeping comes to an index that the session reads.
 
-A session with more than MERGED_MAX filters has a directory of what it has not read (`pyx.delivery.unread`). Where there
-is none yet, it is *sought*: its filters' indexes are gone through, and what comes meanwhile is noted behind that.
+A session with more than MERGED_MAX filters has a directory of its unread messages (`pyx.delivery.unread`). If it
+has none yet, they are *sought*: its filters' indexes are read, and new messages are noted behind the found ones.
 
-All of this is done in slices: a callback does about SLICE of it, and what is left goes on at the end of the next tick
+All of this is done in slices: a callback does about SLICE of it, and the rest continues at the end of the next tick
 (`Sweeping.go_on`).
 """
 cimport cython
@@ -33,12 +33,12 @@ from pyx.storage.records cimport Batch, LogKey
 
 
 cdef enum:
-    HOLD_ROOM = 1000            # messages that may be under way when publishers are told to wait
-    HOLES_MERGED_MAX = 256      # times filters: beyond, they are not counted index by index
+    HOLD_ROOM = 1000            # messages that may be under way when publishers begin to wait
+    HOLES_MERGED_MAX = 256      # times filters: beyond this they are not counted index by index
 
 
 cdef uint64_t behind_span(list spans, uint64_t position) except? 0xFFFFFFFFFFFFFFFF:
-    # where the span ends that reaches from at or before this position to behind it; else the position
+    # the end of the span that begins at or before this position and ends behind it; without one, the position
     cdef uint64_t a, z
     if spans is not None:
         work(<uint64_t>len(spans) * VISIT)
@@ -55,7 +55,7 @@ cdef class Teller:
 
 @cython.final
 cdef class Bounding(Bounds):
-    """Counts and bounds."""
+    """The amounts queued for the sessions of one worker, and their bounds."""
 
     def __cinit__(self, RouterState state not None, Journal journal not None, Windows windows not None,
                   BackPressure back_pressure not None):
@@ -74,14 +74,14 @@ cdef class Bounding(Bounds):
         free_pointers(&self.tellers)
 
     def abandon(self):
-        """See Router."""
+        """Release the references in C lists: see `Router.abandon`."""
         free_pointers(&self.seekers)
         free_pointers(&self.crowded)
         free_pointers(&self.tellers)
 
     def backlog(self, Session s not None):
-        """(messages, bytes) in logs that the session has not read; its own queue not included. A message that several
-        of its filters match counts for each."""
+        """Return (messages, bytes) in the log that the session has not read, without its own queue. A message that
+        matches several of its filters counts for each."""
         cdef uint64_t gone, gone_bytes = 0
         if not s.behind:
             return 0, 0
@@ -90,7 +90,7 @@ cdef class Bounding(Bounds):
         return messages - gone, size - gone_bytes
 
     cdef tuple backlog_after(self, Session s, uint64_t position):
-        # what lies behind `position` in the indexes it reads, holes included
+        # (messages, bytes) behind `position` in the indexes it reads, including holes
         cdef uint64_t messages = 0, size = 0
         cdef uint32_t i
         cdef Membership* e
@@ -98,7 +98,7 @@ cdef class Bounding(Bounds):
             i = s.unread.first_after(position)
             return s.unread.tail - i, s.unread.bytes_after(i)
         if s.own.count > MERGED_MAX:
-            return 0, 0                         # not looked for yet
+            return 0, 0                         # not sought yet
         work(s.own.count * VISIT)
         for i in range(s.own.count):
             e = &s.own.items[i]
@@ -109,7 +109,7 @@ cdef class Bounding(Bounds):
 
     cdef int unread_of(self, Session s, Membership* e, uint64_t position, uint64_t* messages,
                        uint64_t* size) except -1:
-        # adds what one subscription has behind `position`
+        # add the messages and bytes of one subscription behind `position`
         cdef bytes name = (<LogKey>e.filter.index).name
         cdef const Former* former
         cdef uint32_t i = e.former
@@ -135,7 +135,7 @@ cdef class Bounding(Bounds):
         cdef uint64_t messages, size, a, z
         messages, size = self.backlog_after(s, position)
         if s.unread is not None:
-            return messages, size               # what is dropped is not among them
+            return messages, size               # dropped messages are not in it
         for a, z in s.holes or ():
             if z > position:
                 x = self.backlog_after(s, max(a, position))
@@ -145,7 +145,7 @@ cdef class Bounding(Bounds):
         return messages, size
 
     cdef uint64_t in_holes(self, Session s, uint64_t* size) except? 0xFFFFFFFFFFFFFFFF:
-        # how much of that was dropped before, and counted
+        # messages and bytes of that backlog that were dropped, and counted, before
         cdef uint64_t messages = 0
         if s.unread is not None:
             return 0
@@ -157,7 +157,7 @@ cdef class Bounding(Bounds):
         return messages
 
     cdef int seek(self, Session s) except -1:
-        # its filters are many, and what it has not read must be looked for in their indexes: in slices
+        # it has many filters: search their indexes for its unread messages, in slices
         if s.search is None:
             s.search = Search()
             pointers_push(&self.seekers, s)
@@ -166,7 +166,7 @@ cdef class Bounding(Bounds):
         return 0
 
     cdef int seek_begin(self, Session s) except -1:
-        # what comes from now on is noted at once, and whoever publishes finds the session among those connected
+        # new messages are noted at once from now on: a publish finds the session among the connected ones
         cdef uint32_t i, at
         cdef const Former* former
         cdef Membership* e
@@ -187,7 +187,7 @@ cdef class Bounding(Bounds):
             if e.group != NULL or e.filter.index == NULL:
                 continue
             drop_formers(&self.subscriptions.formers, e, s.cursor)
-            # only those stretches for which the index is kept: what lies between stands in another index, or is not
+            # only the stretches for which the index is kept: messages between them are in another index, or are not
             # wanted
             at = e.former
             while at:
@@ -203,7 +203,7 @@ cdef class Bounding(Bounds):
         return 0
 
     cdef bint seek_on(self, Session s) except -1:
-        # True: it has come to its end
+        # True: finished
         cdef Search search = s.search
         cdef Batch b
         cdef LogKey key
@@ -244,7 +244,7 @@ cdef class Bounding(Bounds):
         return True
 
     cdef int crowd(self, Session s) except -1:
-        # its bounds are to be looked at
+        # queue it for a check of its bounds
         if not s.crowded:
             s.crowded = True
             pointers_push(&self.crowded, s)
@@ -252,7 +252,7 @@ cdef class Bounding(Bounds):
         return 0
 
     cdef int go_on(self) except -1:
-        # what fits into the slice that was begun
+        # as much as fits into the current slice
         cdef Session s
         while self.seekers.count and self.slice_left():
             s = <Session>self.seekers.items[self.seekers.count - 1]
@@ -290,11 +290,11 @@ cdef class Bounding(Bounds):
         return 0
 
     cdef bint is_unfinished(self) noexcept:
-        # lists of its own
+        # work left in its own lists
         return self.seekers.count != 0 or self.crowded.count != 0 or self.tellers.count != 0
 
     def set_rule(self, Session s not None, int number):
-        """Its backlog is bounded by the [[queue]] table of that number from now on; 0: by the defaults."""
+        """Bound its backlog by the [[queue]] table of that number from now on; 0: by the defaults."""
         if number and s.rule == NULL:
             s.rule = <QueueRule*>calloc(1, sizeof(QueueRule))
             if s.rule == NULL:
@@ -307,13 +307,13 @@ cdef class Bounding(Bounds):
         return s.rule if s.queue_rule else &self.limits.rules[0]
 
     cdef int bound(self, Session s) except -1:
-        # the session's backlog over its bound: the cursor moves (drop_oldest), a hole is made (drop_newest), or its
-        # publishers are made to wait (hold)
+        # if the session's backlog is over its bound: move the cursor (drop_oldest), make a hole (drop_newest), or let
+        # its publishers wait (hold)
         cdef QueueRule rule = self.rule_of(s)[0]
         cdef uint64_t total, size, gone, gone_bytes = 0, dropped
         cdef uint64_t holes = len(s.holes) if s.holes is not None else 0
         if s.search is not None:
-            return 0                            # what it has is not known yet: then it is asked for again
+            return 0                            # its backlog is not known yet: checked again after the search
         if s.unread is None:
             if s.own.count > MERGED_MAX or holes * s.own.count > HOLES_MERGED_MAX:
                 return self.seek(s)
@@ -326,7 +326,7 @@ cdef class Bounding(Bounds):
         if total <= rule.messages_max and size <= rule.bytes_max:
             return 0
         if s.holes is not None and rule.full == DROP_OLDEST:
-            # stretches of the log that never were for it, or that it lost under another rule
+            # without stretches of the log that were never for it, or that it lost under another rule
             total, size = self.unread_after(s, s.cursor)
             if total <= rule.messages_max and size <= rule.bytes_max:
                 return 0
@@ -339,7 +339,7 @@ cdef class Bounding(Bounds):
             if s.hold_state == HOLDING and s.connection is not None and (<Connection>s.connection).paused:
                 self.back_pressure.give_up(s, total - gone, size - gone_bytes)
             if s.hold_state == HOLDING:
-                # what is under way
+                # room for messages under way
                 rule.messages_max = rule.messages_max * 2 + HOLD_ROOM
                 rule.bytes_max *= 2
             else:
@@ -359,7 +359,7 @@ cdef class Bounding(Bounds):
             if s.connection is not None:
                 self.state.note_drops(<Connection>s.connection, count.DROPPED_QUEUE_FULL, dropped)
                 if rule.full == DISCONNECT_WHEN_FULL:
-                    # not at once: this is said in the middle of a walk over subscribers
+                    # not at once: the caller may be iterating over subscribers
                     self.state.close(<Connection>s.connection, QUOTA_EXCEEDED, "queue full")
             else:
                 self.state.drops.add(s, count.DROPPED_QUEUE_FULL, dropped)
@@ -367,7 +367,7 @@ cdef class Bounding(Bounds):
         return 0
 
     cdef int check_hold(self, Session s) except -1:
-        # has its queue shrunk by a quarter, or have its publishers waited for long enough
+        # end the hold if its queue has shrunk by a quarter; give up if its publishers have waited for hold_ms_max
         cdef const QueueRule* rule = self.rule_of(s)
         cdef uint64_t messages, size
         messages, size = self.backlog(s)
@@ -384,7 +384,7 @@ cdef class Bounding(Bounds):
         return self.back_pressure.give_up(s, messages, size)
 
     cdef uint64_t move_cursor(self, Session s, const QueueRule* rule, uint64_t total) except? 0xFFFFFFFFFFFFFFFF:
-        # behind what is too much; returns how many that are
+        # move it behind the oldest messages over the bound; returns how many
         cdef uint64_t lo = s.cursor, hi = self.journal.block.first - 1, mid, messages, size
         while lo < hi:
             mid = (lo + hi) // 2
@@ -406,7 +406,7 @@ cdef class Bounding(Bounds):
         gone = self.in_holes(s, &gone_bytes)
         if total - gone <= rule.messages_max and total_bytes - gone_bytes <= rule.bytes_max:
             return 0
-        # keep the first ones up to the limit: everything behind position lo is the hole
+        # keep the first messages up to the limit: the hole is everything behind position lo
         lo = s.holes[len(s.holes) - 1][1] if s.holes else s.cursor
         hi = last
         while lo < hi:
@@ -421,7 +421,7 @@ cdef class Bounding(Bounds):
         if s.holes is None:
             s.holes = []
         if s.holes and (s.holes[len(s.holes) - 1][1] == lo or len(s.holes) >= 64):
-            # never more than 64 holes: then what lies between is dropped as well
+            # never more than 64 holes: beyond, messages between the last two are dropped as well
             a, z = s.holes[len(s.holes) - 1]
             messages += self.backlog_after(s, z)[0] - self.backlog_after(s, lo)[0] if z < lo else 0
             s.holes[len(s.holes) - 1] = (a, last)

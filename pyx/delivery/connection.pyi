@@ -1,4 +1,4 @@
-"""One client connection without its socket: what came, what is to leave, and acks that wait."""
+"""A client connection without its socket: its inbox of undecoded bytes, its outbox, and its waiting acks."""
 
 from typing import final
 
@@ -6,7 +6,7 @@ from pyx.delivery.session import Session
 
 @final
 class Connection:
-    """A connection's protocol state. The reactor owns its socket; in tests and the simulation there is none."""
+    """The protocol state of a connection. The reactor owns its socket; in tests and the simulation there is none."""
 
     session: Session | None
     fd: int

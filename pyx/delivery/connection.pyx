@@ -1,4 +1,4 @@
-"""One client connection without its socket: see the .pxd for what it holds."""
+"""A client connection without its socket: see the .pxd for its contents."""
 from ipaddress import IPv6Address
 
 cimport cython
@@ -18,7 +18,7 @@ from pyx.protocol.aliases cimport aliases_free
 
 @cython.final
 cdef class Connection:
-    """A connection's protocol state. The reactor owns its socket; in tests and the simulation there is none."""
+    """The protocol state of a connection. The reactor owns its socket; in tests and the simulation there is none."""
 
     def __cinit__(self):
         self.session = None
@@ -26,7 +26,7 @@ cdef class Connection:
         self.source = None
         self.fd = -1
         self.problem_information = True
-        self.packet_bytes_max = 268_435_460        # the largest packet that MQTT can say
+        self.packet_bytes_max = 268_435_460        # the largest packet that MQTT allows
         self.timer.owner = <void*>self
 
     def __dealloc__(self):
@@ -45,7 +45,7 @@ cdef class Connection:
             free(self.aliases)
 
     cdef int keep(self, const uint8_t* p, uint32_t n) except -1:
-        # append to part; p may not lie in part
+        # append to part; p must not point into part
         cdef uint64_t cap
         cdef uint8_t* b
         if self.part_cap - self.part_len < n:
@@ -99,7 +99,7 @@ cdef class Connection:
 
     @property
     def address(self):
-        """Of the client, as text."""
+        """The address of the client, as text."""
         if self.peer_family == 4:
             return f"{self.peer[0]}.{self.peer[1]}.{self.peer[2]}.{self.peer[3]}:{self.peer_port}"
         if self.peer_family == 6:
@@ -108,7 +108,7 @@ cdef class Connection:
 
     @property
     def local_address(self):
-        """The address that the client has reached, as text; None: it has no socket."""
+        """The address to which the client has connected, as text; None: there is no socket."""
         cdef sockaddr_storage address
         cdef sockaddr_in* a4 = <sockaddr_in*>&address
         cdef sockaddr_in6* a6 = <sockaddr_in6*>&address
@@ -125,7 +125,7 @@ cdef class Connection:
 
     @property
     def pending(self):
-        """Bytes in the outbox that nobody has taken."""
+        """Bytes in the outbox that were not taken yet."""
         return self.out.pending
 
     @property
@@ -134,10 +134,10 @@ cdef class Connection:
         return self.ack_count
 
     def unread(self):
-        """What came and was not decoded: for the hand-off."""
+        """Return the bytes received and not decoded: for the hand-off."""
         return PyBytes_FromStringAndSize(<char*>self.part, self.part_len) if self.part_len else b""
 
     @property
     def pending_qos0(self):
-        """QoS 0 PUBLISH packets in the outbox that nobody has wholly taken."""
+        """QoS 0 PUBLISH packets in the outbox that were not completely taken yet."""
         return self.out.qos0

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""How sessions end: see the .pyx."""
+"""The end of sessions: see the .pyx."""
 from libc.stddef cimport size_t
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
@@ -20,10 +20,10 @@ from pyx.protocol.message cimport Message
 cdef class Remains:
     cdef uint8_t* names             # of subscriptions, each with its lengths
     cdef size_t at                  # the next one
-    cdef uint32_t count             # so many are left
-    cdef list shares                # [(number of the group, Message, number of its record or 0)]: others get them
-    cdef Session session            # whose they were
-    cdef int counter                # of shares that nobody else can get
+    cdef uint32_t count             # the number left
+    cdef list shares                # [(number of the group, Message, number of its record or 0)]: for other members
+    cdef Session session            # their former owner
+    cdef int counter                # for shares that no other member can get
 
     cdef int gather(self, const Memberships* own) except -1
     cdef tuple take(self)

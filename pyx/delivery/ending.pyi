@@ -1,4 +1,4 @@
-"""How sessions end: see the .pyx."""
+"""The end of sessions: see the .pyx."""
 
 from typing import final
 
@@ -6,14 +6,14 @@ from pyx.delivery.session import Session
 
 @final
 class Remains:
-    """What sessions that have ended, or subscriptions that have, are still to be cleared of."""
+    """The names and shares of ended sessions or subscriptions, still to be cleared."""
 
     def __new__(cls) -> Remains: ...
     def __len__(self) -> int: ...
 
 @final
 class Ending:
-    """Ends sessions, and tells of it."""
+    """The end of sessions, and its announcement to siblings."""
 
     def end_session(self, s: Session, remains: Remains | None = None) -> None: ...
     def clear(self, remains: Remains, most: int) -> list[bytes]: ...

@@ -1,13 +1,13 @@
-"""How sessions end.
+"""The end of sessions.
 
-What waits for a session goes at once, and so do its places in the lists of subscribers: nothing is matched with it or
-sent to it after that. What is left are the names of its subscriptions (their Filters, of which some are nobody's any
-more, what siblings know of them, records in the store) and shares of groups that others are to get. Of a session with
-thousands of these that is too much for one callback: they are put into its `Remains`, which is cleared a part at a
-time. A Filter without subscribers costs nothing meanwhile but its place.
+The queue and window of a session are dropped at once, and its entries in the lists of subscribers removed: after that
+nothing is matched with it or sent to it. The names of its subscriptions are left (their Filters, some of them without
+subscribers now, the siblings' knowledge of them, records in the store), and shares of groups for other members. For a
+session with thousands of these that is too much for one callback: they are put into its `Remains`, which are cleared a
+part at a time. Meanwhile a Filter without subscribers costs nothing but its memory.
 
-Siblings are told of a Filter what is so at that moment: it does not matter who has subscribed to it since. The record
-of a share goes in one batch with what becomes of it, so that a crash in between loses none.
+Siblings are sent the current state of a Filter: it does not matter who has subscribed to it since. The record of a
+share is deleted in the same batch that stores its new place, so that a crash in between loses none.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -33,12 +33,12 @@ from pyx.protocol.message cimport Message
 
 
 cdef enum:
-    NAME_HEAD_BYTES = 5         # of a name: u16 bytes of its Topic Filter, u16 of its ShareName, u8 whether it has one
+    NAME_HEAD_BYTES = 5         # of a name: u16 length of the Topic Filter, u16 of the ShareName, u8 whether it has one
 
 
 @cython.final
 cdef class Remains:
-    """What sessions that have ended, or subscriptions that have, are still to be cleared of."""
+    """The names and shares of ended sessions or subscriptions, still to be cleared."""
 
     def __cinit__(self):
         self.shares = []
@@ -93,7 +93,7 @@ cdef class Remains:
 
 @cython.final
 cdef class Ending:
-    """Ends sessions, and tells of it."""
+    """The end of sessions, and its announcement to siblings."""
 
     def __cinit__(self, RouterState state not None, Peers peers not None, Windows windows not None,
                   BackPressure back_pressure not None, Bounding bounding not None,
@@ -108,10 +108,10 @@ cdef class Ending:
         self.enrolling = enrolling
         self.handing_on = handing_on
 
-    # ------------------------------------------------------------ what siblings are told
+    # ------------------------------------------------------------ messages to siblings
 
     cdef int tell_interest(self, Filter* f, bytes text, bytes group, bint durable) except -1:
-        # siblings learn whether anybody here wants the filter, or how many members the group has
+        # tell siblings whether the filter has subscribers here, or how many members the group has
         cdef Group* g
         work(2 * PYTHON)
         if group is None:
@@ -133,7 +133,7 @@ cdef class Ending:
         return self.subscriptions.groups.find(<const uint8_t*><const char*>label, len(label))
 
     cdef int tell_ended(self, list plain, list groups) except -1:
-        # siblings learn that a session's subscriptions are no more
+        # tell siblings that a session's subscriptions have ended
         cdef Filter* f
         cdef bytes text, name
         if self.peers.interest is None:
@@ -148,8 +148,8 @@ cdef class Ending:
     # ------------------------------------------------------------ a session ends
 
     def end_session(self, Session s not None, Remains remains=None):
-        """Forget the session: its subscriptions, what it waits for. Shares of a group that it had not acknowledged go
-        to others. What takes long is left in `remains`, if there are any, for `clear`."""
+        """Forget the session, with its subscriptions and queue. Unacknowledged shares of a group are handed on to other
+        members. Work that may take long is left in `remains`, if given, for `clear`."""
         cdef list shares
         cdef uint32_t dropped = 0
         cdef list groups = [], plain = []
@@ -170,7 +170,7 @@ cdef class Ending:
             if self.state.keeps:
                 self.windows.forget_window(s)
                 self.windows.wake(s)
-        finally:                            # the filters point to the session: they must not, whatever fails
+        finally:                            # the filters point to the session: this must end, whatever fails
             self.counters.at[count.DROPPED_SESSION_ENDED] += dropped
             self.state.drops.add(s, count.DROPPED_SESSION_ENDED, dropped)
             s.connection = None
@@ -189,7 +189,7 @@ cdef class Ending:
                     self.hand_on_shares(s, shares, count.DROPPED_NO_MEMBER)
 
     cdef int name_interest(self, Session s, list plain, list groups) except -1:
-        # what siblings are to be told of
+        # collect the subscriptions whose end siblings must learn of
         cdef uint32_t i
         cdef Membership* e
         work(s.own.count * (VISIT + OBJECT))
@@ -202,8 +202,8 @@ cdef class Ending:
         return 0
 
     cdef list take_shares(self, Session s, bint with_records, uint32_t* dropped):
-        # [(group, message, number of its record or 0)] of what others are to get, in the order in which it was sent,
-        # and how much else there was. with_records: these are not deleted with the session
+        # [(group, message, number of its record or 0)] of the shares for other members, in the order of sending;
+        # `dropped`: the number of other messages. with_records: their records are not deleted with the session
         cdef list sent = [], shares
         cdef uint32_t i
         cdef Inflight* slot
@@ -233,7 +233,7 @@ cdef class Ending:
         return shares
 
     cdef int leave_groups(self, Session s, bint tell) except -1:
-        # the groups that know their members by name, before the memberships end
+        # leave the groups that know their members by name, before the memberships end
         cdef uint32_t i
         cdef Membership* e
         work(s.own.count * PLACE)
@@ -252,11 +252,11 @@ cdef class Ending:
         self.counters.at[count.FILTERS] = self.subscriptions.filters
         return 0
 
-    # ------------------------------------------------------------ what it leaves
+    # ------------------------------------------------------------ remains
 
     def clear(self, Remains remains not None, uint32_t most):
-        """So many of the subscriptions and shares are done with: returns the subscriptions as the client named them.
-        One that fails is done with as well."""
+        """Clear at most `most` of the subscriptions and shares; return these subscriptions as the client named them.
+        One that fails counts as cleared."""
         cdef list names = []
         cdef uint32_t n = min(most, remains.count)
         cdef bytes text, group
@@ -275,7 +275,7 @@ cdef class Ending:
         return names
 
     cdef int forget_filter(self, Session s, bytes text, bytes group) except -1:
-        # it has left this one's lists before
+        # the session has left the lists of this filter before
         cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
         cdef Group* g = self.group_of(f, group) if group is not None else NULL
         cdef bint is_named = g != NULL and g.strategy >= HASH_TOPIC
@@ -293,7 +293,7 @@ cdef class Ending:
         return 0
 
     cdef int hand_on_shares(self, Session s, list shares, int counter) except -1:
-        # each, or it is counted
+        # hand each on to another member, or count it as dropped
         cdef Message m
         failed = None
         for number, m, record in shares:

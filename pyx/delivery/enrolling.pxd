@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Members of share groups come and go: see the .pyx."""
+"""Members of share groups: see the .pyx."""
 from libc.stdint cimport uint8_t, uint32_t
 
 from pyx.core.limits cimport Limits
@@ -16,11 +16,11 @@ from pyx.matching.subscriptions cimport Subscriptions
 cdef enum Strategy:
     ROUND_ROBIN = 1
     LEAST_INFLIGHT = 2
-    HASH_TOPIC = 3          # from here on the members are known one by one (pyx.matching.group_members)
+    HASH_TOPIC = 3          # from here on members are known by name (pyx.matching.group_members)
     HASH_CLIENT = 4
     STICKY = 5
     STRATEGY_MASK = 0x0F
-    WAITS = 0x10            # of `strategy_of`: with the strategy
+    WAITS = 0x10            # flag in the result of `strategy_of`
 
 
 cdef class Enrolling(Teller):
@@ -32,8 +32,8 @@ cdef class Enrolling(Teller):
     cdef Bounding bounding
 
     cdef public object strategy_of      # (group, filter) -> Strategy, | WAITS; None: round robin
-    cdef uint32_t strategy_turn         # of `strategies_changed`
-    cdef list full_groups               # numbers of groups that siblings were told are full
+    cdef uint32_t strategy_turn         # number of calls of `strategies_changed`
+    cdef list full_groups               # numbers of groups announced to siblings as full
 
     cdef int ask_rule(self, Group* g) except -1
     cdef int ask_strategy(self, Group* g) except -1
@@ -48,13 +48,13 @@ cdef class Enrolling(Teller):
 
 
 cdef inline Subscriber* subscriber_of(Subscriptions subscriptions, Group* g, Session s) noexcept:
-    # the member that this session is, or NULL
+    # this session's entry as a member of the group, or NULL
     cdef int i = subscriptions.membership(g.filter, g, <void*>s, &s.own)
     return NULL if i < 0 else &g.members.items[s.own.items[i].index]
 
 
 cdef inline bint has_room(Session s, uint8_t qos, uint32_t outbox_bytes_max) noexcept:
-    # can it take a message now
+    # can it take a message now?
     cdef Connection conn = <Connection>s.connection
     if conn is None or conn.state != OPEN or conn.out.pending > outbox_bytes_max:
         return False

@@ -1,4 +1,4 @@
-"""Members of share groups come and go."""
+"""Members of share groups."""
 
 from collections.abc import Callable, Iterator
 from typing import final

@@ -1,8 +1,8 @@
-"""Members of share groups come and go: what strategy a group has, who is in it, and what siblings are told of that.
+"""Members of share groups: the strategy of a group, its local members, and the announcements of these to siblings.
 
-They are told how many members there are and how many are online, and whether all of these are full (said once they are,
-and looked at again every LOOK_AGAIN_MS); of groups of the strategies hash_topic, hash_client and sticky every member by
-name, and since when it is online (pyx.matching.group_members).
+Siblings are told how many members there are and how many are online, and whether all of these are full (announced once
+they are, and checked again every LOOK_AGAIN_MS); for groups with the strategies hash_topic, hash_client and sticky
+every member by name, and since when it is online (pyx.matching.group_members).
 """
 cimport cython
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -17,9 +17,9 @@ from pyx.matching.filters cimport Group, Membership, filter_text
 from pyx.matching.group_members cimport roster_put, roster_strike
 
 cdef enum:
-    LOOK_AGAIN_MS = 100             # after so long a group that was full is looked at again
-    TOLD_AT_ONCE = 500              # subscriptions of a session that comes or goes
-    TELL = 4 * PYTHON               # a change that siblings are told of, with its bytes
+    LOOK_AGAIN_MS = 100             # interval at which full groups are checked again
+    TOLD_AT_ONCE = 500              # subscriptions of a session that goes online or offline
+    TELL = 4 * PYTHON               # an announcement to siblings, with its bytes
 
 
 @cython.final
@@ -37,14 +37,14 @@ cdef class Enrolling(Teller):
         self.full_groups = []
 
     cdef int ask_rule(self, Group* g) except -1:
-        # for its strategy, and whether it waits
+        # ask the handler for its strategy, and whether it waits
         work(PYTHON)
         if self.strategy_of is None:
             return ROUND_ROBIN
         return self.strategy_of(g.name[:g.name_length], filter_text(g.filter)[:g.filter.length])
 
     cdef int ask_strategy(self, Group* g) except -1:
-        # once in the life of a group, when its first member has come
+        # once in the life of a group, when its first member has joined
         cdef int answer = self.ask_rule(g)
         cdef uint32_t i
         g.strategy = answer & STRATEGY_MASK
@@ -55,8 +55,8 @@ cdef class Enrolling(Teller):
         return 0
 
     def strategies_changed(self):
-        """The configuration has other strategies now: every group asks for its own anew, some with each step of the
-        iterator. Called again it takes over from the former one."""
+        """Apply changed strategies of the configuration: return an iterator that updates some of the groups with each
+        step. A second call replaces the former iterator."""
         cdef uint32_t done = 0
         self.strategy_turn += 1
         turn = self.strategy_turn
@@ -74,7 +74,7 @@ cdef class Enrolling(Teller):
                     members = members or self.ask_again(number)
 
     cdef list ask_again(self, number):
-        # members that are to be enrolled, or struck, before it has its strategy or is done; None: there are none
+        # members to be enrolled or struck before the new strategy applies, or is complete; None: there are none
         cdef Group* g = self.subscriptions.groups.numbered(number)
         cdef int answer
         cdef uint32_t i, enrolled = 0
@@ -93,7 +93,7 @@ cdef class Enrolling(Teller):
         return [<Session>g.members.items[i].session for i in range(g.members.count)]
 
     cdef uint32_t name_members(self, number, list members, Py_ssize_t most) except? 0:
-        # the last ones of the list, which is shorter then: how many. Some of them may have left
+        # enroll or strike the last members of the list, and remove them from it: returns how many. Some may have left
         cdef Group* g = self.subscriptions.groups.numbered(number)
         cdef bint is_named = g != NULL and self.ask_rule(g) & STRATEGY_MASK >= HASH_TOPIC
         cdef Session s
@@ -110,7 +110,7 @@ cdef class Enrolling(Teller):
         return <uint32_t>most
 
     cdef int enroll(self, Group* g, Session s) except -1:
-        # this member is known by name from now on, here and to the siblings
+        # make this member known by name, here and to the siblings
         cdef uint64_t since = self.state.new_number() if s.connection is not None else 0
         roster_put(g, s.identity, since, <void*>s, <uint32_t>self.state.worker, 0)
         if self.peers.interest is not None:
@@ -121,7 +121,7 @@ cdef class Enrolling(Teller):
         return 0
 
     cdef int strike(self, Group* g, Session s) except -1:
-        # before the membership ends
+        # call it before the membership ends
         if g.strategy < HASH_TOPIC:
             return 0
         roster_strike(g, s.identity, <void*>s, <uint32_t>self.state.worker)
@@ -141,7 +141,7 @@ cdef class Enrolling(Teller):
         return 0
 
     cdef int tell_group(self, Group* g, bint durable) except -1:
-        # siblings learn how many local members the group has
+        # tell siblings how many local members the group has
         if self.peers.interest is None:
             return 0
         work(2 * PYTHON)
@@ -152,8 +152,8 @@ cdef class Enrolling(Teller):
         return 0
 
     cdef int tell_online(self, Session s) except -1:
-        # it came online or went offline: one change per group, gathered with the others of the tick. Of a session with
-        # many subscriptions in slices: a sibling that does not know yet is refused, and chooses again
+        # a session has gone online or offline: one change per group, gathered with the others of the tick. In slices
+        # for many subscriptions: entries of a sibling that does not know yet are refused, and it chooses again
         cdef bint waits = s.told_left != 0
         cdef int64_t left = self.back_pressure.left
         s.told_left = s.own.count
@@ -167,7 +167,7 @@ cdef class Enrolling(Teller):
         return 0
 
     cdef bint tell_on(self, Session s) except -1:
-        # (one that is removed meanwhile leaves its place to the last one, which has had its turn)
+        # (a subscription removed meanwhile is replaced by the last one, which was done already)
         cdef Membership* e
         s.told_left = min(s.told_left, s.own.count)
         while s.told_left and self.back_pressure.left > 0:
@@ -184,7 +184,7 @@ cdef class Enrolling(Teller):
         return s.told_left == 0
 
     cdef int note_full(self, Group* g) except -1:
-        # no online member here can take a message: siblings pass this worker over, until it is looked at again
+        # no online member here can take a message: siblings skip this worker until the next check
         if g.full or g.members.online == 0 or self.peers.interest is None:
             return 0
         g.full = True
@@ -195,7 +195,7 @@ cdef class Enrolling(Teller):
         return 0
 
     def look_again(self):
-        """Groups that were full: tell the siblings of those that have room now."""
+        """Check the groups that were full, and tell siblings which of them have room now."""
         cdef list numbers = self.full_groups
         cdef Group* g
         cdef uint32_t i

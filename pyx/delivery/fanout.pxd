@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""From a match to its subscribers: see the .pyx."""
+"""Fan-out of a match to its subscribers: see the .pyx."""
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from pyx.core.counters cimport Row

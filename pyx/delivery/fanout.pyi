@@ -1,7 +1,7 @@
-"""From a match to its subscribers: one copy for each session, into its outbox and window, or into the log."""
+"""Fan-out of a match to its subscribers: one copy for each session, into its outbox and window, or into the log."""
 
 from typing import final
 
 @final
 class FanOut:
-    """Delivers, and keeps what is to be retained."""
+    """The delivery of the publish in hand to the subscribers of this worker."""

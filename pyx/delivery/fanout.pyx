@@ -1,7 +1,7 @@
-"""From a match to its subscribers: one copy for each session, into its outbox and window, or into the log.
+"""Fan-out of a match to its subscribers: one copy for each session, into its outbox and window, or into the log.
 
-A Filter's subscribers stand in one array, those that are connected first. Where several filters match, a session that
-holds more than one of them gets one copy with the highest granted QoS and all Subscription Identifiers (`Merged`).
+A Filter's subscribers are in one array, connected ones first. If several filters match, a session that subscribes to
+more than one of them gets one copy with the highest granted QoS and all Subscription Identifiers (`Merged`).
 """
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -28,7 +28,7 @@ from pyx.protocol.wire cimport put_u16
 
 
 cdef uint32_t plain_offline(const Filter* f) noexcept nogil:
-    # offline sessions that hold the filter itself with QoS > 0: members of its groups do not count
+    # offline sessions that subscribe to the filter itself with QoS > 0, without members of its groups
     cdef uint32_t n = f.offline_durable
     cdef const Group* g = f.groups
     while g != NULL:
@@ -39,7 +39,7 @@ cdef uint32_t plain_offline(const Filter* f) noexcept nogil:
 
 @cython.final
 cdef class FanOut:
-    """Delivers, and keeps what is to be retained."""
+    """The delivery of the publish in hand to the subscribers of this worker."""
 
     def __cinit__(self, RouterState state not None, PublishInHand in_hand not None, Journal journal not None,
                   Windows windows not None, Bounding bounding not None, Backlog backlog not None):
@@ -86,7 +86,7 @@ cdef class FanOut:
         return 0
 
     cdef int fan_out_merged(self, Matches* m) except -1:
-        # several filters: a session that holds more than one of them gets one copy
+        # several filters: a session that subscribes to more than one of them gets one copy
         cdef const Content* c = self.in_hand.content
         cdef SubscriberList* l
         cdef Subscriber* sub
@@ -154,7 +154,7 @@ cdef class FanOut:
         return self.log_wanted(m, want) if want else 0
 
     cdef int log_wanted(self, const Matches* m, uint64_t want) except -1:
-        # bit i: under match i (63: it and all later ones)
+        # log it under match i for each bit i (63: this match and all later ones)
         cdef uint32_t i
         work(m.count * VISIT)
         for i in range(m.count):
@@ -163,7 +163,7 @@ cdef class FanOut:
         return 0
 
     cdef int note_unread(self, Session s, Filter* f) except -1:
-        # it will find the publish in hand in this filter's index
+        # note that its unread messages include the publish in hand, in this filter's index
         cdef Unread unread = s.unread
         unread.add(self.in_hand.here, content_bytes(self.in_hand.content), self.journal.key_of(f))
         if not s.crowded and (unread.grown > self.limits.queue_messages_least // 32
@@ -172,7 +172,7 @@ cdef class FanOut:
         return 0
 
     cdef bint offline(self, Filter* f, uint32_t sessions) noexcept:
-        # so many offline sessions hold this filter; True: somebody must find the message in the log
+        # this number of offline sessions subscribes to the filter; True: one of them must find the message in the log
         cdef uint32_t wanted
         if self.limits.queue_qos0:
             return True
@@ -184,7 +184,7 @@ cdef class FanOut:
     cdef int deliver(self, Session s, uint8_t qos, uint8_t first, const uint8_t* ids, uint32_t ids_len,
                      uint8_t flags) except -1:
         # one copy for one session; 1: sent or dropped, 0: the session is behind and the message must be logged, 2:
-        # sent, and it must be logged because the store keeps
+        # sent, and it must be logged because the store is on disk
         cdef const Content* c = self.in_hand.content
         cdef Connection conn = <Connection>s.connection
         cdef Frame* f
@@ -212,7 +212,7 @@ cdef class FanOut:
                 return self.state.drop(conn, count.DROPPED_OUTBOX_FULL)
         work(COPY + (c.payload_len + c.topic_len) // 1024 * KIBI)
         v5 = 1 if conn.version == 5 else 0
-        kept_len, ids_len = ids_len, ids_len if v5 else 0   # it may be sent again to one that speaks MQTT 5 by then
+        kept_len, ids_len = ids_len, ids_len if v5 else 0   # it may be resent to a client that uses MQTT 5 by then
         f = &self.in_hand.frames[v5 | (2 if qos else 0)]
         if not f.ready:
             frame_make(f, c, v5, qos != 0, c.payload_len < self.limits.share_large_bytes, self.state.wall_ms)
@@ -258,10 +258,10 @@ cdef class FanOut:
         return 1
 
     cdef int place(self, Session s, Connection conn, Inflight* slot) except -1:
-        # where the store has what was just sent: returns what `deliver` does
+        # set the place of the message in the store; returns the result of `deliver`
         if slot.flags & 3 == 2:
             self.windows.mark_dirty(s)
-            self.windows.defer(s, conn, slot)          # not before its window is stored
+            self.windows.defer(s, conn, slot)          # sent only once its window is stored
         elif not s.window_lazy:
             self.windows.mark_lazy(s)
         if slot.flags & SHARED_COPY:
@@ -272,7 +272,7 @@ cdef class FanOut:
         return 2
 
     cdef int fill(self, Session s, Inflight* slot, const uint8_t* ids, uint32_t ids_len) except -1:
-        # what may have to be sent again, or handed on
+        # keep the message: it may have to be resent, or handed on
         cdef bytes identifiers = PyBytes_FromStringAndSize(<const char*>ids, ids_len) if ids_len else None
         s.keep_in(slot, self.in_hand.hold(), <PyObject*>identifiers if ids_len else NULL)
         slot.group = self.in_hand.sharing

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""What one member of a share group did not take: see the .pyx."""
+"""Handing on of messages that a member of a share group did not take: see the .pyx."""
 from libc.stdint cimport uint32_t, uint64_t
 
 from pyx.core.counters cimport Row

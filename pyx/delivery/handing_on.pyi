@@ -1,10 +1,10 @@
-"""What one member of a share group did not take, another one is given."""
+"""Handing on of messages that a member of a share group did not take."""
 
 from typing import Any, final
 
 @final
 class HandingOn:
-    """To another member, here or elsewhere."""
+    """Another choice of a member, here or on another worker."""
 
     def choose_again(
         self, peer: int, tick: int, entries: Any, payloads: list[Any], refusals: list[tuple[int, int]]

@@ -1,7 +1,7 @@
-"""What one member of a share group did not take, another one is given: the choice is made again.
+"""Handing on: another choice of a member, for a message of a share group that the chosen one did not take.
 
-Where a sibling refuses it, for it has no member any more, or none that is online; where a sibling died and had not
-acknowledged it; and where a session of this worker leaves it behind.
+It is made when a sibling refuses the message, because it has no member any more, or none online; when a sibling has
+died before acknowledging it; and when a session of this worker leaves it behind.
 """
 cimport cython
 from libc.stddef cimport size_t
@@ -24,7 +24,7 @@ from pyx.storage.entries cimport ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_
 
 @cython.final
 cdef class HandingOn:
-    """To another member, here or elsewhere."""
+    """Another choice of a member, here or on another worker."""
 
     def __cinit__(self, RouterState state not None, PublishInHand in_hand not None, Answering answering not None,
                   Enrolling enrolling not None, Sharing sharing not None):
@@ -38,9 +38,9 @@ cdef class HandingOn:
 
     def choose_again(self, int peer, uint64_t tick, const uint8_t[::1] entries not None, list payloads not None,
                      list refusals not None):
-        """A sibling refused the entries at these (position, reason) of the batch of that tick, rising: it has no member
-        of their groups, or none that is online. A member here or another worker is chosen, and the publishers' acks
-        wait for those, too."""
+        """Choose again for the entries that a sibling refused: (position, reason) in the batch of that tick, rising. It
+        has no member of their groups, or none online. A member here or another worker is chosen, and the publishers'
+        acks wait for these workers too."""
         cdef size_t at = 0, n = <size_t>entries.shape[0]
         cdef uint64_t bit = <uint64_t>1 << peer, others = 0
         cdef Entry e
@@ -68,8 +68,9 @@ cdef class HandingOn:
 
     def choose_again_lost(self, int peer, uint64_t tick, const uint8_t[::1] entries not None, list payloads not None,
                           bint sent):
-        """A sibling died and had not acknowledged this batch: what was for a share group is given to another member,
-        unless it is of QoS 2 and was sent (it may have been delivered). -> how many copies are lost."""
+        """Choose again for the entries of a batch that a sibling had not acknowledged when it died: those for a share
+        group go to another member, unless they have QoS 2 and were sent (they may have been delivered). Return the
+        number of lost copies."""
         cdef size_t at = 0, n = <size_t>entries.shape[0]
         cdef uint64_t bit = <uint64_t>1 << peer, others = 0
         cdef Entry e
@@ -92,7 +93,7 @@ cdef class HandingOn:
 
     cdef bint again_guarded(self, Entry* e, list payloads, int used, uint64_t offline, uint64_t without,
                             uint64_t* others) except -1:
-        # an error of ours is about this message, and not about the batch
+        # an error of ours concerns this message only, not the batch
         try:
             return self.again(e, payloads, used, offline, without, others)
         except Exception as error:
@@ -102,7 +103,7 @@ cdef class HandingOn:
 
     cdef bint again(self, Entry* e, list payloads, int used, uint64_t offline, uint64_t without,
                     uint64_t* others) except -1:
-        # choose another one than that peer; others: workers whose word is to be waited for
+        # choose another worker than that peer; others: workers whose acknowledgement must be waited for
         cdef Group* g = self.subscriptions.groups.find(e.group, e.group_len)
         cdef bint taken
         if g == NULL:
@@ -126,8 +127,8 @@ cdef class HandingOn:
         return taken
 
     cdef int wait_longer(self, int peer, uint64_t tick, uint64_t others) except -1:
-        # whoever waits for `peer` to acknowledge `tick` waits for `others` to acknowledge this one as well. More
-        # publishers than the one that is meant: this is rare
+        # acks that wait for `peer` to acknowledge `tick` now wait for `others` to acknowledge this tick as well. This
+        # affects more publishers than necessary, but is rare
         cdef uint32_t i, k
         cdef Connection conn
         cdef PendingAck* a
@@ -142,8 +143,8 @@ cdef class HandingOn:
         return 0
 
     cdef bint hand_on(self, uint32_t group, Message m) except -1:
-        # a copy of the group that its member will not take goes to another one, here or elsewhere. The copy was counted
-        # as matched when it was born: it changes hands. False: no member is left
+        # hand a copy on to another member, here or elsewhere, because its own will not take it. It was counted as
+        # matched when it was created, and is the same copy. False: no member is left
         cdef Group* g = self.subscriptions.groups.numbered(group)
         cdef bint taken
         if m.content.expires and self.state.wall_ms >= m.content.expires:

@@ -1,7 +1,7 @@
-"""What the data path asks of the broker, and tells it: what `RouterState.handler` is.
+"""The interface through which the data path calls the broker: `RouterState.handler`.
 
-Router, Dispatch and Reactor decide nothing about clients. They call these methods, in the tick in which it happens;
-what one raises is an error of ours while something of that connection's was handled (`internal_error`).
+Router, Dispatch and Reactor decide nothing about clients. They call these methods, in the tick of the event; an
+exception of one is handled as an error of ours for that connection (`internal_error`).
 """
 
 from __future__ import annotations
@@ -22,100 +22,100 @@ __all__ = ["Handler"]
 
 
 class Handler(Protocol):
-    """All of it."""
+    """The methods of the broker that the data path calls."""
 
     # ------------------------------------------------------------ packets
 
     def connect(self, conn: Connection, packet: Connect, raw: bytes) -> None:
-        """A whole CONNECT has come; `raw` are its bytes, for a hand-off."""
+        """Handle a CONNECT; `raw`: its bytes, for a hand-off."""
 
     def auth(self, conn: Connection, packet: Auth) -> None:
-        """AUTH, before the CONNACK or after."""
+        """Handle an AUTH, before the CONNACK or after."""
 
     def subscribe(self, conn: Connection, session: Session, packet: Subscribe) -> None:
-        """SUBSCRIBE. Raises MalformedPacket."""
+        """Handle a SUBSCRIBE. Raises MalformedPacket."""
 
     def unsubscribe(self, conn: Connection, session: Session, packet: Unsubscribe) -> None:
-        """UNSUBSCRIBE. Raises MalformedPacket."""
+        """Handle an UNSUBSCRIBE. Raises MalformedPacket."""
 
     def disconnect(self, conn: Connection, packet: Disconnect) -> None:
-        """DISCONNECT."""
+        """Handle a DISCONNECT."""
 
     def protocol_error(self, conn: Connection, error: MqttError) -> None:
-        """What has come is malformed, or breaks the protocol."""
+        """End a connection whose input is malformed, or breaks the protocol."""
 
     def publish_refused(self, conn: Connection, topic: bytes, reason: int) -> None:
-        """A publish that this client may not make; it is answered."""
+        """Note a publish that this client may not make; it was answered."""
 
     # ------------------------------------------------------------ connections
 
     def too_many_connections(self) -> None:
-        """One was closed as it came: there are as many as can be."""
+        """Note that a new connection was closed: the bound of connections is reached."""
 
     def source_refused(self, conn: Connection, counter: int) -> None:
-        """One was closed as it came: its address has too many. `counter`: the reason."""
+        """Note that a new connection was closed: its address has too many. `counter`: the reason."""
 
     def accept_failed(self, error: int) -> None:
-        """Out of descriptors or memory (errno): none is accepted for a while."""
+        """Note that accept failed for want of descriptors or memory (`error`: errno) and pauses for a while."""
 
     def connect_timeout(self, conn: Connection) -> None:
-        """It is not open in time."""
+        """End a connection that was not open in time."""
 
     def keep_alive_timeout(self, conn: Connection) -> None:
-        """Nothing came for one and a half keep-alives."""
+        """End a connection that was silent for one and a half times its Keep Alive."""
 
     def closed(self, conn: Connection, reason: int, why: str) -> None:
-        """It ends. Nothing, if that was told already."""
+        """Handle the end of a connection; do nothing if it was handled already."""
 
     def dropping(self, conn: Connection, counter: int) -> None:
-        """Messages for it begin to be dropped. `counter`: the reason."""
+        """Note that messages for a connection begin to be dropped. `counter`: the reason."""
 
     def dropping_ended(self, conn: Connection) -> None:
-        """Nothing waits for it any more."""
+        """Note that drops have ended: no message waits for the connection any more."""
 
-    # ------------------------------------------------------------ sessions and what is kept
+    # ------------------------------------------------------------ sessions, retained messages and the store
 
     def queue_full(self, session: Session, dropped: int) -> None:
-        """Its backlog has reached its bound: so many messages were dropped."""
+        """Note that a backlog has reached its bound, and the number of messages dropped."""
 
     def queue_held(self, session: Session) -> None:
-        """The same, and its publishers wait."""
+        """Note that a backlog has reached its bound, and publishers wait for it."""
 
     def hold_changed(self, text: bytes, held: bool) -> None:
-        """Publishers that match this Topic Filter are to wait, or no longer."""
+        """Tell siblings that publishers to this Topic Filter must wait, or no longer."""
 
     def retained_full(self, topic: bytes) -> None:
-        """There is no room for this retained message, which was delivered."""
+        """Note that a message was delivered but not retained, for want of room."""
 
     def retained_changed(self, changes: Mapping[bytes, Message | None]) -> None:
-        """Once per tick that is stored: the retained messages that it leaves, by topic; None: there is none now."""
+        """Store the retained messages changed in a tick, by topic; None: cleared. Called once per commit."""
 
     def drained(self, sessions: list[Session]) -> None:
-        """The own queues of these have room, and their outboxes."""
+        """Continue the replays of these sessions: their own queues or outboxes have room."""
 
     def store_unwritten(self) -> None:
-        """The store of this worker has store_unwritten_bytes_max to write."""
+        """Note that the store of this worker has store_unwritten_bytes_max to write."""
 
     def unstored(self, conn: Connection) -> None:
-        """It waits for a disk that fails, and cannot be told so."""
+        """Close a connection that waits for a failing disk, if no answer can say so."""
 
     # ------------------------------------------------------------ siblings
 
     def told(self, peer: Peer, kind: bytes, payload: bytes) -> None:
-        """A word of a sibling's broker (`Peers.tell`). Raises nothing."""
+        """Handle a message from a sibling's broker (`Peers.tell`). Raises nothing."""
 
     def hold(self, peers: int) -> None:
-        """What these siblings (a bit for each) get of this tick is to be stored with it, and leaves after that."""
+        """Store this tick's entries for these siblings (a bit for each) before they are sent."""
 
     # ------------------------------------------------------------ the tick
 
     def work_on(self) -> bool:
-        """Do a piece of what is divided. False: that was the last one."""
+        """Do a piece of long work. Return False after the last one."""
 
     # ------------------------------------------------------------ errors of ours, which are counted
 
     def internal_error(self, conn: Connection, error: Exception) -> None:
-        """Something of this connection's was being handled: it is to end. Raises nothing."""
+        """End the connection for which the error occurred. Raises nothing."""
 
     def defect(self, client: str | None, error: Exception) -> None:
-        """It concerns this client, or nobody, and no connection. Raises nothing."""
+        """Log an error that concerns this client, or none, but no connection. Raises nothing."""

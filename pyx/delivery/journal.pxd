@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""What a tick gives to the store: see the .pyx."""
+"""The journal, a tick's writes to the store: see the .pyx."""
 from libc.stdint cimport uint32_t, uint64_t
 
 from pyx.core.counters cimport Row
@@ -17,21 +17,21 @@ cdef class Journal:
     cdef PublishInHand in_hand
 
     cdef public object store            # leveldb_store contract
-    cdef bint recorded                  # something but the block is to be stored with this tick
-    cdef list durabilities              # [(Topic Filter, synced), ...]; None: all is as safe as the store makes it
-    cdef bint others_synced             # what no rule matches
-    cdef bint synced                    # what is to be stored with this tick is for the disk itself, by the rules
+    cdef bint recorded                  # the tick has something to store besides its block
+    cdef list durabilities              # [(Topic Filter, synced), ...]; None: no rules, the default of the store
+    cdef bint others_synced             # synced, for topics that no rule matches
+    cdef bint synced                    # the commit of this tick must be on the disk itself, by the rules
     cdef object when_stored             # deque of (ticket, callback, connection or None), in order
-    cdef readonly Archiver archiver     # of what this worker's clients publish; None: nothing is archived
-    cdef bint archive_due               # it has gathered something
-    cdef bint archive_awaited           # ... for which an ack waits
-    cdef uint64_t archived_ms           # when that was last given to the store
-    cdef uint64_t number_kept           # the store has it that numbers up to here are not given again
-    cdef public object on_durable       # called whenever tickets have become durable; None: nobody waits for that
-    cdef dict retained_changes          # topic -> Message, or None: none any more; of this tick, to be stored with it
+    cdef readonly Archiver archiver     # for publishes of this worker's clients; None: nothing is archived
+    cdef bint archive_due               # it has gathered messages
+    cdef bint archive_awaited           # ... and an ack waits for them
+    cdef uint64_t archived_ms           # when the archive was last written to the store
+    cdef uint64_t number_kept           # numbers up to this one, as recorded in the store, are not given out again
+    cdef public object on_durable       # called whenever tickets have become durable; or None
+    cdef dict retained_changes          # topic -> Message, or None: cleared; of this tick, to be stored with it
     cdef Block block
-    # one of very many indexes, appended in pieces; or None. Until the last one is in nothing is read of the log and
-    # nothing is given to the disk: then all that has been decided meanwhile is, with it
+    # a block of very many indexes, being appended in pieces; or None. Until its end the log is not read and nothing is
+    # committed: all changes made meanwhile are committed with it
     cdef Block laid
     cdef public uint32_t laid_at_once   # indexes in a piece
     cdef public uint64_t durable_ticket

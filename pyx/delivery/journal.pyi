@@ -1,4 +1,4 @@
-"""What a tick gives to the store."""
+"""The journal: a tick's writes to the store."""
 
 from collections.abc import Callable
 from typing import Any, final
@@ -8,7 +8,7 @@ from pyx.storage.archive import Archiver
 
 @final
 class Journal:
-    """What a tick gives to the store: the log, state records, the archive; and what waits until that is durable."""
+    """A tick's writes to the store (log, state records, archive), and the work that waits until they are durable."""
 
     store: Any
     durable_ticket: int

@@ -1,7 +1,7 @@
-"""What a tick gives to the store: the block of the log, state records, the archive; and what waits for that.
+"""The journal: a tick's writes to the store (log block, state records, archive), and the work that waits for them.
 
-All of a tick is stored with one commit, under one ticket. Who promises something because of it waits for that ticket:
-acks (pyx.delivery.answering), windows (pyx.delivery.windows), and callbacks (`when_durable`).
+All of a tick is stored with one commit, under one ticket. Everything that depends on it waits for that ticket: acks
+(pyx.delivery.answering), windows (pyx.delivery.windows), and callbacks (`when_durable`).
 """
 from collections import deque
 
@@ -23,7 +23,7 @@ from pyx.storage.records cimport Block, LogKey
 
 
 cdef enum:
-    NUMBER_KEPT = 1_000_000 << NUMBER_WORKER_BITS       # a second
+    NUMBER_KEPT = 1_000_000 << NUMBER_WORKER_BITS       # one second
 
 cdef bytes NUMBER_KEY = b"\0number"             # leveldb_store.format.schema.NUMBER
 
@@ -36,7 +36,7 @@ cdef bytes number_value(uint64_t number):
 
 @cython.final
 cdef class Journal:
-    """What a tick gives to the store: the log, state records, the archive; and what waits until that is durable."""
+    """A tick's writes to the store (log, state records, archive), and the work that waits until they are durable."""
 
     def __cinit__(self, RouterState state not None, PublishInHand in_hand not None):
         self.state = state
@@ -59,7 +59,7 @@ cdef class Journal:
         return <LogKey>f.index
 
     cdef int drop_key(self, LogKey key) except -1:
-        # nobody needs the index any more. The last key takes its place: a walk that goes down misses none
+        # the index is no longer needed. The last key takes its place: a downward iteration misses none
         cdef LogKey last = self.keys.pop()
         if last is not key:
             last.place = key.place
@@ -81,7 +81,7 @@ cdef class Journal:
         return 0
 
     def durable(self, uint64_t ticket):
-        """The store's callback: everything up to this ticket is as safe as the store promises."""
+        """Note that everything up to this ticket is durable: the store's callback."""
         cdef Mark mark
         callback_begins(&mark)
         self.durable_ticket = ticket
@@ -98,7 +98,7 @@ cdef class Journal:
         callback_ends(&mark, STORED)
 
     cdef uint64_t next_ticket(self) noexcept:
-        # under which all that was decided until now will be durable; 0: it is
+        # the ticket with which all work until now will be durable; 0: it is durable
         cdef uint64_t ticket = self.last_ticket
         if not self.state.keeps:
             return 0
@@ -107,14 +107,14 @@ cdef class Journal:
         return ticket if ticket > self.durable_ticket else 0
 
     def set_durabilities(self, list rules not None, bint others):
-        """Which messages are to be on the disk itself before they count as durable, and which at the operating system:
-        [(Topic Filter, is it the disk), ...], the first that matches the topic counts; `others`: where none does. State
-        records are for the disk, where anything is; a retained message is one of its topic."""
+        """Set which messages must be on the disk itself to be durable, and which only at the operating system:
+        [(Topic Filter, True for the disk), ...], the first that matches the topic applies; `others`: if none does. If
+        any are for the disk, state records are too; a retained message follows the rule of its topic."""
         self.durabilities = rules or None
         self.others_synced = others
 
     cdef int settle_durability(self, const Content* c) except -1:
-        # does the batch have to be on the disk itself for this message
+        # set whether the batch must be on the disk itself for this message
         cdef bytes text
         if self.synced:
             return 0
@@ -127,15 +127,15 @@ cdef class Journal:
         return 0
 
     def set_archive(self, archive):
-        """What this worker archives (`leveldb_store.contract.Archive`); before the first publish. Numbers go on above
-        those that it has."""
+        """Set the archive of this worker (`leveldb_store.contract.Archive`), before the first publish. Numbers continue
+        above those in it."""
         if archive is not None:
             self.state.numbers_behind(archive.highest)
             if archive.archiver.filters:
                 self.archiver = archive.archiver
 
     cdef int archive(self, const Matches* m, uint32_t matches, bint is_full) except -1:
-        # the publish in hand, which so many subscriptions here match; is_full: the store takes nothing new
+        # archive the publish in hand; matches: subscriptions here that match it; is_full: the store takes nothing new
         cdef const Content* c = self.in_hand.content
         cdef Archiver archiver = self.archiver
         cdef int32_t rule = archiver.rule_of(c.topic, c.topic_len, m.topic_hash)
@@ -154,8 +154,8 @@ cdef class Journal:
         return 0
 
     def archived_up_to(self):
-        """A number: whatever this worker archives with it or a lower one is durable. Without an archive 0. (Of one that
-        archives nothing it rises with the clock.)"""
+        """Return a number up to which every message archived by this worker is durable; 0 without an archive. (It rises
+        with the clock while nothing is being archived.)"""
         cdef uint64_t number
         archive = self.store.archive
         if archive is None:
@@ -164,14 +164,14 @@ cdef class Journal:
             return archive.last
         number = self.state.new_number()
         if number + NUMBER_KEPT // 2 > self.number_kept:
-            # somebody relies on it that nothing comes below: after a restart with a clock that was put back, too
+            # readers rely on no lower number following: also after a restart with the clock set back
             self.number_kept = number + NUMBER_KEPT
             self.put_record(NUMBER_KEY, number_value(self.number_kept), False)
         return number
 
     def put_record(self, bytes key not None, bytes value not None, bint waited=True):
-        """Store a state record (`leveldb_store.format.schema`) with all else that this tick stores. Nothing without a
-        disk. Not `waited`: nobody relies on it more than on what else the tick stores.
+        """Store a state record (`leveldb_store.format.schema`) with the other records of this tick. Do nothing without
+        a disk. Not `waited`: it need not be more durable than the other records of the tick.
         """
         if self.state.keeps:
             self.store.put(key, value)
@@ -180,7 +180,7 @@ cdef class Journal:
                 self.synced = True
 
     def delete_record(self, bytes key not None, bint waited=True):
-        """Delete a state record with all else that this tick stores. Nothing without a disk. `waited`: see
+        """Delete a state record with the other changes of this tick. Do nothing without a disk. `waited`: see
         put_record."""
         if self.state.keeps:
             self.store.delete(key)
@@ -189,8 +189,8 @@ cdef class Journal:
                 self.synced = True
 
     def when_durable(self, callback not None, Connection conn=None):
-        """Call it once, when everything that was stored or decided until now is durable: at once if it is, else from
-        within `durable`. `conn`: for whom it is, and who ends if it fails."""
+        """Call `callback` once, when everything stored or decided until now is durable: at once if it is, else from
+        within `durable`. `conn`: the connection that it serves, closed if the callback fails."""
         cdef uint64_t ticket = self.next_ticket()
         if ticket:
             self.when_stored.append((ticket, callback, conn))

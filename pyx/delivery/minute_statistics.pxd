@@ -1,8 +1,8 @@
 # cython: language_level=3
-"""What is counted for a minute and then told: drops by session and reason, traffic by topic prefix.
+"""Statistics of a minute: drops by session and reason, traffic by topic prefix.
 
-Both are bounded: what has no room in the table is counted for "others". `broker.persistence.recording` takes them every
-minute. With a bound of 0 no drops are counted, with 0 levels no traffic.
+Both are bounded: sessions and prefixes without room in the table are counted as "others". They are taken every minute
+by `broker.persistence.recording`. With a bound of 0 no drops are counted, with 0 levels no traffic.
 """
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
@@ -17,10 +17,10 @@ cdef enum:
 
 
 cdef class Drops:
-    """A session with drops points at REASONS counts of its own (`Session.drops`) until they are taken."""
+    """Dropped copies. A session with drops has REASONS counts of its own (`Session.drops`) until they are taken."""
     cdef list sessions
     cdef readonly uint32_t most
-    cdef readonly uint64_t unlisted             # copies dropped for sessions that the table has no room for
+    cdef readonly uint64_t unlisted             # copies dropped for sessions without room in the table
 
     cdef int add(self, object session, int counter, uint64_t n) except -1
 
@@ -34,10 +34,10 @@ cdef struct Traffic:
 
 
 cdef class Prefixes:
-    """An open table: linear probing, at most half full."""
-    cdef readonly uint32_t levels               # of a topic that make its prefix; 0: nothing is counted
+    """Traffic by topic prefix, in an open table: linear probing, at most half full."""
+    cdef readonly uint32_t levels               # number of levels of a prefix; 0: nothing is counted
     cdef readonly uint32_t most
-    cdef readonly uint64_t unlisted             # messages counted for others
+    cdef readonly uint64_t unlisted             # messages counted as others
     cdef HashKey key
     cdef Traffic* table
     cdef uint32_t cap

@@ -1,10 +1,10 @@
-"""What is counted for a minute and then told: drops by session and reason, traffic by topic prefix."""
+"""Statistics of a minute: drops by session and reason, traffic by topic prefix."""
 
 from typing import final
 
 @final
 class Drops:
-    """Copies dropped, by session and reason, of at most `most` sessions."""
+    """Counts of dropped copies, by session and reason, for at most `most` sessions."""
 
     @property
     def most(self) -> int: ...
@@ -15,7 +15,7 @@ class Drops:
 
 @final
 class Prefixes:
-    """Messages put into outboxes and dropped, by the first levels of their topics."""
+    """Counts of messages put into outboxes and dropped, by the first levels of their topics."""
 
     @property
     def levels(self) -> int: ...

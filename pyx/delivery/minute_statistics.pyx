@@ -1,4 +1,4 @@
-"""Counting for a minute: see the .pxd."""
+"""Statistics of a minute: see the .pxd."""
 import os
 
 cimport cython
@@ -14,7 +14,7 @@ cdef enum:
 
 @cython.final
 cdef class Drops:
-    """Copies dropped, by session and reason, of at most `most` sessions."""
+    """Counts of dropped copies, by session and reason, for at most `most` sessions."""
 
     def __cinit__(self, uint32_t most):
         self.most = most
@@ -37,7 +37,7 @@ cdef class Drops:
         return 0
 
     def take(self):
-        """[(client id, counter, copies), ...] since the last call."""
+        """Return [(client id, counter, copies), ...] since the last call."""
         cdef Session s
         cdef int i, reasons = REASONS
         cdef list rows = []
@@ -53,8 +53,8 @@ cdef class Drops:
 
 @cython.final
 cdef class Prefixes:
-    """Messages put into outboxes and dropped, by the first `levels` levels of their topics, of at most `most` such
-    prefixes."""
+    """Counts of messages put into outboxes and dropped, by the first `levels` levels of their topics, for at most
+    `most` such prefixes."""
 
     def __cinit__(self, uint32_t levels, uint32_t most):
         cdef bytes secret = os.urandom(sizeof(HashKey))
@@ -92,7 +92,7 @@ cdef class Prefixes:
             else:
                 if self.count < self.most:
                     t = &self.table[at]
-                    t.text = <uint8_t*>malloc(n + 1)        # of a prefix without a byte, too
+                    t.text = <uint8_t*>malloc(n + 1)        # also for an empty prefix
                     if t.text == NULL:
                         raise MemoryError
                     memcpy(t.text, c.topic, n)
@@ -122,7 +122,7 @@ cdef class Prefixes:
         return 0
 
     def take(self):
-        """([(prefix, delivered, dropped), ...], (delivered, dropped) of others) since the last call."""
+        """Return ([(prefix, delivered, dropped), ...], (delivered, dropped) of others) since the last call."""
         cdef uint32_t i
         cdef Traffic* t
         cdef list rows = []
@@ -135,7 +135,7 @@ cdef class Prefixes:
         return rows, others
 
     def clear(self):
-        """Forget everything that was counted."""
+        """Clear the table and the counts of others."""
         cdef uint32_t i
         for i in range(self.cap):
             free(self.table[i].text)

@@ -1,15 +1,14 @@
-"""Windows that are too large for one record.
+"""Pages of windows that are too large for one record.
 
-A window is stored with each tick that touches it. As long as it is small that is one record (pyx.delivery.windows); a
-client with tens of thousands of open Packet Identifiers would have all of them written anew for each. So beyond
-PAGED_ABOVE of a direction its entries stand in pages, by Packet Identifier, and only pages that have changed are
-written:
+A window is stored with each tick that changes it. A small one is a single record (pyx.delivery.windows); for a client
+with tens of thousands of open Packet Identifiers each change would rewrite all of them. So beyond PAGED_ABOVE of a
+direction its entries are in pages, by Packet Identifier, and only changed pages are written:
 
-    U client id NUL o u16 page      of what is in flight: OUT_PAGE Packet Identifiers; per entry u16 Packet Identifier,
+    U client id NUL o u16 page      messages in flight: OUT_PAGE Packet Identifiers; per entry u16 Packet Identifier,
                                     u8 flags, u8 state, u64 position, u64 order
-    U client id NUL i u16 page      of what has arrived: ARRIVED_PAGE Packet Identifiers, a bit for each
+    U client id NUL i u16 page      arrived QoS 2 publishes: ARRIVED_PAGE Packet Identifiers, a bit for each
 
-The sum of a tick's pages is in one batch with the window's record, so they always fit together.
+All pages of a tick are in one batch with the window's record, so they are always consistent.
 """
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
@@ -22,7 +21,7 @@ from pyx.delivery.session cimport FREE, Inflight, Pages, arrived_changes, has_ar
 
 cdef enum:
     PAGED_ABOVE = 128
-    INLINE_BELOW = 32           # so many are in one record again
+    INLINE_BELOW = 32           # below this, one record again
     OUT_PAGE = 64
     OUT_PAGES = 1024
     OUT_PAGE_BYTES = 1280       # 20 for each entry
@@ -37,7 +36,7 @@ cdef bytes page_key(Session s, bytes kind, uint32_t page):
 
 
 cdef bytes out_page(Session s, uint32_t page):
-    # empty: nothing of it is in flight
+    # empty: the page has no message in flight
     cdef uint8_t[OUT_PAGE_BYTES] value
     cdef uint8_t* p = value
     cdef Inflight* slot
@@ -88,7 +87,7 @@ cdef int delete_pages(object store, Session s, bytes kind, uint64_t* stored, uin
 
 
 cdef int decide(object store, Session s, Pages* p) except -1:
-    # what stands in pages from now on
+    # choose between pages and one record
     cdef uint32_t i
     if not p.is_out_paged and s.inflight > PAGED_ABOVE:
         p.is_out_paged = True

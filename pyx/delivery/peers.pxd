@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""The siblings, one by one: see the .pyx."""
+"""Messages to the siblings: see the .pyx."""
 from libc.stdint cimport uint8_t, uint64_t
 
 from pyx.core.counters cimport Row
@@ -12,21 +12,21 @@ from pyx.protocol.message cimport Content
 from pyx.storage.entries cimport Choice, Packed
 
 
-cdef enum ControlKind:          # of control entries that routers read themselves; others are for the broker
-    SAMPLED = 0x7E              # "~": the publish behind it is one whose durations are measured
-    PUBLISHER = 0x5E            # "^": client id of the publisher of the next entry, which is to be retained
+cdef enum ControlKind:          # control entries read by the router itself; others are for the broker
+    SAMPLED = 0x7E              # "~": the durations of the next publish are measured
+    PUBLISHER = 0x5E            # "^": client id of the publisher of the next entry, which has RETAIN
 
 
 cdef class Peer:
-    """What one sibling or host gets with the next batch."""
+    """The next batch for one sibling, and its acknowledgements."""
     cdef Packed volatile_entries    # QoS 0
     cdef Packed sequenced           # QoS > 0 and retained
     cdef list volatile_payloads
     cdef list sequenced_payloads
-    cdef list cut                   # batches of this tick that are full, as `take` gives them
+    cdef list cut                   # full batches of this tick, as returned by `take`
     cdef readonly uint64_t acknowledged     # tick up to which it has everything
     cdef readonly uint64_t sent             # tick of the last sequenced entry
-    cdef readonly uint64_t interest         # number of our interest it has taken
+    cdef readonly uint64_t interest         # number of our interest that it has processed
 
 
 cdef class Peers:
@@ -37,17 +37,17 @@ cdef class Peers:
 
     cdef public object interest         # zmq_mesh.interest.Publisher, None = no siblings
     cdef list peers                     # Peer or None, by worker
-    cdef public uint64_t dirty_peers    # have entries to take
-    # get something of this tick that must not be lost with this worker: of QoS 2, from a publisher whose session lasts
-    # (it will not send it again), or a will
+    cdef public uint64_t dirty_peers    # peers with entries to take
+    # peers with entries of this tick that must not be lost with this worker: QoS 2 from a publisher with a lasting
+    # session (it will not resend them), or a will
     cdef uint64_t held_peers
-    cdef uint64_t full_peers            # publishers that match them are not read
+    cdef uint64_t full_peers            # publishers whose messages match them are not read
     cdef uint64_t live_peers            # acks wait for them
-    cdef uint64_t unsure_peers          # may want more than is known: they get every publish of QoS 1 or 2
+    cdef uint64_t unsure_peers          # may have unknown interest: they get every publish at QoS 1 or 2
     cdef uint64_t live_for_interest     # SUBACKs wait for them: live and not away
     cdef list paused                    # connections not read because of full_peers
-    # called at the end of a tick with entries for peers (dirty_peers), or in which links have something else to send:
-    # interest, acks, what has been stored
+    # called at the end of a tick with entries for peers (dirty_peers), or with other messages of links: interest, acks,
+    # news of stored entries
     cdef public object forward_now
     cdef public bint links_due
     cdef int pause(self, Connection conn) except -1

@@ -1,4 +1,4 @@
-"""The siblings, one by one."""
+"""Messages to the siblings."""
 
 from collections.abc import Callable
 from typing import Any, final
@@ -10,7 +10,7 @@ _Taken = tuple[Packed | None, Packed | None, list[Message], list[Message], int]
 
 @final
 class Peers:
-    """The siblings, a Peer each: what they get with the next batch, what they have taken, whether they are there."""
+    """The siblings, a Peer each: their next batches, acknowledgements and liveness."""
 
     interest: Any
     dirty_peers: int

@@ -1,8 +1,8 @@
-"""The siblings, one by one: what each gets with the next batch, what it has taken, and whether it is there.
+"""Messages to the siblings: the next batch for each, its acknowledgements, and its liveness.
 
 A sibling that wants a publish gets it once, as an entry of the batch of this tick: QoS 0 in the volatile part, which
 may be lost, all else in the sequenced part, which is acknowledged. Bodies from OWN_FRAME_BYTES on travel in a frame of
-their own. What a sibling sends is read by pyx.delivery.siblings.
+their own. Messages from siblings are read by pyx.delivery.siblings.
 """
 cimport cython
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
@@ -21,7 +21,7 @@ from pyx.storage.entries cimport Choice, ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_R
 
 
 cdef enum:
-    # sequenced entries of one batch: what the sibling refuses of them is told with one ack, and looked through at once
+    # sequenced entries of one batch: their refusals come with one ack, and are processed at once
     BATCH_ENTRIES_MAX = 4096
 
 
@@ -35,7 +35,7 @@ cdef class Peer:
 
 @cython.final
 cdef class Peers:
-    """The siblings, a Peer each: what they get with the next batch, what they have taken, whether they are there."""
+    """The siblings, a Peer each: their next batches, acknowledgements and liveness."""
 
     def __cinit__(self, RouterState state not None, PublishInHand in_hand not None, Journal journal not None):
         self.state = state
@@ -53,9 +53,9 @@ cdef class Peers:
         return 0
 
     cdef int sample(self, const Matches* m, bint answered) except -1:
-        # the publish in hand is one whose durations are measured; answered: its ack is in the outbox, or it has none
-        # (else the ack takes the time along). Siblings measure until their own delivery: one clock serves all
-        # processes of a host. The reactor reads it when what is to be measured has happened
+        # sample the durations of the publish in hand; answered: its ack is in the outbox, or it has none (else the ack
+        # carries the start time). Siblings measure until their own delivery: one clock serves all processes of a host.
+        # The reactor reads the clock at the end of what is measured
         cdef Content c
         cdef uint64_t peers = self.in_hand.matched_peers
         cdef uint32_t i
@@ -83,7 +83,7 @@ cdef class Peers:
         return 0
 
     cdef int tell_in_passing(self, int peer, const Content* c) except -1:
-        # a word for the broker of a sibling that may be lost, and costs no message of its own when a batch leaves
+        # a message to a sibling's broker; it may be lost, and travels with the next batch
         cdef Peer p = <Peer>self.peers[peer]
         if p.volatile_entries is None:
             p.volatile_entries = Packed.__new__(Packed)
@@ -91,7 +91,7 @@ cdef class Peers:
         return 0
 
     cdef int entry(self, int peer, uint8_t flags, const Choice* choice) except -1:
-        # one mesh entry for a peer; choice: the group for which it was chosen, or NULL
+        # add a mesh entry for a peer; choice: the group for which it was chosen, or NULL
         cdef Peer p = <Peer>self.peers[peer]
         cdef const Content* c = self.in_hand.content
         cdef bint own_frame = c.payload_len >= OWN_FRAME_BYTES
@@ -126,7 +126,7 @@ cdef class Peers:
         return 0
 
     cdef int name_publisher(self, Packed packed) except -1:
-        # who keeps the message for later subscriptions must know: No Local holds for those, too [MQTT-3.8.3-3]
+        # the owner of the retained message needs it: No Local applies to later subscriptions too [MQTT-3.8.3-3]
         cdef bytes name = (<str>self.in_hand.publisher).encode("utf-8", "surrogatepass")
         cdef char kind = PUBLISHER
         cdef Content c
@@ -138,8 +138,8 @@ cdef class Peers:
         return packed.entry(&c, ENTRY_CONTROL, NULL)
 
     def tell(self, int peer, bytes kind not None, bytes payload not None):
-        """Something for the broker of a sibling, in order with the messages for it: arrives as `handler.told(peer,
-        kind, payload)`."""
+        """Send a message to the broker of a sibling, in order with the publishes for it. It arrives as
+        `handler.told(peer, kind, payload)`."""
         cdef Content c
         memset(&c, 0, sizeof(c))
         c.topic = <const uint8_t*><const char*>kind
@@ -154,7 +154,7 @@ cdef class Peers:
         self.dirty_peers |= <uint64_t>1 << peer
 
     def tell_unkept(self, int peer, bytes kind not None, bytes payload not None):
-        """The same, and it may be lost: whoever says it says it again. Nothing is stored for it on either side."""
+        """Send the same unreliably: the caller repeats it. Nothing is stored for it on either side."""
         cdef Content c
         memset(&c, 0, sizeof(c))
         c.topic = <const uint8_t*><const char*>kind
@@ -165,9 +165,9 @@ cdef class Peers:
         self.dirty_peers |= <uint64_t>1 << peer
 
     def take(self, int peer):
-        """(volatile, sequenced, volatile payloads, sequenced payloads, tick) for a link to send, one batch after the
-        other, then None. `tick` comes back in `peer_acknowledged` when the peer has everything up to and with this
-        batch: what comes after it is of another tick."""
+        """Return the next batch for a link to send: (volatile, sequenced, volatile payloads, sequenced payloads, tick),
+        or None. `tick` comes back in `peer_acknowledged` when the peer has everything up to and including this batch:
+        later entries have another tick."""
         cdef Peer p = <Peer>self.peers[peer]
         self.state.clock.tell()
         if p.cut:
@@ -178,7 +178,7 @@ cdef class Peers:
         return self.whole(p)
 
     cdef tuple whole(self, Peer p):
-        # a batch, and what comes after it is of another tick
+        # a batch; later entries have another tick
         cdef tuple out
         out = (p.volatile_entries, p.sequenced, p.volatile_payloads, p.sequenced_payloads, self.state.tick)
         p.volatile_entries = None
@@ -189,21 +189,21 @@ cdef class Peers:
         return out
 
     def peer_acknowledged(self, int peer, uint64_t tick):
-        """The peer has taken everything of the ticks up to `tick`: acks that waited for it may leave."""
+        """Note that the peer has everything of the ticks up to `tick`: acks that waited for it may be sent."""
         cdef Peer p = <Peer>self.peers[peer]
         if tick > p.acknowledged:
             p.acknowledged = tick
             self.state.acks_due = True
 
     def peer_took_interest(self, int peer, uint64_t number):
-        """The peer routes by our interest up to `number`: SUBACKs that waited for it may leave."""
+        """Note that the peer routes by our interest up to `number`: SUBACKs that waited for it may be sent."""
         cdef Peer p = <Peer>self.peers[peer]
         if number > p.interest:
             p.interest = number
             self.state.acks_due = True
 
     def peer_live(self, int peer, bint live):
-        """Acks wait for live peers only."""
+        """Note whether a peer is live: acks wait for live peers only."""
         if live:
             self.unsure_peers &= ~(<uint64_t>1 << peer)
             self.live_peers |= <uint64_t>1 << peer
@@ -214,18 +214,18 @@ cdef class Peers:
             self.state.acks_due = True
 
     def peer_away(self, int peer):
-        """A peer that is stopped: SUBACKs do not wait for it, its entries are acknowledged by its link's hand-off
+        """Note that a peer is stopped: SUBACKs do not wait for it, its entries are acknowledged by its link's hand-off
         log."""
         self.live_for_interest &= ~(<uint64_t>1 << peer)
         self.state.acks_due = True
 
     def peer_unsure(self, int peer):
-        """It may have answered SUBSCRIBEs that nobody told us of: it gets every publish of QoS 1 or 2, until it is live
-        again or its interest is told anew. It matches them itself."""
+        """Note that a peer may have answered SUBSCRIBEs unknown to us: it gets every publish at QoS 1 or 2, and matches
+        it itself, until it is live again or has sent its whole interest."""
         self.unsure_peers |= <uint64_t>1 << peer
 
     def peer_full(self, int peer, bint full):
-        """While a peer's outbox is full, connections that publish to it are not read."""
+        """Note whether a peer's outbox is full: meanwhile connections that publish to it are not read."""
         if full:
             self.full_peers |= <uint64_t>1 << peer
         elif self.full_peers >> peer & 1:
@@ -234,5 +234,5 @@ cdef class Peers:
             self.paused = []
 
     def peer_answered(self, int peer):
-        """A peer may serve by what it was told of our interest until now: SUBACKs wait for it."""
+        """Note that a peer may serve by our interest sent so far: SUBACKs wait for it."""
         self.live_for_interest |= <uint64_t>1 << peer

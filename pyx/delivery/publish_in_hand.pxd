@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""The publish that is being routed: see the .pyx."""
+"""The publish in hand, the one that is being routed: see the .pyx."""
 from cpython.ref cimport PyObject
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -19,8 +19,8 @@ cdef struct Merged:                 # one session in the merge of several filter
     uint32_t identifier             # first Subscription Identifier, 0 = none
     int32_t more                    # chain of further ones, -1 = none
     uint8_t options                 # QoS: the highest; Retain As Published: any
-    uint32_t first                  # number of a match that wants QoS > 0 for it, or of the first one
-    uint64_t filters                # bit i: match i wants QoS > 0 for this session (63: it or a later one)
+    uint32_t first                  # number of the first match with QoS > 0 for it; without one, of the first match
+    uint64_t filters                # bit i: match i has QoS > 0 for this session (63: it or a later one)
 
 
 cdef struct Identifier:
@@ -36,17 +36,17 @@ cdef class PublishInHand:
 
     # the publish in hand
     cdef const Content* content
-    cdef Session origin                 # of the publisher; None: a peer, a will, the broker
-    # its client id; or, of a sibling's where a group chooses by it, the hash of that; None: not known
+    cdef Session origin                 # of the publisher; None: from a peer, a will, the broker
+    # its client id; its hash, if the publish is from a sibling and a group chooses by it; None: not known
     cdef object publisher
-    cdef uint32_t sharing               # number of the group for which a copy is being made, where SHARED_COPY is set
-    cdef Message held                   # made when the first one wants to keep it
-    cdef Connection adoptable           # its inbox holds just this packet: the Message may take it over
+    cdef uint32_t sharing               # number of the group for which a copy is made, with SHARED_COPY
+    cdef Message held                   # made when the publish must first be kept
+    cdef Connection adoptable           # its inbox has only this packet: the Message may take over the buffer
     cdef Frame[4] frames                # MQTT 5: 1, with Packet Identifier: 2
     cdef uint64_t alias_hash            # of its topic, for Topic Aliases; 0 = not computed yet
-    cdef uint64_t here                  # arrival position it gets if it is logged
+    cdef uint64_t here                  # its position in the log, if it is logged
     cdef bint logged
-    cdef uint64_t matched_peers         # peers that were given it, acknowledged or not
+    cdef uint64_t matched_peers         # peers that were sent it, acknowledged or not
     cdef uint64_t mask                  # peers whose acknowledgement the publisher's ack waits for
     cdef uint64_t stamp
     cdef Merged* merged
@@ -60,7 +60,7 @@ cdef class PublishInHand:
                    int raw_kind, uint32_t raw_id_at) except -1
     cdef Message hold(self)
     cdef uint8_t* ids_room(self, uint32_t n) except NULL
-    # a PUBLISH that is no copy of a frame, into the outbox; a payload that is to be shared is left to the caller
+    # put a PUBLISH that is not a copy of a frame into the outbox; the caller adds a payload that is shared
     cdef int put_publish(self, Connection conn, const Content* c, uint8_t first, uint16_t packet_id, bint with_id,
                          const uint8_t* ids, uint32_t ids_len, uint64_t* hash_) except -1
     cdef int grow_merged(self) except -1

@@ -1,7 +1,7 @@
-"""The publish that is being routed: one at a time, from `begin` until the next one.
+"""The publish in hand: the one that is being routed, from `begin` until the next one.
 
-Its content lies where it was received. A frame of it is made for each kind of subscriber (MQTT 5 or not, with a Packet
-Identifier or not) when the first one needs it; a Message is made of it (`hold`) when the first one wants to keep it.
+Its content stays where it was received. A frame is made for each kind of subscriber (MQTT 5 or not, with a Packet
+Identifier or not) when the first one needs it; a Message is made (`hold`) when it must first be kept.
 """
 cimport cython
 from libc.stdint cimport int32_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -27,7 +27,7 @@ cdef inline bint lies_in(Connection conn, const uint8_t* p) noexcept:
 
 @cython.final
 cdef class PublishInHand:
-    """The publish that is being routed: its content, the frames made of it, and who is given it."""
+    """The publish that is being routed: its content, the frames made of it, and its recipients."""
 
     def __cinit__(self, RouterState state not None):
         self.state = state
@@ -46,7 +46,7 @@ cdef class PublishInHand:
     cdef int begin(self, const Content* c, Session origin, object publisher, const uint8_t* raw, uint32_t raw_len,
                    int raw_kind,
                    uint32_t raw_id_at) except -1:
-        # raw: the packet as it came; raw_kind: which frame it is byte for byte (but for first byte and identifier), -1
+        # raw: the packet as received; raw_kind: the frame that equals it (except first byte and identifier), -1
         # = none
         cdef Frame* f
         self.content = c
@@ -72,7 +72,7 @@ cdef class PublishInHand:
         cdef Connection conn
         if self.held is None:
             conn = self.adoptable
-            # a topic that an alias stands for, and properties without their alias, lie elsewhere
+            # a topic replaced by an alias, and properties without their alias, are in other buffers
             if conn is not None and lies_in(conn, self.content.payload) and lies_in(conn, self.content.topic) and \
                     (self.content.props_len == 0 or lies_in(conn, self.content.props)):
                 self.held = message_adopt(self.content, conn.part, self.publisher)
@@ -83,7 +83,7 @@ cdef class PublishInHand:
         return self.held
 
     cdef uint8_t* ids_room(self, uint32_t n) except NULL:
-        # the buffer for Subscription Identifiers, with room for n of them; what is in it stays
+        # the buffer for Subscription Identifiers, with room for n of them; its content is kept
         cdef uint8_t* grown
         if self.ids_cap < n * IDENTIFIER_BYTES_MAX:
             grown = <uint8_t*>realloc(self.ids, 2 * n * IDENTIFIER_BYTES_MAX)
@@ -100,7 +100,7 @@ cdef class PublishInHand:
         cdef int32_t alias = 0
         cdef uint32_t remaining, n
         cdef uint8_t* p
-        # a packet that would be too large by its alias goes without
+        # no alias if it would make the packet too large
         if conn.topic_alias_out_max and c.topic_len >= ALIAS_TOPIC_BYTES_MIN and \
                 self.state.packet_total(c, True, with_id, ids_len + ALIAS_BYTES) <= conn.packet_bytes_max:
             if hash_[0] == 0:
@@ -160,7 +160,7 @@ cdef class PublishInHand:
         return 0
 
     cdef int begin_entry(self, Entry* e, list payloads, int used) except -1:
-        # the publish in hand is a sibling's; returns how many of the payload frames are taken now
+        # begin with an entry of a sibling; returns the number of payload frames taken so far
         cdef const uint8_t[::1] view
         if e.content.expires:
             e.content.expiry_offset = find_expiry(&e.content)
@@ -171,7 +171,7 @@ cdef class PublishInHand:
         owner = payloads[used]
         view = owner
         e.content.payload = &view[0] if view.shape[0] else <const uint8_t*>b""
-        # topic and properties are copied aside, the body is not
+        # topic and properties are copied, the body is not
         self.held = self.borrow(&e.content, owner)
         return used + 1
 

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""A subscription that reads the archive, per message: see the .pyx."""
+"""The per-message part of a subscription that reads the archive: see the .pyx."""
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from pyx.delivery.backlog cimport Backlog
@@ -13,20 +13,20 @@ cdef enum:
 
 
 cdef struct Source:  # one worker's archive
-    uint64_t up_to                  # everything up to this number was taken into `pages`, or is delivered
-    uint32_t at                     # in its page: what lies before was delivered
-    bint reached                    # it had nothing more when it was asked
+    uint64_t up_to                  # everything up to this number is in `pages`, or was delivered
+    uint32_t at                     # index in its page: messages before it were delivered
+    bint reached                    # it had nothing more at the last request
 
 
 cdef class Merge:
     cdef readonly Session session
     cdef readonly uint8_t options   # of the SUBSCRIBE
-    cdef readonly uint32_t number   # of this replay in its session: names its copies in the session's queue
+    cdef readonly uint32_t number   # of this replay in its session: marks its copies in the session's queue
     cdef readonly uint64_t position     # everything up to it was delivered
-    cdef readonly bint live         # all sources had nothing more at some time: they are not merged any more
-    cdef public bytes lost          # the next delivery says that what lay behind this position is gone; or None
-    cdef readonly bint kept         # since the last `take_kept`: copies that the session's window will have to answer
-    cdef list pages                 # by source: messages that have come, or None
+    cdef readonly bint live         # all sources had nothing more at some time: no more merging
+    cdef public bytes lost          # position to report with the next delivery: messages behind it are lost; or None
+    cdef readonly bint kept         # since the last `take_kept`: a copy at QoS 1 or 2 was queued
+    cdef list pages                 # by source: messages received, or None
     cdef Source* sources
     cdef uint32_t count             # of sources
     cdef uint64_t* floors           # by origin: this number and those before it were delivered

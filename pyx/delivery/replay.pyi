@@ -1,4 +1,4 @@
-"""A subscription that reads the archives of all workers, per message."""
+"""The per-message part of a subscription that reads the archives of all workers."""
 
 from typing import final
 
@@ -12,7 +12,7 @@ def drop_queued(backlog: Backlog, s: Session, number: int) -> int: ...
 
 @final
 class Merge:
-    """Pages of all sources in, copies in the session's queue out."""
+    """The merge of the pages of all sources into copies in the session's queue."""
 
     @property
     def session(self) -> Session: ...

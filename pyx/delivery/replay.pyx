@@ -1,17 +1,16 @@
-"""A subscription that reads the archives of all workers (broker.replay.replaying), per message.
+"""The per-message part of a subscription that reads the archives of all workers (broker.replay.replaying).
 
-Messages come in pages, one source (worker) at a time, rising by number. While some source has more than it was asked
-for, what lies up to the *horizon* (the lowest number up to which every source has given everything) is merged by
-number. When every source has had nothing more at some time the replay is *live*: what comes is delivered as it comes.
-The order of each publisher and topic is kept: what one publisher sends lies in one source, and what it sent when its
-worker was another one was merged before.
+Messages come in pages, one source (worker) at a time, rising by number. While a source has more than was requested,
+messages up to the *horizon* (the lowest number up to which every source has sent everything) are merged by number. Once
+every source has had nothing more at some time, the replay is *live*: messages are delivered as they arrive. The order
+of each publisher and topic is kept: the messages of one publisher are in one source, and those from the time when its
+worker was another one were merged before.
 
 The *position* of a delivery is the highest number for which this holds: this message and all up to that number, of all
-sources, have been delivered by then. It is what the client may come back with. It never falls.
+sources, have been delivered by then. The client may resume from it. It never falls.
 
-A copy goes through its session's own queue, at min(archived, granted) QoS; so the window, the outbox and what a disk
-has of it are what they are for any other copy. Not delivered are messages that have expired, and with No Local the
-client's own.
+A copy goes through its session's own queue, at min(archived, granted) QoS; so the window, the outbox and the stored
+records are handled as for any other copy. Expired messages are not delivered, nor, with No Local, the client's own.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
@@ -40,13 +39,13 @@ cdef bytes user_property(bytes name, bytes value):
 
 
 def write_position(bytes tag not None, uint64_t number):
-    """A position as clients see it: the tag of the archive, then the number in hexadecimal digits."""
+    """Return a position as clients see it: the tag of the archive, then the number in hexadecimal digits."""
     return tag + b"%016x" % number
 
 
 def has_room(Backlog backlog not None, Session s not None):
-    """Whether a replay may put more into the session's queue: it is empty, and so is most of its outbox. If not, the
-    handler is told when it is (`drained`)."""
+    """Return whether a replay may put more into the session's queue: it is empty, and so is most of its outbox. If not,
+    `drained` of the handler is called when it may."""
     cdef Connection conn = <Connection>s.connection
     if conn is None or conn.state != OPEN or s.queue_count:
         return False
@@ -55,7 +54,7 @@ def has_room(Backlog backlog not None, Session s not None):
 
 
 def drop_queued(Backlog backlog not None, Session s not None, uint32_t number):
-    """The replay with this number has ended: what of it waits in the queue is dropped. -> how many messages."""
+    """Drop the queued messages of the ended replay with this number; return how many."""
     cdef uint64_t dropped = 0
     for _, record in s.take_queued(number, REPLAYED_COPY):
         dropped += 1
@@ -69,8 +68,8 @@ def drop_queued(Backlog backlog not None, Session s not None, uint32_t number):
 
 @cython.final
 cdef class Merge:
-    """Pages of all sources in, copies in the session's queue out. `tag`: what its positions begin with; `after`: by
-    source, what lies up to this number is not for it; `floors`: {origin: number} likewise."""
+    """The merge of the pages of all sources into copies in the session's queue. `tag`: prefix of its positions;
+    `after`: by source, the number behind which it begins; `floors`: {origin: number} likewise."""
 
     def __cinit__(self, Session session not None, int options, uint32_t identifier, uint32_t number, bytes tag not None,
                   list after not None, dict floors not None):
@@ -96,7 +95,7 @@ cdef class Merge:
         self.properties = b""
         if identifier:
             self.properties = PyBytes_FromStringAndSize(<const char*>head, put_identifier(head, identifier))
-        # all but its number, which is as long for every position
+        # all but the number, which has the same length for every position
         self.properties += user_property(NAME, tag + bytes(POSITION_DIGITS))[:-<int>POSITION_DIGITS]
 
     def __dealloc__(self):
@@ -104,8 +103,8 @@ cdef class Merge:
         free(self.floors)
 
     def add(self, uint32_t source, list messages not None, uint64_t up_to, bint is_end):
-        """A page of a source: its messages behind what it gave before, rising by number; `up_to`: up to this number
-        that was all; `is_end`: it has nothing more."""
+        """Add a page of a source: its messages behind its former pages, rising by number; `up_to`: the page is complete
+        up to this number; `is_end`: the source has nothing more."""
         cdef Source* s
         cdef list page
         if source >= self.count:
@@ -126,7 +125,7 @@ cdef class Merge:
         self.settle()
 
     cdef int settle(self) except -1:
-        # is it live now; how far has everything been delivered
+        # update `live` and `position`
         cdef uint32_t i
         cdef uint64_t lowest = <uint64_t>-1, given
         cdef bint live = True
@@ -143,7 +142,7 @@ cdef class Merge:
         return 0
 
     cdef uint64_t given(self, uint32_t i) except? 0xFFFFFFFFFFFFFFFF:
-        # up to this number everything of the source has been delivered
+        # the number up to which everything of the source has been delivered
         cdef Message m
         if self.pages[i] is None:
             return self.sources[i].up_to
@@ -151,20 +150,20 @@ cdef class Merge:
         return m.content.number - 1
 
     def delivered(self, uint32_t source):
-        """The number up to which everything of the source has been delivered: to be asked behind it, should what has
-        come of it be forgotten."""
+        """Return the number up to which everything of the source has been delivered: requests continue behind it if the
+        received pages are dropped."""
         if source >= self.count:
             raise ValueError("no source")
         return self.given(source)
 
     def up_to(self, uint32_t source):
-        """The number up to which everything of the source has come."""
+        """Return the number up to which everything of the source has been received."""
         if source >= self.count:
             raise ValueError("no source")
         return self.sources[source].up_to
 
     def waiting(self, uint32_t source):
-        """Messages that have come of the source and were not delivered."""
+        """Return the number of messages received from the source and not delivered."""
         cdef list page
         if source >= self.count:
             raise ValueError("no source")
@@ -174,7 +173,7 @@ cdef class Merge:
         return len(page) - self.sources[source].at
 
     def rest(self):
-        """Its session has gone: what has come is forgotten, and is asked for again behind `delivered`."""
+        """Drop the received pages, as its session is offline: they are requested again behind `delivered`."""
         cdef uint32_t i
         for i in range(self.count):
             self.sources[i].up_to = self.given(i)
@@ -184,7 +183,7 @@ cdef class Merge:
         self.live = False
 
     def state(self):
-        """(position, {origin: number}): what of numbers above the position was delivered all the same."""
+        """Return (position, {origin: highest delivered number, if above the position})."""
         cdef uint32_t i
         cdef dict floors = {}
         for i in range(ORIGINS):
@@ -193,14 +192,14 @@ cdef class Merge:
         return self.position, floors
 
     def take_kept(self):
-        """Whether a copy of QoS 1 or 2 was queued since the last call."""
+        """Return whether a copy at QoS 1 or 2 was queued since the last call."""
         cdef bint kept = self.kept
         self.kept = False
         return kept
 
     @property
     def is_due(self):
-        """Whether `feed` would find something."""
+        """Whether `feed` would find a message."""
         cdef uint32_t i
         cdef uint64_t horizon
         if self.live:
@@ -216,7 +215,7 @@ cdef class Merge:
 
     @property
     def horizon(self):
-        """The lowest number up to which every source has given everything."""
+        """The lowest number up to which every source has sent everything."""
         cdef uint32_t i
         cdef uint64_t lowest = <uint64_t>-1
         for i in range(self.count):
@@ -225,8 +224,8 @@ cdef class Merge:
         return lowest
 
     def feed(self, Backlog backlog not None, uint32_t messages_max, uint64_t bytes_max):
-        """Queue what comes next, in order: at most so many messages, and about so many bytes. -> how many were looked
-        at."""
+        """Queue the next messages, in order: at most `messages_max`, and about `bytes_max` bytes. Return the number of
+        messages examined."""
         cdef uint64_t horizon = <uint64_t>-1 if self.live else self.horizon
         cdef uint64_t others, next_number, number, given, size = 0
         cdef uint32_t i, best, looked = 0, length
@@ -275,7 +274,7 @@ cdef class Merge:
         cdef uint8_t qos = self.options & 3
         cdef uint32_t origin = c.number & (<uint32_t>ORIGINS - 1)
         if c.number <= self.floors[origin]:
-            return 0                            # before the number of workers was another one
+            return 0                            # delivered already, when the number of workers was another one
         self.floors[origin] = c.number
         if position > self.position:
             self.position = position

@@ -1,4 +1,4 @@
-"""retaining"""
+"""Retained messages: set, cleared and expired by the owners of their topics, and queued for new subscriptions."""
 
 from typing import final
 

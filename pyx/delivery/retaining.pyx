@@ -1,4 +1,4 @@
-"""Retained messages: set, cleared and expired where their topics are owned, and queued for those who subscribe."""
+"""Retained messages: set, cleared and expired by the owners of their topics, and queued for new subscriptions."""
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
@@ -65,7 +65,7 @@ cdef class Retaining:
         return -1
 
     cdef int note_retained(self, bytes topic, Message m) except -1:
-        # the handler stores what has changed when the tick is committed; acks of this tick wait for it
+        # the handler stores the changes when the tick is committed; acks of this tick wait for that
         self.journal.retained_changes[topic] = m
         self.journal.recorded = True
         if self.journal.durabilities is None or m is None:
@@ -75,7 +75,7 @@ cdef class Retaining:
         return 0
 
     def restore_retained(self, Message m not None):
-        """A retained message that an earlier worker has stored."""
+        """Restore a stored retained message."""
         if self.retained.set(m.topic, m.content.number, m):
             self.retained_bytes += content_bytes(&m.content)
         self.state.clock.behind(m.content.number >> NUMBER_WORKER_BITS)
@@ -83,8 +83,8 @@ cdef class Retaining:
         self.counters.at[count.RETAINED_BYTES] = self.retained_bytes
 
     def queue_retained(self, Session s not None, list messages not None, bytes text not None, uint32_t asked):
-        """Send retained messages to a session that subscribed, at the subscription's QoS, through its own queue
-        [MQTT-3.3.1-6]. `asked` is what `Session.ask` gave to that SUBSCRIBE."""
+        """Send retained messages to a session that has subscribed, at the subscription's QoS, through its own queue
+        [MQTT-3.3.1-6]. `asked`: the number that `Session.ask` returned for the SUBSCRIBE."""
         cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
         cdef int i
         cdef Subscriber* sub
@@ -111,7 +111,7 @@ cdef class Retaining:
             self.backlog.queue_for(s, m, qos, True, identifiers, RETAINED_COPY, asked)
 
     def expire_retained(self, Message m not None):
-        """Forget a retained message whose Message Expiry Interval has passed; one that took its place stays."""
+        """Remove a retained message whose Message Expiry Interval has passed; a newer one of its topic stays."""
         if self.retained.remove(m.topic, m):
             self.retained_bytes -= content_bytes(&m.content)
             if self.state.keeps:

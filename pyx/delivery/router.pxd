@@ -1,33 +1,33 @@
 # cython: language_level=3
-"""One worker's router: a publish goes in, deliveries, log records, peer entries and acks come out.
+"""The router of one worker: a publish goes in, deliveries, log records, peer entries and acks come out.
 
-A Router is composed of parts, each a file of its own that is given the ones it calls:
+A Router is composed of parts, each in its own file, constructed with the parts it calls:
 
-    pyx.delivery.router_state     RouterState    time, limits, counters; who has output, who is served, who is closed
+    pyx.delivery.router_state     RouterState    time, limits, counters; sessions with output, to serve or to close
     pyx.delivery.publish_in_hand  PublishInHand  the publish that is being routed, and the frames made of it
-    pyx.delivery.journal          Journal        what the tick gives to the store, and what waits until it is durable
-    pyx.delivery.peers            Peers          the siblings: what each gets with the next batch, what it has taken
-    pyx.delivery.answering        Answering      acks and other answers, and what they wait for
-    pyx.delivery.windows          Windows        what a disk has of a session's windows, and what waits for it
-    pyx.delivery.back_pressure    BackPressure   publishers that are made to wait: too fast, a full session, no memory
-    pyx.delivery.bounding         Bounding       how much waits for sessions that are behind, and its bounds, in slices
-    pyx.delivery.sweeping         Sweeping       what is looked through for that, and what is forgotten
+    pyx.delivery.journal          Journal        a tick's records for the store, and the acks that wait for them
+    pyx.delivery.peers            Peers          the siblings: the next batch for each, and its acknowledgements
+    pyx.delivery.answering        Answering      acks and other answers, with the conditions they wait for
+    pyx.delivery.windows          Windows        the stored window of a session, and the packets that wait for it
+    pyx.delivery.back_pressure    BackPressure   publishers that wait: too fast, a full session, no memory
+    pyx.delivery.bounding         Bounding       amounts queued for sessions that are behind, and bounds, in slices
+    pyx.delivery.sweeping         Sweeping       the search for sessions beyond their bounds, and forgetting
     pyx.delivery.backlog          Backlog        sessions that are behind: reading the log, resending
     pyx.delivery.retaining        Retaining      retained messages
     pyx.delivery.fanout           FanOut         from a match to its subscribers
-    pyx.delivery.enrolling        Enrolling      share groups: who is a member, and what siblings know of that
-    pyx.delivery.sharing          Sharing        which worker, which member, and who is next
-    pyx.delivery.handing_on       HandingOn      what a member did not take, for another one
-    pyx.delivery.siblings         Siblings       entries that siblings send, and what siblings want
-    pyx.delivery.ending           Ending         how sessions end
-    pyx.delivery.subscribing      Subscribing    how subscriptions begin and end; sessions go online and offline
+    pyx.delivery.enrolling        Enrolling      share groups: members, and the siblings' knowledge of them
+    pyx.delivery.sharing          Sharing        share groups: choice of a worker and a member
+    pyx.delivery.handing_on       HandingOn      share groups: another choice for a message not taken
+    pyx.delivery.siblings         Siblings       entries from siblings, and siblings' interest
+    pyx.delivery.ending           Ending         the end of sessions
+    pyx.delivery.subscribing      Subscribing    begin and end of subscriptions; sessions going online and offline
     pyx.delivery.router           Router         a publish, its acks, and the tick
 
-Each knows those above it in this list. Where one has to call a part further down it declares what it calls: `Sender` in
-windows (Backlog), `Bounds` in back_pressure (Bounding), `Teller` in bounding (Enrolling).
+Each knows the parts above it in this list. To call a part further down it declares an interface: `Sender` in windows
+(implemented by Backlog), `Bounds` in back_pressure (Bounding), `Teller` in bounding (Enrolling).
 
 Call order, one publish: begin -> publish -> (answer). One tick: any number of publishes, acks and slow packets ->
-commit -> serve_ready -> (links take what peers want) -> release_acks -> the reactor sends what `dirty` names.
+commit -> serve_ready -> (links take the batches) -> release_acks -> the reactor sends the outboxes in `dirty`.
 """
 from libc.stdint cimport uint8_t, uint16_t, uint64_t
 
@@ -79,7 +79,7 @@ cdef class Router:
     cdef readonly Ending ending
     cdef readonly Subscribing subscribing
 
-    cdef int publish(self, Matches* m) except -1            # 1: somebody matches
+    cdef int publish(self, Matches* m) except -1            # 1: a subscription matches
     cdef int route(self, Matches* m) except -1
     cdef int forward(self, uint64_t mask) except -1
     cdef int append_block(self) except -1

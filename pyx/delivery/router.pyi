@@ -1,4 +1,4 @@
-"""One worker's router."""
+"""The router of one worker."""
 
 from typing import final
 
@@ -33,7 +33,7 @@ WAITS_FLAG: int
 
 @final
 class Router:
-    """Routes publishes of one worker."""
+    """The router of one worker."""
 
     @property
     def state(self) -> RouterState: ...
@@ -86,7 +86,7 @@ class Router:
     def moment(self, sessions: int) -> bytes: ...
     @property
     def is_laying(self) -> bool:
-        """A block of very many indexes is being appended: nothing can be given to the disk."""
+        """Whether a block of very many indexes is being appended: until its end nothing can be committed."""
     def finish_tick(self) -> None: ...
     def publish_message(self, m: Message, origin: Session | None = None) -> int: ...
     def publish_here(self, m: Message) -> None: ...

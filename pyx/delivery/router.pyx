@@ -1,19 +1,20 @@
-"""One worker's router.
+"""The router of one worker.
 
-A publish comes from a connection, a peer, a will or the broker. Matching gives Filters; each of their subscribers is a
+A publish comes from a connection, a peer, a will or the broker. Matching yields Filters; each of their subscribers is a
 session. A session that is in sync and has room gets the message at once: its bytes go into the connection's outbox and,
-at QoS 1 and 2, a slot of its window. One that has no room, or is offline, is *behind*: the message is written once into
-the log of this tick, under the index of the filter, and the session reads it from there when it has room, until it has
-caught up. So a message is held once however many sessions are behind, and a session in sync costs no log.
+at QoS 1 and 2, it takes a slot of the window. A session without room, or offline, is *behind*: the message is written
+once into the log of this tick, under the index of the filter, and the session reads it from there when it has room,
+until it has caught up. So a message is held once however many sessions are behind, and a session in sync costs no log.
 
-Siblings are subscribers too: a Filter says which of them want it, and each gets the entry once, in the batch of this
-tick. What came from a sibling is never forwarded to one.
+Siblings are subscribers too: a Filter knows which of them want it, and each gets the entry once, in the batch of this
+tick. Messages from a sibling are never forwarded to another one.
 
-The publisher's ack waits for what it promises: the log's commit where something was logged, and the cumulative link ack
-of every sibling that was given the message. Acks of one connection leave in the order of the packets they answer.
+The publisher's ack waits for everything it promises: the commit of the log, if the message was logged, and the
+cumulative link ack of every sibling that was sent it. Acks of one connection leave in the order of the packets they
+answer.
 
-Copies are counted where they are born, here: matched = delivered + expired + dropped + waiting. A copy that waits in a
-log is counted as matched when it leaves it.
+Copies are counted where they are created, here: matched = delivered + expired + dropped + waiting. A copy that waits in
+a log is counted as matched when it leaves the log.
 """
 cimport cython
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
@@ -58,7 +59,7 @@ from pyx.storage.entries cimport ENTRY_RETAINED_ONLY
 from pyx.storage.records cimport Block
 
 
-# what a handler answers when it is asked for the strategy of a share group (`Enrolling.strategy_of`)
+# the handler's answers about the strategy of a share group (`Enrolling.strategy_of`)
 STRATEGIES = {
     "round_robin": ROUND_ROBIN,
     "least_inflight": LEAST_INFLIGHT,
@@ -67,13 +68,13 @@ STRATEGIES = {
     "sticky": STICKY,
 }
 WAITS_FLAG = WAITS
-cdef bytes NOTHING = b"\0nothing"              # a key that is never there
+cdef bytes NOTHING = b"\0nothing"              # a key that never exists
 
 
 @cython.final
 cdef class Router:
-    """Routes publishes of one worker. `worker` and `workers`: which of how many; `limits`, `counters`, `timers`: shared
-    with the rest of the worker; `store` and `handler` are set before the first connection."""
+    """The router of one worker. `worker` and `workers`: its number, and how many there are; `limits`, `counters`,
+    `timers`: shared with the rest of the worker; `store` and `handler` are set before the first connection."""
 
     def __cinit__(self, int worker, int workers, Subscriptions subscriptions not None, Limits limits not None,
                   Row counters not None, TimerWheel timers not None, retained=None):
@@ -107,8 +108,8 @@ cdef class Router:
         self.retaining.retained = retained
 
     def abandon(self):
-        """Let go of the connections and sessions that lists hold, and of their acks: the collector cannot see into
-        these. For a worker that is thrown away while its process lives (the simulation, tests)."""
+        """Release the connections and sessions in C lists, and their acks: the garbage collector cannot see into
+        these. For a worker that is discarded while its process lives (the simulation, tests)."""
         self.state.abandon()
         self.answering.abandon()
         self.windows.abandon()
@@ -164,7 +165,7 @@ cdef class Router:
         if self.journal.archiver is not None:
             self.journal.archive(m, local, self.back_pressure.store_full >> self.state.worker & 1)
         self.in_hand.held = None
-        if not (local or siblings or groups):       # a Filter may be there for its log alone
+        if not (local or siblings or groups):       # a Filter may exist for its log alone
             self.counters.at[count.PUBLISH_UNMATCHED] += 1
             return 0
         return 1
@@ -181,8 +182,8 @@ cdef class Router:
         return 0
 
     def commit(self, bint at_once=False):
-        """Give what the tick has logged and recorded to the store. What was answered in this tick waits for its ticket.
-        What was archived goes with it; by itself, if nobody waits for it, every archive_gather_ms (or `at_once`)."""
+        """Commit the tick's log block and records to the store. Answers of this tick wait for its ticket. Archived
+        messages go with them; alone, if no answer waits for them, every archive_gather_ms (or `at_once`)."""
         cdef dict changes
         cdef uint64_t ticket
         cdef bint synced, waited
@@ -216,7 +217,7 @@ cdef class Router:
         self.journal.synced = False
         ticket = self.journal.store.flush(synced)
         if ticket == self.journal.last_ticket:
-            # there was nothing to write, but somebody may wait for it
+            # there was nothing to write, but an answer may wait for a ticket
             self.journal.store.delete(NOTHING)
             ticket = self.journal.store.flush(synced)
         self.journal.last_ticket = ticket
@@ -227,7 +228,7 @@ cdef class Router:
         callback_ends(&mark, COMMIT)
 
     def moment(self, uint64_t sessions):
-        """What the store keeps of the counters with each commit (leveldb_store.format.persisted_counters)."""
+        """Return the counters that the store keeps with each commit (leveldb_store.format.persisted_counters)."""
         cdef RouterState state = self.state
         return state.counters.kept(state.clock.ms, state.next_position - 1, state.clock.last, sessions)
 
@@ -238,7 +239,7 @@ cdef class Router:
         return 0
 
     cdef int append_block(self) except -1:
-        # what was logged can be read from now on; of very many indexes with the last piece
+        # append the tick's block to the log: readable from now on; a block of very many indexes with its last piece
         cdef list keys
         cdef Mark mark
         cdef bint meanwhile = self.journal.laid is not None
@@ -253,7 +254,7 @@ cdef class Router:
             self.journal.block.seal()
             self.journal.laid = self.journal.block
             self.journal.block = Block(self.state.next_position)
-            self.state.takes_none = meanwhile     # else it might have no end
+            self.state.takes_none = meanwhile     # else it might never end
             return self.lay()
         callback_begins(&mark)
         keys = self.journal.block.keys
@@ -266,11 +267,11 @@ cdef class Router:
 
     @property
     def is_laying(self):
-        """A block of very many indexes is being appended: nothing can be given to the disk."""
+        """Whether a block of very many indexes is being appended: until its end nothing can be committed."""
         return self.journal.laid is not None
 
     cdef int lay(self) except -1:
-        # a piece
+        # append one piece of the block
         cdef list keys
         cdef Mark mark
         callback_begins(&mark)
@@ -285,8 +286,8 @@ cdef class Router:
         return 0
 
     def finish_tick(self):
-        """Let sessions that are behind read on, commit, hand what peers get to `forward_now`, release acks. The
-        outboxes are for the caller."""
+        """Let sessions that are behind read on, commit, send the peers' batches by `forward_now`, release acks. The
+        caller sends the outboxes."""
         cdef Mark mark, part
         callback_begins(&mark)
         self.state.clock.hear()
@@ -315,18 +316,18 @@ cdef class Router:
                 if self.state.ready.count:
                     self.backlog.serve_ready()
                 if self.peers.dirty_peers:
-                    self.forward_all()      # questions for retained messages, which follow their SUBACK
+                    self.forward_all()      # requests for retained messages, sent after their SUBACK
         if self.state.drained:
             callback_begins(&part)
             self.tell_drained()
             callback_ends(&part, DRAINED)
         if self.journal.recorded and self.journal.laid is None:
-            self.commit()                   # what was decided since
+            self.commit()                   # records made since
         self.state.clock.tell()
         callback_ends(&mark, TICK)
 
     cdef int finish_log(self) except -1:
-        # all of the log can be read
+        # the whole log can be read
         cdef Mark part
         if self.state.unfinished:
             self.sweeping.go_on()
@@ -391,12 +392,12 @@ cdef class Router:
                 self.windows.mark_dirty(s)
             slot.state = WAIT_PUBCOMP
             slot.group = 0
-            slot.order = s.order            # PUBRELs are sent again in the order of the PUBRECs
+            slot.order = s.order            # PUBRELs are resent in the order of the PUBRECs
             s.order += 1
             out_changes(s, slot.packet_id)
             if s.behind and s.inflight_room <= 0:
                 self.state.set_ready(s)
-            s.let_go(slot)                  # its bytes make room, though its place stays taken
+            s.let_go(slot)                  # its bytes are freed, but the slot stays taken
             reason = 0
         elif slot != NULL and slot.state == WAIT_PUBCOMP:
             reason = 0
@@ -421,7 +422,7 @@ cdef class Router:
         cdef Inflight* slot = s.slot(packet_id)
         if slot == NULL or slot.state != WAIT_PUBCOMP:
             if conn.strays:
-                conn.strays -= 1            # an identifier may have been given to a message meanwhile
+                conn.strays -= 1            # its identifier may have been given to another message meanwhile
             elif slot != NULL:
                 return self.misfit(s, slot, "PUBCOMP without PUBREL")
             return 0
@@ -435,15 +436,15 @@ cdef class Router:
         return 1
 
     cdef int misfit(self, Session s, Inflight* slot, str what) except -1:
-        # An ack of another kind than what was sent asks for. One for a message that this connection was not sent again
-        # yet speaks of a former one, whose window a crash may have lost: it is as good as one that names nothing
+        # an ack of the wrong kind for the message. If the message was not resent on this connection yet, the ack
+        # answers a former one, whose window a crash may have lost: it is ignored like an ack of an unknown identifier
         cdef list unsent = <list>(s.releases if slot.state == WAIT_PUBCOMP else s.resend)
         if self.limits.lenient or unsent is not None and slot.order >= unsent[len(unsent) - 1][0]:
             return 0
         return protocol_error(REASON_PROTOCOL_ERROR, what)
 
     def publish_message(self, Message m not None, Session origin=None):
-        """Route a message of the broker itself (a will). Returns the peers that were given it."""
+        """Route a message of the broker itself (a will). Return the bits of the peers that were sent it."""
         self.in_hand.adoptable = None
         self.in_hand.begin(&m.content, origin, m.publisher, NULL, 0, -1, 0)
         self.in_hand.held = m
@@ -451,8 +452,8 @@ cdef class Router:
         return self.in_hand.mask
 
     def publish_here(self, Message m not None):
-        """Deliver a message of the broker itself, which every worker publishes ($SYS), to the sessions of this one. It
-        is neither retained nor forwarded. Of a share group the first worker with a member delivers."""
+        """Deliver a message of the broker itself, which every worker publishes ($SYS), to this worker's sessions. It is
+        neither retained nor forwarded. For a share group the first worker with a member delivers."""
         cdef Matches* found = self.subscriptions.match(m.content.topic, m.content.topic_len)
         cdef Group* g
         cdef uint32_t i
@@ -473,7 +474,7 @@ cdef class Router:
 
 
 def expiry_offset(bytes properties not None):
-    """Where the Message Expiry Interval's value stands in checked PUBLISH properties, or -1."""
+    """Return the offset of the Message Expiry Interval's value in validated PUBLISH properties, or -1."""
     cdef Content c
     c.props = <const uint8_t*><const char*>properties
     c.props_len = <uint32_t>len(properties)

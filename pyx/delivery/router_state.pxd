@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""What all parts of a router stand on: see the .pyx."""
+"""The shared state of all parts of a router: see the .pyx."""
 from cpython.ref cimport PyObject
 from libc.stddef cimport size_t
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
@@ -18,19 +18,19 @@ from pyx.protocol.wire cimport put_varint
 
 
 cdef enum:
-    READ_BYTES_MAX = 262144         # of a log, at once
+    READ_BYTES_MAX = 262144         # of the log, at once
     MERGED_MAX = 64                 # filters of a session that reads their indexes merged
-    SLICE = 5_000_000               # ns of work, nominal: long work is done so much at a time
-    TURN = 2 * SLICE                # ... after which a connection's publishes leave the turn to others
-    ROUND = 5 * TURN                # ... and those of all connections and siblings wait for the next tick
-    SHARE = 500                     # ns of work, nominal: a share group that a publish is for
-    NAMED = 6000                    # ... an index of the log that is told what a tick has for it
-    LAID = 1000                     # indexes that are told so at a time
-    OWN_FRAME_BYTES = 8192          # mesh payloads from here on travel in a frame of their own
+    SLICE = 5_000_000               # ns of work, nominal: long work is done in slices of this
+    TURN = 2 * SLICE                # ... of publishes, after which it is the turn of other connections
+    ROUND = 5 * TURN                # ... of all connections and siblings, after which publishes wait for the next tick
+    SHARE = 500                     # ns of work, nominal: for a share group that matches a publish
+    NAMED = 6000                    # ... for an index of the log that gets messages of a tick
+    LAID = 1000                     # such indexes appended at a time
+    OWN_FRAME_BYTES = 8192          # mesh payloads from this size on travel in a frame of their own
     IDENTIFIER_BYTES_MAX = 5        # of a Subscription Identifier as a property
     NUMBER_WORKER_BITS = 8
     SAMPLE_MS = 10                  # between two publishes whose durations are measured
-    OUTBOX_PART = 4                 # so much of outbox_bytes_max, one in ..., may a replay fill
+    OUTBOX_PART = 4                 # a replay may fill this fraction (1 / ...) of outbox_bytes_max
     ABSENCES_MAX = 64               # disconnections a session remembers before it has caught up
     QUOTA_EXCEEDED = 0x97
     REFUSED_NO_MEMBER = 1           # zmq_mesh.envelope.Refusal
@@ -48,38 +48,38 @@ cdef class RouterState:
     cdef readonly Limits limits
     cdef readonly Row counters
     cdef readonly TimerWheel timers
-    cdef public object handler          # broker's decisions
-    cdef public bint keeps              # the store's: what it holds outlives the worker
+    cdef public object handler          # the decisions of broker (pyx.delivery.handler)
+    cdef public bint keeps              # the store is on disk: its records outlive the worker
     cdef public Drops drops             # of this minute, by session
-    cdef public Prefixes prefixes       # what came and went in this minute, by topic
+    cdef public Prefixes prefixes       # traffic of this minute, by topic
     cdef readonly int worker
     cdef readonly int workers
     cdef readonly uint64_t now_ms       # monotonic
-    # the broker's time: Unix time when it was started, since then monotonic: steps of the wall clock change nothing
+    # the broker's time: Unix time at its start, monotonic since then: unaffected by steps of the wall clock
     cdef readonly uint64_t wall_ms
     cdef uint64_t wall_offset
-    cdef readonly Clock clock           # what numbers come from
+    cdef readonly Clock clock           # the source of message numbers
     # sampling of durations, in the monotonic clock's ns; 0 = nothing
     cdef uint64_t tick_ns               # when this tick began; 0 without a reactor: then nothing is sampled
     cdef uint64_t sample_ms             # the next PUBLISH at or after this time is sampled
-    cdef uint64_t finished_since        # a sampled PUBLISH that is done with in this tick was received then
-    cdef uint64_t delivered_since       # ... that was delivered to sessions of this worker
-    cdef uint64_t spent                 # ns of work, nominal, that publishes have cost by their subscribers: only rises
-    cdef uint64_t round_until           # `effort` with which the publishes of this tick end
+    cdef uint64_t finished_since        # when a sampled PUBLISH that is finished in this tick was received
+    cdef uint64_t delivered_since       # ... that is delivered to sessions of this worker
+    cdef uint64_t spent                 # ns of work, nominal, of publishes, by their subscribers: only rises
+    cdef uint64_t round_until           # value of `effort` at which the publishes of this tick end
 
     # the tick
     cdef readonly uint64_t tick
-    cdef public uint64_t batch_turn     # ns of work, nominal, after which what is left of a sibling's batch waits
-    cdef bint takes_none                # what came while another one was: no PUBLISH is taken until it is in
+    cdef public uint64_t batch_turn     # ns of work, nominal, after which the rest of a sibling's batch waits
+    cdef bint takes_none                # a second large block is being appended: no PUBLISH is taken until its end
     cdef uint64_t next_position
     cdef Pointers dirty                 # connections with output
     cdef Pointers ready                 # sessions to be served
-    cdef list drained                   # those with replays whose own queue or outbox has room: the handler is told
+    cdef list drained                   # sessions with replays whose queue or outbox has room, for the handler
     cdef public list resumed            # connections to be read again: the reactor takes them
-    # connections that the handler or the router wants closed: (connection, reason code, why)
+    # connections to be closed for the handler or the router: (connection, reason code, why)
     cdef public list closing
     cdef bint acks_due
-    cdef public bint divided            # the handler has work that it goes on with at the end of each tick
+    cdef public bint divided            # the handler has work to continue at the end of each tick
 
     cdef int output_taken(self, Connection conn, size_t n) except -1
     cpdef int discard_output(self, Connection conn) except -1
@@ -87,11 +87,11 @@ cdef class RouterState:
         return self.clock.next() << NUMBER_WORKER_BITS | <uint64_t>self.worker
 
     cdef inline uint64_t effort(self) noexcept:
-        # ns of work, nominal, that publishes have cost: only rises
+        # ns of work, nominal, of publishes: only rises
         return self.spent + self.subscriptions.trie.walked
 
     cdef inline uint64_t count_effort(self, const Matches* m) noexcept:
-        # before a publish goes to its plain subscribers: how many they are
+        # call it before a publish goes to its plain subscribers; returns their number
         cdef uint64_t local = 0
         cdef uint32_t i
         for i in range(m.count):
@@ -110,7 +110,7 @@ cdef class RouterState:
     cdef uint64_t all_dropped(self) noexcept
     cdef int fell_behind(self, Session s) except -1
     cdef uint64_t packet_total(self, const Content* c, bint v5, bint with_id, uint32_t ids_len) noexcept
-    cdef readonly bint unfinished   # there is work that goes on in the next tick
+    cdef readonly bint unfinished   # there is work to continue in the next tick
 
 
 cdef int pointers_push(Pointers* list_, object item) except -1

@@ -1,4 +1,4 @@
-"""What all parts of a router stand on."""
+"""The shared state of all parts of a router."""
 
 from typing import final
 
@@ -13,7 +13,7 @@ from pyx.matching.subscriptions import Subscriptions
 
 @final
 class RouterState:
-    """What all parts of a router stand on: time, limits, counters, who has output, who is to be served or closed."""
+    """The shared state of all parts of a router: time, limits, counters, sessions with output, to serve or to close."""
 
     def abandon(self) -> None: ...
     handler: Handler
@@ -23,7 +23,7 @@ class RouterState:
     drops: Drops
     prefixes: Prefixes
     batch_turn: int
-    """Indexes that are told in a tick what it has logged."""
+    """Nanoseconds of work, nominal, after which the rest of a sibling's batch waits."""
     @property
     def subscriptions(self) -> Subscriptions: ...
     @property

@@ -1,8 +1,8 @@
-"""What all parts of a router stand on: time, limits, counters, and the lists of the tick.
+"""The shared state of all parts of a router: time, limits, counters, and the lists of the tick.
 
-The lists name connections with output, sessions that can go on reading the log, and connections to be closed or read
-again; the reactor empties them at the end of a round. `spent` counts the work of publishes, by which turns and rounds
-are bounded.
+The lists have connections with output, sessions that can continue to read the log, and connections to be closed or read
+again; the reactor empties them at the end of a round. `spent` counts the work of publishes, which bounds turns and
+rounds.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -55,7 +55,7 @@ cdef void free_pointers(Pointers* p) noexcept:
 
 
 cdef int32_t find_expiry(const Content* c) except -2:
-    """Where the Message Expiry Interval's value stands in properties that were checked when they came in, or -1.
+    """Return the offset of the Message Expiry Interval's value in properties that were validated at reception, or -1.
     ValueError: they are damaged."""
     cdef int64_t at = find_property(c.props, c.props_len, MESSAGE_EXPIRY_INTERVAL)
     if at >= 0 and c.props_len - at < 4:
@@ -65,7 +65,7 @@ cdef int32_t find_expiry(const Content* c) except -2:
 
 @cython.final
 cdef class RouterState:
-    """What all parts of a router stand on: time, limits, counters, who has output, who is to be served or closed."""
+    """The shared state of all parts of a router: time, limits, counters, sessions with output, to serve or to close."""
 
     def __cinit__(self, int worker, int workers, Subscriptions subscriptions not None, Limits limits not None,
                   Row counters not None, TimerWheel timers not None):
@@ -94,13 +94,13 @@ cdef class RouterState:
         free_pointers(&self.ready)
 
     def abandon(self):
-        """See Router."""
+        """Release the references in C lists: see `Router.abandon`."""
         free_pointers(&self.dirty)
         free_pointers(&self.ready)
 
     def set_time(self, uint64_t monotonic_ms, uint64_t wall_ms=0, uint64_t clock_us=0):
-        """The clocks of this tick. `wall_ms`: the broker's time, given once, at start: it goes on with the monotonic
-        one. `clock_us`: what the wall clock says now, where that is another time."""
+        """Set the clocks of this tick. `wall_ms`: the broker's time, set once at the start; it advances with the
+        monotonic clock. `clock_us`: the wall clock now, if it differs."""
         if wall_ms:
             self.wall_offset = wall_ms - monotonic_ms
         self.now_ms = monotonic_ms
@@ -108,11 +108,11 @@ cdef class RouterState:
         self.clock.us = clock_us if clock_us else self.wall_ms * 1000
 
     cpdef uint64_t next_number(self):
-        """A message number: (microseconds << 8 | worker); what the microseconds are, pyx.core.clock says."""
+        """Return a new message number: (microseconds << 8 | worker), with the microseconds of pyx.core.clock."""
         return self.new_number()
 
     def numbers_behind(self, uint64_t number):
-        """Every number from now on is greater than this one, which the store has."""
+        """Make all further numbers higher than this one, which is in the store."""
         self.clock.behind(number >> NUMBER_WORKER_BITS)
 
     cdef int set_dirty(self, Connection conn) except -1:
@@ -128,8 +128,8 @@ cdef class RouterState:
         return 0
 
     def take_dirty(self):
-        """The connections that have output since the last call: for tests and the simulation (the reactor walks the
-        list)."""
+        """Return the connections with output since the last call: for tests and the simulation (the reactor iterates
+        over the list)."""
         cdef uint32_t i
         out = []
         for i in range(self.dirty.count):
@@ -140,7 +140,7 @@ cdef class RouterState:
         return out
 
     def take_output(self, Connection conn not None):
-        """All bytes of its outbox, which is empty then; its session may read on. The kernel's part in tests and in the
+        """Take and return all bytes of its outbox; its session may read on. It replaces the kernel in tests and in the
         simulation (see the reactor's flush)."""
         cdef iovec[64] v
         cdef size_t total = 0
@@ -157,7 +157,7 @@ cdef class RouterState:
         return b"".join(pieces)
 
     cdef int output_taken(self, Connection conn, size_t n) except -1:
-        # somebody took n bytes of its outbox
+        # n bytes of its outbox were taken
         cdef Session s = <Session>conn.session
         conn.bytes_out += n
         if s is not None and s.awaits_outbox and \
@@ -169,7 +169,7 @@ cdef class RouterState:
         return 0
 
     cpdef int discard_output(self, Connection conn) except -1:
-        """The connection is no more: what nobody took of its outbox is dropped."""
+        """Drop the rest of the outbox of a connection that has ended."""
         self.counters.at[count.DROPPED_CONNECTION_CLOSED] += conn.out.qos0
         self.drops.add(conn.had, count.DROPPED_CONNECTION_CLOSED, conn.out.qos0)
         conn.had = None
@@ -177,7 +177,7 @@ cdef class RouterState:
         return 0
 
     def write(self, Connection conn not None, bytes packet not None):
-        """Put a packet into the outbox at once, before acks that still wait."""
+        """Put a packet into the outbox at once, ahead of acks that still wait."""
         cdef uint32_t n = <uint32_t>len(packet)
         if n and conn.state != CLOSED:
             self.counters.at[count.ANSWERS_SENT] += 1
@@ -185,14 +185,14 @@ cdef class RouterState:
             self.set_dirty(conn)
 
     def close(self, Connection conn not None, int reason=0, str why=""):
-        """Ask for the connection's end; it is closed at the end of the tick, after its output left."""
+        """Request the connection's end: it is closed at the end of the tick, after its output was sent."""
         if conn.state < CLOSING:
             conn.state = CLOSING
             self.closing.append((conn, reason, why))
 
     cpdef int fail(self, Connection conn, error) except -1:
-        """The one door: an error of ours (whatever raised it) while something of this client's was handled. Its
-        connection ends, those of others go on."""
+        """Handle an error of ours while processing anything of this client (the single entry for these). Its connection
+        ends, others continue."""
         self.counters.at[count.INTERNAL_ERRORS] += 1
         self.handler.internal_error(conn, error)
         return 0
@@ -206,17 +206,17 @@ cdef class RouterState:
 
     @property
     def worked(self):
-        """What publishes have cost, in nanoseconds of work, nominal: only rises."""
+        """The cost of publishes so far, in nanoseconds of work, nominal: only rises."""
         return self.effort()
 
     @property
     def turn_ends(self):
-        """What `worked` has reached when the turn of a batch that begins now is over; it is over at once while no
+        """The value of `worked` at which the turn of a batch that begins now is over; it is over at once while no
         publish is taken."""
         return self.effort() + (0 if self.takes_none else self.batch_turn)
 
     def is_round_over(self):
-        """Whether publishes have cost so much in this tick that the next ones wait for the next."""
+        """Return whether the publishes of this tick have used up its bound: further ones wait for the next tick."""
         return self.effort() > self.round_until
 
     cdef int drop(self, Connection conn, int counter) except -1:
@@ -227,7 +227,7 @@ cdef class RouterState:
         return 1
 
     cdef int note_drops(self, Connection conn, int counter, uint64_t dropped) except -1:
-        # the reactor says when they have ended: nothing waits in the outbox and nothing in the session
+        # the reactor reports their end: nothing waits in the outbox, nor in the session
         conn.drops += dropped
         self.drops.add(conn.session, counter, dropped)
         if not conn.dropping:
@@ -243,7 +243,7 @@ cdef class RouterState:
         return total
 
     cdef int fell_behind(self, Session s) except -1:
-        # from in sync to behind: nothing that is in the log is for it
+        # from in sync to behind: no message in the log so far is for it
         if s.connection is not None and not has_slot(s):
             self.counters.at[count.INFLIGHT_FULL] += 1
         if s.own.count > MERGED_MAX and s.unread is None:
@@ -253,7 +253,7 @@ cdef class RouterState:
     cdef uint64_t packet_total(self, const Content* c, bint v5, bint with_id, uint32_t ids_len) noexcept:
         cdef uint64_t remaining = remaining_length(c, v5, with_id, ids_len if v5 else 0)
         if remaining > 268_435_455:
-            return <uint64_t>-1                 # no packet can say it
+            return <uint64_t>-1                 # more than a packet can have
         return 1 + varint_size(<uint32_t>remaining) + remaining
 
     cdef int attempt(self, Connection conn, callback) except -1:

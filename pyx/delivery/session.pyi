@@ -1,4 +1,4 @@
-"""One session: its windows, the QoS 1 and 2 handshakes in both directions, what waits for it."""
+"""One session: its windows, the QoS 1 and 2 handshakes in both directions, its queue and its cursor."""
 
 from typing import Any, final
 
@@ -7,7 +7,7 @@ from pyx.protocol.message import Message
 
 @final
 class Session:
-    """One client's session [MQTT-4.1]."""
+    """The session of a client [MQTT-4.1]."""
 
     client_id: str
     @property

@@ -1,4 +1,4 @@
-"""The mechanics of a session: see the .pxd. Decisions (who may resume, when it ends) are broker's."""
+"""The mechanics of a session: see the .pxd. Decisions (may it be resumed, when does it end) are made in broker."""
 cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF, Py_XDECREF, Py_XINCREF
 from cpython.unicode cimport PyUnicode_AsUTF8AndSize
@@ -15,7 +15,7 @@ from pyx.protocol.message cimport content_bytes
 cdef enum:
     WINDOW_FIRST = 8
     WINDOW_LAST = 65536
-    INFLIGHT_BYTES = 16 << 20       # until its first CONNECT says otherwise
+    INFLIGHT_BYTES = 16 << 20       # until its first CONNECT sets another bound
 
 
 @cython.final
@@ -25,7 +25,7 @@ cdef class Hold:
 
 @cython.final
 cdef class Session:
-    """One client's session [MQTT-4.1]: lives as long as its connection or until its Session Expiry Interval has
+    """The session of a client [MQTT-4.1]: lives as long as its connection, or until its Session Expiry Interval has
     passed."""
 
     def __cinit__(self, str client_id not None, int version=4):
@@ -56,7 +56,7 @@ cdef class Session:
         free(self.rule)
 
     cdef Inflight* open_slot(self) except NULL:
-        # a free slot with the next Packet Identifier; the caller has seen `has_slot`: inflight < slots_max <= 65,535
+        # a free slot with the next Packet Identifier; the caller has checked `has_slot`: inflight < slots_max <= 65,535
         cdef Inflight* s
         cdef uint32_t tries = 0
         if self.inflight * 2 >= self.window_cap and self.window_cap < WINDOW_LAST:
@@ -88,7 +88,7 @@ cdef class Session:
             raise MemoryError
         for i in range(self.window_cap):
             if old[i].state != FREE:
-                new[old[i].packet_id & (cap - 1)] = old[i]      # distinct in the smaller table, so here too
+                new[old[i].packet_id & (cap - 1)] = old[i]      # distinct in the smaller table, so in this one too
         free(old)
         self.window = new
         self.window_cap = cap
@@ -143,7 +143,7 @@ cdef class Session:
         slot.identifiers = NULL
 
     def bound_inflight(self, int64_t bytes_max):
-        """From now on what is in flight may have so many bytes, and the message with which it reaches them."""
+        """Bound the bytes in flight from now on; the message that reaches the bound may exceed it."""
         cdef uint32_t i
         work(self.window_cap * PLACE)
         self.inflight_room = bytes_max
@@ -219,7 +219,7 @@ cdef class Session:
             if self.arrived[k] == 0:
                 return False
             k = (k + 1) & mask
-        # linear probing without tombstones: move back whatever would be cut off
+        # linear probing without tombstones: move back the entries that would become unreachable
         j = k
         while True:
             self.arrived[k] = 0
@@ -300,7 +300,7 @@ cdef class Session:
         return taken
 
     cdef int clear(self) except -1:
-        # forget everything that waits or is in flight
+        # drop all messages that wait or are in flight
         cdef uint32_t i
         work(self.window_cap * PLACE + self.inflight * VISIT + self.queue_count * (3 * VISIT))
         for i in range(self.window_cap):
@@ -324,15 +324,15 @@ cdef class Session:
         return 0
 
     def watch(self):
-        """From now on remember which topics are retained anew and sent live: an older message of theirs will not be
-        sent as retained."""
+        """Remember from now on the topics of messages with RETAIN that are sent live: an older message of such a topic
+        will not be sent as retained."""
         self.watching += 1
         self.watched = True
 
     def ask(self, uint64_t position=0):
-        """A SUBSCRIBE asks for retained messages: the number of that SUBSCRIBE. What was sent live before it is no
-        answer to it; a message to be retained that is sent live from now on takes the place of an older one of that
-        topic. `position`: the last one of the log."""
+        """Note a SUBSCRIBE that asks for retained messages; return its number. Messages sent live before it do not
+        answer it; a message with RETAIN that is sent live from now on replaces an older one of its topic. `position`:
+        the last one of the log."""
         self.asked += 1
         self.asked_behind = position
         return self.asked
@@ -342,7 +342,7 @@ cdef class Session:
         watched_forget(&self.seen)
 
     def unwatch(self):
-        """One question for retained messages has been answered."""
+        """Note that one request for retained messages has been answered."""
         self.watching -= 1
         if self.watching == 0 and self.queue_count == 0:
             self.watch_no_more()
@@ -355,8 +355,8 @@ cdef class Session:
         return 0
 
     cdef list formers(self, const Formers* formers, const Membership* e):
-        # [(options, position behind which it begins, and with which it ends)] of the stretches of the log that it is to
-        # get under options it had formerly
+        # [(options, position behind which it begins, position with which it ends)] of the stretches of the log that are
+        # still to be sent under former options
         cdef const Former* former
         cdef uint32_t i = e.former
         cdef list found = []
@@ -381,7 +381,7 @@ cdef class Session:
         return wanted
 
     def filters(self):
-        """The Topic Filters of its subscriptions, shares of groups left out."""
+        """Return the Topic Filters of its subscriptions, without shares of groups."""
         cdef uint32_t i
         cdef list found = []
         work(self.own.count * (VISIT + OBJECT))
@@ -391,8 +391,8 @@ cdef class Session:
         return found
 
     def subscribed(self, uint32_t first=0, uint32_t most=0xFFFFFFFF):
-        """Its subscriptions as the client named them: Topic Filters, and $share/GROUP/FILTER for shares of a group.
-        From the one of that number on, and no more than so many."""
+        """Return its subscriptions as the client named them: Topic Filters, and $share/GROUP/FILTER for shares of a
+        group; at most `most`, from number `first` on."""
         cdef uint32_t i, end = first + min(most, self.own.count - min(first, self.own.count))
         cdef Membership* e
         cdef bytes text
@@ -415,26 +415,26 @@ cdef class Session:
 
     @property
     def subscriptions(self):
-        """How many subscriptions it has."""
+        """The number of its subscriptions."""
         return self.own.count
 
     @property
     def unacknowledged(self):
-        """Outgoing messages without their last answer."""
+        """The number of outgoing messages without their last ack."""
         return self.inflight
 
     @property
     def queued(self):
-        """Messages of this session alone that wait (retained or replayed ones, shares of a group)."""
+        """The number of messages in its own queue (retained or replayed ones, shares of a group)."""
         return self.queue_count
 
     @property
     def queued_bytes(self):
-        """Their topics, properties and payloads."""
+        """The bytes of their topics, properties and payloads."""
         return self.queue_bytes
 
     def held(self):
-        """[(Message, QoS, of a share group)] in its window and its queue: for tests."""
+        """Return [(Message, QoS, of a share group)] of its window and its queue: for tests."""
         cdef uint32_t i
         cdef Queued* q
         out = []
@@ -452,10 +452,10 @@ cdef class Session:
 
     @property
     def is_watching(self):
-        """Topics that are retained anew are remembered, because retained messages are on their way."""
+        """Whether it remembers topics sent live, because retained messages are on their way."""
         return bool(self.watched)
 
     @property
     def watched_topics(self):
-        """How many topics it remembers."""
+        """The number of topics that it remembers."""
         return self.seen.count

@@ -16,7 +16,7 @@ from pyx.matching.subscriptions cimport Subscriptions
 from pyx.storage.entries cimport Entry
 
 
-cdef enum Who:              # may be chosen
+cdef enum Who:              # members that may be chosen
     ABLE = 0                # online, and with room
     ONLINE = 1
     ANYBODY = 2
@@ -33,7 +33,7 @@ cdef class Sharing:
     cdef Backlog backlog
     cdef FanOut fanout
 
-    cdef int chosen(self, Entry* e) except -1                   # 0, or why the entry is refused
+    cdef int chosen(self, Entry* e) except -1                   # 0, or the reason of the refusal
     cdef int share(self, Group* g, uint64_t* plain) except -1
     cdef int share_here(self, Group* g) except -1
     cdef int choose(self, Group* g, uint64_t key, uint64_t offline, uint64_t without, uint64_t* plain) except -1

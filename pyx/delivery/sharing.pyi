@@ -4,4 +4,4 @@ from typing import final
 
 @final
 class Sharing:
-    """Chooses members and workers."""
+    """The choice of workers and members."""

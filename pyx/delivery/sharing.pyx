@@ -1,21 +1,22 @@
 """Share groups: each message goes to one member of a group [MQTT 5, 4.8.2].
 
 The publisher's worker chooses: a member of its own, or a sibling, to which it sends an entry that names the group; the
-sibling then chooses among its members by the same strategy. Three attempts are made, over all workers each time: those
-who can take the message now (online, with room in window and outbox); those who are online; anybody, for whom it then
-waits. What is known of members elsewhere:
+sibling then chooses among its members by the same strategy. Three attempts are made, over all workers each time: among
+members that can take the message now (online, with room in window and outbox); among online members; among all, and
+then it waits for the chosen one. A worker knows of members elsewhere:
 
 - how many there are and how many are online, and whether all of these are full: enough for round_robin and
-  least_inflight, which take a worker in proportion to online members;
-- for hash_topic, hash_client and sticky every member by name (pyx.matching.group_members): all workers come to the same
+  least_inflight, which choose a worker in proportion to online members;
+- for hash_topic, hash_client and sticky every member by name (pyx.matching.group_members): all workers choose the same
   one.
 
-Who is a member, and what siblings know of that, is pyx.delivery.enrolling's.
+Members, and the siblings' knowledge of them, are kept by pyx.delivery.enrolling.
 
-What is known may be a moment old. A worker without a member, or whose members are all offline, refuses the entry with
-its link ack, and the sender chooses again (pyx.delivery.handing_on). The same happens to what a worker that died had
-not acknowledged: at QoS 1, and at QoS 2 where it never left. Copies that belong to a group carry its number: what waits
-for a member that leaves, and what was sent to it at QoS 1 and not acknowledged when its session ends, is handed on.
+This knowledge may be slightly out of date. A worker without a member, or with offline members only, refuses the entry
+with its link ack, and the sender chooses again (pyx.delivery.handing_on). The same is done with entries that a worker
+had not acknowledged when it died: at QoS 1, and at QoS 2 if they were never sent. Copies for a group carry its number:
+those that wait for a member are handed on when it leaves, and those sent to it at QoS 1 and not acknowledged when its
+session ends.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -41,14 +42,14 @@ from pyx.protocol.message cimport Content
 from pyx.storage.entries cimport Choice, ENTRY_RETAINED_ONLY, Entry
 
 cdef enum:
-    HERE = -1                       # instead of a sibling
+    HERE = -1                       # this worker, instead of a sibling
     NOBODY = -2
-    LEAST_OF = 32                   # least_inflight compares so many members at once
+    LEAST_OF = 32                   # members that least_inflight compares at once
 
 
 @cython.final
 cdef class Sharing:
-    """Chooses members and workers."""
+    """The choice of workers and members."""
 
     def __cinit__(self, RouterState state not None, PublishInHand in_hand not None, Peers peers not None,
                   Enrolling enrolling not None, Backlog backlog not None, FanOut fanout not None):
@@ -65,8 +66,8 @@ cdef class Sharing:
     # ------------------------------------------------------------ which worker
 
     cdef int share(self, Group* g, uint64_t* plain) except -1:
-        # the publish in hand to one member of the group: 1, or 0: there is none. plain: siblings that get a plain copy
-        # as well; one that is chosen gets both with one entry
+        # send the publish in hand to one member of the group: 1, or 0: there is none. plain: siblings that get a plain
+        # copy as well; a chosen one gets both with one entry
         if g.siblings == 0:
             return self.share_here(g)
         if g.strategy == 0:
@@ -74,13 +75,13 @@ cdef class Sharing:
         return self.choose(g, self.key_for(g) if g.strategy >= HASH_TOPIC else 0, 0, 0, plain)
 
     cdef int share_here(self, Group* g) except -1:
-        # to one of this worker's members
+        # send it to one of this worker's members
         if g.strategy == 0:
             self.enrolling.ask_strategy(g)
         return self.choose_here(g, self.key_for(g) if g.strategy >= HASH_TOPIC else 0, True)
 
     cdef int choose(self, Group* g, uint64_t key, uint64_t offline, uint64_t without, uint64_t* plain) except -1:
-        # the same over all workers. offline, without: siblings that have said that nobody is online, or nobody there
+        # the same over all workers. offline, without: siblings that reported no online member, or no member
         cdef uint64_t live = g.siblings_online & self.peers.live_for_interest & ~offline & ~without
         cdef bint insist = False
         cdef int worker
@@ -120,7 +121,7 @@ cdef class Sharing:
         return self.send(g, <int>m.worker, key, insist, plain)
 
     cdef int weigh(self, Group* g, uint64_t mask, uint32_t here, bint online) noexcept:
-        # a sibling of `mask`, HERE or NOBODY, in proportion to members: `here` of them are this worker's
+        # choose a sibling of `mask`, HERE or NOBODY, in proportion to members: this worker has `here` of them
         cdef uint64_t left = mask
         cdef uint32_t total = here, at
         cdef int p = 0, chosen = NOBODY
@@ -149,7 +150,7 @@ cdef class Sharing:
         return chosen
 
     cdef int send(self, Group* g, int worker, uint64_t key, bint insist, uint64_t* plain) except -1:
-        # an entry names one group, so that a refusal does
+        # an entry names one group only, so that a refusal concerns one group
         cdef Choice choice
         cdef uint64_t bit = <uint64_t>1 << worker
         cdef uint8_t flags = ENTRY_RETAINED_ONLY
@@ -168,7 +169,7 @@ cdef class Sharing:
     # ------------------------------------------------------------ which member
 
     cdef int choose_here(self, Group* g, uint64_t key, bint insist) except -1:
-        # 1: given to a member (or queued for one, or dropped with a reason); 0: no member, or, unless the sender
+        # 1: sent to a member (or queued for one, or dropped with a reason); 0: no member, or, unless the sender
         # insists, none online
         if g.members.count == 0 or self.in_hand.content.qos and g.members.online == 0 and not insist:
             return 0
@@ -179,7 +180,7 @@ cdef class Sharing:
         return self.queue_here(g, key)
 
     cdef bint take_here(self, Group* g, uint64_t key) except -1:
-        # a member of this worker that can take it now gets it
+        # send it to a member of this worker that can take it now
         cdef SubscriberList* l = &g.members
         cdef Subscriber* sub
         cdef Session s
@@ -208,8 +209,8 @@ cdef class Sharing:
         return False
 
     cdef uint32_t least_loaded(self, Group* g, uint32_t start) noexcept:
-        # the member with the fewest messages in flight or queued (at QoS 0: the shortest outbox) of LEAST_OF from
-        # `start` on; of equal ones the first
+        # the member with the fewest messages in flight or queued (at QoS 0: the shortest outbox) among LEAST_OF from
+        # `start` on; the first of equal ones
         cdef SubscriberList* l = &g.members
         cdef Session s
         cdef Connection conn
@@ -230,9 +231,9 @@ cdef class Sharing:
         return found
 
     cdef Member* best(self, Group* g, uint64_t key, uint64_t mask, int who) noexcept:
-        # of the members known by name, on this worker and on the siblings of `mask`: for hash_* the one of the highest
-        # weight (rendezvous hashing: whoever comes or goes moves only its own share), for sticky the one that has been
-        # online for longest. Room is looked at last: it takes a look into the session
+        # among the members known by name, on this worker and the siblings of `mask`: for hash_* the one with the
+        # highest weight (rendezvous hashing: a member that joins or leaves moves only its own share), for sticky the
+        # one online for the longest time. Room is checked last: this reads the session
         cdef Member* m
         cdef Member* found = NULL
         cdef uint64_t weight, highest = 0
@@ -266,7 +267,7 @@ cdef class Sharing:
         )
 
     cdef int hand_to(self, Group* g, Session s) except -1:
-        # to this member: now, or when it has room
+        # send it to this member: now, or when it has room
         cdef Subscriber* sub = subscriber_of(self.subscriptions, g, s)
         cdef uint8_t qos
         if sub == NULL:
@@ -280,7 +281,7 @@ cdef class Sharing:
         return self.queue_here(g, self.key_for(g))
 
     cdef int give(self, Subscriber* sub, Session s) except -1:
-        # the caller has seen room
+        # the caller has checked for room
         cdef const Content* c = self.in_hand.content
         cdef uint8_t options = <uint8_t>(sub.slot_options >> 24), qos = options & 3
         cdef uint8_t[8] ids
@@ -290,7 +291,7 @@ cdef class Sharing:
                                    put_identifier(ids, sub.identifier) if sub.identifier else 0, SHARED_COPY)
 
     cdef int queue_here(self, Group* g, uint64_t key) except -1:
-        # nobody can take it now: it waits with one of them, with an online one if there is any
+        # no member can take it now: queue it for one, for an online one if there is any
         cdef SubscriberList* l = &g.members
         cdef Subscriber* sub
         cdef Member* m = NULL
@@ -317,7 +318,7 @@ cdef class Sharing:
         return 1
 
     cdef bint wait_for(self, Subscriber* sub, Session s) except -1:
-        # queue it for this member, within its limit. False: full, or it was granted QoS 0
+        # queue it for this member, within its limits. False: full, or the member was granted QoS 0
         cdef const Content* c = self.in_hand.content
         cdef uint8_t options = <uint8_t>(sub.slot_options >> 24), qos = options & 3
         cdef uint8_t[8] ids
@@ -331,7 +332,7 @@ cdef class Sharing:
         return True
 
     cdef uint64_t key_for(self, Group* g) except? 0:
-        # what the publish in hand is ranked by
+        # the key by which members are ranked for the publish in hand
         cdef bytes name
         if g.strategy == HASH_CLIENT:
             if self.in_hand.origin is not None:
@@ -348,14 +349,14 @@ cdef class Sharing:
     # ------------------------------------------------------------ chosen by a sibling
 
     cdef int chosen(self, Entry* e) except -1:
-        # a sibling chose this worker for a group: we choose the member. 0, or why it is refused
+        # a sibling has chosen this worker for a group: choose the member. 0, or the reason of the refusal
         cdef Group* g = self.subscriptions.groups.find(e.group, e.group_len)
         if g == NULL or g.members.count == 0:
             return REFUSED_NO_MEMBER
         if g.strategy == 0:
             self.enrolling.ask_strategy(g)
         if g.strategy == HASH_CLIENT and self.in_hand.publisher is None:
-            self.in_hand.publisher = e.key              # remembered, should the message be handed on
+            self.in_hand.publisher = e.key              # kept in case the message is handed on
             if self.in_hand.held is not None:
                 self.in_hand.held.publisher = self.in_hand.publisher
         return 0 if self.choose_here(g, e.key, e.insist) else REFUSED_OFFLINE

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""The other workers: see the .pyx."""
+"""Messages from the other workers of the host: see the .pyx."""
 from libc.stdint cimport uint32_t
 
 from pyx.core.counters cimport Row
@@ -26,7 +26,7 @@ cdef class Siblings:
     cdef FanOut fanout
     cdef Sharing sharing
 
-    cdef dict interests                 # sibling -> WholeInterest, while it is told; None: of nobody
-    cdef uint32_t interest_number       # of the last one
+    cdef dict interests                 # sibling -> WholeInterest during its transfer; None: no transfers
+    cdef uint32_t interest_number       # of the last transfer
     cdef WholeInterest whole_interest(self, int peer)
     cdef int take_entry(self, Entry* e, object publisher, list payloads, int used) except -1

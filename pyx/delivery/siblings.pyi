@@ -1,4 +1,4 @@
-"""The other workers of the host."""
+"""Messages from the other workers of the host."""
 
 from typing import Any, final
 
@@ -6,7 +6,7 @@ from pyx.matching.interest import WholeInterest
 
 @final
 class Siblings:
-    """Packs entries for siblings, routes those that come, and knows what siblings have and want."""
+    """The routing of entries from siblings, and the record of their interest."""
 
     def set_interest(
         self, peer: int, text: bytes, members: int, group: bytes | None = None, online: int = 0, full: bool = False

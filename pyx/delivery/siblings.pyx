@@ -1,7 +1,7 @@
-"""What the other workers of the host send: entries, which are routed here, and what they want.
+"""Messages from the other workers of the host: entries, which are routed here, and their interest.
 
-What comes from a sibling is matched again here and never forwarded. An entry for a share group names the group: see
-pyx.delivery.sharing. What they are sent is in pyx.delivery.peers.
+Entries from a sibling are matched again here and never forwarded. An entry for a share group names the group: see
+pyx.delivery.sharing. Messages to siblings are in pyx.delivery.peers.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -29,7 +29,7 @@ from pyx.storage.entries cimport ENTRY_CONTROL, ENTRY_OWN_FRAME, ENTRY_RETAINED_
 cdef const char* NO_SECONDS = "\0\0\0\0"
 
 cdef enum:
-    AT_ONCE_MS = 1000           # so long the way to a sibling may take what is to be sent at once, or not at all
+    AT_ONCE_MS = 1000           # allowed time in transit for messages with an expiry interval of 0
 
 
 cdef Matches* matches_of(Siblings self, Entry* e) except NULL:
@@ -38,8 +38,8 @@ cdef Matches* matches_of(Siblings self, Entry* e) except NULL:
 
 
 cdef bint is_too_late(const Content* c, uint64_t wall_ms) noexcept:
-    # Its Message Expiry Interval has passed on the way. One of 0 is for those who can have it at once: a way that
-    # nothing holds up does not count
+    # has its Message Expiry Interval passed in transit? An interval of 0 means delivery at once or not at all: an
+    # undelayed transit does not count
     cdef uint64_t until = c.expires
     if c.expiry_offset >= 0 and memcmp(c.props + c.expiry_offset, NO_SECONDS, 4) == 0:
         until += AT_ONCE_MS
@@ -47,7 +47,7 @@ cdef bint is_too_late(const Content* c, uint64_t wall_ms) noexcept:
 
 
 cdef int expire_entry(Siblings self, Entry* e) except -1:
-    # nobody is sent it [MQTT-3.3.2-5]; a copy of each session that would have been is counted
+    # it is not delivered [MQTT-3.3.2-5]; one expired copy is counted for each session that matches
     cdef Matches* m
     cdef SubscriberList* l
     cdef Session s
@@ -74,7 +74,7 @@ cdef int expire_entry(Siblings self, Entry* e) except -1:
 
 @cython.final
 cdef class Siblings:
-    """Routes what siblings send, and takes in what they want."""
+    """The routing of entries from siblings, and the record of their interest."""
 
     def __cinit__(self, RouterState state not None, PublishInHand in_hand not None, Peers peers not None,
                   Backlog backlog not None, Retaining retaining not None, FanOut fanout not None,
@@ -90,8 +90,8 @@ cdef class Siblings:
         self.sharing = sharing
 
     def set_interest(self, int peer, bytes text not None, int members, bytes group=None, int online=0, bint full=False):
-        """A sibling's interest in a filter, or in a group of it: how many members it has (0: none any more), how many
-        of them are online, and whether none of those can take a message now."""
+        """Set a sibling's interest in a filter, or in a group of it: `members`: how many it has (0: none any more);
+        `online`: how many of them are online; `full`: none of those can take a message now."""
         cdef Filter* f
         cdef Group* g
         cdef WholeInterest whole = self.whole_interest(peer)
@@ -113,7 +113,7 @@ cdef class Siblings:
 
     def set_member(self, int peer, bytes text not None, bytes group not None, uint64_t identity, bint present,
                    uint64_t since):
-        """One member that a sibling has of a group: since when it is online (0: offline), or that it has left."""
+        """Set or remove a sibling's member of a group. `since`: when it came online (0: offline)."""
         cdef Filter* f
         cdef Group* g
         cdef WholeInterest whole = self.whole_interest(peer)
@@ -129,14 +129,14 @@ cdef class Siblings:
             self.subscriptions.drop_if_unused(f, g)
 
     cdef WholeInterest whole_interest(self, int peer):
-        # while it is told
+        # during its transfer; else None
         if self.interests is None:
             return None
         return self.interests.get(peer)
 
     def begin_interest(self, int peer):
-        """All that a sibling wants is told from now on, by `set_interest` and `set_member`; what was known before stays
-        in force, until it is told and `forget_unnamed` was called. Whoever begins again has the former one in vain."""
+        """Begin the transfer of a sibling's whole interest, by `set_interest` and `set_member`. Its former interest
+        stays in force until the end of the transfer and `forget_unnamed`. A new transfer replaces an unfinished one."""
         self.interest_number += 1
         if self.interests is None:
             self.interests = {}
@@ -144,8 +144,8 @@ cdef class Siblings:
         return whole
 
     def forget_unnamed(self, WholeInterest whole not None):
-        """All of it was told: forget some of what a sibling wanted before and was not named. True: there may be more,
-        call it again. No interest is in doubt any more."""
+        """End the transfer: forget some of the sibling's former interest that it did not include. True: there may be
+        more, call it again. The sibling's interest is certain from now on."""
         if self.whole_interest(whole.sibling) is not whole:
             return False
         if not whole.told:
@@ -160,10 +160,10 @@ cdef class Siblings:
 
     def ingest(self, int peer, const uint8_t[::1] entries not None, list payloads not None, int used=0, size_t at=0,
                uint32_t position=0, uint32_t taken=0, uint64_t until=0):
-        """Route a batch of a sibling: `entries` packed, `payloads` the frames of large ones, of which `used` are taken
-        already. It begins behind `at` bytes with the entry `position`, and passes over those before `taken`. It stops
-        when publishes have cost more than `until` (see `worked`; 0: a turn from now), but not before the first one.
-        Returns (payloads taken, [(position, reason)] of entries refused or None, (at, position) to go on or None)."""
+        """Route a batch of a sibling: `entries` packed, `payloads` the frames of large ones, `used` of them taken
+        already. Begin at byte `at` with the entry `position`, and skip entries before `taken`. Stop when publishes have
+        cost more than `until` (see `worked`; 0: a turn from now), but not before the first one. Return (payloads taken,
+        [(position, reason)] of refused entries or None, (at, position) to continue at or None)."""
         cdef size_t n = <size_t>entries.shape[0]
         cdef Entry e
         cdef int reason
@@ -185,7 +185,7 @@ cdef class Siblings:
                 continue
             if e.flags & ENTRY_CONTROL:
                 if e.content.topic_len == 1 and e.content.topic[0] == SAMPLED:
-                    # a sampled publish: those of the sequenced part, which comes second, are of this tick too
+                    # a sampled publish; the sequenced part, which comes second, belongs to this tick too
                     if e.content.payload_len == sizeof(uint64_t) and self.state.tick_ns:
                         memcpy(&self.state.delivered_since, e.content.payload, sizeof(uint64_t))
                     position += 1
@@ -207,7 +207,7 @@ cdef class Siblings:
             try:
                 reason = self.take_entry(&e, publisher, payloads, used)
             except Exception as error:
-                # of this message, and not of the others of the batch, nor of the worker
+                # the error concerns this message only, not the batch, nor the worker
                 reason = 0
                 self.counters.at[count.INTERNAL_ERRORS] += 1
                 self.state.handler.defect(None, error)
@@ -225,7 +225,7 @@ cdef class Siblings:
         return used, refused, None
 
     cdef int take_entry(self, Entry* e, object publisher, list payloads, int used) except -1:
-        # 0, or why it is refused
+        # 0, or the reason of the refusal
         cdef uint64_t sent = 0, dropped = 0
         cdef Matches* m
         cdef int reason = 0
@@ -234,7 +234,7 @@ cdef class Siblings:
         if self.in_hand.held is not None:
             self.in_hand.held.publisher = publisher
         if e.content.retain and not (e.group != NULL and e.flags & ENTRY_RETAINED_ONLY):
-            self.retaining.keep()                     # else another entry has brought it, or it was chosen again
+            self.retaining.keep()                     # else another entry brings it, or the group's choice was repeated
         if self.state.prefixes.levels:
             sent, dropped = self.counters.at[count.PUBLISH_SENT], self.state.all_dropped()
         if e.content.expires and is_too_late(&e.content, self.state.wall_ms):

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""Subscriptions begin and end: see the .pyx."""
+"""Begin and end of subscriptions: see the .pyx."""
 from pyx.core.counters cimport Row
 from pyx.core.limits cimport Limits
 from pyx.delivery.bounding cimport Bounding
@@ -23,5 +23,5 @@ cdef class Subscribing:
     cdef Enrolling enrolling
     cdef Ending ending
 
-    cdef bint restoring             # the subscription in hand comes from the store: it has it
+    cdef bint restoring             # the subscription in hand comes from the store, which has it
     cdef int drop_unsubscribed(self, Session s) except -1

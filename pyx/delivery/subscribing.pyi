@@ -1,4 +1,4 @@
-"""subscribing"""
+"""Begin, replacement and end of subscriptions; sessions going online and offline."""
 
 from collections.abc import Iterable
 from typing import final
@@ -9,7 +9,7 @@ from pyx.delivery.session import Session
 
 @final
 class Subscribing:
-    """Subscriptions begin and end; sessions go online and offline."""
+    """The subscriptions of the sessions of one worker, and their connections."""
 
     def subscribe(
         self, s: Session, text: bytes, options: int, identifier: int = 0, group: bytes | None = None

@@ -1,4 +1,4 @@
-"""How subscriptions begin, are replaced and end, and how sessions go online and offline."""
+"""Begin, replacement and end of subscriptions; sessions going online and offline."""
 cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
@@ -18,7 +18,7 @@ from pyx.storage.records cimport LogKey
 
 @cython.final
 cdef class Subscribing:
-    """Subscriptions begin and end; sessions go online and offline."""
+    """The subscriptions of the sessions of one worker, and their connections."""
 
     def __cinit__(self, RouterState state not None, Peers peers not None, Windows windows not None,
                   Bounding bounding not None, Enrolling enrolling not None, Ending ending not None):
@@ -33,8 +33,8 @@ cdef class Subscribing:
         self.ending = ending
 
     def subscribe(self, Session s not None, bytes text not None, int options, uint32_t identifier=0, bytes group=None):
-        """Add or replace a subscription. `text`: a valid Topic Filter without $share; `options`: the wire byte. True:
-        it is new."""
+        """Add or replace a subscription; return whether it is new. `text`: a valid Topic Filter without $share;
+        `options`: the byte of the SUBSCRIBE."""
         cdef Filter* f = self.subscriptions.hold(<const uint8_t*><const char*>text, len(text))
         cdef Group* g = NULL
         cdef int new, held = -1
@@ -52,9 +52,9 @@ cdef class Subscribing:
         new = self.subscriptions.add(
             f, g, <void*>s, &s.own, <uint8_t>options, identifier, s.connection is not None)
         if self.state.keeps and is_stored(s) and not self.restoring:
-            self.windows.mark_dirty(s)           # up to here it has been sent everything, whatever else the log holds
+            self.windows.mark_dirty(s)           # to store that it has been sent everything up to here
         if group is None and (new or not wanted and s.absences is None):
-            # what is in the log already was not for it, or was sent at QoS 0
+            # messages in the log already were not for it, or were sent at QoS 0
             s.own.items[held if held >= 0 else <int>s.own.count - 1].since = self.state.next_position - 1
         if new:
             if g != NULL:
@@ -65,8 +65,8 @@ cdef class Subscribing:
         return bool(new)
 
     def since(self, Session s not None, bytes text not None):
-        """(the log position behind which its subscription to this Topic Filter counts: what lies before was published
-        earlier, or not wanted; the stretches before that which it is to get all the same, as `Session.formers`)."""
+        """Return (log position behind which its subscription to this Topic Filter is valid: messages before it were
+        published earlier, or not wanted; stretches before it still to be sent, as from `Session.formers`)."""
         cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
         cdef int held = self.subscriptions.membership(f, NULL, <void*>s, &s.own) if f != NULL else -1
         if held < 0:
@@ -74,14 +74,14 @@ cdef class Subscribing:
         return s.own.items[held].since, s.formers(&self.subscriptions.formers, &s.own.items[held])
 
     def terms(self, Session s not None, bytes text not None):
-        """(options, Subscription Identifier) of its subscription to this Topic Filter, or None."""
+        """Return (options, Subscription Identifier) of its subscription to this Topic Filter, or None."""
         cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
         cdef int held = self.subscriptions.membership(f, NULL, <void*>s, &s.own) if f != NULL else -1
         cdef Subscriber* sub = &f.plain.items[s.own.items[held].index] if held >= 0 else NULL
         return (sub.slot_options >> 24, sub.identifier) if sub != NULL else None
 
     def has(self, Session s not None, bytes text not None, bytes group=None):
-        """Whether it has a subscription to this Topic Filter, or a share of it in this group."""
+        """Return whether it has a subscription to this Topic Filter, or a share of it in this group."""
         cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
         cdef Group* g = self.ending.group_of(f, group) if group is not None else NULL
         if f == NULL or group is not None and g == NULL:
@@ -90,7 +90,7 @@ cdef class Subscribing:
 
     def restore_subscription(self, Session s not None, bytes text not None, int options, uint32_t identifier,
                              bytes group, uint64_t since, formers=()):
-        """A subscription that an earlier worker has stored, of a session without a connection."""
+        """Restore a stored subscription, for a session without a connection."""
         self.restoring = True
         try:
             self.subscribe(s, text, options, identifier, group)
@@ -98,7 +98,7 @@ cdef class Subscribing:
             self.restoring = False
         if group is not None:
             return
-        # nothing begins behind what comes next, though a disk may have lost the blocks before it
+        # it must not begin behind the next position: a disk may have lost the blocks before it
         s.own.items[s.own.count - 1].since = min(since, self.state.next_position - 1)
         for was, begin, end in formers:
             if begin < self.state.next_position - 1:
@@ -106,8 +106,8 @@ cdef class Subscribing:
                            min(<uint64_t>end, self.state.next_position - 1))
 
     cdef int drop_unsubscribed(self, Session s) except -1:
-        # count what has not been sent of the only subscription of a session, before that ends. (With others, what is
-        # not sent for this one may still be for them; what is for none was never counted as matched)
+        # count the unsent messages of the only subscription of a session, before it ends. (If there are others, unsent
+        # messages may still match them; messages that match none were never counted as matched)
         cdef uint64_t size = 0, messages
         if s.behind and s.own.count == 1:
             messages = <uint64_t>self.bounding.backlog_after(s, s.cursor)[0] - self.bounding.in_holes(s, &size)
@@ -117,8 +117,8 @@ cdef class Subscribing:
         return 0
 
     def unsubscribe(self, Session s not None, bytes text not None, bytes group=None, Remains remains=None):
-        """Remove a subscription; False: there was none. What waits for this member of a group goes to another one (what
-        of that takes long is left in `remains`, for `clear`); what is in flight is completed."""
+        """Remove a subscription; return False if there was none. Messages that wait for this member of a group are
+        handed on (work that takes long is left in `remains`, for `clear`); messages in flight are completed."""
         cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
         cdef Group* g = NULL
         cdef uint32_t number = 0
@@ -138,7 +138,7 @@ cdef class Subscribing:
         if f.index != NULL:
             (<LogKey>f.index).rests = False
             if group is None and s.unread is not None and s.unread.lists(<LogKey>f.index):
-                # what it would have found here may stand in others of its indexes as well
+                # its unread messages in this index may be in its other indexes too
                 self.bounding.seek(s)
         if self.state.keeps and is_stored(s):
             self.windows.mark_dirty(s)
@@ -152,7 +152,7 @@ cdef class Subscribing:
             f = self.subscriptions.find(<const uint8_t*><const char*>text, len(text))
             if group is not None or f == NULL or f.plain.count == 0:
                 self.ending.tell_interest(f, text, group, False)
-        s.batch = None                  # read again without it
+        s.batch = None                  # to be read again without this filter
         s.batch_at = 0
         if number:
             shares = [(number, *share) for share in s.take_queued(number, SHARED_COPY)]
@@ -169,7 +169,7 @@ cdef class Subscribing:
         return True
 
     def attach(self, Session s not None, Connection conn not None):
-        """The session has this connection from now on; what is in flight is sent again [MQTT-4.4.0-1]."""
+        """Give the session this connection; messages in flight will be resent [MQTT-4.4.0-1]."""
         conn.session = conn.had = s
         conn.state = OPEN
         s.connection = conn
@@ -187,7 +187,7 @@ cdef class Subscribing:
             self.state.set_ready(s)
 
     def detach(self, Session s not None, Remains remains=None):
-        """The session has no connection any more. One that is not durable ends: `remains` as in `end_session`."""
+        """Take the connection from the session. A session that is not durable ends: `remains` as in `end_session`."""
         s.connection = None
         s.releases = s.resend = None
         s.batch = None

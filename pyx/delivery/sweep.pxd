@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""One index of the log that is being swept: see the .pyx."""
+"""The sweep of one index of the log: see the .pyx."""
 from libc.stdint cimport uint32_t, uint64_t
 
 from pyx.storage.records cimport LogKey
@@ -7,15 +7,15 @@ from pyx.storage.records cimport LogKey
 
 cdef class Sweep:
     cdef LogKey key
-    cdef list askers                # [(session, does it read the index)] that are still to be asked, the next one last
-    cdef list subscribers           # where they are very many: those that are still to be looked at, the next one last
-    cdef uint32_t* slots            # ... and which of its subscriptions each had then
-    cdef uint64_t over              # whoever is before this position may have more than its bound
-    cdef uint64_t lowest            # nobody wants what lies at or before this position
-    cdef uint64_t open_from         # somebody wants all that lies behind this one
-    cdef set spans                  # (from behind, up to) which somebody wants, before that
-    cdef list runs                  # the same, each list sorted
-    cdef object parts               # all of these, rising, as far as they are not looked at; None: not all were asked
-    cdef uint64_t at                # up to here it is done
+    cdef list askers                # [(session, does it read the index)] still to be examined, the next one last
+    cdef list subscribers           # if they are very many: those still to be considered, the next one last
+    cdef uint32_t* slots            # ... and the slot of each in its session's subscriptions
+    cdef uint64_t over              # a session with its cursor before this position may exceed its bound
+    cdef uint64_t lowest            # no session needs messages at or before this position
+    cdef uint64_t open_from         # a session needs all messages behind this one
+    cdef set spans                  # (from behind, up to): stretches needed before that
+    cdef list runs                  # lists of such stretches, each sorted
+    cdef object parts               # iterator over all stretches, rising; None: not all sessions were examined
+    cdef uint64_t at                # done up to this position
     cdef bint needed
-    cdef bint is_old                # others may have come since it was begun
+    cdef bint is_old                # subscribers may have been added since its begin

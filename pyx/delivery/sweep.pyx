@@ -1,11 +1,11 @@
-"""One index of the log in which is looked for what nobody wants any more (pyx.delivery.bounding says how)."""
+"""The sweep of one index of the log for messages that are no longer needed (see pyx.delivery.sweeping)."""
 cimport cython
 from libc.stdlib cimport free
 
 
 @cython.final
 cdef class Sweep:
-    """An index in which is looked for what nobody wants any more: in slices, where those who might are many."""
+    """The sweep of one index for messages that are no longer needed: in slices, if it has many subscribers."""
 
     def __dealloc__(self):
         free(self.slots)

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""What waits for sessions that are behind is looked through: see the .pyx."""
+"""Sweeping of the log: see the .pyx."""
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from pyx.core.limits cimport Limits
@@ -24,12 +24,12 @@ cdef class Sweeping:
     cdef BackPressure back_pressure
     cdef Bounding bounding
 
-    cdef Sweep swept_now            # the index that is too much for one slice, or None
+    cdef Sweep swept_now            # the sweep of an index that is too much for one slice, or None
     cdef bint sweeping
-    cdef bint sweeps_all            # those that rest as well
-    cdef uint64_t sweeps            # how many there were
-    cdef uint32_t sweep_at          # of `keys`, which it walks down: those from here on were looked at
-    cdef uint32_t restored_left     # of those that were there at the start, so many more
+    cdef bint sweeps_all            # also indexes that rest
+    cdef uint64_t sweeps            # the number of sweeps so far
+    cdef uint32_t sweep_at          # index in `keys`, walked downwards: those from here on are done
+    cdef uint32_t restored_left     # the number of restored indexes still to be swept
 
     cdef int go_on(self) except -1
     cdef int sweep_on(self) except -1
@@ -39,7 +39,7 @@ cdef class Sweeping:
     cdef int find_askers(self, Sweep w, Filter* f) except -1
     cdef int consider(self, Sweep w, Session s, uint32_t slot, uint8_t options) except -1
     cdef int consider_some(self, Sweep w, Filter* f) except -1
-    cdef bint sweep_some(self, Sweep w) except -1              # True: it has come to its end
+    cdef bint sweep_some(self, Sweep w) except -1              # True: finished
     cdef int ask(self, Sweep w, Session s, bint reads) except -1
     cdef int gather_run(self, Sweep w) except -1
-    cdef bint drop_unwanted(self, Sweep w) except -1           # likewise
+    cdef bint drop_unwanted(self, Sweep w) except -1           # True: finished

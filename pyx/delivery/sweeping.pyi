@@ -1,9 +1,9 @@
-"""What waits for sessions that are behind is looked through: bounds are kept, and what nobody needs is forgotten."""
+"""Sweeping of the log: backlogs are bounded, and messages that no session needs any more are forgotten."""
 
 from typing import final
 
 @final
 class Sweeping:
-    """Looks through the log of one worker."""
+    """The sweep of one worker's log."""
 
     def sweep(self) -> None: ...

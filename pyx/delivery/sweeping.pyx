@@ -1,10 +1,9 @@
-"""What waits for sessions that are behind is looked through: bounds are kept, and what no session needs any more is
-forgotten. Once a second all of the log (the *sweep*), and whenever it has grown by a thirty-second of a session's bound
-one index.
+"""Sweeping of the log: backlogs are bounded, and messages that no session needs any more are forgotten. The whole log
+is examined once a second (the *sweep*), a single index whenever it has grown by a thirty-second of a session's bound.
 
-An index is asked for by its subscribers: the lowest cursor is where it begins, and between holes and in former
-memberships they may want single stretches of it. All of this is done in slices (`Bounding.slice`): what is left goes on
-at the end of the next tick.
+An index is kept as its subscribers need it: from their lowest cursor on; between holes and in former memberships they
+may need single stretches of it. All of this is done in slices (`Bounding.slice`): the rest continues at the end of the
+next tick.
 """
 from heapq import merge
 
@@ -25,14 +24,14 @@ from pyx.matching.memberships cimport SLOT_MASK
 from pyx.storage.records cimport LogKey
 
 cdef enum:
-    RESTORED_SWEPT = 100        # in one sweep: what is known of them must be read first
+    RESTORED_SWEPT = 100        # restored indexes in one sweep: they must first be read from the store
     ASKED_AT_ONCE = 1000        # subscribers of an index
-    RUN = 1024                  # parts of an index that sessions want, sorted at once
+    RUN = 1024                  # needed stretches of an index, sorted at once
 
 
 @cython.final
 cdef class Sweeping:
-    """Looks through the log of one worker."""
+    """The sweep of one worker's log."""
 
     def __cinit__(self, RouterState state not None, Journal journal not None, Windows windows not None,
                   BackPressure back_pressure not None, Bounding bounding not None):
@@ -45,9 +44,9 @@ cdef class Sweeping:
         self.bounding = bounding
 
     def sweep(self):
-        """Bound the backlogs and forget what nobody needs any more: for every log index that is held, where a store
-        keeps for those alone that have changed, and for a few of those that were there at the start. What is too much
-        for one callback goes on in the next ticks."""
+        """Bound the backlogs and forget messages that no session needs: for every log index in use; with a store on
+        disk only for those that have changed, and a few of those restored at the start. Work beyond one callback
+        continues in the next ticks."""
         cdef Session s
         if not self.sweeping:
             self.sweeping = True
@@ -61,7 +60,7 @@ cdef class Sweeping:
             self.bounding.check_hold(s)
 
     cdef int go_on(self) except -1:
-        # a slice of what is too much for one callback. After what was logged can be read
+        # a slice of the work that is too much for one callback; after the block of this tick was appended
         cdef Mark mark
         if self.journal.laid is not None:
             return 0
@@ -101,19 +100,19 @@ cdef class Sweeping:
         if self.sweep_at == 0 and not self.windows.moved:
             self.sweeping = False
         if self.state.keeps and not self.journal.recorded and self.state.next_position == self.journal.block.first:
-            # what was trimmed, where this tick has nothing else
+            # commit the trimming, if this tick has nothing else to store
             self.journal.last_ticket = self.journal.store.flush()
         return 0
 
     cdef int sweep_grown(self, list keys) except -1:
-        # the same for those of `keys` that have grown by a thirty-second of a session's limit since their last sweep
+        # sweep those of `keys` that have grown by a thirty-second of a session's limit since their last sweep
         cdef LogKey key
         cdef uint64_t many = self.limits.queue_messages_least // 32 + 1
         cdef uint64_t much = self.limits.queue_bytes_least // 32 + 1
         work(<uint64_t>len(keys) * OBJECT)
         self.bounding.begin_slice()
         for key in keys:
-            # (what does not fit into this slice will have grown more in the next one)
+            # (an index that does not fit into this slice will have grown more in the next one)
             if self.bounding.slice_left() and (key.grown >= many or key.grown_bytes >= much):
                 self.sweep_key(key)
         return 0
@@ -143,11 +142,11 @@ cdef class Sweeping:
             self.swept_now = w
             self.state.unfinished = True
         else:
-            key.rests = False                   # in the next sweep again
+            key.rests = False                   # again in the next sweep
         return 0
 
     cdef int find_askers(self, Sweep w, Filter* f) except -1:
-        # who may want something of what is there: later it can only be less. Who comes later wants what comes later
+        # the subscribers that may need messages of the index: later ones need later messages only
         cdef uint32_t i, n = f.plain.count
         cdef Subscriber* sub
         w.askers = []
@@ -187,7 +186,7 @@ cdef class Sweeping:
         return 0
 
     cdef int consider_some(self, Sweep w, Filter* f) except -1:
-        # of very many, as they were when it began: whoever has left since wants nothing
+        # a slice of very many subscribers, as they were at the begin: those that have left since need nothing
         cdef Session s
         cdef uint32_t slot
         cdef int held
@@ -206,7 +205,7 @@ cdef class Sweeping:
         return 0
 
     cdef bint sweep_some(self, Sweep w) except -1:
-        # True: it has come to its end
+        # True: finished
         cdef Filter* f = self.subscriptions.find(<const uint8_t*><const char*>w.key.name, len(w.key.name))
         if f == NULL or f.index != <void*>w.key:
             return True                         # it was dropped meanwhile
@@ -220,10 +219,10 @@ cdef class Sweeping:
             return False
         f = self.subscriptions.find(<const uint8_t*><const char*>w.key.name, len(w.key.name))
         if f == NULL or f.index != <void*>w.key:
-            return True                         # likewise, by what was dropped for its askers
+            return True                         # likewise, by a drop for its subscribers
         if w.parts is None:
             if w.key.count or w.is_old:
-                w.needed = True                 # by whoever has come since
+                w.needed = True                 # by subscribers added since
             if not w.needed:
                 self.journal.drop_key(w.key)
                 f.index = NULL
@@ -236,13 +235,13 @@ cdef class Sweeping:
         return self.drop_unwanted(w)
 
     cdef int ask(self, Sweep w, Session s, bint reads) except -1:
-        # what is in flight is asked for last: until then it is still behind the cursor
+        # messages in flight are checked last: until then they are still behind the cursor
         cdef uint64_t since
         cdef int64_t spans = len(w.spans)
         if reads and s.behind:
             if s.cursor < w.over or \
                     s.own.count > 1 and s.cursor < self.journal.block.first - 1 and s.swept != self.sweeps:
-                s.swept = self.sweeps           # its other filters will come to it as well
+                s.swept = self.sweeps           # the sweep of its other filters would check it again
                 if self.bounding.slice_left():
                     self.bounding.bound(s)
                 else:
@@ -267,14 +266,14 @@ cdef class Sweeping:
             work(<uint64_t>len(w.spans) * (2 * OBJECT))
             run = sorted(w.spans)
             w.spans.clear()
-            w.lowest = min(w.lowest, <uint64_t>run[0][0])       # of messages in flight for long: before all else
+            w.lowest = min(w.lowest, <uint64_t>run[0][0])       # of messages in flight for long: before all cursors
             w.runs.append(run)
         return 0
 
     cdef uint64_t wanted(self, Session s, set spans) except? 0xFFFFFFFFFFFFFFFF:
-        # The position behind which the session wants everything; what it wants before that goes into `spans`, as (from
-        # behind, up to). What it drops at its limit (drop_newest) is not wanted: it would else be held until the
-        # session has read the rest, however long it stays away
+        # the position behind which the session needs everything; stretches needed before that go into `spans`, as (from
+        # behind, up to). Messages dropped at its limit (drop_newest) are not needed: else they would be held until
+        # the session has read the rest, however long it stays away
         cdef uint64_t at = s.cursor, a, z
         if not s.holes:
             return at
@@ -287,7 +286,7 @@ cdef class Sweeping:
         return at
 
     cdef bint drop_unwanted(self, Sweep w) except -1:
-        # everything behind `lowest` that lies in none of the spans and not behind open_from
+        # drop everything behind `lowest` that is in none of the spans and not behind open_from
         cdef uint64_t a, z
         while self.bounding.slice_left():
             span = next(w.parts, None)

@@ -1,13 +1,13 @@
-"""What a session with many filters has not read: a directory over the log, in memory.
+"""The directory of unread messages of a session with many filters, in memory.
 
 The log has one index for each filter. A session with a few filters merges their indexes when it reads; with thousands
-of them every look at its backlog would be a walk over all. Such a session has a list of its own while it is behind:
-the position of each message that waits for it, its bytes, and an index in which it stands. So a backlog is a
-subtraction, a limit a binary search, and what comes next is known without asking filters in which nothing has come. It
-takes 24 bytes for each message that waits; the messages stay where they are.
+of them every access to its backlog would iterate over all. Such a session has a directory of its own while it is
+behind: the position of each message that waits for it, its size, and an index that contains it. So the backlog is a
+subtraction, a limit a binary search, and the next message is known without reading indexes that have none. It takes 24
+bytes for each waiting message; the messages stay in the log.
 
-What a session finds in the log that it had no such list for (it was restored, or its filters became many while it was
-behind) is gathered from the indexes in slices (`pyx.delivery.backlog`).
+If a session is behind without a directory (it was restored, or its filters became many while it was behind), its
+unread messages are gathered from the indexes in slices (`pyx.delivery.bounding`).
 """
 cimport cython
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -35,7 +35,7 @@ cdef class Unread:
         free(self.items)
 
     cdef uint32_t first_after(self, uint64_t position) noexcept:
-        # the first one behind position, in [head, tail]
+        # place of the first message behind position, in [head, tail]
         cdef uint32_t lo = self.head, hi = self.tail, mid
         work(2 * VISIT)
         while lo < hi:
@@ -94,7 +94,7 @@ cdef class Unread:
         cdef uint64_t size, end = 0
         cdef Waiting* e
         work((self.tail - self.head) * (2 * VISIT) + (later.tail - later.head) * VISIT)
-        if self.tail > self.head:               # else there may be no array
+        if self.tail > self.head:               # else the array may be NULL
             qsort(self.items + self.head, self.tail - self.head, sizeof(Waiting), by_position)
         for i in range(self.head, self.tail):
             e = &self.items[i]
@@ -144,7 +144,7 @@ cdef class Unread:
         return False
 
     cdef Batch read(self, object store, uint32_t looks, uint64_t bytes_max, uint64_t* reached):
-        # messages that follow each other in one index are read together; one that is not there any more is passed over
+        # consecutive messages of one index are read together; messages no longer there are skipped
         cdef Batch found = Batch.__new__(Batch), b
         cdef uint32_t i = self.head, k, n = min(self.tail - self.head, <uint32_t>READ_MESSAGES_MAX)
         cdef uint64_t size = 0

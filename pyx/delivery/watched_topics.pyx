@@ -1,13 +1,13 @@
-"""See watched_topics.pxd."""
+"""Topics sent live while retained messages are on their way: see the .pxd."""
 from libc.stdlib cimport calloc, free
 
 from pyx.core.work cimport PLACE, work
 
-cdef uint64_t remembered = 0                   # topics, by all sessions of the process
+cdef uint64_t remembered = 0                   # number of topics of all sessions of the process
 
 
 cdef Seen* place_of(const WatchedTopics* w, uint64_t topic) noexcept:
-    # its place, or the free one for it
+    # the place of the topic, or a free one for it
     cdef uint32_t i = <uint32_t>topic & (w.cap - 1)
     while w.places[i].topic and w.places[i].topic != topic:
         i = (i + 1) & (w.cap - 1)
@@ -16,7 +16,7 @@ cdef Seen* place_of(const WatchedTopics* w, uint64_t topic) noexcept:
 
 
 cdef void note_newer(Seen* place, uint64_t number, uint32_t asked) noexcept:
-    # one of QoS 0 may have overtaken one that had to wait: the newest counts
+    # a message of QoS 0 may have overtaken one that had to wait: the newest counts
     if number >= place.number:
         place.number = number
         place.asked = asked

@@ -1,5 +1,5 @@
 # cython: language_level=3
-"""What a disk has of a session's windows, and what may leave only when it has it: see the .pyx."""
+"""The stored windows of sessions, and the packets that wait for the disk: see the .pyx."""
 from cpython.ref cimport PyObject
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
@@ -22,13 +22,13 @@ cdef struct Deferred:           # a QoS 2 PUBLISH or a PUBREL that waits for the
     uint64_t order              # of the slot
     PyObject* connection        # strong
     uint16_t packet_id
-    uint8_t state               # of the slot: says which of the two
+    uint8_t state               # of the slot: which of the two packets it is
 
 
 cdef class Sender:
-    """What sends the messages of a window: implemented by pyx.delivery.backlog."""
+    """The sender of the messages of a window: implemented by pyx.delivery.backlog."""
     cdef int send_one_deferred(self, Session s, Connection conn, Inflight* slot) except -1
-    # Subscription Identifiers of what matches, as properties, or None
+    # Subscription Identifiers of the matching subscriptions, as properties, or None
     cdef bytes identifiers_of(self, Session s, Message m)
 
 
@@ -40,12 +40,12 @@ cdef class Windows:
     cdef Journal journal
 
     cdef Pointers dirty_windows  # sessions whose window is stored with this tick
-    cdef Pointers lazy_windows   # sessions whose window is to be stored some time
-    cdef Pointers awaiting      # sessions that are ready when their window is durable
-    cdef dict moved             # sessions whose window was stored since the log was last swept: the order they came in
-    cdef dict messages          # number of a message that has a record of its own -> how many queued messages it is
+    cdef Pointers lazy_windows   # sessions whose window is to be stored within LAZY_MS
+    cdef Pointers awaiting      # sessions that become ready when their window is durable
+    cdef dict moved             # sessions whose window was stored since the last sweep of the log, in that order
+    cdef dict messages          # number of a message with a record of its own -> how many queued messages use it
     cdef dict message_of        # number of such a queued message -> number of its message
-    cdef uint64_t lazy_due      # ms: when the lazy ones are stored
+    cdef uint64_t lazy_due      # ms: when lazy_windows are stored
     cdef Deferred* deferred    # a ring, tickets rising
     cdef uint32_t deferred_head
     cdef uint32_t deferred_count
@@ -60,7 +60,7 @@ cdef class Windows:
     cdef int store_lazy_windows(self) except -1
     cdef int store_windows(self) except -1
     cdef int store_window(self, Session s) except -1
-    cdef int try_to_store(self, Session s) except -1            # its client's connection ends, if that fails
+    cdef int try_to_store(self, Session s) except -1            # closes the connection on failure
     cdef int put_out(self, Packed p, Session s) except -1
     cdef int put_rest(self, Packed p, Session s) except -1
     cdef int forget_window(self, Session s) except -1

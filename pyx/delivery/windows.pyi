@@ -5,7 +5,7 @@ from pyx.protocol.message import Message
 
 @final
 class Windows:
-    """Stores windows, holds back what waits for them, and puts them back."""
+    """The stored windows: stores them, defers the packets that wait for them, and restores them."""
 
     def abandon(self) -> None: ...
     @property

@@ -1,23 +1,23 @@
-"""What a disk has of a session's windows, and what may leave only when it has it.
+"""The stored windows of sessions, and the packets that are sent only once their window is on the disk.
 
-A store that keeps has of each session that outlives its connection:
+A store on disk keeps, for each session that outlives its connection:
 
 - in the log, every message at QoS 1 and 2 for it, whether it is connected or not;
-- its *window* (family V of `leveldb_store.format.schema`; a large one has pages as well, `pyx.delivery.pages`): up to
-  where it has been sent the log, what of that is in flight under which Packet Identifier and in which state, and the
-  Packet Identifiers of its own QoS 2 publishes without PUBREL. So: what lies behind `cursor` was never sent; what lies
-  before and is not in flight is finished;
-- a record of its own (family Q) for each message that stands in no index it reads: shares of a group, retained
-  messages it asked for, and what is in flight of a subscription that has ended. A large one that others may wait for
-  as well is stored once for all of them (family J of `leveldb_store.format.queued_messages`).
+- its *window* (family V of `leveldb_store.format.schema`; a large one has pages as well, `pyx.delivery.pages`): the
+  position up to which the log was sent to it, the messages in flight with their Packet Identifiers and states, and the
+  Packet Identifiers of its own QoS 2 publishes without PUBREL. So: messages behind `cursor` were never sent; messages
+  before it that are not in flight are finished;
+- a record of its own (family Q) for each message that is in none of the indexes it reads: shares of a group, retained
+  messages for its SUBSCRIBEs, and messages in flight of a subscription that has ended. A large message that may wait
+  for several sessions is stored once for all of them (family J of `leveldb_store.format.queued_messages`).
 
-Whatever the client could hold against us after a crash is stored before it leaves: a QoS 2 PUBLISH with its Packet
+State that the client may rely on after a crash is stored before the packet leaves: for a QoS 2 PUBLISH with its Packet
 Identifier and a PUBREL (*deferred*: they wait in one ring, by the ticket of their tick), a PUBREC and a PUBCOMP (in
 the ring of acks). These make the session's window *dirty*: it is stored with the tick. A QoS 1 PUBLISH and its PUBACK
-only make it *lazy*: then it is stored within LAZY_MS, and nothing waits for that. So a crash may bring a QoS 1 message
-again, and never one of QoS 2.
+only make it *lazy*: it is stored within LAZY_MS, and nothing waits for that. So after a crash a QoS 1 message may be
+sent again, but never one of QoS 2.
 
-`restore` puts all of that back, for a session that has its subscriptions again and no connection yet.
+`restore` restores all of that, for a session that has its subscriptions again and no connection yet.
 """
 cimport cython
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -44,17 +44,17 @@ from pyx.storage.records cimport Block, LogKey
 
 
 cdef enum:
-    LAZY_MS = 100               # so long a window may be behind what was acknowledged
-    LAZY_WINDOWS_MAX = 1000     # of them are stored in one tick
-    CONTIGUOUS = 4096           # positions: an older message in flight is held by itself, not with all behind it
+    LAZY_MS = 100               # a stored window may lag the acks by at most this
+    LAZY_WINDOWS_MAX = 1000     # stored in one tick
+    CONTIGUOUS = 4096           # positions: an older message in flight is kept alone, without those behind it
     HEAD_BYTES = 15             # of a window: u64 WINDOW_2, u16 next Packet Identifier, u8 flags, u16 out, u16 in
-    HEAD_1_BYTES = 14           # of version 1: u64 of which the highest bit is 0, and no flags
+    HEAD_1_BYTES = 14           # of version 1: a u64 with its highest bit 0, and no flags
     OUT_BYTES = 12              # u16 Packet Identifier, u8 flags, u8 state, u64 position
     QUEUED_HEAD_BYTES = 9       # u8 flags | FORM_2, u32 origin, u32 bytes of Subscription Identifiers
-    QUEUED_HEAD_1_BYTES = 7     # of version 1: the last is a u16, and so is the publisher's length
+    QUEUED_HEAD_1_BYTES = 7     # of version 1: the last is a u16, as is the publisher's length
     FORM_2 = 0x80
-    OF_ITS_OWN = 0x20           # flag of a queued message: its message has a record of its own
-    ONCE_BYTES = 1024           # a message of so many bytes is stored once, whoever waits for it
+    OF_ITS_OWN = 0x20           # flag of a queued message: the message itself has another record
+    ONCE_BYTES = 1024           # from this size on a message is stored once for all sessions
     NO_PUBLISHER_1 = 0xFFFF
 
 
@@ -84,8 +84,8 @@ cdef bytes queued_key(Session s, uint64_t number):
 
 
 def window_positions(bytes window not None):
-    """The positions in the log of what a record of family V has in flight, which has everything in itself: pages have
-    been put into it (leveldb_store.format.windows). ValueError: it is damaged, or says that there are pages."""
+    """Return the log positions of the messages in flight in a record of family V that is complete: its pages have been
+    merged into it (leveldb_store.format.windows). ValueError: it is damaged, or refers to pages."""
     cdef const uint8_t* p = <const uint8_t*><const char*>window
     cdef const uint8_t* end = p + len(window)
     cdef uint32_t count_out, count_in
@@ -124,7 +124,7 @@ def window_positions(bytes window not None):
         if p != end:
             raise ValueError("a window is damaged")
         return positions
-    # version 1 says here where subscriptions begin that were made while behind: their own records say it as well
+    # version 1 has here the beginnings of subscriptions made while behind: their own records have them as well
     if end - p < 2:
         raise ValueError("a window is cut off")
     count_in = get16(p)
@@ -142,13 +142,13 @@ cdef bytes message_key(uint64_t number):
 
 
 def unpack_message(bytes value not None):
-    """The message of a record of family J. ValueError: it is damaged."""
+    """Return the message of a record of family J. ValueError: it is damaged."""
     return unpack_queued(b"\x80" + b"\0" * (QUEUED_HEAD_BYTES - 1) + value)[3]
 
 
 def unpack_queued(bytes value not None):
-    """(flags, origin, Subscription Identifiers or None, message) of a record of family Q, of either version, that has
-    its message in itself. ValueError: it is damaged."""
+    """Return (flags, origin, Subscription Identifiers or None, message) of a record of family Q, of either version,
+    that contains its message. ValueError: it is damaged."""
     cdef const uint8_t* p = <const uint8_t*><const char*>value
     cdef size_t n = len(value), at, head = QUEUED_HEAD_BYTES if n and p[0] & FORM_2 else QUEUED_HEAD_1_BYTES
     cdef bint is_new = head == QUEUED_HEAD_BYTES
@@ -197,7 +197,7 @@ cdef class Sender:
 
 @cython.final
 cdef class Windows:
-    """Stores windows, holds back what waits for them, and puts them back."""
+    """The stored windows: stores them, defers the packets that wait for them, and restores them."""
 
     def __cinit__(self, RouterState state not None, Journal journal not None):
         self.state = state
@@ -216,10 +216,10 @@ cdef class Windows:
         free_pointers(&self.lazy_windows)
         free_pointers(&self.awaiting)
 
-    # ------------------------------------------------------------ what waits
+    # ------------------------------------------------------------ waiting for the disk
 
     cdef int mark_dirty(self, Session s) except -1:
-        # its window is stored with this tick; what says so to the client leaves after that
+        # its window is stored with this tick; packets that depend on it are sent after that
         if not s.window_dirty:
             s.window_dirty = True
             pointers_push(&self.dirty_windows, s)
@@ -228,8 +228,8 @@ cdef class Windows:
         return 0
 
     def stored_together(self, Session s not None):
-        """What the store is told of it in this tick holds only together with its window: how far it has been sent the
-        log."""
+        """Store the session's window in this tick too: other records of it are valid only together with its position in
+        the log."""
         if self.state.keeps and is_stored(s) and not s.over:
             self.mark_dirty(s)
 
@@ -242,7 +242,7 @@ cdef class Windows:
         return 0
 
     cdef int wake(self, Session s) except -1:
-        # what it reads is looked at when the log is swept
+        # the next sweep of the log examines the indexes it reads
         cdef uint32_t i
         cdef Filter* f
         work(s.own.count * VISIT)
@@ -259,7 +259,7 @@ cdef class Windows:
         return 0
 
     cdef int defer(self, Session s, Connection conn, Inflight* slot) except -1:
-        # the slot's PUBLISH or PUBREL, when its session's window is durable
+        # send the slot's PUBLISH or PUBREL once its session's window is durable
         cdef Deferred* ring
         cdef Deferred* d
         cdef uint32_t cap, i
@@ -293,7 +293,7 @@ cdef class Windows:
         return 0
 
     cdef int send_deferred(self) except -1:
-        # what the disk has by now leaves; unless its connection is gone: then it is sent again on the next one
+        # send packets whose window is on the disk by now; if their connection is gone they are sent again on the next
         cdef Deferred d
         cdef Connection conn
         cdef Session s
@@ -329,7 +329,7 @@ cdef class Windows:
     # ------------------------------------------------------------ windows
 
     cdef int store_lazy_windows(self) except -1:
-        # at the end of a tick: those that have lagged for long enough
+        # at the end of a tick, when LAZY_MS have passed
         cdef uint32_t i, n = self.lazy_windows.count
         cdef Session s
         if n > LAZY_WINDOWS_MAX:
@@ -348,7 +348,7 @@ cdef class Windows:
         return 0
 
     cdef int store_windows(self) except -1:
-        # of all sessions whose window became dirty in this tick
+        # store the windows that became dirty in this tick
         cdef uint32_t i
         cdef Session s
         for i in range(self.dirty_windows.count):
@@ -398,7 +398,7 @@ cdef class Windows:
         return 0
 
     cdef int put_out(self, Packed packed, Session s) except -1:
-        # what is in flight, in its order
+        # the messages in flight, in order
         cdef Inflight** out = <Inflight**>malloc((s.inflight + 1) * sizeof(Inflight*))
         cdef uint8_t* p
         cdef uint32_t i, n = 0
@@ -434,7 +434,7 @@ cdef class Windows:
         return 0
 
     cdef int forget_window(self, Session s) except -1:
-        # the session ends, with all that was stored of it here
+        # the session ends: delete its window and queued messages from the store
         cdef uint32_t i
         cdef Queued* q
         s.over = True
@@ -454,8 +454,8 @@ cdef class Windows:
         return 0
 
     cdef uint64_t in_flight_since(self, Session s, set spans) except? 0xFFFFFFFFFFFFFFFF:
-        # the position behind which the session still needs the log for what is in flight; what lies far back goes into
-        # `spans` instead: a client that answers one message never must not hold all that came since
+        # the position behind which the session still needs the log for its messages in flight; those far back go into
+        # `spans` instead: a client that never acknowledges one message must not keep the whole log behind it
         cdef uint64_t last = self.journal.block.first - 1, lowest = last
         cdef uint64_t near = last - CONTIGUOUS if last > CONTIGUOUS else 0
         cdef Inflight* slot
@@ -476,12 +476,12 @@ cdef class Windows:
 
     cdef uint64_t keep_queued(self, Session s, Message m, uint8_t flags, uint32_t origin,
                               PyObject* identifiers) except? 0:
-        # a message that stands in no index; returns its number
+        # store a message that is in no index; returns its number
         cdef Packed packed = Packed.__new__(Packed)
         cdef uint64_t number = self.state.new_number()
         cdef uint32_t n = <uint32_t>len(<bytes>identifiers) if identifiers != NULL else 0
         cdef uint8_t* p = packed.room(QUEUED_HEAD_BYTES + n)
-        # a share of a group waits for one member alone
+        # a share of a group has one member only
         cdef bint is_once = not flags & SHARED_COPY and m.content.number and content_bytes(&m.content) >= ONCE_BYTES
         work(3 * PYTHON)
         p[0] = flags | FORM_2 | (OF_ITS_OWN if is_once else 0)
@@ -513,7 +513,7 @@ cdef class Windows:
         return 0
 
     cdef int keep_message(self, Message m) except -1:
-        # in a record of its own, if it is not there yet
+        # store it in a record of its own, if it has none yet
         cdef Packed packed
         if m.content.number not in self.messages:
             work(2 * PYTHON)
@@ -545,7 +545,7 @@ cdef class Windows:
         return 0
 
     cdef int finish_slot(self, Session s, Inflight* slot) except -1:
-        # what is in flight is done with
+        # a message in flight is finished
         if self.state.keeps and is_stored(s):
             if slot.flags & OWN_RECORD and slot.state != WAIT_PUBCOMP:
                 self.forget_queued(s, slot.position)
@@ -554,7 +554,7 @@ cdef class Windows:
         return 0
 
     cdef int keep_unsubscribed(self, Session s) except -1:
-        # a subscription ends, and with it perhaps the index that what is in flight stands in [MQTT-3.10.4-3]
+        # a subscription ends, and perhaps the index that contains its messages in flight [MQTT-3.10.4-3]
         cdef uint32_t i
         cdef Inflight* slot
         work(s.window_cap * PLACE)
@@ -568,7 +568,7 @@ cdef class Windows:
         return 0
 
     def abandon(self):
-        """See Router."""
+        """Release the references in C lists: see `Router.abandon`."""
         while self.deferred_count:
             self.pop_deferred()
         free_pointers(&self.dirty_windows)
@@ -578,28 +578,28 @@ cdef class Windows:
         self.messages.clear()
         self.message_of.clear()
 
-    # ------------------------------------------------------------ putting back
+    # ------------------------------------------------------------ restoring
 
     def go_on_behind(self, uint64_t position):
-        """Before anything is logged: the store has positions up to this one."""
+        """Continue behind this position, the last one in the store. Call it before anything is logged."""
         self.state.next_position = position + 1
         self.journal.block = Block(self.state.next_position)
 
     def restore_queued(self, uint64_t number, uint64_t message):
-        """The queued message with this number has its message in the record of that one, which is there."""
+        """Note that the queued message `number` has its content in the existing record of `message`."""
         self.count_message(number, message)
 
     @property
     def position(self):
-        """Of the last message that was logged."""
+        """The position of the last logged message."""
         return self.state.next_position - 1
 
     def restore(self, Session s not None, bytes window, dict queued not None, dict messages not None):
-        """Put back what the store has of a session: what is in flight, the Packet Identifiers of both directions, and
-        how far it has been sent the log. It has its subscriptions again, and no connection. `window`: its record of
-        family V; None: there is none, and it has been sent everything. `queued`: {number: `unpack_queued`} of its
-        records of family Q, rising; what is in flight is taken out of it. `messages`: {position: message}, those of
-        `window_positions`. ValueError: the window is damaged, and nothing has happened."""
+        """Restore a stored session: its messages in flight, the Packet Identifiers of both directions, and its position
+        in the log. It has its subscriptions again, and no connection. `window`: its record of family V; None: there is
+        none, and it has been sent everything. `queued`: {number: `unpack_queued`} of its records of family Q, rising;
+        messages in flight are removed from it. `messages`: {position: message} for `window_positions`. ValueError: the
+        window is damaged, and nothing was changed."""
         cdef uint32_t i
         cdef Membership* e
         cdef LogKey key
@@ -623,7 +623,7 @@ cdef class Windows:
         s.kept = True
 
     cdef int put_back(self, Session s, const uint8_t* p, dict own, dict messages) except -1:
-        # of a window that window_positions has found whole
+        # from a window that window_positions has checked
         cdef uint32_t count_out, count_in, i, which, many
         cdef Inflight* slot
         cdef Message m
@@ -650,7 +650,7 @@ cdef class Windows:
             if p[3] == WAIT_PUBCOMP:
                 m = None
             if m is not None or p[3] == WAIT_PUBCOMP:
-                # else it was finished since this window was stored, and forgotten
+                # else it was finished after this window was stored, and deleted
                 slot = s.place_slot(<uint16_t>get16(p))
                 slot.flags = p[2]
                 slot.state = p[3]
@@ -663,7 +663,7 @@ cdef class Windows:
         for _ in range(count_in):
             s.arrive(<uint16_t>get16(p))
             p += 2
-        # a disk that has lost its last blocks gives their positions anew: what it gives is not passed over
+        # a disk that has lost its last blocks reuses their positions: the new messages must not be skipped
         s.cursor = min(<uint64_t>get64(p), self.state.next_position - 1)
         p += 8
         for which in range(2):
@@ -682,7 +682,7 @@ cdef class Windows:
         cdef uint64_t number
         for number, (flags, origin, identifiers, message) in own.items():
             m = message
-            # what a lazy window did not have in flight yet
+            # in flight, but missing in a lazy window
             s.enqueue(m, <PyObject*>identifiers if identifiers is not None else NULL, flags & ~OWN_RECORD, origin,
                       number)
             self.counters.at[count.MATCHED] += 1
