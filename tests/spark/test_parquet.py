@@ -303,7 +303,7 @@ def test_what_is_wrong_is_said_in_one_line(
     capfd.readouterr()
     for arguments, line in (
         (["parquet", "--snapshots", str(damaged), "--out", str(out)], f"{table}: is damaged"),
-        (["parquet", "--snapshots", str(tmp_path / "empty"), "--out", str(out)], f"{tmp_path / 'empty'}: is not a snap"),
+        (["parquet", "--snapshots", str(tmp_path / "empty"), "--out", str(out)], f"{tmp_path / 'empty'}: is not a"),
         (["parquet", "--snapshots", str(host.first), "--out", str(out), "--tables", "x"], "there is no table 'x'"),
         (
             ["parquet", "--snapshots", str(host.first), "--out", str(taken), "--tables", "events"],
