@@ -61,7 +61,7 @@ cdef class BackPressure:
     cdef int judge(self, Connection conn, Session s, uint8_t qos, bint retain, Matches* m, uint32_t size) except -1
     # may a SUBSCRIBE or UNSUBSCRIBE with this number of Topic Filters be taken now?
     cdef int judge_filters(self, Connection conn, Session s, uint32_t filters) except -1
-    cdef int await_store(self, Connection conn, Session s, uint32_t ms_max, int counter) except -1
+    cdef bint may_wait(self, Pace* pace, uint32_t ms_max, int refused) noexcept
     cdef int await_answers(self, Connection conn, Session s) except -1
     cdef bint waits_for(self, PendingAck* a, uint64_t workers) except -1
     cdef int refuse_pending(self, Connection conn, PendingAck* a) except -1

@@ -119,36 +119,33 @@ cdef class BackPressure:
                         pace.since = self.state.now_ms
                     return self.hold_back(conn, s, &pace.waits, count.QUEUE_FULL_HELD)
         if qos and self.guarded & GUARD_STORE and self.meets_store(s, qos, retain, m):
-            return self.await_store(conn, s, 0 if conn.version == 5 else self.limits.store_error_ms_max,
-                                    count.STORE_HELD)
+            if self.may_wait(pace, 0 if conn.version == 5 else self.limits.store_error_ms_max, count.STORE_REFUSED):
+                return self.hold_back(conn, s, &pace.waits, count.STORE_HELD)
+            return UNSTORED
         if self.guarded & GUARD_UNWRITTEN and self.meets_unwritten(s, qos, retain, m):
-            return self.await_store(conn, s, self.limits.store_error_ms_max, count.STORE_UNWRITTEN_HELD)
+            if self.may_wait(pace, self.limits.store_error_ms_max, count.STORE_REFUSED):
+                return self.hold_back(conn, s, &pace.waits, count.STORE_UNWRITTEN_HELD)
+            return UNSTORED
         if qos and self.guarded & GUARD_MEMORY and self.meets_memory(m, retain):
-            if waited:
-                pace.since = 0
-                pace.waits = False
-                self.counters.at[count.MEMORY_REFUSED] += 1
-                return REFUSED
-            if pace.since == 0:
-                pace.since = self.state.now_ms
-            return self.hold_back(conn, s, &pace.waits, count.MEMORY_HELD)
+            if self.may_wait(pace, self.limits.hold_ms_max, count.MEMORY_REFUSED):
+                return self.hold_back(conn, s, &pace.waits, count.MEMORY_HELD)
+            return REFUSED
         pace.since = 0
         pace.too_fast = pace.waits = False
         pace.messages -= 1000
         pace.bytes -= 1000 * <int64_t>size
         return TAKEN
 
-    cdef int await_store(self, Connection conn, Session s, uint32_t ms_max, int counter) except -1:
-        # let a publish that must be stored wait, for at most ms_max
-        cdef Pace* pace = self.pace_of(conn)
+    cdef bint may_wait(self, Pace* pace, uint32_t ms_max, int refused) noexcept:
+        # False: the publish has waited for ms_max, and counts as refused
         if ms_max == 0 or pace.since and self.state.now_ms - pace.since >= ms_max:
             pace.since = 0
             pace.waits = False
-            self.counters.at[count.STORE_REFUSED] += 1
-            return UNSTORED
+            self.counters.at[refused] += 1
+            return False
         if pace.since == 0:
             pace.since = self.state.now_ms
-        return self.hold_back(conn, s, &pace.waits, counter)
+        return True
 
     cdef int judge_filters(self, Connection conn, Session s, uint32_t filters) except -1:
         # a token bucket of one second's worth, kept as the time at which it will be full again
