@@ -129,6 +129,7 @@ class Authenticating:
         self._waiting = 0
         self._exchanges: dict[Connection, _Exchange] = {}
         self.submit: Submit = at_once
+        self._anonymous_allowed = context.settings.anonymous_allowed
 
     @property
     def pending(self) -> int:
@@ -136,13 +137,15 @@ class Authenticating:
         return len(self._undecided)
 
     def reload(self) -> None:
-        """Forget cached results: the password file was read again."""
+        """Use the present settings and forget cached results: the password file was read again."""
+        self._anonymous_allowed = self._context.settings.anonymous_allowed
         self._cache.clear()
 
     def forget(self, conn: Connection) -> None:
         """Remove a connection that ends. A hash that no connection waits for any more is not computed."""
-        self._exchanges.pop(conn, None)
-        entrant = self._undecided.get(conn)
+        if self._exchanges:
+            self._exchanges.pop(conn, None)
+        entrant = self._undecided.get(conn) if self._undecided else None
         if entrant is not None:
             check = entrant.check
             self._decided(entrant)
@@ -153,13 +156,12 @@ class Authenticating:
 
     def begin(self, entrant: Entrant) -> None:
         """Decide about a CONNECT, now or later."""
-        settings = self._context.settings
-        packet, backend = entrant.packet, settings.credentials
+        packet, backend = entrant.packet, self._context.settings.credentials
         entrant.number = next(self._numbers)
         if "authentication_method" in packet.properties:
             self._begin_exchange(entrant, backend)
         elif packet.username is None or backend is None:
-            if settings.anonymous_allowed:
+            if self._anonymous_allowed:
                 self._accept(entrant, packet.username)
             else:
                 self._reject(entrant, ReasonCode.NOT_AUTHORIZED, "anonymous clients are not allowed")
@@ -176,9 +178,10 @@ class Authenticating:
     def _accept(
         self, entrant: Entrant, username: str | None, method: _Exchange | None = None, data: bytes = b""
     ) -> None:
-        for other in list(self._by_client.get(entrant.client_id, ())):
-            if other.number < entrant.number:  # it has no CONNACK yet, so nothing is sent to it [MQTT-3.2.0-1]
-                self.exit.give_up(other.conn, "a newer connection of this client id was faster")
+        if self._by_client:
+            for other in list(self._by_client.get(entrant.client_id, ())):
+                if other.number < entrant.number:  # it has no CONNACK yet, so nothing is sent to it [MQTT-3.2.0-1]
+                    self.exit.give_up(other.conn, "a newer connection of this client id was faster")
         properties = {}
         if method is not None:
             properties = {"authentication_method": method.name, "authentication_data": data}
@@ -212,7 +215,7 @@ class Authenticating:
     # ------------------------------------------------------------ passwords
 
     def _check_password(self, entrant: Entrant, username: str, password: bytes, backend: Chain) -> None:
-        limits = self._context.settings.limits
+        limits = self._context.limits
         digest = self._cache.digest(username, password)
         if self._cache.has(digest, time.monotonic(), limits.auth_cache_seconds_max):
             self._row.add(count.CREDENTIALS_CACHED)
@@ -255,7 +258,7 @@ class Authenticating:
             self._start(check)
             return
         del self._checks[check.digest]
-        limits = self._context.settings.limits
+        limits = self._context.limits
         if result is True:
             self._cache.put(check.digest, time.monotonic(), limits.auth_cache_entries_max)
         elif result is not False:
@@ -320,7 +323,7 @@ class Authenticating:
         method = exchange.method
         assert method is not None
         try:
-            if len(data) > self._context.settings.limits.auth_data_bytes_max:
+            if len(data) > self._context.limits.auth_data_bytes_max:
                 raise MethodError("more than auth_data_bytes_max of Authentication Data")
             answer = method.step(data)
             if exchange.entrant is None and method.username != exchange.username:

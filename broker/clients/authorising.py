@@ -33,6 +33,7 @@ class Authorising:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._rules: Rules | None = None
+        self.has_rules = False
 
     @property
     def rules(self) -> Rules | None:
@@ -41,7 +42,7 @@ class Authorising:
 
     @rules.setter
     def rules(self, rules: Rules | None) -> None:
-        self._rules = rules
+        self._rules, self.has_rules = rules, rules is not None
         self._context.dispatch.authorise.set_rules(None if rules is None else self._may_publish)
 
     def _client(self, session: Session) -> Client:
@@ -69,9 +70,10 @@ class Authorising:
     def wrong_with(
         self, will: Will | None, conn: Connection, client_id: str, username: str | None, session: Session | None
     ) -> str:
-        """Return why a CONNECT with this will, for this session of its client id, is not authorised; "": it is."""
-        if self._rules is None:
-            return ""
+        """Return why a CONNECT with this will, for this session of its client id, is not authorised; "": it is. Called
+        only where `has_rules`.
+        """
+        assert self._rules is not None
         client = self._named(client_id, username, conn)
         if will is not None and not self._asked(client, self._rules.may_publish, will.topic, will.qos, will.retain):
             return "its will is not authorised"

@@ -48,7 +48,7 @@ class Capacity:
         self._sessions = sessions
         self._recording = recording
         self._endings = endings
-        self._connections = Claims([bytearray(ROW_BYTES)], 0, claims.CONNECTIONS)
+        self._claim_connections(Claims([bytearray(ROW_BYTES)], 0, claims.CONNECTIONS))
         self.waiting: dict[Connection, tuple[str, int]] = {}
         """Client ids of connections that wait for another session to end, and the number of their tries."""
         self._asked = 0
@@ -56,37 +56,37 @@ class Capacity:
 
     def share(self, rows: Sequence[Any]) -> None:
         """Set the counter rows of all workers; called when this one is still empty or has recovered everything."""
-        self._connections = Claims(rows, self._context.index, claims.CONNECTIONS)
-        self._connections.set(0)
+        self._claim_connections(Claims(rows, self._context.index, claims.CONNECTIONS))
+        self.set_connections(0)
         self._sessions.share(Claims(rows, self._context.index, claims.SESSIONS))
 
     # ------------------------------------------------------------ connections
 
-    def for_connection(self, *, taking_over: bool) -> bool:
-        """Claim room for a connection, and count it; return whether there is. Always, if it takes another's place."""
-        most = 0 if taking_over else self._context.settings.limits.connections_max
-        return self._connections.take(most)
+    def _claim_connections(self, claims: Claims) -> None:
+        self._connections = claims
+        self.set_connections: Callable[[int], None] = claims.set
+        self.connection_ended: Callable[[], None] = claims.give_back
+        """Correct the number of connections."""
 
-    def connections(self, number: int) -> None:
-        """Set the number of connections."""
-        self._connections.set(number)
+    def for_connection(self, taking_over: bool) -> bool:
+        """Claim room for a connection, and count it; return whether there is. Always, if it takes another's place."""
+        most = 0 if taking_over else self._context.limits.connections_max
+        return self._connections.take(most)
 
     # ------------------------------------------------------------ sessions
 
     def waiting_for(self, client_id: str) -> list[Connection]:
         """Return the connections of this client id that wait for another session to end."""
-        if not self.waiting:
-            return []
         spend(len(self.waiting) * STEP)
         return [conn for conn, (other, _) in self.waiting.items() if other == client_id]
 
     def for_session(self) -> bool:
         """Claim room for a new session, ending an offline one of this worker if needed; return whether there is."""
-        settings = self._context.settings
-        most = settings.limits.sessions_max
+        most = self._context.limits.sessions_max
         if self._sessions.reserve(most):
             return True
-        return settings.sessions_full == "end_oldest" and self._end_oldest() and self._sessions.reserve(most)
+        ends_oldest = self._context.settings.sessions_full == "end_oldest"
+        return ends_oldest and self._end_oldest() and self._sessions.reserve(most)
 
     def wait(self, conn: Connection, client_id: str, tries: int, again: Callable[[], None]) -> bool:
         """Wait for a sibling to end an offline session, because this worker has none; call `again` then. Return False
@@ -113,18 +113,17 @@ class Capacity:
 
     def asked(self) -> None:
         """End an offline session for a sibling, which has a waiting client and no session of its own to end."""
-        limits = self._context.settings.limits
+        limits = self._context.limits
         if limits.sessions_max and self._sessions.held >= limits.sessions_max:
             self._end_oldest()
 
     def sweep(self) -> None:
         """Correct the counts and end excess sessions; called once a second."""
         self._sessions.recount()
-        settings, workers = self._context.settings, self._context.workers
-        most = settings.limits.sessions_max
+        most, workers = self._context.limits.sessions_max, self._context.workers
         self._sweeps += 1
         over = self._sessions.held - most
-        if most and over > 0 and settings.sessions_full == "end_oldest":
+        if most and over > 0 and self._context.settings.sessions_full == "end_oldest":
             # the excess is divided among all workers; the remainder goes to another one each time
             place = (self._context.index + self._sweeps) % workers
             self._end_some(over // workers + (place < over % workers))

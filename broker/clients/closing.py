@@ -54,8 +54,10 @@ class Closing:
         occupants: Occupants,
     ) -> None:
         self._context = context
-        self._router = context.router
+        self._router = router = context.router
+        self._write, self._close, self._detach = router.state.write, router.state.close, router.subscribing.detach
         self._row = context.counters
+        self._log = context.log
         self._sessions = sessions
         self._state_records = state_records
         self._recording = recording
@@ -83,10 +85,10 @@ class Closing:
         if len(packet) > conn.packet_bytes_max:
             packet = encode_connack(version, False, reason)
         if len(packet) <= conn.packet_bytes_max:
-            self._router.state.write(conn, packet)
+            self._write(conn, packet)
         self._log_refused(conn, why, code=int(reason), **fields)
         self._recording.refused(conn, int(reason), why, client, fields.get("username"))
-        self._router.state.close(conn, int(reason), why)
+        self._close(conn, int(reason), why)
 
     def unavailable(self, conn: Connection, why: str, **fields: Any) -> None:
         """Refuse with CONNACK 0x88 (v3: 3): its home cannot take the connection, its password cannot be checked, or its
@@ -112,7 +114,7 @@ class Closing:
         self._row.add(count.CONNECTIONS_REFUSED)
         self._log_refused(conn, why)
         self._recording.refused(conn, 0, why, client)
-        self._router.state.close(conn, AT_ONCE, why)
+        self._close(conn, AT_ONCE, why)
 
     def awaiting(self) -> list[Connection]:
         """Return the connections whose CONNACK waits for the disk."""
@@ -133,7 +135,7 @@ class Closing:
         self._row.add(count.CONNECTIONS_REFUSED)
         self._log_refused(conn, why, code=reason)
         self._recording.refused(conn, reason, why)
-        self._router.state.close(conn, AT_ONCE, why)
+        self._close(conn, AT_ONCE, why)
 
     def _log_refused(self, conn: Connection, why: str, **fields: Any) -> None:
         listener = self._context.listener_of(conn)
@@ -191,7 +193,7 @@ class Closing:
         later.
         """
         # the router may have asked for its end already in this tick: its session is detached now all the same
-        self._router.state.close(conn, int(reason), why)
+        self._close(conn, int(reason), why)
         self.closed(conn, int(reason) & 0xFF, why, told)
 
     @callback("closed")
@@ -203,27 +205,28 @@ class Closing:
             self._occupants.withdraw(conn)
             return
         conn.session = None
-        self._occupants.open -= 1
         self._row.add(count.CONNECTIONS_CLOSED)
         steps = Steps()
-        steps.do(self._occupants.count)
+        steps.do(self._occupants.closed)
         if reason and conn.version == 5:
             steps.do(self._say_goodbye, conn, reason, why)
-        steps.do(self._recording.log_closed, conn, session, why, told)
-        steps.do(self._recording.closed, conn, session, why, reason, told)
+        if self._recording.on:
+            steps.do(self._recording.closed, conn, session, why, reason, told)
         if session.details.expiry_interval == 0:
             if self._state_records.keeps:
                 steps.do(self._record_end, session)
-            steps.do(self._endings.bury, session, self._router.subscribing.detach)
+            steps.do(self._endings.bury, session, self._detach)
             steps.do(self._sessions.remove, session)
         else:
-            steps.do(self._router.subscribing.detach, session)
+            steps.do(self._detach, session)
             steps.do(self._sessions.left, session)
             steps.do(self._state_records.disconnected, session)
             steps.do(self._replaying.detached, session)
             steps.do(self._endings.expire_in, session, session.details.expiry_interval)
         if self._state_records.keeps or session.details.will is not None:
             steps.do(self._wills.left, session)
+        if self._log.allows("connection_closed"):
+            steps.do(self._recording.log_closed, conn, session, why, told)
         steps.finish()
 
     def _record_end(self, session: Session) -> None:
@@ -249,7 +252,7 @@ class Closing:
         if reference is not None and reason in (ReasonCode.USE_ANOTHER_SERVER, ReasonCode.SERVER_MOVED):
             properties["server_reference"] = reference
         packet = encode_disconnect(reason, properties, packet_bytes_max=conn.packet_bytes_max)
-        self._router.state.write(conn, packet if len(packet) <= conn.packet_bytes_max else encode_disconnect(reason))
+        self._write(conn, packet if len(packet) <= conn.packet_bytes_max else encode_disconnect(reason))
 
     def delete(self, client_id: str) -> bool:
         """End a session and its connection for the operator. Return False if there is none."""

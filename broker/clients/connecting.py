@@ -68,8 +68,11 @@ class Connecting:
         replaying: Replaying,
     ) -> None:
         self._context = context
-        self._router = context.router
+        self._router = router = context.router
+        self._back_pressure = router.back_pressure
+        self._write, self._attach = router.state.write, router.subscribing.attach
         self._row = context.counters
+        self._log = context.log
         self._sessions = sessions
         self._state_records = state_records
         self._recording = recording
@@ -119,49 +122,58 @@ class Connecting:
         times that it has waited for another session to end.
         """
         conn, packet, client_id = entrant.conn, entrant.packet, entrant.client_id
-        if self._endings.is_ending(client_id):
+        if client_id in self._endings.clients:
             self._wait_for_end(entrant, username, authentication, tries)
             return
-        limits = self._context.settings.limits
+        limits = self._context.limits
         asked = keep_alive = packet.keep_alive
         if limits.keep_alive_seconds_max and (not asked or asked > limits.keep_alive_seconds_max):
             # v5 is told; v3 cannot be told, and may be closed all the same when it is silent (3.1.1, 3.1.2.10)
             keep_alive = limits.keep_alive_seconds_max
             self._row.add(count.KEEP_ALIVES_SHORTENED)
-        expiry = self._expiry(packet)
-        granted = self._granted(entrant, expiry, keep_alive, authentication)
-        told = "maximum_packet_size" not in packet.properties
-        if not told and len(encode_connack(5, False, 0, granted)) > conn.packet_bytes_max:
-            # [MQTT-3.1.2-24]: the CONNACK that it needs would be too large for it
-            why = "Maximum Packet Size is too small for CONNACK"
-            self._closing.refuse(conn, ReasonCode.PACKET_TOO_LARGE, why, client=client_id)
+        expiry = self._expiry(packet) if packet.version == 5 or not packet.clean_start else 0
+        granted = self._granted(entrant, expiry, keep_alive, authentication) if packet.version == 5 else None
+        if "maximum_packet_size" in packet.properties and not self._fits(entrant, granted):
             return
         session = self._sessions.get(client_id)
-        if wrong := self._authorising.wrong_with(packet.will, conn, client_id, username, session):
-            self._closing.refuse(conn, ReasonCode.NOT_AUTHORIZED, wrong, client=client_id)
+        if self._authorising.has_rules and not self._is_authorised(entrant, username, session):
             return
         size = own_bytes(client_id, username, packet.will)
-        if not self._may_open(entrant, size, session):
+        if size > limits.session_bytes_max:
+            self._row.add(count.SESSIONS_TOO_LARGE)
+            self._refuse_quota(entrant, "session_bytes_max")
             return
-        waits = self._state_records.promises(client_id, session, expiry, packet.clean_start, packet.will is not None)
-        if waits and self._state_records.refuses(frees=expiry == 0 and packet.will is None):
+        if self._back_pressure.is_memory_full and (session is None or packet.clean_start):
+            self._row.add(count.MEMORY_REFUSED)
+            self._refuse_quota(entrant, "worker_memory_bytes_max")
+            return
+        occupant = None if session is None else self._occupants.of(session)
+        if occupant is not None and not self._may_take_over(entrant, occupant):
+            return
+        records = self._state_records
+        has_will = packet.will is not None
+        waits = records.keeps and records.promises(client_id, session, expiry, packet.clean_start, has_will)
+        if waits and records.refuses(frees=expiry == 0 and not has_will):
             self._closing.unavailable(conn, "nothing can be stored at present", client=client_id)
             return
-        if not self._finds_connection_room(entrant, session):
+        if not self._capacity.for_connection(occupant is not None):
+            self.too_many_connections()
+            self._refuse_quota(entrant, "too many connections")
             return
         if session is not None:
             self._sessions.reserve(0)  # keeps its place, should it end and begin anew
-        elif not self._finds_session_room(client_id):
-            self._wait_for_room(entrant, tries, partial(self.open, entrant, username, authentication, tries + 1))
-            return
-        if session is not None:
-            self._take_over(session, conn)
-            session = self._sessions.get(client_id)  # it may have ended with its connection
+            session = self._take_over(session, conn)
+        else:
+            if self._capacity.waiting:
+                self._make_way(client_id)
+            if not self._capacity.for_session():
+                self._wait_for_room(entrant, tries, partial(self.open, entrant, username, authentication, tries + 1))
+                return
         if session is not None and packet.clean_start:
             self._recording.session_ended(session, "clean start")
             self._endings.end(session)
             session = None
-        if session is None and self._endings.is_ending(client_id):
+        if session is None and client_id in self._endings.clients:
             self._wait_for_end(entrant, username, authentication, tries)
             self._sessions.release()
             self._occupants.count()
@@ -169,12 +181,29 @@ class Connecting:
         pending = self._occupants.enter(entrant, session, granted, keep_alive)
         session = pending.session
         self._equip(session, entrant, expiry, username, size)
-        self._state_records.connected(session)
         if waits:
             conn.state = _DECIDING
-            self._router.journal.when_durable(lambda: self._stored(pending), conn)
+            self._router.journal.when_durable(partial(self._stored, pending), conn)
         else:
             self._admit(pending)
+
+    def _fits(self, entrant: Entrant, granted: dict[str, Any] | None) -> bool:
+        # [MQTT-3.1.2-24]: refuse a client for which the CONNACK that it needs would be too large
+        if len(encode_connack(5, False, 0, granted)) <= entrant.conn.packet_bytes_max:
+            return True
+        why = "Maximum Packet Size is too small for CONNACK"
+        self._closing.refuse(entrant.conn, ReasonCode.PACKET_TOO_LARGE, why, client=entrant.client_id)
+        return False
+
+    def _is_authorised(self, entrant: Entrant, username: str | None, session: Session | None) -> bool:
+        conn, client_id = entrant.conn, entrant.client_id
+        wrong = self._authorising.wrong_with(entrant.packet.will, conn, client_id, username, session)
+        if wrong:
+            self._closing.refuse(conn, ReasonCode.NOT_AUTHORIZED, wrong, client=client_id)
+        return not wrong
+
+    def _refuse_quota(self, entrant: Entrant, why: str) -> None:
+        self._closing.refuse(entrant.conn, ReasonCode.QUOTA_EXCEEDED, why, client=entrant.client_id)
 
     def _wait_for_end(self, entrant: Entrant, username: str | None, authentication: dict[str, Any], tries: int) -> None:
         """Open it later: a former session of this client has ended, and is not cleared yet."""
@@ -185,8 +214,8 @@ class Connecting:
         self._endings.wait(conn, entrant.client_id, partial(self.open, entrant, username, authentication, tries))
         conn.state = _DECIDING
 
-    def _take_over(self, session: Session, by: Connection) -> None:
-        """Close the session's connection, if it has one."""
+    def _take_over(self, session: Session, by: Connection) -> Session | None:
+        """Close the session's connection, if it has one; return the session if it has not ended with it."""
         awaiting: Connection | None = session.details.awaiting
         former = self._occupants.of(session)
         if former is not None:
@@ -196,11 +225,12 @@ class Connecting:
             self._closing.end_connection(session.connection, ReasonCode.SESSION_TAKEN_OVER, "taken over")
         elif awaiting is not None:
             self._closing.give_up(awaiting, "taken over before its session was stored")
+        return self._sessions.get(session.client_id)
 
     def _equip(self, session: Session, entrant: Entrant, expiry: int, username: str | None, size: int) -> None:
-        """Apply the settings of CONNECT to the session."""
+        """Apply the settings of CONNECT to the session, and store them."""
         conn, packet = entrant.conn, entrant.packet
-        limits = self._context.settings.limits
+        limits = self._context.limits
         details: Details = session.details
         if details.expiry_handle is not None:
             details.expiry_handle.cancel()
@@ -211,19 +241,20 @@ class Connecting:
         details.expiry_interval = expiry
         session.durable = expiry > 0
         session.version = packet.version
-        session.slots_max = limits.inflight_max
-        session.bound_inflight(limits.inflight_bytes_max)
         details.username = username
         details.will = packet.will
         details.own_bytes = size
         if packet.version == 5:
             properties = packet.properties
-            session.inflight_max = min(properties.get("receive_maximum", 65535), limits.inflight_max)
+            inflight_max = min(properties.get("receive_maximum", 65535), limits.inflight_max)
             conn.topic_alias_max = limits.topic_alias_max
             conn.topic_alias_out_max = min(properties.get("topic_alias_maximum", 0), limits.topic_alias_out_max)
             conn.problem_information = bool(properties.get("request_problem_information", 1))
         else:
-            session.inflight_max = limits.inflight_max
+            inflight_max = limits.inflight_max
+        session.bound_inflight(limits.inflight_max, inflight_max, limits.inflight_bytes_max)
+        if self._state_records.keeps:
+            self._state_records.connected(session)
 
     def _stored(self, pending: PendingConnack) -> None:
         """Admit the client: the store has everything that the CONNACK promises."""
@@ -234,16 +265,20 @@ class Connecting:
 
     def _admit(self, pending: PendingConnack) -> None:
         conn, packet, session = pending.entrant.conn, pending.entrant.packet, pending.session
+        present = pending.present
         conn.keep_alive_ms = pending.keep_alive * 1500
-        self._router.state.write(conn, self._connack(packet.version, pending.present, pending.granted))
+        self._write(conn, self._connack(packet.version, present, pending.granted))
         self._occupants.opened(pending)
         self._row.add(count.CONNECTIONS_OPENED)
-        self._router.subscribing.attach(session, conn)
-        self._go_on(session)
+        self._attach(session, conn)
+        if present:
+            self._go_on(session)
         self.opened(conn)
-        self._recording.log_opened(conn, packet, session, pending.present, pending.keep_alive)
-        self._recording.opened(conn, packet, session, pending.present, pending.keep_alive)
-        if session.durable and not pending.present:
+        if self._log.allows("connection_opened"):
+            self._recording.log_opened(conn, packet, session, present, pending.keep_alive)
+        if self._recording.on:
+            self._recording.opened(conn, packet, session, present, pending.keep_alive)
+        if session.durable and not present:
             self._recording.session_created(session)
 
     def _go_on(self, session: Session) -> None:
@@ -252,18 +287,9 @@ class Connecting:
             self._replaying.attached(session)
             self._retaining.resumed(session)
 
-    def _finds_connection_room(self, entrant: Entrant, session: Session | None) -> bool:
-        """Claim room under connections_max and count the connection; return False if it was refused."""
-        if self._capacity.for_connection(taking_over=session is not None and self._occupants.of(session) is not None):
-            return True
-        self.too_many_connections()
-        self._closing.refuse(entrant.conn, ReasonCode.QUOTA_EXCEEDED, "too many connections", client=entrant.client_id)
-        return False
-
-    def _finds_session_room(self, client_id: str) -> bool:
+    def _make_way(self, client_id: str) -> None:
         for other in self._capacity.waiting_for(client_id):
             self._give_way(other)
-        return self._capacity.for_session()
 
     def _give_way(self, conn: Connection) -> None:
         """Close a connection that waits; nothing was sent to it yet [MQTT-3.2.0-1]."""
@@ -277,33 +303,18 @@ class Connecting:
             conn.state = _DECIDING
             return
         self._row.add(count.SESSIONS_OVER_MAX)
-        self._context.log.warning("sessions_max_reached", sessions_max=self._context.settings.limits.sessions_max)
-        self._closing.refuse(conn, ReasonCode.QUOTA_EXCEEDED, "too many sessions", client=client_id)
+        self._context.log.warning("sessions_max_reached", sessions_max=self._context.limits.sessions_max)
+        self._refuse_quota(entrant, "too many sessions")
 
     def too_many_connections(self) -> None:
         """Refuse a socket because of connections_max, or because the worker can have no more."""
         self._row.add(count.CONNECTIONS_OVER_MAX)
-        self._context.log.warning(
-            "connections_max_reached", connections_max=self._context.settings.limits.connections_max
-        )
+        self._context.log.warning("connections_max_reached", connections_max=self._context.limits.connections_max)
 
-    def _may_open(self, entrant: Entrant, size: int, session: Session | None) -> bool:
-        # the bounds that depend on the client and not only on its packet; `size`: as session_bytes_max counts
-        conn, packet, client_id = entrant.conn, entrant.packet, entrant.client_id
-        limits = self._context.settings.limits
-        if size > limits.session_bytes_max:
-            self._row.add(count.SESSIONS_TOO_LARGE)
-            self._closing.refuse(conn, ReasonCode.QUOTA_EXCEEDED, "session_bytes_max", client=client_id)
-            return False
-        if self._router.back_pressure.is_memory_full and (session is None or packet.clean_start):
-            self._row.add(count.MEMORY_REFUSED)
-            self._closing.refuse(conn, ReasonCode.QUOTA_EXCEEDED, "worker_memory_bytes_max", client=client_id)
-            return False
-        occupant = None if session is None else self._occupants.of(session)
-        if occupant is None:
-            return True
-        now = self._router.state.now_ms / 1000
-        seconds = self._takeovers.refused_seconds(client_id, limits.takeovers_per_minute_max, now)
+    def _may_take_over(self, entrant: Entrant, occupant: Connection) -> bool:
+        conn, client_id = entrant.conn, entrant.client_id
+        now, most = self._router.state.now_ms / 1000, self._context.limits.takeovers_per_minute_max
+        seconds = self._takeovers.refused_seconds(client_id, most, now)
         if not seconds:
             return True
         self._row.add(count.TAKEOVERS_REFUSED)
@@ -315,24 +326,20 @@ class Connecting:
             listener=self._context.listener_of(conn),
             seconds=round(seconds, 1),
         )
-        self._closing.refuse(conn, ReasonCode.QUOTA_EXCEEDED, "too many take-overs of this client id", client=client_id)
+        self._refuse_quota(entrant, "too many take-overs of this client id")
         return False
 
     def sweep(self) -> None:
         """Forget everything that is over; called every second."""
-        self._capacity.connections(len(self._occupants))
+        self._capacity.set_connections(len(self._occupants))
         self._capacity.sweep()
-        self._takeovers.forget_old(
-            self._context.settings.limits.takeovers_per_minute_max, self._router.state.now_ms / 1000
-        )
+        self._takeovers.forget_old(self._context.limits.takeovers_per_minute_max, self._router.state.now_ms / 1000)
 
     def _granted(
         self, entrant: Entrant, expiry: int, keep_alive: int, authentication: dict[str, Any]
-    ) -> dict[str, Any] | None:
-        """Return the properties of CONNACK."""
+    ) -> dict[str, Any]:
+        """Return the properties of CONNACK (MQTT 5)."""
         packet = entrant.packet
-        if packet.version < 5:
-            return None
         properties = {**offers(self._context.settings, packet, entrant.client_id), **authentication}
         if expiry != packet.properties.get("session_expiry_interval", 0):
             properties["session_expiry_interval"] = expiry
@@ -352,12 +359,12 @@ class Connecting:
         return plain
 
     def _expiry(self, packet: Connect) -> int:
-        limits = self._context.settings.limits
+        # of MQTT 5, or of a session that is not clean
         if packet.version == 5:
             asked: int = packet.properties.get("session_expiry_interval", 0)
         else:
-            asked = 0 if packet.clean_start else limits.session_expiry_seconds_default_v3
-        return self._endings.expiry_granted(asked)
+            asked = self._context.limits.session_expiry_seconds_default_v3
+        return self._endings.expiry_granted(asked) if asked else 0
 
     def _assign(self) -> str:
         # the home of an assigned id is the accepting worker: the connection stays where it is

@@ -66,7 +66,7 @@ class Endings:
 
     def expiry_granted(self, asked: int) -> int:
         """Limit a requested Session Expiry Interval to session_expiry_seconds_max, if that is set."""
-        most = self._context.settings.limits.session_expiry_seconds_max
+        most = self._context.limits.session_expiry_seconds_max
         if not most or asked <= most:
             return asked
         self._context.counters.add(count.SESSION_EXPIRIES_SHORTENED)
@@ -107,10 +107,11 @@ class Endings:
 
     def bury(self, session: Session, let_go: Callable[[Session, Remains | None], None]) -> None:
         """Delete and forget its state; `let_go` is the router's part."""
-        if not self._state_records.keeps and not self.works_for(session) and not is_large(session):
+        large = is_large(session)
+        if not large and not self._state_records.keeps and not self.works_for(session):
             let_go(session, None)  # the common case: nothing of it concerns others
             return
-        remains = Remains() if is_large(session) else None
+        remains = Remains() if large else None
         kept = remains is not None and self._state_records.stores(session)
         steps = Steps()
         steps.do(self._state_records.ends_slowly if kept else self._state_records.ends, session)
@@ -157,10 +158,6 @@ class Endings:
 
     # ------------------------------------------------------------ connections that wait
 
-    def is_ending(self, client_id: str) -> bool:
-        """Whether a former session of this client is not cleared yet."""
-        return client_id in self.clients
-
     def waiting(self, client_id: str) -> list[Connection]:
         """Return the connections that wait for that."""
         return list(self.clients[client_id])
@@ -177,4 +174,4 @@ class Endings:
 
 def is_large(session: Session) -> bool:
     """Whether a session has more than is cleared at once."""
-    return session.subscriptions + session.queued + session.unacknowledged > AT_ONCE
+    return session.extent > AT_ONCE

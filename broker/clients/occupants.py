@@ -49,7 +49,7 @@ class _Before(NamedTuple):
 class PendingConnack:
     """A connection whose session is created or resumed, before its CONNACK. `before`: the former state, if any."""
 
-    __slots__ = ("before", "entrant", "granted", "keep_alive", "session")
+    __slots__ = ("before", "entrant", "granted", "keep_alive", "present", "session")
 
     def __init__(
         self,
@@ -62,13 +62,10 @@ class PendingConnack:
         self.entrant = entrant
         self.session = session
         self.before = before
+        self.present = before is not None
+        """The Session Present flag."""
         self.granted = granted
         self.keep_alive = keep_alive
-
-    @property
-    def present(self) -> bool:
-        """The Session Present flag."""
-        return self.before is not None
 
 
 class Occupants:
@@ -89,12 +86,11 @@ class Occupants:
         self._wills = wills
         self._endings = endings
         self._capacity = capacity
-        self.open = 0
-        """Number of open connections."""
+        self._open = 0
         self._awaiting: dict[Connection, PendingConnack] = {}
 
     def __len__(self) -> int:
-        return self.open + len(self._awaiting)
+        return self._open + len(self._awaiting)
 
     def of(self, session: Session) -> Connection | None:
         """Return the connection that a newer one of this client id would replace."""
@@ -102,7 +98,7 @@ class Occupants:
 
     def count(self) -> None:
         """Publish the number of connections."""
-        self._capacity.connections(len(self))
+        self._capacity.set_connections(self._open + len(self._awaiting))
 
     def enter(
         self, entrant: Entrant, session: Session | None, granted: dict[str, Any] | None, keep_alive: int
@@ -126,7 +122,12 @@ class Occupants:
         """Note that its CONNACK is in the outbox."""
         del self._awaiting[pending.entrant.conn]
         pending.session.details.awaiting = None
-        self.open += 1
+        self._open += 1
+
+    def closed(self) -> None:
+        """Note that an open connection has ended."""
+        self._open -= 1
+        self._capacity.connection_ended()
 
     def is_pending(self, pending: PendingConnack) -> bool:
         """Whether the connection still waits."""

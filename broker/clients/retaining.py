@@ -255,7 +255,7 @@ class Retaining:
 
     def _begin_waiting(self, session: Session) -> None:
         details: Details = session.details
-        most = self._context.settings.limits.retained_walks_per_session_max
+        most = self._context.limits.retained_walks_per_session_max
         while session.connection is not None and details.walks_waiting and len(details.walks) < most:
             text, (asked, since, parts) = details.walks_waiting.popitem(last=False)
             walk = Walk(session, text, asked, since, parts or self._parts(text))

@@ -277,7 +277,7 @@ class Subscribing:
 
     def check(self, session: Session, text: bytes, qos: int) -> int:
         """Return 0, or the reason code that refuses this filter with the requested QoS."""
-        limits, protocol = self._context.settings.limits, self._context.settings.protocol
+        limits, protocol = self._context.limits, self._context.settings.protocol
         size, group = len(text), None
         if text.startswith(_SHARED):
             share = parse_share(text)
@@ -307,7 +307,7 @@ class Subscribing:
 
     def _full(self, session: Session, text: bytes, size: int) -> int | None:
         """Return the counter of the bound that this filter, of `size` bytes with its group, would exceed, or None."""
-        limits, details = self._context.settings.limits, session.details
+        limits, details = self._context.limits, session.details
         subscriptions = session.subscriptions + len(session.replays or ())
         # the record of each subscription has the client id in its key
         named = details.filter_bytes + size + (subscriptions + 1) * session.client_id_bytes
@@ -324,7 +324,7 @@ class Subscribing:
         return self._router.subscribing.has(session, text, group) or (group is None and text in (session.replays or ()))
 
     def _fits(self, text: bytes) -> bool:
-        limits, row = self._context.settings.limits, self._context.counters
+        limits, row = self._context.limits, self._context.counters
         if len(text) > limits.topic_bytes_max:
             row.add(count.TOPICS_TOO_LONG)
             return False

@@ -1,15 +1,15 @@
 """The Context that all parts of a worker share, and small services that need no other part.
 
 A part gets a Context and, by name, the other parts that it calls. A Context knows none of the parts, so that the code
-for a client is never reached through it. `settings` is replaced at a reload, `links` when the mesh exists: read both
-each time that they are used.
+for a client is never reached through it. `settings` and `limits` are replaced at a reload, `links` when the mesh
+exists: read them each time that they are used.
 """
 
 from __future__ import annotations
 
 import traceback
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from broker.config.data_path import fill
 from broker.config.share_groups import rule_of
@@ -28,6 +28,7 @@ from zmq_mesh.interest import Publisher
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from broker.config.limits import Limits as BrokerLimits
     from broker.config.settings import Settings
     from broker.logs import Log
     from leveldb_store.contract import Store
@@ -35,6 +36,15 @@ if TYPE_CHECKING:
     from pyx.delivery.session import Session
 
 __all__ = ["Context"]
+
+
+class _Plain:
+    """The limits, as they are read most quickly: each CONNECT reads many, and CPython takes five times as long for an
+    attribute of a pydantic model, or of a SimpleNamespace, as for one of a plain class.
+    """
+
+    def __init__(self, limits: BrokerLimits) -> None:
+        self.__dict__.update(limits)
 
 
 class Context:
@@ -59,8 +69,7 @@ class Context:
         self.own = sibling(index)
         """This worker's number among its siblings."""
         self.siblings = list(siblings(index, workers))
-        self.settings = settings
-        """Settings of the last `reload`."""
+        self.use(settings)
         self._listeners = [each.name for each in settings.listeners]  # a reload does not change them
         self.store = store
         self.log = log
@@ -80,6 +89,12 @@ class Context:
         """By sibling: any object with the interface of `zmq_mesh.links.Link` (submit, commit, ready, away, full)."""
         self.piecework = Piecework(self.router)
         self.interest = self.router.peers.interest = Publisher(in_pieces=self._tell_in_pieces) if workers > 1 else None
+
+    def use(self, settings: Settings) -> None:
+        """Replace the settings: they are those of the start, or of the last reload."""
+        self.settings = settings
+        self.limits = cast("BrokerLimits", _Plain(settings.limits))
+        """Their limits."""
 
     def _give_store(self) -> None:
         router, store, settings = self.router, self.store, self.settings

@@ -106,7 +106,9 @@ class Details:
 
 def own_bytes(client_id: str, username: str | None, will: Will | None) -> int:
     """Return the size of a session without its subscriptions, as session_bytes_max counts it."""
-    size = len(client_id.encode()) + len((username or "").encode())
+    size = len(client_id) if client_id.isascii() else len(client_id.encode())
+    if username:
+        size += len(username.encode())
     return size if will is None else size + len(will.topic) + len(will.payload) + len(will.properties)
 
 
@@ -154,7 +156,7 @@ class Sessions:
         self._offline.pop(session, None)
         if self._by_client.get(session.client_id) is session:
             del self._by_client[session.client_id]
-            self._count()
+            self._claims.give_back()
 
     # ------------------------------------------------------------ their number
 

@@ -106,7 +106,7 @@ class Disk:
 
     def _look_at_unwritten(self) -> None:
         if self._is_behind:
-            most = self._context.settings.limits.store_unwritten_bytes_max
+            most = self._context.limits.store_unwritten_bytes_max
             if most == 0 or self._context.store.unwritten_bytes <= most // 2:
                 self._set_behind(False)
 
@@ -126,7 +126,7 @@ class Disk:
         self._look_at_unwritten()  # a reload may have changed the bound
         if self._failed is None:
             return
-        if self._router.state.now_ms - self._failed_at >= self._context.settings.limits.store_error_seconds_max * 1000:
+        if self._router.state.now_ms - self._failed_at >= self._context.limits.store_error_seconds_max * 1000:
             self._refuse(self._context.index)
             self._tell(_GIVEN_UP)
 

@@ -55,7 +55,7 @@ class Recording:
         self._store = context.store
         self._row = context.counters
         self.on: bool = settings.enabled and context.store.keeps
-        """Whether events are recorded."""
+        """Whether events are recorded. `opened` and `closed` are called only then."""
         if not self.on:
             return
         self._router.state.numbers_behind(self._store.last_event)
@@ -79,7 +79,7 @@ class Recording:
 
     def opened(self, conn: Connection, packet: Connect, session: Session, present: bool, keep_alive: int) -> None:
         """Record a connection whose CONNACK 0 is in its outbox."""
-        if not self.on or not self._allows(events.OPENED):
+        if not self._allows(events.OPENED):
             return
         details: Details = session.details
         self._put(
@@ -90,7 +90,7 @@ class Recording:
 
     def closed(self, conn: Connection, session: Session, why: str, reason: int, told: int | None) -> None:
         """Record the end of an open connection. `reason`: the broker's code; `told`: the client's code."""
-        if not self.on or not self._allows(events.CLOSED):
+        if not self._allows(events.CLOSED):
             return
         by = events.BY_CLIENT if told is not None else events.BY_BROKER if reason else events.BY_NOBODY
         self._put(
@@ -103,42 +103,38 @@ class Recording:
         )  # fmt: skip
 
     def log_opened(self, conn: Connection, packet: Connect, session: Session, present: bool, keep_alive: int) -> None:
-        """Log the same."""
-        log = self._context.log
-        if log.allows("connection_opened"):
-            log.write(
-                "info",
-                "connection_opened",
-                client=session.client_id,
-                address=conn.address,
-                listener=self._context.listener_of(conn),
-                version=packet.version,
-                keep_alive=keep_alive,
-                clean_start=packet.clean_start,
-                session_present=present,
-                session_expiry=session.details.expiry_interval,
-                username=session.details.username,
-            )
+        """Log the same, where the log allows one more of it."""
+        self._context.log.write(
+            "info",
+            "connection_opened",
+            client=session.client_id,
+            address=conn.address,
+            listener=self._context.listener_of(conn),
+            version=packet.version,
+            keep_alive=keep_alive,
+            clean_start=packet.clean_start,
+            session_present=present,
+            session_expiry=session.details.expiry_interval,
+            username=session.details.username,
+        )
 
     def log_closed(self, conn: Connection, session: Session, why: str, told: int | None) -> None:
-        """Log the same."""
-        log = self._context.log
-        if log.allows("connection_closed"):
-            log.write(
-                "info",
-                "connection_closed",
-                client=session.client_id,
-                address=conn.address,
-                listener=self._context.listener_of(conn),
-                reason=why,
-                code=told,
-                seconds=round((self._router.state.now_ms - conn.opened) / 1000, 3),
-                messages_in=conn.messages_in,
-                messages_out=conn.messages_out,
-                bytes_in=conn.bytes_in,
-                bytes_out=conn.bytes_out,
-                drops=conn.drops,
-            )
+        """Log the same, where the log allows one more of it."""
+        self._context.log.write(
+            "info",
+            "connection_closed",
+            client=session.client_id,
+            address=conn.address,
+            listener=self._context.listener_of(conn),
+            reason=why,
+            code=told,
+            seconds=round((self._router.state.now_ms - conn.opened) / 1000, 3),
+            messages_in=conn.messages_in,
+            messages_out=conn.messages_out,
+            bytes_in=conn.bytes_in,
+            bytes_out=conn.bytes_out,
+            drops=conn.drops,
+        )
 
     def refused(
         self, conn: Connection, reason: int, why: str, client: str | None = None, username: str | None = None

@@ -221,7 +221,7 @@ class Opening:
 
     def _room(self, session: Session, text: bytes, beside: int) -> tuple[int, str]:
         """Do the same for the limits. `beside`: number of other replays about to be made."""
-        limits, replays = self._context.settings.limits, session.replays or {}
+        limits, replays = self._context.limits, session.replays or {}
         if text not in replays and (
             len(replays) + beside >= limits.replays_per_session_max
             or self._replaying.count + beside >= limits.replays_max

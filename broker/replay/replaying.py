@@ -253,7 +253,7 @@ class Replaying:
         replay.heard[source] = self._router.state.now_ms
         merge = replay.merge
         after = merge.up_to(source)
-        bytes_max = max(_PAGE_BYTES_LEAST, 2 * context.settings.limits.replay_page_bytes // (1 + context.workers))
+        bytes_max = max(_PAGE_BYTES_LEAST, 2 * context.limits.replay_page_bytes // (1 + context.workers))
         question = Question(context.own, number, replay.text, after, replay.starts[source], bytes_max)
         if source == context.index:
             assert self.sources is not None

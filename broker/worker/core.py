@@ -159,7 +159,7 @@ class Node:
         """Apply settings that may change while the worker runs (for everything that happens from now on)."""
         context, router = self.context, self.router
         changed = settings.shared != context.settings.shared
-        context.settings = settings
+        context.use(settings)
         fill(router.state.limits, settings)
         self.authenticating.reload()
         self.sys_topics.reload()

@@ -16,6 +16,9 @@ class Claims:
     def take(self, most: int) -> bool:
         """Claim one more if all workers together have less than `most` (0: any number); return if it was granted."""
 
+    def give_back(self) -> None:
+        """Give one back that we hold."""
+
     def set(self, count: int) -> None:
         """Set our own count."""
 

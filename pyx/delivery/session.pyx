@@ -142,10 +142,14 @@ cdef class Session:
         slot.message = NULL
         slot.identifiers = NULL
 
-    def bound_inflight(self, int64_t bytes_max):
-        """Bound the bytes in flight from now on; the message that reaches the bound may exceed it."""
+    def bound_inflight(self, uint16_t slots_max, uint16_t inflight_max, int64_t bytes_max):
+        """Bound what is in flight from now on: by our own bound, the client's (Receive Maximum), and in bytes; the
+        message that reaches the last may exceed it.
+        """
         cdef uint32_t i
         work(self.window_cap * PLACE)
+        self.slots_max = slots_max
+        self.inflight_max = inflight_max
         self.inflight_room = bytes_max
         for i in range(self.window_cap):
             if self.window[i].state != FREE and self.window[i].message != NULL:
@@ -427,6 +431,11 @@ cdef class Session:
     def queued(self):
         """The number of messages in its own queue (retained or replayed ones, shares of a group)."""
         return self.queue_count
+
+    @property
+    def extent(self):
+        """The number of its subscriptions, queued and unacknowledged messages together."""
+        return self.own.count + self.queue_count + self.inflight
 
     @property
     def queued_bytes(self):

@@ -135,6 +135,8 @@ cdef class Sending:
         return 0
 
     cdef int say_closed(self, Connection conn, int reason, str why) except -1:
+        if conn.session is None and conn.had is not None:
+            return 0                        # said before, when it lost its session
         try:
             self.state.handler.closed(conn, reason, why)   # no effect if it was called before
         except Exception as error:

@@ -95,7 +95,7 @@ def test_another_bound_counts_from_the_next_connect(host: Host) -> None:
     assert len(publishes(peer)) == 2
     found = host.node.sessions.get("c")
     assert found is not None
-    found.bound_inflight(2 * BYTES)
+    found.bound_inflight(found.slots_max, found.inflight_max, 2 * BYTES)
     sent = publishes(peer)
     assert not sent
     publish(host, b"2")
