@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shards.placement import home
-from tests.benchmarks import durable, memory, replaying
+from tests.benchmarks import durable, interruptions, memory, replaying
 from tests.benchmarks.ruler import Figures
 
 if TYPE_CHECKING:
@@ -205,6 +205,25 @@ SCENARIOS: tuple[Scenario, ...] = (
         ),
         (), figures=("pss_bytes", "slab_bytes", "socket_bytes"), runs_max=1,
         remark="kernel: of both ends, for the client runs on the same machine",
+    ),
+    Scenario(
+        "interruptions", "4 workers, one process killed or stopped", "",
+        (
+            Variant("worker killed", "mqttd/4", measure=interruptions.worker_killed),
+            Variant("worker stopped", "mqttd/4", measure=interruptions.worker_stopped),
+            Variant("control process killed", "mqttd/4", measure=interruptions.control_killed),
+            Variant("broker stopped", "mqttd/4", measure=interruptions.stopping),
+            Variant("supervisor killed", "mqttd/4", measure=interruptions.supervisor_killed),
+        ),
+        (
+            Target("worker killed", 500, None, "gap_ms"), Target("worker killed", 2, None, "serves_s"),
+            Target("worker stopped", 500, None, "gap_ms"), Target("worker stopped", 500, None, "ack_ms"),
+            Target("worker stopped", 2300, None, "ack_to_stopped_ms"),
+            Target("control process killed", 500, None, "gap_ms"), Target("broker stopped", 5, None, "end_s"),
+            Target("supervisor killed", 1, None, "end_s"),
+        ),
+        figures=("gap_ms", "serves_s", "ack_ms", "ack_to_stopped_ms", "end_s"), runs_max=3,
+        remark="pairs of all workers to all at 30/s, QoS 1; gap: of those whose ends are elsewhere",
     ),
     Scenario(
         "durable1", "pair 20:20, QoS 1, window 50, subscribers with durable sessions",

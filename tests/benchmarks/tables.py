@@ -68,6 +68,11 @@ FIGURES: dict[str, tuple[str, str]] = {
     "ping_p50_us": ("p50", "{:.0f} us"),
     "ping_p99_us": ("p99", "{:,.0f} us"),
     "ping_max_ms": ("slowest", "{:.1f} ms"),
+    "gap_ms": ("gap", "{:.0f} ms"),
+    "ack_ms": ("ack", "{:.0f} ms"),
+    "ack_to_stopped_ms": ("ack of what goes to it", "{:.0f} ms"),
+    "serves_s": ("successor serves after", "{:.2f} s"),
+    "end_s": ("ended after", "{:.2f} s"),
     "disk_wait_pct": ("loop waits for the disk", "{:.2f} %"),
 }
 
@@ -115,6 +120,14 @@ def _row(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def _title(scenario: Scenario, target: Target) -> str:
+    """The scenario, and the figure where it has several."""
+    figures = {each.figure for each in scenario.targets}
+    name = FIGURES[target.figure][0]
+    is_named = len(figures) > 1 and target.figure != "broker_us_per_msg" and name not in scenario.title
+    return f"{scenario.title} ({name})" if is_named else scenario.title
+
+
 def targets_table(scenarios: Iterable[Scenario], results: Mapping[str, Result]) -> list[str]:
     """What was to be reached, and what was."""
     titles = ("scenario", "measured", "compared with", "reached", "at most (>=: at least)", "met")
@@ -126,8 +139,7 @@ def targets_table(scenarios: Iterable[Scenario], results: Mapping[str, Result]) 
         for target in scenario.targets:
             j = judged(target, result)
             met = "-" if j.met is None else "yes" if j.met else "**no**"
-            title = scenario.title + (" (p50)" if target.figure == "lat_p50_us" and "p50" not in scenario.title else "")
-            lines.append(_row((title, j.of, j.than, j.reached, j.at_most, met)))
+            lines.append(_row((_title(scenario, target), j.of, j.than, j.reached, j.at_most, met)))
     return lines
 
 

@@ -342,6 +342,10 @@ class Publisher(Member):
         """Messages sent whose handshake is open."""
         return len(self._open)
 
+    def longest_ack(self) -> float:
+        """Seconds until the slowest ack since ``ack_seconds_max`` was set to 0, those that go on included."""
+        return max(self.ack_seconds_max, *(time.monotonic() - sent for sent in self._sent_at.values()), 0.0)
+
     def room_before(self, reader: Subscriber, lag: int) -> int:
         """How many more may be sent so that the reader is at most ``lag`` behind."""
         return lag - (self.sent - len(reader.received[self.number]))
