@@ -9,7 +9,7 @@ to moves with its block; the stretches behind the session's own are a *hole* for
 full. So each session reads exactly what it would have read, in the same order. A message that several old workers had
 stored may be in several stretches until their sessions have read it.
 
-The reasons and the cost: docs/adr/0020-stretches.md.
+The reasons and the cost: docs/adr/0020-position-maps.md.
 """
 
 from __future__ import annotations
