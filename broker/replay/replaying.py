@@ -17,7 +17,6 @@ work; its caller then pauses for twice the time of that piece. So replays have a
 Stored (family O, `leveldb_store.format.replay_schema`): the position, in one batch with the copies of QoS 1 and 2 up to
 there, in records of their own (family Q). After a crash these are sent, and reading continues behind them. If all
 copies were of QoS 0, the position is stored a little later, when they have been sent.
-copies were of QoS 0 it is stored a little later, when they have left.
 """
 
 from __future__ import annotations
