@@ -153,7 +153,7 @@ class Connecting:
         records = self._state_records
         has_will = packet.will is not None
         waits = records.keeps and records.promises(client_id, session, expiry, packet.clean_start, has_will)
-        if waits and records.refuses(frees=expiry == 0 and not has_will):
+        if waits and self._is_refused(frees=expiry == 0 and not has_will):
             self._closing.unavailable(conn, "nothing can be stored at present", client=client_id)
             return
         if not self._capacity.for_connection(occupant is not None):
@@ -201,6 +201,10 @@ class Connecting:
         if wrong:
             self._closing.refuse(conn, ReasonCode.NOT_AUTHORIZED, wrong, client=client_id)
         return not wrong
+
+    def _is_refused(self, frees: bool) -> bool:
+        # while the store is behind: who waits for it with a large CONNECT would be in memory as well
+        return self._state_records.refuses(frees) or (not frees and self._back_pressure.is_store_behind)
 
     def _refuse_quota(self, entrant: Entrant, why: str) -> None:
         self._closing.refuse(entrant.conn, ReasonCode.QUOTA_EXCEEDED, why, client=entrant.client_id)

@@ -154,7 +154,7 @@ class Occupants:
         if pending is None:
             return
         steps = Steps()
-        steps.do(self.count)
+        steps.do(self._capacity.connection_ended)
         steps.do(self._take_back, pending)
         steps.finish()
 

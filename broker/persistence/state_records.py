@@ -85,7 +85,7 @@ class StateRecords:
         if not self.keeps:
             return
         details: Details = session.details
-        changed = details.will is not None or details.expiry_interval != details.stored_expiry
+        changed = details.will is not None or details.expiry_interval != max(details.stored_expiry, 0)
         if session.durable or details.stored_expiry >= 0:
             if details.stored_expiry < 0:
                 details.created = self._router.state.clock.ms

@@ -45,6 +45,7 @@ cdef class BackPressure:
     cdef Windows windows
 
     cdef readonly uint32_t guarded  # GUARD_...: checks before a publish is routed; 0 = none
+    cdef uint64_t guarded_since     # ms: when the first of these checks began
     cdef list made_to_wait          # connections
     cdef object held_timer          # TimerCall or None
     cdef dict holds                 # filter text -> bits of the workers that have a full session with that filter
@@ -71,7 +72,8 @@ cdef class BackPressure:
     cdef uint64_t met(self, Matches* m) noexcept
     cdef bint meets_memory(self, Matches* m, bint retain) noexcept
     cdef bint meets_store(self, Session s, uint8_t qos, bint retain, Matches* m) except -1
-    cdef bint meets_unwritten(self, Session s, uint8_t qos, bint retain, Matches* m) noexcept
+    cdef bint meets_unwritten(self, Session s, uint8_t qos, bint retain, Matches* m) except -1
+    cdef bint archives(self, Matches* m) except -1
     cdef int start_timer(self) except -1
     cdef int release_held(self) except -1
     cdef int guard_if(self, uint32_t what, bint on) except -1

@@ -97,6 +97,8 @@ cdef class BackPressure:
 
     cdef int guard_if(self, uint32_t what, bint on) except -1:
         if on:
+            if not self.guarded:
+                self.guarded_since = self.state.now_ms
             self.guarded |= what
         elif self.guarded & what:
             self.guarded &= ~what
@@ -108,7 +110,12 @@ cdef class BackPressure:
     cdef int judge(self, Connection conn, Session s, uint8_t qos, bint retain, Matches* m, uint32_t size) except -1:
         cdef Pace* pace = self.pace_of(conn)
         cdef uint32_t i
-        cdef bint waited = pace.since and self.state.now_ms - pace.since >= self.limits.hold_ms_max
+        cdef bint waited
+        if pace.since and pace.since < self.guarded_since:
+            # what it waited for has ended since, and it was taken without being judged
+            pace.since = 0
+            pace.waits = False
+        waited = pace.since and self.state.now_ms - pace.since >= self.limits.hold_ms_max
         if self.guarded & GUARD_RATE and not self.may_publish(pace):
             return self.hold_back(conn, s, &pace.too_fast, count.PUBLISH_RATE_HELD)
         if qos and self.guarded & GUARD_HOLDS and not waited:
@@ -214,14 +221,19 @@ cdef class BackPressure:
         # (a retained message is stored by the owner of its topic)
         if retain or qos == 2 and s.durable and self.store_full >> self.state.worker & 1:
             return True
-        if self.journal.archiver is not None and self.store_full >> self.state.worker & 1 and \
-                self.journal.archiver.rule_of(m.topic, m.topic_length, m.topic_hash) >= 0:
+        if self.store_full >> self.state.worker & 1 and self.archives(m):
             return True
         return self.met(m) & self.store_full != 0
 
-    cdef bint meets_unwritten(self, Session s, uint8_t qos, bint retain, Matches* m) noexcept:
-        # at QoS 0 only retained and queued messages are written
+    cdef bint archives(self, Matches* m) except -1:
+        return self.journal.archiver is not None and \
+            self.journal.archiver.rule_of(m.topic, m.topic_length, m.topic_hash) >= 0
+
+    cdef bint meets_unwritten(self, Session s, uint8_t qos, bint retain, Matches* m) except -1:
+        # at QoS 0 only retained and queued messages are written, and archived ones within archive_pending_bytes_max
         if retain or qos == 2 and is_stored(s) and self.store_unwritten >> self.state.worker & 1:
+            return True
+        if qos and self.store_unwritten >> self.state.worker & 1 and self.archives(m):
             return True
         return (qos or self.limits.queue_qos0) and self.met(m) & self.store_unwritten != 0
 
@@ -443,6 +455,11 @@ cdef class BackPressure:
     def is_memory_full(self):
         """Whether this worker is at worker_memory_bytes_max."""
         return bool(self.memory_full >> self.state.worker & 1)
+
+    @property
+    def is_store_behind(self):
+        """Whether this worker's store has store_unwritten_bytes_max to write."""
+        return bool(self.store_unwritten >> self.state.worker & 1)
 
     def set_store_full(self, int worker, bint full):
         """Note whether the store of a worker, this one or a sibling, refuses new messages (`Store.full`)."""

@@ -326,6 +326,11 @@ cdef class Router:
         self.state.clock.tell()
         callback_ends(&mark, TICK)
 
+    cdef bint has_messages(self) noexcept:
+        # published, recorded or addressed to a sibling since the last `finish_tick`
+        return self.state.next_position != self.journal.block.first or self.journal.recorded or \
+            self.peers.dirty_peers != 0
+
     cdef int finish_log(self) except -1:
         # the whole log can be read
         cdef Mark part

@@ -237,14 +237,15 @@ cdef class Reactor:
                 self.state.finished_since = 0
             if self.state.closing:
                 self.sending.close_asked()
-                if self.state.next_position != self.router.journal.block.first or self.router.journal.recorded:
+                if self.router.has_messages():      # wills of those that were closed
                     self.router.finish_tick()
             if self.state.resumed:
                 self.resume()
             self.sending.flush_all()
             tries += 1
             if self.router.journal.laid is not None or \
-                    self.state.ready.count == 0 and not self.state.closing and not self.state.drained:
+                    self.state.ready.count == 0 and not self.state.closing and not self.state.drained and \
+                    not self.router.has_messages():
                 break
             if tries == 4:
                 self.again = True

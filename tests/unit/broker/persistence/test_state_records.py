@@ -452,6 +452,34 @@ def test_those_that_wait_count_for_connections_max() -> None:
     assert sent(host, "d", 5).next("CONNACK").reason == 0x97
 
 
+def test_the_number_of_connections_is_exact_over_take_overs_of_those_that_wait() -> None:
+    """A place is given back for each that is taken over, and the newest has its own."""
+    host, _ = kept(manual=True, limits={"connections_max": 2})
+    for _ in range(5):
+        last = sent(host, "c", 5, clean=False, properties={"session_expiry_interval": 100})
+    assert sent(host, "d", 5).next("CONNACK").reason == 0
+    assert sent(host, "e", 5).next("CONNACK").reason == 0x97
+    commit(host)
+    last.next("CONNACK")
+    last.disconnect()
+    assert sent(host, "e", 5).next("CONNACK").reason == 0
+    assert sent(host, "f", 5).next("CONNACK").reason == 0x97
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_clean_client_that_comes_again_waits_for_nothing(version: int, fails: bool) -> None:
+    """It has nothing in the store, whatever the disk does."""
+    host, store = kept(manual=True)
+    sent(host, "other", 4, clean=False)  # something waits for the disk
+    if fails:
+        store.failed = "no space left on device since 1"
+    for _ in range(3):
+        client = sent(host, "c", version)
+        assert client.next("CONNACK").reason == 0
+        host.lose(client)
+
+
 # ------------------------------------------------------------------------------------------ a disk that takes nothing
 
 

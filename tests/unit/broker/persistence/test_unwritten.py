@@ -8,6 +8,7 @@ from broker.config.limits import BYTES_MAX, Limits
 from leveldb_store.format import schema
 from pyx.core.peer import sibling
 from tests import wire
+from tests.kept_archive import KeptArchive
 from tests.kept_host import VERSIONS, lasting
 from tests.kept_store import KeptStore
 from tests.sansio import Host, Peer
@@ -138,6 +139,74 @@ def test_who_waits_for_too_long_is_refused(qos: int, version: int) -> None:
         assert publisher.next("PUBACK" if qos == 1 else "PUBREC").reason == 0x97
     assert publisher.closed == (qos > 0 and version < 5)
     assert store.unwritten_bytes < MOST + 2 * len(PAYLOAD)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_who_has_waited_once_waits_anew(qos: int, version: int) -> None:
+    """A slow disk refuses nobody as long as it goes on: each wait counts by itself."""
+    host, (store,) = host_of()
+    flooder, publisher = host.connect("f", 5), host.connect("p", version)
+    for number in range(5):
+        stall(host, [store])
+        retain(host, flooder, 10)
+        publisher.publish(f"p/{number}", PAYLOAD, qos, retain=True)
+        host.settle()
+        host.pass_time(WAIT / 2)
+        assert host.counters()["store_unwritten_held"] == 2 * (number + 1)
+        stall(host, [store], manual=False)
+        publisher.receive(lambda _: False)
+        host.pass_time(1.0)
+    assert host.counters()["store_refused"] == 0
+    assert host.counters()["publish_refused"] == 0
+    assert not publisher.closed
+    assert host.counters()["retained_messages"] == 10 + 5
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_connects_that_need_records_are_refused(version: int) -> None:
+    """Who connects with a large will and does not wait for CONNACK would fill the memory; who is stored may come."""
+    host, (store,) = host_of()
+    lasting(host, "known", version)
+    host.lose(host.peers[-1])
+    flooder = host.connect("f", 5)
+    stall(host, [store])
+    retain(host, flooder, 50)
+    waiting = store.unwritten_bytes
+    will = wire.Will("will", PAYLOAD)
+    expires = {"session_expiry_interval": 100} if version == 5 else {}
+    for number in range(50):
+        refused = host.open(version)
+        refused.send(wire.connect(version, f"w{number}", clean=number % 2 == 0, will=will, properties=expires))
+        host.settle()
+        assert refused.next("CONNACK").reason == (0x88 if version == 5 else 3)
+        assert refused.closed
+    assert store.unwritten_bytes == waiting
+    host.connect("clean", version, clean=True)
+    assert lasting(host, "known", version).session_present == (version > 3)
+    stall(host, [store], manual=False)
+    host.pass_time(1.0)
+    host.connect("w0", version, will=will)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("qos", [1, 2])
+def test_archived_messages_wait_without_a_subscriber(qos: int, version: int) -> None:
+    store = KeptStore(archive=KeptArchive([b"a/#"]))
+    host = Host(stores=[store], limits={"store_unwritten_bytes_max": MOST, "store_error_seconds_max": WAIT})
+    flooder, publisher = host.connect("f", 5), host.connect("p", version)
+    stall(host, [store])
+    retain(host, flooder, 50)
+    waiting = store.unwritten_bytes
+    for topic in ("a/b", "b"):
+        publisher.publish(topic, PAYLOAD, qos)
+    host.settle()
+    assert host.counters()["store_unwritten_held"] == 2
+    assert store.unwritten_bytes == waiting
+    assert publisher.conn.messages_in == 0, "the second waits behind the first"
+    stall(host, [store], manual=False)
+    kinds = [packet.kind for packet in publisher.packets]
+    assert kinds == ["PUBACK" if qos == 1 else "PUBREC"] * 2
 
 
 def test_subscriptions_of_stored_sessions_wait_too() -> None:

@@ -407,3 +407,18 @@ def test_without_memory_nobody_is_given_custody(many: int) -> None:
     assert publisher.next("PUBACK").reason == 0
     assert [packet.payload for packet in subscriber.receive()] == [b"2", b"3"]
     host.check_books()
+
+
+def test_each_wait_for_memory_counts_by_itself() -> None:
+    host, _, publisher = holding(queue_full="drop_newest")
+    for _ in range(3):
+        host.node.set_memory_full(True)
+        publisher.publish("t/a", b"1", 1)
+        host.pass_time(4)
+        publisher.silent()
+        host.node.set_memory_full(False)
+        host.pass_time(0.2)
+        assert publisher.next("PUBACK").reason == 0
+        host.pass_time(600)
+    assert host.counters()["memory_refused"] == 0
+    assert host.counters()["memory_held"] == 3

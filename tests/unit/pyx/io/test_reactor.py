@@ -17,15 +17,18 @@ from pyx.io.epoll import Epoll
 from pyx.io.poller import Poller
 from pyx.io.reactor import Reactor
 from tests import wire
+from tests.chaos.crowd import ids_on
 from tests.sansio import CLOSED, Host
 from tests.unit.adapters.poller_adapter import Poll
 
 
 class Sockets:
-    """A worker's reactor; each client is the other end of a socket pair. `poller`: None is the usual one."""
+    """A worker's reactor; each client is the other end of a socket pair. `poller`: None is the usual one. `workers`:
+    others have no reactor (`Host.settle`).
+    """
 
-    def __init__(self, poller: Poller | None = None, **limits: int) -> None:
-        self.host = Host(limits=limits)
+    def __init__(self, poller: Poller | None = None, workers: int = 1, **limits: int) -> None:
+        self.host = Host(workers, limits=limits)
         self.node = self.host.node
         self.again = False
         self.reactor = Reactor(self.node.router, self.node.dispatch, poller)
@@ -382,3 +385,28 @@ def test_a_pause_that_ends_after_the_stop_opens_nothing(sockets: Sockets, listen
 
     sockets.until(is_over)
     assert len(sockets.reactor) == 0
+
+
+@pytest.mark.parametrize("ends", ["closed by the broker", "send fails"])
+def test_the_will_of_a_client_that_ends_in_a_tick_leaves_with_it(ends: str) -> None:
+    """Siblings get it at once, and not with whatever happens next."""
+    sockets = Sockets(workers=2)
+    here = sockets.node
+    far = sockets.host.connect(next(ids_on(1, 2, "far")))
+    far.subscribe(("will", 0))
+    name = next(ids_on(0, 2, "near"))
+    client, conn = sockets.open(wire.connect(4, name, will=wire.Will("will", b"gone")))
+    assert client.recv(100)
+    sockets.host.settle()
+    assert not here.router.peers.dirty_peers
+    if ends == "send fails":
+        client.close()
+        here.router.state.write(conn, wire.publish(4, "t", b"x"))
+    else:
+        here.router.state.close(conn, 0, "closed by the broker")
+    sockets.again = False
+    sockets.reactor.run_timers()
+    assert not here.router.peers.dirty_peers, "nothing waits for another tick"
+    sockets.host.settle()
+    assert far.next("PUBLISH").payload == b"gone"
+    sockets.close()
