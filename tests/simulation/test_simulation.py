@@ -12,7 +12,7 @@ from broker.clients import subscribing
 from tests.simulation.seeds import alternate, failures
 from tests.simulation.world import EVENTS, World
 
-SOME = 50
+SOME = 25
 """Seeds of `make test`; those up to a thousand are in `make test-all`."""
 
 

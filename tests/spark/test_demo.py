@@ -49,6 +49,7 @@ def worked(tmp_path_factory: pytest.TempPathFactory) -> Worked:
     return Worked(out, work(out, SECONDS, said.append), said)
 
 
+@pytest.mark.long
 def test_the_demo_counts_what_its_fleet_has_published(spark: SparkSession, worked: Worked) -> None:
     out, published, said = worked.out, worked.published, worked.said
     assert len(published) == 50 + 40 + 30 + 2 + 10
