@@ -1,4 +1,4 @@
-"""Clones of databases that are written to: they hold a prefix of it, and the source stays what it was."""
+"""Clones of databases that are being written: a clone holds a prefix of the database, and the source is unchanged."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def key_of(number: int) -> bytes:
 
 
 class Written:
-    """A database with records that rise by one, written to by whoever calls it."""
+    """A database with records in rising order, written by its caller."""
 
     def __init__(self, path: Path, buffer: int = BUFFER) -> None:
         self.path = path
@@ -88,7 +88,7 @@ class Written:
             self.count += 1
 
     def delete_old(self) -> None:
-        """What compactions live on: everything is written once more."""
+        """Write every record once more, which gives compactions their work."""
         for number in range(0, self.count, 3):
             self.db.put(key_of(number), os.urandom(VALUE))
 
@@ -181,7 +181,9 @@ def test_a_clone_has_all_and_what_is_done_to_it_does_not_touch_the_source(source
 
 
 def test_the_naive_way_destroys_the_source(tmp_path: Path) -> None:
-    """What this module is for: every table linked, the copy opened, and the source has lost records, or its life."""
+    """The problem that this module solves: every table linked, the copy opened, and the source loses records or
+    crashes.
+    """
     ended = subprocess.run(
         [sys.executable, "-c", NAIVE, str(tmp_path / "source"), str(tmp_path / "target")],
         capture_output=True, text=True, timeout=120, check=False,
@@ -192,7 +194,7 @@ def test_the_naive_way_destroys_the_source(tmp_path: Path) -> None:
 
 
 def test_clones_while_it_is_written_and_compacted(tmp_path: Path) -> None:
-    """Forty of them: each opens, has everything that was written before it began, and nothing with a gap before it."""
+    """Forty clones: each opens, has every record written before it began, and has no gaps."""
     source = Written(tmp_path / "source", 8 * BUFFER)
     stop = threading.Event()
     failed: list[BaseException] = []
@@ -329,7 +331,7 @@ def test_what_is_no_database_is_refused_in_one_line(source: Written, tmp_path: P
 
 
 def test_nothing_compiled_of_ours_is_needed() -> None:
-    """Other programs read snapshots where nothing can be compiled."""
+    """Other programs read snapshots on machines where nothing can be compiled."""
     modules = ("snapshots.clone", "snapshots.snapshot", "snapshots.restoring", "format.persisted_counters")
     program = "import sys; sys.modules['pyx'] = None\n" + "".join(f"import leveldb_store.{each}\n" for each in modules)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
@@ -337,7 +339,7 @@ def test_nothing_compiled_of_ours_is_needed() -> None:
 
 
 def test_a_clone_that_is_only_read_is_not_compacted(tmp_path: Path) -> None:
-    """With what is in its log it has four tables in level 0: an ordinary opening compacts them at once."""
+    """With its log it has four tables in level 0: an ordinary opening would compact them at once."""
     source, target = tmp_path / "source", tmp_path / "target"
     for _ in range(4):
         with contextlib.closing(plyvel.DB(str(source), create_if_missing=True, write_buffer_size=64 << 20)) as db:

@@ -1,4 +1,4 @@
-"""Who a client is, without sockets and threads: hashes are computed when the test says so."""
+"""Authentication without sockets and threads: the test decides when hashes are computed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCRAM = scram.text_of(scram.make("pencil", 4096))
 
 
 class Hashes:
-    """A pool that works by hand."""
+    """A hash pool that the test runs by hand."""
 
     def __init__(self, host: Host, worker: int = 0) -> None:
         self.host = host
@@ -49,7 +49,7 @@ class Hashes:
 
 @pytest.fixture
 def users(tmp_path: Path) -> Path:
-    """alice has "secret", bob "secret2", both are mosquitto's; carl has "pencil" for SCRAM, and "secret"."""
+    """alice has "secret" and bob "secret2", hashed by mosquitto; carl has "pencil" for SCRAM, and "secret"."""
     path = tmp_path / "users"
     path.write_text(f"alice:{PBKDF2}\nbob:{SHA512}\ncarl:{SCRAM}:{PBKDF2}\n")
     return path
@@ -67,7 +67,7 @@ def reload(host: Host, users: Path, **settings: Any) -> None:
 
 
 def offer(host: Host, version: int, client_id: str, user: str, password: bytes, **options: Any) -> Peer:
-    """A CONNECT that nobody has answered yet."""
+    """Send a CONNECT that is not answered yet."""
     peer = host.open(version, home(client_id, len(host.nodes)))
     peer.client_id = client_id
     peer.send(wire.connect(version, client_id, username=user, password=password, **options))
@@ -99,7 +99,7 @@ def test_packets_behind_connect_wait_for_the_hash(users: Path, version: int) -> 
 
 
 def test_what_follows_a_refusal_for_want_of_room_is_not_looked_at(users: Path) -> None:
-    """The password was right, and meanwhile connections_max was reached: the packets behind CONNECT are thrown away."""
+    """The password was right, but connections_max was reached meanwhile: the packets behind CONNECT are discarded."""
     host = host_of(users, limits={"connections_max": 1}, allow_anonymous=True)
     hashes = Hashes(host)
     late = offer(host, 5, "late", "alice", b"secret")

@@ -1,4 +1,4 @@
-"""Where positions of an old log are in a new one, beside plain sets."""
+"""The map of positions from an old log to a new one, checked against plain sets."""
 
 from __future__ import annotations
 

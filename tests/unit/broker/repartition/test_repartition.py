@@ -1,4 +1,4 @@
-"""The stores of N workers become those of M, and no client can tell."""
+"""The stores of N workers become those of M, and no client notices."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLIENTS = [f"client-{number}" for number in range(12)]
 
 
 def paths(directory: Path, workers: int) -> list[Path]:
-    """Of the stores of so many workers."""
+    """Return the paths of the stores of this many workers."""
     found = [directory / f"{workers}-workers" / str(worker) for worker in range(workers)]
     for path in found:
         path.mkdir(parents=True, exist_ok=True)
@@ -35,7 +35,7 @@ def paths(directory: Path, workers: int) -> list[Path]:
 
 
 def moved(directory: Path, before: int, after: int, epoch: str = "before") -> Moved:
-    """Whatever is moved, each part of an index counts what lies before it."""
+    """Whatever is moved, each part of an index counts the messages before it."""
     new = paths(directory / "next", after)
     found = repartition(paths(directory, before), new, epoch, "after")
     for path in new:
@@ -52,7 +52,7 @@ def moved(directory: Path, before: int, after: int, epoch: str = "before") -> Mo
 
 
 def go_on(directory: Path, host: Host, after: int, seconds: float = 0, epoch: str = "before") -> Host:
-    """The host with another number of workers, on what its stores have become."""
+    """Return the host with a different number of workers on the repartitioned stores."""
     let_go(host)
     moved(directory, len(host.nodes), after, epoch)
     return on_disk(paths(directory / "next", after), start_ms=host.now_ms + int(seconds * 1000))
@@ -63,7 +63,7 @@ def bodies(peer: Peer) -> list[bytes]:
 
 
 def client_of(worker: int, workers: int, name: str = "c") -> str:
-    """A client id that lives there."""
+    """Return a client id whose home is that worker."""
     return next(each for each in (f"{name}{i}" for i in itertools.count()) if home(each, workers) == worker)
 
 
@@ -157,7 +157,7 @@ def test_what_is_in_flight_goes_on_under_its_packet_identifiers(tmp_path: Path, 
 
 
 def test_subscriptions_have_what_they_had(tmp_path: Path) -> None:
-    """Beginning, options and identifier, and what is published from now on."""
+    """They keep their beginning, options and identifier, and get the messages published from now on."""
     host = on_disk(paths(tmp_path, 2))
     away = lasting(host, "away", 5)
     away.subscribe(("t", 1))
@@ -232,7 +232,7 @@ def test_shares_stay_with_the_member_that_has_them(tmp_path: Path) -> None:
 
 
 def handed_off(tmp_path: Path, *filters: tuple[str, int], dead: int = 1) -> tuple[Host, str, Peer]:
-    """A worker is gone; a publisher of the other one goes on. (host, a client that lives there, the publisher)."""
+    """A worker is gone, a publisher of the other one continues: (host, a client of the dead worker, the publisher)."""
     host = on_disk(paths(tmp_path, 2))
     client = client_of(dead, 2)
     peer = lasting(host, client, 5)
@@ -314,7 +314,7 @@ def test_a_share_in_a_hand_off_log_goes_to_a_member(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("queue_full", ["drop_oldest", "drop_newest"])
 def test_what_another_stretch_holds_counts_in_no_queue(tmp_path: Path, queue_full: str) -> None:
-    """Two sessions of two workers with full queues of the same messages come to one worker."""
+    """Two sessions of two workers with full queues of the same messages move to one worker."""
     host = on_disk(paths(tmp_path, 2), limits={"queue_messages_max": 20}, queue_full=queue_full)
     clients = [client_of(worker, 2) for worker in range(2)]
     for client in clients:
@@ -339,7 +339,7 @@ def test_what_another_stretch_holds_counts_in_no_queue(tmp_path: Path, queue_ful
 
 @pytest.mark.parametrize("dead", [0, 1])
 def test_what_a_hand_off_log_had_counts_in_no_queue_of_others(tmp_path: Path, dead: int) -> None:
-    """It stands in the new log behind the stretch of its worker, and that of the other one may follow."""
+    """Its messages follow its worker's stretch in the new log, and those of the other worker may follow them."""
     host, client, publisher = handed_off(tmp_path, ("t/+", 2), dead=dead)
     other = client_of(1 - dead, 2, "other")
     peer = lasting(host, other, 5)
@@ -398,7 +398,7 @@ def test_a_damaged_record_is_named_and_nothing_is_changed(tmp_path: Path) -> Non
 
 
 def test_what_belongs_to_a_session_that_cannot_be_read_is_kept_with_it(tmp_path: Path) -> None:
-    """Set aside in the store of its home, also when it was set aside before; another session serves."""
+    """It is set aside in the store of its home, also when it was set aside before; another session works."""
     host = on_disk(paths(tmp_path, 2))
     names = [client_of(1, 2), client_of(0, 2)]
     for name in names:
@@ -428,7 +428,7 @@ def test_what_belongs_to_a_session_that_cannot_be_read_is_kept_with_it(tmp_path:
 
 
 def test_neither_positions_nor_copies_add_up(tmp_path: Path) -> None:
-    """However often the number of workers goes up and down while a backlog waits, and however high positions were."""
+    """The number of workers goes up and down many times while a backlog waits and positions are high."""
     host = on_disk(paths(tmp_path, 2))
     for client in CLIENTS:
         peer = lasting(host, client)
@@ -468,7 +468,7 @@ def test_another_workers_store_is_refused(tmp_path: Path) -> None:
 
 
 def test_archives_of_which_one_goes_further_back_lie_in_one_store(tmp_path: Path) -> None:
-    """2 workers become 1: a reader is told what is gone of either, and gets all that is there; numbers go on above."""
+    """2 workers become 1: a reader learns what is gone of either, and gets all that exists; numbers continue above."""
     old = paths(tmp_path, 2)
     sources = []
     for worker, size in ((0, 1 << 20), (1, 1 << 30)):
