@@ -1,4 +1,4 @@
-"""How many cores may be used: affinity and the quotas of both versions of control groups, from recorded files."""
+"""The number of usable cores: affinity and the quotas of both versions of control groups, from recorded files."""
 
 from __future__ import annotations
 

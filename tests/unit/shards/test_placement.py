@@ -1,4 +1,4 @@
-"""Homes and owners: the same everywhere and for ever, evenly spread, and moved as little as can be."""
+"""Homes and owners: the same everywhere and for ever, evenly spread, and moved as little as possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The password file: what a line may be, every mistake with its place, hashes of mosquitto, what outsiders learn."""
+"""The password file: valid lines, every mistake with its place, hashes of mosquitto, and what outsiders learn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wills and retained messages over the death of a worker."""
+"""Wills and retained messages across the death of a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The outbox against plain bytes: whatever was put in comes out in order, however the kernel takes it."""
+"""The outbox against plain bytes: all bytes leave it in order, however the kernel takes them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.adapters.outbox_adapter import OutboxAdapter
 
 
 def packet(first: int, body: bytes) -> bytes:
-    """A whole packet of MQTT, whatever its body says."""
+    """Return a whole MQTT packet, whatever its body."""
     length, digits = len(body), b""
     while True:
         length, digit = divmod(length, 128)

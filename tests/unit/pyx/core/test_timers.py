@@ -55,7 +55,7 @@ class Against(RuleBasedStateMachine):
 
     @rule()
     def sleep_until_the_next(self) -> None:
-        """As a worker does: the wheel is told the time of next_deadline, and comes to every timer in a few steps."""
+        """Sleep like a worker: the wheel is advanced to next_deadline, and reaches every timer in a few steps."""
         if not self.model:
             return
         earliest = min(self.model.values())

@@ -1,4 +1,4 @@
-"""Publishers that are made to wait: by a full queue (hold), by their own rate, by a worker without memory."""
+"""Publishers that must wait: for a full queue (hold), for their own rate, for a worker without memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIMITS = {"queue_messages_max": LIMIT, "inflight_max": 1, "hold_seconds_max": 5.
 
 
 def holding(workers: int = 1, **options: Any) -> tuple[Host, Peer, Peer]:
-    """A host that holds, a stalled subscriber of `t/#` at QoS 1, and a publisher (workers > 1: on another worker)."""
+    """A host with hold, a stalled subscriber of `t/#` at QoS 1, and a publisher (workers > 1: on another worker)."""
     host = Host(workers, limits=LIMITS, **{"queue_full": "hold", **options})
     subscriber = host.connect("s", 5, expiry=1000)
     subscriber.subscribe(("t/#", 1))
@@ -25,7 +25,7 @@ def holding(workers: int = 1, **options: Any) -> tuple[Host, Peer, Peer]:
 
 
 def fill(host: Host, publisher: Peer, count: int, topic: str = "t/a") -> int:
-    """Publish one after the other, as long as each is answered; returns how many were."""
+    """Publish one after the other, as long as each is answered; return their number."""
     for done in range(count):
         publisher.publish(topic, b"%d" % done, 1)
         host.settle()
@@ -101,7 +101,7 @@ def test_an_offline_session_holds_for_a_bounded_time_and_once() -> None:
 
 
 def test_two_clients_that_publish_to_each_other_never_wait_for_each_other() -> None:
-    """Each is full and each publishes to the other: the one that is not read gives up at once."""
+    """Both are full and publish to each other: the one that is not read gives up at once."""
     host = Host(limits=LIMITS, queue_full="hold")
     one, two = host.connect("one", 5, expiry=100), host.connect("two", 5, expiry=100)
     one.subscribe(("one", 1))
@@ -303,7 +303,7 @@ def test_rules_that_are_looked_through_while_something_changes(meanwhile: str) -
 
 
 def test_a_session_has_its_former_rule_until_the_new_ones_are_looked_through() -> None:
-    """Of two tables the second one covers it; of the new ones, whose second one is another, the first one does."""
+    """The second of two tables covers it; the second of the new ones differs, and the first one covers it."""
     large = QueueRule(filter="t/#", full="drop_newest", messages_max=200)
     rules = QueueRule(filter="x/#", full="hold", messages_max=1), large
     host = Host(limits=OF_MANY, queue=list(rules))
